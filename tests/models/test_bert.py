@@ -226,11 +226,11 @@ def test_an_architecture_says_what_it_is_for() -> None:
         "embed",
     ]
     assert purpose("XLMRobertaForSequenceClassification") == "score"
-    with pytest.raises(Unsupported, match="a `BertModel` makes vectors of texts, and does not generate\nhint: use `q"):
+    with pytest.raises(Unsupported, match="a `BertModel` embeds texts, and does not generate\nhint: use `q"):
         family("BertModel")
-    with pytest.raises(Unsupported, match="a `MistralModel` makes vectors of texts, and does not generate"):
+    with pytest.raises(Unsupported, match="a `MistralModel` embeds texts, and does not generate"):
         family("MistralModel")
-    with pytest.raises(Unsupported, match="a `LlamaForCausalLM` continues texts, and does not embed or score"):
+    with pytest.raises(Unsupported, match="a `LlamaForCausalLM` generates text, and does not embed or score"):
         family("LlamaForCausalLM", "embed", "score")
     with pytest.raises(Unsupported, match=r"nearest supported ones are .*BertModel"):
         family("BertModle")

@@ -28,7 +28,7 @@ from models.checking import (
 )
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import deepseek
-from quire.models.loading import Heads
+from quire.models.loading import HeadLinear
 from quire.ops.dequantize import dequantize
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import F16, Q8_0, StoredTensor
@@ -220,14 +220,14 @@ def test_heads_of_quantized_weights_become_halves() -> None:
     tensor = StoredTensor("kv_b.weight", (10, 32), Q8_0, blocks)
     weights = dequantize(tensor).reshape(2, 5, 32)
     ops = TorchOps()
-    keys = Heads("kv_b", 2, 5, 32, first=0, count=3, transposed=True).load(ops, [tensor])
-    values = Heads("kv_b", 2, 5, 32, first=3, count=2).load(ops, [tensor])
+    keys = HeadLinear("kv_b", 2, 5, 32, first=0, count=3, transposed=True).load(ops, [tensor])
+    values = HeadLinear("kv_b", 2, 5, 32, first=3, count=2).load(ops, [tensor])
     assert (keys.num_heads, keys.num_outputs, keys.num_inputs) == (2, 32, 3)
     assert (values.num_heads, values.num_outputs, values.num_inputs) == (2, 2, 32)
     np.testing.assert_allclose(keys.packed.numpy(), weights[:, :3].swapaxes(1, 2), rtol=2**-11)
     np.testing.assert_allclose(values.packed.numpy(), weights[:, 3:], rtol=2**-11)
     halves = StoredTensor("kv_b.weight", (10, 32), F16, weights.reshape(10, 32).astype(np.float16).view(np.uint8))
-    exact = Heads("kv_b", 2, 5, 32, first=3, count=2).load(ops, [halves])
+    exact = HeadLinear("kv_b", 2, 5, 32, first=3, count=2).load(ops, [halves])
     np.testing.assert_array_equal(exact.packed.numpy(), weights[:, 3:].astype(np.float16).astype(np.float32))
 
 

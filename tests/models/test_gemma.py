@@ -9,7 +9,7 @@ from transformers import Gemma2Config, Gemma3Config, Gemma3TextConfig, GemmaConf
 
 from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.models import gemma
+from quire.models import llama
 from quire.ops.opset import Activation
 from quire.weights.config import CheckpointConfig
 
@@ -50,16 +50,16 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     check_against_transformers(backend, checkpoints(name))
 
 
-def read(**values: Any) -> gemma.GemmaConfig:
+def read(**values: Any) -> llama.LlamaConfig:
     """The configuration of a checkpoint with the larger keys of Gemma 2."""
     common = {"hidden_size": 2304, "intermediate_size": 9216, "vocab_size": 256_000, "num_attention_heads": 8}
     common |= {"num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6}
-    return gemma.config(CheckpointConfig(Path("config.json"), common | values))
+    return llama.config(CheckpointConfig(Path("config.json"), common | values))
 
 
 def test_the_first_gemmas_did_not_say_what_they_compute() -> None:
     first = read(architectures=["GemmaForCausalLM"], hidden_act="gelu", hidden_activation=None, num_hidden_layers=18)
-    assert (first.activation, first.score_scale, first.embed_scale) == (Activation.GELU_TANH, 1 / 16, 48.0)
+    assert (first.activation, first.score_scale, first.embed_scale) == (Activation.GELU_TANH, None, 48.0)
     assert (first.windows, first.score_cap, first.tied) == ((0,) * 18, 0.0, True)
     second = read(
         architectures=["Gemma2ForCausalLM"],
@@ -77,7 +77,7 @@ def test_a_gemma3_with_images_leaves_most_of_its_text_unsaid() -> None:
     text = {"hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34, "sliding_window": 1024}
     text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
     values = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "eos_token_id": [1, 106]}
-    third = gemma.config(CheckpointConfig(Path("config.json"), values))
+    third = llama.config(CheckpointConfig(Path("config.json"), values))
     assert (third.heads, third.kv_heads, third.head_dim, third.vocab) == (8, 4, 256, 262_208)
     assert third.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
     assert (third.rope.type, third.rope.theta, third.local_rope.theta) == ("linear", 1_000_000.0, 10_000.0)

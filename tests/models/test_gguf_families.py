@@ -48,7 +48,7 @@ from transformers import (
 
 from models.checking import PROMPT, TINY, Cases, assert_close, compute, make_ops, random_model
 from models.gguf_writing import write_gguf
-from quire.models.alibi import slopes
+from quire.models.alibi import alibi_slopes
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
@@ -240,7 +240,7 @@ def test_baichuan_is_llama(name: str, tmp_path: Path) -> None:
     if still:
         model.model.rotary_emb.inv_freq.zero_()
         places = torch.arange(len(PROMPT))
-        falling = torch.tensor(slopes(4))[:, None, None] * (places[None, :] - places[:, None])
+        falling = torch.tensor(alibi_slopes(4))[:, None, None] * (places[None, :] - places[:, None])
         mask = falling.masked_fill(places[None, :] > places[:, None], float("-inf"))[None]
     assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model, mask))
 

@@ -24,7 +24,7 @@ from models.checking import (
     random_model,
 )
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.models.alibi import slopes, to_bfloat16
+from quire.models.alibi import alibi_slopes, to_bfloat16
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
 
@@ -79,8 +79,8 @@ def test_norms_of_q_and_k_in_mpt(tmp_path: Path) -> None:
 
 def test_slopes_of_falcon_are_rounded_as_torch_rounds() -> None:
     for heads in (8, 12, 71):
-        rounded = torch.tensor(slopes(heads)).bfloat16().tolist()
-        assert [to_bfloat16(slope) for slope in slopes(heads)] == rounded
+        rounded = torch.tensor(alibi_slopes(heads)).bfloat16().tolist()
+        assert [to_bfloat16(slope) for slope in alibi_slopes(heads)] == rounded
 
 
 def test_missing_tensors_are_listed_at_once(checkpoints: Callable[[str], Theirs], tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_value_without_code_is_refused_by_name(architecture: str, values: dict
 def test_a_missing_number_is_named() -> None:
     with pytest.raises(BadCheckpoint, match="rotary_dim is missing"):
         read("GPTJForCausalLM", {"rotary_dim": None})
-    with pytest.raises(BadCheckpoint, match="20 of 16 columns of a head turn"):
+    with pytest.raises(BadCheckpoint, match="20 of 16 columns of a head are rotated"):
         read("GPTJForCausalLM", {"rotary_dim": 20})
     with pytest.raises(BadCheckpoint, match="num_attention_heads is missing"):
         read("BloomForCausalLM", {"n_head": None})

@@ -28,8 +28,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
 
 
 def checkpoint(folder: Path, settled: bool) -> Path:
-    """Two layers, one of them a mixture. `settled`: which experts a token goes to is never a near thing. Where it is,
-    a step of rounding sends it to another one, and its logits are off by as much as they are large."""
+    """Two layers, one of them with experts. `settled`: which experts a token goes to is never a near thing. Where it
+    is, a step of rounding sends it to another one, and its logits are off by as much as they are large."""
     torch.manual_seed(1)
     shape = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "num_attention_heads": 4}
     latents = {"kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}

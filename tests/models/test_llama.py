@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
-from quire.models.internlm2 import OURS
+from quire.models.llama_families import FAMILIES
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 LLAMA3 = {
@@ -147,7 +147,7 @@ def test_internlm2_is_llama_with_q_k_and_v_in_groups(
         fused = np.concatenate(groups, axis=1).reshape(-1, config["hidden_size"])
         renamed[f"model.layers.{layer}.attention.wqkv.weight"] = np.ascontiguousarray(fused)
     for tensor_name, data in tensors.items():
-        for theirs_name, ours in OURS.items():
+        for theirs_name, ours in FAMILIES["InternLM2ForCausalLM"].renamed.items():
             tensor_name = tensor_name.replace(ours, theirs_name)
         renamed[tensor_name] = data
     save_file(renamed, tmp_path / "model.safetensors")

@@ -11,9 +11,9 @@ from transformers import LlamaConfig
 
 from models.checking import PROMPT, TINY, compute, make_ops, random_model
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.models import llama
-from quire.models.loading import Experts, LayerNorm, Matrix, TensorPart, TokenTable, Vector
-from quire.models.registry import PURPOSES, family
+from quire.models import llama, llama_families, moe_families
+from quire.models.loading import EmbeddingTable, ExpertLinear, LayerNorm, Linear, LinearPart, Vector
+from quire.models.registry import ARCHITECTURES, PURPOSES, family
 from quire.models.rope import RopeSpec
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import F32, Q8_0, StoredTensor, stored_floats
@@ -29,7 +29,7 @@ CONFIG = llama.LlamaConfig(
     intermediate=12,
     vocab=10,
     max_position=32,
-    longest=32,
+    max_length=32,
     eps=1e-5,
     rope=RopeSpec("default", 10000.0, 4, 32, {}),
     windows=(0, 0),
@@ -57,12 +57,12 @@ class Tensors:
         rows = np.ones((int(np.prod(shape[:-1])), shape[-1]), np.float32)
         return StoredTensor(name, shape, F32, rows.view(np.uint8))
 
-    def forget(self) -> None: ...
+    def drop_pages(self) -> None: ...
 
 
 def complete() -> dict[str, tuple[int, ...]]:
-    layer = [shape for want in llama.layer_names(CONFIG).values() for shape in want.shapes()]
-    top = [shape for want in llama.top_names(CONFIG).values() for shape in want.shapes()]
+    layer = [shape for want in llama.layer_specs(CONFIG).values() for shape in want.shapes()]
+    top = [shape for want in llama.top_specs(CONFIG).values() for shape in want.shapes()]
     return dict(top) | {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in layer}
 
 
@@ -86,7 +86,7 @@ def test_files_are_read_from_the_beginning_to_the_end() -> None:
     model = llama.load(TorchOps(), Watched({name: complete()[name] for name in names}), CONFIG, 32)
     firsts = [name for name in taken if name.endswith(("lm_head.weight", "model.norm.weight", "down_proj.weight"))]
     assert firsts == sorted(firsts, reverse=True) and sorted(taken) == sorted(names)
-    assert [group.keys() for group in model.weights[1:]] == [llama.layer_names(CONFIG).keys()] * 2
+    assert [group.keys() for group in model.weights[1:]] == [llama.layer_specs(CONFIG).keys()] * 2
 
 
 def test_a_tied_head_may_be_stored_twice() -> None:
@@ -135,6 +135,15 @@ def test_every_architecture_has_its_file() -> None:
             assert callable(module.config) and callable(module.load)
 
 
+def test_every_llama_like_architecture_has_its_row() -> None:
+    rows = {
+        "quire.models.llama": {*llama_families.FAMILIES, *llama_families.TEXT_MODELS},
+        "quire.models.moe": {*moe_families.FAMILIES},
+    }
+    for module, families in rows.items():
+        assert {name for name, file in ARCHITECTURES.items() if file == module} == families
+
+
 def test_an_unknown_architecture_names_the_nearest() -> None:
     with pytest.raises(Unsupported, match="`Qwen9ForCausalLM`") as error:
         family("Qwen9ForCausalLM")
@@ -169,7 +178,7 @@ def order(*places: int) -> np.ndarray:
 
 def test_rows_of_a_fused_tensor_are_put_in_order_with_their_biases() -> None:
     """Two heads stored as q k v, q k v become q q, k k, v v."""
-    fused = Matrix({"qkv": TensorPart(6, order=order(0, 3, 1, 4, 2, 5))}, 2, bias=True)
+    fused = Linear({"qkv": LinearPart(6, order=order(0, 3, 1, 4, 2, 5))}, 2, bias=True)
     assert dict(fused.shapes()) == {"qkv.weight": (6, 2), "qkv.bias": (6,)}
     packed = fused.load(ops, [numbered(6, 2), numbered(6)])
     assert packed.packed[:, 0].tolist() == [0, 6, 2, 8, 4, 10]
@@ -177,8 +186,8 @@ def test_rows_of_a_fused_tensor_are_put_in_order_with_their_biases() -> None:
 
 
 def test_some_rows_are_taken_and_a_missing_bias_is_zero() -> None:
-    some = Matrix(
-        {"kv": TensorPart(2, order=order(3, 1), num_stored=4), "other": TensorPart(1, bias=False)}, 2, bias=True
+    some = Linear(
+        {"kv": LinearPart(2, order=order(3, 1), num_stored=4), "other": LinearPart(1, bias=False)}, 2, bias=True
     )
     assert dict(some.shapes()) == {"kv.weight": (4, 2), "kv.bias": (4,), "other.weight": (1, 2)}
     packed = some.load(ops, [numbered(4, 2), numbered(4), numbered(1, 2)])
@@ -187,12 +196,12 @@ def test_some_rows_are_taken_and_a_missing_bias_is_zero() -> None:
 
 
 def test_a_matrix_may_be_stored_with_its_inputs_first() -> None:
-    turned = Matrix({"c_attn": TensorPart(3, order=order(2, 0, 1))}, 2, transposed=True)
+    turned = Linear({"c_attn": LinearPart(3, order=order(2, 0, 1))}, 2, transposed=True)
     assert dict(turned.shapes()) == {"c_attn.weight": (2, 3)}
     assert turned.load(ops, [numbered(2, 3)]).packed.tolist() == [[2, 5], [0, 3], [1, 4]]
     quantized = StoredTensor("c_attn.weight", (32, 32), Q8_0, np.zeros((32, 34), np.uint8))
     with pytest.raises(Unsupported, match=r"c_attn.weight.*Q8_0"):
-        Matrix({"c_attn": 32}, 32, transposed=True).load(ops, [quantized])
+        Linear({"c_attn": 32}, 32, transposed=True).load(ops, [quantized])
 
 
 def test_an_order_is_taken_of_an_order() -> None:
@@ -210,11 +219,11 @@ def test_an_order_is_taken_of_an_order() -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 def test_experts_are_stored_one_by_one_or_in_one_tensor(transposed: bool) -> None:
     shape = (2, 3) if transposed else (3, 2)
-    single = Experts({"experts.{}.gate": 3, "experts.{}.up": 3}, 2, 4, transposed)
+    single = ExpertLinear({"experts.{}.gate": 3, "experts.{}.up": 3}, 2, 4, transposed)
     assert list(single.shapes()) == [(f"experts.{e}.{x}.weight", shape) for x in ("gate", "up") for e in range(4)]
     tensors = numbered(8, *shape)
     one_by_one = single.load(ops, [tensors.part(i, 1).squeezed() for i in range(8)])
-    stacked = Experts({"experts.gate": 3, "experts.up": 3}, 2, 4, transposed)
+    stacked = ExpertLinear({"experts.gate": 3, "experts.up": 3}, 2, 4, transposed)
     assert list(stacked.shapes()) == [("experts.gate", (4, *shape)), ("experts.up", (4, *shape))]
     at_once = stacked.load(ops, [tensors.part(0, 4), tensors.part(4, 4)])
     assert at_once.packed.tolist() == one_by_one.packed.tolist()
@@ -223,14 +232,14 @@ def test_experts_are_stored_one_by_one_or_in_one_tensor(transposed: bool) -> Non
 
 
 def test_norms_and_tables() -> None:
-    assert Vector("norm", 3, plus=1.0).load(ops, [numbered(3)]).tolist() == [1, 2, 3]
-    assert dict(Vector("gate", 3, of="correction").shapes()) == {"gate.correction": (3,)}
+    assert Vector("norm", 3, offset=1.0).load(ops, [numbered(3)]).tolist() == [1, 2, 3]
+    assert dict(Vector("gate", 3, suffix="correction").shapes()) == {"gate.correction": (3,)}
     for weight, bias in ((True, True), (True, False), (False, True), (False, False)):
         norm = LayerNorm("ln", 3, weight, bias)
         names = [name for name, _ in norm.shapes()]
         assert names == ["ln.weight"] * weight + ["ln.bias"] * bias
         loaded = norm.load(ops, [numbered(3) for _ in names])
         assert (loaded.weight is not None, loaded.bias is not None) == (weight, bias)
-    positions = TokenTable("embed_positions", 3, 2, skipped=2)
+    positions = EmbeddingTable("embed_positions", 3, 2, skip_rows=2)
     assert dict(positions.shapes()) == {"embed_positions.weight": (5, 2)}
     assert positions.load(ops, [numbered(5, 2)]).tolist() == [[4, 5], [6, 7], [8, 9]]

@@ -88,9 +88,9 @@ def test_factors_from_a_file_divide() -> None:
 
 def test_lengths() -> None:
     yarn = read_rope({"rope_scaling": SCALINGS[2]}, HEAD_DIM, 512)  # the length before stretching was kept
-    assert (yarn.default_length, yarn.longest) == (2048, 2048)
+    assert (yarn.default_length, yarn.max_length) == (2048, 2048)
     dynamic = read_rope({"rope_scaling": SCALINGS[1]}, HEAD_DIM, 512)
-    assert (dynamic.default_length, dynamic.longest) == (512, 2048)
+    assert (dynamic.default_length, dynamic.max_length) == (512, 2048)
 
 
 def test_unknown_and_incomplete_scalings() -> None:
@@ -102,5 +102,5 @@ def test_unknown_and_incomplete_scalings() -> None:
         frequencies(read_rope({"rope_scaling": {"type": "linear", "factor": "four"}}, HEAD_DIM, 512), 512)
     with pytest.raises(BadCheckpoint, match="`factor`"):
         frequencies(read_rope({"rope_scaling": {"type": "linear"}}, HEAD_DIM, 512), 512)
-    with pytest.raises(BadCheckpoint, match="`short_factor` has 1 numbers"):
+    with pytest.raises(BadCheckpoint, match="`short_factor` has 1 factors"):
         frequencies(read_rope({"rope_scaling": {"type": "su", "short_factor": [1.0]}}, HEAD_DIM, 512), 512)

@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from quire.models.bart import waves, waves_to_the_last
+from quire.models.bart import sinusoidal_positions, tensor2tensor_positions
 from quire.models.t5 import bucket
 
 from .checking import BACKENDS
@@ -94,6 +94,6 @@ def test_waves_are_theirs():
 
     for columns in (64, 15):
         theirs = MarianSinusoidalPositionalEmbedding(40, columns).create_weight().numpy()
-        np.testing.assert_array_equal(waves(40, columns), theirs)
+        np.testing.assert_array_equal(sinusoidal_positions(40, columns), theirs)
     theirs = M2M100SinusoidalPositionalEmbedding.get_embedding(40, 64).numpy()
-    np.testing.assert_allclose(waves_to_the_last(40, 64), theirs, atol=4e-6)  # theirs are of angles in fp32
+    np.testing.assert_allclose(tensor2tensor_positions(40, 64), theirs, atol=4e-6)  # theirs are of angles in fp32

@@ -51,7 +51,7 @@ def test_linear_stacks_parts_and_biases() -> None:
 
 
 def test_rope_turns_pairs_and_leaves_the_rest() -> None:
-    inv_freq, head_dim = np.array([1.0, 0.25], np.float32), 6  # 4 of 6 columns turn
+    inv_freq, head_dim = np.array([1.0, 0.25], np.float32), 6  # 4 of 6 columns are rotated
     positions, x = [0, 3, 11], random(3, 2 * head_dim)
     angles = ops.rope_angles(torch.tensor(positions), ops.frequencies(inv_freq, 1.5))
     assert angles.shape == (3, 4)
@@ -143,7 +143,7 @@ def test_experts_are_chosen_from_the_best_groups() -> None:
     assert choose(odds, by_two) == {0: 0.9, 2: 0.6, 3: 0.5}  # of 1.0, 1.1 and 1.0
 
 
-def test_a_mixture_is_the_sum_of_its_experts() -> None:
+def test_a_mixture_of_experts_is_the_sum_of_its_experts() -> None:
     x, logits, gate_up, down = random(7, 8), random(7, 5), random(5, 12, 8), random(5, 8, 6)
     routing = Routing(2, renormalize=True)
     packed = [ops.pack_experts([[stored(w[:4]), stored(w[4:])] for w in stack]) for stack in (gate_up, down)]

@@ -30,8 +30,8 @@ BEGIN, END = "<!-- made by tests/models/verified.py -->\n", "<!-- end of what is
 TABLES = {
     "Decoders": ARCHITECTURES,
     "Encoder-decoders": ENCODER_DECODERS,
-    "Encoders for embeddings": EMBEDDERS,
-    "Encoders for scores": SCORERS,
+    "Encoders that embed": EMBEDDERS,
+    "Encoders that score": SCORERS,
 }
 BACKENDS = {"torch": "torch", "native": "CPU", "gpu": "GPU"}  # in the order of the table
 KNOWN_AS = {

@@ -148,8 +148,8 @@ def test_linear_heads(name, as_kept, heads, inputs, outputs):
         )
 
 
-def test_a_latent_cache_has_one_vector_per_token():
-    size = {"hidden": 64, "layers": 3, "heads": 16, "kv_heads": 1, "vocab": 10, "max_position": 100, "longest": 100}
+def test_a_latent_cache_keeps_one_vector_a_token():
+    size = {"hidden": 64, "layers": 3, "heads": 16, "kv_heads": 1, "vocab": 10, "max_position": 100, "max_length": 100}
     config = ModelConfig(architecture="", head_dim=576, latent=512, windows=(0,) * 3, **size)
     assert kv_spec(config, 16, "bfloat16") == KVSpec(3, 1, 576, 16, "bfloat16", latent=512)
     assert kv_spec(config, 16, "bfloat16").block_bytes == 3 * 16 * 576 * 2

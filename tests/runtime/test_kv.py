@@ -21,7 +21,7 @@ MODEL = ModelConfig(
     head_dim=16,
     vocab=100,
     max_position=1000,
-    longest=1000,
+    max_length=1000,
     windows=(0,) * 4,
 )
 SPEC = kv_spec(MODEL, 16, "auto")
@@ -84,7 +84,7 @@ def test_the_model_limits_the_length() -> None:
     with pytest.raises(BadRequest, match="1001, and the model was made for 1000") as error:
         size(max_model_len=1001)
     assert error.value.param == "max_model_len"
-    assert size(replace(MODEL, longest=4000), max_model_len=4000).max_model_len == 4000
+    assert size(replace(MODEL, max_length=4000), max_model_len=4000).max_model_len == 4000
     with pytest.raises(BadRequest):
         size(max_model_len=0)
 

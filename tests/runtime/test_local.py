@@ -37,8 +37,8 @@ NATIVE = "native"
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny")
     config = llama.config(CheckpointConfig(path, VALUES))
-    groups = [("", llama.top_names(config))]
-    groups += [(f"model.layers.{layer}.", llama.layer_names(config)) for layer in range(config.layers)]
+    groups = [("", llama.top_specs(config))]
+    groups += [(f"model.layers.{layer}.", llama.layer_specs(config)) for layer in range(config.layers)]
     rng = np.random.default_rng(0)
     tensors = {
         prefix + name: rng.normal(0, 0.3, shape).astype(np.float32)

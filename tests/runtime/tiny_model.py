@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.models import deepseek, llama
 from quire.models.config import ModelConfig
-from quire.models.loading import Wanted
+from quire.models.loading import TensorSpecs
 from quire.models.rope import RopeSpec
 from quire.ops.opset import OpSet, Routing
 from quire.ops.tensors import F32, StoredTensor
@@ -26,7 +26,7 @@ CONFIG = llama.LlamaConfig(
     intermediate=80,
     vocab=97,
     max_position=64,
-    longest=64,
+    max_length=64,
     eps=1e-5,
     rope=RopeSpec("default", 10000.0, 8, 64, {}),
     windows=(0, 9),
@@ -40,16 +40,16 @@ LATENT_CONFIG = deepseek.DeepseekConfig(
     kv_heads=1,
     head_dim=24,
     latent=16,
-    still=12,
-    turning=8,
-    interleaved=True,
-    apart=False,
-    value=12,
-    q_rank=20,
+    nope_dim=12,
+    rope_dim=8,
+    rope_interleaved=True,
+    split_kv_b=False,
+    value_dim=12,
+    q_lora_rank=20,
     intermediate=80,
     vocab=97,
     max_position=64,
-    longest=64,
+    max_length=64,
     eps=1e-5,
     rope=RopeSpec("default", 10000.0, 8, 64, {}),
     scale=0.2,
@@ -57,11 +57,11 @@ LATENT_CONFIG = deepseek.DeepseekConfig(
     attention_bias=False,
     tied=False,
     num_dense=1,
-    experts=4,
+    num_experts=4,
     expert_size=24,
     shared_size=24,
     routing=Routing(2, "sigmoid", True, 1.5),
-    num_predicting=0,
+    num_mtp_layers=0,
 )
 BLOCK_SIZE = 4
 WINDOWS = (9, 7)  # of the Mistral
@@ -73,7 +73,7 @@ BACKENDS = ["torch", NATIVE]
 class RandomCheckpoint:
     """Tensors in memory."""
 
-    def __init__(self, config: ModelConfig, groups: list[tuple[str, Wanted]]) -> None:
+    def __init__(self, config: ModelConfig, groups: list[tuple[str, TensorSpecs]]) -> None:
         rng = np.random.default_rng(7)
         self.arrays = {
             prefix + name: rng.normal(0.0 if len(shape) > 1 else 0.7, 0.3, shape).astype(np.float32)
@@ -95,7 +95,7 @@ class RandomCheckpoint:
         array = self.arrays[name]
         return StoredTensor(name, array.shape, F32, array.reshape(-1, array.shape[-1]).view(np.uint8))
 
-    def forget(self) -> None: ...
+    def drop_pages(self) -> None: ...
 
 
 def make_ops(backend: str) -> OpSet:
@@ -109,8 +109,8 @@ def make_ops(backend: str) -> OpSet:
 
 
 def random_llama(ops: OpSet, config: llama.LlamaConfig = CONFIG) -> Any:
-    groups = [("", llama.top_names(config))]
-    groups += [(f"model.layers.{layer}.", llama.layer_names(config)) for layer in range(config.layers)]
+    groups = [("", llama.top_specs(config))]
+    groups += [(f"model.layers.{layer}.", llama.layer_specs(config)) for layer in range(config.layers)]
     return llama.load(ops, RandomCheckpoint(config, groups), config, MAX_LEN)
 
 
@@ -120,8 +120,8 @@ def random_mistral(ops: OpSet) -> Any:
 
 def random_deepseek(ops: OpSet) -> Any:
     config = LATENT_CONFIG
-    groups = [("", deepseek.top_names(config))]
-    groups += [(f"model.layers.{layer}.", deepseek.layer_names(config, layer)) for layer in range(config.layers)]
+    groups = [("", deepseek.top_specs(config))]
+    groups += [(f"model.layers.{layer}.", deepseek.layer_specs(config, layer)) for layer in range(config.layers)]
     return deepseek.load(ops, RandomCheckpoint(config, groups), config, MAX_LEN)
 
 

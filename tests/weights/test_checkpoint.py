@@ -114,7 +114,7 @@ def test_gguf_of_another_kind_is_unsupported(tmp_path: Path, tensors: dict) -> N
         open_checkpoint(write_llama(tmp_path / "c.gguf", tensors | {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}))
 
 
-def test_gguf_in_parts(tmp_path: Path, tensors: dict) -> None:
+def test_gguf_in_splits(tmp_path: Path, tensors: dict) -> None:
     """As gguf-split and the converter write them."""
     write_llama(tmp_path / "m.gguf", tensors, tensors_a_part=5)
     files = sorted(tmp_path.glob("m-*.gguf"))
@@ -123,7 +123,7 @@ def test_gguf_in_parts(tmp_path: Path, tensors: dict) -> None:
         assert_holds(path, tensors)
     last = files[-1].read_bytes()
     files[-1].unlink()
-    with pytest.raises(BadCheckpoint, match=f"one of {len(files)} parts, and there is no {files[-1].name}"):
+    with pytest.raises(BadCheckpoint, match=f"one of {len(files)} splits, and there is no {files[-1].name}"):
         open_checkpoint(files[0])
     files[-1].write_bytes(files[1].read_bytes())
     with pytest.raises(BadCheckpoint, match=r"split\.tensors\.count is|tensor .* is in m-00002"):

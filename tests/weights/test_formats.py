@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from quire import _native
 from quire.core.errors import BadCheckpoint, QuireError, Unsupported
 from quire.ops.dequantize import dequantize
-from quire.weights.bits import num_words, unpack
+from quire.weights.bits import packed_words, unpack
 from quire.weights.checkpoint import open_checkpoint
 from weights.quantized_files import CONFIG, FORMATS, HIDDEN, awq, eetq_bytes, gptq, packed, words_of, write_model
 
@@ -54,7 +54,7 @@ def test_packing_for_a_cpu(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_codes_of_any_number_of_bits(bits: int) -> None:
     codes = np.random.default_rng(bits).integers(0, 2**bits, (3, 37))
-    assert words_of(codes, bits).shape[1] == num_words(37, bits)
+    assert words_of(codes, bits).shape[1] == packed_words(37, bits)
     np.testing.assert_array_equal(unpack(words_of(codes, bits), bits, 37), codes)
 
 
@@ -86,7 +86,7 @@ def test_eetq_is_read_as_its_library_writes_it(tmp_path: Path, shape: tuple[int,
 def test_eetq_of_fused_layers_is_refused(tmp_path: Path) -> None:
     save_file({"x.q_proj.qweight": torch.zeros(64, 64, dtype=torch.int8)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": {"quant_method": "eetq"}}))
-    with pytest.raises(Unsupported, match=r"x\.q_proj\.qweight is as EETQ's own tool"):
+    with pytest.raises(Unsupported, match=r"x\.q_proj\.qweight is in the layout of EETQ's own tool"):
         open_checkpoint(tmp_path)
 
 

@@ -16,8 +16,8 @@ from quire.weights.mapped_file import MappedFile, chained
 
 def test_what_is_read_ahead_is_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks are asked for once: up to the end of the file, and on from the beginning of the next."""
-    monkeypatch.setattr(mapped_file, "CHUNK", mmap.PAGESIZE)
-    monkeypatch.setattr(mapped_file, "AHEAD", 2 * mmap.PAGESIZE)
+    monkeypatch.setattr(mapped_file, "CHUNK_BYTES", mmap.PAGESIZE)
+    monkeypatch.setattr(mapped_file, "READAHEAD_BYTES", 2 * mmap.PAGESIZE)
     data = np.random.default_rng(0).integers(0, 256, 7 * mmap.PAGESIZE + 100, dtype=np.uint8)
     for name in ("first", "second", "third"):
         (tmp_path / name).write_bytes(data.tobytes())
@@ -25,15 +25,15 @@ def test_what_is_read_ahead_is_what_is_there(tmp_path: Path, monkeypatch: pytest
     assert chained([first, first, second, third, second]) == [first, second, third]
     for offset in (3 * mmap.PAGESIZE + 5, 0, 7 * mmap.PAGESIZE, 6 * mmap.PAGESIZE):
         np.testing.assert_array_equal(first.rows(offset, 1, 90)[0], data[offset : offset + 90])
-        first.forget()
-    assert [sorted(file._asked) for file in (first, second, third)] == [list(range(8)), [0, 1], []]
+        first.drop_pages()
+    assert [sorted(file._requested) for file in (first, second, third)] == [list(range(8)), [0, 1], []]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux is asked which pages are there")
 def test_what_follows_comes_without_being_looked_at(tmp_path: Path) -> None:
     """All of a small file and of the next one, when the first byte is asked for."""
     for name in ("first", "second"):
-        (tmp_path / name).write_bytes(bytes(3 * mapped_file.CHUNK + 100))
+        (tmp_path / name).write_bytes(bytes(3 * mapped_file.CHUNK_BYTES + 100))
         with (tmp_path / name).open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,9 +1,9 @@
-"""What configurations call the activations."""
+"""The names of activations in config.json."""
 
 from quire.ops.opset import Activation
 from quire.weights.config import CheckpointConfig
 
-NAMES = {
+NAMES: dict[str | None, Activation] = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
     "gelu": Activation.GELU,

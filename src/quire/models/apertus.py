@@ -1,11 +1,10 @@
-"""Apertus: Llama with norms of heads, whose feed-forward layer has no gate and two learned numbers in its activation.
+"""Apertus: Llama with norms of q and k, and a feed-forward layer without a gate, whose activation has parameters.
 
-xIELU(x) is alpha_p x^2 + beta x above zero, and alpha_n (exp(x) - 1 - x) + beta x below. GGUF files have the numbers of
-all layers in their metadata."""
+xIELU(x) is alpha_p x^2 + beta x above zero, and alpha_n (exp(x) - 1 - x) + beta x below. GGUF files have the parameters
+of all layers in their metadata."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,25 +12,33 @@ import numpy as np
 from quire.core.errors import BadCheckpoint
 from quire.models import llama
 from quire.models.llama import LlamaConfig
-from quire.models.loading import LoadedModel, Matrix, Vector
+from quire.models.llama_families import LlamaFamily, translate
+from quire.models.loading import LoadedModel
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, OpSet, Value
 from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-STORED = ("alpha_p", "alpha_n", "beta")
+FAMILY = LlamaFamily(
+    activations={"xielu": Activation.ELU},  # of which xIELU is made
+    qk_norms="heads",
+    norms={"attn_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
+    gated=False,
+    gate_up=("mlp.up_proj",),
+)
+PARAMETERS = ("alpha_p", "alpha_n", "beta")
 
 
-class Curve(NamedTuple):
-    above: float  # alpha_p
-    below: float  # alpha_n
-    slope: float  # beta
+class XIELU(NamedTuple):
+    alpha_p: float
+    alpha_n: float
+    beta: float
 
     @staticmethod
-    def of(alpha_p: float, alpha_n: float, beta: float) -> "Curve":
-        """Of stored numbers: the alphas are what makes them under a softplus, the second less beta."""
-        return Curve(_softplus(alpha_p), beta + _softplus(alpha_n), beta)
+    def from_stored(alpha_p: float, alpha_n: float, beta: float) -> "XIELU":
+        """Stored alphas go through a softplus, and beta is added to the second."""
+        return XIELU(_softplus(alpha_p), beta + _softplus(alpha_n), beta)
 
 
 def _softplus(x: float) -> float:
@@ -40,60 +47,53 @@ def _softplus(x: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApertusConfig(LlamaConfig):
-    curves: tuple[Curve, ...]  # for each layer; none: they are tensors
+    xielu: tuple[XIELU, ...]  # for each layer; empty: the checkpoint has them as tensors
 
 
 def config(hf: CheckpointConfig) -> ApertusConfig:
-    hf.expect("hidden_act", "xielu")
-    numbers = llama.numbers(hf) | {"qk_norms": "heads"}
-    listed = [hf.section("xielu").get(part, ()) for part in STORED]
-    if any(len(given) != numbers["layers"] for given in listed) and any(map(len, listed)):
-        raise BadCheckpoint(f"{hf.source}: the numbers of xielu are not those of {numbers['layers']} layers")
-    return ApertusConfig(**numbers, curves=tuple(Curve.of(*given) for given in zip(*listed, strict=True)))
+    fields = llama.config_fields(translate(hf, FAMILY), FAMILY)
+    listed = [hf.section("xielu").get(name, ()) for name in PARAMETERS]
+    if any(len(values) != fields["layers"] for values in listed) and any(map(len, listed)):
+        raise BadCheckpoint(f"{hf.source}: the parameters of xielu are not those of {fields['layers']} layers")
+    return ApertusConfig(**fields, xielu=tuple(XIELU.from_stored(*values) for values in zip(*listed, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCurve:
-    """The numbers of an activation, unless they are known."""
+class StoredXIELU:
+    """The parameters of a layer's activation: `known` from the metadata, or three tensors."""
 
     name: str
-    known: Curve | None
+    known: XIELU | None
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         if self.known is None:
-            yield from ((f"{self.name}.{part}", (1,)) for part in STORED)
+            yield from ((f"{self.name}.{parameter}", (1,)) for parameter in PARAMETERS)
 
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Curve:
-        return self.known or Curve.of(*(float(dequantize(tensor).item()) for tensor in tensors))
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> XIELU:
+        return self.known or XIELU.from_stored(*(float(dequantize(tensor).item()) for tensor in tensors))
 
 
 @dataclass(frozen=True, slots=True)
-class Layer(llama.Layer):
-    """`gate_up` is what is activated."""
+class ApertusLayer(llama.LlamaLayer):
+    """`gate_up` is the up projection."""
 
-    curve: Any = None
+    xielu: Any = None
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: ApertusConfig, max_model_len: int) -> LoadedModel:
-    names = {
-        **llama.layer_names(config),
-        "norm1": Vector("attention_layernorm", config.hidden),
-        "norm2": Vector("feedforward_layernorm", config.hidden),
-        "gate_up": Matrix({"mlp.up_proj": config.intermediate}, config.hidden, bias=config.mlp_bias),
-    }
-    curves = [StoredCurve("mlp.act_fn", curve) for curve in config.curves or [None] * config.layers]
-    forward = partial(llama.forward, feed_forward=mlp)
-    unused = [r".*\.act_fn\.eps"]  # how near to zero nothing is computed
-    layers = [{**names, "curve": curve} for curve in curves]
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, layers, Layer, unused)
+    specs = llama.layer_specs(config)
+    known = config.xielu or [None] * config.layers
+    layers = [{**specs, "xielu": StoredXIELU("mlp.act_fn", xielu)} for xielu in known]
+    unused = [r".*\.act_fn\.eps"]
+    return llama.load_layers(ops, checkpoint, config, max_model_len, layers, ApertusLayer, mlp, unused)
 
 
 def mlp(c: LlamaConfig, layer: Any, ops: OpSet, x: Value) -> Value:
-    return ops.linear(activated(ops, ops.linear(x, layer.gate_up), layer.curve), layer.down)
+    return ops.linear(activated(ops, ops.linear(x, layer.gate_up), layer.xielu), layer.down)
 
 
-def activated(ops: OpSet, x: Value, curve: Curve) -> Value:
+def activated(ops: OpSet, x: Value, p: XIELU) -> Value:
     """ELU(x) is x above zero and exp(x) - 1 below."""
-    squares = ops.scale(ops.activate(x, Activation.RELU_SQUARED), curve.above)
-    bends = ops.scale(ops.activate(x, Activation.ELU), curve.below)
-    return ops.add(ops.add(squares, bends), ops.scale(x, curve.slope - curve.below))
+    squares = ops.scale(ops.activate(x, Activation.RELU_SQUARED), p.alpha_p)
+    elus = ops.scale(ops.activate(x, Activation.ELU), p.alpha_n)
+    return ops.add(ops.add(squares, elus), ops.scale(x, p.beta - p.alpha_n))

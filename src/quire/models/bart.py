@@ -1,4 +1,4 @@
-"""BART, and the encoder-decoders that differ from it in where norms stand and how positions are known: mBART, Marian,
+"""BART, and the encoder-decoders that differ from it in where norms stand and in position embeddings: mBART, Marian,
 Pegasus, M2M100 and NLLB."""
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,16 @@ import numpy as np
 from quire.core.errors import BadCheckpoint
 from quire.models.activations import read_activation
 from quire.models.config import Seq2SeqConfig
-from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Want, Wanted, load_weights
+from quire.models.loading import (
+    Affine,
+    EmbeddingTable,
+    LayerNorm,
+    Linear,
+    LoadedModel,
+    TensorSpec,
+    TensorSpecs,
+    load_weights,
+)
 from quire.models.seq2seq import read_seq2seq, write_source
 from quire.ops.opset import Activation, Float32, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
@@ -21,37 +30,37 @@ from quire.weights.config import CheckpointConfig
 
 EPS = 1e-5  # of the norms
 SKIPPED = 2  # rows before position 0 in tables of learned positions
-# The table of words that nobody reads where each side has its own, and waves.
+# The shared embedding where encoder and decoder have their own, and sinusoidal positions, which are computed.
 UNUSED = r"model\.shared\.weight|model\.(encoder|decoder)\.embed_(tokens|positions)\.weights?"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """How a family differs from BART."""
+class BartFamily:
+    """What a family does otherwise than BART, whose row is all defaults."""
 
-    norms_before: bool = False  # of attention and feed-forward, and another behind the last layer; else of the sums
+    pre_norm: bool = False  # norms stand before attention and feed-forward, and behind the last layer; else after sums
     embed_norm: bool = True
-    learned: bool = True  # positions; else they are waves
-    to_the_last: bool = False  # which waves: see `waves_to_the_last`. They begin behind the row of the padding token
-    final_bias: bool = True  # of logits
+    learned_positions: bool = True  # else they are sinusoidal
+    tensor2tensor: bool = False  # sinusoidal as in tensor2tensor, and position 0 is the row behind the padding token's
+    logits_bias: bool = True
 
 
-KINDS = {
-    "BartForConditionalGeneration": Kind(),
-    "MBartForConditionalGeneration": Kind(norms_before=True),
-    "MarianMTModel": Kind(embed_norm=False, learned=False),
-    "M2M100ForConditionalGeneration": Kind(
-        norms_before=True, embed_norm=False, learned=False, to_the_last=True, final_bias=False
+FAMILIES = {
+    "BartForConditionalGeneration": BartFamily(),
+    "MBartForConditionalGeneration": BartFamily(pre_norm=True),
+    "MarianMTModel": BartFamily(embed_norm=False, learned_positions=False),
+    "M2M100ForConditionalGeneration": BartFamily(
+        pre_norm=True, embed_norm=False, learned_positions=False, tensor2tensor=True, logits_bias=False
     ),
-    "PegasusForConditionalGeneration": Kind(norms_before=True, embed_norm=False, learned=False),
+    "PegasusForConditionalGeneration": BartFamily(pre_norm=True, embed_norm=False, learned_positions=False),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BartConfig(Seq2SeqConfig):
-    kind: Kind
+    family: BartFamily
     positions: int
-    padding: int  # the token that stands for none
+    padding: int  # id of the padding token
     source_vocab: int
     intermediate: int
     encoder_intermediate: int
@@ -75,12 +84,12 @@ def config(hf: CheckpointConfig) -> BartConfig:
         head_dim=hidden // heads,
         vocab=hf.int("decoder_vocab_size", vocab),
         max_position=2 * positions,
-        longest=2 * positions,
+        max_length=2 * positions,
         windows=(0,) * layers,
         seq2seq=read_seq2seq(hf, positions, positions),
         encoder_layers=hf.int("encoder_layers"),
         encoder_heads=encoder_heads,
-        kind=KINDS[hf.architecture],
+        family=FAMILIES[hf.architecture],
         positions=positions,
         padding=hf.int("pad_token_id", 1),
         source_vocab=vocab,
@@ -91,40 +100,40 @@ def config(hf: CheckpointConfig) -> BartConfig:
     )
 
 
-def waves(num_positions: int, columns: int) -> Float32:
-    """[positions, columns]: sines of ever longer waves, and then their cosines."""
+def sinusoidal_positions(num_positions: int, columns: int) -> Float32:
+    """[positions, columns] of "Attention Is All You Need": all sines, then all cosines."""
     angles = np.arange(num_positions)[:, None] / 10000 ** (2 * (np.arange(columns) // 2) / columns)
     return np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=1).astype(np.float32)
 
 
-def waves_to_the_last(num_positions: int, columns: int) -> Float32:
-    """The same, where the last wave is 10,000 times as long as the first, and not less."""
+def tensor2tensor_positions(num_positions: int, columns: int) -> Float32:
+    """The same, except that the last wavelength is exactly 10,000 times the first."""
     half = columns // 2
     angles = np.arange(num_positions)[:, None] / 10000 ** (np.arange(half) / (half - 1))
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Waves:
-    """A table of positions that is not stored; if it is all the same, it is not read."""
+class SinusoidalPositions:
+    """A table of positions that is computed, whether or not the checkpoint has it."""
 
     num_positions: int
     columns: int
-    skipped: int | None  # rows before position 0 of waves to the last; None: waves of the other kind
+    tensor2tensor_offset: int | None  # row of position 0 in the table of tensor2tensor; None: that of the paper
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from ()
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        rows = waves(self.num_positions, self.columns)
-        if self.skipped is not None:
-            rows = waves_to_the_last(self.skipped + self.num_positions, self.columns)[self.skipped :]
+        rows = sinusoidal_positions(self.num_positions, self.columns)
+        if (offset := self.tensor2tensor_offset) is not None:
+            rows = tensor2tensor_positions(offset + self.num_positions, self.columns)[offset:]
         return ops.table(stored_floats("positions", rows))
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What is added to logits is stored as [1, vocab], under a name of its own."""
+class BartHead:
+    """The head, whose bias is stored as `final_logits_bias` [1, vocab]."""
 
     name: str
     vocab: int
@@ -141,58 +150,58 @@ class Head:
         return ops.pack([weight], [bias.squeezed() for bias in biases] or None, keep=Keep.EIGHT_BITS)
 
 
-def top_names(c: BartConfig, words: str, source_words: str, head: str) -> Wanted:
-    logits = Head(head, c.vocab, c.hidden, c.kind.final_bias)
-    names: dict[str, Want] = {"head": logits, "words": TokenTable(words, c.vocab, c.hidden)}
-    if source_words != words:
-        names["source_words"] = TokenTable(source_words, c.source_vocab, c.hidden)
-    return names
+def top_specs(c: BartConfig, embed: str, source_embed: str, head: str) -> TensorSpecs:
+    logits = BartHead(head, c.vocab, c.hidden, c.family.logits_bias)
+    specs: dict[str, TensorSpec] = {"head": logits, "embed": EmbeddingTable(embed, c.vocab, c.hidden)}
+    if source_embed != embed:
+        specs["source_embed"] = EmbeddingTable(source_embed, c.source_vocab, c.hidden)
+    return specs
 
 
-def side_names(c: BartConfig) -> Wanted:
-    """Of the encoder or the decoder, beside its layers."""
-    learned = TokenTable("embed_positions", c.positions, c.hidden, skipped=SKIPPED)
-    waved = Waves(c.positions, c.hidden, c.padding + 1 if c.kind.to_the_last else None)
-    names: dict[str, Want] = {"positions": learned if c.kind.learned else waved}
-    if c.kind.embed_norm:
-        names["embed_norm"] = LayerNorm("layernorm_embedding", c.hidden)
-    if c.kind.norms_before:
-        names["norm"] = LayerNorm("layer_norm", c.hidden)
-    return names
+def stack_specs(c: BartConfig) -> TensorSpecs:
+    """Of the encoder or the decoder, outside its layers."""
+    learned = EmbeddingTable("embed_positions", c.positions, c.hidden, skip_rows=SKIPPED)
+    sinusoidal = SinusoidalPositions(c.positions, c.hidden, c.padding + 1 if c.family.tensor2tensor else None)
+    specs: dict[str, TensorSpec] = {"positions": learned if c.family.learned_positions else sinusoidal}
+    if c.family.embed_norm:
+        specs["embed_norm"] = LayerNorm("layernorm_embedding", c.hidden)
+    if c.family.pre_norm:
+        specs["norm"] = LayerNorm("layer_norm", c.hidden)
+    return specs
 
 
-def layer_names(c: BartConfig, intermediate: int) -> Wanted:
+def layer_specs(c: BartConfig, intermediate: int) -> TensorSpecs:
     return {
-        "qkv": Matrix({f"self_attn.{x}_proj": c.hidden for x in "qkv"}, c.hidden, bias=True),
-        "out": Matrix({"self_attn.out_proj": c.hidden}, c.hidden, bias=True),
-        "norm1": LayerNorm("self_attn_layer_norm", c.hidden),
-        "up": Matrix({"fc1": intermediate}, c.hidden, bias=True),
-        "down": Matrix({"fc2": c.hidden}, intermediate, bias=True),
-        "norm2": LayerNorm("final_layer_norm", c.hidden),
+        "qkv": Linear({f"self_attn.{x}_proj": c.hidden for x in "qkv"}, c.hidden, bias=True),
+        "out": Linear({"self_attn.out_proj": c.hidden}, c.hidden, bias=True),
+        "attn_norm": LayerNorm("self_attn_layer_norm", c.hidden),
+        "up": Linear({"fc1": intermediate}, c.hidden, bias=True),
+        "down": Linear({"fc2": c.hidden}, intermediate, bias=True),
+        "mlp_norm": LayerNorm("final_layer_norm", c.hidden),
     }
 
 
-def cross_names(c: BartConfig) -> Wanted:
+def cross_specs(c: BartConfig) -> TensorSpecs:
     return {
-        "cross_q": Matrix({"encoder_attn.q_proj": c.hidden}, c.hidden, bias=True),
-        "cross_kv": Matrix({f"encoder_attn.{x}_proj": c.hidden for x in "kv"}, c.hidden, bias=True),
-        "cross_out": Matrix({"encoder_attn.out_proj": c.hidden}, c.hidden, bias=True),
+        "cross_q": Linear({"encoder_attn.q_proj": c.hidden}, c.hidden, bias=True),
+        "cross_kv": Linear({f"encoder_attn.{x}_proj": c.hidden for x in "kv"}, c.hidden, bias=True),
+        "cross_out": Linear({"encoder_attn.out_proj": c.hidden}, c.hidden, bias=True),
         "cross_norm": LayerNorm("encoder_attn_layer_norm", c.hidden),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class BartLayer:
     qkv: PackedWeight
     out: PackedWeight
-    norm1: Affine
+    attn_norm: Affine
     up: PackedWeight
     down: PackedWeight
-    norm2: Affine
+    mlp_norm: Affine
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderLayer(Layer):
+class BartDecoderLayer(BartLayer):
     cross_q: PackedWeight
     cross_kv: PackedWeight
     cross_out: PackedWeight
@@ -200,10 +209,10 @@ class DecoderLayer(Layer):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class BartStack:
     """The encoder, or the decoder."""
 
-    words: Any
+    embed: Any
     positions: Any
     layers: list[Any]
     embed_norm: Affine | None = None
@@ -211,30 +220,31 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    encoder: Side
-    decoder: Side
+class BartWeights:
+    encoder: BartStack
+    decoder: BartStack
     head: PackedWeight
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: int) -> LoadedModel:
     stored = set(checkpoint.names())
-    words, source_words = (_words(stored, side) for side in ("decoder", "encoder"))
-    head = "lm_head" if "lm_head.weight" in stored else words
-    reader, writer = layer_names(config, config.encoder_intermediate), layer_names(config, config.intermediate)
-    named = {
-        "model.encoder.": side_names(config),
-        "model.decoder.": side_names(config),
-        **{f"model.encoder.layers.{i}.": reader for i in range(config.encoder_layers)},
-        **{f"model.decoder.layers.{i}.": {**writer, **cross_names(config)} for i in range(config.layers)},
+    embed, source_embed = (_embedding_name(stored, side) for side in ("decoder", "encoder"))
+    head = "lm_head" if "lm_head.weight" in stored else embed
+    encoder_layer = layer_specs(config, config.encoder_intermediate)
+    decoder_layer = {**layer_specs(config, config.intermediate), **cross_specs(config)}
+    by_prefix = {
+        "model.encoder.": stack_specs(config),
+        "model.decoder.": stack_specs(config),
+        **{f"model.encoder.layers.{i}.": encoder_layer for i in range(config.encoder_layers)},
+        **{f"model.decoder.layers.{i}.": decoder_layer for i in range(config.layers)},
     }
-    top, groups = load_weights(ops, checkpoint, top_names(config, words, source_words, head), named, UNUSED)
+    top, groups = load_weights(ops, checkpoint, top_specs(config, embed, source_embed, head), by_prefix, UNUSED)
     encoder, decoder, *layers = groups
-    readers = [Layer(**layer) for layer in layers[: config.encoder_layers]]
-    writers = [DecoderLayer(**layer) for layer in layers[config.encoder_layers :]]
-    weights = Weights(
-        Side(words=top.get("source_words", top["words"]), **encoder, layers=readers),
-        Side(words=top["words"], **decoder, layers=writers),
+    encoder_layers = [BartLayer(**layer) for layer in layers[: config.encoder_layers]]
+    decoder_layers = [BartDecoderLayer(**layer) for layer in layers[config.encoder_layers :]]
+    weights = BartWeights(
+        BartStack(embed=top.get("source_embed", top["embed"]), **encoder, layers=encoder_layers),
+        BartStack(embed=top["embed"], **decoder, layers=decoder_layers),
         top["head"],
     )
     return LoadedModel(
@@ -245,63 +255,63 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: 
     )
 
 
-def _words(stored: set[str], side: str) -> str:
-    """Where the table of words is: one each, or one for both sides."""
+def _embedding_name(stored: set[str], side: str) -> str:
+    """Encoder and decoder have an embedding each, or share one."""
     own = f"model.{side}.embed_tokens"
     return own if f"{own}.weight" in stored else "model.shared"
 
 
-def encode(c: BartConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def encode(c: BartConfig, w: BartWeights, ops: OpSet, batch: Any) -> Value:
     head_dim = c.hidden // c.encoder_heads
-    x = embed(c, w.encoder, ops, batch)
+    x = embedded(c, w.encoder, ops, batch)
     for layer in w.encoder.layers:
-        y = before(c, layer.norm1, ops, x)
+        y = normed_input(c, layer.attn_norm, ops, x)
         q, k, v = ops.split(ops.linear(y, layer.qkv), (c.hidden,) * 3)
-        found = ops.attention(q, k, v, batch, head_dim, 1 / sqrt(head_dim))
-        x = after(c, layer.norm1, ops, x, ops.linear(found, layer.out))
+        attended = ops.attention(q, k, v, batch, head_dim, 1 / sqrt(head_dim))
+        x = residual(c, layer.attn_norm, ops, x, ops.linear(attended, layer.out))
         x = feed_forward(c, layer, ops, x)
     if w.encoder.norm is not None:
         x = ops.layer_norm(x, *w.encoder.norm, EPS)
     return write_source(c, [layer.cross_kv for layer in w.decoder.layers], ops, x, batch)
 
 
-def forward(c: BartConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: BartConfig, w: BartWeights, ops: OpSet, batch: Any) -> Value:
     scale = 1 / sqrt(c.head_dim)
-    x = embed(c, w.decoder, ops, batch)
+    x = embedded(c, w.decoder, ops, batch)
     for index, layer in enumerate(w.decoder.layers):
-        y = before(c, layer.norm1, ops, x)
+        y = normed_input(c, layer.attn_norm, ops, x)
         q, k, v = ops.split(ops.linear(y, layer.qkv), (c.hidden,) * 3)
         ops.write_kv(k, v, batch, index)
-        found = ops.paged_attention(q, batch, index, c.head_dim, scale)
-        x = after(c, layer.norm1, ops, x, ops.linear(found, layer.out))
-        q = ops.linear(before(c, layer.cross_norm, ops, x), layer.cross_q)
-        found = ops.cross_attention(q, batch, index, c.head_dim, scale)
-        x = after(c, layer.cross_norm, ops, x, ops.linear(found, layer.cross_out))
+        attended = ops.paged_attention(q, batch, index, c.head_dim, scale)
+        x = residual(c, layer.attn_norm, ops, x, ops.linear(attended, layer.out))
+        q = ops.linear(normed_input(c, layer.cross_norm, ops, x), layer.cross_q)
+        attended = ops.cross_attention(q, batch, index, c.head_dim, scale)
+        x = residual(c, layer.cross_norm, ops, x, ops.linear(attended, layer.cross_out))
         x = feed_forward(c, layer, ops, x)
     if w.decoder.norm is not None:
         x = ops.layer_norm(x, *w.decoder.norm, EPS)
     return ops.logits(x, w.head, batch)
 
 
-def embed(c: BartConfig, side: Side, ops: OpSet, batch: Any) -> Value:
-    x = ops.embedding(batch.ids, side.words)
+def embedded(c: BartConfig, stack: BartStack, ops: OpSet, batch: Any) -> Value:
+    x = ops.embedding(batch.ids, stack.embed)
     if c.embed_scale != 1:
         x = ops.scale(x, c.embed_scale)
-    x = ops.add(x, ops.embedding(batch.positions, side.positions))
-    return x if side.embed_norm is None else ops.layer_norm(x, *side.embed_norm, EPS)
+    x = ops.add(x, ops.embedding(batch.positions, stack.positions))
+    return x if stack.embed_norm is None else ops.layer_norm(x, *stack.embed_norm, EPS)
 
 
-def feed_forward(c: BartConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
-    inner = ops.activate(ops.linear(before(c, layer.norm2, ops, x), layer.up), c.activation)
-    return after(c, layer.norm2, ops, x, ops.linear(inner, layer.down))
+def feed_forward(c: BartConfig, layer: BartLayer, ops: OpSet, x: Value) -> Value:
+    inner = ops.activate(ops.linear(normed_input(c, layer.mlp_norm, ops, x), layer.up), c.activation)
+    return residual(c, layer.mlp_norm, ops, x, ops.linear(inner, layer.down))
 
 
-def before(c: BartConfig, norm: Affine, ops: OpSet, x: Value) -> Value:
-    """What a part of a layer reads."""
-    return ops.layer_norm(x, *norm, EPS) if c.kind.norms_before else x
+def normed_input(c: BartConfig, norm: Affine, ops: OpSet, x: Value) -> Value:
+    """The input of attention or feed-forward."""
+    return ops.layer_norm(x, *norm, EPS) if c.family.pre_norm else x
 
 
-def after(c: BartConfig, norm: Affine, ops: OpSet, x: Value, found: Value) -> Value:
-    """And what it leaves."""
-    x = ops.add(x, found)
-    return x if c.kind.norms_before else ops.layer_norm(x, *norm, EPS)
+def residual(c: BartConfig, norm: Affine, ops: OpSet, x: Value, output: Value) -> Value:
+    """x plus the output of attention or feed-forward."""
+    x = ops.add(x, output)
+    return x if c.family.pre_norm else ops.layer_norm(x, *norm, EPS)

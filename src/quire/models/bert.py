@@ -1,19 +1,18 @@
-"""BERT and the encoders that differ from it in names and numbers: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, and
-MPNet, whose scores gain by the distance of tokens, as T5's do.
+"""BERT, and the encoders that differ from it in a few features: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT and MPNet.
 
-The norm stands behind each sum; every token sees all others of its text. Positions are learned, and so are the kinds of
-tokens by which the two texts of a pair are told apart: both are looked up together, in one table of their sums."""
+Norms stand after each residual sum, and every token attends to all others of its text. Positions and token types, which
+tell the two texts of a pair apart, are learned embeddings: one table holds the sums of both."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import sqrt
 from typing import Any
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import EncoderConfig
-from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Wanted, load_weights
-from quire.models.t5 import DistanceBiases
+from quire.models.loading import Affine, EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs, load_weights
+from quire.models.t5 import RelativePositionBias
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
@@ -27,21 +26,8 @@ ACTIVATIONS = {
     "relu": Activation.RELU,
     "silu": Activation.SILU,
 }
-# Buffers that older exports stored, and heads that nobody reads here.
+# Buffers of older exports, and heads that are not used.
 UNUSED = r".*\.position_ids|.*\.token_type_ids|position_ids|(.*\.)?pooler\..*|cls\..*|lm_head\..*|vocab_\w+\..*"
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """What a family calls things: config keys, tensors."""
-
-    body: str  # names begin with it where the checkpoint has a head
-    layers: str
-    layer: Mapping[str, str]
-    pooler: str  # the head that classifies: a linear layer, its activation, and another
-    pooler_activation: Activation
-    classifier: str
-    config: Mapping[str, str]
 
 
 BERT_LAYER = {
@@ -49,87 +35,111 @@ BERT_LAYER = {
     "k": "attention.self.key",
     "v": "attention.self.value",
     "out": "attention.output.dense",
-    "norm1": "attention.output.LayerNorm",
+    "attn_norm": "attention.output.LayerNorm",
     "up": "intermediate.dense",
     "down": "output.dense",
-    "norm2": "output.LayerNorm",
+    "mlp_norm": "output.LayerNorm",
 }
 DISTIL_LAYER = {
     "q": "attention.q_lin",
     "k": "attention.k_lin",
     "v": "attention.v_lin",
     "out": "attention.out_lin",
-    "norm1": "sa_layer_norm",
+    "attn_norm": "sa_layer_norm",
     "up": "ffn.lin1",
     "down": "ffn.lin2",
-    "norm2": "output_layer_norm",
+    "mlp_norm": "output_layer_norm",
 }
-BERT_CONFIG = {
+MPNET_LAYER = BERT_LAYER | {
+    "q": "attention.attn.q",
+    "k": "attention.attn.k",
+    "v": "attention.attn.v",
+    "out": "attention.attn.o",
+    "attn_norm": "attention.LayerNorm",
+}
+BERT_KEYS = {
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "intermediate": "intermediate_size",
     "activation": "hidden_act",
 }
-DISTIL_CONFIG = {
+DISTIL_KEYS = {
     "hidden": "dim",
     "layers": "n_layers",
     "heads": "n_heads",
     "intermediate": "hidden_dim",
     "activation": "activation",
 }
-BERT = Names("bert.", "encoder.layer.", BERT_LAYER, "bert.pooler.dense", Activation.TANH, "classifier", BERT_CONFIG)
-ROBERTA = Names(
-    "roberta.", "encoder.layer.", BERT_LAYER, "classifier.dense", Activation.TANH, "classifier.out_proj", BERT_CONFIG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BertFamily:
+    """What a family does otherwise than BERT, whose row is all defaults."""
+
+    keys: Mapping[str, str] = field(default_factory=lambda: BERT_KEYS)  # of config.json
+    eps: float | None = None  # of the norms; None: `layer_norm_eps`
+    token_types: bool = True  # the texts of a pair are told apart by an embedding
+    positions_after_padding: bool = False  # position 0 is the row behind that of the padding token
+    first_position: int = 0  # the row of position 0 otherwise
+    relative_bias: bool = False  # scores have relative position biases, as T5's
+    body: str = "bert."  # tensor names begin with it where the checkpoint has a head
+    layers: str = "encoder.layer."
+    layer: Mapping[str, str] = field(default_factory=lambda: BERT_LAYER)  # our name -> tensor
+    pooler: str = "bert.pooler.dense"  # of a classifier, which is pooler, activation, classifier
+    pooler_activation: Activation = Activation.TANH
+    classifier: str = "classifier"
+
+
+ROBERTA = BertFamily(
+    positions_after_padding=True, body="roberta.", pooler="classifier.dense", classifier="classifier.out_proj"
 )
-DISTIL = Names(
-    "distilbert.",
-    "transformer.layer.",
-    DISTIL_LAYER,
-    "pre_classifier",
-    Activation.RELU,
-    "classifier",
-    DISTIL_CONFIG,
-)
-MPNET_LAYER = BERT_LAYER | {
-    "q": "attention.attn.q",
-    "k": "attention.attn.k",
-    "v": "attention.attn.v",
-    "out": "attention.attn.o",
-    "norm1": "attention.LayerNorm",
-}
-MPNET = replace(ROBERTA, body="mpnet.", layer=MPNET_LAYER)
-FAMILIES = {
-    "Bert": BERT,
+FAMILIES = {  # by the architecture up to `Model` or `For...`
+    "Bert": BertFamily(),
     "Roberta": ROBERTA,
     "XLMRoberta": ROBERTA,
     "Camembert": ROBERTA,
-    "DistilBert": DISTIL,
-    "MPNet": MPNET,
+    "DistilBert": BertFamily(
+        keys=DISTIL_KEYS,
+        eps=1e-12,
+        token_types=False,
+        body="distilbert.",
+        layers="transformer.layer.",
+        layer=DISTIL_LAYER,
+        pooler="pre_classifier",
+        pooler_activation=Activation.RELU,
+    ),
+    "MPNet": replace(
+        ROBERTA,
+        token_types=False,
+        positions_after_padding=False,
+        first_position=2,
+        relative_bias=True,
+        body="mpnet.",
+        layer=MPNET_LAYER,
+    ),
 }
-WITHOUT_KINDS = (DISTIL, MPNET)  # of tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertConfig(EncoderConfig):
-    names: Names
+    family: BertFamily
     intermediate: int
     eps: float  # of the norms
     activation: Activation
-    skipped: int  # rows before position 0 in the table of positions: RoBERTa counts from behind its padding token
+    skipped: int  # rows before position 0 in the table of positions
 
 
 def config(hf: CheckpointConfig) -> BertConfig:
-    kind = hf.architecture.removesuffix("Model").partition("For")[0]
-    names = FAMILIES[kind]
+    family = FAMILIES[hf.architecture.removesuffix("Model").partition("For")[0]]
     hf.expect("position_embedding_type", "absolute", None)
     hf.expect("relative_attention_num_buckets", 32, None)
     hf.expect("is_decoder", False, None)
-    key = names.config
+    key = family.keys
     hidden, layers, heads = hf.int(key["hidden"]), hf.int(key["layers"]), hf.int(key["heads"])
     if heads < 1 or hidden % heads:
         raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
-    skipped = {ROBERTA.body: hf.int("pad_token_id", 1) + 1, MPNET.body: 2}.get(names.body, 0)
+    skipped = hf.int("pad_token_id", 1) + 1 if family.positions_after_padding else family.first_position
     max_position = hf.int("max_position_embeddings") - skipped
     return BertConfig(
         architecture=hf.architecture,
@@ -140,26 +150,30 @@ def config(hf: CheckpointConfig) -> BertConfig:
         head_dim=hidden // heads,
         vocab=hf.int("vocab_size"),
         max_position=max_position,
-        longest=max_position,
+        max_length=max_position,
         windows=(0,) * layers,
-        segments=1 if names in WITHOUT_KINDS else hf.int("type_vocab_size", 2),
-        labels=label_count(hf) if hf.architecture.endswith("ForSequenceClassification") else 0,
-        names=names,
+        segments=hf.int("type_vocab_size", 2) if family.token_types else 1,
+        labels=label_count(hf) if is_classifier(hf) else 0,
+        family=family,
         intermediate=hf.int(key["intermediate"]),
-        eps=1e-12 if names is DISTIL else hf.float("layer_norm_eps", 1e-12),
+        eps=hf.float("layer_norm_eps", 1e-12) if family.eps is None else family.eps,
         activation=ACTIVATIONS[hf.expect(key["activation"], *ACTIVATIONS)],
         skipped=skipped,
     )
 
 
+def is_classifier(hf: CheckpointConfig) -> bool:
+    return hf.architecture.endswith("ForSequenceClassification")
+
+
 def label_count(hf: CheckpointConfig) -> int:
-    """transformers writes their names, and a number only where there are no names."""
+    """transformers writes the names of labels, or their number where they have no names."""
     return len(hf.dict("id2label", {})) or hf.int("num_labels", 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """A row for every position of every kind of token: the sum of both."""
+class PositionTable:
+    """A row for every position of every token type: the sum of the two embeddings."""
 
     config: BertConfig
     prefix: str
@@ -167,87 +181,87 @@ class Places:
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         c = self.config
         yield f"{self.prefix}position_embeddings.weight", (c.skipped + c.max_position, c.hidden)
-        if c.names not in WITHOUT_KINDS:
+        if c.family.token_types:
             yield f"{self.prefix}token_type_embeddings.weight", (c.segments, c.hidden)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
         c = self.config
         positions = dequantize(tensors[0]).reshape(-1, c.hidden)[c.skipped :]
         if len(tensors) > 1:
-            kinds = dequantize(tensors[1]).reshape(-1, 1, c.hidden)
-            positions = (kinds + positions).reshape(-1, c.hidden)  # [kinds * positions, hidden]
+            types = dequantize(tensors[1]).reshape(-1, 1, c.hidden)
+            positions = (types + positions).reshape(-1, c.hidden)  # [types * positions, hidden]
         return ops.table(stored_floats(tensors[0].name, positions))
 
 
-def top_names(c: BertConfig, prefix: str) -> Wanted:
+def top_specs(c: BertConfig, prefix: str) -> TensorSpecs:
     embeddings = f"{prefix}embeddings."
-    biases = DistanceBiases(f"{prefix}encoder.relative_attention_bias", c.heads, 32, 128, both_ways=True)
-    head: Wanted = {
-        "pooler": Matrix({c.names.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
-        "head": Matrix({c.names.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
+    biases = RelativePositionBias(f"{prefix}encoder.relative_attention_bias", c.heads, 32, 128, both_ways=True)
+    head: TensorSpecs = {
+        "pooler": Linear({c.family.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
+        "head": Linear({c.family.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
-        "words": TokenTable(f"{embeddings}word_embeddings", c.vocab, c.hidden),
-        "places": Places(c, embeddings),
+        "embed": EmbeddingTable(f"{embeddings}word_embeddings", c.vocab, c.hidden),
+        "positions": PositionTable(c, embeddings),
         "norm": LayerNorm(f"{embeddings}LayerNorm", c.hidden),
-        **({"biases": biases} if c.names is MPNET else {}),
+        **({"biases": biases} if c.family.relative_bias else {}),
         **(head if c.labels else {}),
     }
 
 
-def layer_names(c: BertConfig) -> Wanted:
-    name = c.names.layer
+def layer_specs(c: BertConfig) -> TensorSpecs:
+    name = c.family.layer
     return {
-        "qkv": Matrix({name[part]: c.hidden for part in "qkv"}, c.hidden, bias=True),
-        "out": Matrix({name["out"]: c.hidden}, c.hidden, bias=True),
-        "norm1": LayerNorm(name["norm1"], c.hidden),
-        "up": Matrix({name["up"]: c.intermediate}, c.hidden, bias=True),
-        "down": Matrix({name["down"]: c.hidden}, c.intermediate, bias=True),
-        "norm2": LayerNorm(name["norm2"], c.hidden),
+        "qkv": Linear({name[part]: c.hidden for part in "qkv"}, c.hidden, bias=True),
+        "out": Linear({name["out"]: c.hidden}, c.hidden, bias=True),
+        "attn_norm": LayerNorm(name["attn_norm"], c.hidden),
+        "up": Linear({name["up"]: c.intermediate}, c.hidden, bias=True),
+        "down": Linear({name["down"]: c.hidden}, c.intermediate, bias=True),
+        "mlp_norm": LayerNorm(name["mlp_norm"], c.hidden),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class BertLayer:
     qkv: PackedWeight
     out: PackedWeight
-    norm1: Affine
+    attn_norm: Affine
     up: PackedWeight
     down: PackedWeight
-    norm2: Affine
+    mlp_norm: Affine
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    words: Any
-    places: Any
+class BertWeights:
+    embed: Any
+    positions: Any
     norm: Affine
-    layers: list[Layer]
-    biases: Any = None  # of scores, by the distance of tokens
+    layers: list[BertLayer]
+    biases: Any = None  # of scores, by relative position
     pooler: PackedWeight | None = None
     head: PackedWeight | None = None
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: int) -> LoadedModel:
-    body = config.names.body
+    body = config.family.body
     prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
-    named = {f"{prefix}{config.names.layers}{layer}.": layer_names(config) for layer in range(config.layers)}
-    top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
-    weights = Weights(**top, layers=[Layer(**layer) for layer in layers])
+    by_prefix = {f"{prefix}{config.family.layers}{layer}.": layer_specs(config) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
+    weights = BertWeights(**top, layers=[BertLayer(**layer) for layer in layers])
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def forward(c: BertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
-    """-> the vectors of tokens, or the logits of labels, of rows batch.logit_rows."""
-    x = ops.add(ops.embedding(batch.ids, w.words), ops.embedding(batch.positions, w.places))
+def forward(c: BertConfig, w: BertWeights, ops: OpSet, batch: Any) -> Value:
+    """-> the hidden states, or a classifier's logits, of rows batch.logit_rows."""
+    x = ops.add(ops.embedding(batch.ids, w.embed), ops.embedding(batch.positions, w.positions))
     x = ops.layer_norm(x, *w.norm, c.eps)
     for layer in w.layers:
         q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), biases=w.biases)
-        x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.norm1, c.eps)
+        x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.attn_norm, c.eps)
         inner = ops.activate(ops.linear(x, layer.up), c.activation)
-        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.norm2, c.eps)
+        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.mlp_norm, c.eps)
     if w.pooler is None or w.head is None:
         return ops.rows(x, batch)
-    pooled = ops.activate(ops.linear(x, w.pooler), c.names.pooler_activation)
+    pooled = ops.activate(ops.linear(x, w.pooler), c.family.pooler_activation)
     return ops.logits(pooled, w.head, batch)

@@ -1,10 +1,20 @@
-"""Command R, R7B and A (Cohere): attention and MLP side by side behind one norm without a bias, and rotary pairs stored
-side by side. R+ has a norm for each query and key head. In R7B and A layers either have a window or do not rotate."""
+"""Command R, R7B and A (Cohere): attention and MLP in parallel behind one norm without a bias, and interleaved rotary
+pairs. R+ has a norm for each query and key head. In R7B and A, layers have either a window or no rope."""
 
-from quire.models import gpt, llama
+from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LayerNorms, LoadedModel, Matrix, TensorPart, TokenTable, Want, Wanted
-from quire.models.row_orders import pairs_apart
+from quire.models.layer_patterns import listed_windows
+from quire.models.loading import (
+    EmbeddingTable,
+    HeadLayerNorms,
+    LayerNorm,
+    Linear,
+    LinearPart,
+    LoadedModel,
+    TensorSpec,
+    TensorSpecs,
+)
+from quire.models.qkv_order import deinterleaved_rope
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -12,15 +22,15 @@ from quire.weights.config import CheckpointConfig
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     layers = hf.int("num_hidden_layers")
-    second = hf.architecture == "Cohere2ForCausalLM"
-    if second and "layer_types" not in hf:
+    has_windows = hf.architecture == "Cohere2ForCausalLM"
+    if has_windows and "layer_types" not in hf:
         period = hf.int("sliding_window_pattern", 4)
         kinds = [["full", "sliding"][layer % max(period, 1) > 0] + "_attention" for layer in range(1, layers + 1)]
         hf = hf.with_values({"layer_types": kinds})
-    windows = llama.listed_windows(hf, layers) if second else (0,) * layers
+    windows = listed_windows(hf, layers) if has_windows else (0,) * layers
     return gpt.read_config(
         hf,
-        rotary=hf if second else hf.with_values({"rope_theta": hf.float("rope_theta", 500_000.0)}),
+        rotary=hf if has_windows else hf.with_values({"rope_theta": hf.float("rope_theta", 500_000.0)}),
         kv_heads=hf.int("num_key_value_heads", hf.int("num_attention_heads")),
         intermediate=hf.int("intermediate_size"),
         activation=read_activation(hf, "hidden_act", "silu"),
@@ -31,34 +41,36 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         parallel=True,
         head_norms=hf.bool("use_qk_norm", False),
         windows=windows,
-        rotated=tuple(map(bool, windows)) if second else None,
+        rotated=tuple(map(bool, windows)) if has_windows else None,
         logit_scale=hf.float("logit_scale", 0.0625),
     )
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {
-        "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("norm", config.hidden, bias=False),
     }
-    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("model.", "layers", top, layer_names(config)))
+    return gpt.load_model(
+        ops, checkpoint, config, max_model_len, gpt.GPTTensors("model.", "layers", top, layer_specs(config))
+    )
 
 
-def layer_names(c: gpt.GPTConfig) -> Wanted:
+def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:
     assert c.rope is not None
-    q = TensorPart(c.q_size, pairs_apart(c.heads, c.head_dim, c.rope.rotary_dim))
-    k = TensorPart(c.kv_size, pairs_apart(c.kv_heads, c.head_dim, c.rope.rotary_dim))
-    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": TensorPart(c.kv_size)}
-    names: dict[str, Want] = {
-        "norm1": LayerNorm("input_layernorm", c.hidden, bias=False),
-        "qkv": Matrix(qkv, c.hidden, c.bias),
-        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
-        "up": Matrix({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
-        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate),
+    q = LinearPart(c.q_size, deinterleaved_rope(c.heads, c.head_dim, c.rope.rotary_dim))
+    k = LinearPart(c.kv_size, deinterleaved_rope(c.kv_heads, c.head_dim, c.rope.rotary_dim))
+    qkv = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": LinearPart(c.kv_size)}
+    specs: dict[str, TensorSpec] = {
+        "attn_norm": LayerNorm("input_layernorm", c.hidden, bias=False),
+        "qkv": Linear(qkv, c.hidden, c.bias),
+        "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
+        "up": Linear({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
+        "down": Linear({"mlp.down_proj": c.hidden}, c.intermediate),
     }
     if c.head_norms:
-        names |= {
-            "q_norm": LayerNorms("self_attn.q_norm", c.heads, c.head_dim, q.order),
-            "k_norm": LayerNorms("self_attn.k_norm", c.kv_heads, c.head_dim, k.order),
+        specs |= {
+            "q_norm": HeadLayerNorms("self_attn.q_norm", c.heads, c.head_dim, q.order),
+            "k_norm": HeadLayerNorms("self_attn.k_norm", c.kv_heads, c.head_dim, k.order),
         }
-    return names
+    return specs

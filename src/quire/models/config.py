@@ -1,4 +1,4 @@
-"""What a checkpoint says it is, in our words."""
+"""The sizes of a model, as all code outside its own file knows them."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,7 @@ from quire.core.seq2seq import Seq2Seq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The numbers that every decoder has, and all that is known of one outside its own file. A family adds its own in
-    a subclass, and reads them from the checkpoint's configuration."""
+    """The sizes that every decoder has. A model file adds its own in a subclass, read from config.json."""
 
     architecture: str
     hidden: int
@@ -18,10 +17,10 @@ class ModelConfig:
     kv_heads: int
     head_dim: int
     vocab: int
-    max_position: int  # tokens it is served with unless told otherwise
-    longest: int  # tokens it may be asked to serve; above max_position where the rotary scaling stretches
-    windows: tuple[int, ...]  # for each layer: positions a token sees, itself included; 0 sees all
-    latent: int = 0  # of the head_dim columns of one key for all heads, those that are the value as well: see KVSpec
+    max_position: int  # context length by default, in tokens
+    max_length: int  # context length at most; above max_position where the rope scaling extends on demand
+    windows: tuple[int, ...]  # for each layer: positions a token attends to, itself included; 0: all
+    latent: int = 0  # MLA: of the head_dim columns of the key that all heads share, those that are also the value
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "max_position"):
@@ -33,7 +32,7 @@ class ModelConfig:
 
     @property
     def window(self) -> int:
-        """Positions that the layer sees which looks back furthest; 0: one sees all."""
+        """The largest window of all layers; 0: some layer attends to all positions."""
         return max(self.windows) if all(self.windows) else 0
 
     @property
@@ -47,15 +46,15 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """Of a model that reads whole texts and makes vectors or scores of them: it keeps no cache."""
+    """An encoder, which embeds or scores whole texts and has no KV cache."""
 
-    segments: int = 1  # texts of a pair are told apart by so many kinds: token p of kind s is at p + s * max_position
-    labels: int = 0  # logits of a text's first token; 0: the vectors of tokens are what it is for
+    segments: int = 1  # token types of a pair of texts: token p of type s is row p + s * max_position of the positions
+    labels: int = 0  # logits of the first token, of a classifier; 0: the model gives hidden states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seq2SeqConfig(ModelConfig):
-    """Of a model that reads a source and writes an answer. What all have is told of the part that writes."""
+    """An encoder-decoder. The sizes of ModelConfig are those of its decoder."""
 
     seq2seq: Seq2Seq
     encoder_layers: int

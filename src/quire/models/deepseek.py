@@ -1,12 +1,12 @@
-"""DeepSeek V2 and V3: attention to a latent cache, and mixtures of experts chosen by groups. GLM-4.7-Flash is V3 under
-another name, Youtu the same without mixtures.
+"""DeepSeek V2 and V3: multi-head latent attention (MLA), and experts routed by groups. GLM-4.7-Flash is V3 by another
+name; Youtu is V3 without experts.
 
-A token leaves one vector in the cache for all heads: a normed latent of `latent` columns, and `turning` columns that
-are rotated. A head's keys are W_k . latent and its values W_v . latent. Neither is ever computed: a query meets the
-latent as W_k^T . q, and what it finds there, a mean of latents, is multiplied by W_v. (In a prompt that is more
-arithmetic than expanding keys and values would be; see docs/models.md.)"""
+The cache holds one vector a token for all heads: a normed latent of `latent` columns (the nope part), and a key of
+`rope_dim` columns (the rope part). A head's keys are W_k . latent and its values W_v . latent, and neither is computed:
+W_k is absorbed into the query, which becomes W_k^T . q, and the attention output, a mean of latents, is multiplied by
+W_v. (In a prompt this is more arithmetic than expanding keys and values; see docs/models.md.)"""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from math import sqrt
@@ -19,96 +19,113 @@ from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
 from quire.models.llama import UNUSED
 from quire.models.loading import (
-    Experts,
-    Heads,
+    EmbeddingTable,
+    ExpertLinear,
+    HeadLinear,
+    Linear,
+    LinearPart,
     LoadedModel,
-    Matrix,
-    StackedHeads,
-    TensorPart,
-    TokenTable,
+    StackedHeadLinear,
+    TensorSpecs,
     Vector,
-    Wanted,
     load_weights,
 )
-from quire.models.rope import RopeSpec, frequencies, read_rope, yarn_temperature
+from quire.models.rope import RopeSpec, frequencies, read_rope, yarn_mscale
+from quire.models.routing import grouped_sigmoid, grouped_softmax
 from quire.ops.opset import Activation, Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-LATENT_EPS = 1e-6  # of the norms of latents: no configuration says it
+LATENT_EPS = 1e-6  # of the norms of latents: no configuration has it
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekFamily:
+    routing: Callable[[CheckpointConfig], Routing]
+    has_experts: bool = True
+
+
+FAMILIES = {
+    "DeepseekV2ForCausalLM": DeepseekFamily(grouped_softmax),
+    "DeepseekV3ForCausalLM": DeepseekFamily(grouped_sigmoid),
+    "Glm4MoeLiteForCausalLM": DeepseekFamily(grouped_sigmoid),
+    "YoutuForCausalLM": DeepseekFamily(grouped_sigmoid, has_experts=False),
+}
+# Keys that a configuration without experts does not have.
+NO_EXPERTS = {"moe_intermediate_size": 0, "n_shared_experts": 0} | dict.fromkeys(
+    ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group"), 1
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepseekConfig(ModelConfig):
-    """`head_dim` is the width of a token's vector in the cache: latent + turning."""
+    """`head_dim` is the width of a token's vector in the cache: latent + rope_dim."""
 
-    still: int  # columns of a query that are not rotated
-    turning: int  # those that are, and those of the key
-    interleaved: bool  # whether those that turn together lie side by side in the checkpoint
-    apart: bool  # whether W_k (turned) and W_v are tensors of their own: in GGUF files
-    value: int  # columns of a head's value
-    q_rank: int  # of the latent that queries are made of; 0: they are made of the hidden state
+    nope_dim: int  # columns of a head's query that are not rotated
+    rope_dim: int  # columns of a head's query, and of the key, that are rotated
+    rope_interleaved: bool  # the checkpoint has the two columns of a rotary pair side by side
+    split_kv_b: bool  # W_k (transposed) and W_v are two tensors: in GGUF files
+    value_dim: int  # columns of a head's value
+    q_lora_rank: int  # width of the latent that queries are computed from; 0: from the hidden state
     intermediate: int
     eps: float
     rope: RopeSpec
     scale: float  # of attention scores
     attention_bias: bool
     tied: bool
-    num_dense: int  # layers before the first mixture
-    experts: int
+    num_dense: int  # layers before the first with experts
+    num_experts: int
     expert_size: int
-    shared_size: int  # of the experts that all tokens go to, side by side; 0: none
+    shared_size: int  # of the shared experts together; 0: there are none
     routing: Routing
-    num_predicting: int  # layers behind the last that guess further tokens: not read
+    num_mtp_layers: int  # layers behind the last that predict further tokens: not read
 
     @property
     def corrected(self) -> bool:
-        """Whether experts are chosen by corrected scores."""
+        """Whether a bias corrects the scores that experts are chosen by."""
         return self.routing.scoring == "sigmoid"
 
 
 def config(hf: CheckpointConfig) -> DeepseekConfig:
     hf.expect("hidden_act", "silu")
-    if hf.architecture == "YoutuForCausalLM":
-        none = {"first_k_dense_replace": hf.int("num_hidden_layers"), "moe_intermediate_size": 0}
-        one = dict.fromkeys(("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group"), 1)
-        hf = hf.with_values(none | one | {"n_shared_experts": 0})
+    family = FAMILIES[hf.architecture]
+    hf = hf if family.has_experts else hf.with_values(NO_EXPERTS)
     hf.expect("mlp_bias", False, None)
     hf.expect("moe_layer_freq", 1, None)
-    latent, still, turning = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
+    latent, nope_dim, rope_dim = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
     layers, expert_size = hf.int("num_hidden_layers"), hf.int("moe_intermediate_size")
-    rope = read_rope(hf, turning, hf.int("max_position_embeddings"))
+    rope = read_rope(hf, rope_dim, hf.int("max_position_embeddings"))
     return DeepseekConfig(
         architecture=hf.architecture,
         hidden=hf.int("hidden_size"),
         layers=layers,
         heads=hf.int("num_attention_heads"),
         kv_heads=1,
-        head_dim=latent + turning,
+        head_dim=latent + rope_dim,
         latent=latent,
-        still=still,
-        turning=turning,
-        interleaved=hf.bool("rope_interleave", True),
-        apart=hf.bool("kv_b_apart", False),
-        value=hf.int("v_head_dim"),
-        q_rank=hf.int("q_lora_rank", 0),
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        rope_interleaved=hf.bool("rope_interleave", True),
+        split_kv_b=hf.bool("split_kv_b", False),
+        value_dim=hf.int("v_head_dim"),
+        q_lora_rank=hf.int("q_lora_rank", 0),
         intermediate=hf.int("intermediate_size"),
         vocab=hf.int("vocab_size"),
         max_position=rope.default_length,
-        longest=rope.longest,
+        max_length=rope.max_length,
         eps=hf.float("rms_norm_eps", 1e-6),
         rope=rope,
-        scale=_scale(rope, still + turning),
+        scale=_scale(rope, nope_dim + rope_dim),
         windows=(0,) * layers,
         attention_bias=hf.bool("attention_bias", False),
         tied=hf.bool("tie_word_embeddings", False),
-        num_dense=min(_num_dense(hf), layers),
-        experts=hf.int("n_routed_experts"),
+        num_dense=min(_num_dense(hf), layers) if family.has_experts else layers,
+        num_experts=hf.int("n_routed_experts"),
         expert_size=expert_size,
         shared_size=hf.int("n_shared_experts", 0) * expert_size,
-        routing=read_routing(hf),
-        num_predicting=hf.int("num_nextn_predict_layers", 0),
+        routing=family.routing(hf),
+        num_mtp_layers=hf.int("num_nextn_predict_layers", 0),
     )
 
 
@@ -123,121 +140,103 @@ def _num_dense(hf: CheckpointConfig) -> int:
 
 
 def _scale(rope: RopeSpec, head_dim: int) -> float:
-    """YaRN makes long contexts sharper: on queries and keys here, not (or not only) in their rotation."""
-    sharper = rope.number("mscale_all_dim", 0.0) if rope.type == "yarn" else 0.0
-    return (yarn_temperature(rope.stretch, sharper) if sharper else 1.0) ** 2 / sqrt(head_dim)
+    """YaRN's `mscale_all_dim` scales queries and keys, beside what `attention_factor` does to their rope parts."""
+    mscale = rope.param("mscale_all_dim", 0.0) if rope.type == "yarn" else 0.0
+    return (yarn_mscale(rope.factor, mscale) if mscale else 1.0) ** 2 / sqrt(head_dim)
 
 
-def read_routing(hf: CheckpointConfig) -> Routing:
-    top_k, scale = hf.int("num_experts_per_tok"), hf.float("routed_scaling_factor", 1.0)
-    groups, top_groups = hf.int("n_group", 1), hf.int("topk_group", 1)
-    if hf.architecture == "DeepseekV2ForCausalLM":
-        hf.expect("scoring_func", "softmax", None)
-        hf.expect("norm_topk_prob", False, None)
-        if hf.expect("topk_method", "greedy", "group_limited_greedy", None) != "group_limited_greedy":
-            groups = top_groups = 1
-        routing = Routing(top_k, scale=scale, num_groups=groups, top_groups=top_groups)
-    else:
-        hf.expect("scoring_func", "sigmoid", None)
-        hf.expect("topk_method", "noaux_tc", None)
-        renormalize = hf.bool("norm_topk_prob", True)
-        routing = Routing(top_k, "sigmoid", renormalize, scale, groups, top_groups, "best two")
-    routing.check(hf.int("n_routed_experts"))
-    return routing
-
-
-def predicting_layers(layers: int, count: int) -> list[str]:
-    """Patterns of the names of `count` layers behind the last, which guess further tokens and are not read."""
+def mtp_layers(layers: int, count: int) -> list[str]:
+    """Patterns of the tensor names of `count` layers behind the last, which predict further tokens and are not read."""
     return [rf"model\.layers\.{layers + index}\..*" for index in range(count)]
 
 
-def top_names(c: DeepseekConfig) -> Wanted:
+def top_specs(c: DeepseekConfig) -> TensorSpecs:
     return {
-        "embed": TokenTable("model.embed_tokens", c.vocab, c.hidden),
+        "embed": EmbeddingTable("model.embed_tokens", c.vocab, c.hidden),
         "norm": Vector("model.norm", c.hidden),
-        "head": Matrix({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
+        "head": Linear({"model.embed_tokens" if c.tied else "lm_head": c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
     }
 
 
-def layer_names(c: DeepseekConfig, layer: int) -> Wanted:
+def layer_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
     return {
-        "norm1": Vector("input_layernorm", c.hidden),
-        **_query_names(c),
+        "attn_norm": Vector("input_layernorm", c.hidden),
+        **_query_specs(c),
         "latent_norm": Vector("self_attn.kv_a_layernorm", c.latent),
-        **_up_names(c),
-        "out": Matrix({"self_attn.o_proj": c.hidden}, c.heads * c.value, bias=c.attention_bias),
-        "norm2": Vector("post_attention_layernorm", c.hidden),
-        **(_mlp_names("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _mixture_names(c)),
+        **_up_specs(c),
+        "out": Linear({"self_attn.o_proj": c.hidden}, c.heads * c.value_dim, bias=c.attention_bias),
+        "mlp_norm": Vector("post_attention_layernorm", c.hidden),
+        **(_mlp_specs("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_specs(c)),
     }
 
 
-def _query_names(c: DeepseekConfig) -> Wanted:
-    """What is made of the hidden state: queries, or the latent that they are made of, and behind it what is cached."""
-    cached = TensorPart(
-        c.head_dim, np.concatenate([np.arange(c.latent), c.latent + _turning_order(c)]).astype(np.int32)
-    )
-    queries = TensorPart(c.heads * (c.still + c.turning), _query_order(c), bias=False)
-    parts: Mapping[str, int | TensorPart] = {"self_attn.q_proj": queries}
-    if c.q_rank:
-        parts = {"self_attn.q_a_proj": c.q_rank}
-    attn_in = Matrix({**parts, "self_attn.kv_a_proj_with_mqa": cached}, c.hidden, bias=c.attention_bias)
-    if not c.q_rank:
+def _query_specs(c: DeepseekConfig) -> TensorSpecs:
+    """Computed from the hidden state: queries (or their latent), then what is cached of a token."""
+    cached = LinearPart(c.head_dim, np.concatenate([np.arange(c.latent), c.latent + _rope_order(c)]).astype(np.int32))
+    queries = LinearPart(c.heads * (c.nope_dim + c.rope_dim), _query_order(c), bias=False)
+    parts: Mapping[str, int | LinearPart] = {"self_attn.q_proj": queries}
+    if c.q_lora_rank:
+        parts = {"self_attn.q_a_proj": c.q_lora_rank}
+    attn_in = Linear({**parts, "self_attn.kv_a_proj_with_mqa": cached}, c.hidden, bias=c.attention_bias)
+    if not c.q_lora_rank:
         return {"attn_in": attn_in}
-    norm = Vector("self_attn.q_a_layernorm", c.q_rank)
-    return {"attn_in": attn_in, "query_norm": norm, "query_up": Matrix({"self_attn.q_b_proj": queries}, c.q_rank)}
+    norm = Vector("self_attn.q_a_layernorm", c.q_lora_rank)
+    return {"attn_in": attn_in, "query_norm": norm, "query_up": Linear({"self_attn.q_b_proj": queries}, c.q_lora_rank)}
 
 
-def _up_names(c: DeepseekConfig) -> Wanted:
-    if c.apart:
+def _up_specs(c: DeepseekConfig) -> TensorSpecs:
+    if c.split_kv_b:
         return {
-            "key_up": StackedHeads("self_attn.k_b_proj", c.heads, c.latent, c.still),
-            "value_up": StackedHeads("self_attn.v_b_proj", c.heads, c.value, c.latent),
+            "key_up": StackedHeadLinear("self_attn.k_b_proj", c.heads, c.latent, c.nope_dim),
+            "value_up": StackedHeadLinear("self_attn.v_b_proj", c.heads, c.value_dim, c.latent),
         }
-    stored = ("self_attn.kv_b_proj", c.heads, c.still + c.value, c.latent)
+    stored = ("self_attn.kv_b_proj", c.heads, c.nope_dim + c.value_dim, c.latent)
     return {
-        "key_up": Heads(*stored, first=0, count=c.still, transposed=True),
-        "value_up": Heads(*stored, first=c.still, count=c.value),
+        "key_up": HeadLinear(*stored, first=0, count=c.nope_dim, transposed=True),
+        "value_up": HeadLinear(*stored, first=c.nope_dim, count=c.value_dim),
     }
 
 
-def _turning_order(c: DeepseekConfig) -> NDArray[np.int32]:
-    """We turn column i with column i + turning / 2; the checkpoint may turn 2i with 2i + 1."""
-    columns = np.arange(c.turning, dtype=np.int32)
-    return np.concatenate([columns[::2], columns[1::2]]) if c.interleaved else columns
+def _rope_order(c: DeepseekConfig) -> NDArray[np.int32]:
+    """We rotate column i with column i + rope_dim / 2; the checkpoint may rotate 2i with 2i + 1."""
+    columns = np.arange(c.rope_dim, dtype=np.int32)
+    return np.concatenate([columns[::2], columns[1::2]]) if c.rope_interleaved else columns
 
 
 def _query_order(c: DeepseekConfig) -> NDArray[np.int32]:
-    """First what does not turn of all heads, then what does."""
-    first = np.arange(c.heads, dtype=np.int32)[:, None] * (c.still + c.turning)
-    still, turning = first + np.arange(c.still, dtype=np.int32), first + c.still + _turning_order(c)
-    return np.concatenate([still.ravel(), turning.ravel()])
+    """The nope parts of all heads, then their rope parts."""
+    first = np.arange(c.heads, dtype=np.int32)[:, None] * (c.nope_dim + c.rope_dim)
+    nope, rope = first + np.arange(c.nope_dim, dtype=np.int32), first + c.nope_dim + _rope_order(c)
+    return np.concatenate([nope.ravel(), rope.ravel()])
 
 
-def _mlp_names(name: str, hidden: int, size: int) -> Wanted:
-    gate_up = Matrix({f"{name}.gate_proj": size, f"{name}.up_proj": size}, hidden)
-    return {"gate_up": gate_up, "down": Matrix({f"{name}.down_proj": hidden}, size)}
+def _mlp_specs(name: str, hidden: int, size: int) -> TensorSpecs:
+    gate_up = Linear({f"{name}.gate_proj": size, f"{name}.up_proj": size}, hidden)
+    return {"gate_up": gate_up, "down": Linear({f"{name}.down_proj": hidden}, size)}
 
 
-def _mixture_names(c: DeepseekConfig) -> Wanted:
+def _moe_specs(c: DeepseekConfig) -> TensorSpecs:
     size = c.expert_size
-    correction = Vector("mlp.gate", c.experts, of="e_score_correction_bias")
+    correction = Vector("mlp.gate", c.num_experts, suffix="e_score_correction_bias")
     return {
-        "router": Matrix({"mlp.gate": c.experts}, c.hidden, keep=Keep.ALL),
-        "experts_up": Experts({"mlp.experts.{}.gate_proj": size, "mlp.experts.{}.up_proj": size}, c.hidden, c.experts),
-        "experts_down": Experts({"mlp.experts.{}.down_proj": c.hidden}, size, c.experts),
+        "router": Linear({"mlp.gate": c.num_experts}, c.hidden, keep=Keep.ALL),
+        "experts_up": ExpertLinear(
+            {"mlp.experts.{}.gate_proj": size, "mlp.experts.{}.up_proj": size}, c.hidden, c.num_experts
+        ),
+        "experts_down": ExpertLinear({"mlp.experts.{}.down_proj": c.hidden}, size, c.num_experts),
         **({"correction": correction} if c.corrected else {}),
-        **(_mlp_names("mlp.shared_experts", c.hidden, c.shared_size) if c.shared_size else {}),
+        **(_mlp_specs("mlp.shared_experts", c.hidden, c.shared_size) if c.shared_size else {}),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Mlp:
+class DeepseekMlp:
     gate_up: PackedWeight
     down: PackedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class DeepseekMoe:
     router: PackedWeight
     experts_up: PackedExperts
     experts_down: PackedExperts
@@ -245,80 +244,85 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    norm1: Any
-    attn_in: PackedWeight  # hidden -> queries or their latent, the latent, and the key's columns that turn
+class DeepseekLayer:
+    attn_norm: Any
+    attn_in: PackedWeight  # hidden -> queries (or their latent), the latent, the key's rope part
     latent_norm: Any
-    key_up: PackedHeads  # still -> latent
-    value_up: PackedHeads  # latent -> value
+    key_up: PackedHeads  # nope_dim -> latent
+    value_up: PackedHeads  # latent -> value_dim
     out: PackedWeight
-    norm2: Any
+    mlp_norm: Any
     query_norm: Any = None
     query_up: PackedWeight | None = None
-    mlp: Mlp | None = None  # of all tokens: in a mixture, the experts that they share
-    mixture: Mixture | None = None
+    mlp: DeepseekMlp | None = None  # beside routed experts: the shared experts
+    moe: DeepseekMoe | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class DeepseekWeights:
     embed: Any
-    layers: list[Layer]
+    layers: list[DeepseekLayer]
     norm: Any
     head: PackedWeight
     rope: Any  # rotary frequencies
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_len: int) -> LoadedModel:
-    predicting = predicting_layers(config.layers, config.num_predicting)
-    unused = "|".join([UNUSED, *predicting, *(["lm_head.weight"] if config.tied else [])])
-    named = {f"model.layers.{layer}.": layer_names(config, layer) for layer in range(config.layers)}
-    top, layers = load_weights(ops, checkpoint, top_names(config), named, unused)
+    mtp = mtp_layers(config.layers, config.num_mtp_layers)
+    unused = "|".join([UNUSED, *mtp, *(["lm_head.weight"] if config.tied else [])])
+    by_prefix = {f"model.layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_specs(config), by_prefix, unused)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
-    weights = Weights(**top, layers=[_layer(layer) for layer in layers], rope=rope)
+    weights = DeepseekWeights(**top, layers=[_layer(layer) for layer in layers], rope=rope)
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def _layer(loaded: Mapping[str, Any]) -> Layer:
+def _layer(loaded: Mapping[str, Any]) -> DeepseekLayer:
     def of(kind: type[Any]) -> dict[str, Any]:
         return {field.name: loaded[field.name] for field in fields(kind) if field.name in loaded}
 
-    mlp, mixture = of(Mlp), of(Mixture)
-    return Layer(**of(Layer), mlp=Mlp(**mlp) if mlp else None, mixture=Mixture(**mixture) if mixture else None)
+    mlp, moe = of(DeepseekMlp), of(DeepseekMoe)
+    return DeepseekLayer(
+        **of(DeepseekLayer), mlp=DeepseekMlp(**mlp) if mlp else None, moe=DeepseekMoe(**moe) if moe else None
+    )
 
 
-def forward(c: DeepseekConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: DeepseekConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
     x = ops.embedding(batch.ids, w.embed)
     for index, layer in enumerate(w.layers):
-        x = ops.add(x, attention(c, layer, index, ops, ops.rms_norm(x, layer.norm1, c.eps), angles, batch))
-        x = ops.add(x, feed_forward(c, layer, ops, ops.rms_norm(x, layer.norm2, c.eps)))
+        x = ops.add(x, attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, batch))
+        x = ops.add(x, feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps)))
     return ops.logits(ops.rms_norm(x, w.norm, c.eps), w.head, batch)
 
 
-def attention(c: DeepseekConfig, layer: Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
-    still, turning = c.heads * c.still, c.heads * c.turning
+def attention(
+    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
+) -> Value:
+    nope, rope = c.heads * c.nope_dim, c.heads * c.rope_dim
+    attn_in = ops.linear(x, layer.attn_in)
     if layer.query_up is None:
-        q, q_turned, latent, turned = ops.split(ops.linear(x, layer.attn_in), (still, turning, c.latent, c.turning))
+        q_nope, q_rope, latent, k_rope = ops.split(attn_in, (nope, rope, c.latent, c.rope_dim))
     else:
-        q_latent, latent, turned = ops.split(ops.linear(x, layer.attn_in), (c.q_rank, c.latent, c.turning))
+        q_latent, latent, k_rope = ops.split(attn_in, (c.q_lora_rank, c.latent, c.rope_dim))
         queries = ops.linear(ops.rms_norm(q_latent, layer.query_norm, LATENT_EPS), layer.query_up)
-        q, q_turned = ops.split(queries, (still, turning))
+        q_nope, q_rope = ops.split(queries, (nope, rope))
     latent = ops.rms_norm(latent, layer.latent_norm, LATENT_EPS)
-    ops.write_latent(latent, ops.rope(turned, angles, c.turning), batch, index)
-    q = ops.linear_heads(q, layer.key_up)
-    found = ops.mla_attention(q, ops.rope(q_turned, angles, c.turning), batch, index, c.scale)
-    return ops.linear(ops.linear_heads(found, layer.value_up), layer.out)
+    ops.write_latent(latent, ops.rope(k_rope, angles, c.rope_dim), batch, index)
+    q_latent = ops.linear_heads(q_nope, layer.key_up)
+    attended = ops.mla_attention(q_latent, ops.rope(q_rope, angles, c.rope_dim), batch, index, c.scale)
+    return ops.linear(ops.linear_heads(attended, layer.value_up), layer.out)
 
 
-def feed_forward(c: DeepseekConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+def feed_forward(c: DeepseekConfig, layer: DeepseekLayer, ops: OpSet, x: Value) -> Value:
     dense = None if layer.mlp is None else mlp(layer.mlp, ops, x)
-    if layer.mixture is None:
+    if layer.moe is None:
         return dense
-    m = layer.mixture
+    m = layer.moe
     logits = ops.linear(x, m.router)
-    found = ops.moe(x, logits, m.experts_up, m.experts_down, c.routing, Activation.SILU, m.correction)
-    return found if dense is None else ops.add(found, dense)
+    routed = ops.moe(x, logits, m.experts_up, m.experts_down, c.routing, Activation.SILU, m.correction)
+    return routed if dense is None else ops.add(routed, dense)
 
 
-def mlp(w: Mlp, ops: OpSet, x: Value) -> Value:
+def mlp(w: DeepseekMlp, ops: OpSet, x: Value) -> Value:
     return ops.linear(ops.activate_and_mul(ops.linear(x, w.gate_up), Activation.SILU), w.down)

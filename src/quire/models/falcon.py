@@ -1,18 +1,18 @@
-"""Falcon. 7B has one key head for all queries, and attention and MLP side by side behind one norm; 40B has groups of
-heads and two norms (`new_decoder_architecture`); 11B has groups and one norm. Those called RW have slopes instead of
-positions, biases, a key head for each query head, and the MLP after attention."""
+"""Falcon. 7B has one key head for all queries (MQA), and attention and MLP in parallel behind one norm. 40B has grouped
+heads and two norms (`new_decoder_architecture`); 11B has grouped heads and one norm. Falcon-RW has ALiBi, biases, a key
+head for each query head, and the MLP after attention."""
 
 from dataclasses import replace
 
 from quire.models import alibi, gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
-from quire.models.row_orders import groups_apart
+from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LinearPart, LoadedModel, TensorSpecs
+from quire.models.qkv_order import ungrouped_qkv
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-TRAINED_LENGTH = 2048  # of those that do not say
+TRAINED_LENGTH = 2048  # where config.json has none
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
@@ -36,34 +36,34 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         kv_heads=1 if one_key_head else hf.int("num_kv_heads", c.heads),
         intermediate=hf.int("ffn_hidden_size", c.intermediate),
         # Rounded as in transformers, and scaled together with q . k.
-        slopes=tuple(alibi.to_bfloat16(x) * c.scale for x in alibi.slopes(c.heads)) if has_slopes else (),
+        slopes=tuple(alibi.to_bfloat16(x) * c.scale for x in alibi.alibi_slopes(c.heads)) if has_slopes else (),
     )
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {
-        "embed": TokenTable("word_embeddings", config.vocab, config.hidden),
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("word_embeddings", config.vocab, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.Names("transformer.", "h", top, layer_names(config, checkpoint.config))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("transformer.", "h", top, layer_specs(config, checkpoint.config))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
-def layer_names(c: gpt.GPTConfig, hf: CheckpointConfig) -> Wanted:
-    order = groups_apart(c.kv_heads, c.heads, c.head_dim)
-    qkv = TensorPart(c.q_size + 2 * c.kv_size, order, ordered=hf.bool(gpt.QKV_APART, False))
+def layer_specs(c: gpt.GPTConfig, hf: CheckpointConfig) -> TensorSpecs:
+    order = ungrouped_qkv(c.kv_heads, c.heads, c.head_dim)
+    qkv = LinearPart(c.q_size + 2 * c.kv_size, order, already_ordered=hf.bool(gpt.QKV_UNGROUPED, False))
     return {
         **_norms(c, hf),
-        "qkv": Matrix({"self_attention.query_key_value": qkv}, c.hidden, c.bias),
-        "out": Matrix({"self_attention.dense": c.hidden}, c.q_size, c.bias),
-        "up": Matrix({"mlp.dense_h_to_4h": c.intermediate}, c.hidden, c.bias),
-        "down": Matrix({"mlp.dense_4h_to_h": c.hidden}, c.intermediate, c.bias),
+        "qkv": Linear({"self_attention.query_key_value": qkv}, c.hidden, c.bias),
+        "out": Linear({"self_attention.dense": c.hidden}, c.q_size, c.bias),
+        "up": Linear({"mlp.dense_h_to_4h": c.intermediate}, c.hidden, c.bias),
+        "down": Linear({"mlp.dense_4h_to_h": c.hidden}, c.intermediate, c.bias),
     }
 
 
-def _norms(c: gpt.GPTConfig, hf: CheckpointConfig) -> Wanted:
+def _norms(c: gpt.GPTConfig, hf: CheckpointConfig) -> TensorSpecs:
     default = 2 if hf.bool("new_decoder_architecture", False) else 1
     if c.parallel and hf.int("num_ln_in_parallel_attn", default) == 2:
-        return {"norm1": LayerNorm("ln_attn", c.hidden), "norm2": LayerNorm("ln_mlp", c.hidden)}
-    first = {"norm1": LayerNorm("input_layernorm", c.hidden)}
-    return first if c.parallel else first | {"norm2": LayerNorm("post_attention_layernorm", c.hidden)}
+        return {"attn_norm": LayerNorm("ln_attn", c.hidden), "mlp_norm": LayerNorm("ln_mlp", c.hidden)}
+    first = {"attn_norm": LayerNorm("input_layernorm", c.hidden)}
+    return first if c.parallel else first | {"mlp_norm": LayerNorm("post_attention_layernorm", c.hidden)}

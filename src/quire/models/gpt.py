@@ -1,8 +1,8 @@
 """Decoders with layer norms: GPT-2, and the families between it and Llama.
 
-They differ in where positions enter (a table, rotation, slopes), in whether attention and MLP follow each other or both
-read the layer's input, and in numbers and names. The wiring stands here, once; a family's own file reads its numbers
-(`read_config`) and lists its names (`Names`)."""
+They differ in position embeddings (learned, rope, ALiBi), in whether attention and MLP follow each other or both read
+the layer's input, and in sizes and tensor names. The forward pass is here; a family's own file reads its configuration
+(`read_config`) and lists its tensors (`GPTTensors`)."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from quire.models.config import ModelConfig
-from quire.models.loading import Affine, LoadedModel, Matrix, TokenTable, Wanted, load_weights
+from quire.models.loading import Affine, EmbeddingTable, Linear, LoadedModel, TensorSpecs, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import REQUIRED, CheckpointConfig, Required
 
-QKV_APART = "qkv_apart"  # true in GGUF files, whose converter puts q, k and v, stored head by head, one after the other
-# Older exports stored causal masks, and what follows from the configuration.
+QKV_UNGROUPED = "qkv_ungrouped"  # config key of GGUF files: their converter undoes the grouping of q, k and v by heads
+# Buffers of older exports: causal masks and rotary frequencies.
 UNUSED = r".*\.(attn|attention|self_attention)\.(bias|masked_bias)|.*\.rotary_emb\.inv_freq"
 
 
@@ -31,19 +31,19 @@ class GPTConfig(ModelConfig):
     eps: float  # of the norms
     scale: float  # of the scores
     tied: bool  # the head is the embedding table
-    bias: bool = True  # of the linear layers in a layer, where a family has the choice
-    gated: bool = False  # the MLP multiplies its activation with a second product
-    parallel: bool = False  # attention and MLP both read the layer's input, each or together behind a norm
-    norms_after: bool = False  # of the sums, where others have them before attention and MLP
-    head_norms: bool = False  # norms of q and k are of every head, and not of all together
-    clip: float = 0.0  # q, k and v are kept in -clip .. clip; 0 keeps them as they are
+    bias: bool = True  # of the linear layers in a layer, where the configuration has a choice
+    gated: bool = False  # the MLP has a gate
+    parallel: bool = False  # attention and MLP both read the layer's input, behind one norm or one each
+    post_norm: bool = False  # norms stand after residual sums, not before attention and MLP
+    head_norms: bool = False  # q and k are normed head by head, not whole
+    clip_qkv: float = 0.0  # q, k and v are clipped to -clip_qkv .. clip_qkv; 0: they are not
     rope: RopeSpec | None = None
-    rotated: tuple[bool, ...] | None = None  # for each layer: whether queries and keys turn; None: all
+    rotated: tuple[bool, ...] | None = None  # for each layer: whether queries and keys have rope; None: all do
     logit_scale: float = 1.0
-    slopes: tuple[float, ...] = ()  # for each head: how fast its scores fall with the distance
+    slopes: tuple[float, ...] = ()  # ALiBi, for each head
 
 
-# What configurations call the numbers that all have.
+# The keys of config.json for the sizes that all have.
 HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -55,12 +55,12 @@ def read_config(
     *,
     rotary: CheckpointConfig | None = None,
     default_length: int | Required = REQUIRED,
-    **numbers: Any,
+    **fields: Any,
 ) -> GPTConfig:
-    """What all have; the fields in `numbers` are the family's own, besides or instead. `rotary` has the keys of the
-    rotation, for families that rotate."""
-    hidden, layers, heads = (_number(hf, keys) for keys in (HIDDEN, LAYERS, HEADS))
-    max_position = _number(hf, LENGTH, default_length)
+    """The fields that all families share; `fields` adds to them or replaces them. `rotary` has the keys of rope, in
+    families that have it."""
+    hidden, layers, heads = (_size(hf, keys) for keys in (HIDDEN, LAYERS, HEADS))
+    max_position = _size(hf, LENGTH, default_length)
     head_dim = hf.int("head_dim", hidden // max(heads, 1))
     rope = read_rope(rotary, head_dim, max_position) if rotary is not None else None
     common = {
@@ -73,82 +73,84 @@ def read_config(
         "intermediate": 4 * hidden,
         "vocab": hf.int("vocab_size"),
         "max_position": rope.default_length if rope else max_position,
-        "longest": rope.longest if rope else max_position,
+        "max_length": rope.max_length if rope else max_position,
         "windows": (0,) * layers,
         "eps": 1e-5,
         "scale": 1 / sqrt(max(head_dim, 1)),
         "tied": hf.bool("tie_word_embeddings", False),
         "rope": rope,
     }
-    return GPTConfig(**{**common, **numbers})
+    return GPTConfig(**{**common, **fields})
 
 
-def _number(hf: CheckpointConfig, keys: tuple[str, ...], default: int | Required = REQUIRED) -> int:
+def _size(hf: CheckpointConfig, keys: tuple[str, ...], default: int | Required = REQUIRED) -> int:
     return hf.int(next((key for key in keys if key in hf), keys[0]), default)
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Where a family's checkpoints keep what."""
+class GPTTensors:
+    """The tensors of a family's checkpoints."""
 
-    base: str  # what all names but the head's begin with; where none does, it is left out
-    layers: str  # what follows before the number of a layer
-    top: Wanted  # the fields of `Weights`
-    layer: Wanted  # the fields of `Layer`
+    base: str  # prefix of all names but the head's; some checkpoints leave it out
+    layers: str  # what stands between the base and the number of a layer
+    top: TensorSpecs  # the fields of `GPTWeights`
+    layer: TensorSpecs  # the fields of `GPTLayer`
     head: str = "lm_head"
-    head_bias: bool = False  # only where the head is not the embedding table
+    head_bias: bool = False  # only where the head is not tied to the embedding
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    norm1: Affine
+class GPTLayer:
+    attn_norm: Affine
     qkv: PackedWeight
     out: PackedWeight
-    up: PackedWeight  # and the gate before it
+    up: PackedWeight  # with the gate stacked before it, if there is one
     down: PackedWeight
-    norm2: Affine | None = None  # None: the MLP reads what attention reads
+    mlp_norm: Affine | None = None  # None: the MLP reads the input of attention
     q_norm: Affine | None = None
     k_norm: Affine | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class GPTWeights:
     embed: Any
-    layers: list[Layer]
+    layers: list[GPTLayer]
     head: PackedWeight
     norm: Affine | None = None
-    positions: Any = None  # a row for each
+    positions: Any = None  # learned position embeddings
     embed_norm: Affine | None = None
-    embed_in: PackedWeight | None = None  # from the columns of the embedding to those of the layers
-    embed_out: PackedWeight | None = None  # and back
+    embed_in: PackedWeight | None = None  # projects embeddings to the width of the layers
+    embed_out: PackedWeight | None = None  # projects hidden states to the width of the embedding
     rope: Any = None
     slopes: Any = None
 
 
-def load_as(ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len: int, names: Names) -> LoadedModel:
-    base = names.base if any(name.startswith(names.base) for name in checkpoint.names()) else ""
-    embed = names.top["embed"]
-    assert isinstance(embed, TokenTable) and not (config.tied and names.head_bias)
-    head = Matrix(
-        {base + embed.name if config.tied else names.head: config.vocab},
+def load_model(
+    ops: OpSet, checkpoint: Checkpoint, config: GPTConfig, max_model_len: int, tensors: GPTTensors
+) -> LoadedModel:
+    base = tensors.base if any(name.startswith(tensors.base) for name in checkpoint.names()) else ""
+    embed = tensors.top["embed"]
+    assert isinstance(embed, EmbeddingTable) and not (config.tied and tensors.head_bias)
+    head = Linear(
+        {base + embed.name if config.tied else tensors.head: config.vocab},
         embed.num_columns,
-        bias=names.head_bias,
+        bias=tensors.head_bias,
         keep=Keep.EIGHT_BITS,
     )
-    inside = {base: names.top} | {f"{base}{names.layers}.{i}.": names.layer for i in range(config.layers)}
-    unused = "|".join([UNUSED, *([f"{names.head}.weight"] if config.tied else [])])
+    inside = {base: tensors.top} | {f"{base}{tensors.layers}.{i}.": tensors.layer for i in range(config.layers)}
+    unused = "|".join([UNUSED, *([f"{tensors.head}.weight"] if config.tied else [])])
     outer, (top, *layers) = load_weights(ops, checkpoint, {"head": head}, inside, unused)
-    weights = Weights(
+    weights = GPTWeights(
         **outer,
         **top,
-        layers=[Layer(**layer) for layer in layers],
+        layers=[GPTLayer(**layer) for layer in layers],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)) if config.rope else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
     return LoadedModel(config, partial(forward, config, weights), [outer, top, *layers])
 
 
-def forward(c: GPTConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
+def forward(c: GPTConfig, w: GPTWeights, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope) if c.rope else None
     x = ops.embedding(batch.ids, w.embed)
     if w.embed_in is not None:
@@ -166,33 +168,33 @@ def forward(c: GPTConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
     return ops.logits(x if c.logit_scale == 1 else ops.scale(x, c.logit_scale), w.head, batch)
 
 
-def block(c: GPTConfig, w: Weights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+def block(c: GPTConfig, w: GPTWeights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     layer = w.layers[index]
-    if c.norms_after:
-        assert layer.norm2 is not None
-        x = ops.layer_norm(ops.add(x, attention(c, w, index, ops, x, angles, batch)), *layer.norm1, c.eps)
-        return ops.layer_norm(ops.add(x, mlp(c, layer, ops, x)), *layer.norm2, c.eps)
-    normed = ops.layer_norm(x, *layer.norm1, c.eps)
+    if c.post_norm:
+        assert layer.mlp_norm is not None
+        x = ops.layer_norm(ops.add(x, attention(c, w, index, ops, x, angles, batch)), *layer.attn_norm, c.eps)
+        return ops.layer_norm(ops.add(x, mlp(c, layer, ops, x)), *layer.mlp_norm, c.eps)
+    normed = ops.layer_norm(x, *layer.attn_norm, c.eps)
     attended = ops.add(x, attention(c, w, index, ops, normed, angles, batch))
-    if layer.norm2 is not None:
-        normed = ops.layer_norm(x if c.parallel else attended, *layer.norm2, c.eps)
+    if layer.mlp_norm is not None:
+        normed = ops.layer_norm(x if c.parallel else attended, *layer.mlp_norm, c.eps)
     return ops.add(attended, mlp(c, layer, ops, normed))
 
 
-def attention(c: GPTConfig, w: Weights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+def attention(c: GPTConfig, w: GPTWeights, index: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     layer = w.layers[index]
     qkv = ops.linear(x, layer.qkv)
-    q, k, v = ops.split(ops.clamp(qkv, c.clip) if c.clip else qkv, (c.q_size, c.kv_size, c.kv_size))
+    q, k, v = ops.split(ops.clamp(qkv, c.clip_qkv) if c.clip_qkv else qkv, (c.q_size, c.kv_size, c.kv_size))
     if layer.q_norm is not None and layer.k_norm is not None:
         q = ops.layer_norm(q, *layer.q_norm, c.eps, c.heads if c.head_norms else 1)
         k = ops.layer_norm(k, *layer.k_norm, c.eps, c.kv_heads if c.head_norms else 1)
     if c.rope and (c.rotated is None or c.rotated[index]):
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     ops.write_kv(k, v, batch, index)
-    found = ops.paged_attention(q, batch, index, c.head_dim, c.scale, c.windows[index], slopes=w.slopes)
-    return ops.linear(found, layer.out)
+    attended = ops.paged_attention(q, batch, index, c.head_dim, c.scale, c.windows[index], slopes=w.slopes)
+    return ops.linear(attended, layer.out)
 
 
-def mlp(c: GPTConfig, layer: Layer, ops: OpSet, x: Value) -> Value:
+def mlp(c: GPTConfig, layer: GPTLayer, ops: OpSet, x: Value) -> Value:
     act = ops.activate_and_mul if c.gated else ops.activate
     return ops.linear(act(ops.linear(x, layer.up), c.activation), layer.down)

@@ -1,30 +1,44 @@
 """GPT-2 and StarCoder (GPTBigCode): learned positions.
 
-GPT-2 stores its matrices with the inputs first. StarCoder stores them as others do, and either has one key head for all
-(multi_query) or, as GPT-NeoX, stores q, k and v head by head."""
+GPT-2 stores its matrices as [inputs, outputs]. StarCoder has either one key head for all queries (`multi_query`) or, as
+GPT-NeoX, q, k and v stored head by head."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
-from quire.models.row_orders import groups_apart
+from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LinearPart, LoadedModel, TensorSpecs
+from quire.models.qkv_order import ungrouped_qkv
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-INPUTS_FIRST = "matrices_inputs_first"  # false in GGUF files, whose converter has transposed them
+INPUTS_FIRST = "matrices_inputs_first"  # config key of GGUF files: false, their converter transposes matrices
+
+
+@dataclass(frozen=True, slots=True)
+class GPT2Family:
+    activation: str  # where `activation_function` does not say
+    multi_query: bool  # it may have one key head for all queries
+    inputs_first: bool  # matrices are stored as [inputs, outputs]
+    qkv_by_head: bool  # q, k and v are stored head by head
+
+
+FAMILIES = {
+    "GPT2LMHeadModel": GPT2Family("gelu_new", multi_query=False, inputs_first=True, qkv_by_head=False),
+    "GPTBigCodeForCausalLM": GPT2Family("gelu_pytorch_tanh", multi_query=True, inputs_first=False, qkv_by_head=True),
+}
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     hf.expect("scale_attn_weights", True, None)
     hf.expect("scale_attn_by_inverse_layer_idx", False, None)
     hf.expect("add_cross_attention", False, None)
-    big_code = hf.architecture == "GPTBigCodeForCausalLM"
-    one_key_head = big_code and hf.bool("multi_query", True)
+    family = FAMILIES[hf.architecture]
+    one_key_head = family.multi_query and hf.bool("multi_query", True)
     c = gpt.read_config(
         hf,
-        activation=read_activation(hf, "activation_function", "gelu_pytorch_tanh" if big_code else "gelu_new"),
+        activation=read_activation(hf, "activation_function", family.activation),
         eps=hf.float("layer_norm_epsilon", 1e-5),
         tied=hf.bool("tie_word_embeddings", True),
     )
@@ -32,28 +46,28 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    big_code = config.architecture == "GPTBigCodeForCausalLM"
-    inputs_first = not big_code and checkpoint.config.bool(INPUTS_FIRST, True)
-    top: Wanted = {
-        "embed": TokenTable("wte", config.vocab, config.hidden),
-        "positions": TokenTable("wpe", config.max_position, config.hidden),
+    family = FAMILIES[config.architecture]
+    inputs_first = family.inputs_first and checkpoint.config.bool(INPUTS_FIRST, True)
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("wte", config.vocab, config.hidden),
+        "positions": EmbeddingTable("wpe", config.max_position, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.Names("transformer.", "h", top, layer_names(config, inputs_first, by_head=big_code))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("transformer.", "h", top, layer_specs(config, inputs_first, by_head=family.qkv_by_head))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
-def layer_names(c: gpt.GPTConfig, inputs_first: bool, by_head: bool) -> Wanted:
-    order = groups_apart(c.kv_heads, c.heads, c.head_dim) if by_head else None
+def layer_specs(c: gpt.GPTConfig, inputs_first: bool, by_head: bool) -> TensorSpecs:
+    order = ungrouped_qkv(c.kv_heads, c.heads, c.head_dim) if by_head else None
 
-    def linear(name: str, outputs: int | TensorPart, inputs: int) -> Matrix:
-        return Matrix({name: outputs}, inputs, bias=True, transposed=inputs_first)
+    def linear(name: str, outputs: int | LinearPart, inputs: int) -> Linear:
+        return Linear({name: outputs}, inputs, bias=True, transposed=inputs_first)
 
     return {
-        "norm1": LayerNorm("ln_1", c.hidden),
-        "qkv": linear("attn.c_attn", TensorPart(c.q_size + 2 * c.kv_size, order), c.hidden),
+        "attn_norm": LayerNorm("ln_1", c.hidden),
+        "qkv": linear("attn.c_attn", LinearPart(c.q_size + 2 * c.kv_size, order), c.hidden),
         "out": linear("attn.c_proj", c.hidden, c.q_size),
-        "norm2": LayerNorm("ln_2", c.hidden),
+        "mlp_norm": LayerNorm("ln_2", c.hidden),
         "up": linear("mlp.c_fc", c.intermediate, c.hidden),
         "down": linear("mlp.c_proj", c.hidden, c.intermediate),
     }

@@ -1,10 +1,10 @@
-"""GPT-NeoX and Pythia: attention and MLP side by side, each behind its own norm, or one after the other; a part of each
-head rotates; q, k and v are stored head by head."""
+"""GPT-NeoX and Pythia: attention and MLP in parallel, each behind its own norm, or one after the other; rope on a part
+of each head; q, k and v are stored head by head."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
-from quire.models.row_orders import groups_apart
+from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LinearPart, LoadedModel, TensorSpecs
+from quire.models.qkv_order import ungrouped_qkv
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -27,22 +27,24 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {
-        "embed": TokenTable("embed_in", config.vocab, config.hidden),
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("embed_in", config.vocab, config.hidden),
         "norm": LayerNorm("final_layer_norm", config.hidden),
     }
-    layer = layer_names(config, by_head=not checkpoint.config.bool(gpt.QKV_APART, False))
+    layer = layer_specs(config, by_head=not checkpoint.config.bool(gpt.QKV_UNGROUPED, False))
     head = "embed_out" if "embed_out.weight" in checkpoint.names() else "lm_head"  # before and since transformers 5
-    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("gpt_neox.", "layers", top, layer, head))
+    return gpt.load_model(
+        ops, checkpoint, config, max_model_len, gpt.GPTTensors("gpt_neox.", "layers", top, layer, head)
+    )
 
 
-def layer_names(c: gpt.GPTConfig, by_head: bool) -> Wanted:
-    qkv = TensorPart(3 * c.q_size, groups_apart(c.heads, c.heads, c.head_dim), ordered=not by_head)
+def layer_specs(c: gpt.GPTConfig, by_head: bool) -> TensorSpecs:
+    qkv = LinearPart(3 * c.q_size, ungrouped_qkv(c.heads, c.heads, c.head_dim), already_ordered=not by_head)
     return {
-        "norm1": LayerNorm("input_layernorm", c.hidden),
-        "qkv": Matrix({"attention.query_key_value": qkv}, c.hidden, bias=c.bias),
-        "out": Matrix({"attention.dense": c.hidden}, c.q_size, bias=c.bias),
-        "norm2": LayerNorm("post_attention_layernorm", c.hidden),
-        "up": Matrix({"mlp.dense_h_to_4h": c.intermediate}, c.hidden, bias=True),
-        "down": Matrix({"mlp.dense_4h_to_h": c.hidden}, c.intermediate, bias=True),
+        "attn_norm": LayerNorm("input_layernorm", c.hidden),
+        "qkv": Linear({"attention.query_key_value": qkv}, c.hidden, bias=c.bias),
+        "out": Linear({"attention.dense": c.hidden}, c.q_size, bias=c.bias),
+        "mlp_norm": LayerNorm("post_attention_layernorm", c.hidden),
+        "up": Linear({"mlp.dense_h_to_4h": c.intermediate}, c.hidden, bias=True),
+        "down": Linear({"mlp.dense_4h_to_h": c.hidden}, c.intermediate, bias=True),
     }

@@ -1,16 +1,18 @@
-"""gpt-oss: a mixture whose attention has sinks, with a window in every other layer, and biases everywhere.
+"""gpt-oss: MoE with attention sinks, a window in every other layer, and biases everywhere.
 
-Checkpoints store the gate and the up of an expert row by row in turn: in 4 bits (MXFP4), which become a tensor for each
-expert (weights/formats/mxfp4.py), or in floats, all experts in one tensor, inputs first. GGUF has gate and up apart."""
+Checkpoints interleave the rows of an expert's gate and up projections: in 4 bits (MXFP4), as one tensor an expert
+(weights/formats/mxfp4.py), or in floats, all experts in one tensor, [experts, inputs, outputs]. GGUF files have gate
+and up as two tensors."""
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
-from quire.models import llama, mixture
-from quire.models.loading import Experts, LoadedModel, Matrix, Vector, Wanted
-from quire.models.mixture import MixtureConfig
+from quire.models import llama, moe
+from quire.models.llama_families import translate
+from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpecs, Vector
+from quire.models.moe import MoeConfig
+from quire.models.moe_families import MoeFamily
 from quire.ops.opset import Activation, Keep, OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -19,36 +21,39 @@ GATE, UP, GATE_UP, DOWN = (f"mlp.experts.{{}}.{part}_proj" for part in ("gate", 
 ALL_GATE_UP, ALL_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
-def config(hf: CheckpointConfig) -> MixtureConfig:
-    hf.expect("hidden_act", "silu", None)
-    hf.expect("swiglu_limit", 7.0, None)
-    hf.expect("swiglu_alpha", 1.702, None)
-    numbers = mixture.numbers(hf.with_values({"norm_topk_prob": True}))
-    return MixtureConfig(**numbers | {"activation": Activation.CLAMPED_SWIGLU})
+FAMILY = MoeFamily(
+    defaults={"norm_topk_prob": True},
+    expects={"swiglu_limit": (7.0, None), "swiglu_alpha": (1.702, None)},
+    activations=dict.fromkeys(("silu", None), Activation.CLAMPED_SWIGLU),
+)
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: MixtureConfig, max_model_len: int) -> LoadedModel:
-    names = [layer_names(config, set(checkpoint.names()))] * config.layers
-    forward = partial(llama.forward, feed_forward=mixture.feed_forward)
-    return llama.load_with(ops, checkpoint, config, max_model_len, forward, names, mixture.Layer)
+def config(hf: CheckpointConfig) -> MoeConfig:
+    return MoeConfig(**moe.config_fields(translate(hf, FAMILY), FAMILY))
 
 
-def layer_names(c: MixtureConfig, stored: set[str]) -> Wanted:
-    names = {ours: want for ours, want in llama.layer_names(c).items() if ours not in ("gate_up", "down")}
+def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:
+    layers = [layer_specs(config, set(checkpoint.names()))] * config.layers
+    return llama.load_layers(ops, checkpoint, config, max_model_len, layers, moe.MoeLayer, moe.feed_forward)
+
+
+def layer_specs(c: MoeConfig, stored: set[str]) -> TensorSpecs:
     return {
-        **names,
-        "sinks": Vector("self_attn", c.heads, of="sinks"),
-        "router": Matrix({"mlp.router": c.num_experts}, c.hidden, bias=True, keep=Keep.ALL),
+        **moe.attention_specs(c),
+        "sinks": Vector("self_attn", c.heads, suffix="sinks"),
+        "router": Linear({"mlp.router": c.num_experts}, c.hidden, bias=True, keep=Keep.ALL),
         **_experts(c, stored),
     }
 
 
-def _experts(c: MixtureConfig, stored: set[str]) -> Wanted:
+def _experts(c: MoeConfig, stored: set[str]) -> TensorSpecs:
     def is_stored(name: str) -> bool:
         return f"model.layers.0.{name.format(0)}.weight" in stored
 
-    gate_up = Experts({GATE_UP: 2 * c.expert_size}, c.hidden, c.num_experts, bias=True, order=_in_turn(c.expert_size))
-    down = Experts({DOWN: c.hidden}, c.expert_size, c.num_experts, bias=True)
+    gate_up = ExpertLinear(
+        {GATE_UP: 2 * c.expert_size}, c.hidden, c.num_experts, bias=True, order=_deinterleaved(c.expert_size)
+    )
+    down = ExpertLinear({DOWN: c.hidden}, c.expert_size, c.num_experts, bias=True)
     if is_stored(GATE):
         gate_up = replace(gate_up, parts={GATE: c.expert_size, UP: c.expert_size}, order=None)
     elif not is_stored(GATE_UP):
@@ -57,6 +62,6 @@ def _experts(c: MixtureConfig, stored: set[str]) -> Wanted:
     return {"experts_gate_up": gate_up, "experts_down": down}
 
 
-def _in_turn(size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def _deinterleaved(size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     rows = np.arange(2 * size, dtype=np.int32)
     return np.concatenate([rows[::2], rows[1::2]])

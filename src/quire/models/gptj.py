@@ -1,11 +1,11 @@
-"""GPT-J: attention and MLP side by side behind one norm; rotary pairs are neighbouring columns; a head with a bias."""
+"""GPT-J: attention and MLP in parallel behind one norm; interleaved rotary pairs; a head with a bias."""
 
 from dataclasses import replace
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LoadedModel, Matrix, TensorPart, TokenTable, Wanted
-from quire.models.row_orders import pairs_apart
+from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LinearPart, LoadedModel, TensorSpecs
+from quire.models.qkv_order import deinterleaved_rope
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -13,7 +13,7 @@ from quire.weights.config import CheckpointConfig
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     hf.expect("tie_word_embeddings", False, None)
-    hf.int("rotary_dim")  # is never missing
+    hf.int("rotary_dim")  # required
     c = gpt.read_config(
         hf,
         rotary=hf,
@@ -25,22 +25,22 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {
-        "embed": TokenTable("wte", config.vocab, config.hidden),
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("wte", config.vocab, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    names = gpt.Names("transformer.", "h", top, layer_names(config), head_bias=True)
-    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("transformer.", "h", top, layer_specs(config), head_bias=True)
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
-def layer_names(c: gpt.GPTConfig) -> Wanted:
+def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:
     assert c.rope is not None
-    turned = TensorPart(c.q_size, pairs_apart(c.heads, c.head_dim, c.rope.rotary_dim))
-    qkv = {"attn.q_proj": turned, "attn.k_proj": turned, "attn.v_proj": TensorPart(c.q_size)}
+    rotated = LinearPart(c.q_size, deinterleaved_rope(c.heads, c.head_dim, c.rope.rotary_dim))
+    qkv = {"attn.q_proj": rotated, "attn.k_proj": rotated, "attn.v_proj": LinearPart(c.q_size)}
     return {
-        "norm1": LayerNorm("ln_1", c.hidden),
-        "qkv": Matrix(qkv, c.hidden),
-        "out": Matrix({"attn.out_proj": c.hidden}, c.q_size),
-        "up": Matrix({"mlp.fc_in": c.intermediate}, c.hidden, bias=True),
-        "down": Matrix({"mlp.fc_out": c.hidden}, c.intermediate, bias=True),
+        "attn_norm": LayerNorm("ln_1", c.hidden),
+        "qkv": Linear(qkv, c.hidden),
+        "out": Linear({"attn.out_proj": c.hidden}, c.q_size),
+        "up": Linear({"mlp.fc_in": c.intermediate}, c.hidden, bias=True),
+        "down": Linear({"mlp.fc_out": c.hidden}, c.intermediate, bias=True),
     }

@@ -1,8 +1,9 @@
-"""From the names in a checkpoint to the weights of a model, by a table.
+"""From the tensors of a checkpoint to the weights of a model, by a table.
 
-A family lists what it wants (`Matrix`, `Vector`, ...: checkpoint names and shapes); `load_weights` finds all that is
-missing, left over or of the wrong shape before it reads a byte, then packs tensor by tensor, so that at no moment
-more than one matrix is held twice."""
+A model file lists the weights it needs as tensor specs: a name of its own -> `Linear`, `Vector`, `LayerNorm`,
+`EmbeddingTable`, ..., each of which says which stored tensors it is made of, and their shapes. `load_weights` compares
+the table with the checkpoint and reports every missing, unknown or misshapen tensor before it reads one. Then it packs
+weight by weight, so that no more than one matrix is in memory twice."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,44 +26,58 @@ MAX_LISTED = 8  # names spelled out in an error
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A forward pass with its weights, ready for `OpSet.compile`."""
+    """A forward pass bound to its weights, ready for `OpSet.compile`."""
 
     config: ModelConfig
     forward: Callable[[OpSet, Any], Value]  # (ops, batch) -> logits
-    weights: Sequence[Mapping[str, Any]]  # as `load_weights` has made them
-    encode: Callable[[OpSet, Any], Value] | None = None  # of an encoder-decoder: writes what is attended to of sources
+    weights: Sequence[Mapping[str, Any]]  # as `load_weights` returns them: those outside the layers, then each layer's
+    # Of an encoder-decoder: (ops, batch) writes the cross-attention keys and values of sources to the cache.
+    encode: Callable[[OpSet, Any], Value] | None = None
 
     @property
     def weight_bytes(self) -> int:
-        """Of the packed matrices; tables stay in the file."""
+        """Of the packed matrices. Embedding tables stay in the file."""
         packed = PackedWeight | PackedExperts | PackedHeads
         return sum(w.nbytes for group in self.weights for w in group.values() if isinstance(w, packed))
 
     @property
     def linears(self) -> list[PackedWeight]:
-        """The matrices of linear layers, the head apart."""
+        """The matrices of all linear layers but the head."""
         named = [item for group in self.weights for item in group.items()]
         return [w for name, w in named if isinstance(w, PackedWeight) and name != "head"]
 
 
+class TensorSpec(Protocol):
+    """One weight of a model: the stored tensors it is made of, and how. A model file may define its own."""
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every stored tensor."""
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
+        """The weight. `tensors` are those of `shapes()`, in its order."""
+
+
+TensorSpecs = Mapping[str, TensorSpec]  # a field of the model's layer or weights class -> its spec
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class TensorPart:
-    """What a matrix takes of one stored linear layer, where that is not all outputs as they are."""
+class LinearPart:
+    """One stored linear layer of a `Linear`, where not all its outputs are taken as they are."""
 
     num_outputs: int
     order: NDArray[np.int32] | None = None  # output i is the stored output order[i], in the weight and in the bias
-    ordered: bool = False  # of the model as published: this checkpoint has them in our order already
+    already_ordered: bool = False  # `order` is that of the published model; this checkpoint has undone it
     num_stored: int | None = None  # outputs in the checkpoint, where not all are taken
-    bias: bool | None = None  # whether it is stored; None: as in the other parts. What has none adds 0
+    bias: bool | None = None  # whether it is stored; None: as in the other parts. A part without one adds 0
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """Linear layers that share their input, their outputs one below the other: name -> number of outputs.
+class Linear:
+    """Linear layers that share their input, stacked to one matrix: name -> number of outputs (q, k and v; gate and up).
 
     A layer is stored as `name.weight` [outputs, inputs] ([inputs, outputs] where `transposed`) and `name.bias`."""
 
-    parts: Mapping[str, int | TensorPart]
+    parts: Mapping[str, int | LinearPart]
     num_inputs: int
     bias: bool = False
     transposed: bool = False
@@ -76,7 +91,7 @@ class Matrix:
                 yield f"{name}.bias", (stored,)
 
     def layers(self, prefix: str) -> tuple[LinearLayer, ...]:
-        """What it is made of, by the names and with the outputs that they have in the model as published."""
+        """The stacked layers under the names, and with the outputs, that they have in the published model."""
         return tuple(
             LinearLayer(prefix + name, part.num_outputs, part.num_stored or part.num_outputs, part.order)
             for name, part in self._parts()
@@ -90,33 +105,33 @@ class Matrix:
             weight = weight.transposed() if self.transposed else weight
             zeros = np.zeros(part.num_stored or part.num_outputs, np.float32)
             bias = next(stored) if self._has_bias(part) else stored_floats(f"{name}.bias", zeros)
-            order = None if part.ordered else part.order
+            order = None if part.already_ordered else part.order
             weights.append(weight if order is None else weight.ordered(order))
             biases.append(bias if order is None else bias.ordered(order))
         has_bias = any(self._has_bias(part) for _, part in self._parts())
         return ops.pack(weights, biases if has_bias else None, keep=self.keep)
 
-    def _parts(self) -> list[tuple[str, TensorPart]]:
-        return [(name, part if isinstance(part, TensorPart) else TensorPart(part)) for name, part in self.parts.items()]
+    def _parts(self) -> list[tuple[str, LinearPart]]:
+        return [(name, part if isinstance(part, LinearPart) else LinearPart(part)) for name, part in self.parts.items()]
 
-    def _has_bias(self, part: TensorPart) -> bool:
+    def _has_bias(self, part: LinearPart) -> bool:
         return self.bias if part.bias is None else part.bias
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Experts:
-    """A matrix for each expert, its parts one below the other: name -> number of outputs.
+class ExpertLinear:
+    """A `Linear` for each expert: name -> number of outputs.
 
-    A name with `{}` in it, for the expert's number, is a linear layer of one expert, stored as `name.weight` and
-    `name.bias`. A name without is one tensor of all experts, [experts, outputs, inputs] ([experts, inputs, outputs]
-    where `transposed`), whose biases are `name_bias` [experts, outputs]."""
+    A name with `{}` in it, for the expert's number, is the linear layer of one expert, stored as `name.weight` and
+    `name.bias`. A name without `{}` is one tensor of all experts: [experts, outputs, inputs], or [experts, inputs,
+    outputs] where `transposed`. Its biases are `name_bias` [experts, outputs]."""
 
     parts: Mapping[str, int]
     num_inputs: int
     num_experts: int
     transposed: bool = False
     bias: bool = False
-    order: NDArray[np.int32] | None = None  # output i of a part is the stored output order[i]
+    order: NDArray[np.int32] | None = None  # output i of each part is its stored output order[i]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name, num_outputs in self.parts.items():
@@ -134,14 +149,14 @@ class Experts:
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedExperts:
         stored = iter(tensors)
 
-        def of_all(name: str) -> list[StoredTensor]:
+        def of_all_experts(name: str) -> list[StoredTensor]:
             return [next(stored) for _ in range(self.num_experts)] if "{}" in name else _unstacked(next(stored))
 
         weights, biases = [], []
         for name in self.parts:
-            weights.append([self._ordered(t.transposed() if self.transposed else t) for t in of_all(name)])
+            weights.append([self._ordered(t.transposed() if self.transposed else t) for t in of_all_experts(name)])
             if self.bias:
-                biases.append([self._ordered(bias) for bias in of_all(name)])
+                biases.append([self._ordered(bias) for bias in of_all_experts(name)])
         return ops.pack_experts([*zip(*weights, strict=True)], [*zip(*biases, strict=True)] if biases else None)
 
     def _ordered(self, tensor: StoredTensor) -> StoredTensor:
@@ -153,9 +168,11 @@ def _unstacked(tensor: StoredTensor) -> list[StoredTensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    """A matrix for each head, cut out of a linear layer that is stored as `name.weight`: of every `num_rows` of its
-    outputs, which belong to one head, those from `first` on; with its axes exchanged where `transposed`."""
+class HeadLinear:
+    """A matrix for each head, cut out of the linear layer `name.weight`.
+
+    Every `num_rows` outputs belong to one head. `count` of them are taken, from `first` on. Where `transposed`, the
+    matrix is [inputs, outputs]."""
 
     name: str
     num_heads: int
@@ -175,7 +192,7 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class StackedHeads:
+class StackedHeadLinear:
     """A matrix for each head, all in one tensor: `name.weight` [heads, outputs, inputs]."""
 
     name: str
@@ -193,29 +210,29 @@ class StackedHeads:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """The weight of a norm, or another tensor of one axis: `name.weight`, or what `of` says."""
+    """The weight of an RMS norm, or another tensor of one axis, stored as `name.suffix`."""
 
     name: str
     size: int
-    of: str = "weight"
-    plus: float = 0.0  # Gemma stores its norms less 1
-    row: bool = False  # stored with a second axis, as the one row of a matrix
+    suffix: str = "weight"
+    offset: float = 0.0  # added to what is stored: Gemma's norms are stored less 1
+    stored_as_row: bool = False  # [1, size]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.name}.{self.of}", (1, self.size) if self.row else (self.size,)
+        yield f"{self.name}.{self.suffix}", (1, self.size) if self.stored_as_row else (self.size,)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
         (tensor,) = tensors
-        tensor = tensor.squeezed() if self.row else tensor
-        return ops.vector(_plus(tensor, self.plus) if self.plus else tensor)
+        tensor = tensor.squeezed() if self.stored_as_row else tensor
+        return ops.vector(_with_offset(tensor, self.offset) if self.offset else tensor)
 
 
-def _plus(tensor: StoredTensor, number: float) -> StoredTensor:
-    return stored_floats(tensor.name, dequantize(tensor).ravel() + np.float32(number))
+def _with_offset(tensor: StoredTensor, offset: float) -> StoredTensor:
+    return stored_floats(tensor.name, dequantize(tensor).ravel() + np.float32(offset))
 
 
 class Affine(NamedTuple):
-    """What a layer norm multiplies with and adds: `ops.layer_norm(x, *norm, eps)`."""
+    """The weights of a layer norm, each a vector or None: `ops.layer_norm(x, *norm, eps)`."""
 
     weight: Any
     bias: Any
@@ -223,126 +240,118 @@ class Affine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """A norm with a weight and a bias, or without one of them, or both."""
+    """A layer norm: `name.weight` and `name.bias`, either of which a family may not have."""
 
     name: str
     size: int
     weight: bool = True
     bias: bool = True
-    plus: float = 0.0  # Nemotron stores weights less 1
+    offset: float = 0.0  # added to the stored weight: Nemotron stores it less 1
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        for of, stored in (("weight", self.weight), ("bias", self.bias)):
+        for suffix, stored in (("weight", self.weight), ("bias", self.bias)):
             if stored:
-                yield f"{self.name}.{of}", (self.size,)
+                yield f"{self.name}.{suffix}", (self.size,)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Affine:
-        if self.plus:
+        if self.offset:
             weight, *bias = tensors
-            tensors = [_plus(weight, self.plus), *bias]
+            tensors = [_with_offset(weight, self.offset), *bias]
         vectors = iter([ops.vector(tensor) for tensor in tensors])
         return Affine(next(vectors) if self.weight else None, next(vectors) if self.bias else None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerNorms:
-    """A norm for each of several groups of columns, without biases, one after the other.
+class HeadLayerNorms:
+    """A layer norm without a bias for each head.
 
-    A name with `{}` in it, for the number of the group, is the norm of one group. A name without is one tensor of all,
-    [groups, columns of a group]."""
+    A name with `{}` in it, for the number of the head, is the norm of one head. A name without `{}` is one tensor of
+    all heads, [heads, size]."""
 
     name: str
-    num_groups: int
-    size: int
-    order: NDArray[np.int32] | None = None  # number i of all groups is the stored number order[i]
+    num_heads: int
+    size: int  # columns of a head
+    order: NDArray[np.int32] | None = None  # weight i of all heads is the stored weight order[i]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         if "{}" in self.name:
-            yield from ((f"{self.name.format(group)}.weight", (self.size,)) for group in range(self.num_groups))
+            yield from ((f"{self.name.format(head)}.weight", (self.size,)) for head in range(self.num_heads))
         else:
-            yield f"{self.name}.weight", (self.num_groups, self.size)
+            yield f"{self.name}.weight", (self.num_heads, self.size)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Affine:
-        numbers = np.concatenate([dequantize(tensor).ravel() for tensor in tensors])
-        numbers = numbers if self.order is None else numbers[self.order]
-        return Affine(ops.vector(stored_floats(tensors[0].name, numbers)), None)
+        weights = np.concatenate([dequantize(tensor).ravel() for tensor in tensors])
+        weights = weights if self.order is None else weights[self.order]
+        return Affine(ops.vector(stored_floats(tensors[0].name, weights)), None)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTable:
-    """Rows to gather from. `skipped` rows stand before them in the checkpoint: OPT's positions begin at 2."""
+class EmbeddingTable:
+    """Rows to look up, of tokens or of positions: `name.weight` [skip_rows + num_rows, num_columns]."""
 
     name: str
     num_rows: int
     num_columns: int
-    skipped: int = 0
+    skip_rows: int = 0  # before the first: OPT's positions begin at row 2
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.name}.weight", (self.skipped + self.num_rows, self.num_columns)
+        yield f"{self.name}.weight", (self.skip_rows + self.num_rows, self.num_columns)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
         (tensor,) = tensors
-        return ops.table(tensor.part(self.skipped, self.num_rows) if self.skipped else tensor)
-
-
-class Want(Protocol):
-    """All of the above, and what a family makes of its own."""
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The names and shapes of the tensors it is made of."""
-
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any: ...
-
-
-Wanted = Mapping[str, Want]  # our name -> what it is made of
+        return ops.table(tensor.part(self.skip_rows, self.num_rows) if self.skip_rows else tensor)
 
 
 def load_weights(
-    ops: OpSet, checkpoint: Checkpoint, top: Wanted, layers: Mapping[str, Wanted], unused: str
+    ops: OpSet, checkpoint: Checkpoint, top: TensorSpecs, layers: Mapping[str, TensorSpecs], unused: str
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """-> the weights outside the layers, and those of each layer.
+    """-> the weights outside the layers, and those of each layer, under the keys of their specs.
 
-    `layers` has for each layer what its names begin with, and what it is made of. Tensors whose whole name matches the
+    `layers` has, for each layer, the prefix of its tensor names and its specs. Tensors whose whole name matches the
     pattern `unused` may be in the checkpoint and are not read."""
     groups = [("", top), *layers.items()]
     _check(checkpoint, groups, unused)
-    loaded = {place: _load(ops, checkpoint, *want) for place, want in _in_order(checkpoint, groups)}
+    loaded = {key: _load(ops, checkpoint, prefix, spec) for key, prefix, spec in _in_file_order(checkpoint, groups)}
     top_weights, *of_layers = [{ours: loaded[index, ours] for ours in group} for index, (_, group) in enumerate(groups)]
     return top_weights, of_layers
 
 
-def _in_order(
-    checkpoint: Checkpoint, groups: Sequence[tuple[str, Wanted]]
-) -> list[tuple[tuple[int, str], tuple[str, Want]]]:
-    """What is wanted, by group and name, with what its names begin with: in the order of the files, so that they are
-    read from the beginning to the end."""
-    places = {name: place for place, name in enumerate(checkpoint.names())}
-    wanted = [
-        ((index, ours), (prefix, want)) for index, (prefix, group) in enumerate(groups) for ours, want in group.items()
+def _in_file_order(
+    checkpoint: Checkpoint, groups: Sequence[tuple[str, TensorSpecs]]
+) -> list[tuple[tuple[int, str], str, TensorSpec]]:
+    """((group, our name), prefix, spec) of every weight, such that files are read from the beginning to the end."""
+    file_order = {name: index for index, name in enumerate(checkpoint.names())}
+    specs = [
+        ((index, ours), prefix, spec) for index, (prefix, group) in enumerate(groups) for ours, spec in group.items()
     ]
-    return sorted(wanted, key=lambda one: min((places[one[1][0] + name] for name, _ in one[1][1].shapes()), default=0))
+
+    def first_tensor(one: tuple[tuple[int, str], str, TensorSpec]) -> int:
+        _, prefix, spec = one
+        return min((file_order[prefix + name] for name, _ in spec.shapes()), default=0)
+
+    return sorted(specs, key=first_tensor)
 
 
-def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, want: Want) -> Any:
-    loaded = want.load(ops, [checkpoint.tensor(prefix + name) for name, _ in want.shapes()])
-    checkpoint.forget()
-    return replace(loaded, layers=want.layers(prefix)) if isinstance(want, Matrix) else loaded
+def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, spec: TensorSpec) -> Any:
+    loaded = spec.load(ops, [checkpoint.tensor(prefix + name) for name, _ in spec.shapes()])
+    checkpoint.drop_pages()
+    return replace(loaded, layers=spec.layers(prefix)) if isinstance(spec, Linear) else loaded
 
 
-def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, Wanted]], unused: str) -> None:
-    wanted = {
-        prefix + name: shape for prefix, group in groups for want in group.values() for name, shape in want.shapes()
+def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, TensorSpecs]], unused: str) -> None:
+    expected = {
+        prefix + name: shape for prefix, group in groups for spec in group.values() for name, shape in spec.shapes()
     }
     if isinstance(checkpoint, DummyCheckpoint):
-        checkpoint.shapes = wanted
+        checkpoint.shapes = expected
     stored = set(checkpoint.names())
     problems = []
-    if missing := [name for name in wanted if name not in stored]:
+    if missing := [name for name in expected if name not in stored]:
         problems.append(f"{_count(missing)} missing: {_listed(missing)}")
-    if left_over := sorted(name for name in stored - wanted.keys() if not re.fullmatch(unused, name)):
+    if left_over := sorted(name for name in stored - expected.keys() if not re.fullmatch(unused, name)):
         problems.append(f"{_count(left_over)} unknown: {_listed(left_over)}")
-    shapes = ((name, checkpoint.shape(name), shape) for name, shape in wanted.items() if name in stored)
-    if misshapen := [f"{name} is {[*found]} and not {[*shape]}" for name, found, shape in shapes if found != shape]:
+    shapes = ((name, checkpoint.shape(name), shape) for name, shape in expected.items() if name in stored)
+    if misshapen := [f"{name} is {[*actual]} and not {[*shape]}" for name, actual, shape in shapes if actual != shape]:
         problems.append(f"{_count(misshapen)} of another shape: {_listed(misshapen)}")
     if problems:
         raise BadCheckpoint(

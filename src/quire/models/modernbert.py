@@ -1,6 +1,6 @@
-"""ModernBERT: an encoder with rotary positions, gated feed-forward layers, and windows in two layers of three.
+"""ModernBERT: an encoder with rope, gated feed-forward layers, and windows in two layers of three.
 
-The norm stands before each part, but before the first attention there is none."""
+Norms stand before attention and feed-forward, except before the first attention."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,9 +8,9 @@ from math import sqrt
 from typing import Any
 
 from quire.core.errors import BadCheckpoint
-from quire.models.bert import ACTIVATIONS, label_count
+from quire.models.bert import ACTIVATIONS, is_classifier, label_count
 from quire.models.config import EncoderConfig
-from quire.models.loading import Affine, LayerNorm, LoadedModel, Matrix, TokenTable, Wanted, load_weights
+from quire.models.loading import Affine, EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight
@@ -18,8 +18,7 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 BODY = "model."  # names begin with it where the checkpoint has a head
-UNUSED = r"(head|decoder)\..*"  # of a head that nobody reads here
-SCORER = "ModernBertForSequenceClassification"
+UNUSED = r"(head|decoder)\..*"  # of a masked language model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class ModernBertConfig(EncoderConfig):
     eps: float  # of the norms
     activation: Activation
     head_activation: Activation
-    rope: RopeSpec  # in layers that see everything
+    rope: RopeSpec  # in layers with full attention
     local_rope: RopeSpec  # in layers with a window
     attention_bias: bool
     mlp_bias: bool
@@ -38,8 +37,8 @@ class ModernBertConfig(EncoderConfig):
 
 def config(hf: CheckpointConfig) -> ModernBertConfig:
     labels = 0
-    if hf.architecture == SCORER:
-        hf.expect("classifier_pooling", "cls")  # the mean of all tokens is not one row's affair
+    if is_classifier(hf):
+        hf.expect("classifier_pooling", "cls")  # the mean over tokens is not one row of the batch
         labels = label_count(hf)
     hf.expect("rope_scaling", None)
     hf.expect("rope_local_scaling", None)
@@ -58,7 +57,7 @@ def config(hf: CheckpointConfig) -> ModernBertConfig:
         head_dim=head_dim,
         vocab=hf.int("vocab_size"),
         max_position=max_position,
-        longest=max_position,
+        max_length=max_position,
         windows=_windows(hf, layers),
         labels=labels,
         intermediate=hf.int("intermediate_size"),
@@ -75,55 +74,55 @@ def config(hf: CheckpointConfig) -> ModernBertConfig:
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """Layers are listed by kind, or every n-th one sees everything. `local_attention` counts both sides together."""
+    """By `layer_types`, or in all layers but every n-th. `local_attention` counts both sides together."""
     interval = hf.int("global_attn_every_n_layers", 3)
-    listed = hf.get("layer_types", ["sliding_attention" if at % interval else "full_attention" for at in range(layers)])
+    listed = hf.get("layer_types", ["sliding_attention" if i % interval else "full_attention" for i in range(layers)])
     if len(listed) != layers:
         raise BadCheckpoint(f"layer_types lists {len(listed)} layers, and there are {layers}")
     reach = hf.int("local_attention", 128) // 2
     return tuple(reach + 1 if kind == "sliding_attention" else 0 for kind in listed)
 
 
-def top_names(c: ModernBertConfig, prefix: str) -> Wanted:
-    head: Wanted = {
-        "pooler": Matrix({"head.dense": c.hidden}, c.hidden, bias=c.head_bias, keep=Keep.ALL),
+def top_specs(c: ModernBertConfig, prefix: str) -> TensorSpecs:
+    head: TensorSpecs = {
+        "pooler": Linear({"head.dense": c.hidden}, c.hidden, bias=c.head_bias, keep=Keep.ALL),
         "pooler_norm": LayerNorm("head.norm", c.hidden, bias=c.norm_bias),
-        "head": Matrix({"classifier": c.labels}, c.hidden, bias=True, keep=Keep.ALL),
+        "head": Linear({"classifier": c.labels}, c.hidden, bias=True, keep=Keep.ALL),
     }
     return {
-        "words": TokenTable(f"{prefix}embeddings.tok_embeddings", c.vocab, c.hidden),
+        "embed": EmbeddingTable(f"{prefix}embeddings.tok_embeddings", c.vocab, c.hidden),
         "norm": LayerNorm(f"{prefix}embeddings.norm", c.hidden, bias=c.norm_bias),
         "last_norm": LayerNorm(f"{prefix}final_norm", c.hidden, bias=c.norm_bias),
         **(head if c.labels else {}),
     }
 
 
-def layer_names(c: ModernBertConfig, layer: int) -> Wanted:
+def layer_specs(c: ModernBertConfig, layer: int) -> TensorSpecs:
     return {
-        **({"norm1": LayerNorm("attn_norm", c.hidden, bias=c.norm_bias)} if layer else {}),
-        "qkv": Matrix({"attn.Wqkv": 3 * c.hidden}, c.hidden, bias=c.attention_bias),
-        "out": Matrix({"attn.Wo": c.hidden}, c.hidden, bias=c.attention_bias),
-        "norm2": LayerNorm("mlp_norm", c.hidden, bias=c.norm_bias),
-        "gate_up": Matrix({"mlp.Wi": 2 * c.intermediate}, c.hidden, bias=c.mlp_bias),
-        "down": Matrix({"mlp.Wo": c.hidden}, c.intermediate, bias=c.mlp_bias),
+        **({"attn_norm": LayerNorm("attn_norm", c.hidden, bias=c.norm_bias)} if layer else {}),
+        "qkv": Linear({"attn.Wqkv": 3 * c.hidden}, c.hidden, bias=c.attention_bias),
+        "out": Linear({"attn.Wo": c.hidden}, c.hidden, bias=c.attention_bias),
+        "mlp_norm": LayerNorm("mlp_norm", c.hidden, bias=c.norm_bias),
+        "gate_up": Linear({"mlp.Wi": 2 * c.intermediate}, c.hidden, bias=c.mlp_bias),
+        "down": Linear({"mlp.Wo": c.hidden}, c.intermediate, bias=c.mlp_bias),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ModernBertLayer:
     qkv: PackedWeight
     out: PackedWeight
-    norm2: Affine
+    mlp_norm: Affine
     gate_up: PackedWeight
     down: PackedWeight
-    norm1: Affine | None = None
+    attn_norm: Affine | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    words: Any
+class ModernBertWeights:
+    embed: Any
     norm: Affine
-    layers: list[Layer]
+    layers: list[ModernBertLayer]
     last_norm: Affine
     rope: Any  # rotary frequencies
     local_rope: Any
@@ -134,28 +133,28 @@ class Weights:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model_len: int) -> LoadedModel:
     prefix = BODY if any(name.startswith(BODY) for name in checkpoint.names()) else ""
-    named = {f"{prefix}layers.{layer}.": layer_names(config, layer) for layer in range(config.layers)}
-    top, layers = load_weights(ops, checkpoint, top_names(config, prefix), named, UNUSED)
-    weights = Weights(
+    by_prefix = {f"{prefix}layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
+    top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
+    weights = ModernBertWeights(
         **top,
-        layers=[Layer(**layer) for layer in layers],
+        layers=[ModernBertLayer(**layer) for layer in layers],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)),
         local_rope=ops.frequencies(*frequencies(config.local_rope, max_model_len)),
     )
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def forward(c: ModernBertConfig, w: Weights, ops: OpSet, batch: Any) -> Value:
-    """-> the vectors of tokens, or the logits of labels, of rows batch.logit_rows."""
+def forward(c: ModernBertConfig, w: ModernBertWeights, ops: OpSet, batch: Any) -> Value:
+    """-> the hidden states, or a classifier's logits, of rows batch.logit_rows."""
     angles = {local: ops.rope_angles(batch.positions, w.local_rope if local else w.rope) for local in (False, True)}
-    x = ops.layer_norm(ops.embedding(batch.ids, w.words), *w.norm, c.eps)
+    x = ops.layer_norm(ops.embedding(batch.ids, w.embed), *w.norm, c.eps)
     for layer, window in zip(w.layers, c.windows, strict=True):
-        h = x if layer.norm1 is None else ops.layer_norm(x, *layer.norm1, c.eps)
+        h = x if layer.attn_norm is None else ops.layer_norm(x, *layer.attn_norm, c.eps)
         q, k, v = ops.split(ops.linear(h, layer.qkv), (c.hidden, c.hidden, c.hidden))
-        q, k = (ops.rope(part, angles[window > 0], c.head_dim) for part in (q, k))
+        q, k = (ops.rope(qk, angles[window > 0], c.head_dim) for qk in (q, k))
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), window=window)
         x = ops.add(x, ops.linear(attended, layer.out))
-        gated = ops.activate_and_mul(ops.linear(ops.layer_norm(x, *layer.norm2, c.eps), layer.gate_up), c.activation)
+        gated = ops.activate_and_mul(ops.linear(ops.layer_norm(x, *layer.mlp_norm, c.eps), layer.gate_up), c.activation)
         x = ops.add(x, ops.linear(gated, layer.down))
     x = ops.layer_norm(x, *w.last_norm, c.eps)
     if w.pooler is None or w.pooler_norm is None or w.head is None:

@@ -1,8 +1,8 @@
-"""OLMo (the first): Llama with layer norms that have no weights; some keep q, k and v in a range."""
+"""OLMo (the first): Llama with layer norms that have no weights; some clip q, k and v."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Wanted
+from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -17,25 +17,28 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
         activation=read_activation(hf, "hidden_act", "silu"),
         bias=hf.bool("attention_bias", False),
         gated=True,
-        clip=hf.float("clip_qkv", 0.0),
+        clip_qkv=hf.float("clip_qkv", 0.0),
     )
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {"embed": TokenTable("embed_tokens", config.vocab, config.hidden), "norm": plain_norm("norm", config)}
-    names = gpt.Names("model.", "layers", top, layer_names(config))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
+        "norm": plain_norm("norm", config),
+    }
+    tensors = gpt.GPTTensors("model.", "layers", top, layer_specs(config))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
-def layer_names(c: gpt.GPTConfig) -> Wanted:
+def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:
     qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
     return {
-        "norm1": plain_norm("input_layernorm", c),
-        "qkv": Matrix(qkv, c.hidden, c.bias),
-        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
-        "norm2": plain_norm("post_attention_layernorm", c),
-        "up": Matrix({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
-        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate),
+        "attn_norm": plain_norm("input_layernorm", c),
+        "qkv": Linear(qkv, c.hidden, c.bias),
+        "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
+        "mlp_norm": plain_norm("post_attention_layernorm", c),
+        "up": Linear({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
+        "down": Linear({"mlp.down_proj": c.hidden}, c.intermediate),
     }
 
 

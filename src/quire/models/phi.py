@@ -1,13 +1,13 @@
-"""Phi-1, 1.5 and 2: attention and MLP side by side behind one norm, half of each head rotates, a head with a bias."""
+"""Phi-1, 1.5 and 2: attention and MLP in parallel behind one norm, rope on half of each head, a head with a bias."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Wanted
+from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-FUSED = "fused_qkv"  # in GGUF files of 2023: q, k and v are one tensor
+FUSED = "fused_qkv"  # config key of GGUF files of 2023: q, k and v are one tensor
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
@@ -25,25 +25,25 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {
-        "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("final_layernorm", config.hidden),
     }
-    layer = layer_names(config, fused=checkpoint.config.bool(FUSED, False))
-    return gpt.load_as(
-        ops, checkpoint, config, max_model_len, gpt.Names("model.", "layers", top, layer, head_bias=True)
+    layer = layer_specs(config, fused=checkpoint.config.bool(FUSED, False))
+    return gpt.load_model(
+        ops, checkpoint, config, max_model_len, gpt.GPTTensors("model.", "layers", top, layer, head_bias=True)
     )
 
 
-def layer_names(c: gpt.GPTConfig, fused: bool) -> Wanted:
+def layer_specs(c: gpt.GPTConfig, fused: bool) -> TensorSpecs:
     apart = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
     qkv = {"self_attn.qkv_proj": c.q_size + 2 * c.kv_size} if fused else apart
     norms = {f"{x}_norm": LayerNorm(f"self_attn.{x}_layernorm", c.head_dim) for x in ("q", "k") if c.head_norms}
     return {
-        "norm1": LayerNorm("input_layernorm", c.hidden),
-        "qkv": Matrix(qkv, c.hidden, bias=True),
+        "attn_norm": LayerNorm("input_layernorm", c.hidden),
+        "qkv": Linear(qkv, c.hidden, bias=True),
         **norms,
-        "out": Matrix({"self_attn.dense": c.hidden}, c.q_size, bias=True),
-        "up": Matrix({"mlp.fc1": c.intermediate}, c.hidden, bias=True),
-        "down": Matrix({"mlp.fc2": c.hidden}, c.intermediate, bias=True),
+        "out": Linear({"self_attn.dense": c.hidden}, c.q_size, bias=True),
+        "up": Linear({"mlp.fc1": c.intermediate}, c.hidden, bias=True),
+        "down": Linear({"mlp.fc2": c.hidden}, c.intermediate, bias=True),
     }

@@ -1,4 +1,6 @@
-"""Which file knows an architecture. Entries are names, so that nothing is imported before it is needed."""
+"""Architecture -> model file. Entries are module names, so that a file is imported only when it is needed.
+
+The families of llama.py and moe.py are rows of llama_families.py and moe_families.py."""
 
 from difflib import get_close_matches
 from importlib import import_module
@@ -25,45 +27,45 @@ ARCHITECTURES = {
     "HunYuanDenseV1ForCausalLM": "quire.models.llama",
     "HeliumForCausalLM": "quire.models.llama",
     "CwmForCausalLM": "quire.models.llama",
+    "ArceeForCausalLM": "quire.models.llama",
+    "ExaoneForCausalLM": "quire.models.llama",
+    "Phi3ForCausalLM": "quire.models.llama",
+    "GraniteForCausalLM": "quire.models.llama",
+    "GraniteMoeHybridForCausalLM": "quire.models.llama",
+    "MiniCPMForCausalLM": "quire.models.llama",
+    "Olmo2ForCausalLM": "quire.models.llama",
+    "Olmo3ForCausalLM": "quire.models.llama",
+    "Exaone4ForCausalLM": "quire.models.llama",
+    "InternLM2ForCausalLM": "quire.models.llama",
+    "InternLM3ForCausalLM": "quire.models.llama",
+    "GlmForCausalLM": "quire.models.llama",
+    "Glm4ForCausalLM": "quire.models.llama",
+    "GemmaForCausalLM": "quire.models.llama",
+    "Gemma2ForCausalLM": "quire.models.llama",
+    "Gemma3ForCausalLM": "quire.models.llama",
+    "Gemma3ForConditionalGeneration": "quire.models.llama",
     "ApertusForCausalLM": "quire.models.apertus",
-    "ArceeForCausalLM": "quire.models.arcee",
     "BaichuanForCausalLM": "quire.models.baichuan",
     "BaiChuanForCausalLM": "quire.models.baichuan",  # as 7B spells it
-    "ExaoneForCausalLM": "quire.models.exaone",
-    "Phi3ForCausalLM": "quire.models.phi3",
     "DeepseekV2ForCausalLM": "quire.models.deepseek",
     "DeepseekV3ForCausalLM": "quire.models.deepseek",
     "Glm4MoeLiteForCausalLM": "quire.models.deepseek",
     "YoutuForCausalLM": "quire.models.deepseek",
-    "MixtralForCausalLM": "quire.models.mixture",
-    "Qwen2MoeForCausalLM": "quire.models.mixture",
-    "Qwen3MoeForCausalLM": "quire.models.mixture",
-    "Glm4MoeForCausalLM": "quire.models.mixture",
-    "OlmoeForCausalLM": "quire.models.mixture",
-    "MiniMaxM2ForCausalLM": "quire.models.mixture",
-    "PhimoeForCausalLM": "quire.models.mixture",
-    "PhiMoEForCausalLM": "quire.models.mixture",  # as its authors spell it
-    "Dots1ForCausalLM": "quire.models.mixture",
-    "SolarOpenForCausalLM": "quire.models.mixture",
-    "Ernie4_5_MoeForCausalLM": "quire.models.mixture",
+    "MixtralForCausalLM": "quire.models.moe",
+    "Qwen2MoeForCausalLM": "quire.models.moe",
+    "Qwen3MoeForCausalLM": "quire.models.moe",
+    "Glm4MoeForCausalLM": "quire.models.moe",
+    "OlmoeForCausalLM": "quire.models.moe",
+    "MiniMaxM2ForCausalLM": "quire.models.moe",
+    "PhimoeForCausalLM": "quire.models.moe",
+    "PhiMoEForCausalLM": "quire.models.moe",  # as its authors spell it
+    "Dots1ForCausalLM": "quire.models.moe",
+    "SolarOpenForCausalLM": "quire.models.moe",
+    "Ernie4_5_MoeForCausalLM": "quire.models.moe",
+    "GraniteMoeForCausalLM": "quire.models.moe",
     "GptOssForCausalLM": "quire.models.gpt_oss",
-    "GraniteForCausalLM": "quire.models.granite",
-    "GraniteMoeForCausalLM": "quire.models.granite",
-    "GraniteMoeHybridForCausalLM": "quire.models.granite",
-    "MiniCPMForCausalLM": "quire.models.granite",
-    "Olmo2ForCausalLM": "quire.models.olmo2",
-    "Olmo3ForCausalLM": "quire.models.olmo2",
-    "Exaone4ForCausalLM": "quire.models.olmo2",
-    "InternLM2ForCausalLM": "quire.models.internlm2",
-    "InternLM3ForCausalLM": "quire.models.llama",
-    "GlmForCausalLM": "quire.models.glm",
-    "Glm4ForCausalLM": "quire.models.glm",
     "CohereForCausalLM": "quire.models.cohere",
     "Cohere2ForCausalLM": "quire.models.cohere",
-    "GemmaForCausalLM": "quire.models.gemma",
-    "Gemma2ForCausalLM": "quire.models.gemma",
-    "Gemma3ForCausalLM": "quire.models.gemma",
-    "Gemma3ForConditionalGeneration": "quire.models.gemma",
     "GPT2LMHeadModel": "quire.models.gpt2",
     "GPTBigCodeForCausalLM": "quire.models.gpt2",
     "GPTJForCausalLM": "quire.models.gptj",
@@ -81,7 +83,7 @@ ARCHITECTURES = {
     "OlmoForCausalLM": "quire.models.olmo",
 }
 
-ENCODER_DECODERS = {  # they read a text and then write another
+ENCODER_DECODERS = {
     "T5ForConditionalGeneration": "quire.models.t5",
     "MT5ForConditionalGeneration": "quire.models.t5",
     "BartForConditionalGeneration": "quire.models.bart",
@@ -91,7 +93,7 @@ ENCODER_DECODERS = {  # they read a text and then write another
     "PegasusForConditionalGeneration": "quire.models.bart",
 }
 
-EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runtime/headless.py
+EMBEDDERS = {  # they embed texts. Decoders can embed too: see runtime/headless.py
     "BertModel": "quire.models.bert",
     "BertForMaskedLM": "quire.models.bert",
     "RobertaModel": "quire.models.bert",
@@ -108,7 +110,7 @@ EMBEDDERS = {  # vectors of texts come out. Decoders can give them too: see runt
     "NomicBertModel": "quire.models.nomic_bert",
 }
 
-SCORERS = {  # a number for a pair of texts comes out
+SCORERS = {  # they score pairs of texts
     "BertForSequenceClassification": "quire.models.bert",
     "RobertaForSequenceClassification": "quire.models.bert",
     "XLMRobertaForSequenceClassification": "quire.models.bert",
@@ -126,44 +128,44 @@ PURPOSES: dict[Purpose, dict[str, str]] = {
     "score": SCORERS,
 }
 
-_WHAT_FOR = {
-    "generate": ("continues texts", "use `quire run`, `chat` or `serve`, or LLM"),
-    "embed": ("makes vectors of texts", "use `quire embed`, or Embedder"),
+_USES = {
+    "generate": ("generates text", "use `quire run`, `chat` or `serve`, or LLM"),
+    "embed": ("embeds texts", "use `quire embed`, or Embedder"),
     "score": ("scores pairs of texts", "use `quire embed --score`, or Embedder.score"),
 }
 
 
 class Family(Protocol):
-    """What a model file gives."""
+    """What a model file defines."""
 
     def config(self, hf: CheckpointConfig) -> ModelConfig:
-        """Read the numbers; a value nobody wrote code for fails here, by name."""
+        """Read config.json; a value that is not supported fails here, by name."""
 
     def load(self, ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> LoadedModel:
-        """Pack the weights, and bind them to the forward pass."""
+        """Pack the weights and bind them to the forward pass."""
 
 
 def family(architecture: str, *purposes: Purpose) -> Family:
-    """The model file, for one of `purposes` (nothing said: to generate)."""
+    """The model file of an architecture that serves one of `purposes` (default: generate)."""
     purposes = purposes or ("generate",)
-    found = purpose(architecture)
-    if found not in purposes:
-        does, hint = _WHAT_FOR[found]
+    actual = purpose(architecture)
+    if actual not in purposes:
+        does, hint = _USES[actual]
         raise Unsupported(f"a `{architecture}` {does}, and does not {' or '.join(purposes)}", hint)
-    return cast(Family, import_module(PURPOSES[found][architecture]))
+    return cast(Family, import_module(PURPOSES[actual][architecture]))
 
 
 def decoder_of(architecture: str) -> str | None:
-    """The decoder that an architecture is, or that it is without the head: `MistralModel` is a `MistralForCausalLM`."""
+    """The decoder of an architecture, with or without its head: `MistralModel` is a `MistralForCausalLM`."""
     names = (architecture, architecture.removesuffix("Model") + "ForCausalLM")
     return next((name for name in names if name in ARCHITECTURES), None)
 
 
 def purpose(architecture: str) -> Purpose:
-    """What an architecture was made for."""
-    for found, architectures in PURPOSES.items():
+    """What an architecture is for."""
+    for purpose, architectures in PURPOSES.items():
         if architecture in architectures:
-            return found
+            return purpose
     if decoder_of(architecture):
         return "embed"
     known = [name for architectures in PURPOSES.values() for name in architectures]

@@ -1,8 +1,8 @@
-"""Rotary frequencies: how far each pair of columns turns from one position to the next.
+"""Rotary position embedding (RoPE): the frequency of each pair of columns, in radians a position.
 
-A checkpoint names a scaling and its numbers; `frequencies` turns them into inv_freq [rotary_dim / 2] and one factor for
-cos and sin. Both are fixed for the life of a server: keys stay in the cache, so a scaling that depends on the length of
-the context (dynamic, longrope) is taken at the served length and every token of every request is rotated alike."""
+A checkpoint names a scaling and its parameters. `frequencies` computes inv_freq [rotary_dim / 2] from them, and one
+factor for cos and sin. Both are fixed for the life of a server, because rotated keys stay in the cache: a scaling that
+depends on the length of the context (dynamic, longrope) is taken at the served length."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,24 +18,24 @@ Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 
-class Keys(Protocol):
-    """The configuration of a checkpoint, or a part of it."""
+class ConfigValues(Protocol):
+    """The configuration of a checkpoint, or a section of it."""
 
     def get(self, key: str, /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """The rotary part of a checkpoint's configuration."""
+    """The RoPE settings of a checkpoint."""
 
     type: str
     theta: float
-    rotary_dim: int  # columns of a head that turn; the rest stay
+    rotary_dim: int  # leading columns of a head that are rotated
     max_position: int  # the checkpoint's max_position_embeddings
-    numbers: Mapping[str, Any]  # what the scaling type reads: factor, low_freq_factor, ...
+    params: Mapping[str, Any]  # of the scaling: factor, low_freq_factor, ...
 
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.numbers.get(key)
+    def param(self, key: str, default: float | None = None) -> float:
+        value = self.params.get(key)
         if value is None:
             value = default
         if value is None:
@@ -47,49 +47,49 @@ class RopeSpec:
     @property
     def original_max(self) -> int:
         """The context the model was first trained with."""
-        return int(self.number("original_max_position_embeddings", self.max_position))
+        return int(self.param("original_max_position_embeddings", self.max_position))
 
     @property
-    def stretch(self) -> float:
-        """How many times longer than at first the context has become: said by a factor, or by the two lengths."""
-        return self.number("factor", self.max_position / self.original_max)
+    def factor(self) -> float:
+        """By how much the context was extended: `factor`, or the ratio of the two lengths."""
+        return self.param("factor", self.max_position / self.original_max)
 
     @property
     def default_length(self) -> int:
-        """Tokens to serve unless told otherwise. Configurations with yarn often keep the length before stretching."""
+        """Tokens to serve by default. Configurations with yarn often give the length before the extension."""
         return (
-            max(self.max_position, int(self.original_max * self.stretch)) if self.type == "yarn" else self.max_position
+            max(self.max_position, int(self.original_max * self.factor)) if self.type == "yarn" else self.max_position
         )
 
     @property
-    def longest(self) -> int:
-        """Tokens that may be asked for: dynamic scaling stretches on demand."""
-        return int(self.max_position * self.number("factor")) if self.type == "dynamic" else self.default_length
+    def max_length(self) -> int:
+        """The most tokens that can be served: dynamic scaling extends on demand."""
+        return int(self.max_position * self.param("factor")) if self.type == "dynamic" else self.default_length
 
 
-def read_rope(config: Keys, head_dim: int, max_position: int, default_theta: float = 10_000.0) -> RopeSpec:
+def read_rope(config: ConfigValues, head_dim: int, max_position: int, default_theta: float = 10_000.0) -> RopeSpec:
     """From the keys of config.json: `rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
-    numbers = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": config.get("partial_rotary_factor")}
+    params = {"rope_theta": config.get("rope_theta"), "partial_rotary_factor": config.get("partial_rotary_factor")}
     if (original := config.get("original_max_position_embeddings")) is not None:
-        numbers["original_max_position_embeddings"] = original
+        params["original_max_position_embeddings"] = original
     for key in ("rope_scaling", "rope_parameters"):
         given = config.get(key) or {}
         if not isinstance(given, Mapping):
             raise BadCheckpoint(f"`{key}` is {given!r} and not an object")
-        numbers |= {name: value for name, value in given.items() if value is not None}
-    kind = str(numbers.get("rope_type") or numbers.get("type") or "default")
+        params |= {name: value for name, value in given.items() if value is not None}
+    kind = str(params.get("rope_type") or params.get("type") or "default")
     kind = {"su": "longrope"}.get(kind, kind)  # Phi-3 was first published under that name
     if kind not in SCALINGS:
         raise Unsupported(f"rope scaling `{kind}` is not supported", f"supported are {', '.join(SCALINGS)}")
-    part = float(numbers.get("partial_rotary_factor") or 1.0)
-    rotary_dim = int(config.get("rotary_dim") or head_dim * part)
+    fraction = float(params.get("partial_rotary_factor") or 1.0)
+    rotary_dim = int(config.get("rotary_dim") or head_dim * fraction)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
-        raise BadCheckpoint(f"{rotary_dim} of {head_dim} columns of a head turn, and columns turn in pairs")
-    return RopeSpec(kind, float(numbers.get("rope_theta") or default_theta), rotary_dim, max_position, numbers)
+        raise BadCheckpoint(f"{rotary_dim} of {head_dim} columns of a head are rotated, and they rotate in pairs")
+    return RopeSpec(kind, float(params.get("rope_theta") or default_theta), rotary_dim, max_position, params)
 
 
 def frequencies(spec: RopeSpec, max_model_len: int, factors: Float32 | None = None) -> tuple[Float32, float]:
-    """-> inv_freq [rotary_dim / 2], and what cos and sin are multiplied by.
+    """-> inv_freq [rotary_dim / 2], and the factor of cos and sin.
 
     `factors` [rotary_dim / 2] divide the frequencies last: a GGUF file carries a scaling as the tensor `rope_freqs`."""
     inv_freq, scale = SCALINGS[spec.type](spec, max_model_len)
@@ -112,26 +112,26 @@ def _default(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
 
 
 def _linear(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
-    return 1.0 / _powers(spec) / spec.number("factor"), 1.0
+    return 1.0 / _powers(spec) / spec.param("factor"), 1.0
 
 
 def _dynamic(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
-    """NTK-aware: a larger theta, so that the slowest pair turns over the served length as over the trained one."""
-    factor = spec.number("factor")
+    """NTK-aware: a larger theta, so that the slowest pair rotates as far over the served length as over the trained."""
+    factor = spec.param("factor")
     stretch = factor * max(max_model_len, spec.max_position) / spec.max_position - (factor - 1)
     return 1.0 / _powers(spec, spec.theta * stretch ** (spec.rotary_dim / (spec.rotary_dim - 2))), 1.0
 
 
 def _yarn(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
-    """Fast pairs keep their frequency, slow ones are divided by the factor, those between are blended by a ramp."""
-    factor = spec.stretch
+    """Fast pairs keep their frequency, slow ones are divided by the factor, and a ramp blends between the two."""
+    factor = spec.factor
 
-    def pair_turning(turns: float) -> float:
-        """Which pair makes that many turns over the trained context (a fraction of a pair is possible)."""
-        return spec.rotary_dim * math.log(spec.original_max / (turns * 2 * math.pi)) / (2 * math.log(spec.theta))
+    def pair_with(rotations: float) -> float:
+        """The (fractional) index of the pair that makes that many rotations over the trained context."""
+        return spec.rotary_dim * math.log(spec.original_max / (rotations * 2 * math.pi)) / (2 * math.log(spec.theta))
 
-    low, high = pair_turning(spec.number("beta_fast", 32)), pair_turning(spec.number("beta_slow", 1))
-    if spec.numbers.get("truncate", True):
+    low, high = pair_with(spec.param("beta_fast", 32)), pair_with(spec.param("beta_slow", 1))
+    if spec.params.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, spec.rotary_dim - 1)
     width = high - low or 0.001  # a ramp of no width is a step
@@ -140,37 +140,37 @@ def _yarn(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
     return inv_freq / factor * ramp + inv_freq * (1 - ramp), _yarn_scale(spec, factor)
 
 
-def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """What queries and keys are multiplied by where a context has become `factor` times as long."""
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """The factor of queries and keys after an extension of the context by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _yarn_scale(spec: RopeSpec, factor: float) -> float:
-    if spec.numbers.get("attention_factor") is not None:
-        return spec.number("attention_factor")
-    if spec.numbers.get("mscale") and spec.numbers.get("mscale_all_dim"):
-        return yarn_temperature(factor, spec.number("mscale")) / yarn_temperature(factor, spec.number("mscale_all_dim"))
-    return yarn_temperature(factor)
+    if spec.params.get("attention_factor") is not None:
+        return spec.param("attention_factor")
+    if spec.params.get("mscale") and spec.params.get("mscale_all_dim"):
+        return yarn_mscale(factor, spec.param("mscale")) / yarn_mscale(factor, spec.param("mscale_all_dim"))
+    return yarn_mscale(factor)
 
 
 def _llama3(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
-    """As yarn, with the ramp over turns in the trained context instead of over pairs."""
-    low, high = spec.number("low_freq_factor"), spec.number("high_freq_factor")
+    """As yarn, with the ramp over rotations in the trained context instead of over pairs."""
+    low, high = spec.param("low_freq_factor"), spec.param("high_freq_factor")
     inv_freq = 1.0 / _powers(spec)
-    turns = spec.original_max * inv_freq / (2 * math.pi)
-    keep = np.clip((turns - low) / (high - low), 0, 1)
-    return inv_freq * keep + inv_freq / spec.number("factor") * (1 - keep), 1.0
+    rotations = spec.original_max * inv_freq / (2 * math.pi)
+    keep = np.clip((rotations - low) / (high - low), 0, 1)
+    return inv_freq * keep + inv_freq / spec.param("factor") * (1 - keep), 1.0
 
 
 def _longrope(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
     """A factor for each pair, from one of two lists: for contexts as first trained, and for longer ones."""
     key = "long_factor" if max_model_len > spec.original_max else "short_factor"
-    factors = np.asarray(spec.numbers.get(key) or (), dtype=np.float64)
+    factors = np.asarray(spec.params.get(key) or (), dtype=np.float64)
     if factors.shape != (spec.rotary_dim // 2,):
-        raise BadCheckpoint(f"`{key}` has {factors.size} numbers, and there are {spec.rotary_dim // 2} frequencies")
-    scale = spec.numbers.get("attention_factor") or spec.numbers.get(key.replace("factor", "mscale"))  # Phi-3.5-MoE's
+        raise BadCheckpoint(f"`{key}` has {factors.size} factors, and there are {spec.rotary_dim // 2} frequencies")
+    scale = spec.params.get("attention_factor") or spec.params.get(key.replace("factor", "mscale"))  # Phi-3.5-MoE's
     if scale is None:
-        scale = 1.0 if spec.stretch <= 1 else math.sqrt(1 + math.log(spec.stretch) / math.log(spec.original_max))
+        scale = 1.0 if spec.factor <= 1 else math.sqrt(1 + math.log(spec.factor) / math.log(spec.original_max))
     return 1.0 / (factors * _powers(spec)), float(scale)
 
 

@@ -1,7 +1,7 @@
-"""What encoder-decoders have in common: what answers begin with, and the attention of answers to sources.
+"""What encoder-decoders share: the first tokens of answers, and the keys and values of cross-attention.
 
-The encoder reads a source and leaves, in the pages of every layer of the decoder, the keys and values that the layer's
-cross-attention will ask for (`write_source`). The decoder is a decoder like others, with one more attention a layer."""
+The encoder encodes a source and writes the keys and values of every cross-attention of the decoder to the KV cache
+(`write_source`). The decoder is a decoder like others, with cross-attention in each layer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def read_seq2seq(hf: CheckpointConfig, max_source: int, max_answer: int) -> Seq2
 
 
 def write_source(c: Seq2SeqConfig, cross_kv: Sequence[PackedWeight], ops: OpSet, x: Value, batch: Any) -> Value:
-    """The last op of an encoder, whose output is x. `cross_kv`: of every layer of the decoder."""
+    """The last step of an encoder, whose output is x. `cross_kv`: the weights of every layer of the decoder."""
     for index, weight in enumerate(cross_kv):
         k, v = ops.split(ops.linear(x, weight), (c.kv_size, c.kv_size))
         ops.write_kv(k, v, batch, index)

@@ -1,14 +1,14 @@
-"""StableLM: Llama's MLP with layer norms; a part of each head rotates. 2-12B has attention and MLP side by side behind
-one norm, and a norm for each query and key head."""
+"""StableLM: Llama's MLP with layer norms, and rope on a part of each head. 2-12B has attention and MLP in parallel
+behind one norm, and a norm for each query and key head."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LayerNorms, LoadedModel, Matrix, TokenTable, Want, Wanted
+from quire.models.loading import EmbeddingTable, HeadLayerNorms, LayerNorm, Linear, LoadedModel, TensorSpec, TensorSpecs
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-STACKED_NORMS = "stacked_head_norms"  # true in GGUF files: the norms of all heads are one tensor
+STACKED_NORMS = "stacked_head_norms"  # config key of GGUF files: the norms of all heads are one tensor
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
@@ -27,29 +27,29 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {
-        "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("norm", config.hidden),
     }
-    layer = layer_names(config, stacked=checkpoint.config.bool(STACKED_NORMS, False))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, gpt.Names("model.", "layers", top, layer))
+    layer = layer_specs(config, stacked=checkpoint.config.bool(STACKED_NORMS, False))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, gpt.GPTTensors("model.", "layers", top, layer))
 
 
-def layer_names(c: gpt.GPTConfig, stacked: bool) -> Wanted:
+def layer_specs(c: gpt.GPTConfig, stacked: bool) -> TensorSpecs:
     qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
-    names: dict[str, Want] = {
-        "norm1": LayerNorm("input_layernorm", c.hidden),
-        "qkv": Matrix(qkv, c.hidden, c.bias),
-        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size),
-        "up": Matrix({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
-        "down": Matrix({"mlp.down_proj": c.hidden}, c.intermediate),
+    specs: dict[str, TensorSpec] = {
+        "attn_norm": LayerNorm("input_layernorm", c.hidden),
+        "qkv": Linear(qkv, c.hidden, c.bias),
+        "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size),
+        "up": Linear({"mlp.gate_proj": c.intermediate, "mlp.up_proj": c.intermediate}, c.hidden),
+        "down": Linear({"mlp.down_proj": c.hidden}, c.intermediate),
     }
     if not c.parallel:
-        names |= {"norm2": LayerNorm("post_attention_layernorm", c.hidden)}
+        specs |= {"mlp_norm": LayerNorm("post_attention_layernorm", c.hidden)}
     if c.head_norms:
         norm = "self_attn.{}_layernorm" if stacked else "self_attn.{}_layernorm.norms.{{}}"
-        names |= {
-            "q_norm": LayerNorms(norm.format("q"), c.heads, c.head_dim),
-            "k_norm": LayerNorms(norm.format("k"), c.kv_heads, c.head_dim),
+        specs |= {
+            "q_norm": HeadLayerNorms(norm.format("q"), c.heads, c.head_dim),
+            "k_norm": HeadLayerNorms(norm.format("k"), c.kv_heads, c.head_dim),
         }
-    return names
+    return specs

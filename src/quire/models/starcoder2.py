@@ -1,8 +1,8 @@
-"""StarCoder2: rotary, grouped keys, a window, and biases everywhere."""
+"""StarCoder2: rope, grouped-query attention, a window, and biases everywhere."""
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.loading import LayerNorm, LoadedModel, Matrix, TokenTable, Wanted
+from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -25,21 +25,21 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
-    top: Wanted = {
-        "embed": TokenTable("embed_tokens", config.vocab, config.hidden),
+    top: TensorSpecs = {
+        "embed": EmbeddingTable("embed_tokens", config.vocab, config.hidden),
         "norm": LayerNorm("norm", config.hidden),
     }
-    names = gpt.Names("model.", "layers", top, layer_names(config))
-    return gpt.load_as(ops, checkpoint, config, max_model_len, names)
+    tensors = gpt.GPTTensors("model.", "layers", top, layer_specs(config))
+    return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 
-def layer_names(c: gpt.GPTConfig) -> Wanted:
+def layer_specs(c: gpt.GPTConfig) -> TensorSpecs:
     qkv = {"self_attn.q_proj": c.q_size, "self_attn.k_proj": c.kv_size, "self_attn.v_proj": c.kv_size}
     return {
-        "norm1": LayerNorm("input_layernorm", c.hidden),
-        "qkv": Matrix(qkv, c.hidden, c.bias),
-        "out": Matrix({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
-        "norm2": LayerNorm("post_attention_layernorm", c.hidden),
-        "up": Matrix({"mlp.c_fc": c.intermediate}, c.hidden, c.bias),
-        "down": Matrix({"mlp.c_proj": c.hidden}, c.intermediate, c.bias),
+        "attn_norm": LayerNorm("input_layernorm", c.hidden),
+        "qkv": Linear(qkv, c.hidden, c.bias),
+        "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, c.bias),
+        "mlp_norm": LayerNorm("post_attention_layernorm", c.hidden),
+        "up": Linear({"mlp.c_fc": c.intermediate}, c.hidden, c.bias),
+        "down": Linear({"mlp.c_proj": c.hidden}, c.intermediate, c.bias),
     }

@@ -1,8 +1,9 @@
-"""T5, and what differs from it in numbers: T5 1.1, FLAN-T5, mT5.
+"""T5, T5 1.1, FLAN-T5 and mT5.
 
-No positions: scores gain what a table says of the distance, the same in all layers. Distances are sorted into buckets
-that widen with them, up to one for all beyond `relative_attention_max_distance`; so for every head a table of that many
-distances either way says it all. Scores are not scaled; there are no biases."""
+Positions enter as relative position biases: a table for each head says what is added to a score, by the distance of the
+two tokens, in all layers alike. Distances are sorted into buckets that widen with the distance, and all beyond
+`relative_attention_max_distance` share one. So a table of that many distances either way is enough. Scores are not
+scaled, and linear layers have no biases."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import Seq2SeqConfig
-from quire.models.loading import LoadedModel, Matrix, TokenTable, Vector, Wanted, load_weights
+from quire.models.loading import EmbeddingTable, Linear, LoadedModel, TensorSpecs, Vector, load_weights
 from quire.models.seq2seq import read_seq2seq, write_source
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
@@ -23,11 +24,12 @@ from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-LONGEST = 1 << 20  # tokens of a source and its answer: distances know no end, so this is a matter of memory alone
-# The table of words under its other names, which older exports stored as well; and a bias that was never used.
+MAX_TOKENS = 1 << 20  # of a source and its answer: the model has no limit, so memory is the only one
+# The embedding under its other names, which older exports stored as well, and a bias that was never used.
 UNUSED = (
     r"(encoder|decoder)\.embed_tokens\.weight|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\..*"
 )
+MAY_SCALE_LOGITS = {"T5ForConditionalGeneration": True, "MT5ForConditionalGeneration": False}
 FEED_FORWARD = {
     "relu": (False, Activation.RELU),
     "gelu": (False, Activation.GELU),
@@ -42,7 +44,7 @@ FEED_FORWARD = {
 class T5Config(Seq2SeqConfig):
     intermediate: int
     eps: float  # of the norms
-    gated: bool  # the feed-forward layer multiplies its activation with a second product
+    gated: bool  # the feed-forward layer has a gate
     activation: Activation
     buckets: int
     max_distance: int
@@ -68,9 +70,9 @@ def config(hf: CheckpointConfig) -> T5Config:
         head_dim=hf.int("d_kv"),
         vocab=hf.int("vocab_size"),
         max_position=2 * hf.int("n_positions", 512),
-        longest=LONGEST,
+        max_length=MAX_TOKENS,
         windows=(0,) * decoder_layers,
-        seq2seq=read_seq2seq(hf, LONGEST, LONGEST),
+        seq2seq=read_seq2seq(hf, MAX_TOKENS, MAX_TOKENS),
         encoder_layers=layers,
         encoder_heads=heads,
         intermediate=hf.int("d_ff"),
@@ -84,14 +86,13 @@ def config(hf: CheckpointConfig) -> T5Config:
 
 
 def _scales_logits(hf: CheckpointConfig) -> bool:
-    """The first T5 does. Of later ones, configurations say that the head is not the table of words, meaning this."""
-    if hf.architecture.startswith("MT5"):
-        return False
-    return hf.bool("scale_decoder_outputs", hf.bool("tie_word_embeddings", True))
+    """The first T5 does. Configurations of later ones say that the head is not the embedding table, meaning this."""
+    scales = MAY_SCALE_LOGITS[hf.architecture]
+    return scales and hf.bool("scale_decoder_outputs", hf.bool("tie_word_embeddings", True))
 
 
 def bucket(distance: NDArray[np.int64], both_ways: bool, num_buckets: int, max_distance: int) -> NDArray[np.int64]:
-    """Of (position of the key - position of the query). Where a query sees only what is before it, all beyond is 0."""
+    """The bucket of (key position - query position). Unless `both_ways`, keys after the query are in bucket 0."""
     first = np.zeros_like(distance)
     if both_ways:
         num_buckets //= 2
@@ -99,15 +100,15 @@ def bucket(distance: NDArray[np.int64], both_ways: bool, num_buckets: int, max_d
         size = np.abs(distance)
     else:
         size = np.maximum(-distance, 0)
-    exact = num_buckets // 2  # buckets of one distance each
+    exact = num_buckets // 2  # buckets of a single distance
     ratio = np.maximum(size, 1).astype(np.float32) / exact
     wide = exact + (np.log(ratio) / log(max_distance / exact) * (num_buckets - exact)).astype(np.int64)
     return first + np.where(size < exact, size, np.minimum(wide, num_buckets - 1))
 
 
 @dataclass(frozen=True, slots=True)
-class DistanceBiases:
-    """What scores gain by the distance, from what is stored: [buckets, heads]."""
+class RelativePositionBias:
+    """The bias of scores for every distance up to `max_distance` either way, from a stored [buckets, heads]."""
 
     name: str
     heads: int
@@ -124,54 +125,54 @@ class DistanceBiases:
         return ops.biases(stored[bucket(distance, self.both_ways, self.buckets, self.max_distance)].T)
 
 
-def top_names(c: T5Config, head: str) -> Wanted:
+def top_specs(c: T5Config, head: str) -> TensorSpecs:
     biases = "block.0.layer.0.SelfAttention.relative_attention_bias"
     sizes = c.heads, c.buckets, c.max_distance
     return {
-        "words": TokenTable("shared", c.vocab, c.hidden),
-        "encoder_biases": DistanceBiases(f"encoder.{biases}", *sizes, both_ways=True),
-        "decoder_biases": DistanceBiases(f"decoder.{biases}", *sizes, both_ways=False),
+        "embed": EmbeddingTable("shared", c.vocab, c.hidden),
+        "encoder_biases": RelativePositionBias(f"encoder.{biases}", *sizes, both_ways=True),
+        "decoder_biases": RelativePositionBias(f"decoder.{biases}", *sizes, both_ways=False),
         "encoder_norm": Vector("encoder.final_layer_norm", c.hidden),
         "decoder_norm": Vector("decoder.final_layer_norm", c.hidden),
-        "head": Matrix({head: c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
+        "head": Linear({head: c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
     }
 
 
-def layer_names(c: T5Config, feed_forward: int) -> Wanted:
-    """`feed_forward`: which of the parts of a layer it is."""
+def layer_specs(c: T5Config, feed_forward: int) -> TensorSpecs:
+    """`feed_forward`: the index of the feed-forward part in a layer."""
     ff = f"layer.{feed_forward}"
     up = [f"{ff}.DenseReluDense.{name}" for name in (("wi_0", "wi_1") if c.gated else ("wi",))]
     return {
-        "norm1": Vector("layer.0.layer_norm", c.hidden),
-        "qkv": Matrix({f"layer.0.SelfAttention.{x}": c.q_size for x in "qkv"}, c.hidden),
-        "out": Matrix({"layer.0.SelfAttention.o": c.hidden}, c.q_size),
-        "norm2": Vector(f"{ff}.layer_norm", c.hidden),
-        "up": Matrix(dict.fromkeys(up, c.intermediate), c.hidden),
-        "down": Matrix({f"{ff}.DenseReluDense.wo": c.hidden}, c.intermediate),
+        "attn_norm": Vector("layer.0.layer_norm", c.hidden),
+        "qkv": Linear({f"layer.0.SelfAttention.{x}": c.q_size for x in "qkv"}, c.hidden),
+        "out": Linear({"layer.0.SelfAttention.o": c.hidden}, c.q_size),
+        "mlp_norm": Vector(f"{ff}.layer_norm", c.hidden),
+        "up": Linear(dict.fromkeys(up, c.intermediate), c.hidden),
+        "down": Linear({f"{ff}.DenseReluDense.wo": c.hidden}, c.intermediate),
     }
 
 
-def cross_names(c: T5Config) -> Wanted:
+def cross_specs(c: T5Config) -> TensorSpecs:
     return {
         "cross_norm": Vector("layer.1.layer_norm", c.hidden),
-        "cross_q": Matrix({"layer.1.EncDecAttention.q": c.q_size}, c.hidden),
-        "cross_kv": Matrix({f"layer.1.EncDecAttention.{x}": c.kv_size for x in "kv"}, c.hidden),
-        "cross_out": Matrix({"layer.1.EncDecAttention.o": c.hidden}, c.q_size),
+        "cross_q": Linear({"layer.1.EncDecAttention.q": c.q_size}, c.hidden),
+        "cross_kv": Linear({f"layer.1.EncDecAttention.{x}": c.kv_size for x in "kv"}, c.hidden),
+        "cross_out": Linear({"layer.1.EncDecAttention.o": c.hidden}, c.q_size),
     }
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    norm1: Any
+class T5Layer:
+    attn_norm: Any
     qkv: PackedWeight
     out: PackedWeight
-    norm2: Any
-    up: PackedWeight  # and the gate before it
+    mlp_norm: Any
+    up: PackedWeight  # with the gate stacked before it, if there is one
     down: PackedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderLayer(Layer):
+class T5DecoderLayer(T5Layer):
     cross_norm: Any
     cross_q: PackedWeight
     cross_kv: PackedWeight
@@ -179,28 +180,28 @@ class DecoderLayer(Layer):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    words: Any
+class T5Weights:
+    embed: Any
     encoder_biases: Any
     decoder_biases: Any
     encoder_norm: Any
     decoder_norm: Any
     head: PackedWeight
-    encoder: list[Layer]
-    decoder: list[DecoderLayer]
+    encoder: list[T5Layer]
+    decoder: list[T5DecoderLayer]
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: int) -> LoadedModel:
     head = "lm_head" if "lm_head.weight" in checkpoint.names() else "shared"
-    readers = {f"encoder.block.{index}.": layer_names(config, 1) for index in range(config.encoder_layers)}
-    writers = {
-        f"decoder.block.{index}.": {**layer_names(config, 2), **cross_names(config)} for index in range(config.layers)
+    encoder = {f"encoder.block.{index}.": layer_specs(config, 1) for index in range(config.encoder_layers)}
+    decoder = {
+        f"decoder.block.{index}.": {**layer_specs(config, 2), **cross_specs(config)} for index in range(config.layers)
     }
-    top, layers = load_weights(ops, checkpoint, top_names(config, head), readers | writers, UNUSED)
-    weights = Weights(
+    top, layers = load_weights(ops, checkpoint, top_specs(config, head), encoder | decoder, UNUSED)
+    weights = T5Weights(
         **top,
-        encoder=[Layer(**layer) for layer in layers[: config.encoder_layers]],
-        decoder=[DecoderLayer(**layer) for layer in layers[config.encoder_layers :]],
+        encoder=[T5Layer(**layer) for layer in layers[: config.encoder_layers]],
+        decoder=[T5DecoderLayer(**layer) for layer in layers[config.encoder_layers :]],
     )
     return LoadedModel(
         config,
@@ -210,24 +211,24 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: in
     )
 
 
-def encode(c: T5Config, w: Weights, ops: OpSet, batch: Any) -> Value:
-    x = ops.embedding(batch.ids, w.words)
+def encode(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
+    x = ops.embedding(batch.ids, w.embed)
     for layer in w.encoder:
-        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.norm1, c.eps), layer.qkv), (c.q_size,) * 3)
-        found = ops.attention(q, k, v, batch, c.head_dim, 1.0, biases=w.encoder_biases)
-        x = ops.add(x, ops.linear(found, layer.out))
+        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.attn_norm, c.eps), layer.qkv), (c.q_size,) * 3)
+        attended = ops.attention(q, k, v, batch, c.head_dim, 1.0, biases=w.encoder_biases)
+        x = ops.add(x, ops.linear(attended, layer.out))
         x = ops.add(x, feed_forward(c, layer, ops, x))
     x = ops.rms_norm(x, w.encoder_norm, c.eps)
     return write_source(c, [layer.cross_kv for layer in w.decoder], ops, x, batch)
 
 
-def forward(c: T5Config, w: Weights, ops: OpSet, batch: Any) -> Value:
-    x = ops.embedding(batch.ids, w.words)
+def forward(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
+    x = ops.embedding(batch.ids, w.embed)
     for index, layer in enumerate(w.decoder):
-        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.norm1, c.eps), layer.qkv), (c.q_size,) * 3)
+        q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.attn_norm, c.eps), layer.qkv), (c.q_size,) * 3)
         ops.write_kv(k, v, batch, index)
-        found = ops.paged_attention(q, batch, index, c.head_dim, 1.0, biases=w.decoder_biases)
-        x = ops.add(x, ops.linear(found, layer.out))
+        attended = ops.paged_attention(q, batch, index, c.head_dim, 1.0, biases=w.decoder_biases)
+        x = ops.add(x, ops.linear(attended, layer.out))
         q = ops.linear(ops.rms_norm(x, layer.cross_norm, c.eps), layer.cross_q)
         x = ops.add(x, ops.linear(ops.cross_attention(q, batch, index, c.head_dim, 1.0), layer.cross_out))
         x = ops.add(x, feed_forward(c, layer, ops, x))
@@ -235,6 +236,6 @@ def forward(c: T5Config, w: Weights, ops: OpSet, batch: Any) -> Value:
     return ops.logits(x if c.logit_scale == 1 else ops.scale(x, c.logit_scale), w.head, batch)
 
 
-def feed_forward(c: T5Config, layer: Layer, ops: OpSet, x: Value) -> Value:
+def feed_forward(c: T5Config, layer: T5Layer, ops: OpSet, x: Value) -> Value:
     act = ops.activate_and_mul if c.gated else ops.activate
-    return ops.linear(act(ops.linear(ops.rms_norm(x, layer.norm2, c.eps), layer.up), c.activation), layer.down)
+    return ops.linear(act(ops.linear(ops.rms_norm(x, layer.mlp_norm, c.eps), layer.up), c.activation), layer.down)

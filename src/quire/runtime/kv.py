@@ -108,10 +108,10 @@ def longest(config: ModelConfig, asked: int | None) -> int:
         return config.max_position
     if asked < 1:
         raise BadRequest(f"max_model_len is {asked}", "it must be at least 1", param="max_model_len")
-    if asked > config.longest:
+    if asked > config.max_length:
         raise BadRequest(
-            f"max_model_len is {asked}, and the model was made for {config.longest} tokens",
-            f"ask for {config.longest} or less",
+            f"max_model_len is {asked}, and the model was made for {config.max_length} tokens",
+            f"ask for {config.max_length} or less",
             param="max_model_len",
         )
     return asked

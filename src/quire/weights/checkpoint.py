@@ -1,11 +1,11 @@
-"""A checkpoint, whatever its format: one view of names, tensors and configuration, in Hugging Face's words."""
+"""A checkpoint of any format: names, tensors and configuration under Hugging Face's names and keys."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from quire.core.errors import BadCheckpoint
 from quire.weights.config import CheckpointConfig
-from quire.weights.gguf.splits import first_part
+from quire.weights.gguf.splits import first_split
 
 if TYPE_CHECKING:
     from quire.ops.tensors import StoredTensor
@@ -20,7 +20,7 @@ class Checkpoint(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors, as they are stored."""
+        """Bytes of all tensors as stored."""
 
     def names(self) -> list[str]:
         """Hugging Face's names, such as "model.layers.0.self_attn.q_proj.weight", in the order of the files."""
@@ -29,23 +29,22 @@ class Checkpoint(Protocol):
         """Known without reading the tensor."""
 
     def tensor(self, name: str) -> "StoredTensor":
-        """A view of the file, of which nothing is read until it is looked at; or, where a format keeps codes and scales
-        apart, blocks that are made of them now."""
+        """A view of the mapped file, or blocks that are built now where a format stores several tensors a weight."""
 
-    def forget(self) -> None:
-        """What was read of the files is no longer counted as this process's memory. Reading it again is cheap while it
-        is in the page cache."""
+    def drop_pages(self) -> None:
+        """Unmap the pages that were read: they no longer count as memory of this process. Reading them again is cheap
+        while they are in the page cache."""
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The .gguf file (the first of its parts), or the directory in Hugging Face's layout, that `path` means."""
+    """The .gguf file (the first of its splits) or the directory in Hugging Face's layout that `path` names."""
     if not path.exists():
         raise BadCheckpoint(f"{path} does not exist")
     if not path.is_dir():
-        return first_part(path)
+        return first_split(path)
     if (path / "config.json").exists():
         return path
-    files = sorted({first_part(file) for file in path.glob("*.gguf")})
+    files = sorted({first_split(file) for file in path.glob("*.gguf")})
     if len(files) == 1:
         return files[0]
     if files:
@@ -60,11 +59,11 @@ def find_checkpoint(path: Path) -> Path:
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
     """A .gguf file, a directory in Hugging Face's layout, or a directory with one .gguf file in it."""
-    found = find_checkpoint(Path(path))
-    if found.is_dir():
+    checkpoint = find_checkpoint(Path(path))
+    if checkpoint.is_dir():
         from quire.weights.huggingface_checkpoint import HuggingFaceCheckpoint
 
-        return HuggingFaceCheckpoint(found)
+        return HuggingFaceCheckpoint(checkpoint)
     from quire.weights.gguf.checkpoint import GGUFCheckpoint
 
-    return GGUFCheckpoint(found)
+    return GGUFCheckpoint(checkpoint)

@@ -1,7 +1,6 @@
-"""What a checkpoint says it is: typed reads of its configuration, each failing by name.
+"""The configuration of a checkpoint: typed reads, each of which fails by name.
 
-Keys are those of Hugging Face's config.json, whatever the file was; readers of other formats translate. A null counts
-as missing."""
+Keys are those of Hugging Face's config.json; readers of other formats translate to them. A null counts as missing."""
 
 import builtins
 import math
@@ -76,7 +75,7 @@ class CheckpointConfig:
         return CheckpointConfig(self.source, self.dict(key, default={}), prefix=f"{self._prefix}{key}.")
 
     def with_values(self, values: Mapping[builtins.str, Any]) -> "CheckpointConfig":
-        """The same configuration, with these values besides or instead."""
+        """The same configuration with these values added or replaced."""
         return CheckpointConfig(self.source, {**self._values, **values}, self._generation, self._prefix)
 
     def expect(self, key: builtins.str, *allowed: Any) -> Any:
@@ -99,13 +98,13 @@ class CheckpointConfig:
         return names[0]
 
     def generation(self, key: builtins.str, default: Any = None) -> Any:
-        """What the generation config says; older exports keep it with all the rest."""
+        """A value of generation_config.json; older exports keep it in config.json."""
         value = self._generation.get(key)
         return self.get(key, default) if value is None else value
 
     @property
     def eos_ids(self) -> builtins.list[builtins.int]:
-        """Tokens that end a text, those of the generation config first."""
+        """Tokens that end a text; those of the generation config come first."""
         ids: builtins.list[builtins.int] = []
         for values in (self._generation, self._values):
             given = values.get("eos_token_id")

@@ -1,4 +1,4 @@
-"""Decoders that were saved without their head, as models that make vectors of texts often are."""
+"""Decoders that were saved without their head, as embedding models often are."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,16 +7,16 @@ from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-BODY, EMBEDDING = "model.", "embed_tokens.weight"  # names begin with BODY where there is a head
+BODY, EMBEDDING = "model.", "embed_tokens.weight"  # BODY is the prefix of names where there is a head
 
 
 def as_decoder(checkpoint: Checkpoint, architecture: str) -> Checkpoint:
-    """The same checkpoint in the words of `architecture`, which has a head. Where there is none, the embedding table
-    stands in for it."""
+    """The checkpoint under the names of `architecture`, which has a head. Where none is stored, it is tied to the
+    embedding."""
     names, config = checkpoint.names(), checkpoint.config
     headless = "lm_head.weight" not in names
     if not names or (architecture == config.architecture and not headless):
-        return checkpoint  # one without names has whatever is asked for
+        return checkpoint  # without names it is a DummyCheckpoint, which has every tensor
     values = {"architectures": [architecture]} | ({"tie_word_embeddings": True} if headless else {})
     prefix = BODY if EMBEDDING in names else ""
     return DecoderBody(checkpoint, config.with_values(values), prefix)
@@ -42,5 +42,5 @@ class DecoderBody:
     def tensor(self, name: str) -> StoredTensor:
         return self.checkpoint.tensor(name.removeprefix(self.prefix))
 
-    def forget(self) -> None:
-        self.checkpoint.forget()
+    def drop_pages(self) -> None:
+        self.checkpoint.drop_pages()

@@ -1,4 +1,4 @@
-"""A model without weights: config.json says what it is, and the tensors are noise. For measuring speed."""
+"""A checkpoint without weights, for benchmarks: config.json, and tensors of noise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from quire.ops.tensors import BF16, StoredTensor
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_config
 
-SPREAD = 0.02  # of the weights
+STANDARD_DEVIATION = 0.02  # of the weights
 
 
 @dataclass(slots=True)
 class DummyCheckpoint:
-    """Has whatever tensors a family asks for."""
+    """Has every tensor that a model file asks for."""
 
     path: Path
     config: CheckpointConfig = field(init=False)
@@ -37,9 +37,9 @@ class DummyCheckpoint:
 
     def tensor(self, name: str) -> StoredTensor:
         shape = self.shapes[name]
-        noise = np.random.default_rng(len(name)).standard_normal(shape[-1], np.float32) * np.float32(SPREAD)
-        row = (noise.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)  # the upper half of an fp32 is a bf16
+        noise = np.random.default_rng(len(name)).standard_normal(shape[-1], np.float32) * np.float32(STANDARD_DEVIATION)
+        row = (noise.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)  # the upper 16 bits of an fp32 are a bf16
         data = np.broadcast_to(row, (prod(shape[:-1]), len(row)))
         return StoredTensor(name, shape, BF16, data, dummy=True)
 
-    def forget(self) -> None: ...
+    def drop_pages(self) -> None: ...

@@ -41,8 +41,9 @@ def read_config(directory: Path) -> CheckpointConfig:
 
 
 def _older_rope_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """transformers 5 writes `rope_parameters`; before it was `rope_theta` and `rope_scaling`, which is our view. Where
-    kinds of layers differ, those with a window had a theta of their own: `rope_local_base_freq`."""
+    """`rope_parameters` of transformers 5 -> `rope_theta` and `rope_scaling` of earlier versions, which are our keys.
+
+    The theta of layers with a window, where it differs, becomes `rope_local_base_freq`."""
     if isinstance(text := values.get("text_config"), dict):
         values = {**values, "text_config": _older_rope_keys(text)}
     given = values.get("rope_parameters")

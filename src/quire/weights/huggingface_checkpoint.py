@@ -17,8 +17,7 @@ def _pytorch(path: Path) -> TensorFile:
     return PytorchFile(path)
 
 
-# A single file, and how it is read. Its shards are listed in a file of its name and ".index.json". The first that is
-# there.
+# Single file -> its reader; the first that exists is read. FILE.index.json lists shards.
 CONTAINERS: dict[str, Callable[[Path], TensorFile]] = {
     "model.safetensors": SafetensorsFile,
     "pytorch_model.bin": _pytorch,
@@ -30,18 +29,21 @@ class HuggingFaceCheckpoint:
         self.path = path
         config = read_config(path)
         self._raw = read_tensors(path)
-        self._made = read_quantized(config, self._raw)
-        parts = {part for made in self._made.values() for part in made.parts}
-        if self._made:
-            parts |= {name for name in self._raw.names() if name.endswith(NOT_WEIGHTS)}
-        places = {name: place for place, name in enumerate(self._raw.names())}
-        places |= {name: min(places[part] for part in made.parts) for name, made in self._made.items()}
-        self._names = sorted(places.keys() - (parts - self._made.keys()), key=places.__getitem__)
-        # The key is often left out, and its default differs between families. The tensors know (of encoder-decoders not
-        # all: T5 means by it how logits are scaled).
+        self._derived = read_quantized(config, self._raw)
+        self._names = self._names_in_file_order()
+        # The key is often left out, and its default differs between families: the tensors decide. Not so in
+        # encoder-decoders, because T5 means by the key how logits are scaled.
         tied = {"tie_word_embeddings": not any(name.endswith("lm_head.weight") for name in self._names)}
-        says = "tie_word_embeddings" in config or config.bool("is_encoder_decoder", False)
-        self.config = config if says else config.with_values(tied)
+        given = "tie_word_embeddings" in config or config.bool("is_encoder_decoder", False)
+        self.config = config if given else config.with_values(tied)
+
+    def _names_in_file_order(self) -> list[str]:
+        hidden = {source for derived in self._derived.values() for source in derived.sources}
+        if self._derived:
+            hidden |= {name for name in self._raw.names() if name.endswith(NOT_WEIGHTS)}
+        order = {name: index for index, name in enumerate(self._raw.names())}
+        order |= {name: min(order[source] for source in derived.sources) for name, derived in self._derived.items()}
+        return sorted(order.keys() - (hidden - self._derived.keys()), key=order.__getitem__)
 
     def names(self) -> list[str]:
         return self._names
@@ -51,17 +53,17 @@ class HuggingFaceCheckpoint:
         return sum(self._raw.nbytes(name) for name in self._raw.names())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._made[name].shape if name in self._made else self._raw.shape(name)
+        return self._derived[name].shape if name in self._derived else self._raw.shape(name)
 
     def tensor(self, name: str) -> StoredTensor:
-        return self._made[name].make() if name in self._made else self._raw.tensor(name)
+        return self._derived[name].derive() if name in self._derived else self._raw.tensor(name)
 
-    def forget(self) -> None:
-        self._raw.forget()
+    def drop_pages(self) -> None:
+        self._raw.drop_pages()
 
 
 def read_tensors(directory: Path) -> RawTensors:
-    """Of a checkpoint, or of one of the modules that sentence-transformers puts behind it."""
+    """The tensors of a checkpoint, or of a module that sentence-transformers adds to one."""
     return RawTensors(directory, _find_files(directory))
 
 
@@ -84,7 +86,7 @@ def _from_index(index: Path, read: Callable[[Path], TensorFile]) -> dict[str, Te
     files: dict[str, TensorFile] = {}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard:
-            raise BadCheckpoint(f"{index}: tensor {name!r} is said to be in {shard!r}, which is not a file beside it")
+            raise BadCheckpoint(f"{index}: tensor {name!r} is listed in {shard!r}, which is not a file beside it")
         if shard not in shards:
             if not (directory / shard).exists():
                 raise BadCheckpoint(f"{index}: the shard {shard!r} with tensor {name!r} is missing", "download it")

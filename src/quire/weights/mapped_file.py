@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-CHUNK = 4 << 20  # bytes that are asked for at once: two large pages, which is what Linux reads where one is touched
-AHEAD = 512 << 20  # bytes behind those that are looked at which are on their way from the disk meanwhile
-HUGEPAGE, POPULATE_READ = 14, 22  # advice to Linux, which other systems refuse; Python 3.11 has no name for the second
+CHUNK_BYTES = 4 << 20  # read at once: two huge pages, which is what Linux reads when one is touched
+READAHEAD_BYTES = 512 << 20  # read from the disk beyond what is used now
+HUGEPAGE, POPULATE_READ = 14, 22  # madvise of Linux; other systems refuse it. Python 3.11 has no name for the second
 
 
 class MappedFile:
@@ -32,40 +32,41 @@ class MappedFile:
                 self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
             raise BadCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:  # what mmap says to an empty file
+        except ValueError as error:  # mmap refuses an empty file
             raise BadCheckpoint(f"{path} is empty", "download it again") from error
         self.size = len(self.buffer)
-        self.next: MappedFile | None = None  # the one that is looked at after this
-        self._asked: set[int] = set()  # chunks
+        self.next: MappedFile | None = None  # the file that is read after this
+        self._requested: set[int] = set()  # chunks that are read, or in the queue
         _advise(self.buffer, HUGEPAGE, 0, self.size)
 
-    def forget(self) -> None:
-        """Unmap the pages that were looked at; the next look maps them again."""
+    def drop_pages(self) -> None:
+        """Unmap the pages that were read; the next access maps them again."""
         self.buffer.madvise(mmap.MADV_DONTNEED)
 
     def rows(self, offset: int, num_rows: int, row_bytes: int) -> "NDArray[np.uint8]":
         """-> uint8 [num_rows, row_bytes], read-only. The caller has checked that they lie inside the file."""
-        import numpy as np  # here, so that reading a header, as the HTTP process does, costs no numpy
+        import numpy as np  # here, because the HTTP process reads headers without numpy
 
         assert offset >= 0 and offset + num_rows * row_bytes <= self.size
         if num_rows * row_bytes == 0:  # frombuffer has no empty views
             return np.empty((num_rows, row_bytes), np.uint8)
-        self._ask_for(offset, offset + num_rows * row_bytes + AHEAD)
+        self._read_ahead(offset, offset + num_rows * row_bytes + READAHEAD_BYTES)
         flat = np.frombuffer(self.buffer, np.uint8, num_rows * row_bytes, offset)
         return flat.reshape(num_rows, row_bytes)
 
-    def _ask_for(self, begin: int, end: int) -> None:
-        """Read from the disk, without waiting for it. Pages that are mapped and looked at would come one by one."""
-        for chunk in range(begin // CHUNK, (min(end, self.size) - 1) // CHUNK + 1):
-            if chunk not in self._asked:
-                self._asked.add(chunk)
-                _wanted().put((self.buffer, chunk * CHUNK, min(CHUNK, self.size - chunk * CHUNK)))
+    def _read_ahead(self, begin: int, end: int) -> None:
+        """Prefetch from the disk, without waiting. Without it, every access would fault in one page."""
+        for chunk in range(begin // CHUNK_BYTES, (min(end, self.size) - 1) // CHUNK_BYTES + 1):
+            if chunk not in self._requested:
+                self._requested.add(chunk)
+                offset = chunk * CHUNK_BYTES
+                _readahead_queue().put((self.buffer, offset, min(CHUNK_BYTES, self.size - offset)))
         if end > self.size and self.next is not None:
-            self.next._ask_for(0, end - self.size)
+            self.next._read_ahead(0, end - self.size)
 
 
 def chained(files: Iterable[MappedFile]) -> list[MappedFile]:
-    """Each once, in the order in which they are looked at: the next one is asked for before the last one ends."""
+    """The files without duplicates, in reading order: prefetching goes on from the end of a file into the next."""
     chain = list(dict.fromkeys(files))
     for file, following in pairwise(chain):
         file.next = following
@@ -73,21 +74,21 @@ def chained(files: Iterable[MappedFile]) -> list[MappedFile]:
 
 
 @cache
-def _wanted() -> "SimpleQueue[tuple[mmap.mmap, int, int]]":
-    """What a thread reads, one after the other. It ends with the process, whatever is left."""
+def _readahead_queue() -> "SimpleQueue[tuple[mmap.mmap, int, int]]":
+    """The chunks that a daemon thread reads, in order."""
     queue: SimpleQueue[tuple[mmap.mmap, int, int]] = SimpleQueue()
 
     def read_ahead() -> None:
         while True:
-            _bring(*queue.get())
+            _read_chunk(*queue.get())
 
     Thread(target=read_ahead, name="read-ahead", daemon=True).start()
     return queue
 
 
-def _bring(buffer: mmap.mmap, offset: int, length: int) -> None:
-    """Touched, a chunk comes in large pages, which take a tenth of the time of small ones to fill, map and unmap, and
-    is waited for. What the system has not read then is asked for in small ones."""
+def _read_chunk(buffer: mmap.mmap, offset: int, length: int) -> None:
+    """Touching a chunk reads huge pages, which take a tenth of the time of small ones to fill, map and unmap, and
+    waits. WILLNEED then requests, in small pages, what the system has not read."""
     _advise(buffer, POPULATE_READ, offset, min(length, mmap.PAGESIZE))
     _advise(buffer, mmap.MADV_DONTNEED, offset, length)
     _advise(buffer, mmap.MADV_WILLNEED, offset, length)

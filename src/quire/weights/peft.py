@@ -1,7 +1,7 @@
 """A LoRA adapter as PEFT saves it: adapter_config.json, and the matrices in adapter_model.safetensors or .bin.
 
-What is there is read by name and shape. A setting that would make the adapter mean something else than
-scale * B @ A, added to linear layers of the model as it was published, is refused by name and value."""
+Tensors are read by name and shape. A setting by which the adapter is not scale * B @ A, added to linear layers of the
+published model, is refused by name and value."""
 
 import re
 from math import sqrt
@@ -18,8 +18,8 @@ from quire.weights.safetensors import SafetensorsFile
 CONFIG = "adapter_config.json"
 MAX_LISTED = 8  # names spelled out in an error
 
-# Settings, and the values with which an adapter is a plain one. The first is PEFT's own.
-PLAIN: dict[str, tuple[Any, ...]] = {
+# Settings -> the values of a plain LoRA adapter. The first is PEFT's default.
+PLAIN_LORA: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "use_dora": (False, None),
@@ -36,31 +36,31 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
-# Ways to begin training that change the model's own matrices: the adapter belongs to a model that was not published.
-CHANGES_THE_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+# Initializations that change the weights of the model: the adapter belongs to a model that was not published.
+INITS_THAT_CHANGE_THE_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight")
 _PATTERN = re.compile(r"\^?(?P<name>[\w.]+)\$?", re.ASCII)
 
 
 def read_adapter(directory: Path) -> dict[str, LoraDelta]:
-    """Linear layer -> what is added to it. The layers have the names of the model they were trained on."""
+    """Linear layer -> its low-rank update, by the names of the model it was trained on."""
     if not (directory / CONFIG).is_file():
-        raise BadCheckpoint(f"{directory} has no {CONFIG}", "name the directory that PEFT has saved an adapter in")
+        raise BadCheckpoint(f"{directory} has no {CONFIG}", "name a directory in which PEFT saved an adapter")
     config = CheckpointConfig(directory / CONFIG, read_json(directory / CONFIG))
-    _refuse_others(config)
+    _expect_plain_lora(config)
     raw = _tensors(directory)
     return {layer: _low_rank(config, raw, layer, *names) for layer, names in _pairs(raw).items()}
 
 
-def _refuse_others(config: CheckpointConfig) -> None:
-    for key, values in PLAIN.items():
+def _expect_plain_lora(config: CheckpointConfig) -> None:
+    for key, values in PLAIN_LORA.items():
         config.expect(key, *values)
-    begun = config.get("init_lora_weights", True)
-    if isinstance(begun, str) and begun.startswith(CHANGES_THE_MODEL):
+    init = config.get("init_lora_weights", True)
+    if isinstance(init, str) and init.startswith(INITS_THAT_CHANGE_THE_MODEL):
         raise Unsupported(
-            f"{config.source}: init_lora_weights is {begun!r}, which changes the model's own matrices",
-            "save it with path_initial_model_for_weight_conversion, which makes a plain adapter of it",
+            f"{config.source}: init_lora_weights is {init!r}, which changes the model's own matrices",
+            "save it with path_initial_model_for_weight_conversion, which converts it to a plain adapter",
         )
 
 
@@ -79,11 +79,11 @@ def _tensors(directory: Path) -> RawTensors:
 
 def _pairs(raw: RawTensors) -> dict[str, tuple[str, str]]:
     """Linear layer -> the names of its A and its B."""
-    found: dict[str, dict[str, str]] = {}
+    pairs: dict[str, dict[str, str]] = {}
     others = []
     for name in raw.names():
         if match := _TENSOR.fullmatch(name):
-            found.setdefault(match["layer"], {})[match["side"]] = name
+            pairs.setdefault(match["layer"], {})[match["side"]] = name
         else:
             others.append(name)
     if others:
@@ -91,11 +91,11 @@ def _pairs(raw: RawTensors) -> dict[str, tuple[str, str]]:
             f"{raw.path} has tensors beside lora_A and lora_B of linear layers: {listed(others)}",
             "embeddings, magnitudes (DoRA), biases and whole modules are not supported",
         )
-    if not found:
+    if not pairs:
         raise BadCheckpoint(f"{raw.path} has no tensors")
-    if alone := [f"{layer} has only lora_{next(iter(sides))}" for layer, sides in found.items() if len(sides) < 2]:
+    if alone := [f"{layer} has only lora_{next(iter(sides))}" for layer, sides in pairs.items() if len(sides) < 2]:
         raise BadCheckpoint(f"{raw.path}: {listed(alone)}")
-    return {layer: (sides["A"], sides["B"]) for layer, sides in found.items()}
+    return {layer: (sides["A"], sides["B"]) for layer, sides in pairs.items()}
 
 
 def _low_rank(config: CheckpointConfig, raw: RawTensors, layer: str, a_name: str, b_name: str) -> LoraDelta:
@@ -103,9 +103,9 @@ def _low_rank(config: CheckpointConfig, raw: RawTensors, layer: str, a_name: str
     rank = a.shape[0]
     if b.shape[1] != rank:
         raise raw.bad(b_name, f"is {[*b.shape]}, and lora_A {[*a.shape]}: the ranks differ")
-    wanted = _by_pattern(config, "rank_pattern", layer, config.int("r"))
-    if wanted != rank:
-        raise raw.bad(a_name, f"has rank {rank}, and {config.source.name} says {wanted:g}")
+    expected = _by_pattern(config, "rank_pattern", layer, config.int("r"))
+    if expected != rank:
+        raise raw.bad(a_name, f"has rank {rank}, and {config.source.name} says {expected:g}")
     alpha = _by_pattern(config, "alpha_pattern", layer, config.float("lora_alpha"))
     return LoraDelta(a, b, alpha / (sqrt(rank) if config.bool("use_rslora", False) else rank))
 
@@ -117,7 +117,7 @@ def _matrix(raw: RawTensors, name: str) -> StoredTensor:
 
 
 def _by_pattern(config: CheckpointConfig, key: str, layer: str, default: float) -> float:
-    """What a table of layers says of this one: by the whole name, or what it ends with."""
+    """The value of the pattern that is the layer's name, or its end."""
     for pattern, value in config.dict(key, {}).items():
         match = _PATTERN.fullmatch(pattern)
         if match is None:

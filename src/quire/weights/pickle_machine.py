@@ -1,8 +1,8 @@
-"""A pickle as data: the few opcodes that a state dict needs, run on a stack, and nothing else.
+"""A pickle as data: an interpreter of the few opcodes that a state dict needs.
 
-A pickle is a program whose GLOBAL names any function of any module. Here a name stands for what the caller's table
-says, or the file is refused; nothing is imported, and no object but dictionaries, lists, tuples, numbers, text and what
-the table makes can come out. The number of steps is bounded by the number of bytes."""
+A pickle is a program in which GLOBAL names any function of any module. Here a global is looked up in the caller's
+table, or the file is refused. Nothing is imported, and only dictionaries, lists, tuples, numbers, text and results of
+the table's functions can come out. The number of steps is bounded by the number of bytes."""
 
 import struct
 from collections.abc import Callable, Mapping
@@ -15,9 +15,9 @@ MAX_STACK = 1 << 20
 class PickleRefused(Exception):
     """`problem` continues a sentence about the pickle."""
 
-    def __init__(self, at: int, problem: str) -> None:
+    def __init__(self, offset: int, problem: str) -> None:
         super().__init__(problem)
-        self.at = at  # in the pickle
+        self.offset = offset  # in the pickle
         self.problem = problem
 
 
@@ -28,56 +28,58 @@ class _Mark:
 _MARK = _Mark()
 
 
-def run(code: bytes, table: Mapping[tuple[str, str], Any], persistent: Callable[[Any], Any]) -> Any:
-    """-> what the pickle makes. Entries of `table` that can be called are; `persistent` turns an id into an object."""
+def unpickle_data(code: bytes, table: Mapping[tuple[str, str], Any], persistent: Callable[[Any], Any]) -> Any:
+    """-> the object of the pickle. REDUCE calls functions of `table`; `persistent` maps persistent ids to objects."""
     machine = _Machine(code, table, persistent)
     try:
         while not machine.done:
             machine.step()
     except (IndexError, struct.error) as error:
-        raise PickleRefused(machine.at, "ends in the middle, or takes from an empty stack") from error
+        raise PickleRefused(machine.offset, "ends in the middle, or takes from an empty stack") from error
     except KeyError as error:
-        raise PickleRefused(machine.at, f"asks for value {error}, which it has not kept") from error
+        raise PickleRefused(machine.offset, f"asks for value {error}, which it has not kept") from error
     except (ValueError, TypeError) as error:
-        raise PickleRefused(machine.at, str(error)) from error
+        raise PickleRefused(machine.offset, str(error)) from error
     return machine.stack[-1]
 
 
 class _Machine:
     def __init__(self, code: bytes, table: Mapping[tuple[str, str], Any], persistent: Callable[[Any], Any]) -> None:
         self.code, self.table, self.persistent = code, table, persistent
-        self.at, self.done = 0, False
+        self.offset, self.done = 0, False
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
     def step(self) -> None:
-        opcode = self.code[self.at : self.at + 1]
+        opcode = self.code[self.offset : self.offset + 1]
         action = _ACTIONS.get(opcode)
         if action is None:
-            raise PickleRefused(self.at, f"uses the opcode {opcode!r}, which a dictionary of tensors has no need of")
-        self.at += 1
+            raise PickleRefused(
+                self.offset, f"uses the opcode {opcode!r}, which a dictionary of tensors has no need of"
+            )
+        self.offset += 1
         action(self)
         if len(self.stack) > MAX_STACK:
-            raise PickleRefused(self.at, f"piles up more than {MAX_STACK} values")
+            raise PickleRefused(self.offset, f"piles up more than {MAX_STACK} values")
 
     # -- reading what follows an opcode ----------------------------------------------------------------------------
 
     def number(self, form: str) -> Any:
         size = struct.calcsize(form)
-        value = struct.unpack_from(form, self.code, self.at)[0]
-        self.at += size
+        value = struct.unpack_from(form, self.code, self.offset)[0]
+        self.offset += size
         return value
 
     def take(self, length: int) -> bytes:
-        if length > len(self.code) - self.at:
-            raise ValueError(f"has {length} bytes of text where {len(self.code) - self.at} are left")
-        self.at += length
-        return self.code[self.at - length : self.at]
+        if length > len(self.code) - self.offset:
+            raise ValueError(f"has {length} bytes of text where {len(self.code) - self.offset} are left")
+        self.offset += length
+        return self.code[self.offset - length : self.offset]
 
     def line(self) -> str:
-        end = self.code.index(b"\n", self.at)
-        text = self.code[self.at : end].decode()
-        self.at = end + 1
+        end = self.code.index(b"\n", self.offset)
+        text = self.code[self.offset : end].decode()
+        self.offset = end + 1
         return text
 
     # -- working on the stack --------------------------------------------------------------------------------------
@@ -92,13 +94,13 @@ class _Machine:
         return value
 
     def pop_to_mark(self) -> list[Any]:
-        at = len(self.stack) - 1
-        while self.stack[at] is not _MARK:
-            at -= 1
-            if at < 0:
+        index = len(self.stack) - 1
+        while self.stack[index] is not _MARK:
+            index -= 1
+            if index < 0:
                 raise ValueError("misses a mark")
-        values = self.stack[at + 1 :]
-        del self.stack[at:]
+        values = self.stack[index + 1 :]
+        del self.stack[index:]
         return values
 
     def top(self, kind: type) -> Any:
@@ -129,7 +131,7 @@ class _Machine:
         self.push(function(*arguments))
 
     def build(self) -> None:
-        """The state of an object that has one: of a state dict, the versions of its modules. Nobody needs it."""
+        """Drop the state of an object: for a state dict, the versions of its modules."""
         self.pop()
         self.top(dict)
 

@@ -1,11 +1,11 @@
-"""One file of torch.save: a zip archive with a pickle in it, and the bytes of every storage beside the pickle.
+"""One file of torch.save: a zip archive of a pickle and the bytes of every storage.
 
-    archive/data.pkl   says which tensors there are: storage, offset, shape, strides
+    archive/data.pkl   describes the tensors: storage, offset, shape, strides
     archive/data/0     the bytes of storage "0", not compressed
 
-No pickle is ever loaded: `pickle_machine` builds dictionaries and descriptions of tensors out of the opcodes that
-torch.save writes for a state dict, and refuses all others. torch is not needed. Tensors are views of the mapped
-file."""
+The pickle is never loaded: `pickle_machine` interprets the opcodes that torch.save writes for a state dict, builds
+dictionaries and descriptions of tensors, and refuses everything else. torch is not needed. Tensors are views of the
+mapped file."""
 
 import struct
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.weights.mapped_file import MappedFile
-from quire.weights.pickle_machine import MAX_PICKLE_BYTES, PickleRefused, run
-from quire.weights.raw import Entry
+from quire.weights.pickle_machine import MAX_PICKLE_BYTES, PickleRefused, unpickle_data
+from quire.weights.raw import RawEntry
 
 LOCAL_HEADER_BYTES = 30
 
@@ -37,7 +37,7 @@ class TorchStorage:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TorchTensor:
     """A description, as torch's own functions would have rebuilt it."""
 
     storage: TorchStorage
@@ -56,10 +56,12 @@ class PytorchFile:
             raise self._bad(f"holds {len(pickles)} files named data.pkl, and one is expected")
         self._folder = pickles[0].removesuffix("data.pkl")
         self._members_by_name = members
-        if (order := f"{self._folder}byteorder") in members:
-            at, size = self._place(order)
-            if (found := self.file.buffer[at : at + min(size, 16)]) != b"little":
-                raise Unsupported(f"{path} has numbers in the order {found!r}", "save it on a little-endian machine")
+        if (member := f"{self._folder}byteorder") in members:
+            offset, size = self._locate(member)
+            if (order := self.file.buffer[offset : offset + min(size, 16)]) != b"little":
+                raise Unsupported(
+                    f"{path} has numbers in the byte order {order!r}", "save it on a little-endian machine"
+                )
         self.entries = {name: self._entry(name, tensor) for name, tensor in self._read(pickles[0]).items()}
 
     def _members(self) -> dict[str, ZipInfo]:
@@ -72,33 +74,33 @@ class PytorchFile:
                 "files from before torch 1.6 are not read: convert them to safetensors",
             ) from error
 
-    def _read(self, pickle: str) -> dict[str, Tensor]:
+    def _read(self, pickle: str) -> dict[str, TorchTensor]:
         """Name -> tensor: the state dict, or the one under "state_dict" that some trainers wrap it in."""
-        at, size = self._place(pickle)
+        offset, size = self._locate(pickle)
         if size > MAX_PICKLE_BYTES:
             raise self._bad(f"has a pickle of {size} bytes, and {MAX_PICKLE_BYTES} are allowed")
         try:
-            found = run(self.file.buffer[at : at + size], _GLOBALS, _storage)
+            state = unpickle_data(self.file.buffer[offset : offset + size], _GLOBALS, _storage)
         except PickleRefused as error:
             raise Unsupported(
-                f"{self.path}: its pickle, at offset {at + error.at}, {error.problem}",
+                f"{self.path}: its pickle, at offset {offset + error.offset}, {error.problem}",
                 "convert it to safetensors where you trust it",
             ) from error
-        if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
-            found = found["state_dict"]
-        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+            state = state["state_dict"]
+        if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
             raise self._bad("does not hold a dictionary of tensors by name")
-        if wrong := [name for name, value in found.items() if not isinstance(value, Tensor)]:
+        if wrong := [name for name, value in state.items() if not isinstance(value, TorchTensor)]:
             raise self._bad(f"holds {wrong[0]!r}, which is not a tensor")
-        return found
+        return state
 
-    def _entry(self, name: str, tensor: Tensor) -> Entry:
+    def _entry(self, name: str, tensor: TorchTensor) -> RawEntry:
         storage, shape = tensor.storage, tensor.shape
         if storage.key != Path(storage.key).name or (member := f"{self._folder}data/{storage.key}") not in (
             self._members_by_name
         ):
-            raise self._bad(f"has no storage {storage.key!r}, in which tensor {name!r} is to be")
-        at, size = self._place(member)
+            raise self._bad(f"has no storage {storage.key!r}, which tensor {name!r} refers to")
+        storage_offset, size = self._locate(member)
         if not all(type(number) is int and number >= 0 for number in (tensor.offset, *shape, *tensor.strides)):
             raise self._bad(f"gives tensor {name!r} the shape {shape} and the strides {tensor.strides}")
         if len(tensor.strides) != len(shape) or not _is_contiguous(shape, tensor.strides):
@@ -109,21 +111,21 @@ class PytorchFile:
         begin, nbytes = tensor.offset * storage.itemsize, prod(shape) * storage.itemsize
         if begin + nbytes > size:
             raise self._bad(f"has {size} bytes for tensor {name!r}, which ends at {begin + nbytes}")
-        return Entry(storage.dtype, shape, at + begin, nbytes)
+        return RawEntry(storage.dtype, shape, storage_offset + begin, nbytes)
 
-    def _place(self, name: str) -> tuple[int, int]:
-        """Where the bytes of a member lie in the file, and how many there are."""
+    def _locate(self, name: str) -> tuple[int, int]:
+        """Offset and size of a member's bytes in the file."""
         member = self._members_by_name[name]
         if member.compress_type != ZIP_STORED or member.flag_bits & 1:
             raise self._bad(f"holds {name!r} compressed or encrypted, which torch.save does not do")
         header = self.file.buffer[member.header_offset : member.header_offset + LOCAL_HEADER_BYTES]
         if len(header) < LOCAL_HEADER_BYTES or header[:4] != b"PK\3\4":
-            raise self._bad(f"has no member at offset {member.header_offset}, where {name!r} is to be")
+            raise self._bad(f"has no member at offset {member.header_offset}, where {name!r} should be")
         name_bytes, extra_bytes = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
-        at = member.header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
-        if at + member.file_size > self.file.size:
+        offset = member.header_offset + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+        if offset + member.file_size > self.file.size:
             raise self._bad(f"ends at {self.file.size}, before {name!r} does")
-        return at, member.file_size
+        return offset, member.file_size
 
     def _bad(self, problem: str) -> BadCheckpoint:
         return BadCheckpoint(f"{self.path} {problem}", "download it again")
@@ -142,7 +144,7 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _storage(identity: Any) -> TorchStorage:
-    """What torch.save names a storage by: ("storage", its class, key, device, number of items)."""
+    """A storage by the persistent id of torch.save: ("storage", class, key, device, number of items)."""
     if not (isinstance(identity, tuple) and len(identity) == 5 and identity[0] == "storage"):
         raise ValueError("names something that is not a storage")
     _, kind, key, _, _ = identity
@@ -151,14 +153,14 @@ def _storage(identity: Any) -> TorchStorage:
     return TorchStorage(*STORAGES[kind], key)
 
 
-def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
+def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> TorchTensor:
     if not (isinstance(storage, TorchStorage) and isinstance(shape, tuple) and isinstance(strides, tuple)):
         raise ValueError("rebuilds a tensor of something that is no storage")
-    return Tensor(storage, offset, shape, strides)
+    return TorchTensor(storage, offset, shape, strides)
 
 
-def _rebuild_parameter(tensor: Any, *_: Any) -> Tensor:
-    if not isinstance(tensor, Tensor):
+def _rebuild_parameter(tensor: Any, *_: Any) -> TorchTensor:
+    if not isinstance(tensor, TorchTensor):
         raise ValueError("makes a parameter of something that is no tensor")
     return tensor
 

@@ -1,4 +1,4 @@
-"""The tensors of a directory as its files have them, whatever the files are."""
+"""The tensors of a directory as its files store them, in any container."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ INTEGERS = {"I8": np.int8, "U8": np.uint8, "I16": np.int16, "I32": np.int32, "I6
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Where a tensor lies in its file. `dtype` is named as safetensors names it."""
+class RawEntry:
+    """Where a tensor lies in its file. `dtype` is safetensors' name of it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -36,12 +36,12 @@ class TensorFile(Protocol):
     def file(self) -> MappedFile: ...
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, RawEntry]:
         """In the order of the file."""
 
 
 class RawTensors:
-    """By name, from however many files. What is wrong with a tensor is said with its file and its name."""
+    """Tensors by name, from one or several files. Errors name the file and the tensor."""
 
     def __init__(self, path: Path, files: Mapping[str, TensorFile]) -> None:
         self.path = path
@@ -52,7 +52,7 @@ class RawTensors:
         return name in self._files
 
     def names(self) -> list[str]:
-        """File by file, in the order of each."""
+        """In file order."""
         return list(self._files)
 
     def nbytes(self, name: str) -> int:
@@ -65,7 +65,7 @@ class RawTensors:
         return self._entry(name).dtype
 
     def tensor(self, name: str) -> StoredTensor:
-        """Floats, still in the file's pages."""
+        """Floats, as a view of the mapped file."""
         kind = FLOATS.get(self.dtype(name))
         if kind is None:
             raise Unsupported(
@@ -76,30 +76,30 @@ class RawTensors:
         rows = self._files[name].file.rows(self._entry(name).offset, prod(shape[:-1]), shape[-1] * kind.block_bytes)
         return StoredTensor(name, shape, kind, rows)
 
-    def forget(self) -> None:
+    def drop_pages(self) -> None:
         for file in self._mapped:
-            file.forget()
+            file.drop_pages()
 
     def floats(self, name: str) -> NDArray[np.float32]:
-        """Of any float type, in the tensor's shape."""
+        """As fp32, in the tensor's shape."""
         return dequantize(self.tensor(name)).reshape(self.shape(name))
 
     def integers(self, name: str) -> NDArray[Any]:
-        """A view in the tensor's shape and type."""
+        """As a view in the tensor's shape and type."""
         kind = INTEGERS.get(self.dtype(name))
         if kind is None:
             raise self.bad(name, f"is stored as {self.dtype(name)}, and integers are expected")
         entry = self._entry(name)
         return self._files[name].file.rows(entry.offset, 1, entry.nbytes).view(kind).reshape(self.shape(name))
 
-    def expect_shape(self, name: str, *wanted: int) -> None:
-        if (found := self.shape(name)) != wanted:
-            raise self.bad(name, f"is {[*found]}, and the tensors beside it ask for {[*wanted]}")
+    def expect_shape(self, name: str, *expected: int) -> None:
+        if (shape := self.shape(name)) != expected:
+            raise self.bad(name, f"is {[*shape]}, and the tensors beside it ask for {[*expected]}")
 
     def bad(self, name: str, problem: str) -> BadCheckpoint:
         return BadCheckpoint(f"{self._files[name].path}: tensor {name!r} {problem}")
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> RawEntry:
         if name not in self._files:
             raise BadCheckpoint(f"{self.path} has no tensor {name!r}")
         return self._files[name].entries[name]

@@ -1,4 +1,4 @@
-"""One safetensors file: u64 header length · JSON header · tensor data. Mapped, and checked before it is trusted."""
+"""One safetensors file: u64 header length · JSON header · tensor data. Mapped, and checked before use."""
 
 import json
 from itertools import pairwise
@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from quire.core.errors import BadCheckpoint
 from quire.weights.mapped_file import MappedFile
-from quire.weights.raw import Entry
+from quire.weights.raw import RawEntry
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
@@ -23,20 +23,20 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = MappedFile(path)
-        header, self._data_at = self._read_header()
+        header, self._data_offset = self._read_header()
         entries = [(name, self._entry(name, fields)) for name, fields in header.items() if name != "__metadata__"]
         self.entries = dict(sorted(entries, key=lambda item: (item[1].offset, item[1].nbytes)))
         self._check_overlap()
 
     def _read_header(self) -> tuple[dict[str, Any], int]:
-        """-> the header, and where the data begins."""
+        """-> the header, and the offset of the data."""
         file = self.file
         if file.size < 8:
             raise BadCheckpoint(f"{self.path} is not a safetensors file: it has {file.size} bytes")
         length = int.from_bytes(file.buffer[:8], "little")
         if length > min(MAX_HEADER_BYTES, file.size - 8):
             raise BadCheckpoint(
-                f"{self.path}: the header is to have {length} bytes, and {file.size - 8} follow",
+                f"{self.path}: the header should have {length} bytes, and {file.size - 8} follow",
                 "download the file again",
             )
         try:
@@ -47,7 +47,7 @@ class SafetensorsFile:
             raise BadCheckpoint(f"{self.path}: the header at offset 8 is not a JSON object")
         return header, 8 + length
 
-    def _entry(self, name: str, fields: Any) -> Entry:
+    def _entry(self, name: str, fields: Any) -> RawEntry:
         def bad(problem: str) -> BadCheckpoint:
             return BadCheckpoint(f"{self.path}: tensor {name!r} {problem}", "download the file again")
 
@@ -60,14 +60,14 @@ class SafetensorsFile:
             raise bad(f"has the shape {shape!r}")
         if not _are_counts(offsets) or len(offsets) != 2:
             raise bad(f"has the offsets {offsets!r}")
-        begin, end = (self._data_at + offset for offset in offsets)
+        begin, end = (self._data_offset + offset for offset in offsets)
         if not begin <= end <= self.file.size:
             raise bad(f"is at offset {begin} to {end}, and the file ends at {self.file.size}")
         if (bits := ITEM_BITS.get(dtype)) is not None and prod(shape) * bits != 8 * (end - begin):
             raise bad(
                 f"at offset {begin} has {end - begin} bytes, and {dtype} {shape} needs {prod(shape) * bits / 8:g}"
             )
-        return Entry(dtype, tuple(shape), begin, end - begin)
+        return RawEntry(dtype, tuple(shape), begin, end - begin)
 
     def _check_overlap(self) -> None:
         for (before, first), (after, second) in pairwise(self.entries.items()):

@@ -1,6 +1,6 @@
-"""What sentence-transformers writes beside a model: how its tokens become one vector.
+"""What sentence-transformers writes beside a model: how hidden states of tokens become one embedding.
 
-modules.json lists steps, each with a folder for its own config.json: the transformer, pooling, linear layers, norms."""
+modules.json lists modules, each with a folder of its own config.json: Transformer, Pooling, Dense, Normalize."""
 
 import json
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_json
 
-POOLINGS = {  # in their words, older and newer -> in ours
+POOLINGS = {  # name in sentence-transformers, old or new -> ours
     "cls": "cls",
     "cls_token": "cls",
     "mean": "mean",
@@ -24,7 +24,7 @@ ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh"}
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A linear layer that a vector goes through: `linear.weight` and `linear.bias` in a folder of their own."""
+    """A linear layer after pooling: `linear.weight` and `linear.bias` in `folder`."""
 
     folder: Path
     num_inputs: int
@@ -35,16 +35,16 @@ class DenseLayer:
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    pooling: str | None = None  # cls, mean or last; None: nothing is said
-    steps: tuple[DenseLayer | None, ...] = ()  # after pooling, in order: a linear layer, or None: divide by the length
+    pooling: str | None = None  # cls, mean or last; None: not given
+    steps: tuple[DenseLayer | None, ...] = ()  # after pooling, in order: a linear layer, or None: normalize to length 1
     max_tokens: int | None = None  # of a text, special tokens included
-    lower: bool = False  # letters of a text become small before it is cut into tokens
-    prompts: Mapping[str, str] = field(default_factory=dict)  # what to put before a text, by what the text is
-    default_prompt: str | None = None  # the name of the one that is put where none is named
+    lower: bool = False  # texts are converted to lower case
+    prompts: Mapping[str, str] = field(default_factory=dict)  # name -> prefix of texts
+    default_prompt: str | None = None  # name of the prompt that is used by default
 
 
 def read_sentence_modules(directory: Path) -> SentenceModules:
-    """Of a checkpoint in Hugging Face's layout; nothing is said where there is no modules.json."""
+    """Of a checkpoint in Hugging Face's layout; defaults where there is no modules.json."""
     texts = _text_settings(directory)
     prompts = CheckpointConfig(
         directory / "config_sentence_transformers.json", read_json(directory / "config_sentence_transformers.json")
@@ -61,7 +61,7 @@ def read_sentence_modules(directory: Path) -> SentenceModules:
 
 
 def _text_settings(directory: Path) -> CheckpointConfig:
-    """sentence_bert_config.json, in whose name some models put another family."""
+    """sentence_bert_config.json, or the same with another family in its name."""
     files = sorted(directory.glob("sentence_*_config.json"))
     return CheckpointConfig(files[0], read_json(files[0])) if files else CheckpointConfig(directory, {})
 
@@ -99,13 +99,13 @@ def _pooling(config: CheckpointConfig) -> str:
     if "pooling_mode" in config:
         return POOLINGS[config.expect("pooling_mode", *POOLINGS)]
     modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    chosen = [mode for mode in modes if config.bool(f"pooling_mode_{mode}", False)]
-    if len(chosen) != 1 or chosen[0] not in POOLINGS:
+    given = [mode for mode in modes if config.bool(f"pooling_mode_{mode}", False)]
+    if len(given) != 1 or given[0] not in POOLINGS:
         raise Unsupported(
-            f"{config.source} pools by {' and '.join(chosen) or 'nothing'}",
+            f"{config.source} pools by {' and '.join(given) or 'nothing'}",
             "one of cls_token, mean_tokens and lasttoken is supported; say pooling= to choose another",
         )
-    return POOLINGS[chosen[0]]
+    return POOLINGS[given[0]]
 
 
 def _dense(config: CheckpointConfig, folder: Path) -> DenseLayer:

@@ -2,16 +2,16 @@
 
 A reader is a module with
 
-    read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]
+    read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTensor]
 
-which finds the tensors that belong together, checks their shapes, and says how each weight is made of them. Nothing is
-read until a weight is asked for. What a reader does not claim is a tensor as it stands."""
+which finds the tensors that belong together, checks their shapes, and says how each weight is derived from them.
+Nothing is read until a weight is asked for. Other tensors are weights as they are."""
 
 from importlib import import_module
 
 from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
-from quire.weights.formats.derived_tensor import MadeTensor
+from quire.weights.formats.derived_tensor import DerivedTensor
 from quire.weights.huggingface import read_json
 from quire.weights.raw import RawTensors
 
@@ -27,15 +27,15 @@ FORMATS = {
     "mxfp4": "quire.weights.formats.mxfp4",
 }
 
-# Of activations, keys and values: they are scaled as they come, and these are not needed.
+# Static scales of activations, keys and values: not needed, as ours are computed at run time.
 NOT_WEIGHTS = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".kv_scale")
 
-# Files beside config.json that said it before config.json did.
+# Older exports have quantization_config in a file of its own.
 OLDER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
-def read_quantized(config: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]:
-    """By name, the weights that are made of several tensors; none where the checkpoint is not quantized."""
+def read_quantized(config: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTensor]:
+    """Name -> weight derived from several tensors; {} where the checkpoint is not quantized."""
     quantization = _quantization(config, raw)
     if quantization is None:
         return {}
@@ -45,8 +45,8 @@ def read_quantized(config: CheckpointConfig, raw: RawTensors) -> dict[str, MadeT
             f"{quantization.source}: quantization_config.quant_method is {method!r}",
             f"{', '.join(FORMATS)} are read; a plain checkpoint can be quantized with `--quantization`",
         )
-    made: dict[str, MadeTensor] = import_module(FORMATS[method]).read(quantization, raw)
-    return made
+    derived: dict[str, DerivedTensor] = import_module(FORMATS[method]).read(quantization, raw)
+    return derived
 
 
 def _quantization(config: CheckpointConfig, raw: RawTensors) -> CheckpointConfig | None:
@@ -55,7 +55,7 @@ def _quantization(config: CheckpointConfig, raw: RawTensors) -> CheckpointConfig
             section = config.section(key)
             if "quant_method" in section:
                 return section
-            # bitsandbytes' first checkpoints, and compressed-tensors' own key, do not say.
+            # The first checkpoints of bitsandbytes, and compressed-tensors' own key, have no quant_method.
             return section.with_values(
                 {"quant_method": "bitsandbytes" if "load_in_8bit" in section else "compressed-tensors"}
             )

@@ -1,10 +1,11 @@
-"""fp8 as DeepSeek, FBGEMM and AutoFP8 write it: e4m3 codes with scales that they are multiplied with.
+"""fp8 as DeepSeek, FBGEMM and AutoFP8 write it: w = scale * q, q e4m3.
 
     X.weight_scale_inv  fp32 [N / 128, K / 128], rounded up   blocks of weight_block_size
-    X.weight_scale      [N, 1] or [N]                          one an output
+    X.weight_scale      [N, 1] or [N]                          one for each output
     X.weight_scale      []                                     one for all
 
-Scales of activations (input_scale, input_scale_ub, activation_scale) are not needed: they are found for each token."""
+Static scales of activations (input_scale, input_scale_ub, activation_scale) are not needed: ours are computed for each
+token."""
 
 from functools import partial
 
@@ -13,16 +14,16 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.ops.tensors import StoredTensor
-from quire.weights.blocks import BLOCK, fits_blocks, float_eights
+from quire.weights.blocks import BLOCK_SIZE, fits_blocks, fp8_blocks
 from quire.weights.config import CheckpointConfig
-from quire.weights.formats.derived_tensor import MadeTensor, modules_with, parts_of, plain_floats
+from quire.weights.formats.derived_tensor import DerivedTensor, module_tensors, modules_with, plain_floats
 from quire.weights.raw import RawTensors
 
 NOT_NEEDED = (".input_scale", ".input_scale_ub", ".activation_scale")
 DEFAULT_BLOCK = (128, 128)
 
 
-def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, MadeTensor]:
+def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTensor]:
     size = block_size(quantization, "weight_block_size")
     return {
         f"{module}.weight": float8(raw, module, suffix, size)
@@ -44,7 +45,7 @@ def block_size(config: CheckpointConfig, key: str) -> tuple[int, int]:
     return outputs, inputs
 
 
-def float8(raw: RawTensors, module: str, suffix: str, block: tuple[int, int]) -> MadeTensor:
+def float8(raw: RawTensors, module: str, suffix: str, block: tuple[int, int]) -> DerivedTensor:
     name = f"{module}.weight"
     if raw.dtype(name) != "F8_E4M3" or len(raw.shape(name)) != 2:
         raise raw.bad(name, f"is {raw.dtype(name)} {[*raw.shape(name)]}, and a matrix of F8_E4M3 is expected")
@@ -53,13 +54,14 @@ def float8(raw: RawTensors, module: str, suffix: str, block: tuple[int, int]) ->
     by_blocks = (-(-outputs // block[0]), -(-inputs // block[1]))
     if scales not in ((1,), (1, 1), (outputs,), (outputs, 1), by_blocks):
         raise raw.bad(
-            module + suffix, f"is {[*scales]}, which is neither one scale, one an output, nor one for each {[*block]}"
+            module + suffix,
+            f"is {[*scales]}, neither one scale, nor one for each output, nor one for each {[*block]}",
         )
-    parts = parts_of(raw, module, (".weight", suffix, *NOT_NEEDED))
-    return MadeTensor((outputs, inputs), parts, partial(_make, raw, name, module + suffix, block))
+    sources = module_tensors(raw, module, (".weight", suffix, *NOT_NEEDED))
+    return DerivedTensor((outputs, inputs), sources, partial(_derive, raw, name, module + suffix, block))
 
 
-def _make(raw: RawTensors, name: str, scale_name: str, block: tuple[int, int]) -> StoredTensor:
+def _derive(raw: RawTensors, name: str, scale_name: str, block: tuple[int, int]) -> StoredTensor:
     outputs, inputs = raw.shape(name)
     scales = raw.floats(scale_name)
     by_blocks = scales.ndim == 2 and scales.shape not in ((1, 1), (outputs, 1))
@@ -71,10 +73,10 @@ def _make(raw: RawTensors, name: str, scale_name: str, block: tuple[int, int]) -
         by_input = np.repeat(scales, block[1], axis=1)[:, :inputs] if by_blocks else scales
         return plain_floats(name, raw.floats(name) * by_input)
     if by_blocks:  # the last block of a row may be shorter
-        scales = np.repeat(scales, block[1] // BLOCK, axis=1)[:, : inputs // BLOCK]
+        scales = np.repeat(scales, block[1] // BLOCK_SIZE, axis=1)[:, : inputs // BLOCK_SIZE]
     stored = raw.tensor(name).data
 
-    def codes(first: int, last: int) -> NDArray[np.uint8]:
+    def quantized(first: int, last: int) -> NDArray[np.uint8]:
         return stored[first:last]
 
-    return float_eights(name, (outputs, inputs), codes, np.ascontiguousarray(scales))
+    return fp8_blocks(name, (outputs, inputs), quantized, np.ascontiguousarray(scales))

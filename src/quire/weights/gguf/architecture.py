@@ -1,4 +1,4 @@
-"""A row of the tables that say what GGUF calls things: see gguf_names.py."""
+"""A row of the tables that translate GGUF to Hugging Face's names and keys: see names.py."""
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -9,8 +9,8 @@ from quire.weights.config import CheckpointConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """What a file has besides or instead."""
+class GGUFVariant:
+    """What differs in files that have a certain tensor: added to the row, or replacing it."""
 
     constants: Mapping[str, Any] = field(default_factory=dict)
     layer_tensors: Mapping[str, str] = field(default_factory=dict)
@@ -18,30 +18,30 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
-    name: str  # Hugging Face's
+class GGUFArchitecture:
+    name: str  # of Hugging Face
     keys: Mapping[str, str]  # config key -> GGUF key, mostly prefixed in the file with its own architecture
-    constants: Mapping[str, Any]  # config keys that GGUF leaves unsaid
+    constants: Mapping[str, Any]  # config keys that GGUF does not have
     tensors: Mapping[str, str]  # GGUF name -> Hugging Face name
-    # GGUF name in "blk.3.NAME.weight" -> the one in "model.layers.3.NAME.weight". Where that has a {} in it, the file
-    # stacks the tensors of all experts.
+    # NAME in "blk.3.NAME.weight" -> NAME in "model.layers.3.NAME.weight". With a {} in it, the file stacks the tensors
+    # of all experts.
     layer_tensors: Mapping[str, str]
     # Layer tensors whose rows the converter interleaved within each head, so that rotary pairs lie side by side:
     # GGUF name -> the config key that counts the heads.
     interleaved: Mapping[str, str] = field(default_factory=dict)
     biases: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor whose bias makes it true
-    norms_plus: float = 0.0  # what the converter added to the weights of norms
+    norm_offset: float = 0.0  # that the converter added to norm weights
     expects: Mapping[str, Any] = field(default_factory=dict)  # GGUF key -> the only value that is supported
-    derive: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # config -> more of it
-    layers: str = "model.layers"  # what Hugging Face's names of layer tensors begin with
-    one_row: Container[str] = ()  # vectors that Hugging Face has as the one row of a matrix
-    variants: Mapping[str, Variant] = field(default_factory=dict)  # layer tensor -> what differs where a file has it
+    derive: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # config -> further keys
+    layers: str = "model.layers"  # prefix of Hugging Face's names of layer tensors
+    one_row: Container[str] = ()  # vectors that Hugging Face stores as [1, size]
+    variants: Mapping[str, GGUFVariant] = field(default_factory=dict)  # by the layer tensor that a file has
 
-    def of_file(self, tensors: Iterable[str]) -> "Architecture":
+    def of_file(self, tensors: Iterable[str]) -> "GGUFArchitecture":
         """The row for a file with these tensors."""
-        parts = {re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name) for name in tensors} if self.variants else set()
+        stored = {re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name) for name in tensors} if self.variants else set()
         constants, layer_tensors, biases = dict(self.constants), dict(self.layer_tensors), dict(self.biases)
-        for variant in (variant for part, variant in self.variants.items() if part in parts):
+        for variant in (variant for name, variant in self.variants.items() if name in stored):
             constants |= variant.constants
             layer_tensors |= variant.layer_tensors
             biases |= variant.biases

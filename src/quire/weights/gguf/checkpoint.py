@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face's names, keys and order of rows, tensors in the file's pages."""
+"""A GGUF file as a checkpoint: Hugging Face's names, keys and row order; tensors are views of the mapped file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from quire.weights.gguf.names import (
     translate_config,
     translate_name,
 )
-from quire.weights.gguf.splits import all_parts
+from quire.weights.gguf.splits import all_splits
 from quire.weights.gguf.tensors import TensorEntry, half_split_order, read_directory, stored_tensor
 from quire.weights.mapped_file import chained
 
@@ -33,14 +33,14 @@ class GGUFCheckpoint:
         metadata = CheckpointConfig(path, self._gguf.metadata)
         row = find_architecture(metadata)
         entries: dict[str, TensorEntry] = {}
-        self._files: dict[str, GGUFFile] = {}  # by the file's own name of a tensor
-        parts = all_parts(self._gguf)
-        self._mapped = chained(part.file for part in parts)
-        for part in parts:
-            for name, entry in read_directory(part).items():
+        self._files: dict[str, GGUFFile] = {}  # by GGUF tensor name
+        splits = all_splits(self._gguf)
+        self._mapped = chained(split.file for split in splits)
+        for split in splits:
+            for name, entry in read_directory(split).items():
                 if name in entries:
-                    raise BadCheckpoint(f"{part.path}: tensor {name!r} is in {self._files[name].path.name}, too")
-                entries[name], self._files[name] = entry, part
+                    raise BadCheckpoint(f"{split.path}: tensor {name!r} is in {self._files[name].path.name}, too")
+                entries[name], self._files[name] = entry, split
         row = row.of_file(entries)
         if EMBEDDING not in entries:
             raise BadCheckpoint(f"{path} has no tensor {EMBEDDING!r}")
@@ -77,21 +77,21 @@ class GGUFCheckpoint:
         stored = replace(self._stored(entry), name=name)
         if translated.expert is not None:
             return stored.part(translated.expert, 1).squeezed()
-        if translated.plus:
-            return stored_floats(name, dequantize(stored).reshape(entry.shape) - np.float32(translated.plus))
+        if translated.offset:
+            return stored_floats(name, dequantize(stored).reshape(entry.shape) - np.float32(translated.offset))
         if translated.one_row:
             return replace(stored, shape=(1, entry.shape[-1]))
         if translated.heads_key is None:
             return stored
         order = self._half_split_order(entry, translated.heads_key)
-        if len(entry.shape) == 1:  # a bias: its one row is too small to matter, and is put in order by copying
+        if len(entry.shape) == 1:  # a bias is small, and is reordered by copying
             itemsize = entry.row_bytes // entry.shape[0]
             return replace(stored, data=stored.data.reshape(-1, itemsize)[order].reshape(1, -1))
         return replace(stored, row_order=order)
 
-    def forget(self) -> None:
+    def drop_pages(self) -> None:
         for file in self._mapped:
-            file.forget()
+            file.drop_pages()
 
     def _stored(self, entry: TensorEntry) -> StoredTensor:
         return stored_tensor(self._files[entry.name], entry)

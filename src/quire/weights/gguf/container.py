@@ -1,9 +1,9 @@
-"""The GGUF container: its header and metadata. Tensors are in gguf_tensors.py.
+"""The GGUF container: its header and metadata. tensors.py reads the tensors.
 
     magic "GGUF" · u32 version · u64 tensors · u64 keys · keys · tensor directory · padding · tensor data
 
-No arrays here: the HTTP process reads its tokenizer with this. Every count and length is checked against the
-bytes that are left before anything is allocated, so a damaged file is an error that names the place, never a crash."""
+No numpy here: the HTTP process reads its tokenizer with this. Every count and length is checked against the bytes that
+are left before anything is allocated, so that a damaged file is an error with an offset, never a crash."""
 
 import struct
 from array import array
@@ -16,12 +16,12 @@ from quire.ops.compiled import native
 from quire.weights.mapped_file import MappedFile
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)  # version 1 counted in 32 bits and was gone within weeks
+VERSIONS = (2, 3)  # version 1 had 32-bit counts, and lasted weeks
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 MAX_NAME_BYTES = 65535  # of a key or a tensor's name
 
-# A value's type number -> struct code, which array.array shares. The numbers 7, 8 and 9 have cases of their own.
+# Number of a value's type -> its code in struct and array.array.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 BOOL, STRING, ARRAY = 7, 8, 9
 
@@ -30,26 +30,28 @@ MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, dimensions, one d
 
 
 class Cursor:
-    """A place in the file that moves forward. `what` names the key or tensor being read, for errors."""
+    """An offset in the file that moves forward. `what` names the key or tensor being read, for errors."""
 
-    def __init__(self, file: MappedFile, at: int) -> None:
+    def __init__(self, file: MappedFile, offset: int) -> None:
         self.file = file
-        self.at = at
+        self.offset = offset
         self.what = "the header"
 
     def bad(self, problem: str) -> BadCheckpoint:
-        return BadCheckpoint(f"{self.file.path}: {self.what} at offset {self.at} {problem}", "download the file again")
+        return BadCheckpoint(
+            f"{self.file.path}: {self.what} at offset {self.offset} {problem}", "download the file again"
+        )
 
     @property
     def left(self) -> int:
-        return self.file.size - self.at
+        return self.file.size - self.offset
 
     def scalar(self, code: str) -> Any:
         size = struct.calcsize("<" + code)
         if size > self.left:
             raise self.bad(f"needs {size} bytes, and {self.left} are left")
-        value = struct.unpack_from("<" + code, self.file.buffer, self.at)[0]
-        self.at += size
+        value = struct.unpack_from("<" + code, self.file.buffer, self.offset)[0]
+        self.offset += size
         return value
 
     def count(self, noun: str, item_bytes: int) -> int:
@@ -60,23 +62,23 @@ class Cursor:
         return count
 
     def string(self, max_bytes: int | None = None) -> str:
-        start = self.at
+        start = self.offset
         length = self.count("bytes of text", 1)
         if max_bytes is not None and length > max_bytes:
             raise self.bad(f"has {length} bytes of text, and {max_bytes} are allowed")
-        data = self.file.buffer[self.at : self.at + length]
+        data = self.file.buffer[self.offset : self.offset + length]
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            self.at = start
+            self.offset = start
             raise self.bad(f"is not UTF-8: {error.reason}") from error
-        self.at += length
+        self.offset += length
         return text
 
     def skip_strings(self, count: int) -> None:
-        """Step over an array of strings, seeing that each ends inside the file."""
+        """Skip an array of strings, checking that each ends inside the file."""
         try:
-            self.at = native.skip_strings(self.file.buffer, self.at, count)
+            self.offset = native.skip_strings(self.file.buffer, self.offset, count)
         except IndexError as error:
             raise self._bad_string() from error
 
@@ -84,7 +86,7 @@ class Cursor:
         """An array of strings. There may be hundreds of thousands."""
         strings: list[str]
         try:
-            strings, self.at = native.read_strings(self.file.buffer, self.at, count)
+            strings, self.offset = native.read_strings(self.file.buffer, self.offset, count)
         except IndexError as error:
             raise self._bad_string() from error
         except UnicodeDecodeError as error:
@@ -97,13 +99,13 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class SkippedStrings:
-    """An array of strings that nobody asked for."""
+    """An array of strings that was not read."""
 
     count: int
 
 
 class GGUFFile:
-    """`metadata` holds numbers, booleans, strings, `array.array`s and lists of strings, by the file's own keys.
+    """`metadata`: GGUF key -> number, boolean, string, `array.array` or list of strings.
 
     Lists of strings are vocabularies and take most of the time: without `with_strings` they are `SkippedStrings`."""
 
@@ -129,7 +131,7 @@ class GGUFFile:
             if key in self.metadata:
                 raise cursor.bad("was given before")
             self.metadata[key] = self._value(cursor, cursor.scalar("I"))
-        self.tensors_at = cursor.at  # offset of the tensor directory
+        self.directory_offset = cursor.offset  # of the tensor directory
         self.alignment = self._alignment()
 
     def _value(self, cursor: Cursor, kind: int) -> Any:
@@ -157,8 +159,8 @@ class GGUFFile:
             raise cursor.bad(f"is an array of type {kind}, and the types are 0 to 12")
         values = array(code)
         size = cursor.count("items", values.itemsize) * values.itemsize
-        values.frombytes(self.file.buffer[cursor.at : cursor.at + size])
-        cursor.at += size
+        values.frombytes(self.file.buffer[cursor.offset : cursor.offset + size])
+        cursor.offset += size
         return values
 
     @staticmethod

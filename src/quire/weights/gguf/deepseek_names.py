@@ -1,15 +1,14 @@
-"""What GGUF calls things in DeepSeek V2 and V3 (its `deepseek2`); see gguf_names.py. GLM-4.7-Flash goes by that name,
-and Youtu, which has no experts.
+"""The row of names.py for DeepSeek V2 and V3 (GGUF's `deepseek2`), GLM-4.7-Flash and Youtu.
 
-Files written since April 2025 have kv_b_proj in two tensors, the keys' part turned, head by head: the key `kv_b_apart`,
-which Hugging Face's configurations do not have, says so. Their head lengths are those of the latent vectors, and those
-of the heads stand under keys of their own."""
+Files written since April 2025 have kv_b_proj as two tensors, that of the keys transposed head by head: `split_kv_b`, a
+key that Hugging Face's configurations do not have, says so. Their head lengths are those of the latent; the lengths of
+heads have keys of their own."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from quire.weights.config import CheckpointConfig
-from quire.weights.gguf.architecture import Architecture, Variant
+from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 from quire.weights.gguf.shared_names import NEXTN
 
 SIGMOID = 2  # of expert_gating_func
@@ -36,7 +35,7 @@ DEEPSEEK_KEYS = {
     "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count",
     "num_nextn_predict_layers": "nextn_predict_layers",
-    # What `_deepseek` makes others of.
+    # From which `_deepseek` derives others.
     "key_length": "attention.key_length",
     "value_length": "attention.value_length",
     "key_length_mla": "attention.key_length_mla",
@@ -72,7 +71,7 @@ DEEPSEEK_LAYER = {
 
 
 def _deepseek(config: CheckpointConfig) -> dict[str, Any]:
-    """Which of the two it is, how wide its heads are, and what YaRN does to scores."""
+    """The architecture, the sizes of heads, and YaRN's scale of scores."""
     derived: dict[str, Any]
     if "n_routed_experts" not in config:
         derived = {"architectures": ["YoutuForCausalLM"]}
@@ -80,20 +79,20 @@ def _deepseek(config: CheckpointConfig) -> dict[str, Any]:
         derived = {"architectures": ["DeepseekV3ForCausalLM"]}
     else:
         derived = {"topk_method": "group_limited_greedy" if config.int("n_group", 1) > 1 else "greedy"}
-    # Layers that guess further tokens are counted with the others.
+    # block_count includes the layers that predict further tokens.
     derived["num_hidden_layers"] = config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
     key_length = config.int("key_length_mla" if "key_length_mla" in config else "key_length")
     derived["qk_nope_head_dim"] = key_length - config.int("qk_rope_head_dim")
     derived["v_head_dim"] = config.int("value_length_mla" if "value_length_mla" in config else "value_length")
     if (scaling := config.get("rope_scaling")) and scaling["rope_type"] == "yarn":
-        # Ten times what the file says is what both of DeepSeek's factors are; between them they leave rotations alone.
-        sharper = {"mscale_all_dim": 10 * config.float("yarn_log_multiplier", 0.0)}
-        derived["rope_scaling"] = scaling | sharper | {"attention_factor": 1.0}
+        # DeepSeek's mscale and mscale_all_dim are both ten times the file's value, and cancel out in cos and sin.
+        mscale = {"mscale_all_dim": 10 * config.float("yarn_log_multiplier", 0.0)}
+        derived["rope_scaling"] = scaling | mscale | {"attention_factor": 1.0}
     return derived
 
 
-DEEPSEEK_ARCHITECTURES: Mapping[str, Architecture] = {
-    "deepseek2": Architecture(
+DEEPSEEK_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "deepseek2": GGUFArchitecture(
         name="DeepseekV2ForCausalLM",
         keys=DEEPSEEK_KEYS,
         constants={"model_type": "deepseek_v2", "hidden_act": "silu"},
@@ -105,9 +104,9 @@ DEEPSEEK_ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors=DEEPSEEK_LAYER,
         derive=_deepseek,
         variants={
-            "exp_probs_b": Variant({"gating": SIGMOID}),  # some of GLM-4.7-Flash leave it unsaid
-            "attn_k_b": Variant(
-                {"kv_b_apart": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
+            "exp_probs_b": GGUFVariant({"gating": SIGMOID}),  # some files of GLM-4.7-Flash do not have the key
+            "attn_k_b": GGUFVariant(
+                {"split_kv_b": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
             ),
         },
     )

@@ -1,5 +1,6 @@
-"""What GGUF files of Llama's kind leave to their reader: config keys that follow from others, one function an
-architecture; see gguf_names.py."""
+"""Config keys that GGUF files do not have and that follow from others: a function for each architecture.
+
+The rows of names.py name these functions."""
 
 from array import array
 from collections.abc import Iterable
@@ -10,14 +11,14 @@ from quire.weights.config import CheckpointConfig
 
 
 def gemma(config: CheckpointConfig) -> dict[str, Any]:
-    """What Gemma 2 and 3 files leave to the reader: the largest of each scales scores by the width of a head as it
-    would be without its own width; without a window, all layers see everything."""
+    """Gemma 2 and 3: the largest of each scales scores by hidden_size / heads instead of the width of a head; without a
+    window, all layers have full attention."""
     largest = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}[config.architecture]  # layers
     heads, width = config.int("num_attention_heads"), config.int("head_dim")
     if config.int("num_hidden_layers") == largest:
         width = config.int("hidden_size") // max(heads, 1)
     derived: dict[str, Any] = {"query_pre_attn_scalar": width}
-    pattern = config.get("sliding_window_pattern")  # a number, or one for each layer
+    pattern = config.get("sliding_window_pattern")  # a period, or a flag for each layer
     if not config.int("sliding_window", 0):
         derived["sliding_window_pattern"] = 1
     elif isinstance(pattern, array):
@@ -26,7 +27,7 @@ def gemma(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def olmo(config: CheckpointConfig) -> dict[str, Any]:
-    """OLMo 3 goes by the name of OLMo 2; it has a window."""
+    """OLMo 3 has the architecture name of OLMo 2, and a window."""
     if not config.int("sliding_window", 0):
         return {}
     pattern = config.get("sliding_window_pattern")
@@ -35,19 +36,19 @@ def olmo(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def glm(config: CheckpointConfig) -> dict[str, Any]:
-    """Layers that guess further tokens are counted with the others."""
+    """block_count includes the layers that predict further tokens."""
     return {"num_hidden_layers": config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)}
 
 
 def baichuan(config: CheckpointConfig) -> dict[str, Any]:
-    """13B, which falls with the distance, is told by its layers."""
+    """13B, which has ALiBi, is told by its number of layers."""
     if config.int("num_hidden_layers") != 40:
         return {}
     return {"max_position_embeddings": None, "model_max_length": config.int("max_position_embeddings")}
 
 
 def minicpm(config: CheckpointConfig) -> dict[str, Any]:
-    """The first files leave the factors unsaid."""
+    """The first files do not have the scales."""
     layers, hidden = config.int("num_hidden_layers"), config.int("hidden_size")
     depth = config.float("residual_scale", 0.0) * sqrt(layers)
     divisor = config.float("logit_scale", 0.0)
@@ -55,14 +56,14 @@ def minicpm(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def mistral(config: CheckpointConfig) -> dict[str, Any]:
-    """Ministral 3 goes by the name of Mistral Small 3; its queries grow."""
-    growth, mscale = config.float("temperature_scale", 0.0), config.float("yarn_log_multiplier", 0.0)
+    """Ministral 3 has the architecture name of Mistral Small 3; its queries are scaled by position."""
+    beta, mscale = config.float("temperature_scale", 0.0), config.float("yarn_log_multiplier", 0.0)
     scaling = config.dict("rope_scaling", default={})
     if mscale:
         scaling = {**scaling, "mscale": 1.0, "mscale_all_dim": mscale}
-    if growth:
-        scaling = {**scaling, "llama_4_scaling_beta": growth}
-    named = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"} if growth else {}
+    if beta:
+        scaling = {**scaling, "llama_4_scaling_beta": beta}
+    named = {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"} if beta else {}
     return {**named, "rope_scaling": scaling or None}
 
 
@@ -75,7 +76,7 @@ def exaone(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def gpt_oss(config: CheckpointConfig) -> dict[str, Any]:
-    """Every other layer has a window. The ends of YaRN's ramp lie between pairs, which files have no word for."""
+    """Every other layer has a window. The ends of YaRN's ramp are not rounded to pairs, for which GGUF has no key."""
     layers = range(config.int("num_hidden_layers"))
     scaling = config.dict("rope_scaling", default={})
     return {

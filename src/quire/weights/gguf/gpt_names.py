@@ -1,11 +1,11 @@
-"""What GGUF calls things in the families with layer norms; see gguf_names.py.
+"""Rows of names.py for the families with layer norms.
 
-Where a family stores q, k and v in one tensor, group by group, the converter has put them one after the other: the key
-`qkv_apart`, which Hugging Face's configurations do not have, says so."""
+Where a family stores q, k and v in one tensor, grouped by heads, the converter undoes the grouping: `qkv_ungrouped`, a
+key that Hugging Face's configurations do not have, says so."""
 
 from collections.abc import Mapping
 
-from quire.weights.gguf.architecture import Architecture, Variant
+from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 
 SIZES = {
     "num_hidden_layers": "block_count",
@@ -19,10 +19,10 @@ SIZES = {
 }
 EPS = "attention.layer_norm_epsilon"
 
-APART = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
-GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-OF_COHERE = {"attn_norm": "input_layernorm", **APART, "attn_output": "self_attn.o_proj", **GATED}
-OF_BLOOM = {
+SPLIT_QKV = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
+GATED_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+COHERE_LAYER = {"attn_norm": "input_layernorm", **SPLIT_QKV, "attn_output": "self_attn.o_proj", **GATED_MLP}
+BLOOM_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_qkv": "self_attention.query_key_value",
     "attn_output": "self_attention.dense",
@@ -30,7 +30,7 @@ OF_BLOOM = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
-OF_GPT2 = {
+GPT2_LAYER = {
     "attn_norm": "ln_1",
     "attn_qkv": "attn.c_attn",
     "attn_output": "attn.c_proj",
@@ -41,30 +41,30 @@ OF_GPT2 = {
 
 
 def outer(**names: str) -> dict[str, str]:
-    """Tensors outside the layers, with their biases; all families call the head lm_head."""
+    """Tensors outside the layers, with their biases, and the head, which all families call lm_head."""
     names["output"] = "lm_head"
-    return {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in names.items() for kind in ("weight", "bias")}
+    return {f"{gguf}.{kind}": f"{name}.{kind}" for gguf, name in names.items() for kind in ("weight", "bias")}
 
 
-GPT_ARCHITECTURES: Mapping[str, Architecture] = {
-    "gpt2": Architecture(
+GPT_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "gpt2": GGUFArchitecture(
         name="GPT2LMHeadModel",
         keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},
         constants={"model_type": "gpt2", "matrices_inputs_first": False},
         tensors=outer(token_embd="transformer.wte", position_embd="transformer.wpe", output_norm="transformer.ln_f"),
-        layer_tensors=OF_GPT2,
+        layer_tensors=GPT2_LAYER,
         layers="transformer.h",
     ),
-    "starcoder": Architecture(
+    "starcoder": GGUFArchitecture(
         name="GPTBigCodeForCausalLM",
         keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},
         constants={"model_type": "gpt_bigcode", "multi_query": True},
         tensors=outer(token_embd="transformer.wte", position_embd="transformer.wpe", output_norm="transformer.ln_f"),
-        layer_tensors=OF_GPT2,
+        layer_tensors=GPT2_LAYER,
         layers="transformer.h",
         expects={"attention.head_count_kv": 1},
     ),
-    "gptj": Architecture(
+    "gptj": GGUFArchitecture(
         name="GPTJForCausalLM",
         keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},
         constants={"model_type": "gptj"},
@@ -80,28 +80,28 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         layers="transformer.h",
     ),
-    "gptneox": Architecture(
+    "gptneox": GGUFArchitecture(
         name="GPTNeoXForCausalLM",
         keys={**SIZES, "layer_norm_eps": EPS, "use_parallel_residual": "use_parallel_residual"},
-        constants={"model_type": "gpt_neox", "qkv_apart": True},
+        constants={"model_type": "gpt_neox", "qkv_ungrouped": True},
         tensors=outer(token_embd="gpt_neox.embed_in", output_norm="gpt_neox.final_layer_norm"),
-        layer_tensors={**OF_BLOOM, "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"},
+        layer_tensors={**BLOOM_LAYER, "attn_qkv": "attention.query_key_value", "attn_output": "attention.dense"},
         layers="gpt_neox.layers",
         biases={"attention_bias": "attn_qkv"},
     ),
-    "bloom": Architecture(
+    "bloom": GGUFArchitecture(
         name="BloomForCausalLM",
         keys={**SIZES, "layer_norm_epsilon": EPS},
-        constants={"model_type": "bloom", "qkv_apart": True},
+        constants={"model_type": "bloom", "qkv_ungrouped": True},
         tensors=outer(
             token_embd="transformer.word_embeddings",
             token_embd_norm="transformer.word_embeddings_layernorm",
             output_norm="transformer.ln_f",
         ),
-        layer_tensors=OF_BLOOM,
+        layer_tensors=BLOOM_LAYER,
         layers="transformer.h",
     ),
-    "falcon": Architecture(  # 7B is then a new_decoder_architecture with one key head and one norm
+    "falcon": GGUFArchitecture(  # 7B is then a new_decoder_architecture with one key head and one norm
         name="FalconForCausalLM",
         keys={
             **SIZES,
@@ -113,17 +113,19 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
             "model_type": "falcon",
             "new_decoder_architecture": True,
             "num_ln_in_parallel_attn": 1,
-            "qkv_apart": True,
+            "qkv_ungrouped": True,
         },
         tensors=outer(token_embd="transformer.word_embeddings", output_norm="transformer.ln_f"),
-        layer_tensors={name: theirs for name, theirs in OF_BLOOM.items() if name != "ffn_norm"},
+        layer_tensors={gguf: name for gguf, name in BLOOM_LAYER.items() if gguf != "ffn_norm"},
         layers="transformer.h",
         biases={"bias": "attn_qkv"},
         variants={
-            "attn_norm_2": Variant({"num_ln_in_parallel_attn": 2}, {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"})
+            "attn_norm_2": GGUFVariant(
+                {"num_ln_in_parallel_attn": 2}, {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
+            )
         },
     ),
-    "mpt": Architecture(
+    "mpt": GGUFArchitecture(
         name="MptForCausalLM",
         keys={
             **SIZES,
@@ -145,15 +147,15 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
             "ffn_down": "ffn.down_proj",
         },
         layers="transformer.blocks",
-        variants={"attn_q_norm": Variant({"attn_config.qk_ln": True})},
+        variants={"attn_q_norm": GGUFVariant({"attn_config.qk_ln": True})},
     ),
-    "starcoder2": Architecture(
+    "starcoder2": GGUFArchitecture(
         name="Starcoder2ForCausalLM",
         keys={**SIZES, "norm_epsilon": EPS},
         constants={"model_type": "starcoder2"},
         tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
         layer_tensors={
-            **APART,
+            **SPLIT_QKV,
             "attn_norm": "input_layernorm",
             "attn_output": "self_attn.o_proj",
             "ffn_norm": "post_attention_layernorm",
@@ -162,29 +164,29 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         biases={"use_bias": "attn_q"},
     ),
-    "phi2": Architecture(
+    "phi2": GGUFArchitecture(
         name="PhiForCausalLM",
         keys={**SIZES, "layer_norm_eps": EPS},
         constants={"model_type": "phi"},
         tensors=outer(token_embd="model.embed_tokens", output_norm="model.final_layernorm"),
         layer_tensors={
-            **APART,
+            **SPLIT_QKV,
             "attn_qkv": "self_attn.qkv_proj",
             "attn_norm": "input_layernorm",
             "attn_output": "self_attn.dense",
             "ffn_up": "mlp.fc1",
             "ffn_down": "mlp.fc2",
         },
-        variants={"attn_qkv": Variant({"fused_qkv": True})},  # in the first files there were
+        variants={"attn_qkv": GGUFVariant({"fused_qkv": True})},  # in files of 2023
     ),
-    "stablelm": Architecture(
+    "stablelm": GGUFArchitecture(
         name="StableLmForCausalLM",
         keys={**SIZES, "layer_norm_eps": EPS},
         constants={"model_type": "stablelm", "use_parallel_residual": True, "stacked_head_norms": True},
         tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
         layer_tensors={
-            **APART,
-            **GATED,
+            **SPLIT_QKV,
+            **GATED_MLP,
             "attn_norm": "input_layernorm",
             "attn_q_norm": "self_attn.q_layernorm",
             "attn_k_norm": "self_attn.k_layernorm",
@@ -193,33 +195,33 @@ GPT_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         biases={"use_qkv_bias": "attn_q"},
         variants={
-            "attn_q_norm": Variant({"qk_layernorm": True}),
-            "ffn_norm": Variant({"use_parallel_residual": False}),  # the key of that name is often wrong
+            "attn_q_norm": GGUFVariant({"qk_layernorm": True}),
+            "ffn_norm": GGUFVariant({"use_parallel_residual": False}),  # the key of that name is often wrong
         },
     ),
-    "olmo": Architecture(
+    "olmo": GGUFArchitecture(
         name="OlmoForCausalLM",
         keys={**SIZES, "clip_qkv": "attention.clamp_kqv"},
         constants={"model_type": "olmo"},
         tensors=outer(token_embd="model.embed_tokens"),
-        layer_tensors={**APART, **GATED, "attn_output": "self_attn.o_proj"},
+        layer_tensors={**SPLIT_QKV, **GATED_MLP, "attn_output": "self_attn.o_proj"},
         interleaved={"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"},
     ),
-    "command-r": Architecture(
+    "command-r": GGUFArchitecture(
         name="CohereForCausalLM",
         keys={**SIZES, "layer_norm_eps": EPS, "logit_scale": "logit_scale"},
         constants={"model_type": "cohere"},
         tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
-        layer_tensors={**OF_COHERE, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
-        variants={"attn_q_norm": Variant(constants={"use_qk_norm": True})},
+        layer_tensors={**COHERE_LAYER, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+        variants={"attn_q_norm": GGUFVariant(constants={"use_qk_norm": True})},
         biases={"attention_bias": "attn_q"},
     ),
-    "cohere2": Architecture(
+    "cohere2": GGUFArchitecture(
         name="Cohere2ForCausalLM",
         keys={**SIZES, "layer_norm_eps": EPS, "logit_scale": "logit_scale"},
         constants={"model_type": "cohere2"},
         tensors=outer(token_embd="model.embed_tokens", output_norm="model.norm"),
-        layer_tensors=OF_COHERE,
+        layer_tensors=COHERE_LAYER,
         biases={"attention_bias": "attn_q"},
     ),
 }

@@ -1,9 +1,9 @@
-"""What GGUF calls things, continued: architectures that are Llama, or a mixture, in all but a few words."""
+"""Rows of names.py for architectures that are Llama, or Llama with experts, but for a few names."""
 
 from collections.abc import Mapping
 
-from quire.weights.gguf import derived_config as gguf_derived
-from quire.weights.gguf.architecture import Architecture, Variant
+from quire.weights.gguf import derived_config
+from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -11,17 +11,17 @@ from quire.weights.gguf.shared_names import (
     GATED_LAYER,
     GLM_KEYS,
     HEAD_NORMS,
+    INTERLEAVED_QK,
     MIXTRAL_EXPERTS,
     OUTER_TENSORS,
-    ROTATED_PAIRWISE,
     SHARED_EXPERTS,
 )
 
 UNGATED_LAYER = {part: name for part, name in GATED_LAYER.items() if part != "ffn_gate"}
 ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
 
-KIN_ARCHITECTURES: Mapping[str, Architecture] = {
-    "mistral3": Architecture(  # Mistral Small 3.1 and 3.2; with a temperature, Ministral 3
+LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "mistral3": GGUFArchitecture(  # Mistral Small 3.1 and 3.2; with a temperature, Ministral 3
         name="MistralForCausalLM",
         keys={
             **DECODER_KEYS,
@@ -31,35 +31,35 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         constants={"model_type": "mistral", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
-        interleaved=ROTATED_PAIRWISE,
-        derive=gguf_derived.mistral,
+        interleaved=INTERLEAVED_QK,
+        derive=derived_config.mistral,
     ),
-    "exaone": Architecture(  # EXAONE 3
+    "exaone": GGUFArchitecture(  # EXAONE 3
         name="LlamaForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "llama", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
     ),
-    "arcee": Architecture(
+    "arcee": GGUFArchitecture(
         name="ArceeForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "arcee", "hidden_act": "relu2"},
         tensors=OUTER_TENSORS,
         layer_tensors=UNGATED_LAYER,
-        interleaved=ROTATED_PAIRWISE,
+        interleaved=INTERLEAVED_QK,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
     ),
-    "nemotron": Architecture(
+    "nemotron": GGUFArchitecture(
         name="NemotronForCausalLM",
         keys={**DECODER_KEYS, "norm_eps": "attention.layer_norm_epsilon"},
         constants={"model_type": "nemotron", "hidden_act": "relu2"},
         tensors={**OUTER_TENSORS, "output_norm.bias": "model.norm.bias"},
         layer_tensors=UNGATED_LAYER,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
-        norms_plus=1.0,
+        norm_offset=1.0,
     ),
-    "jais2": Architecture(
+    "jais2": GGUFArchitecture(
         name="Jais2ForCausalLM",
         keys={**DECODER_KEYS, "layer_norm_eps": "attention.layer_norm_epsilon"},
         constants={"model_type": "jais2", "hidden_act": "relu2"},
@@ -67,7 +67,7 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors=UNGATED_LAYER,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
     ),
-    "apertus": Architecture(
+    "apertus": GGUFArchitecture(
         name="ApertusForCausalLM",
         keys={**DECODER_KEYS, **{f"xielu.{part}": f"xielu.{part}" for part in ("alpha_p", "alpha_n", "beta")}},
         constants={"model_type": "apertus", "hidden_act": "xielu"},
@@ -80,16 +80,16 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         biases={"attention_bias": "attn_q"},
     ),
-    "baichuan": Architecture(  # its q, k and v were taken apart
+    "baichuan": GGUFArchitecture(  # the converter splits q, k and v
         name="BaichuanForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "baichuan", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
-        interleaved=ROTATED_PAIRWISE,
-        derive=gguf_derived.baichuan,
+        interleaved=INTERLEAVED_QK,
+        derive=derived_config.baichuan,
     ),
-    "minicpm": Architecture(
+    "minicpm": GGUFArchitecture(
         name="MiniCPMForCausalLM",
         keys={
             **DECODER_KEYS,
@@ -100,10 +100,10 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         constants={"model_type": "minicpm", "hidden_act": "silu", "scale_emb": 12.0},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
-        interleaved=ROTATED_PAIRWISE,
-        derive=gguf_derived.minicpm,
+        interleaved=INTERLEAVED_QK,
+        derive=derived_config.minicpm,
     ),
-    "chatglm": Architecture(  # GLM-4-9B; from ChatGLM's own checkpoints, with q, k and v in one
+    "chatglm": GGUFArchitecture(  # GLM-4-9B; converted from ChatGLM's own checkpoints, with q, k and v in one tensor
         name="GlmForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "glm", "hidden_act": "silu"},
@@ -111,10 +111,12 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors={**GATED_LAYER, "ffn_up": "mlp.gate_up_proj"},
         biases={"attention_bias": "attn_q"},
         variants={
-            "attn_qkv": Variant(layer_tensors={"attn_qkv": "self_attn.qkv_proj"}, biases={"attention_bias": "attn_qkv"})
+            "attn_qkv": GGUFVariant(
+                layer_tensors={"attn_qkv": "self_attn.qkv_proj"}, biases={"attention_bias": "attn_qkv"}
+            )
         },
     ),
-    "hunyuan-dense": Architecture(
+    "hunyuan-dense": GGUFArchitecture(
         name="HunYuanDenseV1ForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "hunyuan_v1_dense", "hidden_act": "silu"},
@@ -126,7 +128,7 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         biases={"attention_bias": "attn_q"},
     ),
-    "dots1": Architecture(
+    "dots1": GGUFArchitecture(
         name="Dots1ForCausalLM",
         keys={
             **DECODER_KEYS,
@@ -147,7 +149,7 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         biases={"attention_bias": "attn_q"},
         expects={"expert_gating_func": 2},  # the sigmoid
     ),
-    "ernie4_5-moe": Architecture(
+    "ernie4_5-moe": GGUFArchitecture(
         name="Ernie4_5_MoeForCausalLM",
         keys={
             **DECODER_KEYS,
@@ -164,7 +166,7 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERTS, "exp_probs_b": ERNIE_CORRECTION},
         one_row=(ERNIE_CORRECTION,),
     ),
-    "minimax-m2": Architecture(
+    "minimax-m2": GGUFArchitecture(
         name="MiniMaxM2ForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS},
         constants={"model_type": "minimax_m2", "hidden_act": "silu"},
@@ -177,7 +179,7 @@ KIN_ARCHITECTURES: Mapping[str, Architecture] = {
         },
         expects={"expert_gating_func": 2},
     ),
-    "phimoe": Architecture(
+    "phimoe": GGUFArchitecture(
         name="PhimoeForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS},
         constants={"model_type": "phimoe", "hidden_act": "silu", "attention_bias": True, "lm_head_bias": True},

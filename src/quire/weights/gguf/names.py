@@ -1,7 +1,7 @@
-"""What GGUF calls things, in Hugging Face's words: one row an architecture, so that a model file sees one view.
+"""GGUF's names and keys -> Hugging Face's, one row an architecture, so that model files know one set of names.
 
-A row names the Hugging Face architecture, the config keys with their GGUF twins, and the tensors. To read another GGUF
-architecture, add its row to ARCHITECTURES; a dot in a config key leads into an object."""
+A row has the Hugging Face architecture, the config keys with their GGUF keys, and the tensors. To read another GGUF
+architecture, add its row to ARCHITECTURES. A dot in a config key leads into a nested object."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from typing import Any
 
 from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
-from quire.weights.gguf import derived_config as gguf_derived
-from quire.weights.gguf.architecture import Architecture, Variant
+from quire.weights.gguf import derived_config
+from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
-from quire.weights.gguf.llama_like_names import KIN_ARCHITECTURES
+from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -26,45 +26,45 @@ from quire.weights.gguf.shared_names import (
     GLM_KEYS,
     GRANITE_KEYS,
     HEAD_NORMS,
+    INTERLEAVED_QK,
     MIXTRAL_EXPERTS,
     NEXTN,
-    NORMS_AROUND,
     OUTER_TENSORS,
-    ROTATED_PAIRWISE,
+    PRE_AND_POST_NORMS,
     SHARED_EXPERT,
     SHARED_EXPERTS,
 )
 
-# Tensors that are lists in `rope_scaling`: for contexts as first trained, and for longer ones.
+# Tensors that are lists in `rope_scaling` of Hugging Face.
 LONGROPE_TENSORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(  # Mistral and SmolLM, too
+ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "llama": GGUFArchitecture(  # and Mistral, SmolLM
         name="LlamaForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "llama", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
-        interleaved=ROTATED_PAIRWISE,
+        interleaved=INTERLEAVED_QK,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
     ),
-    "llama with experts": Architecture(
+    "llama with experts": GGUFArchitecture(
         name="MixtralForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS},
         constants={"model_type": "mixtral", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS},
-        interleaved=ROTATED_PAIRWISE,
+        interleaved=INTERLEAVED_QK,
     ),
-    "qwen2": Architecture(
+    "qwen2": GGUFArchitecture(
         name="Qwen2ForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "qwen2", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
     ),
-    "qwen3": Architecture(
+    "qwen3": GGUFArchitecture(
         name="Qwen3ForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "qwen3", "hidden_act": "silu"},
@@ -72,14 +72,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors={**GATED_LAYER, **HEAD_NORMS},
         biases={"attention_bias": "attn_q"},
     ),
-    "qwen2moe": Architecture(
+    "qwen2moe": GGUFArchitecture(
         name="Qwen2MoeForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS},
         constants={"model_type": "qwen2_moe", "hidden_act": "silu", "norm_topk_prob": False},
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERT},
     ),
-    "qwen3moe": Architecture(
+    "qwen3moe": GGUFArchitecture(
         name="Qwen3MoeForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS},
         constants={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
@@ -87,16 +87,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
         biases={"attention_bias": "attn_q"},
     ),
-    "olmo2": Architecture(
+    "olmo2": GGUFArchitecture(
         name="Olmo2ForCausalLM",
         keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
         constants={"hidden_act": "silu"},
         tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
         biases={"attention_bias": "attn_q"},
-        derive=gguf_derived.olmo,
+        derive=derived_config.olmo,
     ),
-    "glm4moe": Architecture(  # Solar Open, too
+    "glm4moe": GGUFArchitecture(  # and Solar Open
         name="Glm4MoeForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
         constants={"model_type": "glm4_moe", "hidden_act": "silu", "first_k_dense_replace": 0},
@@ -112,27 +112,27 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         biases={"attention_bias": "attn_q"},
         expects={"expert_gating_func": 2},  # the sigmoid
-        derive=gguf_derived.glm,
-        variants={"attn_q_norm": Variant(constants={"use_qk_norm": True})},
+        derive=derived_config.glm,
+        variants={"attn_q_norm": GGUFVariant(constants={"use_qk_norm": True})},
     ),
-    "exaone4": Architecture(
+    "exaone4": GGUFArchitecture(
         name="Exaone4ForCausalLM",
         keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
         constants={"model_type": "exaone4", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
-        derive=gguf_derived.exaone,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
+        derive=derived_config.exaone,
     ),
-    "internlm2": Architecture(  # its q, k and v were taken apart
+    "internlm2": GGUFArchitecture(  # the converter splits q, k and v
         name="LlamaForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "llama", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
-        interleaved=ROTATED_PAIRWISE,
+        interleaved=INTERLEAVED_QK,
         biases={"attention_bias": "attn_q"},
     ),
-    "glm4": Architecture(
+    "glm4": GGUFArchitecture(
         name="Glm4ForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "glm4", "hidden_act": "silu"},
@@ -145,7 +145,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         biases={"attention_bias": "attn_q"},
     ),
-    "ernie4_5": Architecture(
+    "ernie4_5": GGUFArchitecture(
         name="Ernie4_5ForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "ernie4_5", "hidden_act": "silu"},
@@ -153,7 +153,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors=GATED_LAYER,
         biases={"use_bias": "attn_q"},
     ),
-    "seed_oss": Architecture(
+    "seed_oss": GGUFArchitecture(
         name="SeedOssForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "seed_oss", "hidden_act": "silu"},
@@ -161,7 +161,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors={**GATED_LAYER, "post_attention_norm": "post_attention_layernorm"},
         biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output", "mlp_bias": "ffn_up"},
     ),
-    "olmoe": Architecture(
+    "olmoe": GGUFArchitecture(
         name="OlmoeForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS},
         constants={"model_type": "olmoe", "hidden_act": "silu", "norm_topk_prob": False},
@@ -169,7 +169,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
         expects={"attention.clamp_kqv": None},
     ),
-    "gpt-oss": Architecture(
+    "gpt-oss": GGUFArchitecture(
         name="GptOssForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS},
         constants={"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True},
@@ -181,70 +181,70 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "post_attention_norm": "post_attention_layernorm",
             "ffn_gate_inp": "mlp.router",
         },
-        derive=gguf_derived.gpt_oss,
+        derive=derived_config.gpt_oss,
     ),
-    "granite": Architecture(
+    "granite": GGUFArchitecture(
         name="GraniteForCausalLM",
         keys=GRANITE_KEYS,
         constants={"model_type": "granite", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
-        interleaved=ROTATED_PAIRWISE,
+        interleaved=INTERLEAVED_QK,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
         expects={"rope.scaling.finetuned": True},  # false stands for layers that do not rotate
     ),
-    "granitemoe": Architecture(
+    "granitemoe": GGUFArchitecture(
         name="GraniteMoeForCausalLM",
         keys={**GRANITE_KEYS, **EXPERT_KEYS},
         constants={"model_type": "granitemoe", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS, "ffn_gate_inp": "block_sparse_moe.router.layer"},
-        interleaved=ROTATED_PAIRWISE,
+        interleaved=INTERLEAVED_QK,
         biases={"attention_bias": "attn_q"},
         expects={"rope.scaling.finetuned": True, "expert_shared_feed_forward_length": None},
     ),
-    "smollm3": Architecture(
+    "smollm3": GGUFArchitecture(
         name="SmolLM3ForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "smollm3", "hidden_act": "silu", "no_rope_layer_interval": 4},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
-        interleaved=ROTATED_PAIRWISE,
+        interleaved=INTERLEAVED_QK,
     ),
-    "phi3": Architecture(
+    "phi3": GGUFArchitecture(
         name="Phi3ForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "phi3", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     ),
-    "gemma": Architecture(
+    "gemma": GGUFArchitecture(
         name="GemmaForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
-        norms_plus=1.0,
+        norm_offset=1.0,
     ),
-    "gemma2": Architecture(
+    "gemma2": GGUFArchitecture(
         name="Gemma2ForCausalLM",
         keys=GEMMA_KEYS,
         constants={"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096},
         tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **NORMS_AROUND},
-        norms_plus=1.0,
-        derive=gguf_derived.gemma,
+        layer_tensors={**GATED_LAYER, **PRE_AND_POST_NORMS},
+        norm_offset=1.0,
+        derive=derived_config.gemma,
     ),
-    "gemma3": Architecture(
+    "gemma3": GGUFArchitecture(
         name="Gemma3ForCausalLM",
         keys=GEMMA_KEYS,
         constants={"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"},
         tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **NORMS_AROUND},
-        norms_plus=1.0,
-        derive=gguf_derived.gemma,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
+        norm_offset=1.0,
+        derive=derived_config.gemma,
     ),
-    **KIN_ARCHITECTURES,
+    **LLAMA_LIKE_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
 }
@@ -255,13 +255,13 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
 @dataclass(frozen=True, slots=True)
 class TensorName:
     name: str  # Hugging Face's, with {} for the number of an expert
-    heads_key: str | None = None  # where rows are interleaved: the config key that counts the heads
-    plus: float = 0.0  # what was added to the numbers
-    one_row: bool = False  # a matrix, which some writers store without the axis of length 1
-    expert: int | None = None  # which of a stack it is
+    heads_key: str | None = None  # where rows are interleaved by head: the config key that counts the heads
+    offset: float = 0.0  # that the converter added
+    one_row: bool = False  # of shape [1, size], which some writers store as [size]
+    expert: int | None = None  # its index in a stack of all experts
 
 
-def find_architecture(metadata: CheckpointConfig) -> Architecture:
+def find_architecture(metadata: CheckpointConfig) -> GGUFArchitecture:
     name = metadata.str("general.architecture")
     experts = metadata.int(f"{name}.expert_count", default=0)
     row = (ARCHITECTURES.get(f"{name} with experts") if experts else None) or ARCHITECTURES.get(name)
@@ -279,10 +279,10 @@ def find_architecture(metadata: CheckpointConfig) -> Architecture:
     return row
 
 
-def translate_name(row: Architecture, name: str) -> TensorName | None:
+def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
     """None for a name that the row does not have."""
     if name in row.tensors:
-        return TensorName(row.tensors[name], plus=row.norms_plus if name == "output_norm.weight" else 0.0)
+        return TensorName(row.tensors[name], offset=row.norm_offset if name == "output_norm.weight" else 0.0)
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in row.layer_tensors:
         return None
@@ -291,16 +291,16 @@ def translate_name(row: Architecture, name: str) -> TensorName | None:
     return TensorName(
         f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else f".{kind}"),
         row.interleaved.get(part),
-        row.norms_plus if part.endswith("_norm") and kind == "weight" else 0.0,
+        row.norm_offset if part.endswith("_norm") and kind == "weight" else 0.0,
         part == "ffn_gate_inp_shexp" or translated in row.one_row,
     )
 
 
-def translate_config(row: Architecture, metadata: CheckpointConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json that the file's metadata amounts to. `tensors` are asked only whether they have a name."""
+def translate_config(row: GGUFArchitecture, metadata: CheckpointConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of the file's metadata. `tensors`: by name."""
     prefix = metadata.str("general.architecture")
     values: dict[str, Any] = {"architectures": [row.name]}
-    given = {key: metadata.get(f"{prefix}.{twin}", metadata.get(twin)) for key, twin in row.keys.items()}
+    given = {key: metadata.get(f"{prefix}.{gguf_key}", metadata.get(gguf_key)) for key, gguf_key in row.keys.items()}
     for key, value in (*row.constants.items(), *given.items()):
         if value is not None:
             outer, _, inner = key.rpartition(".")
@@ -318,15 +318,15 @@ def translate_config(row: Architecture, metadata: CheckpointConfig, tensors: Map
 
 
 def end_ids(metadata: CheckpointConfig) -> list[int]:
-    """Tokens that the metadata says end a text, a turn or a message."""
+    """The end tokens of the metadata: of a text, a turn or a message."""
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     return list(dict.fromkeys(metadata.int(key) for key in keys if key in metadata))
 
 
 def _add_head_dims(values: dict[str, Any], metadata: CheckpointConfig, prefix: str) -> None:
-    """Heads may differ from hidden_size / heads, and the rotation may cover a part of them."""
+    """head_dim, which may differ from hidden_size / heads, and rotary_dim."""
     if f"{prefix}.attention.kv_lora_rank" in metadata:
-        return  # keys and values are made of latents, and such a family reads their lengths itself
+        return  # MLA: deepseek_names.py derives the sizes
     heads = metadata.int(f"{prefix}.attention.head_count")
     head_dim = metadata.int(
         f"{prefix}.attention.key_length", metadata.int(f"{prefix}.embedding_length") // max(heads, 1)
@@ -334,7 +334,7 @@ def _add_head_dims(values: dict[str, Any], metadata: CheckpointConfig, prefix: s
     values["head_dim"] = head_dim
     value_dim = metadata.int(f"{prefix}.attention.value_length", default=head_dim)
     if value_dim != head_dim:
-        raise Unsupported(f"{metadata.source}: the heads have keys of {head_dim} and values of {value_dim} numbers")
+        raise Unsupported(f"{metadata.source}: the heads have keys of {head_dim} and values of {value_dim} columns")
     values["rotary_dim"] = metadata.int(f"{prefix}.rope.dimension_count", default=head_dim)
 
 
@@ -351,15 +351,15 @@ def _rope_scaling(metadata: CheckpointConfig, prefix: str) -> dict[str, Any] | N
     if kind == "yarn":
         scaling["beta_fast"] = number("yarn_beta_fast")
         scaling["beta_slow"] = number("yarn_beta_slow")
-        magnitude = number("yarn_attn_factor") or number("attn_factor")
-        if magnitude is not None and scaling["factor"] is not None:
-            # GGUF's multiplies the magnitude that follows from the factor; Hugging Face's replaces it.
-            scaling["attention_factor"] = magnitude * (1.0 + 0.1 * log(max(scaling["factor"], 1.0)))
+        attention_factor = number("yarn_attn_factor") or number("attn_factor")
+        if attention_factor is not None and scaling["factor"] is not None:
+            # GGUF's factor multiplies YaRN's own attention factor; Hugging Face's replaces it.
+            scaling["attention_factor"] = attention_factor * (1.0 + 0.1 * log(max(scaling["factor"], 1.0)))
     return {key: value for key, value in scaling.items() if value is not None}
 
 
 def longrope(metadata: CheckpointConfig, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """The `rope_scaling` of a file that carries factors for each frequency as tensors."""
+    """The `rope_scaling` of a file that has factors for each frequency as tensors."""
     prefix = f"{metadata.str('general.architecture')}.rope.scaling."
     scaling = {
         "rope_type": "longrope",

@@ -1,4 +1,4 @@
-"""What rows of GGUF's architectures have in common: see gguf_names.py."""
+"""Keys and tensors that several rows of names.py share."""
 
 DECODER_KEYS = {
     "num_hidden_layers": "block_count",
@@ -12,8 +12,8 @@ DECODER_KEYS = {
     "rope_theta": "rope.freq_base",
 }
 
-# "rope_freqs" is not in Hugging Face's checkpoints: [rotary_dim / 2] divisors of the rotary frequencies, into which the
-# converter has baked Llama 3's rope_scaling. Where a file has it, config has no rope_scaling.
+# "rope_freqs" is not in Hugging Face's checkpoints: [rotary_dim / 2] divisors of the rotary frequencies, which the
+# converter computes from Llama 3's rope_scaling. A file that has it has no rope_scaling.
 OUTER_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -35,7 +35,7 @@ GATED_LAYER = {
 
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
-NORMS_AROUND = {  # before and after attention and feed-forward
+PRE_AND_POST_NORMS = {  # of attention and feed-forward
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -97,4 +97,4 @@ GRANITE_KEYS = {
     "logits_scaling": "logit_scale",
 }
 
-ROTATED_PAIRWISE = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+INTERLEAVED_QK = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}

@@ -1,4 +1,4 @@
-"""The tensor directory of a GGUF file: where each tensor lies, checked before any of them is looked at."""
+"""The tensor directory of a GGUF file: the offset of each tensor, checked before any tensor is read."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +13,7 @@ from quire.weights.gguf.container import MAX_NAME_BYTES, Cursor, GGUFFile
 
 MAX_DIMENSIONS = 4
 
-# The numbers GGUF gives to storage types. Those not in GGUF_TYPES are known by name only.
+# GGUF's numbers of storage types. Types that are not in GGUF_TYPES are known by name only.
 TYPE_NAMES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
     10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
@@ -25,7 +25,7 @@ TYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    name: str  # the file's name for it
+    name: str  # in the file
     shape: tuple[int, ...]  # slowest axis first, the reverse of how the file lists them
     type: StorageType
     offset: int  # from the beginning of the file
@@ -44,7 +44,7 @@ class TensorEntry:
 
 
 def read_directory(gguf: GGUFFile) -> dict[str, TensorEntry]:
-    cursor = Cursor(gguf.file, gguf.tensors_at)
+    cursor = Cursor(gguf.file, gguf.directory_offset)
     entries: dict[str, TensorEntry] = {}
     for index in range(gguf.num_tensors):
         cursor.what = f"tensor {index}"
@@ -52,28 +52,28 @@ def read_directory(gguf: GGUFFile) -> dict[str, TensorEntry]:
         if entry.name in entries:
             raise cursor.bad("was given before")
         entries[entry.name] = entry
-    data_at = -(-cursor.at // gguf.alignment) * gguf.alignment
-    entries = {name: _placed(entry, data_at, gguf) for name, entry in entries.items()}
+    data_offset = -(-cursor.offset // gguf.alignment) * gguf.alignment
+    entries = {name: _absolute(entry, data_offset, gguf) for name, entry in entries.items()}
     _check_overlap(entries, gguf)
     return entries
 
 
 def stored_tensor(gguf: GGUFFile, entry: TensorEntry) -> StoredTensor:
-    """The tensor, still in the file's pages and under the file's name."""
+    """The tensor under the file's name, a view of the mapped file."""
     rows = gguf.file.rows(entry.offset, entry.num_rows, entry.row_bytes)
     return StoredTensor(entry.name, entry.shape, entry.type, rows)
 
 
 def half_split_order(num_rows: int, num_heads: int) -> NDArray[np.int32] | None:
-    """Rows of a head are stored as 0, n/2, 1, n/2 + 1, ...; this takes them back to 0, 1, 2, ... None: they are not so
-    many heads of an even number of rows."""
+    """Rows of a head are stored as 0, n/2, 1, n/2 + 1, ...; this order restores 0, 1, 2, ... None: `num_rows` are not
+    `num_heads` heads with an even number of rows."""
     if num_heads < 1 or num_rows % (2 * num_heads):
         return None
     return np.arange(num_rows, dtype=np.int32).reshape(num_heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _read_entry(cursor: Cursor, alignment: int) -> TensorEntry:
-    """One line of the directory; its offset still counts from the beginning of the data."""
+    """One entry of the directory; its offset is from the beginning of the data."""
     name = cursor.string(MAX_NAME_BYTES)
     cursor.what = f"tensor {name!r}"
     num_dimensions = cursor.scalar("I")
@@ -99,9 +99,9 @@ def _read_entry(cursor: Cursor, alignment: int) -> TensorEntry:
     return TensorEntry(name, shape, kind, offset)
 
 
-def _placed(entry: TensorEntry, data_at: int, gguf: GGUFFile) -> TensorEntry:
-    """The entry with its offset counted from the beginning of the file, and its end seen to be inside."""
-    offset = data_at + entry.offset
+def _absolute(entry: TensorEntry, data_offset: int, gguf: GGUFFile) -> TensorEntry:
+    """The entry with its offset from the beginning of the file, checked to end inside the file."""
+    offset = data_offset + entry.offset
     if offset + entry.nbytes > gguf.file.size:
         raise BadCheckpoint(
             f"{gguf.path}: tensor {entry.name!r} at offset {offset} needs {entry.nbytes} bytes, "

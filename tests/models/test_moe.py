@@ -32,7 +32,7 @@ from models.checking import (
     make_ops,
 )
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.models import mixture
+from quire.models import moe
 from quire.weights.config import CheckpointConfig
 
 FACTORS = {
@@ -130,10 +130,10 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     check_against_transformers(backend, checkpoints(name))
 
 
-def read(architecture: str, **values: Any) -> mixture.MixtureConfig:
+def read(architecture: str, **values: Any) -> moe.MoeConfig:
     common = {key: value for key, value in TINY.items() if value is not None}
     common |= {"architectures": [architecture], "hidden_act": "silu", "num_experts": 8, "num_experts_per_tok": 2}
-    return mixture.config(CheckpointConfig(Path("config.json"), common | values))
+    return moe.config(CheckpointConfig(Path("config.json"), common | values))
 
 
 def test_older_configurations() -> None:

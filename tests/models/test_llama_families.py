@@ -1,5 +1,5 @@
-"""Families that are Llama but for a few lines, against transformers; where it does not have them, against what they are
-the same as."""
+"""Rows of llama_families.py, and other families close to Llama, against transformers; families that it does not have,
+against an equivalent one."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -38,8 +38,9 @@ from models.checking import (
     random_model,
 )
 from quire.core.errors import Unsupported
-from quire.models import baichuan, exaone
-from quire.models.alibi import slopes
+from quire.models import baichuan
+from quire.models.alibi import alibi_slopes
+from quire.models.llama_families import FAMILIES
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
 
@@ -78,7 +79,7 @@ CASES: Cases = {
     "arcee": (ArceeConfig, {}),
     "arcee-biases": (ArceeConfig, {"mlp_bias": True, "attention_bias": True, "num_key_value_heads": 1}),
     "granite-4": (GraniteMoeHybridConfig, GRANITE_4 | {"position_embedding_type": "rope"}),
-    "granite-4-still": (GraniteMoeHybridConfig, GRANITE_4 | {"position_embedding_type": None}),
+    "granite-4-nope": (GraniteMoeHybridConfig, GRANITE_4 | {"position_embedding_type": None}),
     "llama": (LlamaConfig, {"num_key_value_heads": 4}),
     "llama-tied": (LlamaConfig, {"tie_word_embeddings": True}),
     "granite": (
@@ -156,7 +157,7 @@ def test_baichuan_2_norms_the_rows_of_its_head(
     theirs = checkpoints(name)
     tensors = packed(load_file(theirs.path / "model.safetensors"))
     lengths = np.linalg.norm(tensors["lm_head.weight"], axis=1)
-    monkeypatch.setattr(baichuan, "SECOND_VOCAB", len(lengths))
+    monkeypatch.setattr(baichuan, "BAICHUAN_2_VOCAB", len(lengths))
     values = {"architectures": ["BaichuanForCausalLM"]}
     ours = rewritten(theirs, tmp_path, values, tensors, ("head_dim", "num_key_value_heads"))
     assert_close(compute(make_ops(backend), ours.path)(PROMPT, 0), theirs.prefill / lengths)
@@ -173,7 +174,7 @@ def test_baichuan_13b_has_slopes_instead_of_rotation(backend: str, heads: int, t
     (tmp_path / "llama").mkdir()
     model.save_pretrained(tmp_path / "llama")
     places = torch.arange(len(PROMPT))
-    falling = torch.tensor(slopes(heads))[:, None, None] * (places[None, :] - places[:, None])
+    falling = torch.tensor(alibi_slopes(heads))[:, None, None] * (places[None, :] - places[:, None])
     mask = falling.masked_fill(places[None, :] > places[:, None], float("-inf"))
     with torch.inference_mode():
         logits = model(torch.tensor([PROMPT]), attention_mask=mask[None], use_cache=False).logits[0].numpy()
@@ -193,7 +194,7 @@ def test_exaone_3_is_llama_under_other_names(
 ) -> None:
     theirs, tensors = checkpoints(name), {}
     for tensor_name, data in load_file(theirs.path / "model.safetensors").items():
-        for theirs_name, ours in reversed(exaone.OURS.items()):
+        for theirs_name, ours in reversed(FAMILIES["ExaoneForCausalLM"].renamed.items()):
             tensor_name = tensor_name.replace(ours, theirs_name)
         tensors[tensor_name.replace(".attn.attention.o_proj.", ".attn.attention.out_proj.")] = data
     config = json.loads((theirs.path / "config.json").read_text())
@@ -210,7 +211,7 @@ def test_exaone_3_is_llama_under_other_names(
 @pytest.mark.parametrize("name", ["granite"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.verifies("safetensors", architecture="MiniCPMForCausalLM")
-def test_minicpm_is_granite_with_other_words_for_its_factors(
+def test_minicpm_is_granite_with_other_keys_for_its_scales(
     checkpoints: Callable[[str], Theirs], backend: str, name: str, tmp_path: Path
 ) -> None:
     theirs = checkpoints(name)

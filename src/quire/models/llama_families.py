@@ -1,0 +1,273 @@
+"""The families that are Llama but for a few features: one row a family.
+
+To add a family, write its row in FAMILIES, with only what differs from Llama, and its line in registry.py. To read it
+from GGUF as well, add a row to weights/gguf/names.py."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import sqrt
+from typing import Any, Literal
+
+from quire.core.errors import BadCheckpoint, Unsupported
+from quire.models.activations import NAMES as ACTIVATION_NAMES
+from quire.models.layer_patterns import (
+    Rotation,
+    Windows,
+    full_attention,
+    rope_as_listed,
+    rope_by_type,
+    rope_everywhere,
+    rope_in_windows,
+    window_by_pattern,
+    window_everywhere,
+    window_except_every,
+    window_in_upper_layers,
+    window_refused,
+)
+from quire.ops.opset import Activation
+from quire.weights.config import CheckpointConfig
+
+# Fields of LlamaLayer -> tensor names: norms before attention and feed-forward, after them, or both.
+PRE_NORMS = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+POST_NORMS = {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
+GEMMA_NORMS = {**POST_NORMS, "attn_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
+GLM4_NORMS = {**PRE_NORMS, "post_attn_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaFamily:
+    """What a family does otherwise than Llama, whose row is all defaults."""
+
+    # -- config.json
+    keys: Mapping[str, str] = field(default_factory=dict)  # Llama's key -> the family's own key for it
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> its value where config.json has none
+    # Key -> the values that are supported. With None among them, the key may be missing.
+    expects: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    adapt: Callable[[CheckpointConfig], CheckpointConfig] | None = None  # what the three above cannot express
+    # Supported values of `hidden_act` -> activation. With None among them, the key may be missing.
+    activations: Mapping[str | None, Activation] = field(default_factory=lambda: {"silu": Activation.SILU})
+    scales: Callable[[CheckpointConfig], Mapping[str, float]] | None = None  # -> factors and caps of LlamaConfig
+
+    # -- attention
+    windows: Windows = full_attention  # where `layer_types` does not list them
+    rotated: Rotation = rope_everywhere
+    rope_interleaved: bool = False  # the checkpoint has the two columns of a rotary pair side by side
+    rope_alpha: bool = False  # `alpha` of a dynamic rope scaling is a fixed NTK factor
+    local_rope: bool = False  # layers with a window rotate by `rope_local_base_freq`, without scaling
+    query_scaling: bool = False  # queries are scaled by their position: `llama_4_scaling_beta`
+    bias_key: str = "use_bias"  # the key that gives all linear layers biases
+    qkv_bias: bool = False  # where config.json does not say
+    out_bias: bool = True  # the output projection has a bias where `attention_bias` is set
+    head_bias: bool = False  # the head has a bias where `lm_head_bias` is set
+    qk_norms: Literal["none", "heads", "rows"] = "none"  # of every head, or of the whole of q and k
+    qk_norms_key: str | None = None  # the key that says whether there are any
+    qk_norms_after_rope: bool = False
+
+    # -- tensors
+    renamed: Mapping[str, str] = field(default_factory=dict)  # substring of tensor names -> Llama's
+    norms: Mapping[str, str] = field(default_factory=lambda: PRE_NORMS)  # field of LlamaLayer -> tensor
+    layer_norm: bool = False  # norms are layer norms with biases, not RMS norms
+    norm_offset: float = 0.0  # added to stored norm weights
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    fused_qkv: bool = False  # q, k and v are always one tensor; else only if that tensor is stored
+    grouped_qkv: bool = False  # in that tensor, each key head stands behind the query heads that share it
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one name: gate and up are one tensor
+    down: str = "mlp.down_proj"
+    gated: bool = True  # the feed-forward layer has a gate; else `gate_up` names the up projection
+
+
+def translate(hf: CheckpointConfig, family: LlamaFamily) -> CheckpointConfig:
+    """The configuration in Llama's keys. What is not supported fails here, by name."""
+    hf = hf.with_values({llamas: hf.get(key) for llamas, key in family.keys.items() if llamas not in hf and key in hf})
+    hf = hf.with_values({key: value for key, value in family.defaults.items() if key not in hf})
+    for key, allowed in family.expects.items():
+        hf.expect(key, *allowed)
+    return hf if family.adapt is None else family.adapt(hf)
+
+
+# -- what a row needs code for -----------------------------------------------------------------------------------------
+
+
+def granite_scales(hf: CheckpointConfig) -> dict[str, float]:
+    divisor = hf.float("logits_scaling", 1.0)
+    if divisor == 0:
+        raise BadCheckpoint("logits_scaling is 0, and logits are divided by it")
+    return {
+        "embed_scale": hf.float("embedding_multiplier", 1.0),
+        "score_scale": hf.float("attention_multiplier", 1.0),
+        "residual_scale": hf.float("residual_multiplier", 1.0),
+        "logit_scale": 1 / divisor,
+    }
+
+
+def minicpm_scales(hf: CheckpointConfig) -> dict[str, float]:
+    return {
+        "embed_scale": hf.float("scale_emb", 1.0),
+        "residual_scale": hf.float("scale_depth", 1.0) / sqrt(hf.int("num_hidden_layers")),
+        "logit_scale": hf.float("dim_model_base", 1.0) / hf.int("hidden_size"),
+    }
+
+
+def gemma_scales(hf: CheckpointConfig) -> dict[str, float]:
+    return {
+        "embed_scale": sqrt(hf.int("hidden_size")),
+        "score_cap": hf.float("attn_logit_softcapping", 0.0),
+        "logit_cap": hf.float("final_logit_softcapping", 0.0),
+    }
+
+
+def gemma2_scales(hf: CheckpointConfig) -> dict[str, float]:
+    """Gemma 2 and 3 may scale scores by another width than that of a head."""
+    scales = gemma_scales(hf)
+    if "query_pre_attn_scalar" in hf:
+        width = hf.float("query_pre_attn_scalar")
+        if width <= 0:
+            raise BadCheckpoint(f"query_pre_attn_scalar is {width}")
+        scales["score_scale"] = 1 / sqrt(width)
+    return scales
+
+
+def without_mamba(hf: CheckpointConfig) -> CheckpointConfig:
+    """Granite 4, of which checkpoints with attention in all layers and no experts are Llama."""
+    kinds = hf.list("layer_types", hf.list("layers_block_type", ["mamba"] * hf.int("num_hidden_layers")))
+    if others := sorted({str(kind) for kind in kinds} - {"attention", "full_attention"}):
+        raise Unsupported(
+            f"the layers of `{hf.architecture}` are {', '.join(others)}",
+            "attention in all layers is supported",
+        )
+    inner = hf.int("shared_intermediate_size", 1024)
+    return hf.with_values({"layer_types": None, "intermediate_size": inner})
+
+
+def mistral3_text(hf: CheckpointConfig) -> CheckpointConfig:
+    text, tied = hf.section("text_config"), hf.bool("tie_word_embeddings", False)
+    kind = text.expect("model_type", "mistral", "ministral3", None)
+    name = "Ministral3ForCausalLM" if kind == "ministral3" else "MistralForCausalLM"
+    return text.with_values({"architectures": [name], "tie_word_embeddings": tied})
+
+
+def gemma3_text(hf: CheckpointConfig) -> CheckpointConfig:
+    return hf.section("text_config").with_values({"architectures": ["Gemma3ForCausalLM"]})
+
+
+# Models that see images -> the configuration of their language model.
+TEXT_MODELS: Mapping[str, Callable[[CheckpointConfig], CheckpointConfig]] = {
+    "Mistral3ForConditionalGeneration": mistral3_text,
+    "Gemma3ForConditionalGeneration": gemma3_text,
+}
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+GELU_TANH = ("gelu_pytorch_tanh", "gelu", None)  # configurations of Gemma 1 say "gelu" for the approximation
+GEMMA = LlamaFamily(
+    defaults={"tie_word_embeddings": True},
+    expects={
+        "hidden_activation": GELU_TANH,
+        "use_bidirectional_attention": (False, None),
+        "rope_local_scaling": (None,),
+    },
+    activations=dict.fromkeys(GELU_TANH, Activation.GELU_TANH),
+    scales=gemma_scales,
+    norm_offset=1.0,
+)
+GEMMA2 = replace(GEMMA, scales=gemma2_scales, windows=window_except_every(2), norms=GEMMA_NORMS)
+GEMMA3_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}
+GLM = LlamaFamily(
+    defaults={"partial_rotary_factor": 0.5}, rope_interleaved=True, out_bias=False, gate_up=("mlp.gate_up_proj",)
+)
+OLMO2 = LlamaFamily(expects={"rope_local_scaling": (None,)}, qk_norms="rows", norms=POST_NORMS)
+
+FAMILIES: Mapping[str, LlamaFamily] = {
+    "LlamaForCausalLM": LlamaFamily(),
+    "CwmForCausalLM": LlamaFamily(),
+    "SeedOssForCausalLM": LlamaFamily(),
+    "MistralForCausalLM": LlamaFamily(windows=window_everywhere),
+    "MinistralForCausalLM": LlamaFamily(windows=window_everywhere),
+    "Ministral3ForCausalLM": LlamaFamily(windows=window_everywhere, query_scaling=True),
+    "Phi3ForCausalLM": LlamaFamily(windows=window_everywhere, fused_qkv=True, gate_up=("mlp.gate_up_proj",)),
+    "Qwen2ForCausalLM": LlamaFamily(windows=window_in_upper_layers, qkv_bias=True),
+    "Qwen3ForCausalLM": LlamaFamily(windows=window_in_upper_layers, qk_norms="heads"),
+    "SmolLM3ForCausalLM": LlamaFamily(windows=window_refused, rotated=rope_as_listed),
+    "Ernie4_5ForCausalLM": LlamaFamily(rope_interleaved=True),
+    "HeliumForCausalLM": LlamaFamily(rope_interleaved=True, out_bias=False),
+    "HunYuanDenseV1ForCausalLM": LlamaFamily(
+        rope_alpha=True,
+        qk_norms="heads",
+        qk_norms_after_rope=True,
+        q_norm="self_attn.query_layernorm",
+        k_norm="self_attn.key_layernorm",
+    ),
+    "ArceeForCausalLM": LlamaFamily(
+        defaults={"hidden_act": "relu2"}, activations=dict(ACTIVATION_NAMES), gated=False, gate_up=("mlp.up_proj",)
+    ),
+    "InternLM2ForCausalLM": LlamaFamily(
+        keys={"attention_bias": "bias"},
+        renamed={
+            "output.": "lm_head.",
+            "model.tok_embeddings.": "model.embed_tokens.",
+            ".attention_norm.": ".input_layernorm.",
+            ".attention.wqkv.": ".self_attn.qkv_proj.",
+            ".attention.wo.": ".self_attn.o_proj.",
+            ".ffn_norm.": ".post_attention_layernorm.",
+            ".feed_forward.w1.": ".mlp.gate_proj.",
+            ".feed_forward.w3.": ".mlp.up_proj.",
+            ".feed_forward.w2.": ".mlp.down_proj.",
+        },
+        fused_qkv=True,
+        grouped_qkv=True,
+    ),
+    "InternLM3ForCausalLM": LlamaFamily(bias_key="bias"),
+    "ExaoneForCausalLM": LlamaFamily(
+        keys={
+            "hidden_act": "activation_function",
+            "num_hidden_layers": "num_layers",
+            "rms_norm_eps": "layer_norm_epsilon",
+        },
+        renamed={
+            "transformer.wte.": "model.embed_tokens.",
+            "transformer.ln_f.": "model.norm.",
+            "transformer.h.": "model.layers.",
+            ".ln_1.": ".input_layernorm.",
+            ".attn.attention.out_proj.": ".self_attn.o_proj.",
+            ".attn.attention.": ".self_attn.",
+            ".ln_2.": ".post_attention_layernorm.",
+            ".mlp.c_fc_0.": ".mlp.gate_proj.",
+            ".mlp.c_fc_1.": ".mlp.up_proj.",
+            ".mlp.c_proj.": ".mlp.down_proj.",
+        },
+    ),
+    "Exaone4ForCausalLM": replace(OLMO2, rotated=rope_in_windows, qk_norms="heads"),
+    "Olmo2ForCausalLM": OLMO2,
+    "Olmo3ForCausalLM": replace(OLMO2, windows=window_except_every(4), local_rope=True),
+    "GlmForCausalLM": GLM,
+    "Glm4ForCausalLM": replace(GLM, norms=GLM4_NORMS),
+    "GraniteForCausalLM": LlamaFamily(scales=granite_scales),
+    "GraniteMoeHybridForCausalLM": LlamaFamily(
+        expects={"num_local_experts": (0, None)},
+        adapt=without_mamba,
+        scales=granite_scales,
+        rotated=rope_by_type,
+        gate_up=("shared_mlp.input_linear",),
+        down="shared_mlp.output_linear",
+    ),
+    "MiniCPMForCausalLM": LlamaFamily(scales=minicpm_scales),
+    "GemmaForCausalLM": GEMMA,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": replace(
+        GEMMA2, defaults=GEMMA3_DEFAULTS, windows=window_by_pattern, local_rope=True, qk_norms="heads"
+    ),
+}

@@ -1,0 +1,22 @@
+"""The order of the rows of q, k and v: from a checkpoint's to ours.
+
+Ours is all of q, then k, then v. In a head, the two columns of a rotary pair are rotary_dim / 2 apart."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Order = NDArray[np.int32]  # row i is the stored row order[i]
+
+
+def ungrouped_qkv(kv_heads: int, heads: int, head_dim: int) -> Order:
+    """For a tensor that has, for each key head, the query heads that share it, then the key head and the value head."""
+    rows = np.arange((heads + 2 * kv_heads) * head_dim, dtype=np.int32)
+    grouped = rows.reshape(kv_heads, heads // kv_heads + 2, head_dim)
+    return np.concatenate([grouped[:, :-2].ravel(), grouped[:, -2].ravel(), grouped[:, -1].ravel()])
+
+
+def deinterleaved_rope(heads: int, head_dim: int, rotary_dim: int) -> Order:
+    """For a tensor that has rotary pairs side by side in the first `rotary_dim` rows of each head."""
+    rows = np.arange(heads * head_dim, dtype=np.int32).reshape(heads, head_dim)
+    rope, rest = rows[:, :rotary_dim], rows[:, rotary_dim:]
+    return np.concatenate([rope[:, ::2], rope[:, 1::2], rest], axis=1).ravel()

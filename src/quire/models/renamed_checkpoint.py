@@ -1,0 +1,63 @@
+"""Checkpoints whose tensors have other names than the model file's, such as a language model that also sees images."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from quire.ops.tensors import StoredTensor
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
+
+
+class RenamedCheckpoint:
+    """Some or all tensors of a checkpoint, under other names."""
+
+    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
+        self._checkpoint, self._names = checkpoint, names  # new name -> stored name
+
+    @property
+    def path(self) -> Path:
+        return self._checkpoint.path
+
+    @property
+    def config(self) -> CheckpointConfig:
+        return self._checkpoint.config
+
+    @property
+    def nbytes(self) -> int:
+        return self._checkpoint.nbytes
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._checkpoint.shape(self._names[name])
+
+    def tensor(self, name: str) -> StoredTensor:
+        return self._checkpoint.tensor(self._names[name])
+
+    def drop_pages(self) -> None:
+        self._checkpoint.drop_pages()
+
+    @classmethod
+    def by_substring(cls, checkpoint: Checkpoint, substitutions: Mapping[str, str]) -> "RenamedCheckpoint":
+        """All tensors, with the substitutions made in every name, in their order."""
+        return cls(checkpoint, {_replaced(name, substitutions): name for name in checkpoint.names()})
+
+
+def _replaced(name: str, substitutions: Mapping[str, str]) -> str:
+    for old, new in substitutions.items():
+        name = name.replace(old, new)
+    return name
+
+
+def text_submodel(checkpoint: Checkpoint) -> Checkpoint:
+    """The language model of a checkpoint that also has an image encoder; any other checkpoint as it is."""
+    names = {
+        new + name.removeprefix(prefix): name
+        for name in checkpoint.names()
+        for prefix, new in PREFIXES.items()
+        if name.startswith(prefix)
+    }
+    return RenamedCheckpoint(checkpoint, names) if names else checkpoint
