@@ -15,6 +15,7 @@ MODEL ?=
 HOST ?= 127.0.0.1
 PORT ?= 8000
 LENGTH ?= 10
+WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
 VENV := .venv/.installed
 VENV_DEV := .venv-dev/.installed
@@ -66,14 +67,14 @@ test-native: build
 	build/native/quire_tests
 
 test-python: build $(VENV_DEV) model
-	.venv-dev/bin/python -m pytest -q $(or $(ARGS),-n logical --dist loadfile)
+	.venv-dev/bin/python -m pytest -q $(or $(ARGS),$(WORKERS))
 
 test-clients: build $(VENV_CLIENTS) model
 	.venv-clients/bin/python -m pytest -q tests/clients/apart
 
 # The randomized tests, LENGTH times as long as in make test.
 trials: build $(VENV_DEV) model
-	QUIRE_TRIAL_LENGTH=$(LENGTH) .venv-dev/bin/python -m pytest -q -n logical --dist loadfile --timeout 0 -m trial $(ARGS)
+	QUIRE_TRIAL_LENGTH=$(LENGTH) .venv-dev/bin/python -m pytest -q $(WORKERS) --timeout 0 -m trial $(ARGS)
 
 wheel: $(PACKED)
 	@ls -sh1 dist

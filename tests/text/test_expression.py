@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quire.text.grammar.regex_automaton import MAX_NODES, Automaton, NotRead
 from text.expressions import EXPRESSIONS
+from trials import LENGTH
 
 TEXTS = st.text("abcé語1. -\n", max_size=8)
 
@@ -19,7 +20,8 @@ def accepts(automaton: Automaton, text: str) -> bool:
     return 0 in places
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.trial
+@settings(max_examples=300 * LENGTH, deadline=None)
 @given(EXPRESSIONS, st.lists(TEXTS, min_size=5, max_size=20))
 def test_as_python_reads_it(expression: str, texts: list[str]) -> None:
     automaton, theirs = Automaton(expression), re.compile(re.sub(r"\\[dw]", r"(?a:\g<0>)", expression))

@@ -13,6 +13,7 @@ from quire.text.grammar.compiler import GrammarCompiler, GrammarMatcher
 from quire.text.grammar.mask_cache import MaskShelf, RememberingMatcher, State
 from quire.text.tokenizers.tokenizer import Tokenizer
 from text import expressions
+from trials import LENGTH
 
 VOCAB = 49152
 EXPRESSIONS = [
@@ -83,7 +84,8 @@ def test_remembered_is_made(grammars: GrammarCompiler, tokenizer: Tokenizer, exp
     assert states._num_found > compared / 10, "the test has not met a state twice"
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.trial
+@settings(max_examples=40 * LENGTH, deadline=None)
 @given(expressions.EXPRESSIONS, st.integers(0, 2**32))
 def test_any_expression(grammars: GrammarCompiler, tokenizer: Tokenizer, expression: str, seed: int) -> None:
     walked = [walk_together(grammars, tokenizer, expression, seed + number) for number in range(2)]

@@ -13,6 +13,7 @@ from quire.text.tools.call import CallDelta, ToolParser
 from quire.text.tools.forced import OneCall
 from quire.text.tools.json_calls import JsonCalls
 from quire.text.tools.use import ToolUse
+from trials import LENGTH
 
 Read = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 
@@ -116,7 +117,8 @@ MARKERS = "[TOOL_CALLS]", "<function=a>", "<parameter=b>", "</parameter>", "<|to
 PIECES = st.sampled_from([*MARKERS, "<tool_call>", '"name"', '"arguments"', '"f"', "null", *'{}:,[]x1\\"; \n'])
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.trial
+@settings(max_examples=150 * LENGTH, deadline=None)
 @given(st.lists(PIECES, max_size=24), st.sampled_from([*tools.FORMATS, "json"]))
 def test_nonsense_is_read_the_same_however_it_is_cut(pieces: list[str], name: str) -> None:
     parser = JsonCalls if name == "json" else tools.load(name).parser
