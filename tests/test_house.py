@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import quire
@@ -17,13 +18,16 @@ NO_ARRAYS = {"server", "cli"}  # they know text and HTTP
 TORCH_ALLOWED = {"ops/reference", "ops/gpu"}
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> list[str]:
+    names = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide which floor they reach"
-            yield node.module or ""
+            names.append(node.module or "")
+    return names
 
 
 def python_files() -> Iterator[tuple[Path, str]]:

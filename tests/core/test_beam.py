@@ -10,6 +10,7 @@ from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import IdLogprob, Request
 from quire.core.scheduler import Scheduler
+from trials import LENGTH
 
 Model = tuple[int, int]  # (seed, vocabulary size)
 FAR = -1e9
@@ -65,7 +66,8 @@ def search(model: Model, beams: BeamSearch) -> list[tuple[float, list[int]]]:
     return [(beam.score, beam.tokens) for beam in beams.results]
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.trial
+@settings(max_examples=200 * LENGTH, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     width=st.integers(1, 5),
@@ -142,7 +144,6 @@ def test_the_scheduler_searches_as_the_search_alone(num_blocks: int) -> None:
         assert all(len(each) == 3 and each[1].rank == 1 for each in event.logprobs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("penalty", "early"), [(1.0, False), (0.0, True), (2.0, False)])
 def test_search_gives_the_texts_of_transformers(penalty: float, early: bool) -> None:
     import torch

@@ -4,6 +4,7 @@ import random
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,9 @@ from quire.core.params import SamplingParams
 from quire.core.plan import StepOutput
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
+from trials import LENGTH
+
+pytestmark = pytest.mark.trial
 
 BLOCK, VOCAB, EOS = 4, 13, 0
 Answer = dict[int, tuple[list[int], str | None]]  # by sample: tokens and why it ended
@@ -228,7 +232,7 @@ def verify(setting: Setting, workload: list[Arrival]) -> Scheduler:
     return scheduler
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120 * LENGTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SETTINGS, arrivals())
 def test_any_workload_gives_the_tokens_of_undisturbed_runs(setting: Setting, workload: list[Arrival]) -> None:
     verify(setting, workload)
@@ -273,7 +277,7 @@ def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
 
 
 def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None:
-    stats = [verify(*crowd(seed)).stats() for seed in range(25)]
+    stats = [verify(*crowd(seed)).stats() for seed in range(25 * LENGTH)]
     assert sum(each.preemptions for each in stats) > 100
     accepted, computed = sum(each.accepted_tokens for each in stats), sum(each.draft_tokens for each in stats)
     assert 0.5 * computed < accepted < computed > 300
@@ -282,7 +286,7 @@ def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None
 def test_encoder_inputs_are_computed_whole_and_shared_whole() -> None:
     """Prompts become encoder inputs, and most of them are longer than a step's budget."""
     preemptions = hits = 0
-    for seed in range(25):
+    for seed in range(25 * LENGTH):
         setting, workload = crowd(seed)
         for number, arrival in enumerate(workload):
             params = replace(arrival.request.params, prompt_logprobs=None)
@@ -298,7 +302,7 @@ def test_windows_let_sequences_outgrow_the_pool() -> None:
     """A sequence of 60 tokens takes 15 blocks, and there are about as many for all: what is behind the window is free
     again while it runs, and its prefix can still be gone on from."""
     preemptions = hits = outgrown = 0
-    for seed in range(40):
+    for seed in range(40 * LENGTH):
         setting, workload = crowd(seed, max_tokens=43)
         setting = replace(setting, num_blocks=10, budget=8, window=3 + seed % 7, max_num_seqs=3 + seed % 3)
         stats = verify(setting, workload).stats()

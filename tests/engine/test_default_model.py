@@ -8,6 +8,8 @@ import pytest
 
 from quire import LLM, SamplingParams
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    ",

@@ -21,6 +21,8 @@ from quire.core.structured import Structured
 from quire.core.watermark import Watermark
 from quire.engine.options import EngineOptions
 
+pytestmark = pytest.mark.slow
+
 CODE = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n"
 COPY = f"{CODE}Again:\n{CODE}Again:\n"
 LIST = '[{"name": "Ann", "age": 31}, {"name": "Bob", "age": 31}, {"name": "Cy", "age": 31}]\nOnce more:\n'

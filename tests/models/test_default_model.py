@@ -50,7 +50,7 @@ def theirs(default_model: Path) -> LlamaForCausalLM:
     return model.eval()
 
 
-@pytest.mark.parametrize(("backend", "tolerance"), [pytest.param("torch", 1e-3, marks=pytest.mark.slow), NATIVE])
+@pytest.mark.parametrize(("backend", "tolerance"), [("torch", 1e-3), NATIVE])
 def test_logprobs_and_greedy_tokens(
     default_model: Path, theirs: LlamaForCausalLM, backend: str, tolerance: float
 ) -> None:

@@ -23,6 +23,8 @@ from quire.ops.tensors import MXFP4, Q4_F, Q8_0, StoredTensor, stored_floats
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -7,6 +7,8 @@ from ops.native_harness import Pool, assert_close, max_error, stored
 from quire.ops.native import NativeOps, available_isas, use_isa
 from quire.ops.opset import KV_DTYPES, KVSpec
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def restore_isa():

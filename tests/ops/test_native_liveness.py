@@ -2,10 +2,12 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops.native.liveness import Storage, Use, assign_offsets, needed_for_logits
+from trials import LENGTH
 
 
 @st.composite
@@ -20,8 +22,9 @@ def recordings(draw):
     return uses
 
 
+@pytest.mark.trial
 @given(recordings(), st.integers(1, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100 * LENGTH, deadline=None)
 def test_memory_is_reused_only_after_its_last_reader_and_a_barrier(uses, num_rows):
     offsets, size = assign_offsets(uses, num_rows)
     last_use = {s: i for i, use in enumerate(uses) for s in (*use.inputs, use.output)}

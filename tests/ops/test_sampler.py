@@ -23,6 +23,7 @@ from quire.ops.native.sampler import NativeSampler
 from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams
 from quire.ops.reference.sampler import SamplerRow, TorchSampler, edit, survivors, weights
 from quire.runtime.sampling import row_params
+from trials import LENGTH
 
 PLAIN = RowParams(seed=7, sample=0)
 GREEDY = replace(PLAIN, temperature=0.0)
@@ -87,7 +88,8 @@ params_strategy = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@pytest.mark.trial
+@settings(max_examples=120 * LENGTH, deadline=None)
 @given(
     params=params_strategy,
     tokens=st.lists(token_ids, max_size=6),

@@ -25,6 +25,8 @@ from quire.ops.gpu.moe.moe import moe_mlp, sort_by_expert, stack_scaled
 from quire.ops.gpu.moe.quantized import stack_experts
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16  # the interpreter's tl.dot does not know bf16
 

@@ -13,6 +13,8 @@ from quire.core.scheduler import Scheduler
 from runtime.oracle import Oracle
 from runtime.tiny_model import BACKENDS, BLOCK_SIZE, MAX_LEN, MODELS, WINDOWS, make_runner
 
+pytestmark = pytest.mark.slow
+
 SHARED = [7, 3, 90, 14, 55, 2, 2, 81, 30]
 PROMPTS = [[*SHARED, 4], [*SHARED, 5, 6], [60], [33 + i for i in range(20)], SHARED]
 WISHES: list[dict[str, Any]] = [

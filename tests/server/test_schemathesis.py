@@ -18,12 +18,13 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from clients.served import started
+from trials import LENGTH
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 MODEL = "tiny"
 REQUIRED = {"messages", "prompt", "input", "inputs", "tokens", "query", "documents", "text_1", "text_2", "max_tokens"}
 NEVER_ENDS = "/live"
-EXAMPLES = 12  # of each operation, the same in every run
+EXAMPLES = 6 * LENGTH  # of each operation, the same in every run
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,8 @@ def test_the_description_is_whole(address: str) -> None:
             assert method != "post" or "requestBody" in operation or path.endswith("/cancel"), f"{path}: what is read?"
 
 
+@pytest.mark.slow
+@pytest.mark.trial
 def test_nothing_fails_and_all_is_as_described(address: str) -> None:
     description = schemathesis.openapi.from_url(f"{address}/openapi.json").exclude(path=NEVER_ENDS)
     operations = [found.ok() for found in description.get_all_operations()]

@@ -19,6 +19,8 @@ import openai
 import psutil
 import pytest
 
+pytestmark = pytest.mark.slow
+
 SECONDS = 60
 HTTP = httpx.Client(timeout=SECONDS, limits=httpx.Limits(max_connections=None))
 

@@ -13,6 +13,7 @@ from quire.text.tools.forced_calls import NamedCallParser
 from quire.text.tools.json_parser import JsonToolParser
 from quire.text.tools.params import ToolParams
 from quire.text.tools.parser import CallDelta, ToolParser
+from trials import LENGTH
 
 Parsed = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 
@@ -116,7 +117,8 @@ MARKERS = "[TOOL_CALLS]", "<function=a>", "<parameter=b>", "</parameter>", "<|to
 PIECES = st.sampled_from([*MARKERS, "<tool_call>", '"name"', '"arguments"', '"f"', "null", *'{}:,[]x1\\"; \n'])
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.trial
+@settings(max_examples=150 * LENGTH, deadline=None)
 @given(st.lists(PIECES, max_size=24), st.sampled_from([*tools.FORMATS, "json"]))
 def test_nonsense_is_parsed_the_same_however_it_is_cut(pieces: list[str], name: str) -> None:
     parser = JsonToolParser if name == "json" else tools.load(name).parser

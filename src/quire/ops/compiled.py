@@ -9,8 +9,7 @@ try:
 except ModuleNotFoundError as error:
     raise QuireError(
         "the CPU kernels (quire._native) are not built",
-        "install quire with pip, or build them in the source tree: "
-        "cmake -S . -B build/dev -G Ninja -DQUIRE_INPLACE=ON && cmake --build build/dev",
+        "install quire with pip, or run `make build` in the source tree",
     ) from error
 
 __all__ = ["available_isas", "isa", "native", "use_isa"]
