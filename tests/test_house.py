@@ -83,3 +83,52 @@ def test_servers_see_no_arrays_and_only_one_backend_knows_torch() -> None:
 def test_every_folder_is_a_floor() -> None:
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders <= set(FLOORS), f"not in the house: {sorted(folders - set(FLOORS))}"
+
+
+def test_a_public_class_name_stands_in_one_file() -> None:
+    files: dict[str, list[str]] = {}
+    for path, name in python_files():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                files.setdefault(node.name, []).append(name)
+    shared = {cls: where for cls, where in files.items() if len(where) > 1}
+    assert not shared, f"class names that stand in several files: {shared}"
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    """Imports inside functions count, those for type checkers alone do not."""
+    modules = {
+        f"quire.{name.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}" for _, name in python_files()
+    }
+    graph = {}
+    for path, name in python_files():
+        module = f"quire.{name.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
+        graph[module] = {target for target in _imported(ast.parse(path.read_text()).body) if target in modules} - {
+            module
+        }
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> None:
+        assert module not in path, f"a circle of imports: {' -> '.join([*path[path.index(module) :], module])}"
+        if module not in done:
+            for target in graph[module]:
+                visit(target, [*path, module])
+            done.add(module)
+
+    for module in graph:
+        visit(module, [])
+
+
+def module_of(name: str) -> str:
+    return "quire." + name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _imported(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        for inner in ("body", "orelse", "finalbody"):
+            yield from _imported(getattr(node, inner, []))

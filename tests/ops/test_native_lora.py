@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ops.low_rank import RNG, added, bfloats, halves, low_rank, random, stored_floats
+from ops.low_rank import RNG, added, bfloats, fp16_values, low_rank, random, stored_floats
 from ops.native_harness import SPEC, Pool, int32, max_error, stored
 from quire.ops.native import NativeOps, available_isas, use_isa
 
@@ -56,7 +56,7 @@ def program(parts, x, threads=2):
     return slots, run
 
 
-@pytest.mark.parametrize(("store", "bound"), [(stored_floats, 2e-6), (halves, 2e-6), (bfloats, 2e-6)])
+@pytest.mark.parametrize(("store", "bound"), [(stored_floats, 2e-6), (fp16_values, 2e-6), (bfloats, 2e-6)])
 @pytest.mark.parametrize("num_rows", [1, 3, 50])
 def test_lora_equals_fp64(store, bound, num_rows):
     x, parts = random(num_rows, INPUTS), adapters_of(store)

@@ -14,7 +14,7 @@ from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import compute_threads
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.native.program import NativeProgram
-from quire.ops.native.recorder import EmbeddingTable, RecordedFrequencies
+from quire.ops.native.recorder import RecordedFrequencies, RecordedTable
 from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,
@@ -120,10 +120,10 @@ class NativeOps:
         values: Float32 = native.dequantize(tensor.type.name, np.ascontiguousarray(tensor.data), tensor.num_columns)
         return values.reshape(-1)
 
-    def table(self, tensor: StoredTensor) -> EmbeddingTable:
+    def table(self, tensor: StoredTensor) -> RecordedTable:
         order = None if tensor.row_order is None else np.ascontiguousarray(tensor.row_order, dtype=np.int32)
         assert order is None or (len(order) == tensor.num_rows and order.min() >= 0 and order.max() < tensor.num_rows)
-        return EmbeddingTable(tensor.type.name, np.ascontiguousarray(tensor.data), order, tensor.num_columns)
+        return RecordedTable(tensor.type.name, np.ascontiguousarray(tensor.data), order, tensor.num_columns)
 
     def biases(self, table: Float32) -> Float32:
         return np.ascontiguousarray(table, dtype=np.float32)

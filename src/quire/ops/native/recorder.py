@@ -35,7 +35,7 @@ class RecordedLogits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EmbeddingTable:
+class RecordedTable:
     """An embedding table, row by row as the checkpoint stores it."""
 
     storage: str
@@ -67,7 +67,7 @@ class Recorder:
         self.logits_taken: RecordedLogits | None = None
         self._spec = spec
 
-    def embedding(self, ids: Any, table: EmbeddingTable) -> RecordedColumns:
+    def embedding(self, ids: Any, table: RecordedTable) -> RecordedColumns:
         assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), (
             "only ids or positions of the batch can be looked up"
         )
