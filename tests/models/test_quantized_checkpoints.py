@@ -161,4 +161,4 @@ def described(segment: Any) -> str:
     if isinstance(segment, ScaledWeight):
         return "fp8 by blocks" if segment.by_blocks else "fp8 by outputs"
     assert isinstance(segment, GroupedWeight)
-    return f"{'codes' if segment.table else f'int{segment.bits}'}, {segment.group}"
+    return f"{'codes' if segment.codebook else f'int{segment.bits}'}, {segment.group}"
