@@ -75,12 +75,12 @@ def _read(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text)
+        config = json.loads(text)
     except ValueError as failure:
         raise BadRequest(f"{OPTION} is not JSON: {failure}", 'write {"method": "ngram"}', param=OPTION) from None
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise BadRequest(f"{OPTION} is {text}", "write a JSON object", param=OPTION)
-    return found
+    return config
 
 
 def _ordered(values: dict[str, int], given: Mapping[str, Any]) -> dict[str, int]:
