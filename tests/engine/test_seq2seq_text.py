@@ -89,7 +89,7 @@ def test_an_answer_may_go_on_from_what_was_given(folder: Path) -> None:
 
 
 def test_a_decoder_has_no_answer_apart_from_its_prompt(tiny_model: Path) -> None:
-    with pytest.raises(BadRequest, match="reads no source"):
+    with pytest.raises(BadRequest, match="has no encoder"):
         LLM(tiny_model, **OPTIONS).generate({"prompt": "a", "decoder_prompt": "b"}, GREEDY)
 
 

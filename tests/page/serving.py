@@ -36,7 +36,7 @@ class Served:
 
     @property
     def num_viewers(self) -> int:
-        return len(self.engine._viewers)
+        return len(self.engine._live_clients)
 
 
 @contextmanager
