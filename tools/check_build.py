@@ -9,19 +9,19 @@ from pathlib import Path
 
 
 def problems() -> list[tuple[str, str]]:
-    """(what is missing, what to do) each."""
-    found = []
+    """Pairs of (what is missing, what to do)."""
+    missing = []
     if sys.version_info < (3, 11):  # noqa: UP036  this runs before anything is installed
-        found.append((f"Python is {sys.version.split()[0]}, and 3.11 is needed", "run make PYTHON=python3.11 ..."))
+        missing.append((f"Python is {sys.version.split()[0]}, and 3.11 is needed", "run make PYTHON=python3.11 ..."))
     if not any(shutil.which(name) for name in (os.environ.get("CXX") or "c++", "g++", "clang++")):
-        found.append(
+        missing.append(
             (
                 "there is no C++ compiler",
                 "install one: apt-get install g++, dnf install gcc-c++, xcode-select --install",
             )
         )
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
-        found.append(
+        missing.append(
             (
                 "the headers of Python are missing",
                 "install them: apt-get install python3-dev, dnf install python3-devel",
@@ -29,8 +29,8 @@ def problems() -> list[tuple[str, str]]:
         )
     for module, package in (("ensurepip", "python3-venv"), ("venv", "python3-venv")):
         if importlib.util.find_spec(module) is None:
-            found.append((f"Python's module {module} is missing", f"install it: apt-get install {package}"))
-    return found
+            missing.append((f"Python's module {module} is missing", f"install it: apt-get install {package}"))
+    return missing
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hold an environment against the promise: under 200 MB beside Python, pip and the model, and no torch.
+"""Check an environment: no torch, and under 200 MB without Python, pip and the model.
 
 .venv/bin/python tools/check_install.py"""
 
@@ -8,14 +8,14 @@ import sysconfig
 from pathlib import Path
 
 LIMIT = 200_000_000  # bytes
-NOT_OURS = {"pip", "setuptools", "pkg_resources", "_distutils_hack"}
+NOT_COUNTED = {"pip", "setuptools", "pkg_resources", "_distutils_hack"}
 
 
 def installed_bytes(packages: Path) -> dict[str, int]:
     """Bytes on disk, by top-level name."""
     sizes = {}
     for entry in packages.iterdir():
-        if entry.name.split("-")[0] in NOT_OURS:
+        if entry.name.split("-")[0] in NOT_COUNTED:
             continue
         files = entry.rglob("*") if entry.is_dir() else [entry]
         sizes[entry.name] = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     total = sum(sizes.values())
     largest = sorted(sizes, key=lambda name: -sizes[name])[:6]
     print(f"{total / 1e6:.0f} MB installed: " + ", ".join(f"{name} {sizes[name] / 1e6:.0f}" for name in largest))
-    if found := [name for name in ("torch", "triton", "transformers") if importlib.util.find_spec(name)]:
-        sys.exit(f"error: the serving environment has {', '.join(found)}")
+    if unwanted := [name for name in ("torch", "triton", "transformers") if importlib.util.find_spec(name)]:
+        sys.exit(f"error: the serving environment has {', '.join(unwanted)}")
     if total > LIMIT:
         sys.exit(f"error: the serving environment has {total / 1e6:.0f} MB, and {LIMIT / 1e6:.0f} are promised")

@@ -27,7 +27,7 @@ def install(wheel: Path, folder: Path) -> Path:
 
 def run(binaries: Path, *words: str) -> str:
     """What the program prints, with no other program on the path."""
-    environment = {"PATH": str(binaries), "HOME": os.environ["HOME"]}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": str(binaries)}
     done = subprocess.run([binaries / words[0], *words[1:]], env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"error: {' '.join(words)} ended with {done.returncode}\n{done.stderr}")
