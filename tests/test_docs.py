@@ -172,7 +172,7 @@ FOLDER = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?|[\w-]+/")
 
 def test_files_that_are_named_exist() -> None:
     problems = []
-    folders = {path.name for base in (ROOT, PACKAGE) for path in base.iterdir() if path.is_dir()}
+    folders = {path.name for base in (ROOT, PACKAGE) for path in base.iterdir() if path.is_dir()} - {"build", "dist"}
     for line in reference_lines():
         if line.kind in ("python", "toml", "json", "console", "sh"):
             continue
