@@ -28,6 +28,7 @@ from quire.core.sequence_group import SequenceGroup
 from quire.engine import process
 from quire.engine.messages import StepDone, Submit
 from quire.engine.options import EngineOptions
+from quire.ipc.active_work import ActiveWork, shared_file
 from quire.ipc.channel import Channel
 from quire.ops.opset import Sample, StepBatch
 from quire.runtime.batch import BatchedStep
@@ -113,7 +114,8 @@ class EngineThread(EngineProcess):
         server = process._Server(channel)
         start = server.receive(None)
         assert isinstance(start, process.Start)
-        process._load_and_serve(start, server)
+        with shared_file() as work_file:
+            process._load_and_serve(start, server, ActiveWork(work_file))
         channel.close()
 
     @property

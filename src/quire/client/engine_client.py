@@ -1,7 +1,8 @@
 """The engine as a service: text on this side, a supervised process on the other.
 
 Every request's prompt and every token delivered of it are held here. When the engine process dies, another is started
-and the requests in flight are submitted again from where they were; their clients see a pause."""
+and the requests in flight are submitted again from where they were; their clients see a pause. A request that engines
+die of is answered with the reason (`Submissions`)."""
 
 import asyncio
 import logging
@@ -24,6 +25,7 @@ from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
 from quire.client.prompt import Prompter, run_in_thread_if_long
 from quire.client.service import ModelInfo, Observer, State
+from quire.client.submissions import Submissions, num_crashes
 from quire.core.encode_request import EncodeRequest, Task
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.core.records import StepRecord
@@ -56,8 +58,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.engine")
 
-MAX_CRASHES = 3  # a request that was in flight each time is failed: it may be the cause
 MAX_RESTARTS = 5  # in a row, none of which got as far as being ready
+NUM_QUICK_RESTARTS = 3  # in a row without any output; then each waits longer than the one before
+MAX_RESTART_DELAY = 5.0  # seconds
 
 
 class _TaskWords(NamedTuple):
@@ -87,6 +90,8 @@ class EngineClient:
         self.adapters = ClientAdapters(options, self._send_adapter_message)
         self._spawned = process
         self._requests: dict[str, InFlight] = {}
+        self._submissions = Submissions(self._requests, self._send, self.adapters.engine_ready)
+        self._num_fruitless = 0  # engines that died in a row without any output
         self._forecast = Forecast(options.max_num_seqs)
         self._live_clients: set[LiveClient] = set()
         self._stepped = asyncio.Event()  # a step was measured, or a request has ended
@@ -183,7 +188,7 @@ class EngineClient:
         if structured is not None and structured.kind != "json":  # any JSON object: known to compile
             assert self._grammar_check is not None, "not started"
             if not self._grammar_check.started and self.state == "ready":  # both take a second: at the same time
-                self._engine.send(PrepareGrammars())
+                self._send(PrepareGrammars())
             await self._grammar_check.check(structured)
         prepared.adapter = self.adapters.key(request.adapter)  # last: it may have been unloaded meanwhile
         stream = GenerateStream(prepared, self.tokenizer, self)
@@ -251,17 +256,11 @@ class EngineClient:
         self._requests[request.id] = request
         self._forecast.add(request.num_prompt_tokens)
         self._idle.clear()
-        if self.state != "ready":  # it is sent with all the others, once there is an engine
-            return
         try:
-            self._submit(request)
+            self._submissions.add(request)
         except BaseException:  # the caller is told why; no later engine must hear of it
             self.request_ended(request)
             raise
-
-    def _submit(self, request: InFlight) -> None:
-        for message in request.submission():
-            self._engine.send(message)
 
     # -- what requests in flight say
 
@@ -278,6 +277,7 @@ class EngineClient:
         self._stepped.set()
         if self.observer and request.record:
             self.observer.request(request.record)
+        self._submissions.ended(request)
         if not self._requests:
             self._idle.set()
 
@@ -329,6 +329,7 @@ class EngineClient:
                 self._fail_all("the server failed")
                 raise
             finally:
+                self._submissions.close()
                 await self._engine.stop()
             error = error or self._engine.death()
             failures += 1
@@ -341,39 +342,34 @@ class EngineClient:
                 self._fail_all(error.message)
                 return
             self._engine_died(error)
-            await asyncio.sleep(min(0.1 * 2**failures, 5.0) if failures > 1 else 0)
+            self._num_fruitless += 1
+            if (num_waits := self._num_fruitless - NUM_QUICK_RESTARTS) > 0:
+                await asyncio.sleep(min(0.1 * 2 ** min(num_waits, 10), MAX_RESTART_DELAY))
 
     def _engine_ready(self, ready: Ready) -> None:
-        """Submit all requests in flight. Those that come from now on are sent at once."""
-        requests = list(self._requests.values())
         if self.state != "draining":
             self.state = "ready"
-        for request in requests:
-            if request.finished:
-                continue
-            try:
-                self._submit(request)
-            except (OverflowError, TypeError, ValueError):  # it cannot be encoded: only this request fails
-                log.exception("request %s cannot be given to an engine", request.id)
-                request.fail("the request cannot be given to the engine")
-        self.adapters.engine_ready()
+        self._submissions.engine_ready()
         if self._live_clients:
             self._engine.send(WatchEngine(True))
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(ready)
 
     def _engine_died(self, error: QuireError) -> None:
-        """Requests go on in the next engine, but for those that were in flight too often when one died."""
-        log.error("%s: it is started again, and %d requests go on there", error.message, len(self._requests))
+        """Requests go on in the next engine, but for the one of which engines die."""
         if self.state != "draining":
             self.state = "restarting"
         self.adapters.engine_died(error)
+        num_retried = self._submissions.num_submitted
+        culprit = self._submissions.engine_died(self._engine.active_work.read(), self._engine.was_killed)
+        if culprit is not None:
+            reason = f"{error.message}, {num_crashes(culprit)} times while it worked on this request"
+            log.error("request %s is given up: %s", culprit.id, reason)
+            culprit.fail(reason)
+        log.error("%s: it is started again, and %d requests go on there", error.message, len(self._requests))
         if self.observer:
-            self.observer.restarted()
-        for request in list(self._requests.values()):
-            request.num_crashes += 1
-            if request.num_crashes >= MAX_CRASHES:
-                request.fail(f"{error.message}, {MAX_CRASHES} times during this request")
+            num_charged = int(culprit is not None)
+            self.observer.restarted(num_retried - num_charged, num_charged)
 
     def _fail_all(self, reason: str) -> None:
         self.state = "stopped"
@@ -382,11 +378,14 @@ class EngineClient:
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, StepDone | Encoded):
+            if message.events:
+                self._num_fruitless = 0
             if message.record:
                 self._record_step(message.record)
             for event in message.events:
                 if (request := self._requests.get(event.request_id)) and (cancel := request.push(event)):
-                    self._engine.send(cancel)
+                    self._send(cancel)
+            self._submissions.update()
         elif isinstance(message, EngineIdle):
             if self.observer:
                 self.observer.rests(message.scheduler)
@@ -410,4 +409,8 @@ class EngineClient:
     def _send_adapter_message(self, message: ToEngine) -> None:
         if isinstance(message, LoadAdapter) and self.state != "ready":  # no engine would answer it
             raise Unavailable(f"the engine is {self.state}", "try again in a moment")
+        if self._submissions.open or isinstance(message, LoadAdapter):  # requests that wait may need what is unloaded
+            self._engine.send(message)
+
+    def _send(self, message: ToEngine) -> None:
         self._engine.send(message)

@@ -4,31 +4,39 @@ Importing takes both processes a while. A command that needs an engine spawns it
 the same time: hence the modules of `start` are imported there."""
 
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+from quire.ipc.active_work import ActiveWork, shared_file
 
 if TYPE_CHECKING:
     from quire.core.errors import EngineFailed
     from quire.engine.messages import FromEngine, Start, ToEngine
 
 STOP_TIMEOUT = 5.0  # seconds that the process has to end
+KILLS = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
 
 class EngineProcess:
     """Runs quire/engine/process.py. Until `start`, a context manager that leaves no process behind; from then on, used
     from one event loop until `stop`."""
 
+    program: Sequence[str] = ("-m", "quire.engine.process")
+
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
-        with theirs:  # the child inherits a copy
+        with theirs, shared_file() as work_file:  # the child inherits copies
+            self.active_work = ActiveWork(work_file)
+            files = [theirs.fileno(), work_file]
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "quire.engine.process", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, *self.program, *map(str, files)],
+                pass_fds=files,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what it prints is for people
                 start_new_session=True,  # this process handles Ctrl-C
@@ -101,6 +109,11 @@ class EngineProcess:
             await asyncio.wait((self._ended,))
             self._loop.remove_writer(self._channel.fileno())
             self._channel.close()
+
+    @property
+    def was_killed(self) -> bool:
+        """By a signal that no mistake in a process raises: from outside, or by the kernel when memory ran out."""
+        return -self.process.returncode in KILLS
 
     def death(self) -> "EngineFailed":
         from quire.core.errors import EngineFailed

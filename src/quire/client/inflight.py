@@ -3,7 +3,9 @@
 import asyncio
 import time
 from array import array
+from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from quire.client.live_request import LiveRequest
@@ -22,7 +24,7 @@ class InFlight(Protocol):
 
     id: str
     num_prompt_tokens: int
-    num_crashes: int  # engines that died while it was in flight
+    crashes: Counter[int]  # by sample: engines that died while they worked on it, since it last gained output
     waiting: bool  # it has no output yet
 
     @property
@@ -65,7 +67,7 @@ class GenerateStream:
         self.id = request.id
         self.prompt_ids = request.prompt_ids
         self.num_prompt_tokens = len(self.prompt_ids)
-        self.num_crashes = 0
+        self.crashes: Counter[int] = Counter()
         self.waiting = True
         self._owner = owner
         self._last_token: dict[int, float] = {}  # when each sample last gained one
@@ -91,6 +93,8 @@ class GenerateStream:
         text = self.live.push(event)
         if text is None:
             return None
+        if text.token_ids or text.prompt_logprobs or text.finish_reason:
+            del self.crashes[event.index]
         if event.tokens:
             self._count_tokens(event)
         self._put(text)
@@ -146,11 +150,12 @@ class EncodeFuture:
         self.request = request
         self.id = request.id
         self.num_prompt_tokens = request.num_tokens
-        self.num_crashes = 0
+        self.crashes: Counter[int] = Counter()
         self.waiting = True
         self.record: RequestRecord | None = None
         self._arrival = time.monotonic()
         self._results: dict[int, bytes] = {}  # fp32, by text
+        self._submitted: list[int] = []  # texts that the engine has been given
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = owner
 
@@ -159,14 +164,17 @@ class EncodeFuture:
         return self.record is not None
 
     def submission(self) -> list[ToEngine]:
-        """All texts again: a text that is encoded twice gives the same numbers."""
-        return [Encode(self.request)]
+        """The texts that have no result."""
+        texts = self.request.texts
+        self._submitted = [index for index in range(len(texts)) if index not in self._results]
+        return [Encode(replace(self.request, texts=[texts[index] for index in self._submitted]))]
 
     def push(self, event: EncodeEvent) -> None:
         if event.reason:
             self._end("cancelled", DeadlinePassed(event.reason, "allow more time, or send fewer texts"))
             return
-        self._results[event.index] = event.numbers
+        self._results[self._submitted[event.index]] = event.numbers
+        self.crashes.clear()
         if len(self._results) == len(self.request.texts):
             self._end("stop", None)
 

@@ -43,8 +43,8 @@ class Observer(Protocol):
 
     def request(self, record: RequestRecord) -> None: ...
 
-    def restarted(self) -> None:
-        """The engine died and was started again."""
+    def restarted(self, num_retried: int, num_charged: int) -> None:
+        """The engine died and is started again, with `num_retried` requests; it died of `num_charged`, which ended."""
 
     def loaded(self) -> None:
         """Its engine runs."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.core.request import Request
 from quire.core.structured import Structured
+from quire.ipc.active_work import GRAMMAR, ActiveWork
 from quire.text.grammar.compiler import GrammarCompiler
 from quire.text.grammar.matcher import CompiledGrammar
 
@@ -25,8 +26,9 @@ class PendingRequest:
 class CompileQueue:
     """Requests whose grammar is being compiled, in the order they came."""
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    def __init__(self, compiler: GrammarCompiler, active_work: ActiveWork | None = None) -> None:
         self._compiler = compiler
+        self._active_work = active_work
         self._thread = ThreadPoolExecutor(1, "compiling", _lower_priority)
         self._pending: dict[str, PendingRequest] = {}
         self._compiled: deque[PendingRequest] = deque()
@@ -76,10 +78,14 @@ class CompileQueue:
     def _compile(self, pending: PendingRequest) -> None:
         structured = pending.request.params.structured
         assert structured is not None
+        if self._active_work is not None:
+            self._active_work.write(GRAMMAR, [(pending.request.id, 0)])
         try:
             pending.grammar = self._compiler.compile(structured)
         except Exception as error:
             pending.error = error
+        if self._active_work is not None:
+            self._active_work.clear(GRAMMAR)
         self._compiled.append(pending)
         os.write(self._write_end, b".")
 

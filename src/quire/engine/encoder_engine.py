@@ -13,6 +13,7 @@ from quire.engine.options import EngineOptions
 from quire.engine.start import executor_options
 from quire.executors.encoder import EncoderExecutor, truncate_embedding
 from quire.executors.protocol import Capacity
+from quire.ipc.active_work import STEP, ActiveWork
 from quire.ops.opset import Float32
 
 
@@ -26,7 +27,8 @@ class EncoderEngine:
     """Implements `EngineLoop`. A step takes one text of each request in turn, up to its token budget: a request of one
     text waits for one step, whatever else is queued."""
 
-    def __init__(self, path: Path, options: EngineOptions) -> None:
+    def __init__(self, path: Path, options: EngineOptions, active_work: ActiveWork) -> None:
+        self._active_work = active_work
         self._executor = EncoderExecutor(path, executor_options(options))
         if (num_labels := self._executor.num_labels) > 1:
             raise Unsupported(
@@ -79,7 +81,9 @@ class EncoderEngine:
         if not taken:
             return expired
         scheduled = time.perf_counter()
+        self._active_work.write(STEP, {(job.request.id, 0) for job, _, _ in taken})
         outputs = self._encode([text for _, _, text in taken])
+        self._active_work.clear(STEP)
         ran = time.perf_counter()
         events = [self._event(job, index, row) for (job, index, _), row in zip(taken, outputs, strict=True)]
         self.record = StepRecord(

@@ -19,6 +19,7 @@ from quire.engine.compile_queue import CompileQueue
 from quire.engine.live_snapshots import LiveSnapshots
 from quire.engine.options import EngineOptions
 from quire.executors.protocol import Executor
+from quire.ipc.active_work import STEP, ActiveWork, RequestSample
 from quire.runtime.adapters import LoadedAdapter
 from quire.text.grammar.compiler import GrammarCompiler
 from quire.text.grammar.matcher import CompiledGrammar
@@ -33,6 +34,7 @@ GC_THRESHOLD = 100_000  # new objects before garbage is collected: more than a s
 class _StepInFlight:
     plan: StepPlan
     admitted: list[str]
+    samples: list[RequestSample]  # whose work it is
     schedule_seconds: float
     submitted: float
 
@@ -46,17 +48,19 @@ class Engine:
         options: EngineOptions,
         tokenizer: "Callable[[], Tokenizer] | None" = None,
         refuse: Callable[[Request, QuireError], None] | None = None,
+        active_work: ActiveWork | None = None,
     ) -> None:
         """`tokenizer` is called for the first request with structured output; without it, such requests are refused.
         With `refuse`, grammars are compiled in a thread, and it is called with requests whose grammar is wrong; without
-        it, `submit` compiles and raises."""
+        it, `submit` compiles and raises. `active_work` is told the requests of the steps in flight."""
         self.executor = executor
         self.capacity = executor.allocate(executor.load())
         self.grammars = None if tokenizer is None else GrammarCompiler(tokenizer, self.capacity.vocab_size)
         if self.grammars is not None:
             executor.set_matcher_factory(self.grammars.matcher)
-        self.compile_queue = CompileQueue(self.grammars) if self.grammars and refuse else None
+        self.compile_queue = CompileQueue(self.grammars, active_work) if self.grammars and refuse else None
         self._refuse = refuse
+        self._active_work = active_work
         _collect_garbage_rarely()
         self.record: StepRecord | None = None
         self._in_flight: deque[_StepInFlight] = deque()
@@ -127,9 +131,11 @@ class Engine:
             scheduled = time.perf_counter()
             if self._live:
                 self._live.planned(plan)
-            self.executor.submit(plan)
             admitted = [self._scheduler.rows[admission.row].group.id for admission in plan.admitted]
-            self._in_flight.append(_StepInFlight(plan, admitted, scheduled - begin, scheduled))
+            samples = self._samples(plan)
+            self._note_active_work(samples)
+            self.executor.submit(plan)
+            self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
             if plan.runs and len(self._in_flight) <= self.capacity.ahead:
                 return events
         return events + self._collect() if self._in_flight else events
@@ -138,6 +144,7 @@ class Engine:
         """Finish the oldest step in flight."""
         step = self._in_flight.popleft()
         output = self.executor.collect()
+        self._note_active_work([])
         ran = time.perf_counter()
         events = self._scheduler.update(output)
         if self._grammars:
@@ -158,6 +165,18 @@ class Engine:
         if self._live:
             self._live.ran(self.record)
         return events
+
+    def _samples(self, plan: StepPlan) -> list[RequestSample]:
+        if self._active_work is None:
+            return []
+        rows = self._scheduler.rows
+        return [((seq := rows[run.row]).group.id, seq.sample) for run in plan.runs]
+
+    def _note_active_work(self, submitted: list[RequestSample]) -> None:
+        """Of the step that is submitted now, and of those in flight."""
+        if self._active_work is not None:
+            in_flight = [sample for step in self._in_flight for sample in step.samples]
+            self._active_work.write(STEP, submitted + in_flight)
 
     def stop(self) -> None:
         self.executor.stop()

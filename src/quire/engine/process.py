@@ -1,7 +1,7 @@
 """The engine process: one socket to the server process, and the loop.
 
-Started as `python -m quire.engine.process SOCKET`, where SOCKET is an inherited file descriptor. It ends when the other
-end is closed, so it never outlives the process that started it."""
+Started as `python -m quire.engine.process SOCKET WORK` with two inherited file descriptors. It ends when the other end
+of the socket is closed, so it never outlives the process that started it. WORK is the file of its `ActiveWork`."""
 
 import math
 import os
@@ -44,15 +44,18 @@ from quire.engine.messages import (
 from quire.engine.options import SPECULATION, EngineOptions
 from quire.engine.protocol import EngineLoop
 from quire.engine.start import load_tokenizer, new_executor, task_of
+from quire.ipc.active_work import MESSAGE, ActiveWork
 from quire.ipc.channel import Channel
 
 TARGET_ITL_MS = 30  # inter-token latency of streams while prompts are computed; first tokens come sooner, too
 CLOSE_TIMEOUT = 1.0  # seconds for the last messages to leave
 
 
-def main(file: int) -> int:
+def main(file: int, work_file: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server process decides when to stop
     os.set_inheritable(file, False)
+    active_work = ActiveWork(work_file)
+    os.close(work_file)
     channel = Channel(socket.socket(fileno=file))
     server = _Server(channel)
     try:
@@ -60,7 +63,7 @@ def main(file: int) -> int:
         if start is None:
             return 0
         assert isinstance(start, Start), start
-        _load_and_serve(start, server)
+        _load_and_serve(start, server, active_work)
     except Exception as error:
         server.send(Failed(ErrorInfo.of(error)))
         if not isinstance(error, QuireError):
@@ -71,44 +74,50 @@ def main(file: int) -> int:
     return 0
 
 
-def _load_and_serve(start: Start, server: "_Server") -> None:
+def _load_and_serve(start: Start, server: "_Server", active_work: ActiveWork) -> None:
     path, options = Path(start.path), start.options
     if options.target_itl_ms is None:
         options = replace(options, target_itl_ms=TARGET_ITL_MS)
     if task_of(path, options) == "generate":
-        _serve_generation(start, path, options, server)
+        _serve_generation(start, path, options, server, active_work)
     else:
-        _serve_encoder(path, options, server)
+        _serve_encoder(path, options, server, active_work)
 
 
-def _serve_generation(start: Start, path: Path, options: EngineOptions, server: "_Server") -> None:
+def _serve_generation(
+    start: Start, path: Path, options: EngineOptions, server: "_Server", active_work: ActiveWork
+) -> None:
     executor = new_executor(path, options)
-    engine = Engine(executor, options, lambda: load_tokenizer(path, options), refuse=server.refuse)
+    engine = Engine(executor, options, lambda: load_tokenizer(path, options), server.refuse, active_work)
     assert engine.compile_queue is not None
     load_adapters(engine, start.adapters, start.restarted, server.send)
     adapters = AdapterLoader(engine, server.send)
     server.wake_for(engine.compile_queue.fileno())
     server.wake_for(adapters.fileno())
     server.send(Ready(engine.capacity))
-    _serve(engine, server, StepDone, adapters)
+    _serve(engine, server, StepDone, active_work, adapters)
     engine.stop()
 
 
-def _serve_encoder(path: Path, options: EngineOptions, server: "_Server") -> None:
+def _serve_encoder(path: Path, options: EngineOptions, server: "_Server", active_work: ActiveWork) -> None:
     if options.num_loras:
         raise Unsupported("adapters are for models that generate", "leave out enable_lora and lora_modules")
     if options.speculation:
         raise Unsupported("speculation is for models that generate", f"leave out {', '.join(SPECULATION)}")
     from quire.engine.encoder_engine import EncoderEngine
 
-    engine = EncoderEngine(path, options)
+    engine = EncoderEngine(path, options, active_work)
     server.send(Ready(engine.capacity, engine.task, engine.dimensions))
-    _serve(engine, server, Encoded)
+    _serve(engine, server, Encoded, active_work)
     engine.stop()
 
 
 def _serve(
-    engine: EngineLoop, server: "_Server", report: type[StepDone] | type[Encoded], adapters: AdapterLoader | None = None
+    engine: EngineLoop,
+    server: "_Server",
+    report: type[StepDone] | type[Encoded],
+    active_work: ActiveWork,
+    adapters: AdapterLoader | None = None,
 ) -> None:
     """Take messages as they come and step while there is work, until the server process is gone."""
     while not server.gone:
@@ -118,12 +127,16 @@ def _serve(
         while message is not None:
             match message:
                 case Submit(request) | Encode(request):
+                    active_work.write(MESSAGE, [(request.id, 0)])
                     try:
                         engine.submit(request)
                     except QuireError as error:
                         server.refuse(request, error)
+                    active_work.clear(MESSAGE)
                 case Cancel(request_id, index):
+                    active_work.write(MESSAGE, [(request_id, index or 0)])
                     events += engine.cancel(request_id, index)
+                    active_work.clear(MESSAGE)
                     cancelled = True
                 case WatchEngine(on):
                     engine.watch(on)
@@ -186,4 +199,4 @@ class _Server:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -116,6 +116,18 @@ COUNTERS = [
     ),
     ScalarMetric("model_loads", (), "Times it was loaded.", lambda model: model.loads),
     ScalarMetric("engine_restarts", (), "Times the engine died and was started again.", lambda model: model.restarts),
+    ScalarMetric(
+        "requests_retried",
+        (),
+        "Requests in flight when the engine died that were given to the next one, each time.",
+        lambda model: model.retried,
+    ),
+    ScalarMetric(
+        "requests_charged",
+        (),
+        "Requests ended with an error because the engine died each time it worked on them.",
+        lambda model: model.charged,
+    ),
 ]
 
 HISTOGRAMS = [

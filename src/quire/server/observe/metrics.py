@@ -34,6 +34,8 @@ class ModelMetrics:
         self.cached_tokens = 0
         self.generation_tokens = 0
         self.restarts = 0
+        self.retried = 0  # requests, counted each time
+        self.charged = 0  # requests that the engine died of
         self.is_loaded = False
         self.loads = 0
         self.finished: Counter[str] = Counter()  # by reason
@@ -93,12 +95,17 @@ class ModelMetrics:
         if record.first_token is not None and record.last_token is not None:
             self.decode.observe(record.last_token - record.first_token)
 
-    def restarted(self) -> None:
+    def restarted(self, num_retried: int = 0, num_charged: int = 0) -> None:
+        self.restarts += 1
+        self.retried += num_retried
+        self.charged += num_charged
+        self._engine_ended()
+
+    def _engine_ended(self) -> None:
         for name in SCHEDULER_COUNTERS:
             self.past[name] += getattr(self.now, name)
         self._past_accepted_at = self.accepted_at
         self.now = SchedulerStats()
-        self.restarts += 1
 
     def loaded(self) -> None:
         self.is_loaded = True
@@ -106,8 +113,7 @@ class ModelMetrics:
 
     def unloaded(self) -> None:
         """The engine was stopped on purpose."""
-        self.restarted()
-        self.restarts -= 1
+        self._engine_ended()
         self.is_loaded = False
 
     def total(self, name: str) -> int:

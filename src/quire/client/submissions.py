@@ -1,0 +1,127 @@
+"""Which requests the engine of the moment has, and which of them it may have died of.
+
+An engine tells what it works on (`ActiveWork`). The requests that it worked on when it died are suspects until they
+gain output. One that gains none from crash to crash is given to the next engine first, without the others, so that a
+crash has one cause. Requests that were not worked on, or have gained output since, never pay."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from quire.client.inflight import InFlight
+from quire.engine.messages import ToEngine
+from quire.ipc.active_work import RequestSample
+
+log = logging.getLogger("quire.engine")
+
+NUM_CRASHES_TO_RUN_ALONE = 2  # without output in between
+MAX_CRASHES = 3  # without output in between: the request is the cause
+MAX_KILLS = 6  # the same for SIGKILL, which comes from outside, but also when a request takes all memory
+SECONDS_ALONE = 5.0  # for each crash: a suspect may take that long to its first output while the others wait
+
+
+def num_crashes(request: InFlight) -> int:
+    return max(request.crashes.values(), default=0)
+
+
+class Submissions:
+    """Gives requests to the engine: as they come, or while there are suspects these first, one at a time."""
+
+    def __init__(
+        self, requests: Mapping[str, InFlight], send: Callable[[ToEngine], None], on_open: Callable[[], None]
+    ) -> None:
+        """`requests`: those in flight, in the order they came. `on_open` is called when the engine has all of them."""
+        self._requests = requests
+        self._send = send
+        self._on_open = on_open
+        self.open = False  # requests that come are submitted at once
+        self._submitted: set[str] = set()
+        self._suspects: deque[InFlight] = deque()  # that have not been submitted
+        self._alone: InFlight | None = None  # the suspect that the others wait for
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, request: InFlight) -> None:
+        """Submit a new request, now or when the engine takes it. Raises if it cannot be encoded."""
+        if self.open:
+            self._submit(request)
+
+    def engine_ready(self) -> None:
+        """Give a new engine the requests in flight, suspects first."""
+        in_flight = self._requests.values()
+        self._suspects = deque(each for each in in_flight if num_crashes(each) >= NUM_CRASHES_TO_RUN_ALONE)
+        self._next()
+
+    def close(self) -> None:
+        """There is no engine."""
+        self.open, self._alone = False, None
+        self._stop_timer()
+
+    def engine_died(self, active: Iterable[RequestSample], killed: bool) -> InFlight | None:
+        """Count the crash for the requests that it was active with. -> the one that causes the crashes, if it is clear.
+
+        Where nothing was active, any request may have left something broken, unless the engine was `killed`."""
+        worked_on = [(self._requests[name], sample) for name, sample in active if name in self._requests]
+        if not worked_on and not killed:
+            worked_on = [(self._requests[name], 0) for name in self._submitted]
+        self._submitted.clear()
+        return _charge(worked_on, MAX_KILLS if killed else MAX_CRASHES)
+
+    @property
+    def num_submitted(self) -> int:
+        return len(self._submitted)
+
+    def ended(self, request: InFlight) -> None:
+        self._submitted.discard(request.id)
+        self.update()
+
+    def update(self) -> None:
+        """Call when requests have gained output."""
+        if self._alone is not None and (self._alone.finished or not num_crashes(self._alone)):
+            self._next()
+
+    def _next(self) -> None:
+        """Submit the next suspect or, when there is none, all the others."""
+        self._stop_timer()
+        self._alone = None
+        while self._suspects and self._alone is None:
+            suspect = self._suspects.popleft()
+            if not suspect.finished and self._submit_or_fail(suspect):
+                self._alone, times = suspect, num_crashes(suspect)
+                log.warning("request %s runs first: engines died %d times while they worked on it", suspect.id, times)
+                self._timer = asyncio.get_running_loop().call_later(SECONDS_ALONE * times, self._next)
+        if self._alone is None:
+            self.open = True
+            for request in list(self._requests.values()):
+                if not request.finished and request.id not in self._submitted:
+                    self._submit_or_fail(request)
+            self._on_open()
+
+    def _submit(self, request: InFlight) -> None:
+        for message in request.submission():
+            self._send(message)
+        self._submitted.add(request.id)
+
+    def _submit_or_fail(self, request: InFlight) -> bool:
+        try:
+            self._submit(request)
+        except (OverflowError, TypeError, ValueError):  # it cannot be encoded: only this request fails
+            log.exception("request %s cannot be given to an engine", request.id)
+            request.fail("the request cannot be given to the engine")
+            return False
+        return True
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _charge(worked_on: Iterable[tuple[InFlight, int]], max_crashes: int) -> InFlight | None:
+    """-> the only request of those that has gained nothing since an earlier crash, if it has reached the limit"""
+    requests = {}
+    for request, sample in worked_on:
+        request.crashes[sample] += 1
+        requests[request.id] = request
+    suspects = [request for request in requests.values() if num_crashes(request) > 1]
+    return suspects[0] if len(suspects) == 1 and num_crashes(suspects[0]) >= max_crashes else None
