@@ -27,9 +27,15 @@ class Kills:
 
     read: int = 0
     tokens: int = 0
-    pauses: list[float] = field(default_factory=list)  # seconds from a kill to the next token of any stream
+    pauses: list[float] = field(default_factory=list)  # for each kill: the longest time that no stream gained a token
     problems: list[str] = field(default_factory=list)
-    killed_at: float | None = None  # while no token has come since
+    last_token: float = 0.0
+
+    def gain(self) -> None:
+        now = time.monotonic()
+        if self.pauses:
+            self.pauses[-1] = max(self.pauses[-1], now - self.last_token)
+        self.last_token = now
 
 
 async def read_stream(url: str, number: int, num_tokens: int, kills: Kills) -> list[int]:
@@ -47,9 +53,7 @@ async def read_stream(url: str, number: int, num_tokens: int, kills: Kills) -> l
         pieces = []
         while piece := await read_piece(reader, chunked):
             pieces.append((0.0, piece))
-            if kills.killed_at is not None:
-                kills.pauses.append(time.monotonic() - kills.killed_at)
-                kills.killed_at = None
+            kills.gain()
         assert status == 200, f"status {status}: {pieces}"
         events = [event for _, event in events_of(pieces)]
         assert "error" not in events[-1], events[-1]
@@ -83,7 +87,7 @@ async def read_while_killed(
             await asyncio.sleep(every * rng.uniform(0.8, 1.2))
             for one in process.tree():
                 if "quire.engine.process" in one.cmdline():
-                    kills.killed_at = kills.killed_at or time.monotonic()
+                    kills.pauses.append(0.0)
                     one.kill()
 
     await asyncio.gather(kill_until_the_end(), *map(read_until_the_end, range(len(undisturbed))))

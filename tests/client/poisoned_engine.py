@@ -2,7 +2,6 @@
 
 import os
 import resource
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from quire.runtime.runner import Runner
 from quire.text.grammar.compiler import GrammarCompiler
 
 # Byte-level ids of the tiny model: three special tokens, then "!" and what follows it in ASCII.
-ABORT, ABORT_LATE, RAISE, KILL, RAISE_IN_SUBMIT = (3 + ord(letter) - ord("!") for letter in "~^|`@")
+ABORT, ABORT_LATE, RAISE, RAISE_IN_SUBMIT = (3 + ord(letter) - ord("!") for letter in "~^|@")
 NUM_BEFORE_LATE = 5  # output tokens
 POISONOUS_TEXT = 50  # a token that is no word
 POISONOUS_GRAMMAR = "poison"
@@ -34,8 +33,6 @@ class PoisonedRunner(Runner):
             prompt = self.prompts[run.row]
             if ABORT in prompt or (ABORT_LATE in prompt and run.start + run.count == len(prompt) + NUM_BEFORE_LATE):
                 os.abort()
-            if KILL in prompt:
-                os.kill(os.getpid(), signal.SIGKILL)
             if RAISE in prompt:
                 raise ZeroDivisionError("a mistake")
         super().submit(plan)

@@ -27,6 +27,7 @@ from quire.server.observe.metrics import ModelMetrics
 from trials import LENGTH
 
 NUM_BYSTANDERS = 16
+NUM_KILLS = 4 * LENGTH
 
 
 class PoisonedProcess(EngineProcess):
@@ -65,29 +66,28 @@ def undisturbed(tiny_model: Path, bystanders: list[GenerateRequest]) -> list[lis
     return [llm.generate(one.prompt or "", one.params)[0].outputs[0].token_ids for one in bystanders]
 
 
+GRAMMAR = Structured("regex", f"({poisoned_engine.POISONOUS_GRAMMAR})+")
 POISONS = {
-    "an abort in its first step": request(100, "~"),
-    "an abort after five tokens": request(101, "^"),
-    "an exception in a step": request(102, "|"),
-    "an exception when it is submitted": request(103, "@"),
-    "an abort while its grammar is compiled": request(
-        104, "x", structured=Structured("regex", f"({poisoned_engine.POISONOUS_GRAMMAR})+")
-    ),
-    "another abort, at the same time": request(105, "~~"),
+    "an abort in the first step": [request(100, "~")],
+    "an abort after five tokens, and an exception in the first step": [request(101, "^"), request(102, "|")],
+    "an exception when it is submitted, and an abort while its grammar is compiled": [
+        request(103, "@"),
+        request(104, "x", structured=GRAMMAR),
+    ],
 }
 
 
-@pytest.mark.parametrize("names", [list(POISONS)[:1], list(POISONS)[1:2], list(POISONS)[2:4], list(POISONS)[4:]])
+@pytest.mark.parametrize("given", POISONS.values(), ids=POISONS)
 @pytest.mark.usefixtures("poisoned")
 def test_a_poisonous_request_is_answered_after_three_crashes_and_the_others_lose_nothing(
-    tiny_model: Path, bystanders: list[GenerateRequest], undisturbed: list[list[int]], names: list[str]
+    tiny_model: Path, bystanders: list[GenerateRequest], undisturbed: list[list[int]], given: list[GenerateRequest]
 ) -> None:
     metrics = ModelMetrics()
 
     async def main() -> None:
         async with EngineClient(EngineOptions(model=str(tiny_model)), metrics) as client:
             others = [asyncio.create_task(read(client, one)) for one in bystanders]
-            poisons = [(POISONS[name], []) for name in names]  # type: ignore[var-annotated]
+            poisons: list[tuple[GenerateRequest, list[int]]] = [(poison, []) for poison in given]
             answers = [asyncio.create_task(read(client, poison, tokens)) for poison, tokens in poisons]
             assert await asyncio.gather(*others) == undisturbed
             for answer, (poison, tokens) in zip(answers, poisons, strict=True):
@@ -97,9 +97,9 @@ def test_a_poisonous_request_is_answered_after_three_crashes_and_the_others_lose
             assert await read(client, bystanders[0]) == undisturbed[0]
 
     run(main())
-    assert metrics.charged == len(names) and metrics.finished["error"] == len(names)
-    assert metrics.restarts <= 3 * len(names)
-    assert 0 < metrics.retried <= metrics.restarts * (NUM_BYSTANDERS + len(names))
+    assert metrics.charged == metrics.finished["error"] == len(given)
+    assert metrics.restarts <= 3 * len(given)
+    assert 0 < metrics.retried <= metrics.restarts * (NUM_BYSTANDERS + len(given))
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -121,19 +121,6 @@ def test_a_poisonous_text_is_answered_after_three_crashes_and_the_others_lose_no
     assert metrics.charged == 1 and metrics.restarts == 3
 
 
-@pytest.mark.usefixtures("poisoned")
-def test_a_request_that_the_kernel_kills_each_time_is_answered_too(tiny_model: Path) -> None:
-    metrics = ModelMetrics()
-
-    async def main() -> None:
-        async with EngineClient(EngineOptions(model=str(tiny_model)), metrics) as client:
-            with pytest.raises(EngineFailed, match="killed by signal 9, 6 times while it worked on this request"):
-                await read(client, request(1, "`"))
-
-    run(main())
-    assert metrics.charged == 1 and metrics.restarts == 6
-
-
 @pytest.mark.trial
 def test_random_kills_lose_nothing(
     tiny_model: Path, bystanders: list[GenerateRequest], undisturbed: list[list[int]]
@@ -141,7 +128,7 @@ def test_random_kills_lose_nothing(
     chance, metrics = random.Random(5), ModelMetrics()
 
     async def kill(client: EngineClient) -> None:
-        for _ in range(6 * LENGTH):
+        for _ in range(NUM_KILLS):
             while client.state != "ready":
                 await asyncio.sleep(0.001)
             await asyncio.sleep(chance.choice((0.0, 0.002, 0.01, 0.05)))
@@ -162,7 +149,7 @@ def test_random_kills_lose_nothing(
             await asyncio.gather(*(read_again_and_again(client, number, killing) for number in range(NUM_BYSTANDERS)))
 
     run(main(), 120 * LENGTH)
-    assert metrics.restarts == 6 * LENGTH and metrics.charged == 0 and metrics.finished["error"] == 0
+    assert metrics.restarts == NUM_KILLS and metrics.charged == 0 and metrics.finished["error"] == 0
 
 
 def test_deadlines_count_while_the_engine_restarts(tiny_model: Path) -> None:

@@ -94,11 +94,12 @@ def test_counters_survive_the_engine() -> None:
     metrics = server.of("it")
     metrics.loaded()
     metrics.step(step(preemptions=5, prefix_hits=7))
-    metrics.restarted()
+    metrics.restarted(num_retried=8, num_charged=1)
     metrics.step(step(preemptions=1))
     found = of_model(samples(prometheus_text(server).decode()), "it")
     assert found["quire_preemptions_total"] == 6 and found["quire_prefix_cache_hits_total"] == 7
     assert found["quire_engine_restarts_total"] == 1
+    assert found["quire_requests_retried_total"] == 8 and found["quire_requests_charged_total"] == 1
     assert found["quire_model_loaded"] == 1 and found["quire_model_loads_total"] == 1
     metrics.unloaded()
     found = of_model(samples(prometheus_text(server).decode()), "it")

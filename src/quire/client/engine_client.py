@@ -11,7 +11,7 @@ from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,7 +26,8 @@ from quire.client.live_client import LiveClient
 from quire.client.prompt import Prompter, run_in_thread_if_long
 from quire.client.service import ModelInfo, Observer, State
 from quire.client.submissions import Submissions, num_crashes
-from quire.core.encode_request import EncodeRequest, Task
+from quire.client.tasks import check_task
+from quire.core.encode_request import EncodeRequest
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.core.records import StepRecord
 from quire.engine.messages import (
@@ -61,18 +62,6 @@ log = logging.getLogger("quire.engine")
 MAX_RESTARTS = 5  # in a row, none of which got as far as being ready
 NUM_QUICK_RESTARTS = 3  # in a row without any output; then each waits longer than the one before
 MAX_RESTART_DELAY = 5.0  # seconds
-
-
-class _TaskWords(NamedTuple):
-    does: str
-    hint: str
-
-
-TASKS: dict[Task, _TaskWords] = {
-    "generate": _TaskWords("generates text", "serve it with `--task embed`, or name an embedding model"),
-    "embed": _TaskWords("embeds texts", "use /v1/embeddings, or name a model that generates text"),
-    "score": _TaskWords("scores pairs of texts", "use /v1/rerank or /v1/score, or name another model"),
-}
 
 
 class EngineClient:
@@ -179,7 +168,7 @@ class EngineClient:
     # -- requests
 
     async def submit(self, request: GenerateRequest) -> GenerateStream:
-        self._check_task("generate")
+        check_task(self.info, "generate")
         self._check_open()
         num_characters = len(request.prompt or "") + sum(len(str(message)) for message in request.messages or ())
         prepared = await run_in_thread_if_long(num_characters, self._prompter.prepare, request)
@@ -196,12 +185,12 @@ class EngineClient:
         return stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        self._check_task("embed")
+        check_task(self.info, "embed")
         self._check_open()
         return await self._encoder.embed(request)
 
     async def score(self, request: ScoreRequest) -> Scores:
-        self._check_task("embed", "score")
+        check_task(self.info, "embed", "score")
         self._check_open()
         return await self._encoder.score(request)
 
@@ -220,13 +209,6 @@ class EngineClient:
         if not request.finished:
             request.fail("it was cancelled", "cancelled")
             self._engine.send(Cancel(request.id, None))
-
-    def _check_task(self, *tasks: Task) -> None:
-        if self.info.task not in tasks:
-            words = TASKS[self.info.task]
-            raise BadRequest(
-                f"`{self.info.name}` {words.does}, and does not {' or '.join(tasks)}", words.hint, param="model"
-            )
 
     def _check_open(self) -> None:
         if self.state in ("draining", "stopped"):
@@ -343,8 +325,8 @@ class EngineClient:
                 return
             self._engine_died(error)
             self._num_fruitless += 1
-            if (num_waits := self._num_fruitless - NUM_QUICK_RESTARTS) > 0:
-                await asyncio.sleep(min(0.1 * 2 ** min(num_waits, 10), MAX_RESTART_DELAY))
+            num_waits = max(failures, self._num_fruitless - NUM_QUICK_RESTARTS + 1)
+            await asyncio.sleep(min(0.1 * 2 ** min(num_waits, 9), MAX_RESTART_DELAY) if num_waits > 1 else 0)
 
     def _engine_ready(self, ready: Ready) -> None:
         if self.state != "draining":

@@ -24,7 +24,7 @@ class InFlight(Protocol):
 
     id: str
     num_prompt_tokens: int
-    crashes: Counter[int]  # by sample: engines that died while they worked on it, since it last gained output
+    crashes: Counter[int]  # by sample or text: engines that died while they worked on it, since it last gained output
     waiting: bool  # it has no output yet
 
     @property
@@ -39,6 +39,9 @@ class InFlight(Protocol):
 
     def push(self, event: Any) -> Cancel | None:
         """Take an event of the engine. -> what the engine must be told: a stop string ends a sample on this side"""
+
+    def crashed(self, sample: int) -> None:
+        """An engine died while it worked on this sample, or on this text of the submission."""
 
     def refuse(self, error: QuireError) -> None: ...
 
@@ -114,6 +117,9 @@ class GenerateStream:
         if event.final:
             self._owner.request_ended(self)
 
+    def crashed(self, sample: int) -> None:
+        self.crashes[sample] += 1
+
     def refuse(self, error: QuireError) -> None:
         self.live.fail(error.message)
         self._queue.put_nowait(error)
@@ -173,10 +179,14 @@ class EncodeFuture:
         if event.reason:
             self._end("cancelled", DeadlinePassed(event.reason, "allow more time, or send fewer texts"))
             return
-        self._results[self._submitted[event.index]] = event.numbers
-        self.crashes.clear()
+        text = self._submitted[event.index]
+        self._results[text] = event.numbers
+        del self.crashes[text]
         if len(self._results) == len(self.request.texts):
             self._end("stop", None)
+
+    def crashed(self, sample: int) -> None:
+        self.crashes[self._submitted[sample]] += 1
 
     def refuse(self, error: QuireError) -> None:
         self._end("error", error)

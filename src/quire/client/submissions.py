@@ -121,7 +121,7 @@ def _charge(worked_on: Iterable[tuple[InFlight, int]], max_crashes: int) -> InFl
     """-> the only request of those that has gained nothing since an earlier crash, if it has reached the limit"""
     requests = {}
     for request, sample in worked_on:
-        request.crashes[sample] += 1
+        request.crashed(sample)
         requests[request.id] = request
     suspects = [request for request in requests.values() if num_crashes(request) > 1]
     return suspects[0] if len(suspects) == 1 and num_crashes(suspects[0]) >= max_crashes else None

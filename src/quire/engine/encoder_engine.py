@@ -81,7 +81,7 @@ class EncoderEngine:
         if not taken:
             return expired
         scheduled = time.perf_counter()
-        self._active_work.write(STEP, {(job.request.id, 0) for job, _, _ in taken})
+        self._active_work.write(STEP, [(job.request.id, index) for job, index, _ in taken])
         outputs = self._encode([text for _, _, text in taken])
         self._active_work.clear(STEP)
         ran = time.perf_counter()

@@ -61,6 +61,8 @@ class Engine:
         self.compile_queue = CompileQueue(self.grammars, active_work) if self.grammars and refuse else None
         self._refuse = refuse
         self._active_work = active_work
+        self._samples: list[RequestSample] = []  # of the last plan
+        self._sample_rows: list[int] = []  # their rows
         _collect_garbage_rarely()
         self.record: StepRecord | None = None
         self._in_flight: deque[_StepInFlight] = deque()
@@ -132,8 +134,7 @@ class Engine:
             if self._live:
                 self._live.planned(plan)
             admitted = [self._scheduler.rows[admission.row].group.id for admission in plan.admitted]
-            samples = self._samples(plan)
-            self._note_active_work(samples)
+            samples = self._note_active_work(plan)
             self.executor.submit(plan)
             self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
             if plan.runs and len(self._in_flight) <= self.capacity.ahead:
@@ -144,7 +145,8 @@ class Engine:
         """Finish the oldest step in flight."""
         step = self._in_flight.popleft()
         output = self.executor.collect()
-        self._note_active_work([])
+        if self._active_work is not None and not self._in_flight:
+            self._active_work.clear(STEP)
         ran = time.perf_counter()
         events = self._scheduler.update(output)
         if self._grammars:
@@ -166,17 +168,20 @@ class Engine:
             self._live.ran(self.record)
         return events
 
-    def _samples(self, plan: StepPlan) -> list[RequestSample]:
+    def _note_active_work(self, plan: StepPlan) -> list[RequestSample]:
+        """Note whose steps are in flight with the one of this plan. -> the samples of the plan"""
         if self._active_work is None:
             return []
-        rows = self._scheduler.rows
-        return [((seq := rows[run.row]).group.id, seq.sample) for run in plan.runs]
-
-    def _note_active_work(self, submitted: list[RequestSample]) -> None:
-        """Of the step that is submitted now, and of those in flight."""
-        if self._active_work is not None:
-            in_flight = [sample for step in self._in_flight for sample in step.samples]
-            self._active_work.write(STEP, submitted + in_flight)
+        rows = [run.row for run in plan.runs]
+        if plan.admitted or rows != self._sample_rows:  # else they are the same as in the last step
+            owners = [self._scheduler.rows[row] for row in rows]
+            self._samples, self._sample_rows = [(seq.group.id, seq.sample) for seq in owners], rows
+        samples = self._samples
+        for step in self._in_flight:
+            if step.samples is not self._samples:
+                samples = samples + step.samples
+        self._active_work.write(STEP, samples)
+        return self._samples
 
     def stop(self) -> None:
         self.executor.stop()

@@ -4,7 +4,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 STEP, MESSAGE, GRAMMAR = range(3)  # kinds of work, which go on at the same time: each has a slot of its own
@@ -21,14 +21,19 @@ class ActiveWork:
     def __init__(self, file: int) -> None:
         """`file`: of `shared_file`. It may be closed then."""
         self._memory = mmap.mmap(file, FILE_BYTES)
+        self._written: dict[int, tuple[Sequence[RequestSample], int]] = {}  # by slot: samples, and bytes of their text
 
-    def write(self, slot: int, samples: Iterable[RequestSample]) -> None:
-        text = "\0".join([f"{sample} {request_id}" for request_id, sample in samples]).encode()
-        offset = slot * SLOT_BYTES + LENGTH.size
-        assert len(text) <= SLOT_BYTES - LENGTH.size, f"{len(text)} bytes of request ids"
-        self.clear(slot)  # a crash from here on finds nothing, never half of the text
-        self._memory[offset : offset + len(text)] = text
-        LENGTH.pack_into(self._memory, slot * SLOT_BYTES, len(text))
+    def write(self, slot: int, samples: Sequence[RequestSample]) -> None:
+        """The same object as the last time is not written again: it must not have changed."""
+        written, num_bytes = self._written.get(slot, (None, 0))
+        if written is not samples:
+            text = "\0".join([f"{sample} {request_id}" for request_id, sample in samples]).encode()
+            offset, num_bytes = slot * SLOT_BYTES + LENGTH.size, len(text)
+            assert num_bytes <= SLOT_BYTES - LENGTH.size, f"{num_bytes} bytes of request ids"
+            self.clear(slot)  # a crash from here on finds nothing, never half of the text
+            self._memory[offset : offset + num_bytes] = text
+            self._written[slot] = samples, num_bytes
+        LENGTH.pack_into(self._memory, slot * SLOT_BYTES, num_bytes)
 
     def clear(self, slot: int) -> None:
         LENGTH.pack_into(self._memory, slot * SLOT_BYTES, 0)
