@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from quire import LLM, AsyncEngine, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
+from quire.client.prompt import LONG_TEXT
 from quire.core.errors import BadCheckpoint, BadRequest, EngineFailed, QueueFull, Unavailable
 from quire.engine.options import EngineOptions
 
@@ -121,6 +123,19 @@ def test_refusals_come_before_anything_is_streamed(tiny_model: Path) -> None:
             await draining
             with pytest.raises(Unavailable):
                 await client.submit(request(5))
+
+    run(main())
+
+
+def test_a_request_that_is_tokenized_when_draining_begins_is_answered(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
+            long = replace(request(1), prompt="words " * LONG_TEXT, truncate_prompt_tokens=8)
+            submitting = asyncio.create_task(client.submit(long))
+            await asyncio.sleep(0)
+            client.state = "draining"
+            stream = await submitting
+            assert [event async for event in stream][-1].final
 
     run(main())
 

@@ -47,8 +47,8 @@ class Supervised:
         self.requests = {name: Waiting(name) for name in names}
         self.sent = ""
         self.num_opened = 0
-        self.submissions = Submissions(self.requests, self._send, self._open)  # type: ignore[arg-type]
-        self.submissions.engine_ready()
+        self.submissions = Submissions(self.requests, self._open)  # type: ignore[arg-type]
+        self.submissions.engine_ready(self._send)
 
     def _send(self, message: ToEngine) -> None:
         assert isinstance(message, Cancel)
@@ -64,7 +64,7 @@ class Supervised:
         self.sent = ""
         if culprit is not None:
             self.end(culprit.id)
-        self.submissions.engine_ready()
+        self.submissions.engine_ready(self._send)
         return culprit.id if culprit else None
 
     def gain(self, names: str) -> None:

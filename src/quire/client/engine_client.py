@@ -79,7 +79,7 @@ class EngineClient:
         self.adapters = ClientAdapters(options, self._send_adapter_message)
         self._spawned = process
         self._requests: dict[str, InFlight] = {}
-        self._submissions = Submissions(self._requests, self._send, self.adapters.engine_ready)
+        self._submissions = Submissions(self._requests, self.adapters.engine_ready)
         self._num_fruitless = 0  # engines that died in a row without any output
         self._forecast = Forecast(options.max_num_seqs)
         self._live_clients: set[LiveClient] = set()
@@ -177,7 +177,7 @@ class EngineClient:
         if structured is not None and structured.kind != "json":  # any JSON object: known to compile
             assert self._grammar_check is not None, "not started"
             if not self._grammar_check.started and self.state == "ready":  # both take a second: at the same time
-                self._send(PrepareGrammars())
+                self._engine.send(PrepareGrammars())
             await self._grammar_check.check(structured)
         prepared.adapter = self.adapters.key(request.adapter)  # last: it may have been unloaded meanwhile
         stream = GenerateStream(prepared, self.tokenizer, self)
@@ -331,7 +331,7 @@ class EngineClient:
     def _engine_ready(self, ready: Ready) -> None:
         if self.state != "draining":
             self.state = "ready"
-        self._submissions.engine_ready()
+        self._submissions.engine_ready(self._engine.send)
         if self._live_clients:
             self._engine.send(WatchEngine(True))
         if self._ready is not None and not self._ready.done():
@@ -366,7 +366,7 @@ class EngineClient:
                 self._record_step(message.record)
             for event in message.events:
                 if (request := self._requests.get(event.request_id)) and (cancel := request.push(event)):
-                    self._send(cancel)
+                    self._engine.send(cancel)
             self._submissions.update()
         elif isinstance(message, EngineIdle):
             if self.observer:
@@ -393,6 +393,3 @@ class EngineClient:
             raise Unavailable(f"the engine is {self.state}", "try again in a moment")
         if self._submissions.open or isinstance(message, LoadAdapter):  # requests that wait may need what is unloaded
             self._engine.send(message)
-
-    def _send(self, message: ToEngine) -> None:
-        self._engine.send(message)

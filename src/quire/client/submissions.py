@@ -28,12 +28,10 @@ def num_crashes(request: InFlight) -> int:
 class Submissions:
     """Gives requests to the engine: as they come, or while there are suspects these first, one at a time."""
 
-    def __init__(
-        self, requests: Mapping[str, InFlight], send: Callable[[ToEngine], None], on_open: Callable[[], None]
-    ) -> None:
+    def __init__(self, requests: Mapping[str, InFlight], on_open: Callable[[], None]) -> None:
         """`requests`: those in flight, in the order they came. `on_open` is called when the engine has all of them."""
         self._requests = requests
-        self._send = send
+        self._send: Callable[[ToEngine], None]  # to the engine of the moment
         self._on_open = on_open
         self.open = False  # requests that come are submitted at once
         self._submitted: set[str] = set()
@@ -46,8 +44,9 @@ class Submissions:
         if self.open:
             self._submit(request)
 
-    def engine_ready(self) -> None:
+    def engine_ready(self, send: Callable[[ToEngine], None]) -> None:
         """Give a new engine the requests in flight, suspects first."""
+        self._send = send
         in_flight = self._requests.values()
         self._suspects = deque(each for each in in_flight if num_crashes(each) >= NUM_CRASHES_TO_RUN_ALONE)
         self._next()

@@ -134,7 +134,7 @@ class Engine:
             if self._live:
                 self._live.planned(plan)
             admitted = [self._scheduler.rows[admission.row].group.id for admission in plan.admitted]
-            samples = self._note_active_work(plan)
+            samples = self._note_active_work([run.row for run in plan.runs], bool(plan.admitted))
             self.executor.submit(plan)
             self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
             if plan.runs and len(self._in_flight) <= self.capacity.ahead:
@@ -168,12 +168,11 @@ class Engine:
             self._live.ran(self.record)
         return events
 
-    def _note_active_work(self, plan: StepPlan) -> list[RequestSample]:
-        """Note whose steps are in flight with the one of this plan. -> the samples of the plan"""
+    def _note_active_work(self, rows: list[int], admitted: bool) -> list[RequestSample]:
+        """Note who has these rows, and whose steps are in flight. `admitted`: rows have new owners. -> their samples"""
         if self._active_work is None:
             return []
-        rows = [run.row for run in plan.runs]
-        if plan.admitted or rows != self._sample_rows:  # else they are the same as in the last step
+        if admitted or rows != self._sample_rows:  # else they are the same as in the last step
             owners = [self._scheduler.rows[row] for row in rows]
             self._samples, self._sample_rows = [(seq.group.id, seq.sample) for seq in owners], rows
         samples = self._samples
