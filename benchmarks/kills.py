@@ -81,6 +81,7 @@ async def read_while_killed(
                 kills.tokens += len(tokens)
             except Exception as problem:
                 kills.problems.append(f"stream {number}: {type(problem).__name__}: {problem}")
+                return
 
     async def kill_until_the_end() -> None:
         while time.monotonic() + every < end:
@@ -107,6 +108,7 @@ def main() -> None:
         undisturbed = asyncio.run(read_all(url, args.streams, args.tokens))
         kills = asyncio.run(read_while_killed(url, process, undisturbed, args.every, args.seconds))
         found = metrics(url)
+        log = process.said()
     restarts, retried, charged = (
         int(found[f"quire_{name}_total"]) for name in ("engine_restarts", "requests_retried", "requests_charged")
     )
@@ -118,6 +120,7 @@ def main() -> None:
     counts = {"restarts": restarts, "retried": retried, "charged": charged}
     print(json.dumps({"benchmark": "kills", "machine": describe(), **counts, **asdict(kills)}))
     if kills.problems or charged:
+        print(log)
         raise SystemExit(1)
 
 

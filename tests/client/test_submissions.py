@@ -163,3 +163,19 @@ async def test_nothing_is_sent_after_an_engine_has_ended() -> None:
     engine.submissions.close()
     await asyncio.sleep(3 * submissions.SECONDS_ALONE)
     assert engine.sent == "a"
+
+
+@in_loop
+async def test_after_kills_suspects_run_some_at_a_time_and_then_one_at_a_time() -> None:
+    names = "abcdefghijklmnop"
+    engine = Supervised(names)
+    engine.crash(names, killed=True)
+    assert engine.sent == names
+    engine.crash(names, killed=True)
+    assert engine.sent == "abcd"
+    engine.gain("b")
+    assert engine.sent == "abcde"
+    engine.crash("acde", killed=True)
+    assert engine.sent == "a"  # of fifteen
+    engine.gain("acdefghijklmnop")
+    assert engine.sent == "acdefghijklmnopb" and engine.submissions.open

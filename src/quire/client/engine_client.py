@@ -60,8 +60,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.engine")
 
 MAX_RESTARTS = 5  # in a row, none of which got as far as being ready
+MAX_KILLED_RESTARTS = 100  # the same, where they were killed
 NUM_QUICK_RESTARTS = 3  # in a row without any output; then each waits longer than the one before
 MAX_RESTART_DELAY = 5.0  # seconds
+MAX_DELAY_AFTER_KILL = 0.5  # seconds: it is nothing that the engine does wrong
 
 
 class EngineClient:
@@ -318,7 +320,8 @@ class EngineClient:
             if self._ready is not None and not self._ready.done():
                 self._ready.set_exception(error)  # it never started: `start` raises
                 return
-            if failures > MAX_RESTARTS or isinstance(error, DoesNotFit):
+            max_restarts = MAX_KILLED_RESTARTS if self._engine.was_killed else MAX_RESTARTS
+            if failures > max_restarts or isinstance(error, DoesNotFit):
                 log.error("%s: it is not started again", error.message)
                 self.adapters.engine_died(error)
                 self._fail_all(error.message)
@@ -326,7 +329,8 @@ class EngineClient:
             self._engine_died(error)
             self._num_fruitless += 1
             num_waits = max(failures, self._num_fruitless - NUM_QUICK_RESTARTS + 1)
-            await asyncio.sleep(min(0.1 * 2 ** min(num_waits, 9), MAX_RESTART_DELAY) if num_waits > 1 else 0)
+            max_delay = MAX_DELAY_AFTER_KILL if self._engine.was_killed else MAX_RESTART_DELAY
+            await asyncio.sleep(min(0.1 * 2 ** min(num_waits, 9), max_delay) if num_waits > 1 else 0)
 
     def _engine_ready(self, ready: Ready) -> None:
         if self.state != "draining":

@@ -18,7 +18,7 @@ log = logging.getLogger("quire.engine")
 NUM_CRASHES_TO_RUN_ALONE = 2  # without output in between
 MAX_CRASHES = 3  # without output in between: the request is the cause
 MAX_KILLS = 6  # the same for SIGKILL, which comes from outside, but also when a request takes all memory
-SECONDS_ALONE = 5.0  # for each crash: a suspect may take that long to its first output while the others wait
+SECONDS_ALONE = 5.0  # for each crash: suspects may take that long to their first output while the others wait
 
 
 def num_crashes(request: InFlight) -> int:
@@ -26,7 +26,10 @@ def num_crashes(request: InFlight) -> int:
 
 
 class Submissions:
-    """Gives requests to the engine: as they come, or while there are suspects these first, one at a time."""
+    """Gives requests to the engine: as they come, or while there are suspects these first, one at a time.
+
+    Kills are no sign of a cause, but where each comes before a step has ended, smaller steps end: suspects of kills run
+    some at a time, a quarter of them after each kill more."""
 
     def __init__(self, requests: Mapping[str, InFlight], on_open: Callable[[], None]) -> None:
         """`requests`: those in flight, in the order they came. `on_open` is called when the engine has all of them."""
@@ -36,7 +39,9 @@ class Submissions:
         self.open = False  # requests that come are submitted at once
         self._submitted: set[str] = set()
         self._suspects: deque[InFlight] = deque()  # that have not been submitted
-        self._alone: InFlight | None = None  # the suspect that the others wait for
+        self._unproven: list[InFlight] = []  # suspects that have been, whose output the others wait for
+        self._max_unproven = 1
+        self._killed = False  # the last engine was
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, request: InFlight) -> None:
@@ -49,11 +54,17 @@ class Submissions:
         self._send = send
         in_flight = self._requests.values()
         self._suspects = deque(each for each in in_flight if num_crashes(each) >= NUM_CRASHES_TO_RUN_ALONE)
+        if self._killed and self._suspects:
+            most = max(map(num_crashes, self._suspects))
+            self._max_unproven = max(1, len(self._suspects) // 4 ** (most - 1))
+        else:
+            self._max_unproven = 1
         self._next()
 
     def close(self) -> None:
         """There is no engine."""
-        self.open, self._alone = False, None
+        self.open = False
+        self._unproven.clear()
         self._stop_timer()
 
     def engine_died(self, active: Iterable[RequestSample], killed: bool) -> InFlight | None:
@@ -64,6 +75,7 @@ class Submissions:
         if not worked_on and not killed:
             worked_on = [(self._requests[name], 0) for name in self._submitted]
         self._submitted.clear()
+        self._killed = killed
         return _charge(worked_on, MAX_KILLS if killed else MAX_CRASHES)
 
     @property
@@ -76,25 +88,38 @@ class Submissions:
 
     def update(self) -> None:
         """Call when requests have gained output."""
-        if self._alone is not None and (self._alone.finished or not num_crashes(self._alone)):
-            self._next()
+        if self._unproven:
+            left = [suspect for suspect in self._unproven if num_crashes(suspect) and not suspect.finished]
+            if len(left) < len(self._unproven):
+                self._unproven = left
+                self._next()
 
     def _next(self) -> None:
-        """Submit the next suspect or, when there is none, all the others."""
-        self._stop_timer()
-        self._alone = None
-        while self._suspects and self._alone is None:
+        """Submit the next suspects or, when there are none, all the others."""
+        while self._suspects and len(self._unproven) < self._max_unproven:
             suspect = self._suspects.popleft()
             if not suspect.finished and self._submit_or_fail(suspect):
-                self._alone, times = suspect, num_crashes(suspect)
+                self._unproven.append(suspect)
+                times = num_crashes(suspect)
                 log.warning("request %s runs first: engines died %d times while they worked on it", suspect.id, times)
-                self._timer = asyncio.get_running_loop().call_later(SECONDS_ALONE * times, self._next)
-        if self._alone is None:
-            self.open = True
-            for request in list(self._requests.values()):
-                if not request.finished and request.id not in self._submitted:
-                    self._submit_or_fail(request)
-            self._on_open()
+        self._stop_timer()
+        if self._unproven:
+            seconds = SECONDS_ALONE * max(map(num_crashes, self._unproven))
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._go_on)
+        else:
+            self._submit_others()
+
+    def _go_on(self) -> None:
+        """Wait no longer for the suspects that have been submitted."""
+        self._unproven.clear()
+        self._next()
+
+    def _submit_others(self) -> None:
+        self.open = True
+        for request in list(self._requests.values()):
+            if not request.finished and request.id not in self._submitted:
+                self._submit_or_fail(request)
+        self._on_open()
 
     def _submit(self, request: InFlight) -> None:
         for message in request.submission():
