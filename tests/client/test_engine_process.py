@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.client import engine_process
 from quire.client.engine_client import EngineClient
 from quire.client.engine_process import EngineProcess
 from quire.core.errors import EngineFailed
@@ -45,3 +46,13 @@ def test_one_that_died_before_it_was_taken_is_noticed(tiny_model: Path) -> None:
         os.kill(spawned.process.pid, signal.SIGKILL)
         with pytest.raises(EngineFailed, match="killed by signal 9"):
             asyncio.run(asyncio.wait_for(start(spawned), 20))
+
+
+def test_a_kill_when_memory_ran_out_is_not_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_process.num_oom_kills() >= 0
+    with EngineProcess() as spawned:
+        os.kill(spawned.process.pid, signal.SIGKILL)
+    assert spawned.was_killed
+    num_before = engine_process.num_oom_kills()
+    monkeypatch.setattr(engine_process, "num_oom_kills", lambda: num_before + 1)
+    assert not spawned.was_killed

@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.engine")
 
-MAX_RESTARTS = 5  # in a row, none of which got as far as being ready
-MAX_KILLED_RESTARTS = 100  # the same, where they were killed
+MAX_RESTARTS = 5  # in a row, none of which got as far as being ready, or was killed from outside
 NUM_QUICK_RESTARTS = 3  # in a row without any output; then each waits longer than the one before
 MAX_RESTART_DELAY = 5.0  # seconds
 MAX_DELAY_AFTER_KILL = 0.5  # seconds: it is nothing that the engine does wrong
@@ -316,12 +315,11 @@ class EngineClient:
                 self._submissions.close()
                 await self._engine.stop()
             error = error or self._engine.death()
-            failures += 1
+            failures += not self._engine.was_killed
             if self._ready is not None and not self._ready.done():
                 self._ready.set_exception(error)  # it never started: `start` raises
                 return
-            max_restarts = MAX_KILLED_RESTARTS if self._engine.was_killed else MAX_RESTARTS
-            if failures > max_restarts or isinstance(error, DoesNotFit):
+            if failures > MAX_RESTARTS or isinstance(error, DoesNotFit):
                 log.error("%s: it is not started again", error.message)
                 self.adapters.engine_died(error)
                 self._fail_all(error.message)

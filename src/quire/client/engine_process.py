@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ class EngineProcess:
     program: Sequence[str] = ("-m", "quire.engine.process")
 
     def __init__(self) -> None:
+        self._num_oom_kills = num_oom_kills()
         self.socket, theirs = socket.socketpair()
         with theirs, shared_file() as work_file:  # the child inherits copies
             self.active_work = ActiveWork(work_file)
@@ -112,8 +114,9 @@ class EngineProcess:
 
     @property
     def was_killed(self) -> bool:
-        """By a signal that no mistake in a process raises: from outside, or by the kernel when memory ran out."""
-        return -self.process.returncode in KILLS
+        """From outside, and not by the kernel because memory ran out: nothing that it did can be the cause."""
+        out_of_memory = -self.process.returncode == signal.SIGKILL and num_oom_kills() > self._num_oom_kills
+        return -self.process.returncode in KILLS and not out_of_memory
 
     def death(self) -> "EngineFailed":
         from quire.core.errors import EngineFailed
@@ -144,3 +147,12 @@ class EngineProcess:
         self._read()  # its last messages
         self._channel.ended = True  # also if a process that it has started lives on and has the socket
         self._ended.set_result(None)
+
+
+def num_oom_kills() -> int:
+    """Processes that the kernel has killed because memory ran out; 0 where it does not count them."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

@@ -25,6 +25,7 @@ class InFlight(Protocol):
     id: str
     num_prompt_tokens: int
     crashes: Counter[int]  # by sample or text: engines that died while they worked on it, since it last gained output
+    num_kills: int  # engines that were killed from outside while they worked on it, since it last gained output
     waiting: bool  # it has no output yet
 
     @property
@@ -71,6 +72,7 @@ class GenerateStream:
         self.prompt_ids = request.prompt_ids
         self.num_prompt_tokens = len(self.prompt_ids)
         self.crashes: Counter[int] = Counter()
+        self.num_kills = 0
         self.waiting = True
         self._owner = owner
         self._last_token: dict[int, float] = {}  # when each sample last gained one
@@ -98,6 +100,7 @@ class GenerateStream:
             return None
         if text.token_ids or text.prompt_logprobs or text.finish_reason:
             del self.crashes[event.index]
+            self.num_kills = 0
         if event.tokens:
             self._count_tokens(event)
         self._put(text)
@@ -157,6 +160,7 @@ class EncodeFuture:
         self.id = request.id
         self.num_prompt_tokens = request.num_tokens
         self.crashes: Counter[int] = Counter()
+        self.num_kills = 0
         self.waiting = True
         self.record: RequestRecord | None = None
         self._arrival = time.monotonic()
@@ -182,6 +186,7 @@ class EncodeFuture:
         text = self._submitted[event.index]
         self._results[text] = event.numbers
         del self.crashes[text]
+        self.num_kills = 0
         if len(self._results) == len(self.request.texts):
             self._end("stop", None)
 

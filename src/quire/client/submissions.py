@@ -15,9 +15,8 @@ from quire.ipc.active_work import RequestSample
 
 log = logging.getLogger("quire.engine")
 
-NUM_CRASHES_TO_RUN_ALONE = 2  # without output in between
+NUM_DEATHS_TO_RUN_FIRST = 2  # without output in between
 MAX_CRASHES = 3  # without output in between: the request is the cause
-MAX_KILLS = 6  # the same for SIGKILL, which comes from outside, but also when a request takes all memory
 SECONDS_ALONE = 5.0  # for each crash: suspects may take that long to their first output while the others wait
 
 
@@ -25,11 +24,15 @@ def num_crashes(request: InFlight) -> int:
     return max(request.crashes.values(), default=0)
 
 
+def num_deaths(request: InFlight) -> int:
+    return max(num_crashes(request), request.num_kills)
+
+
 class Submissions:
     """Gives requests to the engine: as they come, or while there are suspects these first, one at a time.
 
-    Kills are no sign of a cause, but where each comes before a step has ended, smaller steps end: suspects of kills run
-    some at a time, a quarter of them after each kill more."""
+    Kills from outside have no cause here. But where each comes before a step has ended, smaller steps may end: requests
+    that gain nothing from kill to kill run some at a time, a quarter as many after each kill."""
 
     def __init__(self, requests: Mapping[str, InFlight], on_open: Callable[[], None]) -> None:
         """`requests`: those in flight, in the order they came. `on_open` is called when the engine has all of them."""
@@ -41,7 +44,6 @@ class Submissions:
         self._suspects: deque[InFlight] = deque()  # that have not been submitted
         self._unproven: list[InFlight] = []  # suspects that have been, whose output the others wait for
         self._max_unproven = 1
-        self._killed = False  # the last engine was
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, request: InFlight) -> None:
@@ -53,12 +55,10 @@ class Submissions:
         """Give a new engine the requests in flight, suspects first."""
         self._send = send
         in_flight = self._requests.values()
-        self._suspects = deque(each for each in in_flight if num_crashes(each) >= NUM_CRASHES_TO_RUN_ALONE)
-        if self._killed and self._suspects:
-            most = max(map(num_crashes, self._suspects))
-            self._max_unproven = max(1, len(self._suspects) // 4 ** (most - 1))
-        else:
-            self._max_unproven = 1
+        self._suspects = deque(each for each in in_flight if num_deaths(each) >= NUM_DEATHS_TO_RUN_FIRST)
+        most_kills = max((each.num_kills for each in self._suspects), default=0)
+        crashed = any(num_crashes(each) >= NUM_DEATHS_TO_RUN_FIRST for each in self._suspects)
+        self._max_unproven = 1 if crashed else max(1, len(self._suspects) // 4 ** max(most_kills - 1, 0))
         self._next()
 
     def close(self) -> None:
@@ -75,8 +75,11 @@ class Submissions:
         if not worked_on and not killed:
             worked_on = [(self._requests[name], 0) for name in self._submitted]
         self._submitted.clear()
-        self._killed = killed
-        return _charge(worked_on, MAX_KILLS if killed else MAX_CRASHES)
+        if not killed:
+            return _charge(worked_on)
+        for request in {request.id: request for request, _ in worked_on}.values():
+            request.num_kills += 1
+        return None
 
     @property
     def num_submitted(self) -> int:
@@ -89,7 +92,7 @@ class Submissions:
     def update(self) -> None:
         """Call when requests have gained output."""
         if self._unproven:
-            left = [suspect for suspect in self._unproven if num_crashes(suspect) and not suspect.finished]
+            left = [suspect for suspect in self._unproven if num_deaths(suspect) and not suspect.finished]
             if len(left) < len(self._unproven):
                 self._unproven = left
                 self._next()
@@ -100,11 +103,11 @@ class Submissions:
             suspect = self._suspects.popleft()
             if not suspect.finished and self._submit_or_fail(suspect):
                 self._unproven.append(suspect)
-                times = num_crashes(suspect)
+                times = num_deaths(suspect)
                 log.warning("request %s runs first: engines died %d times while they worked on it", suspect.id, times)
         self._stop_timer()
         if self._unproven:
-            seconds = SECONDS_ALONE * max(map(num_crashes, self._unproven))
+            seconds = SECONDS_ALONE * max(map(num_deaths, self._unproven))
             self._timer = asyncio.get_running_loop().call_later(seconds, self._go_on)
         else:
             self._submit_others()
@@ -141,11 +144,11 @@ class Submissions:
             self._timer = None
 
 
-def _charge(worked_on: Iterable[tuple[InFlight, int]], max_crashes: int) -> InFlight | None:
+def _charge(worked_on: Iterable[tuple[InFlight, int]]) -> InFlight | None:
     """-> the only request of those that has gained nothing since an earlier crash, if it has reached the limit"""
     requests = {}
     for request, sample in worked_on:
         request.crashed(sample)
         requests[request.id] = request
     suspects = [request for request in requests.values() if num_crashes(request) > 1]
-    return suspects[0] if len(suspects) == 1 and num_crashes(suspects[0]) >= max_crashes else None
+    return suspects[0] if len(suspects) == 1 and num_crashes(suspects[0]) >= MAX_CRASHES else None
