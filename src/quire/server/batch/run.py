@@ -16,6 +16,8 @@ from quire.server.dialects.generate import complete, parse_call
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
+from quire.server.dialects.openai.responses.items import InputItem
+from quire.server.dialects.openai.responses.shapes import OutputItem
 from quire.server.dialects.openai.responses.store import StoredResponse
 from quire.server.dialects.openai.shapes import WIRE
 from quire.server.options import ServerOptions
@@ -29,12 +31,19 @@ log = logging.getLogger("quire.batch")
 _encode = msgspec.json.Encoder().encode
 
 
+class NoHistory:
+    """A batch stores no responses."""
+
+    def response(self, tenant: str, name: str) -> StoredResponse:
+        what = f"no response `{name}`: a batch stores none"
+        raise BadRequest(what, "send the whole input", param="previous_response_id")
+
+    def items(self, tenant: str) -> dict[str, InputItem | OutputItem]:
+        return {}
+
+
 def _parse_response(body: bytes, context: Context) -> ResponseCall:
-    return parse_response(body, context, _no_previous)
-
-
-def _no_previous(tenant: str, name: str) -> StoredResponse:
-    raise BadRequest(f"no response `{name}`: a batch stores none", "send the whole input", param="previous_response_id")
+    return parse_response(body, context, NoHistory())
 
 
 EMBEDDINGS = "/v1/embeddings"

@@ -12,7 +12,7 @@ from quire.core.errors import BadRequest
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, new_id
-from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params, truncation
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.structured import structured_output
 from quire.server.dialects.openai.usage import UsageCounter, usage_of
@@ -84,8 +84,8 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
             ),
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=None if isinstance(prompt, str) else prompt,
-            add_special_tokens=completion.add_special_tokens is not False,
-            truncate_prompt_tokens=completion.truncate_prompt_tokens,
+            add_special_tokens=completion.add_special_tokens,
+            **truncation(completion, context),
             decoder_prompt=completion.decoder_prompt,
             tenant=context.tenant,
             salt=completion.cache_salt or "",
