@@ -172,9 +172,10 @@ class FakeService:
         if request.messages is not None:
             text = ChatTemplate(self.tokenizer.chat_template).render(request.messages, **request.template_options)
         if ids is None:
-            special = request.add_special_tokens and request.messages is None
+            special = request.messages is None if request.add_special_tokens is None else request.add_special_tokens
             ids = self.tokenizer.encode(text, add_special_tokens=special)
-        ids = ids[-request.truncate_prompt_tokens :] if request.truncate_prompt_tokens else ids
+        if kept := request.truncate_prompt_tokens:
+            ids = ids[:kept] if request.truncate_end else ids[-kept:]
         for token in [*ids, *request.params.logit_bias, *request.params.stop_token_ids]:
             if not 0 <= token < self.info.vocab_size:
                 raise BadRequest(f"token id {token}, and the vocabulary has {self.info.vocab_size}", param="prompt")

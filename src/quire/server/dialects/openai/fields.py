@@ -59,7 +59,7 @@ class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
     )
 
     user: str | None = None  # these are accepted, without effect
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None  # prefixes are always cached
