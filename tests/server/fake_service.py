@@ -49,6 +49,9 @@ class ByteTokenizer:
     def id_of(self, token: str) -> int | None:
         return {"<s>": BOS, "</s>": EOS}.get(token)
 
+    def token_name(self, token: int) -> str:
+        return self.token_text(token).replace(" ", "Ġ")
+
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace")
 

@@ -29,7 +29,7 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt: str | None = None
     inputs: str | None = None  # Text Generation Inference's prompt; answered with a list of spans
     messages: list[InputMessage] | None = None
-    add_special_tokens: bool | None = None  # for a prompt, true unless given; a rendered chat has its own
+    add_special_tokens: bool | None = None  # to a prompt, unless false; to a rendered chat, which has its own, if true
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -107,7 +107,7 @@ class TokenizerRoutes:
 
 def _tokenized(tokenizer: "Tokenizer", body: TokenizeBody, max_model_len: int) -> Tokenized:
     ids = _encode(tokenizer, body)
-    texts = list(map(tokenizer.token_text, ids)) if body.return_token_strs else None
+    texts = list(map(tokenizer.token_name, ids)) if body.return_token_strs else None
     return Tokenized(len(ids), max_model_len, ids, texts)
 
 
@@ -133,8 +133,6 @@ def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
         raise BadRequest("give either `prompt` or `messages`", param="prompt")
     if body.prompt is not None:
         return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    if body.add_special_tokens:
-        raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
     continues = bool(body.continue_final_message)
     form, use = chat_format(tokenizer.chat_template or ""), tool_use(body.tools, None, None)
     text = chat_text(
@@ -145,4 +143,4 @@ def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
         continue_final_message=continues,
         **template_kwargs(body.chat_template_kwargs),
     )
-    return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))

@@ -131,6 +131,7 @@ class ChatCall:
         choices = [self._choice(index, sample) for index, sample in enumerate(completion.samples)]
         answer = self._answer("chat.completion", choices)
         answer.usage = usage_of(completions)
+        answer.prompt_logprobs = None
         if params.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs_of(completion.prompt_logprobs)
         if self._ids_too:
