@@ -266,7 +266,7 @@ def test_tokenize_and_back(server: Running) -> None:
     assert bare["tokens"] == [120] and bare["token_strs"] is None
     chat = server.http.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]}).json()
     assert bytes(chat["tokens"]) == b"<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
-    assert server.http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "<s>hé"}
+    assert server.http.post("/detokenize", json={"tokens": found["tokens"]}).json()["prompt"] == "<s>hé"
     assert check_error(server.http.post("/detokenize", json={"tokens": [999]}), 400)["param"] == "tokens"
     assert check_error(server.http.post("/tokenize", json={}), 400)["param"] == "prompt"
     assert check_error(server.http.post("/tokenize", json={"prompt": "x", "model": "no"}), 404)["param"] == "model"

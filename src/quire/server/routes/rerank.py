@@ -94,6 +94,7 @@ class ScoreList(Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
+RANKING = "/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"  # the last two as in llama-server
 SCORED = ["text_1", "text_2"], ["queries", "documents"], ["queries", "items"], ["data_1", "data_2"]
 
 _rerank = msgspec.json.Decoder(RerankBody)
@@ -105,7 +106,7 @@ class RerankRoutes:
         self._state = state
 
     def routes(self) -> list[Route]:
-        ranking = [Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank", "/v2/rerank")]
+        ranking = [Route(path, self.rerank, methods=["POST"]) for path in RANKING]
         return [*ranking, *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score"))]
 
     @request_body(RerankBody)
