@@ -4,6 +4,7 @@ Words in the prompt make it misbehave: !full, !down, !crash, !fail (in the middl
 tokens), !slow, !burst (says that more events are there already)."""
 
 import asyncio
+import math
 import time
 from array import array
 from collections.abc import AsyncIterator
@@ -109,6 +110,11 @@ class FakeStream:
             position += 1
         self._end("stop")
 
+    def _most_tokens(self) -> float:
+        asked, window = self._request.params.max_tokens, self._request.window
+        room = math.inf if window is None else window - len(self.prompt_ids)
+        return room if asked is None else min(asked, room)
+
     def _end(self, reason: str) -> None:
         self._service.open.pop(self.id, None)
         self.record = self.record or RequestRecord(
@@ -133,7 +139,7 @@ class FakeStream:
             event.logprobs = [_choices(token, params.logprobs)]
         if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids:
             event.finish_reason, event.stop_token = "stop", token
-        elif params.max_tokens is not None and position + 1 >= params.max_tokens:
+        elif position + 1 >= self._most_tokens():
             event.finish_reason = "length"
         if "!fail" in self._text and position == 3:
             event.finish_reason, event.reason = "error", "the engine failed on purpose"

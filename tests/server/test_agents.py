@@ -89,7 +89,13 @@ def test_codex_edits_a_file_and_goes_on(server: Running) -> None:
     back = codex(
         server,
         {"type": "reasoning", "summary": [], "encrypted_content": seal},  # without its text, as Codex sends it
-        {"type": "custom_tool_call", "status": "completed", "call_id": edit["call_id"], "name": "apply_patch", "input": patch},
+        {
+            "type": "custom_tool_call",
+            "status": "completed",
+            "call_id": edit["call_id"],
+            "name": "apply_patch",
+            "input": patch,
+        },
         {"type": "custom_tool_call_output", "call_id": edit["call_id"], "output": "Success."},
         {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "x"}},
     )
@@ -224,7 +230,11 @@ def test_what_anthropics_servers_did_in_earlier_turns_is_passed_over(server: Run
         {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
         {"type": "text", "text": "Found it."},
     ]
-    document = {"type": "document", "title": "Notes", "source": {"type": "text", "media_type": "text/plain", "data": "a"}}
+    document = {
+        "type": "document",
+        "title": "Notes",
+        "source": {"type": "text", "media_type": "text/plain", "data": "a"},
+    }
     claude(server, {"role": "assistant", "content": content}, {"role": "user", "content": [document]})
     assert [message["content"] for message in server.service.seen[-1].messages[2:]] == ["Found it.", "Notes\na"]
 
@@ -237,7 +247,9 @@ CALLED: list[Any] = [
     {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Rome"}'}}],
+        "tool_calls": [
+            {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Rome"}'}}
+        ],
     },
     {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
 ]
@@ -258,8 +270,19 @@ CHATS: dict[str, dict[str, Any]] = {
         "parallel_tool_calls": False,
         **STREAM,
     },
-    "roo": {"messages": CALLED, "max_completion_tokens": 64, "thinking": {"type": "enabled"}, "tools": [WEATHER], **STREAM},
-    "continue": {"messages": CALLED, "max_tokens": 64, "tools": [WEATHER], "prediction": {"type": "content", "content": "x"}},
+    "roo": {
+        "messages": CALLED,
+        "max_completion_tokens": 64,
+        "thinking": {"type": "enabled"},
+        "tools": [WEATHER],
+        **STREAM,
+    },
+    "continue": {
+        "messages": CALLED,
+        "max_tokens": 64,
+        "tools": [WEATHER],
+        "prediction": {"type": "content", "content": "x"},
+    },
     "open webui": {"messages": HELLO, "stream": True, "top_k": 40, "min_p": 0.05, "enable_thinking": False},
     "opencode": {
         "messages": [
@@ -368,4 +391,4 @@ def test_an_image_is_refused_with_the_reason(server: Running, path: str, content
     if path == "/v1/responses":
         del body["max_tokens"]
     reply = server.http.post(path, json=body)
-    assert reply.status_code == 400 and "this model reads text, and no images" in reply.text
+    assert reply.status_code == 400 and "this model takes text, and no images" in reply.text

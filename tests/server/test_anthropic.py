@@ -82,6 +82,20 @@ def test_why_it_ended(server: Running) -> None:
     assert stopped["content"][0]["text"] == ANSWER.partition("tokens")[0]
 
 
+def test_an_answer_ends_where_the_context_does(server: Running) -> None:
+    """Claude Code asks for 32000 tokens, whatever the model is."""
+    server.service.says = "x" * 600
+    try:
+        told = ask(server, max_tokens=32000).json()
+        assert told["stop_reason"] == "model_context_window_exceeded"
+        assert told["usage"]["output_tokens"] == 512 - len(HELLO)
+        streamed = events(ask(server, max_tokens=32000, stream=True).content)
+        assert streamed[-2]["delta"]["stop_reason"] == "model_context_window_exceeded"
+        assert ask(server, max_tokens=9).json()["stop_reason"] == "max_tokens"
+    finally:
+        server.service.says = None
+
+
 def test_messages_become_what_templates_read(server: Running) -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},

@@ -66,8 +66,8 @@ URLS = (*PARSERS, *ENCODERS)
 async def run_batch(
     models: "Models", requests: Iterator[BatchRequest], concurrency: int, on_result: Callable[[BatchResult], None]
 ) -> None:
-    """Call `on_result` with every request's result as it finishes, `concurrency` requests in flight. Cancelling it cancels
-    them; they have no results."""
+    """Call `on_result` with every result as it finishes, `concurrency` requests in flight. Cancelling it cancels them;
+    they have no results."""
     batch = Batch(models)
 
     async def work() -> None:

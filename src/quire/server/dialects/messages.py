@@ -121,7 +121,7 @@ def _text(content: str | list[ContentPart] | None, where: str) -> str | None:
 def not_text(kind: str, where: str) -> BadRequest:
     """Why a part or block of this type is refused."""
     noun = next((noun for word, noun in _MEDIA.items() if word in kind), None)
-    hint = f"this model reads text, and no {noun}" if noun else "send text"
+    hint = f"this model takes text, and no {noun}" if noun else "send text"
     return BadRequest(f"a content part of type `{kind}` is not supported", hint, param=where)
 
 

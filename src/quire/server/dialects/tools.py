@@ -12,10 +12,8 @@ from quire.server.dialects.custom_tools import CustomDefinition, custom_function
 from quire.text.tools.params import ToolParams
 
 # Tools that run at OpenAI, or whose schema only its models know. A model without them answers all the same.
-_HOSTED = frozenset(
-    "web_search web_search_preview image_generation code_interpreter computer computer_use_preview local_shell shell "
-    "apply_patch tool_search programmatic_tool_calling".split()
-)
+_HOSTED = {"web_search", "web_search_preview", "image_generation", "code_interpreter", "computer"}
+_HOSTED |= {"computer_use_preview", "local_shell", "shell", "apply_patch", "tool_search", "programmatic_tool_calling"}
 _DATED = re.compile(r"_20\d\d_\d\d_\d\d$")
 
 

@@ -62,7 +62,9 @@ class BlockEvents:
         return [*closed, BlockStart(self._index, block)]
 
 
-def content_blocks(delta: AnswerDelta, show_reasoning: bool = True) -> list[TextContent | ThinkingContent | ToolUseContent]:
+def content_blocks(
+    delta: AnswerDelta, show_reasoning: bool = True
+) -> list[TextContent | ThinkingContent | ToolUseContent]:
     blocks: list[TextContent | ThinkingContent | ToolUseContent] = []
     if delta.reasoning:
         blocks.append(ThinkingContent(delta.reasoning if show_reasoning else "", SIGNATURE))

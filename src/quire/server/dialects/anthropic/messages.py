@@ -1,6 +1,5 @@
 """Messages of content blocks as clients send them, and as chat templates take them."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -100,8 +99,8 @@ class AnthropicInputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     content: str | list[AnyBlock]
 
 
-def joined(content: str | Sequence[Any] | None, where: str = "") -> str:
-    if content is None or isinstance(content, str):
+def joined(content: "str | list[Any] | None", where: str = "") -> str:
+    if not isinstance(content, list):
         return content or ""
     texts = [_readable(block, where) for block in content]
     return "\n".join(text for text in texts if text is not None)
@@ -117,7 +116,7 @@ def _readable(block: ReadableBlock | ToolReferenceBlock, where: str) -> str | No
     if block.source.type not in ("text", "content"):
         raise BadRequest(
             f"{where}: a document whose source is `{block.source.type}` is not supported",
-            "this model reads text, and no files",
+            "this model takes text, and no files",
             param=where,
         )
     parts = [block.title, block.context, block.source.data or joined(block.source.content, where)]

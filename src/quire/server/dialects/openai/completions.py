@@ -230,7 +230,7 @@ class CompletionCall:
 
 def _shown(logprobs: list[list[TokenLogprob]] | None, offsets: TextOffsets, end: int | None = None) -> list[_Shown]:
     """`end`: of the text, where it is known. The tokens of a stop string that was cut off begin there."""
-    shown = []
+    shown: list[_Shown] = []
     for position in logprobs or ():
         token, offset = position[0], offsets.push(position[0].token_id)
         shown.append((offset if end is None else min(offset, end), token.token_id, token.text, position))

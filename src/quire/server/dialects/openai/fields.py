@@ -126,10 +126,11 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 def check(body: CompletionFields) -> None:
     """What both routes refuse before anything else is checked."""
     refuse_unsupported(body, NOT_SUPPORTED)
-    if body.stream_options is not None:
-        if not body.stream:
-            raise BadRequest("stream_options is given and stream is not true", param="stream_options")
-    if body.truncate_prompt_tokens is not None and (body.truncate_prompt_tokens < -1 or not body.truncate_prompt_tokens):
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest("stream_options is given and stream is not true", param="stream_options")
+    if body.truncate_prompt_tokens is not None and (
+        body.truncate_prompt_tokens < -1 or not body.truncate_prompt_tokens
+    ):
         raise BadRequest(
             f"truncate_prompt_tokens is {body.truncate_prompt_tokens}",
             "keep at least one, or -1: as many as fit",

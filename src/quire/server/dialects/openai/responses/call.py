@@ -36,6 +36,7 @@ from quire.text.answer_parser import AnswerParser
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.params import ToolParams
 
+
 class ResponseHistory(Protocol):
     """The responses of a tenant that a request may refer to."""
 

@@ -61,9 +61,12 @@ class ResponseStore:
 
     def items(self, tenant: str) -> dict[str, InputItem | OutputItem]:
         """The items of all its responses, by id."""
-        kept = self._tenants.get(tenant, {})
+        kept = self._tenants.get(tenant)
         return {
-            item.id: item for stored in kept.values() for item in (*stored.input, *stored.response.output) if item.id
+            item.id: item
+            for stored in (kept.values() if kept else ())
+            for item in (*stored.input, *stored.response.output)
+            if item.id
         }
 
     def delete(self, tenant: str, name: str) -> StoredResponse:

@@ -83,9 +83,7 @@ def _plain(tool: ResponseTool, name: str) -> dict[str, Any]:
     if tool.type == "custom":
         return custom_function(CustomDefinition(name=name, description=tool.description, format=tool.format))
     function = {
-        key: value
-        for key in ("description", "parameters", "strict")
-        if (value := getattr(tool, key)) is not None
+        key: value for key in ("description", "parameters", "strict") if (value := getattr(tool, key)) is not None
     }
     return {"type": "function", "function": {"name": name, **function}}
 
