@@ -14,6 +14,7 @@ from quire.text.tools.params import ToolParams
 # Tools that run at OpenAI, or whose schema only its models know. A model without them answers all the same.
 _HOSTED = {"web_search", "web_search_preview", "image_generation", "code_interpreter", "computer"}
 _HOSTED |= {"computer_use_preview", "local_shell", "shell", "apply_patch", "tool_search", "programmatic_tool_calling"}
+_DATA = ("mcp", "file_search")  # an answer without what they find would be made up
 _DATED = re.compile(r"_20\d\d_\d\d_\d\d$")
 
 
@@ -62,7 +63,8 @@ def left_out(kind: str, where: str) -> bool:
     if kind in ("function", "custom"):
         return False
     if not is_hosted(kind):
-        raise BadRequest(f"a tool of type `{kind}` is not supported", "give functions", param=f"{where}.type")
+        hint = "this server does not reach its data: give functions" if kind in _DATA else "give functions"
+        raise BadRequest(f"a tool of type `{kind}` is not supported", hint, param=f"{where}.type")
     note_ignored(f"{where} ({kind})")
     return True
 
