@@ -347,6 +347,34 @@ def test_tools_that_are_left_out_are_named_in_a_header(server: Running) -> None:
     assert refused.status_code == 400 and "`web_search` is not supported" in refused.text
 
 
+def test_the_header_has_nothing_that_a_client_made_up(server: Running) -> None:
+    """It is written in Latin-1, and an Arabic digit is a digit."""
+    made_up = {"type": "web_search_20٢٥_٠٨_٢٦", "name": "x"}
+    assert server.http.post("/v1/chat/completions", json={"messages": HELLO, "tools": [made_up]}).status_code == 400
+    body = {"model": "fake", "max_tokens": 9, "messages": HELLO[1:]}
+    for kind in ("web_search_20٢٥٠٣٠٥", "x" * 70000 + "_20250305", "web_search_20250305\n"):
+        assert server.http.post("/v1/messages", json={**body, "tools": [{"type": kind}]}).status_code == 400
+    many = [{"type": "web_search"}] * 5000
+    reply = server.http.post("/v1/chat/completions", json={"messages": HELLO, "tools": many})
+    assert reply.status_code == 200 and len(reply.headers["x-quire-ignored"]) < 1000
+
+
+def test_openais_package_folds_a_custom_call(client: openai.OpenAI, server: Running) -> None:
+    server.service.says = call("shell", input="ls")
+    tools: Any = [{"type": "custom", "name": "shell"}]
+    with client.responses.stream(model="fake", input="Hello", tools=tools) as stream:
+        told = [event.type for event in stream]
+        [item] = stream.get_final_response().output
+    assert (item.type, item.input) == ("custom_tool_call", "ls")
+    assert "response.custom_tool_call_input.done" in told
+    [again] = client.responses.create(model="fake", input="Hello", tools=tools).output
+    assert (again.type, again.name, again.input) == ("custom_tool_call", "shell", "ls")
+    server.service.says = "Done."
+    results: Any = [{"type": "custom_tool_call_output", "call_id": again.call_id, "output": "a.py"}]
+    first = client.responses.create(model="fake", input=[again, *results], tools=tools)
+    assert first.output_text == "Done."
+
+
 def test_a_custom_tool_of_a_chat(client: openai.OpenAI, server: Running) -> None:
     grammar = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "[a-z]+"}}
     tools: Any = [{"type": "custom", "custom": {"name": "shell", "description": "Runs it", "format": grammar}}, WEATHER]

@@ -15,7 +15,7 @@ from quire.text.tools.params import ToolParams
 _HOSTED = {"web_search", "web_search_preview", "image_generation", "code_interpreter", "computer"}
 _HOSTED |= {"computer_use_preview", "local_shell", "shell", "apply_patch", "tool_search", "programmatic_tool_calling"}
 _DATA = ("mcp", "file_search")  # an answer without what they find would be made up
-_DATED = re.compile(r"_20\d\d_\d\d_\d\d$")
+_DATED = re.compile(r"_20[0-9]{2}_[0-9]{2}_[0-9]{2}\Z")
 
 
 class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
