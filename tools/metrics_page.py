@@ -57,7 +57,9 @@ def _some_of_everything() -> Metrics:
     metrics = Metrics()
     model = metrics.of("model")
     times = {"schedule_seconds": 0.0, "run_seconds": 0.0, "update_seconds": 0.0}
-    model.step(StepRecord(step=0, num_tokens=1, num_drawn=1, **times, scheduler=SchedulerStats(accepted_at=[1])))
+    model.step(
+        StepRecord(step=0, num_tokens=1, num_drawn=1, **times, scheduler=SchedulerStats(accepted_at=[1], num_blocks=1))
+    )
     counts = {"num_prompt_tokens": 1, "num_cached_tokens": 0, "num_output_tokens": 1, "num_samples": 1, "max_tokens": 1}
     moments = {"arrival": 0.0, "admitted": 0.0, "first_token": 0.0, "last_token": 0.0, "finished": 0.0}
     model.request(RequestRecord(id="", finish_reason="stop", **counts, **moments))

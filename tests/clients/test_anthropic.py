@@ -85,5 +85,10 @@ def test_mistakes(client: anthropic.Anthropic) -> None:
         ask(client, model="nobody")
     with pytest.raises(anthropic.BadRequestError, match="Extra inputs are not permitted"):
         ask(client, extra_body={"nobody_knows": 1})
-    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-        ask(client, max_tokens=100_000)
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        ask(client, messages=[{"role": "user", "content": "word " * 9000}])
+
+
+def test_max_tokens_may_be_more_than_the_context_holds(client: anthropic.Anthropic) -> None:
+    """Claude Code asks for 32000, whatever the model is."""
+    assert ask(client, max_tokens=100_000, stop_sequences=["o"]).stop_reason == "stop_sequence"

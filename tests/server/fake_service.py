@@ -4,6 +4,7 @@ Words in the prompt make it misbehave: !full, !down, !crash, !fail (in the middl
 tokens), !slow, !burst (says that more events are there already)."""
 
 import asyncio
+import math
 import time
 from array import array
 from collections.abc import AsyncIterator
@@ -48,6 +49,9 @@ class ByteTokenizer:
 
     def id_of(self, token: str) -> int | None:
         return {"<s>": BOS, "</s>": EOS}.get(token)
+
+    def token_name(self, token: int) -> str:
+        return self.token_text(token).replace(" ", "Ġ")
 
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace")
@@ -106,6 +110,11 @@ class FakeStream:
             position += 1
         self._end("stop")
 
+    def _most_tokens(self) -> float:
+        asked, window = self._request.params.max_tokens, self._request.window
+        room = math.inf if window is None else window - len(self.prompt_ids)
+        return room if asked is None else min(asked, room)
+
     def _end(self, reason: str) -> None:
         self._service.open.pop(self.id, None)
         self.record = self.record or RequestRecord(
@@ -130,7 +139,7 @@ class FakeStream:
             event.logprobs = [_choices(token, params.logprobs)]
         if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids:
             event.finish_reason, event.stop_token = "stop", token
-        elif params.max_tokens is not None and position + 1 >= params.max_tokens:
+        elif position + 1 >= self._most_tokens():
             event.finish_reason = "length"
         if "!fail" in self._text and position == 3:
             event.finish_reason, event.reason = "error", "the engine failed on purpose"
@@ -172,9 +181,10 @@ class FakeService:
         if request.messages is not None:
             text = ChatTemplate(self.tokenizer.chat_template).render(request.messages, **request.template_options)
         if ids is None:
-            special = request.add_special_tokens and request.messages is None
+            special = request.messages is None if request.add_special_tokens is None else request.add_special_tokens
             ids = self.tokenizer.encode(text, add_special_tokens=special)
-        ids = ids[-request.truncate_prompt_tokens :] if request.truncate_prompt_tokens else ids
+        if kept := request.truncate_prompt_tokens:
+            ids = ids[:kept] if request.truncate_end else ids[-kept:]
         for token in [*ids, *request.params.logit_bias, *request.params.stop_token_ids]:
             if not 0 <= token < self.info.vocab_size:
                 raise BadRequest(f"token id {token}, and the vocabulary has {self.info.vocab_size}", param="prompt")

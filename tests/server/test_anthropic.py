@@ -82,6 +82,20 @@ def test_why_it_ended(server: Running) -> None:
     assert stopped["content"][0]["text"] == ANSWER.partition("tokens")[0]
 
 
+def test_an_answer_ends_where_the_context_does(server: Running) -> None:
+    """Claude Code asks for 32000 tokens, whatever the model is."""
+    server.service.says = "x" * 600
+    try:
+        told = ask(server, max_tokens=32000).json()
+        assert told["stop_reason"] == "model_context_window_exceeded"
+        assert told["usage"]["output_tokens"] == 512 - len(HELLO)
+        streamed = events(ask(server, max_tokens=32000, stream=True).content)
+        assert streamed[-2]["delta"]["stop_reason"] == "model_context_window_exceeded"
+        assert ask(server, max_tokens=9).json()["stop_reason"] == "max_tokens"
+    finally:
+        server.service.says = None
+
+
 def test_messages_become_what_templates_read(server: Running) -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
@@ -117,12 +131,13 @@ def test_params_and_the_language_of_an_answer(server: Running) -> None:
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0.type: `image` is not supported"),
         ({"messages": [{"role": "user", "content": [SHOWN]}]}, "messages.0.content.0.content.0.type: `image` is not"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages.0: all messages must have non-empty content"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "developer", "content": "x"}]}, "messages.0.role"),
         ({"messages": []}, "messages"),
         ({"temperature": 1.5}, "temperature"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking"),
+        ({"thinking": {"type": "deep"}}, "thinking"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
+        ({"tools": [{"type": "mcp_toolset", "mcp_server_name": "files"}]}, "mcp_toolset"),
+        ({"tools": [{"description": "It has no name."}]}, "tools.0.name: Field required"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "other"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b "}]}, "whitespace"),
     ],
@@ -287,7 +302,7 @@ def test_thoughts_are_a_block_of_their_own() -> None:
     template = CHATML + "{# <think> </think> #}"
     message, told = say("<think>\nhm\n</think>\n\nYes.", template, thinking={"type": "enabled", "budget_tokens": 1024})
     assert message["content"] == [
-        {"type": "thinking", "thinking": "hm", "signature": ""},
+        {"type": "thinking", "thinking": "hm", "signature": "quire"},
         {"type": "text", "text": "Yes."},
     ]
     assert blocks(told) == message["content"]

@@ -40,7 +40,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 def run(source: Path, target: Path, service: FakeService | None = None) -> dict[str, dict[str, Any]]:
     requests = BatchRequests(source)
     with BatchResults(target) as results:
-        todo = (each for each in requests if each.custom_id not in results.done)
+        todo = (each for each in requests if each.key not in results.done)
         asyncio.run(run_batch(OneModel(service or FakeService()), todo, 4, results.add))
     return read(target)
 
@@ -53,6 +53,8 @@ def test_lines_are_answered_as_over_http(tmp_path: Path) -> None:
         line("c", max_tokens=3, prompt=["x", "y"]),
         line("d", "/v1/responses", input="Hi"),
         line("e", "/v1/embeddings", input="ab", dimensions=2),
+        line("f", "/v1/score", text_1="ab", text_2=["a", "abc"]),
+        line("g", "/v1/rerank", query="ab", documents=["a", "ab"]),
     )
     results = run(source, tmp_path / "out.jsonl")
     assert {result["response"]["status_code"] for result in results.values()} == {200}
@@ -61,6 +63,8 @@ def test_lines_are_answered_as_over_http(tmp_path: Path) -> None:
     assert len(results["c"]["response"]["body"]["choices"]) == 2
     assert results["d"]["response"]["body"]["output"][0]["content"][0]["text"].startswith("Sample 0 read")
     assert results["e"]["response"]["body"]["data"][0]["embedding"] == [3.0, 1.0]
+    assert [each["score"] for each in results["f"]["response"]["body"]["data"]] == [1.0, 2.0]
+    assert [each["index"] for each in results["g"]["response"]["body"]["results"]] == [1, 0]
     assert all(result["error"] is None and result["id"].startswith("batch_req_") for result in results.values())
 
 
@@ -109,6 +113,24 @@ def test_what_is_done_is_not_done_again_and_a_torn_line_is(tmp_path: Path) -> No
     assert again.keys() == whole.keys()
 
 
+def test_lines_with_the_same_id_are_all_answered_and_resumed(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", *(line("same", prompt="x" * n) for n in (1, 2, 3)), line("other"))
+    target = tmp_path / "out.jsonl"
+
+    def asked(service: FakeService) -> list[int]:
+        requests = BatchRequests(source)
+        with BatchResults(target) as results:
+            todo = (each for each in requests if each.key not in results.done)
+            asyncio.run(run_batch(OneModel(service), todo, 1, results.add))
+        return [len(request.prompt) for request in service.seen]
+
+    assert asked(FakeService()) == [1, 2, 3, 5]
+    lines = target.read_bytes().splitlines(keepends=True)
+    assert [json.loads(each)["custom_id"] for each in lines] == ["same"] * 3 + ["other"]
+    target.write_bytes(lines[2] + lines[0])
+    assert asked(FakeService()) == [2, 5], "the second and the last are left"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -125,9 +147,6 @@ def test_a_file_that_is_no_batch_is_refused_by_line(tmp_path: Path, text: str, s
     with pytest.raises(BadBatch, match=r"line 2: .*" if said != "line 2" else said) as caught:
         BatchRequests(source)
     assert said in caught.value.message
-    write(source, line("twice"), line("twice"))
-    with pytest.raises(BadBatch, match="used before"):
-        BatchRequests(source)
 
 
 def test_a_file_that_holds_something_else_is_not_appended_to(tmp_path: Path) -> None:

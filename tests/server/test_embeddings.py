@@ -41,10 +41,13 @@ def test_both_forms_of_a_vector(server: Running) -> None:
         ("/v1/embeddings", {"input": ["a", 1]}, "input"),
         ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format"),
-        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ("/v1/embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ("/v1/embeddings", {"input": "a", "dimension": 2}, "dimension"),
         ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ("/v1/rerank", {"query": "a"}, "documents"),
+        ("/rerank", {"query": "a", "texts": []}, "texts"),
+        ("/rerank", {"query": "a", "texts": ["b"], "raw_scores": True}, "raw_scores"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
         ("/v1/score", {"queries": ["a", "b"], "items": ["a"]}, "queries"),
         ("/v1/score", {"queries": "a", "text_2": "b"}, "text_1"),
@@ -67,6 +70,16 @@ def test_documents_come_back_in_order_of_their_scores(server: Running, path: str
     assert answer["model"] == "fake" and answer["usage"]["total_tokens"] == 16
     bare = server.http.post(path, json={**body, "return_documents": False}).json()
     assert bare["results"][0] == {"index": 1, "relevance_score": 3.0}
+
+
+def test_texts_are_ranked_as_text_embeddings_inference_does(server: Running) -> None:
+    body = {"query": "abc", "texts": ["a", "abc", "xyz"], "truncate": True, "raw_scores": False}
+    assert server.http.post("/rerank", json=body).json() == [
+        {"index": 1, "score": 3.0},
+        {"index": 0, "score": 1.0},
+        {"index": 2, "score": 0.0},
+    ]
+    assert server.http.post("/rerank", json={**body, "return_text": True}).json()[0]["text"] == "abc"
 
 
 def test_scores_of_one_against_many_and_of_pairs(server: Running) -> None:

@@ -126,12 +126,18 @@ def test_accepted_draft_tokens_are_counted_over_all_engines_and_by_position() ->
 def test_dashboards_made_for_vllm_find_their_names() -> None:
     server = Metrics()
     for name in ("a", "b"):
-        server.of(name).step(step(running=2, waiting=1, num_blocks=4, held_blocks=1, preemptions=3))
+        server.of(name).step(step(running=2, waiting=1, num_blocks=4, block_size=16, held_blocks=1, preemptions=3))
         server.of(name).token(0.5, 1)
         server.of(name).finished["cancelled"] += 1
+        server.of(name).request_longest_output.observe(7)
+        server.of(name).request_computed.observe(5)
     found = samples(prometheus_text(server).decode())
     for name in ("a", "b"):
         assert found[f"vllm:num_requests_running{{engine=0,model_name={name}}}"] == 2
+        size = "block_size=16,engine=0"
+        assert found[f"vllm:cache_config_info{{{size},model_name={name},num_gpu_blocks=4}}"] == 1
+        assert found[f"vllm:request_max_num_generation_tokens_sum{{engine=0,model_name={name}}}"] == 7
+        assert found[f"vllm:request_prefill_kv_computed_tokens_sum{{engine=0,model_name={name}}}"] == 5
         assert found[f"vllm:kv_cache_usage_perc{{engine=0,model_name={name}}}"] == 0.25
         assert found[f"vllm:num_preemptions_total{{engine=0,model_name={name}}}"] == 3
         assert found[f"vllm:iteration_tokens_total_sum{{engine=0,model_name={name}}}"] == 12

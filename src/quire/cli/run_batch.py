@@ -45,9 +45,9 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("INPUT and OUTPUT are the same file", "choose another OUTPUT")
     requests = BatchRequests(arguments.input)
     with BatchResults(arguments.output) as results:
-        if unknown := results.done - requests.ids:
+        if unknown := results.done - requests.keys:
             raise BadBatch(
-                f"{arguments.output} has a result for `{min(unknown)}`, which is not in {arguments.input}",
+                f"{arguments.output} has a result for `{min(unknown)[0]}`, which is not in {arguments.input}",
                 "results are appended to this file: choose another, or remove it",
             )
         return asyncio.run(_run(requests, results, options))
@@ -60,8 +60,8 @@ async def _run(requests: BatchRequests, results: BatchResults, options: EngineOp
     from quire.client.one_model import OneModel
     from quire.server.batch.run import run_batch
 
-    todo = (line for line in requests if line.custom_id not in results.done)
-    before, total = len(results.done), len(requests.ids)
+    todo = (request for request in requests if request.key not in results.done)
+    before, total = len(results.done), len(requests.keys)
     counts = {"answered": 0, "failed": 0}
     started = time.monotonic()
     with tqdm(total=total, initial=before, unit="request", disable=None, file=sys.stderr) as bar:

@@ -16,7 +16,7 @@ class EmbedRequest:
     id: str
     texts: Sequence[Text]
     dimensions: int | None = None  # keep only the first that many numbers, normalized again
-    truncate: bool = False  # cut off the end of a text that is too long, instead of refusing it
+    truncate: bool | int = False  # cut texts at their end, to that many tokens; True: to what the model takes
     prompt_name: str | None = None  # one of the checkpoint's prompts, put before every text
     timeout: float | None = None  # seconds
 
@@ -27,7 +27,7 @@ class ScoreRequest:
 
     id: str
     pairs: Sequence[tuple[str, str]]
-    truncate: bool = False
+    truncate: bool | int = False  # of a pair, the longer text is cut
     timeout: float | None = None
 
 

@@ -20,16 +20,16 @@ class EncoderPrompter:
         self.max_model_len = max_model_len
         self._modules = modules
 
-    def tokens(self, texts: Sequence[Text], prompt_name: str | None, truncate: bool) -> list[EncodeInput]:
+    def tokens(self, texts: Sequence[Text], prompt_name: str | None, truncate: bool | int) -> list[EncodeInput]:
         prompt = self._prompt(prompt_name)
         return [self._encode(text, prompt, truncate, place) for place, text in enumerate(texts)]
 
-    def pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool) -> list[EncodeInput]:
+    def pairs(self, pairs: Sequence[tuple[str, str]], truncate: bool | int) -> list[EncodeInput]:
         """Both texts of each pair, to be encoded together by a cross-encoder."""
         return [self._encode_pair(query, text, truncate, place) for place, (query, text) in enumerate(pairs)]
 
     def sides(
-        self, pairs: Sequence[tuple[str, str]], truncate: bool
+        self, pairs: Sequence[tuple[str, str]], truncate: bool | int
     ) -> tuple[list[EncodeInput], list[tuple[int, int]]]:
         """For a model that encodes one text at a time: the texts, each once, and for each pair the indices of its
         two."""
@@ -55,18 +55,23 @@ class EncoderPrompter:
             raise BadRequest(f"the checkpoint has no prompt {name!r}", hint, param="prompt_name")
         return self._modules.prompts[name]
 
-    def _encode(self, text: Text, prompt: str, truncate: bool, place: int) -> EncodeInput:
+    def _encode(self, text: Text, prompt: str, truncate: bool | int, place: int) -> EncodeInput:
         ids = self.tokenizer.encode(self._normalize(prompt + text)) if isinstance(text, str) else list(text)
-        if truncate:
-            ids = self.tokenizer.truncate(ids, self.max_model_len)
+        if (limit := self._limit(truncate)) is not None:
+            ids = self.tokenizer.truncate(ids, limit)
         self._check(ids, place)
         return EncodeInput(ids)
 
-    def _encode_pair(self, query: str, document: str, truncate: bool, place: int) -> EncodeInput:
-        limit = self.max_model_len if truncate else None
+    def _encode_pair(self, query: str, document: str, truncate: bool | int, place: int) -> EncodeInput:
+        limit = self._limit(truncate)
         ids, segments = self.tokenizer.encode_pair(self._normalize(query), self._normalize(document), limit)
         self._check(ids, place)
         return EncodeInput(ids, segments)
+
+    def _limit(self, truncate: bool | int) -> int | None:
+        if truncate is False:
+            return None
+        return self.max_model_len if truncate is True else min(truncate, self.max_model_len)
 
     def _normalize(self, text: str) -> str:
         return text.lower() if self._modules.lower else text

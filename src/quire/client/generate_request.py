@@ -21,8 +21,9 @@ class GenerateRequest:
     prompt_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None  # rendered with the model's chat template
     template_options: dict[str, Any] = field(default_factory=dict)  # add_generation_prompt, continue_final_message, ...
-    add_special_tokens: bool = True  # for `prompt` only: a rendered chat already has them
+    add_special_tokens: bool | None = None  # None: to a prompt, and not to a rendered chat, which has them
     truncate_prompt_tokens: int | None = None  # keep the last that many
+    truncate_end: bool = False  # keep the first that many instead
     window: int | None = None  # tokens that prompt and answer may have together, where that is less than the context
     decoder_prompt: str | None = None  # of an encoder-decoder: what the answer goes on from, the language say
     tenant: str = ""

@@ -91,6 +91,7 @@ class LiveRequest:
             num_cached_tokens=self._num_cached,
             num_output_tokens=sum(map(len, self._tokens)) + self._num_unseen,
             num_samples=len(self._tokens),
+            longest_output=max(map(len, self._tokens)),
             max_tokens=self.request.params.max_tokens,
             arrival=self.request.arrival,
             admitted=self._admitted,

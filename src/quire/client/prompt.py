@@ -83,12 +83,12 @@ class Prompter:
         if request.prompt_ids is not None:
             ids = request.prompt_ids
         elif request.messages is not None:
-            ids = self.tokenizer.encode(self._check_size(self.render(request)), add_special_tokens=False)
+            ids = self.tokenizer.encode(self._check_size(self.render(request)), bool(request.add_special_tokens))
         else:
             assert request.prompt is not None, "a request has a prompt, ids or messages"
-            ids = self.tokenizer.encode(self._check_size(request.prompt), request.add_special_tokens)
-        if request.truncate_prompt_tokens is not None:
-            ids = ids[-request.truncate_prompt_tokens :]
+            ids = self.tokenizer.encode(self._check_size(request.prompt), request.add_special_tokens is not False)
+        if (kept := request.truncate_prompt_tokens) is not None:
+            ids = ids[:kept] if request.truncate_end else ids[-kept:]
         if not ids:
             raise BadRequest("the prompt is empty", "give at least one token", param="prompt")
         self._check_ids("prompt", ids)

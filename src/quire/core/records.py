@@ -12,6 +12,7 @@ class SchedulerStats:
     running: int = 0
     waiting: int = 0
     num_blocks: int = 0
+    block_size: int = 0
     held_blocks: int = 0  # in the block table of a sequence
     cached_blocks: int = 0  # free, and still holding a prefix
     held_slots: int = 0  # held_blocks * block_size
@@ -52,6 +53,7 @@ class RequestRecord:
     num_cached_tokens: int
     num_output_tokens: int
     num_samples: int
+    longest_output: int = 0  # tokens of its longest sample
     max_tokens: int | None
     arrival: float
     admitted: float | None = None  # to its first step

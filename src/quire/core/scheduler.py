@@ -258,6 +258,7 @@ class Scheduler:
             running=len(running),
             waiting=self.groups.num_sequences - len(running),
             num_blocks=pool.num_blocks,
+            block_size=size,
             held_blocks=held,
             cached_blocks=pool.num_cached,
             held_slots=held * size,

@@ -21,7 +21,7 @@ from quire.server.dialects.dialect import Dialect
 from quire.server.dialects.generate import generation_route
 from quire.server.dialects.openai.shapes import error_body
 from quire.server.errors import MethodNotAllowed, UnknownPath
-from quire.server.http.middleware import RequestMiddleware
+from quire.server.http.middleware import IGNORED_HEADER, RequestMiddleware
 from quire.server.http.openapi import JSON, openapi, responses
 from quire.server.http.replies import error_response, json_response
 from quire.server.http.wire_format import ErrorShape
@@ -56,7 +56,7 @@ def create_app(
                 allow_origins=options.allowed_origins,
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "retry-after", *RATE_HEADERS],
+                expose_headers=["x-request-id", "retry-after", IGNORED_HEADER, *RATE_HEADERS],
             ),
             Middleware(
                 RequestMiddleware, options, keys, metrics, table.routes, table.error_shapes, error_body, tracer(options)

@@ -10,6 +10,8 @@ from quire.core.errors import QuireError
 from quire.core.records import RequestRecord
 from quire.server.access.keys import Key
 
+MAX_IGNORED = 16  # that a header names
+
 
 @dataclass(slots=True)
 class RequestContext:
@@ -29,6 +31,7 @@ class RequestContext:
     finish_reasons: list[str] = field(default_factory=list)  # one for each prompt
     aborted: bool = False  # cancelled by its id
     error: str = ""  # the code of the error it was answered with
+    ignored: list[str] = field(default_factory=list)  # what of its body has no effect; its client is told
     holds: int = 0  # what keeps it in flight: the HTTP request and its streams, which may outlive it
 
     @property
@@ -87,6 +90,12 @@ def current_tenant() -> str:
     """The name of the key that the current request came with; empty where no keys are needed."""
     context = _current.get()
     return context.tenant if context is not None else ""
+
+
+def note_ignored(what: str) -> None:
+    """A part of the current request has no effect. A header of the response says so."""
+    if (context := _current.get()) and len(context.ignored) < MAX_IGNORED:
+        context.ignored.append(what)
 
 
 def note_error(error: QuireError) -> None:

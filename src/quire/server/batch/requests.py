@@ -1,6 +1,8 @@
 """The input file of a batch: one request on each line, as JSON."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,19 @@ class BatchLine(Struct, kw_only=True):
     method: str = "POST"
 
 
+RequestKey = tuple[str, int]  # a custom_id, and how many lines before it have the same
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    line: BatchLine
+    repeat: int = 0
+
+    @property
+    def key(self) -> RequestKey:
+        return self.line.custom_id, self.repeat
+
+
 _decoder = msgspec.json.Decoder(BatchLine)
 
 
@@ -32,17 +47,13 @@ class BatchRequests:
     def __init__(self, path: Path) -> None:
         """Read the whole file once, so that a mistake in its last line is found before anything is computed."""
         self._path = path
-        self.ids: set[str] = set()
-        for number, line in self._lines():
-            if line.custom_id in self.ids:
-                raise BadBatch(
-                    f"{path}, line {number}: custom_id `{line.custom_id}` was used before",
-                    "results are matched by it: give each request its own",
-                )
-            self.ids.add(line.custom_id)
+        self.keys = {request.key for request in self}
 
-    def __iter__(self) -> Iterator[BatchLine]:
-        return (line for _, line in self._lines())
+    def __iter__(self) -> Iterator[BatchRequest]:
+        seen: Counter[str] = Counter()
+        for _, line in self._lines():
+            yield BatchRequest(line, seen[line.custom_id])
+            seen[line.custom_id] += 1
 
     def _lines(self) -> Iterator[tuple[int, BatchLine]]:
         try:

@@ -5,11 +5,12 @@ import os
 import time
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
 
-from quire.server.batch.requests import BadBatch
+from quire.server.batch.requests import BadBatch, RequestKey
 
 SYNC_LINES = 64  # results that may be lost if the machine fails; none are if the program does
 SYNC_SECONDS = 5.0
@@ -39,6 +40,17 @@ class BatchResult(Struct, kw_only=True):
 
 class _Done(Struct):
     custom_id: str
+    id: str = ""
+
+
+def result_id(repeat: int) -> str:
+    """The id of a result tells which of several lines with the same custom_id it is for."""
+    return f"batch_req_{uuid4().hex}" + (f"-{repeat}" if repeat else "")
+
+
+def repeat_of(name: str) -> int:
+    repeat = name.rpartition("-")[2] if "-" in name else ""
+    return int(repeat) if repeat.isascii() and repeat.isdigit() and len(repeat) < 10 else 0
 
 
 _decoder = msgspec.json.Decoder(_Done)
@@ -46,11 +58,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BatchResults:
-    """A context manager. `done`: the ids whose results were in the file when it was opened."""
+    """A context manager. `done`: the requests whose results were in the file when it was opened."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.done: set[str] = set()
+        self.done: set[RequestKey] = set()
 
     def __enter__(self) -> "BatchResults":
         try:
@@ -98,13 +110,14 @@ class BatchResults:
             if not line.endswith(b"\n"):
                 break
             if line.strip():
-                self.done.add(self._id(number, line))
+                self.done.add(self._key(number, line))
             end += len(line)
         return end
 
-    def _id(self, number: int, line: bytes) -> str:
+    def _key(self, number: int, line: bytes) -> RequestKey:
         try:
-            return _decoder.decode(line).custom_id
+            done = _decoder.decode(line)
+            return done.custom_id, repeat_of(done.id)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadBatch(
                 f"{self._path}, line {number} is no result of a batch: {error}",

@@ -2,24 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
 
 from quire.core.errors import BadRequest, EngineFailed, QueueFull, QuireError
-from quire.server.batch.requests import BatchLine
-from quire.server.batch.results import BatchError, BatchReply, BatchResult
+from quire.server.batch.requests import BatchLine, BatchRequest
+from quire.server.batch.results import BatchError, BatchReply, BatchResult, result_id
 from quire.server.dialects.dialect import Call, Context, model_field
 from quire.server.dialects.generate import complete, parse_call
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
+from quire.server.dialects.openai.responses.items import InputItem
+from quire.server.dialects.openai.responses.shapes import OutputItem
 from quire.server.dialects.openai.responses.store import StoredResponse
 from quire.server.dialects.openai.shapes import WIRE
 from quire.server.options import ServerOptions
 from quire.server.routes.embeddings import embed
+from quire.server.routes.rerank import rerank, score
 
 if TYPE_CHECKING:
     from quire.client.service import Models
@@ -29,33 +32,47 @@ log = logging.getLogger("quire.batch")
 _encode = msgspec.json.Encoder().encode
 
 
+class NoHistory:
+    """A batch stores no responses."""
+
+    def response(self, tenant: str, name: str) -> StoredResponse:
+        what = f"no response `{name}`: a batch stores none"
+        raise BadRequest(what, "send the whole input", param="previous_response_id")
+
+    def items(self, tenant: str) -> dict[str, InputItem | OutputItem]:
+        return {}
+
+
 def _parse_response(body: bytes, context: Context) -> ResponseCall:
-    return parse_response(body, context, _no_previous)
+    return parse_response(body, context, NoHistory())
 
 
-def _no_previous(tenant: str, name: str) -> StoredResponse:
-    raise BadRequest(f"no response `{name}`: a batch stores none", "send the whole input", param="previous_response_id")
-
-
-EMBEDDINGS = "/v1/embeddings"
+ENCODERS: dict[str, Callable[["Models", bytes], Awaitable[object]]] = {
+    "/v1/embeddings": embed,
+    "/v1/score": score,
+    "/score": score,
+    "/v1/rerank": rerank,
+    "/rerank": rerank,
+    "/v2/rerank": rerank,
+}
 PARSERS: dict[str, Callable[[bytes, Context], Call]] = {
     "/v1/chat/completions": parse_chat,
     "/v1/completions": parse_completion,
     "/v1/responses": _parse_response,
 }
-URLS = (*PARSERS, EMBEDDINGS)
+URLS = (*PARSERS, *ENCODERS)
 
 
 async def run_batch(
-    models: "Models", lines: Iterator[BatchLine], concurrency: int, on_result: Callable[[BatchResult], None]
+    models: "Models", requests: Iterator[BatchRequest], concurrency: int, on_result: Callable[[BatchResult], None]
 ) -> None:
-    """Call `on_result` with every line's result as it finishes, `concurrency` requests in flight. Cancelling it cancels
-    them; they have no results."""
+    """Call `on_result` with every result as it finishes, `concurrency` requests in flight. Cancelling it cancels them;
+    they have no results."""
     batch = Batch(models)
 
     async def work() -> None:
-        for line in lines:  # all workers take from the same iterator
-            on_result(await batch.result(line))
+        for request in requests:  # all workers take from the same iterator
+            on_result(await batch.result(request))
 
     try:
         async with asyncio.TaskGroup() as workers:
@@ -70,8 +87,9 @@ class Batch:
         self._models = models
         self._options = ServerOptions()
 
-    async def result(self, line: BatchLine) -> BatchResult:
-        result = BatchResult(id=f"batch_req_{uuid4().hex}", custom_id=line.custom_id)
+    async def result(self, request: BatchRequest) -> BatchResult:
+        line = request.line
+        result = BatchResult(id=result_id(request.repeat), custom_id=line.custom_id)
         if line.method != "POST":
             result.error = BatchError("invalid_method", f"the method is {line.method}, and POST is possible")
         elif line.url not in URLS:
@@ -95,15 +113,18 @@ class Batch:
 
     async def _answer(self, line: BatchLine) -> object:
         body = bytes(line.body)
-        if line.url == EMBEDDINGS:
-            return await embed(self._models, body)
         while True:
-            service, call = await parse_call(self._models, self._options, model_field(body), body, PARSERS[line.url])
-            if call.stream:
-                raise BadRequest("a batch cannot stream", "leave out stream", param="stream")
-            if isinstance(call, ResponseCall) and call.background:
-                raise BadRequest("a batch always runs in the background", "leave out background", param="background")
             try:
-                return await complete(service, call)
+                if encode := ENCODERS.get(line.url):
+                    return await encode(self._models, body)
+                return await self._generate(line.url, body)
             except QueueFull as full:  # by requests with many samples or prompts
                 await asyncio.sleep(full.retry_after)
+
+    async def _generate(self, url: str, body: bytes) -> object:
+        service, call = await parse_call(self._models, self._options, model_field(body), body, PARSERS[url])
+        if call.stream:
+            raise BadRequest("a batch cannot stream", "leave out stream", param="stream")
+        if isinstance(call, ResponseCall) and call.background:
+            raise BadRequest("a batch always runs in the background", "leave out background", param="background")
+        return await complete(service, call)

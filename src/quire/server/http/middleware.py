@@ -25,9 +25,12 @@ from quire.server.options import ServerOptions
 
 log = logging.getLogger("quire.server")
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/ready", "/metrics"})  # need no key: probes and scrapers have none
+OPEN_PATHS = frozenset(
+    {"/health", "/v1/health", "/ping", "/ready", "/metrics"}
+)  # need no key: probes and scrapers have none
 OPEN_PAGE = re.compile(r"/(page/.*)?")  # GET of the web page, which asks its user for a key
 MAX_BODIES = 16  # bodies of maximum size that all requests in flight may hold together
+IGNORED_HEADER = "x-quire-ignored"  # parts of the body that have no effect, such as tools that OpenAI would run
 CLIENT_CLOSED = 499  # never sent: the status in metrics and logs of a request whose client disconnected
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -149,6 +152,8 @@ class _Exchange:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self._context.id
+            if self._context.ignored:
+                headers[IGNORED_HEADER] = ", ".join(self._context.ignored)
             if self._context.key is not None:
                 headers.update(self._context.key.quota.headers())
         elif message["type"] == "http.response.body" and not message.get("more_body"):

@@ -186,6 +186,18 @@ HISTOGRAMS = [
         lambda model: model.request_prompt,
     ),
     HistogramMetric(
+        "request_prefill_computed_tokens",
+        ("request_prefill_kv_computed_tokens",),
+        "Prompt tokens of a request that did not come from the cache.",
+        lambda model: model.request_computed,
+    ),
+    HistogramMetric(
+        "request_max_num_generation_tokens",
+        ("request_max_num_generation_tokens",),
+        "Tokens sampled for the longest sample of a request.",
+        lambda model: model.request_longest_output,
+    ),
+    HistogramMetric(
         "request_generation_tokens",
         ("request_generation_tokens",),
         "Tokens sampled for a request.",
@@ -243,6 +255,7 @@ def families(metrics: Metrics) -> Iterator[Metric]:
                 histogram = metric.of(model)
                 histograms.add_metric([model_name, *labels.values()], histogram.buckets(), histogram.sum)
             yield histograms
+    yield from _cache_config(models)
     yield from _accepted(models)
     yield from _finished(models)
     yield from _steps(models)
@@ -254,6 +267,20 @@ def _names(metric: ScalarMetric | HistogramMetric) -> Iterator[tuple[str, dict[s
     yield f"quire_{metric.name}", {}
     for alias in metric.aliases:
         yield f"vllm:{alias}", {"engine": "0"}
+
+
+def _cache_config(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
+    """Facts in labels, as in vLLM: routers read the size of a cache from them."""
+    help_text, facts = "The size of the KV cache, in its labels.", ["block_size", "num_gpu_blocks"]
+    ours = GaugeMetricFamily("quire_cache_config_info", help_text, labels=["model_name", *facts])
+    theirs = GaugeMetricFamily("vllm:cache_config_info", help_text, labels=["model_name", "engine", *facts])
+    for name, model in models.items():
+        if model.now.num_blocks:
+            values = [str(model.now.block_size), str(model.now.num_blocks)]
+            ours.add_metric([name, *values], 1)
+            theirs.add_metric([name, "0", *values], 1)
+    yield ours
+    yield theirs
 
 
 def _accepted(models: dict[str, ModelMetrics]) -> Iterator[Metric]:

@@ -49,7 +49,9 @@ class ModelMetrics:
         self.decode = Histogram(_SECONDS)
         self.whole = Histogram(_SECONDS)
         self.request_prompt = Histogram(_TOKENS)
+        self.request_computed = Histogram(_TOKENS)
         self.request_output = Histogram(_TOKENS)
+        self.request_longest_output = Histogram(_TOKENS)
         self.request_max_tokens = Histogram(_TOKENS)
         self.request_samples = Histogram(_SAMPLES)
         self.step_tokens = Histogram(_TOKENS)
@@ -78,7 +80,9 @@ class ModelMetrics:
         self.prompt_tokens += record.num_prompt_tokens
         self.cached_tokens += record.num_cached_tokens
         self.request_prompt.observe(record.num_prompt_tokens)
+        self.request_computed.observe(record.num_prompt_tokens - record.num_cached_tokens)
         self.request_output.observe(record.num_output_tokens)
+        self.request_longest_output.observe(record.longest_output)
         self.request_samples.observe(record.num_samples)
         if record.max_tokens is not None:
             self.request_max_tokens.observe(record.max_tokens)

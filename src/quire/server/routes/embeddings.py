@@ -30,9 +30,10 @@ class EmbeddingsBody(Struct, kw_only=True, forbid_unknown_fields=True):
     input: str | list[str | Int | list[Int]]  # a text, texts, token ids, or lists of token ids
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = None
-    truncate_prompt_tokens: Int | None = None  # -1: cut texts that are too long
+    truncate_prompt_tokens: Int | None = None  # cut longer texts; -1: to what the model takes
     prompt_name: str | None = None  # one of the checkpoint's prompts
-    user: str | None = None  # accepted, without effect
+    user: str | None = None  # these are accepted, without effect
+    request_id: str | None = None
 
 
 class Embedding(Struct):
@@ -90,14 +91,16 @@ async def embed(models: "Models", body: bytes) -> EmbeddingList:
     )
 
 
-def truncates(truncate_prompt_tokens: int | None) -> bool:
-    if truncate_prompt_tokens not in (None, -1):
+def truncates(truncate_prompt_tokens: int | None) -> bool | int:
+    if truncate_prompt_tokens in (None, -1):
+        return truncate_prompt_tokens is not None
+    if truncate_prompt_tokens < 1:
         raise BadRequest(
             f"truncate_prompt_tokens is {truncate_prompt_tokens}",
-            "-1 cuts texts to what the model takes",
+            "keep at least one, or -1: what the model takes",
             param="truncate_prompt_tokens",
         )
-    return truncate_prompt_tokens is not None
+    return truncate_prompt_tokens
 
 
 def _texts(given: str | list[str | int | list[int]]) -> list[Text]:

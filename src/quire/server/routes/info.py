@@ -59,8 +59,10 @@ class InfoRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/models", self.models),
+            Route("/models", self.models),  # this one and /v1/health as in llama-server
             Route("/v1/models/{name:path}", self.model),
             Route("/health", self.health),
+            Route("/v1/health", self.health),
             Route("/ping", self.health),  # SageMaker's name for it
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),

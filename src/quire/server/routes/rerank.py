@@ -1,6 +1,7 @@
-"""POST /v1/rerank (as at Jina and Cohere) and /v1/score, in vLLM's shapes."""
+"""POST /v1/rerank (as at Jina and Cohere, and in Text Embeddings Inference) and /v1/score, in vLLM's shapes."""
 
 import time
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -8,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.client.embed_request import ScoreRequest
+from quire.client.embed_request import ScoreRequest, Scores
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
 from quire.server.dialects.fields import Int, new_id
@@ -18,19 +19,30 @@ from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 from quire.server.routes.embeddings import EmbeddingUsage, truncates
 
+if TYPE_CHECKING:
+    from quire.client.service import Models
+
 
 class Document(Struct, forbid_unknown_fields=True):
     text: str
 
 
 class RerankBody(Struct, kw_only=True, forbid_unknown_fields=True):
+    """With `documents`, or with `texts` as Text Embeddings Inference has it, which answers with a list."""
+
     model: str | None = None
     query: str
-    documents: list[str | Document]
+    documents: list[str | Document] | None = None
     top_n: Int | None = None  # how many are returned; 0 and null: all
     return_documents: bool | None = None  # null: true
-    truncate_prompt_tokens: Int | None = None  # -1: cut the longer text of a pair that is too long
+    truncate_prompt_tokens: Int | None = None  # cut the longer text of a pair; -1: to what the model takes
     user: str | None = None
+
+    texts: list[str] | None = None  # these are of Text Embeddings Inference
+    return_text: bool | None = None
+    truncate: bool | None = None
+    truncation_direction: Literal["right", "Right"] | None = None
+    raw_scores: Literal[False] | None = None
 
 
 class ScoreBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +73,12 @@ class Ranking(Struct):
     results: list[Ranked]
 
 
+class RankedText(Struct):
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
 class Score(Struct):
     index: int
     score: float
@@ -76,6 +94,7 @@ class ScoreList(Struct, kw_only=True):
     usage: EmbeddingUsage
 
 
+RANKING = "/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"  # the last two as in llama-server
 SCORED = ["text_1", "text_2"], ["queries", "documents"], ["queries", "items"], ["data_1", "data_2"]
 
 _rerank = msgspec.json.Decoder(RerankBody)
@@ -87,52 +106,72 @@ class RerankRoutes:
         self._state = state
 
     def routes(self) -> list[Route]:
-        ranking = [Route(path, self.rerank, methods=["POST"]) for path in ("/v1/rerank", "/rerank", "/v2/rerank")]
+        ranking = [Route(path, self.rerank, methods=["POST"]) for path in RANKING]
         return [*ranking, *(Route(path, self.score, methods=["POST"]) for path in ("/v1/score", "/score"))]
 
     @request_body(RerankBody)
-    @responses({JSON: Ranking})
+    @responses({JSON: Ranking | list[RankedText]})
     async def rerank(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._state.options.max_body_bytes), _rerank)
-        if body.top_n is not None and body.top_n < 0:
-            raise BadRequest(f"top_n is {body.top_n}", "it is the number of documents to return", param="top_n")
-        texts = [document if isinstance(document, str) else document.text for document in body.documents]
-        name, scores, num_tokens = await self._scores(
-            http, body.model, [(body.query, text) for text in texts], body.truncate_prompt_tokens, "documents"
-        )
-        order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or None]
-        results = [Ranked(index, scores[index]) for index in order]
-        if body.return_documents is not False:
-            for result in results:
-                result.document = Document(texts[result.index])
-        return json_response(Ranking(new_id("rerank"), name, EmbeddingUsage(num_tokens, num_tokens), results))
+        body = await read_body(http, self._state.options.max_body_bytes)
+        return json_response(await unless_disconnected(http.receive, rerank(self._state.models, body)))
 
     @request_body(ScoreBody)
     @responses({JSON: ScoreList})
     async def score(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._state.options.max_body_bytes), _score)
-        pairs, field = _pairs(body)
-        name, scores, num_tokens = await self._scores(http, body.model, pairs, body.truncate_prompt_tokens, field)
-        return json_response(
-            ScoreList(
-                id=new_id("score"),
-                created=int(time.time()),
-                model=name,
-                data=[Score(index, score) for index, score in enumerate(scores)],
-                usage=EmbeddingUsage(num_tokens, num_tokens),
-            )
-        )
+        body = await read_body(http, self._state.options.max_body_bytes)
+        return json_response(await unless_disconnected(http.receive, score(self._state.models, body)))
 
-    async def _scores(
-        self, http: Request, model: str | None, pairs: list[tuple[str, str]], truncate: int | None, field: str
-    ) -> tuple[str, list[float], int]:
-        if not pairs:
-            raise BadRequest(f"{field} is empty", "send at least one text", param=field)
-        check_number(pairs, field)
-        request = ScoreRequest(id=new_id("score"), pairs=pairs, truncate=truncates(truncate))
-        service = (await self._state.models.find(model)).service
-        scores = await unless_disconnected(http.receive, service.score(request))
-        return service.info.name, scores.scores, scores.num_tokens
+
+async def rerank(models: "Models", body: bytes) -> Ranking | list[RankedText]:
+    given = decode(body, _rerank)
+    if given.top_n is not None and given.top_n < 0:
+        raise BadRequest(f"top_n is {given.top_n}", "it is the number of documents to return", param="top_n")
+    texts, field = _ranked_texts(given)
+    truncate = bool(given.truncate) or truncates(given.truncate_prompt_tokens)
+    name, scores = await _scores(models, given.model, [(given.query, text) for text in texts], truncate, field)
+    order = sorted(range(len(texts)), key=lambda index: -scores.scores[index])[: given.top_n or None]
+    if given.texts is not None:
+        shown = [RankedText(index, scores.scores[index]) for index in order]
+        for each in shown if given.return_text else ():
+            each.text = texts[each.index]
+        return shown
+    results = [Ranked(index, scores.scores[index]) for index in order]
+    for result in results if given.return_documents is not False else ():
+        result.document = Document(texts[result.index])
+    return Ranking(new_id("rerank"), name, EmbeddingUsage(scores.num_tokens, scores.num_tokens), results)
+
+
+def _ranked_texts(body: RerankBody) -> tuple[list[str], str]:
+    """-> the texts, and the field they came from"""
+    if (body.documents is None) == (body.texts is None):
+        raise BadRequest("give either `documents` or `texts`", param="documents")
+    if body.texts is not None:
+        return body.texts, "texts"
+    return [document if isinstance(document, str) else document.text for document in body.documents or ()], "documents"
+
+
+async def score(models: "Models", body: bytes) -> ScoreList:
+    given = decode(body, _score)
+    pairs, field = _pairs(given)
+    name, scores = await _scores(models, given.model, pairs, truncates(given.truncate_prompt_tokens), field)
+    return ScoreList(
+        id=new_id("score"),
+        created=int(time.time()),
+        model=name,
+        data=[Score(index, value) for index, value in enumerate(scores.scores)],
+        usage=EmbeddingUsage(scores.num_tokens, scores.num_tokens),
+    )
+
+
+async def _scores(
+    models: "Models", model: str | None, pairs: list[tuple[str, str]], truncate: bool | int, field: str
+) -> tuple[str, Scores]:
+    """-> the model's name, and the score of each pair"""
+    if not pairs:
+        raise BadRequest(f"{field} is empty", "send at least one text", param=field)
+    check_number(pairs, field)
+    service = (await models.find(model)).service
+    return service.info.name, await service.score(ScoreRequest(id=new_id("score"), pairs=pairs, truncate=truncate))
 
 
 def _pairs(body: ScoreBody) -> tuple[list[tuple[str, str]], str]:

@@ -1,7 +1,7 @@
-"""POST /tokenize and /detokenize and GET /tokenizer_info, as in vLLM."""
+"""POST /tokenize and /detokenize and GET /tokenizer_info, as in vLLM; the first two also as in others."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -28,8 +28,12 @@ class TokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     inputs: str | None = None  # Text Generation Inference's prompt; answered with a list of spans
+    content: str | None = None  # llama-server's prompt, and these three its options; answered in its shape
+    add_special: bool | None = None
+    with_pieces: bool | None = None
+    parse_special: Literal[True] | None = None  # special tokens are always recognized
     messages: list[InputMessage] | None = None
-    add_special_tokens: bool | None = None  # for a prompt, true unless given; a rendered chat has its own
+    add_special_tokens: bool | None = None  # to a prompt, unless false; to a rendered chat, which has its own, if true
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -51,6 +55,16 @@ class Tokenized(Struct):
 
 class Detokenized(Struct):
     prompt: str
+    content: str  # the same, for clients of llama-server
+
+
+class TokenPiece(Struct):
+    id: int
+    piece: str | list[int]  # bytes, where they are part of a character
+
+
+class LlamaTokens(Struct):
+    tokens: list[int] | list[TokenPiece]
 
 
 _tokenize = msgspec.json.Decoder(TokenizeBody)
@@ -70,14 +84,16 @@ class TokenizerRoutes:
         ]
 
     @request_body(TokenizeBody)
-    @responses({JSON: Tokenized | list[TokenSpan]})
+    @responses({JSON: Tokenized | LlamaTokens | list[TokenSpan]})
     async def tokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _tokenize)
         service = (await self._models.find(body.model)).service
         tokenizer = service.tokenizer
+        if sum(text is not None for text in (body.prompt, body.inputs, body.content, body.messages)) != 1:
+            raise BadRequest("give one of `prompt`, `messages`, `inputs` and `content`", param="prompt")
+        if body.content is not None:
+            return json_response(await asyncio.to_thread(_pieces, tokenizer, body))
         if body.inputs is not None:
-            if body.prompt is not None or body.messages is not None:
-                raise BadRequest("inputs and another text are given", "give one of them", param="inputs")
             return json_response(await asyncio.to_thread(_spans, tokenizer, body.inputs))
         return json_response(await asyncio.to_thread(_tokenized, tokenizer, body, service.info.max_model_len))
 
@@ -87,7 +103,7 @@ class TokenizerRoutes:
         body = decode(await read_body(http, self._limit), _detokenize)
         service = (await self._models.find(body.model)).service
         text = await asyncio.to_thread(_decoded, service.tokenizer, body.tokens, service.info.vocab_size)
-        return json_response(Detokenized(text))
+        return json_response(Detokenized(text, text))
 
     @query_parameters(model=str)
     @responses({JSON: dict[str, Any]})
@@ -107,8 +123,21 @@ class TokenizerRoutes:
 
 def _tokenized(tokenizer: "Tokenizer", body: TokenizeBody, max_model_len: int) -> Tokenized:
     ids = _encode(tokenizer, body)
-    texts = list(map(tokenizer.token_text, ids)) if body.return_token_strs else None
+    texts = list(map(tokenizer.token_name, ids)) if body.return_token_strs else None
     return Tokenized(len(ids), max_model_len, ids, texts)
+
+
+def _pieces(tokenizer: "Tokenizer", body: TokenizeBody) -> LlamaTokens:
+    ids = tokenizer.encode(body.content or "", add_special_tokens=bool(body.add_special))
+    return LlamaTokens([TokenPiece(token, _piece(tokenizer, token)) for token in ids] if body.with_pieces else ids)
+
+
+def _piece(tokenizer: "Tokenizer", token: int) -> str | list[int]:
+    data = tokenizer.token_bytes(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
 
 def _decoded(tokenizer: "Tokenizer", ids: list[int], vocab_size: int) -> str:
@@ -129,12 +158,8 @@ def _spans(tokenizer: "Tokenizer", text: str) -> list[TokenSpan]:
 
 
 def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
-    if (body.prompt is None) == (body.messages is None):
-        raise BadRequest("give either `prompt` or `messages`", param="prompt")
     if body.prompt is not None:
         return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    if body.add_special_tokens:
-        raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
     continues = bool(body.continue_final_message)
     form, use = chat_format(tokenizer.chat_template or ""), tool_use(body.tools, None, None)
     text = chat_text(
@@ -145,4 +170,4 @@ def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
         continue_final_message=continues,
         **template_kwargs(body.chat_template_kwargs),
     )
-    return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))

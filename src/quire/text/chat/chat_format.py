@@ -33,7 +33,7 @@ class ChatFormat:
                 param="tools",
             )
         if not self.has_developer:
-            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+            messages = _without_developer(messages)
         return messages if self.has_tools else add_tools_to_messages(messages, use.tools if use.active else [])
 
     def template_tools(self, use: ToolParams) -> list[dict[str, Any]] | None:
@@ -59,6 +59,20 @@ class ChatFormat:
         if reasoning_parser is None and tool_parser is None:
             return None
         return AnswerParser(reasoning_parser, tool_parser, use.parallel)
+
+
+def _without_developer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of the developer as those of the system. One that follows another joins it: many templates take a single
+    one, at the beginning."""
+    plain: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] != "developer":
+            plain.append(message)
+        elif plain and plain[-1]["role"] == "system":
+            plain[-1] = {**plain[-1], "content": f"{plain[-1]['content']}\n\n{message['content']}"}
+        else:
+            plain.append({**message, "role": "system"})
+    return plain
 
 
 @lru_cache(64)

@@ -115,6 +115,10 @@ class Tokenizer:
             self._bytes[token] = cached
         return cached
 
+    def token_name(self, token: int) -> str:
+        """The token as the vocabulary writes it: `Ġthe` is ` the` in one of bytes. Empty for an id that pads it."""
+        return self._backend.id_to_token(token) or self._vocabulary.added.get(token, "")
+
     def token_text(self, token: int) -> str:
         """The bytes as text, with U+FFFD for parts of characters."""
         return self.token_bytes(token).decode(errors="replace")

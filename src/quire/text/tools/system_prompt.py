@@ -28,7 +28,8 @@ def add_tools_to_messages(messages: list[dict[str, Any]], tools: list[dict[str, 
         elif calls := message.get("tool_calls"):
             blocks = [_call_block(call["function"]) for call in calls]
             content = "\n".join(filter(None, [message.get("content"), *blocks]))
-            result.append({"role": message["role"], "content": content})
+            kept = {name: value for name, value in message.items() if name != "tool_calls"}
+            result.append({**kept, "content": content})
         else:
             result.append(message)
     if tools:

@@ -3,10 +3,12 @@
 from uuid import uuid4
 
 from quire.server.dialects.anthropic.shapes import (
+    SIGNATURE,
     BlockDelta,
     BlockStart,
     BlockStop,
     InputDelta,
+    SignatureDelta,
     TextContent,
     TextDelta,
     ThinkingContent,
@@ -20,8 +22,10 @@ from quire.text.answer_parser import AnswerDelta
 class BlockEvents:
     """Reasoning, text and each tool call are blocks; one is open at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, show_reasoning: bool = True) -> None:
+        """Without `show_reasoning` its blocks are empty."""
         self.called = False
+        self._show_reasoning = show_reasoning
         self._index = -1
         self._open: str | None = None  # "thinking", "text", or "call"
 
@@ -29,7 +33,8 @@ class BlockEvents:
         events: list[object] = []
         if delta.reasoning:
             events += self._enter("thinking", ThinkingContent())
-            events.append(BlockDelta(self._index, ThinkingDelta(delta.reasoning)))
+            if self._show_reasoning:
+                events.append(BlockDelta(self._index, ThinkingDelta(delta.reasoning)))
         if delta.content and (self._open == "text" or delta.content.strip()):  # white space alone opens no block
             events += self._enter("text", TextContent())
             events.append(BlockDelta(self._index, TextDelta(delta.content)))
@@ -44,8 +49,9 @@ class BlockEvents:
     def end(self) -> list[object]:
         if self._open is None:
             return []
+        signed = [BlockDelta(self._index, SignatureDelta(SIGNATURE))] if self._open == "thinking" else []
         self._open = None
-        return [BlockStop(self._index)]
+        return [*signed, BlockStop(self._index)]
 
     def _enter(self, kind: str, block: TextContent | ThinkingContent | ToolUseContent) -> list[object]:
         if self._open == kind:
@@ -56,10 +62,12 @@ class BlockEvents:
         return [*closed, BlockStart(self._index, block)]
 
 
-def content_blocks(delta: AnswerDelta) -> list[TextContent | ThinkingContent | ToolUseContent]:
+def content_blocks(
+    delta: AnswerDelta, show_reasoning: bool = True
+) -> list[TextContent | ThinkingContent | ToolUseContent]:
     blocks: list[TextContent | ThinkingContent | ToolUseContent] = []
     if delta.reasoning:
-        blocks.append(ThinkingContent(delta.reasoning))
+        blocks.append(ThinkingContent(delta.reasoning if show_reasoning else "", SIGNATURE))
     if delta.content.strip():
         blocks.append(TextContent(delta.content))
     return blocks + [_call(call) for call in completed_calls(delta.calls)]

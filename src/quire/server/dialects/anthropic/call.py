@@ -43,18 +43,32 @@ _decoder = msgspec.json.Decoder(MessagesBody)
 def parse_messages(body: bytes, context: Context) -> "MessagesCall":
     given = decode_body(body, _decoder)
     use = tool_use(given)
-    request = GenerateRequest(id=new_id("msg", "_"), params=sampling_params(given), tenant=context.tenant)
+    request = GenerateRequest(
+        id=new_id("msg", "_"),
+        params=sampling_params(given),
+        window=context.info.max_model_len,  # max_tokens may be more than the context holds
+        tenant=context.tenant,
+    )
     messages = plain_messages(given.system, given.messages)
     set_chat(request, context, messages, use, **template_options(given, context))
-    return MessagesCall(request, context, use, stream=bool(given.stream))
+    shown = given.thinking is None or given.thinking.display != "omitted"
+    return MessagesCall(request, context, use, stream=bool(given.stream), show_reasoning=shown)
 
 
 class MessagesCall:
-    def __init__(self, request: GenerateRequest, context: Context, use: ToolParams, stream: bool) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        context: Context,
+        use: ToolParams,
+        stream: bool,
+        show_reasoning: bool = True,
+    ) -> None:
         self.requests = [request]
+        self._show_reasoning = show_reasoning
         self.stream = stream
         self._request, self._context, self._use = request, context, use
-        self._blocks = BlockEvents()
+        self._blocks = BlockEvents(show_reasoning)
         self._begun = False
         self._num_prompt = 0
         self._num_output = 0
@@ -76,7 +90,7 @@ class MessagesCall:
             events.insert(1, Ping())
         sent += events
         if event.finish_reason:
-            ended = MessageEnd(*_stop(event.finish_reason, event.stop_reason, self._blocks.called))
+            ended = MessageEnd(*self._stop(event.finish_reason, event.stop_reason, self._blocks.called))
             usage = self._usage(self._num_output)
             sent += [*self._blocks.end(), MessageDelta(ended, usage), MessageStop()]
         return sent
@@ -89,8 +103,9 @@ class MessagesCall:
         [sample] = completion.samples
         self._num_cached = completion.num_cached_tokens
         delta = self._parser.push(sample.text, ended=True)
-        message = self._message(content_blocks(delta), len(sample.token_ids))
-        message.stop_reason, message.stop_sequence = _stop(
+        self._num_output = len(sample.token_ids)
+        message = self._message(content_blocks(delta, self._show_reasoning), self._num_output)
+        message.stop_reason, message.stop_sequence = self._stop(
             sample.finish_reason,
             sample.stop_reason,
             any(isinstance(block, ToolUseContent) for block in message.content),
@@ -105,11 +120,11 @@ class MessagesCall:
     def _usage(self, num_output: int) -> AnthropicUsage:
         return AnthropicUsage.of(self._num_prompt, self._num_cached, num_output)
 
-
-def _stop(reason: str | None, by: str | int | None, called: bool) -> tuple[str, str | None]:
-    """The stop reason, and the stop sequence if there is one."""
-    if reason == "length":
-        return "max_tokens", None
-    if isinstance(by, str):
-        return "stop_sequence", by
-    return "tool_use" if called else "end_turn", None
+    def _stop(self, reason: str | None, by: str | int | None, called: bool) -> tuple[str, str | None]:
+        """The stop reason, and the stop sequence if there is one."""
+        if reason == "length":
+            full = self._num_output < (self._request.params.max_tokens or 0)
+            return "model_context_window_exceeded" if full else "max_tokens", None
+        if isinstance(by, str):
+            return "stop_sequence", by
+        return "tool_use" if called else "end_turn", None

@@ -9,9 +9,11 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.structured import Structured
+from quire.server.access.request_context import note_ignored
 from quire.server.dialects.anthropic.messages import AnthropicInputMessage, TextBlock
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int
+from quire.server.dialects.messages import not_text
 from quire.server.http.body import Body, decode, parts
 from quire.text.tools.params import ToolChoiceMode, ToolParams
 
@@ -26,8 +28,10 @@ class Strict(Struct, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent."""
 
 
-class AnthropicTool(Strict, kw_only=True):
-    name: str
+class AnthropicTool(Struct, kw_only=True):
+    """One of the client's own, or one of Anthropic's, which have fields of their own."""
+
+    name: str = ""
     input_schema: dict[str, Any] | None = None
     description: str | None = None
     type: str | None = None
@@ -59,6 +63,7 @@ class OutputFormat(Strict, kw_only=True):
 class OutputConfig(Strict, kw_only=True):
     format: OutputFormat | None = None
     effort: str | None = None
+    task_budget: Any = None  # without effect
 
 
 class PromptBody(Strict, kw_only=True):
@@ -71,7 +76,15 @@ class PromptBody(Strict, kw_only=True):
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-    cache_control: Any = None  # without effect: prefixes are always cached
+    output_format: OutputFormat | None = None  # the older place of output_config.format
+    mcp_servers: Any = None
+
+    cache_control: Any = None  # these are accepted, without effect; prefixes are always cached
+    anthropic_beta: Any = None
+    anthropic_version: Any = None
+    betas: Any = None
+    compaction: Any = None  # nothing is removed from a conversation
+    context_management: Any = None
     speed: str | None = None
 
 
@@ -82,28 +95,20 @@ class MessagesBody(PromptBody, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
-    metadata: dict[str, Any] | None = None  # these three are accepted, without effect
+    container: Any = None
+    thread: Any = None
+
+    metadata: dict[str, Any] | None = None  # these are accepted, without effect
     service_tier: str | None = None
     inference_geo: str | None = None
-    container: Any = None
-    mcp_servers: Any = None
-    context_management: Any = None
-    compaction: Any = None
+    diagnostics: Any = None
     fallbacks: Any = None
     fallback_credit_token: Any = None
-    thread: Any = None
-    diagnostics: Any = None
 
 
-NOT_SUPPORTED = (
-    "container",
-    "mcp_servers",
-    "context_management",
-    "compaction",
-    "fallbacks",
-    "fallback_credit_token",
-    "diagnostics",
-)
+NOT_SUPPORTED = ("container", "mcp_servers")
+_IGNORED = ("compaction", "context_management", "fallbacks")  # without effect, which the client is told
+_OWN_TOOL = re.compile(r"[a-z0-9_]{1,64}_20[0-9]{6}")  # of Anthropic's own: its servers run it, or its models know its schema
 _CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _VALUE = re.compile(r"invalid value '(\w+)'")
 _INDEX = re.compile(r"\[(\d+)\]")
@@ -116,8 +121,8 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
 def _explain(message: str, body: type[Struct]) -> BadRequest:
     kind, path, what = parts(message)
     path = _INDEX.sub(r".\1", path)
-    if path.endswith(".type") and (block := _VALUE.fullmatch(what)):  # an image, a document
-        return BadRequest(f"{path}: `{block[1]}` is not supported", "send text", param=path)
+    if path.endswith(".type") and (block := _VALUE.fullmatch(what)):  # an image, say
+        return BadRequest(f"{path}: `{block[1]}` is not supported", not_text(block[1], path).hint, param=path)
     said = {"unknown": "Extra inputs are not permitted", "missing": "Field required"}.get(kind, what)
     return BadRequest(f"{path}: {said}" if path else said, param=path or None)
 
@@ -126,9 +131,13 @@ def tool_use(body: PromptBody) -> ToolParams:
     tools = []
     for index, tool in enumerate(body.tools or ()):
         if tool.type not in (None, "custom"):
-            raise BadRequest(
-                f"tools.{index}.type: `{tool.type}` is not supported", "give tools of your own", param="tools"
-            )
+            if not _OWN_TOOL.fullmatch(tool.type):
+                said = f"tools.{index}.type: `{tool.type}` is not supported"
+                raise BadRequest(said, "give tools of your own", param="tools")
+            note_ignored(f"tools.{index} ({tool.type})")
+            continue
+        if not tool.name:
+            raise BadRequest(f"tools.{index}.name: Field required", param="tools")
         schema = tool.input_schema or {"type": "object", "properties": {}}
         function = {"name": tool.name, "description": tool.description or "", "parameters": schema}
         tools.append({"type": "function", "function": function})
@@ -144,6 +153,9 @@ def sampling_params(body: MessagesBody) -> SamplingParams:
     for name in NOT_SUPPORTED:
         if getattr(body, name):
             raise BadRequest(f"{name}: not supported", "leave it out", param=name)
+    for name in _IGNORED:
+        if getattr(body, name):
+            note_ignored(name)
     if body.thread:
         raise NoThreads("thread: not supported", "send the whole conversation", param="thread")
     if body.temperature is not None and not 0.0 <= body.temperature <= 1.0:
@@ -154,16 +166,17 @@ def sampling_params(body: MessagesBody) -> SamplingParams:
         top_k=body.top_k or 0,
         max_tokens=body.max_tokens,
         stop=body.stop_sequences or [],
-        structured=_structured(body.output_config),
+        structured=_structured(body),
     )
 
 
-def _structured(config: OutputConfig | None) -> Structured | None:
-    if config is None or config.format is None:
+def _structured(body: MessagesBody) -> Structured | None:
+    output = (body.output_config.format if body.output_config else None) or body.output_format
+    if output is None:
         return None
-    if config.format.type != "json_schema":
-        raise BadRequest(f"output_config.format.type: `{config.format.type}` is not supported", param="output_config")
-    return Structured("json_schema", msgspec.json.encode(config.format.schema).decode())
+    if output.type != "json_schema":
+        raise BadRequest(f"output_config.format.type: `{output.type}` is not supported", param="output_config")
+    return Structured("json_schema", msgspec.json.encode(output.schema).decode())
 
 
 def template_options(body: PromptBody, context: Context) -> dict[str, Any]:
@@ -175,12 +188,11 @@ def template_options(body: PromptBody, context: Context) -> dict[str, Any]:
         end = last.content if isinstance(last.content, str) else getattr(last.content[-1], "text", "")
         if end != end.rstrip():
             raise BadRequest("messages: final assistant content cannot end with trailing whitespace", param="messages")
-    if body.speed not in (None, "standard"):
-        raise BadRequest(f"speed: `{body.speed}` is not supported", "leave it out", param="speed")
+    thinks = _thinking_enabled(body.thinking)
     if context.chat_format().reasoning is not None:
-        options["enable_thinking"] = _thinking_enabled(body.thinking)
-    elif body.thinking is not None and body.thinking.type == "enabled":
-        raise BadRequest("thinking: this model has no reasoning", "leave it out", param="thinking")
+        options["enable_thinking"] = thinks
+    elif thinks:
+        note_ignored("thinking")  # this model has no reasoning
     if body.output_config is not None and body.output_config.effort is not None:
         options["reasoning_effort"] = body.output_config.effort
     return options
@@ -191,6 +203,4 @@ def _thinking_enabled(config: ThinkingConfig | None) -> bool:
         return False
     if config.type not in ("enabled", "disabled", "adaptive"):
         raise BadRequest(f"thinking.type: `{config.type}` is not one of enabled, disabled, adaptive", param="thinking")
-    if config.display == "omitted":
-        raise BadRequest("thinking.display: `omitted` is not supported", "leave it out", param="thinking")
     return config.type != "disabled"

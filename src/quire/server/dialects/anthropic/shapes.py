@@ -26,9 +26,12 @@ class TextContent(Struct, tag="text"):
     text: str = ""
 
 
+SIGNATURE = "quire"  # of all reasoning: clients do not send back what has none, and here it is not looked at
+
+
 class ThinkingContent(Struct, tag="thinking"):
     thinking: str = ""
-    signature: str = ""
+    signature: str = ""  # of a stream: comes at the end of the block
 
 
 class ToolUseContent(Struct, kw_only=True, tag="tool_use"):
@@ -55,6 +58,10 @@ class ThinkingDelta(Struct, tag="thinking_delta"):
     thinking: str
 
 
+class SignatureDelta(Struct, tag="signature_delta"):
+    signature: str
+
+
 class InputDelta(Struct, tag="input_json_delta"):
     partial_json: str
 
@@ -74,7 +81,7 @@ class BlockStart(Struct, tag="content_block_start"):
 
 class BlockDelta(Struct, tag="content_block_delta"):
     index: int
-    delta: TextDelta | ThinkingDelta | InputDelta
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class BlockStop(Struct, tag="content_block_stop"):

@@ -58,7 +58,8 @@ def structured(format: Any) -> Structured | None:
 
 def refuse(name: str, value: object) -> None:
     if value:
-        raise BadRequest(f"`{name}` is not supported", "leave it out", param=name)
+        hint = "this model takes text, and no images" if name.endswith("images") else "leave it out"
+        raise BadRequest(f"`{name}` is not supported", hint, param=name)
 
 
 def refuse_unloading(body: OllamaFields) -> None:

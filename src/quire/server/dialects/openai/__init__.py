@@ -12,6 +12,7 @@ DIALECT = Dialect(
     name="openai",
     parsers={
         "/v1/chat/completions": parse_chat,
+        "/chat/completions": parse_chat,  # as in llama-server
         "/v1/completions": parse_completion,
         "/invocations": parse_invocation,
     },

@@ -1,22 +1,28 @@
 """POST /v1/chat/completions: the request."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
+from quire.server.access.request_context import note_ignored
 from quire.server.dialects.chat_request import set_chat
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, new_id, refuse_unsupported
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
 from quire.server.dialects.openai.chat_call import ChatCall, ChatChoice
-from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params, truncation
 from quire.server.dialects.openai.shapes import CompletionObject
 from quire.server.dialects.openai.structured import structured_output
 from quire.server.dialects.tools import NamedTool, ToolDefinition, tool_use
 from quire.server.http.body import decode
 from quire.server.http.openapi import EVENTS, JSON, request_body, responses
+
+
+class ThinkingSwitch(Struct, kw_only=True):
+    type: Literal["enabled", "disabled", "auto", "adaptive"] = "enabled"
 
 
 class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
@@ -34,15 +40,19 @@ class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
+    enable_thinking: bool | None = None  # the template's option, where Qwen's own API has it
+    thinking: "ThinkingSwitch | None" = None  # the same, where the APIs of DeepSeek, GLM and Kimi have it
+    echo: bool | None = None  # vLLM's: with continue_final_message, the answer begins with the message
+
+    verbosity: str | None = None  # these three are accepted, without effect
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
 
     functions: Any = None
     function_call: Any = None
     audio: Any = None
     modalities: Any = None
     moderation: Any = None
-    prediction: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
     chat_template: Any = None  # refused: a template is a program
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
@@ -56,9 +66,6 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
-    "verbosity": ("medium",),
-    "web_search_options": (),
     "chat_template": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
@@ -68,7 +75,7 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 NOT_SUPPORTED_IN_CHATS = {**NOT_SUPPORTED, **_NOT_SUPPORTED}
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 _decoder = msgspec.json.Decoder(ChatBody)
 
@@ -79,20 +86,22 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
     chat = decode(body, _decoder)
     refuse_unsupported(chat, _NOT_SUPPORTED)
     check(chat)
-    if chat.add_special_tokens:
-        raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
+    if chat.web_search_options is not None:
+        note_ignored("web_search_options")
     use = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
     request = GenerateRequest(
         id=new_id("chatcmpl"),
         params=sampling_params(
             chat, max_tokens=_max_tokens(chat), logprobs=_logprobs(chat), structured=structured_output(chat)
         ),
-        truncate_prompt_tokens=chat.truncate_prompt_tokens,
+        add_special_tokens=bool(chat.add_special_tokens),
+        **truncation(chat, context),
         tenant=context.tenant,
         salt=chat.cache_salt or "",
         priority=chat.priority or 0,
     )
-    set_chat(request, context, plain_messages(chat.messages), use, **_template_options(chat))
+    messages = plain_messages(chat.messages)
+    set_chat(request, context, messages, use, **_template_options(chat))
     return ChatCall(
         request,
         context,
@@ -103,11 +112,13 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
         token_ids=bool(chat.return_token_ids),
         by_id=bool(chat.return_tokens_as_token_ids),
         reasoning=chat.include_reasoning is not False,
+        custom=frozenset(tool.custom.name for tool in chat.tools or () if tool.type == "custom" and tool.custom),
+        echo=messages[-1]["content"] or "" if chat.echo and _continues(chat) else "",
     )
 
 
 def _template_options(chat: ChatBody) -> dict[str, Any]:
-    continues = bool(chat.continue_final_message)
+    continues = _continues(chat)
     ours: dict[str, Any] = {
         "add_generation_prompt": not continues if chat.add_generation_prompt is None else chat.add_generation_prompt,
         "continue_final_message": continues,
@@ -116,9 +127,21 @@ def _template_options(chat: ChatBody) -> dict[str, Any]:
         ours["documents"] = chat.documents
     return {
         **effort_options(chat.reasoning_effort, "reasoning_effort"),
+        **_thinking_options(chat),
         **template_kwargs(chat.chat_template_kwargs),
         **ours,
     }
+
+
+def _continues(chat: ChatBody) -> bool:
+    """Whether the answer continues the last message, which may say so itself."""
+    return bool(chat.continue_final_message or chat.messages[-1].prefix)
+
+
+def _thinking_options(chat: ChatBody) -> dict[str, bool]:
+    if chat.enable_thinking is not None:
+        return {"enable_thinking": chat.enable_thinking}
+    return {} if chat.thinking is None else {"enable_thinking": chat.thinking.type != "disabled"}
 
 
 def effort_options(effort: str | None, where: str) -> dict[str, Any]:

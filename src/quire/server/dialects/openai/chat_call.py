@@ -9,7 +9,7 @@ from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.openai.fields import StreamOptions
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
-from quire.server.dialects.openai.tool_calls import ToolCallDelta, merge_tool_calls, tool_call_delta
+from quire.server.dialects.openai.tool_calls import ToolCallDelta, ToolCallDeltas, merge_tool_calls
 from quire.server.dialects.openai.usage import UsageCounter, usage_of
 from quire.text.answer_parser import AnswerDelta, AnswerParser
 from quire.text.event import TextEvent, TokenLogprob
@@ -38,8 +38,8 @@ class ChatMessage(Struct, kw_only=True):
     role: str = "assistant"
     content: str | None
     refusal: None = None
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET  # the newer name of reasoning_content
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the newer name of reasoning_content
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
@@ -74,11 +74,15 @@ class ChatCall:
         token_ids: bool = False,
         by_id: bool = False,
         reasoning: bool = True,
+        custom: frozenset[str] = frozenset(),
+        echo: str = "",
     ) -> None:
+        """`custom`: names of custom tools. `echo`: text that comes before every answer."""
         self.requests = [request]
         self.stream = stream
         self._context, self._use = context, use
-        self._short_ids = context.chat_format().short_ids
+        self._custom, self._short_ids = custom, context.chat_format().short_ids
+        self._echo = echo
         self._id = request.id
         self._created = int(time.time())
         self._top = top_logprobs
@@ -97,12 +101,13 @@ class ChatCall:
         sent: list[object] = []
         sample = self._samples.get(event.index)
         if sample is None:
-            first = self._chunk([ChatChoice(index=event.index, delta=Delta(role="assistant", content=""))])
+            first = self._chunk([ChatChoice(index=event.index, delta=Delta(role="assistant", content=self._echo))])
             if self._ids_too and not self._samples:
                 first.prompt_token_ids = self._prompt_ids
-            sample = self._samples[event.index] = _SampleState(self._parser())
+            sample = self._samples[event.index] = _SampleState(self._parser(), self._calls())
             sent.append(first)
-        delta = self._delta(sample, sample.parser.push(event.text, event.finish_reason is not None))
+        ended = event.finish_reason is not None
+        delta = self._delta(sample, sample.parser.push(event.text, ended), ended)
         if delta or event.finish_reason or event.logprobs or (self._ids_too and event.token_ids):
             choice = ChatChoice(index=event.index, delta=delta or Delta(), logprobs=self._logprobs(event.logprobs))
             if event.finish_reason:
@@ -126,6 +131,7 @@ class ChatCall:
         choices = [self._choice(index, sample) for index, sample in enumerate(completion.samples)]
         answer = self._answer("chat.completion", choices)
         answer.usage = usage_of(completions)
+        answer.prompt_logprobs = None
         if params.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs_of(completion.prompt_logprobs)
         if self._ids_too:
@@ -134,12 +140,12 @@ class ChatCall:
 
     def _choice(self, index: int, sample: CompletionSample) -> ChatChoice:
         answer = self._parser().push(sample.text, ended=True)
-        message = ChatMessage(content=answer.content)
+        message = ChatMessage(content=self._echo + answer.content)
         if answer.reasoning and self._reasoning_too:
             message.reasoning_content = message.reasoning = answer.reasoning
         if answer.calls:
-            message.tool_calls = merge_tool_calls(answer.calls, self._short_ids)
-            message.content = answer.content or None
+            message.tool_calls = merge_tool_calls(self._calls().push(answer.calls, ended=True))
+            message.content = message.content or None
         return ChatChoice(
             index=index,
             message=message,
@@ -152,17 +158,21 @@ class ChatCall:
     def _parser(self) -> AnswerParser:
         return self._context.answer_parser(self.requests[0], self._use, self._prompt_ids)
 
-    def _delta(self, sample: "_SampleState", answer: AnswerDelta) -> Delta | None:
-        if not answer:
+    def _calls(self) -> ToolCallDeltas:
+        return ToolCallDeltas(self._custom, self._short_ids)
+
+    def _delta(self, sample: "_SampleState", answer: AnswerDelta, ended: bool) -> Delta | None:
+        calls = sample.calls.push(answer.calls, ended)
+        if not (answer.reasoning or answer.content or calls):
             return None
         delta = Delta()
         if answer.content:
             delta.content = answer.content
         if answer.reasoning and self._reasoning_too:
             delta.reasoning_content = delta.reasoning = answer.reasoning
-        if answer.calls:
+        if calls:
             sample.called = True
-            delta.tool_calls = [tool_call_delta(call, self._short_ids) for call in answer.calls]
+            delta.tool_calls = calls
         return delta
 
     def _chunk(self, choices: list[ChatChoice]) -> CompletionObject[ChatChoice]:
@@ -197,10 +207,10 @@ def chat_logprob(position: list[TokenLogprob], num_top: int, by_id: bool = False
 class _SampleState:
     """What is known of one sample while it is streamed."""
 
-    __slots__ = ("called", "parser")
+    __slots__ = ("called", "calls", "parser")
 
-    def __init__(self, parser: AnswerParser) -> None:
-        self.parser = parser
+    def __init__(self, parser: AnswerParser, calls: ToolCallDeltas) -> None:
+        self.parser, self.calls = parser, calls
         self.called = False  # a tool
 
 

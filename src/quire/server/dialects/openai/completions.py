@@ -12,9 +12,10 @@ from quire.core.errors import BadRequest
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, new_id
-from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params
+from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params, truncation
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.structured import structured_output
+from quire.server.dialects.openai.text_offsets import TextOffsets, prompt_offsets
 from quire.server.dialects.openai.usage import UsageCounter, usage_of
 from quire.server.http.body import decode, texts_or_ids
 from quire.server.http.openapi import EVENTS, JSON, request_body, responses
@@ -23,7 +24,7 @@ from quire.text.event import TextEvent, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16
 
-_Shown = tuple[int, str, list[TokenLogprob] | None]  # a token, its text, its logprobs
+_Shown = tuple[int, int, str, list[TokenLogprob] | None]  # a token: its offset, its id, its text, its logprobs
 
 
 class CompletionBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +40,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 class CompletionLogprobs(Struct):
-    """Four lists with one entry for each token. Offsets are in characters of the text."""
+    """Four lists with one entry for each token. `text_offset` is where its text begins in that of the choice."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -84,8 +85,8 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
             ),
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=None if isinstance(prompt, str) else prompt,
-            add_special_tokens=completion.add_special_tokens is not False,
-            truncate_prompt_tokens=completion.truncate_prompt_tokens,
+            add_special_tokens=completion.add_special_tokens,
+            **truncation(completion, context),
             decoder_prompt=completion.decoder_prompt,
             tenant=context.tenant,
             salt=completion.cache_salt or "",
@@ -123,7 +124,7 @@ class CompletionCall:
         self._tally = UsageCounter(body.stream_options)
         self._prompts: list[list[int]] = []
         self._prompt_logprobs: dict[int, list[list[TokenLogprob]]] = {}  # by prompt, until its echo is sent
-        self._offsets: dict[int, int] = {}  # by choice: characters sent
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._prompts = prompts
@@ -146,15 +147,15 @@ class CompletionCall:
         first = index not in self._offsets
         shown: list[_Shown] = []
         if first:
-            self._offsets[index] = 0
+            self._offsets[index] = self._text_offsets(prompt)
             if self._echo:
                 choice.text = self._prompt_text(prompt) + choice.text
                 shown = self._prompt_tokens(prompt, self._prompt_logprobs.get(prompt))
             if self._ids_too:
                 choice.prompt_token_ids = self._prompts[prompt]
         if self._with_logprobs:
-            shown += map(_shown, event.logprobs or ())
-            choice.logprobs, self._offsets[index] = _logprobs(shown, self._offsets[index], self._by_id)
+            shown += _shown(event.logprobs, self._offsets[index])
+            choice.logprobs = _logprobs(shown, self._by_id)
         elif not (choice.text or event.finish_reason or self._ids_too):
             return []
         chunk = self._answer([choice])
@@ -188,8 +189,9 @@ class CompletionCall:
                 )
                 if self._with_logprobs:
                     shown = self._prompt_tokens(prompt, completion.prompt_logprobs) if self._echo else []
-                    shown += map(_shown, sample.logprobs or ())
-                    choice.logprobs, _ = _logprobs(shown, 0, self._by_id)
+                    shown += _shown(sample.logprobs, self._text_offsets(prompt), len(choice.text))
+                    choice.logprobs = _logprobs(shown, self._by_id)
+                choice.prompt_logprobs = None
                 if self._with_prompt_logprobs:
                     choice.prompt_logprobs = prompt_logprobs_of(completion.prompt_logprobs)
                 if self._ids_too:
@@ -212,22 +214,34 @@ class CompletionCall:
 
     def _prompt_tokens(self, prompt: int, logprobs: list[list[TokenLogprob]] | None) -> list[_Shown]:
         """The prompt's tokens with their logprobs. The first token has none."""
-        first = self._prompts[prompt][0]
-        text = self._tokenizer.token_bytes(first).decode("utf-8", errors="replace")
-        return [(first, text, None), *map(_shown, logprobs or ())]
+        ids, tokenizer = self._prompts[prompt], self._tokenizer
+        offsets = prompt_offsets(tokenizer, ids, self._prompt_text(prompt))
+        rest = zip(offsets[1:], logprobs or (), strict=False)
+        return [
+            (0, ids[0], tokenizer.token_text(ids[0]), None),
+            *((offset, position[0].token_id, position[0].text, position) for offset, position in rest),
+        ]
+
+    def _text_offsets(self, prompt: int) -> TextOffsets:
+        skips = self.requests[prompt].params.skip_special_tokens
+        echoed = self._prompt_text(prompt) if self._echo else ""
+        return TextOffsets(self._tokenizer, skips, self._prompts[prompt], echoed)
 
 
-def _shown(position: list[TokenLogprob]) -> _Shown:
-    return position[0].token_id, position[0].text, position
+def _shown(logprobs: list[list[TokenLogprob]] | None, offsets: TextOffsets, end: int | None = None) -> list[_Shown]:
+    """`end`: of the text, where it is known. The tokens of a stop string that was cut off begin there."""
+    shown: list[_Shown] = []
+    for position in logprobs or ():
+        token, offset = position[0], offsets.push(position[0].token_id)
+        shown.append((offset if end is None else min(offset, end), token.token_id, token.text, position))
+    return shown
 
 
-def _logprobs(shown: list[_Shown], offset: int, by_id: bool) -> tuple[CompletionLogprobs, int]:
-    """-> the four lists, for tokens whose text begins at `offset`, and the offset of what follows"""
+def _logprobs(shown: list[_Shown], by_id: bool) -> CompletionLogprobs:
     lists = CompletionLogprobs([], [], [], [])
-    for token_id, text, position in shown:
+    for offset, token_id, text, position in shown:
         lists.text_offset.append(offset)
         lists.tokens.append(token_name(token_id, text, by_id))
-        offset += len(text)
         if position is None:
             lists.token_logprobs.append(None)
             lists.top_logprobs.append(None)
@@ -237,4 +251,4 @@ def _logprobs(shown: list[_Shown], offset: int, by_id: bool) -> tuple[Completion
             for token in sorted(position, key=lambda token: token.rank):
                 top.setdefault(token_name(token.token_id, token.text, by_id), token.finite_logprob)
             lists.top_logprobs.append(top)
-    return lists, offset
+    return lists

@@ -1,11 +1,12 @@
 """The fields that chat and completions share, and their `SamplingParams`."""
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
+from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, refuse_unsupported
 from quire.server.dialects.openai.structured import ResponseFormat, Schema, StructuredOutputs
 
@@ -13,7 +14,7 @@ from quire.server.dialects.openai.structured import ResponseFormat, Schema, Stru
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: bool | None = None  # without effect
 
 
 class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -57,14 +58,16 @@ class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
         None  # in logprobs: `token_id:` and the id, where the token's text would be
     )
 
-    user: str | None = None  # these six are accepted, without effect
-    metadata: dict[str, str] | None = None
+    user: str | None = None  # these are accepted, without effect
+    metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None  # prefixes are always cached
     prompt_cache_retention: str | None = None
-    store: bool | None = None
+    store: bool | None = None  # of OpenAI's: only responses are stored here
     service_tier: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -74,13 +77,13 @@ class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_grammar: str | None = None
     guided_decoding_backend: str | None = None  # without effect: there is one backend
 
-    request_id: str | None = None  # these are vLLM's: accepted where they ask for the default
-    spaces_between_special_tokens: bool | None = None
+    truncation_side: Literal["left", "right"] | None = None  # the end of the prompt that is cut off
+    spaces_between_special_tokens: bool | None = None  # these are vLLM's: accepted where they ask for the default
     guided_whitespace_pattern: Any = None
     logits_processors: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
-    truncation_side: str | None = None
+    logprob_token_ids: Any = None
 
 
 # Passed on under the same name when given; the defaults are those of SamplingParams.
@@ -111,33 +114,39 @@ _SAME_NAME = (
 
 # Fields that are not supported, with the values that ask for nothing.
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
-    "service_tier": ("auto", "default"),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
     "spaces_between_special_tokens": (True,),
-    "truncation_side": ("left",),
+    "logprob_token_ids": ([],),
 }
 
 
 def check(body: CompletionFields) -> None:
     """What both routes refuse before anything else is checked."""
     refuse_unsupported(body, NOT_SUPPORTED)
-    if body.stream_options is not None:
-        if not body.stream:
-            raise BadRequest("stream_options is given and stream is not true", param="stream_options")
-        if body.stream_options.include_obfuscation:
-            raise BadRequest("`include_obfuscation` is not supported", param="stream_options.include_obfuscation")
-    if body.truncate_prompt_tokens is not None and body.truncate_prompt_tokens < 1:
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest("stream_options is given and stream is not true", param="stream_options")
+    if body.truncate_prompt_tokens is not None and (
+        body.truncate_prompt_tokens < -1 or not body.truncate_prompt_tokens
+    ):
         raise BadRequest(
             f"truncate_prompt_tokens is {body.truncate_prompt_tokens}",
-            "keep at least one",
+            "keep at least one, or -1: as many as fit",
             param="truncate_prompt_tokens",
         )
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
+
+
+def truncation(body: CompletionFields, context: Context) -> dict[str, Any]:
+    """Fields of a request. -1 keeps what the context has room for beside max_tokens."""
+    kept = body.truncate_prompt_tokens
+    if kept == -1:
+        asked = body.max_tokens or getattr(body, "max_completion_tokens", None) or 1
+        kept = max(context.info.max_model_len - asked, 1)
+    return {"truncate_prompt_tokens": kept, "truncate_end": body.truncation_side == "right"}
 
 
 def sampling_params(body: CompletionFields, **given: Any) -> SamplingParams:

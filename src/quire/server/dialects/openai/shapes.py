@@ -15,6 +15,7 @@ _encode = msgspec.json.Encoder().encode
 
 class CachedTokens(Struct):
     cached_tokens: int
+    cache_write_tokens: int = 0  # of OpenAI's: writing costs nothing here
 
 
 class CompletionUsage(Struct):

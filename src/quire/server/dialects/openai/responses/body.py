@@ -1,6 +1,6 @@
 """POST /v1/responses: the request."""
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -8,30 +8,11 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.structured import Structured
+from quire.server.access.request_context import note_ignored
 from quire.server.dialects.fields import Int, refuse_unsupported
 from quire.server.dialects.openai.responses.items import InputItem
+from quire.server.dialects.openai.responses.tools import NamedResponseTool, ResponseTool
 from quire.server.dialects.openai.structured import Schema, schema_output
-from quire.server.dialects.tools import allowed_tool_use, parse_tool_choice
-from quire.text.tools.params import ToolParams
-
-
-class ResponseTool(Struct, kw_only=True, omit_defaults=True):
-    """A function. Tools that OpenAI itself would run are refused."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class NamedFunction(Struct, kw_only=True, omit_defaults=True):
-    """A function that must be called, or with the type `allowed_tools`, the functions that may be."""
-
-    type: str
-    name: str | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: "list[NamedFunction] | None" = None
 
 
 class TextFormat(Struct, kw_only=True, omit_defaults=True):
@@ -44,13 +25,19 @@ class TextFormat(Struct, kw_only=True, omit_defaults=True):
 
 class TextOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     format: TextFormat | None = None
-    verbosity: Any = None
+    verbosity: str | None = None  # without effect
 
 
 class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     effort: str | None = None
-    summary: Any = None
-    generate_summary: Any = None
+    summary: str | None = None  # without effect: reasoning is returned as it is
+    generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
+
+
+class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None  # without effect
 
 
 class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -69,18 +56,25 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Int | None = None
     include: list[str] | None = None
     tools: list[ResponseTool] | None = None
-    tool_choice: str | NamedFunction | None = None
+    tool_choice: str | NamedResponseTool | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     truncation: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
 
-    user: str | None = None  # these five are accepted, without effect
+    user: str | None = None  # these are accepted, without effect
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
+    client_metadata: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None  # nothing is compacted
+    max_tool_calls: Int | None = None  # of the tools that OpenAI runs
+    service_tier: str | None = None
+    stream_options: "ResponseStreamOptions | None" = None
+    session_id: str | None = None
+    request_id: str | None = None
 
     top_k: Int | None = None  # these are vLLM's
     min_p: float | None = None
@@ -96,29 +90,32 @@ class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
 
     access_programs: Any = None
     conversation: Any = None
-    context_management: Any = None
     image: Any = None
-    max_tool_calls: Any = None
     moderation: Any = None
     prompt: Any = None
-    service_tier: Any = None
-    stream_options: Any = None
 
 
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "conversation": (),
-    "context_management": ([],),
     "image": (),
-    "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
-    "service_tier": ("auto", "default"),
-    "stream_options": ({}, {"include_obfuscation": False}),
     "truncation": ("disabled", "auto"),
 }
 
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+INCLUDABLE = (  # the others belong to tools that OpenAI runs
+    LOGPROBS,
+    ENCRYPTED,
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 
 _SAMPLING = (
     "temperature",
@@ -142,42 +139,12 @@ def check(body: ResponseBody) -> None:
     if body.background and body.store is False:
         raise BadRequest("a response in the background has to be stored", "leave out store", param="store")
     for index, what in enumerate(body.include or ()):
-        if what != LOGPROBS:
-            raise BadRequest(f"`{what}` is not supported", f"only {LOGPROBS} is", param=f"include[{index}]")
+        if what not in INCLUDABLE:
+            raise BadRequest(f"`{what}` is not known", f"{', '.join(INCLUDABLE)} are", param=f"include[{index}]")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
         raise BadRequest("top_logprobs is given and the logprobs are not included", param="top_logprobs")
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise BadRequest("`text.verbosity` is not supported", "leave it out", param="text.verbosity")
-    if body.reasoning is not None:
-        for name in ("summary", "generate_summary"):
-            if getattr(body.reasoning, name) is not None:
-                where = f"reasoning.{name}"
-                raise BadRequest(f"`{where}` is not supported", "reasoning is returned as it is", param=where)
-
-
-def tools_of(body: ResponseBody) -> ToolParams:
-    plain = []
-    for index, tool in enumerate(body.tools or ()):
-        if tool.type != "function":
-            raise BadRequest(
-                f"a tool of type `{tool.type}` is not supported", "give functions", param=f"tools[{index}].type"
-            )
-        if not tool.name:
-            raise BadRequest(f"tools[{index}] has no name", param=f"tools[{index}].name")
-        function = msgspec.to_builtins(tool)
-        del function["type"]
-        plain.append({"type": "function", "function": function})
-    several = body.parallel_tool_calls is not False
-    choice = body.tool_choice
-    if isinstance(choice, NamedFunction):
-        if choice.type == "allowed_tools" and choice.tools is not None:
-            names = [tool.name or "" for tool in choice.tools]
-            return allowed_tool_use(plain, names, choice.mode or "auto", several)
-        if choice.type != "function" or not choice.name:
-            what = f"tool_choice of type `{choice.type}` is not supported"
-            raise BadRequest(what, "name a function", param="tool_choice")
-        return ToolParams(plain, "named", choice.name, several)
-    return ToolParams(plain, parse_tool_choice(choice), parallel=several)
+    if body.context_management:
+        note_ignored("context_management")
 
 
 def structured_output_of(body: ResponseBody) -> Structured | None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from quire.server.dialects.openai.responses import body as asked
 from quire.server.dialects.openai.responses.items import InputItem, input_items, item_messages
 from quire.server.dialects.openai.responses.output import ResponseOutput
 from quire.server.dialects.openai.responses.shapes import (
+    OutputItem,
     ReasoningTokens,
     ResponseEvent,
     ResponseObject,
@@ -26,6 +27,7 @@ from quire.server.dialects.openai.responses.shapes import (
     response_sse,
 )
 from quire.server.dialects.openai.responses.store import StoredResponse
+from quire.server.dialects.openai.responses.tools import ResponseTools, response_tools, served
 from quire.server.dialects.openai.shapes import CachedTokens
 from quire.server.dialects.openai.usage import UsageCounter
 from quire.server.dialects.truncation import newest_that_fit, num_tokens
@@ -34,21 +36,28 @@ from quire.text.answer_parser import AnswerParser
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.params import ToolParams
 
-FindResponse = Callable[[str, str], StoredResponse]  # tenant, response id -> the response
+
+class ResponseHistory(Protocol):
+    """The responses of a tenant that a request may refer to."""
+
+    def response(self, tenant: str, name: str) -> StoredResponse: ...
+
+    def items(self, tenant: str) -> Mapping[str, InputItem | OutputItem]: ...
 
 
-def parse_response(body: bytes, context: Context, find_response: FindResponse) -> "ResponseCall":
+def parse_response(body: bytes, context: Context, history: ResponseHistory) -> "ResponseCall":
     given = decode(body, asked.decoder)
     asked.check(given)
-    use = asked.tools_of(given)
-    items = input_items(given.input)
+    tools = response_tools(given.tools, given.tool_choice, given.parallel_tool_calls)
+    use = tools.use
+    items = _referred(input_items(given.input), context.tenant, history)
     messages = item_messages(items)
     size = len(body)
     if given.previous_response_id is not None:
-        previous = find_response(context.tenant, given.previous_response_id)
+        previous = history.response(context.tenant, given.previous_response_id)
         messages = [*previous.messages, *output_messages(previous.response), *messages]
         size += previous.size
-    if not messages:
+    if not messages and not given.instructions:
         raise BadRequest("input is empty", "give at least one item", param="input")
     if given.truncation == "auto":
         messages = _fitting(messages, given, context, use)
@@ -62,8 +71,23 @@ def parse_response(body: bytes, context: Context, find_response: FindResponse) -
     )
     set_chat(request, context, _with_instructions(messages, given), use, **effort_options(effort, "reasoning.effort"))
     return ResponseCall(
-        given, request, context, use, StoredResponse(_response(given, request, context), items, messages, size)
+        given, request, context, tools, StoredResponse(_response(given, request, context), items, messages, size)
     )
+
+
+def _referred(items: list[InputItem], tenant: str, history: ResponseHistory) -> list[InputItem]:
+    """The items, with stored ones where a client refers to them by id."""
+    if all(item.type != "item_reference" for item in items):
+        return items
+    known, whole = history.items(tenant), []
+    for index, item in enumerate(items):
+        if item.type == "item_reference":
+            if (stored := known.get(item.id or "")) is None:
+                hint = "it was not stored, or is gone: send the whole item"
+                raise BadRequest(f"no item `{item.id}`", hint, param=f"input[{index}].id")
+            item = msgspec.convert(msgspec.to_builtins(stored), InputItem)
+        whole.append(item)
+    return whole
 
 
 def _fitting(
@@ -92,20 +116,21 @@ def _response(given: asked.ResponseBody, request: GenerateRequest, context: Cont
         background=bool(given.background),
         instructions=given.instructions,
         max_output_tokens=given.max_output_tokens,
+        max_tool_calls=given.max_tool_calls,
         metadata=given.metadata or {},
         model=context.model,
         output=[],
         parallel_tool_calls=given.parallel_tool_calls is not False,
         previous_response_id=given.previous_response_id,
         prompt_cache_key=given.prompt_cache_key,
-        reasoning={"effort": effort, "summary": None},
+        reasoning={"effort": effort, "summary": given.reasoning.summary if given.reasoning else None},
         safety_identifier=given.safety_identifier,
         store=given.store is not False,
         temperature=request.params.temperature,
         truncation=given.truncation or "disabled",
         text={"format": form or {"type": "text"}},
         tool_choice=choice or "auto",
-        tools=[{"strict": None, "description": None, **msgspec.to_builtins(tool)} for tool in given.tools or ()],
+        tools=served(given.tools),
         top_logprobs=given.top_logprobs or 0,
         top_p=request.params.top_p,
         user=given.user,
@@ -125,7 +150,7 @@ class ResponseCall:
         given: asked.ResponseBody,
         request: GenerateRequest,
         context: Context,
-        use: ToolParams,
+        tools: ResponseTools,
         stored: StoredResponse,
     ) -> None:
         self.requests = [request]
@@ -135,8 +160,9 @@ class ResponseCall:
         self.keep: Callable[[StoredResponse], None] | None = None
         self.accepted = asyncio.Event()
         self.problem: QuireError | None = None  # why it failed, in the background
-        self._context, self._use = context, use
-        self._output = ResponseOutput(context.chat_format().short_ids)
+        self._context, self._use = context, tools.use
+        sealed = asked.ENCRYPTED in (given.include or ())
+        self._output = ResponseOutput(tools, context.chat_format().short_ids, sealed)
         self._tally = UsageCounter(None)
         self._parser = AnswerParser()
         self._top = given.top_logprobs or 0

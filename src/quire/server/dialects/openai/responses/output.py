@@ -2,12 +2,15 @@
 
 from typing import Any
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
+from quire.server.dialects.custom_tools import custom_input
 from quire.server.dialects.fields import new_id
 from quire.server.dialects.openai.chat_call import ChatLogprob
+from quire.server.dialects.openai.responses.items import sealed_reasoning
 from quire.server.dialects.openai.responses.shapes import (
     CallItem,
+    CustomCallItem,
     MessageItem,
     OutputItem,
     OutputText,
@@ -15,6 +18,7 @@ from quire.server.dialects.openai.responses.shapes import (
     ReasoningText,
     ResponseEvent,
 )
+from quire.server.dialects.openai.responses.tools import ResponseTools
 from quire.server.dialects.openai.tool_calls import new_call_id
 from quire.text.answer_parser import AnswerDelta
 from quire.text.tools.parser import CallDelta
@@ -23,8 +27,11 @@ from quire.text.tools.parser import CallDelta
 class ResponseOutput:
     """Only the last item can be open. Output of another kind closes it."""
 
-    def __init__(self, short_ids: bool = False) -> None:
+    def __init__(self, tools: ResponseTools, short_ids: bool = False, sealed: bool = False) -> None:
+        """`sealed`: reasoning also comes as `encrypted_content`."""
         self.items: list[OutputItem] = []
+        self._tools, self._sealed = tools, sealed
+        self._arguments = ""  # of the open call of a custom tool
         self._open = False
         self._short_ids = short_ids
 
@@ -73,12 +80,22 @@ class ResponseOutput:
 
     def _write_call(self, delta: CallDelta, events: list[ResponseEvent]) -> None:
         item = self._current()
-        if delta.name or not isinstance(item, CallItem):
-            item = CallItem(id=new_id("fc", "_"), call_id=new_call_id(self._short_ids), name=delta.name)
+        if delta.name or not isinstance(item, CallItem | CustomCallItem):
+            item = self._new_call(delta.name)
             self._begin(item, events)
-        if delta.arguments:
+        if isinstance(item, CustomCallItem):
+            self._arguments += delta.arguments
+        elif delta.arguments:
             item.arguments += delta.arguments
             events.append(self._event("function_call_arguments.delta", item.id, delta=delta.arguments))
+
+    def _new_call(self, name: str) -> CallItem | CustomCallItem:
+        namespace, own_name = self._tools.namespaces.get(name, (UNSET, name))
+        given: dict[str, Any] = {"call_id": new_call_id(self._short_ids), "name": own_name, "namespace": namespace}
+        self._arguments = ""
+        if name in self._tools.custom:
+            return CustomCallItem(id=new_id("ctc", "_"), **given)
+        return CallItem(id=new_id("fc", "_"), **given)
 
     def _current(self) -> OutputItem | None:
         return self.items[-1] if self._open else None
@@ -89,7 +106,7 @@ class ResponseOutput:
         self._open = True
         index = len(self.items) - 1
         events.append(ResponseEvent(type="response.output_item.added", output_index=index, item=_empty(item)))
-        if not isinstance(item, CallItem):
+        if isinstance(item, MessageItem | ReasoningItem):
             part = type(item.content[0])()
             events.append(self._event("content_part.added", item.id, content_index=0, part=part))
 
@@ -102,8 +119,14 @@ class ResponseOutput:
             events.append(
                 self._event("function_call_arguments.done", item.id, name=item.name, arguments=item.arguments)
             )
+        elif isinstance(item, CustomCallItem):
+            item.input = custom_input(self._arguments)
+            events.append(self._event("custom_tool_call_input.delta", item.id, delta=item.input))
+            events.append(self._event("custom_tool_call_input.done", item.id, input=item.input))
         else:
             part = item.content[0]
+            if isinstance(item, ReasoningItem) and self._sealed:
+                item.encrypted_content = sealed_reasoning(part.text)
             kind = "output_text" if isinstance(part, OutputText) else "reasoning_text"
             done = self._event(f"{kind}.done", item.id, content_index=0, text=part.text)
             if isinstance(part, OutputText):
@@ -117,4 +140,4 @@ class ResponseOutput:
 
 def _empty(item: OutputItem) -> OutputItem:
     """The item as it was when it began."""
-    return structs.replace(item) if isinstance(item, CallItem) else structs.replace(item, content=[])
+    return structs.replace(item, content=[]) if isinstance(item, MessageItem | ReasoningItem) else structs.replace(item)

@@ -19,7 +19,7 @@ from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseB
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.journal import EventsGone
-from quire.server.dialects.openai.responses.shapes import WIRE, ResponseEvent, ResponseObject
+from quire.server.dialects.openai.responses.shapes import WIRE, OutputItem, ResponseEvent, ResponseObject
 from quire.server.dialects.openai.responses.store import ResponseStore, StoredResponse
 from quire.server.http.body import read_body
 from quire.server.http.event_stream import EventStream
@@ -162,9 +162,12 @@ class ResponseRoutes:
         return await parse_call(self._state.models, self._state.options, model_field(body), body, self._parse)
 
     def _parse(self, body: bytes, context: Context) -> ResponseCall:
-        return parse_response(body, context, self._previous)
+        return parse_response(body, context, self)
 
-    def _previous(self, tenant: str, name: str) -> StoredResponse:
+    def items(self, tenant: str) -> dict[str, InputItem | OutputItem]:
+        return self._store.items(tenant)
+
+    def response(self, tenant: str, name: str) -> StoredResponse:
         """A stored response that another may continue."""
         stored = self._store.get(tenant, name, "previous_response_id")
         if stored.response.status not in ("completed", "incomplete"):

@@ -29,6 +29,7 @@ class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
 
 class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
     id: str
+    encrypted_content: str | UnsetType = UNSET  # on demand: the text, for clients that send no other back
     status: str = "in_progress"
     summary: list[Any] = msgspec.field(default_factory=list)
     content: list[ReasoningText]
@@ -39,10 +40,20 @@ class CallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
     status: str = "in_progress"
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
 
 
-OutputItem = MessageItem | ReasoningItem | CallItem
+class CustomCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    id: str
+    status: str = "in_progress"
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str = ""
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class ReasoningTokens(Struct):
@@ -67,8 +78,8 @@ class ResponseObject(Struct, kw_only=True):
     incomplete_details: dict[str, str] | None = None
     instructions: str | None
     max_output_tokens: int | None
-    max_tool_calls: None = None
-    metadata: dict[str, str]
+    max_tool_calls: int | None = None
+    metadata: dict[str, Any]
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
@@ -104,6 +115,7 @@ class ResponseEvent(Struct, kw_only=True):
     text: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     logprobs: list[ChatLogprob] | UnsetType = UNSET
     code: str | UnsetType = UNSET  # of an error
     message: str | UnsetType = UNSET

@@ -9,7 +9,7 @@ from typing import Any
 from quire.core.errors import QuireError
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.journal import EventJournal, TenantJournals
-from quire.server.dialects.openai.responses.shapes import ResponseObject
+from quire.server.dialects.openai.responses.shapes import OutputItem, ResponseObject
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 16 << 20
@@ -58,6 +58,16 @@ class ResponseStore:
         if stored is None or stored.expires < time.monotonic():
             raise UnknownResponse(f"no response `{name}`", "it was not stored, or is gone", param=param)
         return stored
+
+    def items(self, tenant: str) -> dict[str, InputItem | OutputItem]:
+        """The items of all its responses, by id."""
+        kept = self._tenants.get(tenant)
+        return {
+            item.id: item
+            for stored in (kept.values() if kept else ())
+            for item in (*stored.input, *stored.response.output)
+            if item.id
+        }
 
     def delete(self, tenant: str, name: str) -> StoredResponse:
         self.get(tenant, name)

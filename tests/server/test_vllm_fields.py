@@ -1,0 +1,92 @@
+"""Fields that users of vLLM send, and keys that they read."""
+
+import openai
+import pytest
+
+from server.running import Running
+
+HELLO = [{"role": "user", "content": "Hello"}]
+RENDERED = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_text_offsets_index_the_text(client: openai.OpenAI, server: Running) -> None:
+    """Tokens here are bytes: three of them are the dash."""
+    server.service.says = "é — x"
+    for asked in ({}, {"echo": True}, {"stop": ["x"]}):
+        choice = client.completions.create(model="fake", prompt="ä1", logprobs=0, max_tokens=40, **asked).choices[0]
+        shown = choice.logprobs
+        for token, offset in zip(shown.tokens, shown.text_offset, strict=True):
+            told = choice.text[offset : offset + 1]
+            assert token in ("<s>", "</s>", "�") or token == told or asked.get("stop"), (token, offset, choice.text)
+        assert max(shown.text_offset) <= len(choice.text)
+        chunks = client.completions.create(
+            model="fake", prompt="ä1", logprobs=0, max_tokens=40, stream=True, **{**asked, "stop": None}
+        )
+        offsets = [offset for chunk in chunks for offset in chunk.choices[0].logprobs.text_offset]
+        assert asked.get("stop") or offsets == shown.text_offset
+
+
+def test_a_prompt_is_cut_at_either_end(server: Running) -> None:
+    def seen(**asked: object) -> str:
+        assert server.complete(prompt="abcdef", return_token_ids=True, **asked).status_code == 200
+        assert server.chat(**asked).status_code == 200
+        return server.complete(prompt="abcdef", echo=True, max_tokens=1, **asked).json()["choices"][0]["text"][:-1]
+
+    assert seen(truncate_prompt_tokens=3) == seen(truncate_prompt_tokens=3, truncation_side="left") == "def"
+    assert seen(truncate_prompt_tokens=3, truncation_side="right") == "ab", "after <s>"
+    assert seen(truncate_prompt_tokens=-1) == "abcdef"
+    long = server.complete(prompt="x" * 5000, max_tokens=96, truncate_prompt_tokens=-1).json()
+    assert long["usage"]["prompt_tokens"] == 4000, "what the context holds beside the answer"
+    for wrong in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": -2}, {"truncation_side": "middle"}):
+        assert server.complete(**wrong).json()["error"]["param"] in wrong
+
+
+def test_special_tokens_are_added_to_a_chat_on_demand(server: Running) -> None:
+    def size(**asked: object) -> int:
+        return int(server.chat(**asked).json()["usage"]["prompt_tokens"])
+
+    assert size() == size(add_special_tokens=False) == len(RENDERED) and size(add_special_tokens=True) == size() + 1
+    asked = {"messages": HELLO, "add_special_tokens": True}
+    assert server.http.post("/tokenize", json=asked).json()["tokens"][0] == 256
+
+
+def test_an_answer_that_continues_a_message_may_begin_with_it(client: openai.OpenAI, server: Running) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "Once "}]
+    server.service.says = "upon"
+    extra = {"add_generation_prompt": False, "continue_final_message": True, "echo": True}
+    asked = {"model": "fake", "messages": begun, "extra_body": extra}
+    assert client.chat.completions.create(**asked).choices[0].message.content == "Once upon"
+    parts = client.chat.completions.create(**asked, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == "Once upon"
+    alone = server.chat(echo=True).json()["choices"][0]["message"]["content"]
+    assert alone == "upon", "there is nothing to begin with"
+
+
+def test_usage_comes_with_every_chunk_on_demand(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for chunks in (
+        client.chat.completions.create(model="fake", messages=HELLO, stream=True, stream_options=options),
+        client.completions.create(model="fake", prompt="Hello", stream=True, stream_options=options),
+    ):
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts == sorted(counts) and counts[-1] > counts[0]
+
+
+def test_keys_that_clients_read_are_there(client: openai.OpenAI, server: Running) -> None:
+    chat = server.chat().json()
+    assert chat["prompt_logprobs"] is None and chat["choices"][0]["message"]["reasoning"] is None
+    assert chat["usage"]["prompt_tokens_details"] == {"cached_tokens": 4, "cache_write_tokens": 0}
+    assert server.complete().json()["choices"][0]["prompt_logprobs"] is None
+    usage = client.responses.create(model="fake", input="Hello").usage
+    assert usage is not None and usage.input_tokens_details.cache_write_tokens == 0
+
+
+def test_token_strs_are_those_of_the_vocabulary(server: Running) -> None:
+    asked = {"prompt": "a b", "add_special_tokens": False, "return_token_strs": True}
+    assert server.http.post("/tokenize", json=asked).json()["token_strs"] == ["a", "Ġ", "b"]
+
+
+@pytest.mark.parametrize("field", ["session_id", "request_id"])
+def test_ids_of_sessions_are_taken(server: Running, field: str) -> None:
+    assert server.chat(**{field: "x"}).status_code == 200
+    assert server.complete(**{field: "x"}).status_code == 200
