@@ -38,6 +38,10 @@ class CheckpointConfig:
     def __contains__(self, key: builtins.str) -> builtins.bool:
         return self._values.get(key) is not None
 
+    def is_given(self, key: builtins.str) -> builtins.bool:
+        """Whether the key is there at all: a null may mean something else than a missing key."""
+        return key in self._values
+
     def get(self, key: builtins.str, default: Any = None) -> Any:
         value = self._values.get(key)
         return default if value is None else value

@@ -299,7 +299,7 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
 def translate_config(row: GGUFArchitecture, metadata: CheckpointConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of the file's metadata. `tensors`: by name."""
     prefix = metadata.str("general.architecture")
-    values: dict[str, Any] = {"architectures": [row.name]}
+    values: dict[str, Any] = {"architectures": [row.name], "sliding_window": None}  # no key means no window
     given = {key: metadata.get(f"{prefix}.{gguf_key}", metadata.get(gguf_key)) for key, gguf_key in row.keys.items()}
     for key, value in (*row.constants.items(), *given.items()):
         if value is not None:
