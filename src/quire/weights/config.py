@@ -19,6 +19,21 @@ class Required:
 
 REQUIRED: Final = Required()
 
+# Names that published checkpoints give an architecture -> the one it is the same as.
+ALIASES: Final[Mapping[str, str]] = {
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "AquilaModel": "LlamaForCausalLM",
+    "AquilaForCausalLM": "LlamaForCausalLM",
+    "XverseForCausalLM": "LlamaForCausalLM",
+    "IQuestCoderForCausalLM": "LlamaForCausalLM",
+    "TeleChat3ForCausalLM": "LlamaForCausalLM",
+    "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
+    "Gemma3TextModel": "Gemma3Model",
+    "RWForCausalLM": "FalconForCausalLM",
+    "StableLMEpochForCausalLM": "StableLmForCausalLM",
+    "BertForPreTraining": "BertForMaskedLM",
+}
+
 
 class CheckpointConfig:
     """The methods are named after the types they return; annotations inside say `builtins.int` and the like."""
@@ -95,11 +110,11 @@ class CheckpointConfig:
 
     @property
     def architecture(self) -> builtins.str:
-        """Such as "LlamaForCausalLM"."""
+        """Such as "LlamaForCausalLM", under the name it has in the tables of models."""
         names = self._values.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], builtins.str):
             raise self._bad("architectures", "is missing" if names is None else f"is {names!r}, not a list of names")
-        return names[0]
+        return ALIASES.get(names[0], names[0])
 
     def generation(self, key: builtins.str, default: Any = None) -> Any:
         """A value of generation_config.json; older exports keep it in config.json."""

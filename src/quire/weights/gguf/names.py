@@ -6,7 +6,6 @@ architecture, add its row to ARCHITECTURES. A dot in a config key leads into a n
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import log
 from typing import Any
 
@@ -266,11 +265,8 @@ def find_architecture(metadata: CheckpointConfig) -> GGUFArchitecture:
     experts = metadata.int(f"{name}.expert_count", default=0)
     row = (ARCHITECTURES.get(f"{name} with experts") if experts else None) or ARCHITECTURES.get(name)
     if row is None:
-        near = get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.5)
-        hint = f"the nearest supported ones are {', '.join(near)}; all are {', '.join(ARCHITECTURES)}"
         raise Unsupported(
-            f"{metadata.source} is of the architecture {name!r}",
-            hint if near else f"supported in GGUF: {', '.join(ARCHITECTURES)}",
+            f"{metadata.source} is of the architecture {name!r}", f"supported in GGUF: {', '.join(ARCHITECTURES)}"
         )
     if experts and "num_local_experts" not in row.keys:
         raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")
