@@ -10,7 +10,7 @@ from quire.core.errors import BadRequest, Unsupported
 from quire.executors.backends import check_backend, new_ops
 from quire.executors.options import ExecutorOptions
 from quire.models.config import EncoderConfig, ModelConfig
-from quire.models.registry import Purpose, decoder_of, family
+from quire.models.registry import Purpose, decoder_of, family, read_model_config
 from quire.ops.opset import Float32
 from quire.runtime.encoder import EncoderRunner, Wanted
 from quire.runtime.headless import load_headless
@@ -92,7 +92,7 @@ def _load(
         checkpoint = as_decoder(checkpoint, decoder)
     generators: tuple[Purpose, ...] = ("generate",) if decoder is not None else ()
     module = family(checkpoint.config.architecture, *generators, "embed", "score")
-    config = module.config(checkpoint.config)
+    config = read_model_config(module, checkpoint.config)
     length = longest(config, options.max_model_len)
     if options.max_model_len is None and max_tokens is not None:
         length = min(length, max_tokens)

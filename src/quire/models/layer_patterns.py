@@ -93,7 +93,9 @@ def rope_everywhere(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[boo
 def rope_as_listed(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """`no_rope_layers` has a 0 for each layer without rope; by default that is every `no_rope_layer_interval`-th."""
     interval, layers = hf.int("no_rope_layer_interval", 4), len(windows)
-    listed = hf.get("no_rope_layers", [(layer + 1) % interval for layer in range(layers)])
+    if interval < 1:
+        raise BadCheckpoint(f"no_rope_layer_interval is {interval}")
+    listed = hf.list("no_rope_layers", [(layer + 1) % interval for layer in range(layers)])
     if len(listed) != layers:
         raise BadCheckpoint(f"no_rope_layers lists {len(listed)} layers, and there are {layers}")
     return tuple(bool(rotated) for rotated in listed)

@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 from typing import Literal, Protocol, cast
 
-from quire.core.errors import Unsupported
+from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.ops.opset import OpSet
@@ -154,6 +154,14 @@ def family(architecture: str, *purposes: Purpose) -> Family:
         does, hint = _USES[actual]
         raise Unsupported(f"a `{architecture}` {does}, and does not {' or '.join(purposes)}", hint)
     return cast(Family, import_module(PURPOSES[actual][architecture]))
+
+
+def read_model_config(family: Family, hf: CheckpointConfig) -> ModelConfig:
+    """The configuration, or BadCheckpoint where its numbers cannot be computed with."""
+    try:
+        return family.config(hf)
+    except (ArithmeticError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise BadCheckpoint(f"{hf.source}: its values do not fit together: {error}") from error
 
 
 def decoder_of(architecture: str) -> str | None:

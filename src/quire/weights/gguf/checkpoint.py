@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import StoredTensor, stored_floats
-from quire.weights.config import CheckpointConfig
+from quire.weights.config import MAX_SIZES, CheckpointConfig
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.names import (
     LONGROPE_TENSORS,
@@ -24,6 +24,7 @@ from quire.weights.gguf.tensors import TensorEntry, half_split_order, read_direc
 from quire.weights.mapped_file import chained
 
 EMBEDDING = "token_embd.weight"
+MAX_TENSORS = 1 << 20
 
 
 class GGUFCheckpoint:
@@ -60,6 +61,10 @@ class GGUFCheckpoint:
             if "{}" not in translated.name:
                 self._entries[translated.name] = (entry, translated)
                 continue
+            if len(entry.shape) < 2 or entry.shape[0] > MAX_SIZES["expert_count"]:
+                raise BadCheckpoint(f"{path}: tensor {entry.name!r} of shape {[*entry.shape]} does not stack experts")
+            if len(self._entries) > MAX_TENSORS:
+                raise BadCheckpoint(f"{path} has more than {MAX_TENSORS} tensors, those of experts counted one by one")
             for expert in range(entry.shape[0]):
                 self._entries[translated.name.format(expert)] = (entry, replace(translated, expert=expert))
 
