@@ -368,14 +368,31 @@ def test_an_embedder_keeps_what_says_how_it_pools() -> None:
     other += ["0_Transformer/config.json", "0_Transformer/pytorch_model.bin", "1_Pooling/code.py"]
     assert choose_files([*embedder, *other], None, "a/b") == embedder
     assert "2_Dense/pytorch_model.bin" in choose_files(
-        ["config.json", "pytorch_model.bin", "modules.json", "2_Dense/config.json", "2_Dense/pytorch_model.bin"], None, "a/b"
+        ["config.json", "pytorch_model.bin", "modules.json", "2_Dense/config.json", "2_Dense/pytorch_model.bin"],
+        None,
+        "a/b",
     )
 
 
 @pytest.mark.parametrize(
     "file",
-    ["source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "tekken.json", "vocab.txt"]
-    + ["vocab.json", "merges.txt", "target_vocab.json", "added_tokens.json", "quantize_config.json", "quant_config.json"],
+    [
+        "source.spm",
+        "target.spm",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "tokenizer.model",
+        "tekken.json",
+        "vocab.txt",
+    ]
+    + [
+        "vocab.json",
+        "merges.txt",
+        "target_vocab.json",
+        "added_tokens.json",
+        "quantize_config.json",
+        "quant_config.json",
+    ],
 )
 def test_every_file_that_a_tokenizer_or_format_reads_is_taken(file: str) -> None:
     assert file in choose_files(["config.json", "model.safetensors", file], None, "a/b")

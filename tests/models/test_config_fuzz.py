@@ -16,7 +16,25 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import _older_rope_keys
 from trials import LENGTH
 
-WRONG: list[Any] = [0, -1, 1, 7, 10**6, 10**9, 1 << 40, 1 << 63, 10**40, 0.0, -1.0, 1e308, float("nan"), "x", "", [], {}]
+WRONG: list[Any] = [
+    0,
+    -1,
+    1,
+    7,
+    10**6,
+    10**9,
+    1 << 40,
+    1 << 63,
+    10**40,
+    0.0,
+    -1.0,
+    1e308,
+    float("nan"),
+    "x",
+    "",
+    [],
+    {},
+]
 WRONG += [[1] * 1000, {"a": 1}, None, True, False, [None], {"factor": 0}]
 
 

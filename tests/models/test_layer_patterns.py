@@ -48,9 +48,7 @@ def test_windows_are_derived_where_layer_types_are_missing(
 ) -> None:
     given = SIZES | {"hidden_act": "silu"} | values
     theirs = getattr(transformers, class_name)(**given)
-    ours = family(architecture).config(
-        CheckpointConfig(Path("config.json"), given | {"architectures": [architecture]})
-    )
+    ours = family(architecture).config(CheckpointConfig(Path("config.json"), given | {"architectures": [architecture]}))
     window = theirs.sliding_window or 0
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * SIZES["num_hidden_layers"]
     assert ours.windows == tuple(window if kind == "sliding_attention" else 0 for kind in kinds)

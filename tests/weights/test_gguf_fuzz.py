@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from quire.core.errors import BadCheckpoint, Unsupported
+from quire.models.registry import family, read_model_config
 from quire.ops.dequantize import dequantize
 from quire.ops.reference import TorchOps
-from quire.models.registry import family, read_model_config
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
 from trials import LENGTH

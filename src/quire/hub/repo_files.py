@@ -71,7 +71,9 @@ def _module_files(files: list[str]) -> list[str]:
 
 def _not_readable(files: list[str], repo: str) -> DownloadFailed:
     if CONFIG_FILE not in files and _weights(files):
-        return DownloadFailed(f"{repo} has no {CONFIG_FILE}", "it says what the weights are of: pick another repository")
+        return DownloadFailed(
+            f"{repo} has no {CONFIG_FILE}", "it says what the weights are of: pick another repository"
+        )
     other = sorted({suffix for file in files if (suffix := PurePosixPath(file).suffix) in _OTHER_WEIGHTS})
     found = f"; it has weights as {', '.join(other)}" if other else ""
     return DownloadFailed(

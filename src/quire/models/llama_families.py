@@ -175,9 +175,7 @@ GEMMA = LlamaFamily(
     scales=gemma_scales,
     norm_offset=1.0,
 )
-GEMMA2 = replace(
-    GEMMA, scales=gemma2_scales, windows=window_except_every(2), default_window=4096, norms=GEMMA_NORMS
-)
+GEMMA2 = replace(GEMMA, scales=gemma2_scales, windows=window_except_every(2), default_window=4096, norms=GEMMA_NORMS)
 GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,

@@ -341,7 +341,9 @@ def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, spec: TensorSpec) -> 
 
 
 def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, TensorSpecs]], unused: str) -> None:
-    shapes = ((prefix + name, shape) for prefix, group in groups for spec in group.values() for name, shape in spec.shapes())
+    shapes = (
+        (prefix + name, shape) for prefix, group in groups for spec in group.values() for name, shape in spec.shapes()
+    )
     expected = dict(islice(shapes, MAX_TENSORS + 1))
     if len(expected) > MAX_TENSORS:
         raise BadCheckpoint(
@@ -357,7 +359,9 @@ def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, TensorSpecs]], un
     if left_over := sorted(name for name in stored - expected.keys() if not re.fullmatch(unused, name)):
         problems.append(f"{_count(left_over)} unknown: {_listed(left_over)}")
     stored_shapes = ((name, checkpoint.shape(name), shape) for name, shape in expected.items() if name in stored)
-    if misshapen := [f"{name} is {[*actual]} and not {[*shape]}" for name, actual, shape in stored_shapes if actual != shape]:
+    if misshapen := [
+        f"{name} is {[*actual]} and not {[*shape]}" for name, actual, shape in stored_shapes if actual != shape
+    ]:
         problems.append(f"{_count(misshapen)} of another shape: {_listed(misshapen)}")
     if problems:
         raise BadCheckpoint(

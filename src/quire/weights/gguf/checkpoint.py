@@ -23,7 +23,7 @@ from quire.weights.gguf.splits import all_splits
 from quire.weights.gguf.tensors import TensorEntry, half_split_order, read_directory, stored_tensor
 from quire.weights.mapped_file import chained
 
-EMBEDDING = "token_embd.weight"
+EMBEDDING, TOKEN_TYPES = "token_embd.weight", "token_types.weight"
 MAX_TENSORS = 1 << 20
 
 
@@ -47,6 +47,7 @@ class GGUFCheckpoint:
             raise BadCheckpoint(f"{path} has no tensor {EMBEDDING!r}")
         values = translate_config(row, metadata, entries)
         values["vocab_size"] = entries[EMBEDDING].num_rows  # the metadata's own count is often missing
+        values["type_vocab_size"] = entries[TOKEN_TYPES].num_rows if TOKEN_TYPES in entries else 0
         self.nbytes = sum(entry.nbytes for entry in entries.values())
         factors = {key: entries.pop(name) for key, name in LONGROPE_TENSORS.items() if name in entries}
         if factors:

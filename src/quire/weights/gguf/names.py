@@ -14,6 +14,7 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.gguf import derived_config
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
+from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
 from quire.weights.gguf.shared_names import (
@@ -246,6 +247,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     **LLAMA_LIKE_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
+    **ENCODER_ARCHITECTURES,
 }
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
