@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class Hub(ThreadingHTTPServer):
     def entry(self, file: Path) -> dict[str, object]:
         digest = "0" * 64 if self.lies else hashlib.sha256(file.read_bytes()).hexdigest()
         size = file.stat().st_size
-        large = file.suffix in (".safetensors", ".gguf")
+        large = file.suffix in (".safetensors", ".gguf", ".bin")
         lfs = {"oid": digest, "sha256": digest, "size": size, "pointerSize": 130}
         return {"size": size, "oid": hashlib.sha1(file.read_bytes()).hexdigest()} | ({"lfs": lfs} if large else {})
 
@@ -45,14 +46,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        files = sorted(self.server.folder.iterdir())
+        files = {
+            file.relative_to(self.server.folder).as_posix(): file
+            for file in sorted(self.server.folder.rglob("*"))
+            if file.is_file()
+        }
         if path in (f"/api/models/{REPO}", f"/api/models/{REPO}/revision/main"):
-            siblings = [{"rfilename": file.name, **self.server.entry(file)} for file in files]
+            siblings = [{"rfilename": name, **self.server.entry(file)} for name, file in files.items()]
             self._json({"id": REPO, "sha": COMMIT, "siblings": siblings})
         elif path == f"/api/models/{REPO}/tree/{COMMIT}":
-            self._json([{"type": "file", "path": file.name, **self.server.entry(file)} for file in files])
+            self._json([{"type": "file", "path": name, **self.server.entry(file)} for name, file in files.items()])
         elif path.startswith(f"/{REPO}/resolve/"):
-            self._file(self.server.folder / path.rpartition("/")[2])
+            name = path.removeprefix(f"/{REPO}/resolve/").partition("/")[2]
+            self._file(name, files[name])
         else:
             self.send_response(404)
             self.send_header("X-Error-Code", "RepoNotFound")
@@ -68,17 +74,21 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def _file(self, file: Path) -> None:
+    def _file(self, name: str, file: Path) -> None:
         body = file.read_bytes()
-        self.send_response(200)
+        digest = hashlib.sha256(body).hexdigest()
+        part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if part is not None:
+            body = body[int(part[1]) : int(part[2]) + 1]
+        self.send_response(200 if part is None else 206)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+        self.send_header("ETag", f'"{digest}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.end_headers()
         if self.command != "GET":
             return
         try:
-            self.server.sent.append(file.name)
+            self.server.sent.append(name if part is None else f"the beginning of {name}")
             self.wfile.write(body[: len(body) // 2])
             while self.server.hangs.is_set():
                 time.sleep(0.02)

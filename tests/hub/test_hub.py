@@ -19,13 +19,19 @@ import pytest
 from safetensors.numpy import save_file
 
 import quire.hub
-from hub.fake_hub import REPO, fake_hub
-from quire.core.errors import BadCheckpoint, BadRequest, UnknownModel
+from engine.tiny_encoders import save_encoder
+from hub.fake_hub import REPO, Hub, fake_hub
+from quire import Embedder
+from quire.core.errors import BadCheckpoint, BadRequest, QuireError, UnknownModel
 from quire.hub import ALIASES, DEFAULT_MODEL, DownloadFailed, cache_dir, cached_models, package_index, resolve_model
 from quire.hub.aliases import SMOLLM2_135M, WheelModel
-from quire.hub.huggingface import choose_files, is_repo_id
+from quire.hub.huggingface import is_repo_id
+from quire.hub.preflight import check_config
 from quire.hub.progress import DownloadProgress, TerminalProgress
+from quire.hub.repo_files import choose_files
 from quire.hub.resolve import model_name
+from quire.weights.sentence_modules import SentenceModules, read_sentence_modules
+from weights.gguf_files import write_llama
 
 BODY = b"GGUF" + bytes(range(256)) * 64
 
@@ -88,9 +94,9 @@ def left_behind(cache: Path) -> list[str]:
     return sorted(path.name for path in (cache / "models").iterdir() if path.name != ".lock")
 
 
-def test_the_hub_imports_core_alone() -> None:
+def test_the_hub_imports_core_alone_until_a_model_is_checked() -> None:
     for path in Path(quire.hub.__file__).parent.glob("*.py"):
-        modules = re.findall(r"(?:from|import) quire\.(\w+)", path.read_text())
+        modules = re.findall(r"^(?:from|import) quire\.(\w+)", path.read_text(), re.MULTILINE)
         assert set(modules) <= {"core", "hub"}, path
 
 
@@ -327,8 +333,69 @@ def test_a_repository_of_many_ggufs_asks_which() -> None:
     with pytest.raises(BadRequest, match="3 GGUF models"):
         choose_files(GGUFS, None, "a/b")
     assert choose_files(["one.gguf", "README.md"], None, "a/b") == ["one.gguf"]
-    with pytest.raises(DownloadFailed, match="neither safetensors nor GGUF"):
-        choose_files(["pytorch_model.bin", "config.json"], None, "a/b")
+
+
+def test_weights_of_pytorch_are_taken_where_there_are_no_others() -> None:
+    """They are read without loading the pickle."""
+    shards = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin", "pytorch_model.bin.index.json"]
+    for weights in (["pytorch_model.bin"], shards):
+        files = ["config.json", *weights, "training_args.bin", "optimizer.bin", "tf_model.h5"]
+        assert sorted(choose_files(files, None, "a/b")) == sorted(["config.json", *weights])
+
+
+@pytest.mark.parametrize(
+    ("files", "problem"),
+    [
+        (["config.json", "tf_model.h5", "model.onnx"], r"nor GGUF files; it has weights as \.h5, \.onnx"),
+        (["config.json", "consolidated.00.pth"], r"it has weights as \.pth"),
+        (["config.json", "consolidated.safetensors"], r"it has weights as \.safetensors"),
+        (["config.json", "README.md"], "nor GGUF files$"),
+        (["model.safetensors"], "has no config.json"),
+    ],
+)
+def test_a_repository_without_weights_that_are_read_says_what_it_has(files: list[str], problem: str) -> None:
+    with pytest.raises(DownloadFailed) as caught:
+        choose_files(files, None, "a/b")
+    assert re.search(problem, caught.value.message) and caught.value.hint
+
+
+def test_an_embedder_keeps_what_says_how_it_pools() -> None:
+    """Without these files, vectors would silently be others."""
+    embedder = ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json", "2_Dense/config.json"]
+    embedder += ["2_Dense/model.safetensors", "3_Normalize/config.json", "sentence_bert_config.json", "tokenizer.json"]
+    embedder += ["config_sentence_transformers.json", "vocab.txt", "special_tokens_map.json"]
+    other = ["onnx/config.json", "openvino/openvino_model.xml", "2_Dense/pytorch_model.bin", "pytorch_model.bin"]
+    other += ["0_Transformer/config.json", "0_Transformer/pytorch_model.bin", "1_Pooling/code.py"]
+    assert choose_files([*embedder, *other], None, "a/b") == embedder
+    assert "2_Dense/pytorch_model.bin" in choose_files(
+        ["config.json", "pytorch_model.bin", "modules.json", "2_Dense/config.json", "2_Dense/pytorch_model.bin"],
+        None,
+        "a/b",
+    )
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "source.spm",
+        "target.spm",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "tokenizer.model",
+        "tekken.json",
+        "vocab.txt",
+    ]
+    + [
+        "vocab.json",
+        "merges.txt",
+        "target_vocab.json",
+        "added_tokens.json",
+        "quantize_config.json",
+        "quant_config.json",
+    ],
+)
+def test_every_file_that_a_tokenizer_or_format_reads_is_taken(file: str) -> None:
+    assert file in choose_files(["config.json", "model.safetensors", file], None, "a/b")
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B-Instruct", "a/b", "a-b/c_d.e"])
@@ -367,13 +434,15 @@ except UnknownModel as error:
     assert "owner/absent is not in its cache" in lines[1]
 
 
+LLAMA = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 64}
+LLAMA |= {"num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 64}
 PULL = [sys.executable, "-m", "quire.client.pull_process", REPO]
 
 
 def test_a_repository_is_pulled_whole_checked_and_once(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    (source / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (source / "config.json").write_text(json.dumps(LLAMA))
     save_file({"x": np.zeros(4096, np.float32)}, source / "model.safetensors")
     weights = (source / "model.safetensors").read_bytes()
     (source / "modeling.py").write_text("raise AssertionError('code was fetched')")
@@ -399,5 +468,59 @@ def test_a_repository_is_pulled_whole_checked_and_once(tmp_path: Path) -> None:
         assert pull() == [end] and sorted(hub.sent) == sent
         (folder / "config.json").resolve().write_text('{"architectures": ["Nobody"]}')
         assert "Nobody" in pull()[-1]["error"][2]  # type: ignore[index]
-        (folder / "config.json").resolve().write_text('{"architectures": ["LlamaForCausalLM"]}')
+        (folder / "config.json").resolve().write_text(json.dumps(LLAMA))
         assert pull(HF_HUB_OFFLINE="1") == [end], "only some files of the repository are here, and that is enough"
+
+
+def pulled(hub: Hub, name: str = REPO) -> dict[str, object]:
+    """What the process that pulls reports in the end."""
+    command = [sys.executable, "-m", "quire.client.pull_process", name]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_ENDPOINT": hub.url})
+    end: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return end
+
+
+def test_a_model_that_is_not_supported_is_refused_before_its_weights_come(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps(LLAMA | {"architectures": ["MambaForCausalLM"]}))
+    (source / "model.safetensors").write_bytes(bytes(4096))
+    with fake_hub(source) as hub:
+        assert "the architecture `MambaForCausalLM` is not supported" in str(pulled(hub)["error"])
+        assert hub.sent == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"hidden_act": "quadratic"}, "hidden_act is 'quadratic'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method is 'aqlm'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ({"architectures": None}, "architectures is missing"),
+    ],
+)
+def test_what_config_json_alone_tells_is_checked_first(
+    tmp_path: Path, changed: dict[str, object], problem: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | changed))
+    with pytest.raises(QuireError, match=problem):
+        check_config(tmp_path)
+
+
+def test_a_gguf_file_that_is_not_supported_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    write_llama(source / "m-Q8_0.gguf", {"x": np.zeros((200, 256), np.float32)}, arch="mamba")
+    with fake_hub(source) as hub:
+        assert "m-Q8_0.gguf is of the architecture 'mamba'" in str(pulled(hub, f"{REPO}:Q8_0")["error"])
+        assert hub.sent == ["the beginning of m-Q8_0.gguf"]
+
+
+def test_an_embedder_that_is_pulled_pools_as_it_says(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    save_encoder(source)
+    with fake_hub(source) as hub:
+        folder = Path(str(pulled(hub)["path"]))
+    assert read_sentence_modules(folder) == read_sentence_modules(source) != SentenceModules()
+    given, repository = Embedder(source, threads=1), Embedder(folder, threads=1)
+    assert np.array_equal(given.embed(["paper"]), repository.embed(["paper"]))

@@ -16,6 +16,7 @@ from transformers import (
     BertForSequenceClassification,
     BertModel,
     CamembertConfig,
+    CamembertForMaskedLM,
     CamembertForSequenceClassification,
     CamembertModel,
     DistilBertConfig,
@@ -96,6 +97,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "roberta-with-a-head": (RobertaForMaskedLM, RobertaConfig, ROBERTA),
     "xlm-roberta-with-a-head": (XLMRobertaForMaskedLM, XLMRobertaConfig, ROBERTA),
     "camembert": (CamembertModel, CamembertConfig, ROBERTA),
+    "camembert-with-a-head": (CamembertForMaskedLM, CamembertConfig, ROBERTA),
     "distilbert-with-a-head": (DistilBertForMaskedLM, DistilBertConfig, DISTIL),
     "modernbert-with-a-head": (ModernBertForMaskedLM, ModernBertConfig, MODERN),
     "distilbert": (DistilBertModel, DistilBertConfig, DISTIL),
@@ -232,8 +234,8 @@ def test_an_architecture_says_what_it_is_for() -> None:
         family("MistralModel")
     with pytest.raises(Unsupported, match="a `LlamaForCausalLM` generates text, and does not embed or score"):
         family("LlamaForCausalLM", "embed", "score")
-    with pytest.raises(Unsupported, match=r"nearest supported ones are .*BertModel"):
-        family("BertModle")
+    with pytest.raises(Unsupported, match="of Bert, BertModel, "):
+        family("BertForTokenClassification")
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from models.checking import PROMPT, TINY, compute, make_ops, random_model
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama, llama_families, moe_families
 from quire.models.loading import EmbeddingTable, ExpertLinear, LayerNorm, Linear, LinearPart, Vector
-from quire.models.registry import ARCHITECTURES, PURPOSES, family
+from quire.models.registry import ARCHITECTURES, PURPOSES, family, purpose
 from quire.models.rope import RopeSpec
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import F32, Q8_0, StoredTensor, stored_floats
-from quire.weights.config import CheckpointConfig
+from quire.weights.config import ALIASES, CheckpointConfig
 
 CONFIG = llama.LlamaConfig(
     architecture="LlamaForCausalLM",
@@ -144,10 +144,25 @@ def test_every_llama_like_architecture_has_its_row() -> None:
         assert {name for name, file in ARCHITECTURES.items() if file == module} == families
 
 
-def test_an_unknown_architecture_names_the_nearest() -> None:
-    with pytest.raises(Unsupported, match="`Qwen9ForCausalLM`") as error:
-        family("Qwen9ForCausalLM")
-    assert "Qwen2ForCausalLM" in error.value.hint
+@pytest.mark.parametrize(
+    ("unknown", "hint"),
+    [
+        ("MambaForCausalLM", "the families that are supported are Apertus, Arcee, "),
+        ("GPTNeoForCausalLM", "the families that are supported are "),  # GPT-NeoX is another model
+        ("LlamaForSequenceClassification", "of Llama, LlamaForCausalLM is supported"),
+        ("MarianModel", "of Marian, MarianMTModel is supported"),
+        ("BertForTokenClassification", "of Bert, BertModel, BertForMaskedLM, BertForSequenceClassification are"),
+    ],
+)
+def test_an_unknown_architecture_names_its_family_or_lists_all(unknown: str, hint: str) -> None:
+    with pytest.raises(Unsupported, match=f"`{unknown}`") as error:
+        family(unknown)
+    assert error.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_every_alias_is_of_an_architecture_that_is_supported(alias: str) -> None:
+    assert purpose(CheckpointConfig(Path("config.json"), {"architectures": [alias]}).architecture)
 
 
 def test_code_beside_a_checkpoint_is_never_run(tmp_path: Path) -> None:

@@ -267,8 +267,9 @@ def fbgemm(w: np.ndarray) -> tuple[Tensors, np.ndarray]:
     return tensors | {"input_scale_ub": torch.tensor([1200.0])}, values
 
 
-def _compressed(format: str, bits: int = 8) -> dict[str, Any]:
-    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits}}}
+def compressed(format: str, bits: int = 8, group: int | None = None) -> dict[str, Any]:
+    weights = {"num_bits": bits, "strategy": "channel" if group is None else "group", "group_size": group}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     return {"quant_method": "compressed-tensors", "format": format, "config_groups": groups}
 
 
@@ -295,10 +296,10 @@ FORMATS: dict[str, Format] = {
     "bitsandbytes-nf4-nested": Format(bitsandbytes4("nf4", True), BNB, "NF4", exact=False),
     "bitsandbytes-fp4": Format(bitsandbytes4("fp4", False), BNB, "FP4", exact=False),
     "bitsandbytes-int8": Format(bitsandbytes8, BNB, "Q8_F", exact=False),  # scales of 24 bits
-    "packed-4": Format(packed(4, 64, symmetric=True), _compressed(PACKED, 4), "Q4_0"),
-    "packed-4-asymmetric": Format(packed(4, 128, symmetric=False), _compressed(PACKED, 4), "Q4_Z"),
-    "packed-4-act-order": Format(packed(4, 32, symmetric=True, act_order=True), _compressed(PACKED, 4), "Q4_0"),
-    "packed-8": Format(packed(8, 64, symmetric=True), _compressed(PACKED, 8), "Q8_0"),
+    "packed-4": Format(packed(4, 64, symmetric=True), compressed(PACKED, 4, 64), "Q4_0"),
+    "packed-4-asymmetric": Format(packed(4, 128, symmetric=False), compressed(PACKED, 4, 128), "Q4_Z"),
+    "packed-4-act-order": Format(packed(4, 32, symmetric=True, act_order=True), compressed(PACKED, 4, 32), "Q4_0"),
+    "packed-8": Format(packed(8, 64, symmetric=True), compressed(PACKED, 8, 64), "Q8_0"),
     "hqq-4": Format(hqq(4, 64), HQQ, "Q4_Z"),
     "hqq-3": Format(hqq(3, 32), HQQ, "Q4_Z"),
     "hqq-2": Format(hqq(2, 64), HQQ, "Q4_Z"),
@@ -306,8 +307,8 @@ FORMATS: dict[str, Format] = {
     "hqq-3-outputs": Format(hqq(3, 32, axis=0), HQQ, "F16", exact=False),
     "hqq-8": Format(hqq(8, 128), HQQ, "Q8_M", exact=False),  # offsets of 24 bits
     "eetq": Format(eetq, {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": None}, "Q8_0"),
-    "w8a8": Format(int8_channels, _compressed("int-quantized"), "Q8_0"),
-    "fp8-outputs": Format(fp8("outputs"), _compressed("float-quantized"), "FP8", exact=False),
+    "w8a8": Format(int8_channels, compressed("int-quantized"), "Q8_0"),
+    "fp8-outputs": Format(fp8("outputs"), compressed("float-quantized"), "FP8", exact=False),
     "fp8-tensor": Format(fp8("tensor"), {"quant_method": "fp8"}, "FP8", exact=False),
     "fbgemm": Format(fbgemm, {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "FP8", exact=False),
     "fp8-blocks": Format(fp8("blocks", "weight_scale_inv"), {"quant_method": "fp8"}, "FP8", exact=False),

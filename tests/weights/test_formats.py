@@ -14,7 +14,19 @@ from quire.core.errors import BadCheckpoint, QuireError, Unsupported
 from quire.ops.dequantize import dequantize
 from quire.weights.bits import packed_words, unpack
 from quire.weights.checkpoint import open_checkpoint
-from weights.quantized_files import CONFIG, FORMATS, HIDDEN, awq, eetq_bytes, gptq, packed, words_of, write_model
+from weights.quantized_files import (
+    CONFIG,
+    FORMATS,
+    HIDDEN,
+    PACKED,
+    awq,
+    compressed,
+    eetq_bytes,
+    gptq,
+    packed,
+    words_of,
+    write_model,
+)
 
 MATRIX = "model.layers.1.mlp.down_proj.weight"
 
@@ -127,6 +139,8 @@ def test_rows_of_any_length_keep_their_values(tmp_path: Path, name: str, columns
     settings = dict(FORMATS[name].config)
     if "group_size" in settings:
         settings["group_size"] = group
+    if name == "packed-4":
+        settings = compressed(PACKED, 4, group)
     save_file({f"x.{part}": tensor.contiguous() for part, tensor in tensors.items()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": settings}))
     tensor = open_checkpoint(tmp_path).tensor("x.weight")
@@ -166,6 +180,12 @@ WRONG = {
     "hqq of five bits": ("hqq-4", "nbits", torch.tensor(5, dtype=torch.int32), "nbits' is 5"),
     "eetq scales of another shape": ("eetq", "weight_scales", torch.zeros(5), r"weight_scales.*\[5\].*\[128\]"),
     "eetq codes that fill no tiles": ("eetq", "weight", torch.zeros(64, 96, dtype=torch.int8), r"I8 \[64, 96\].*64"),
+    "a group size that does not divide the inputs": (
+        "packed-4", "weight_scale", torch.zeros(128, 2), r"weight_scale.*\[128, 2\] for \[128, 256\] in 4 bits.*is 64",
+    ),
+    "int8 scales of groups that are not configured": (
+        "w8a8", "weight_scale", torch.zeros(128, 4), r"weight_scale.*\[128, 4\] for \[128, 256\] in 8 bits",
+    ),
     "int8 scales of no shape": ("w8a8", "weight_scale", torch.zeros(7), r"weight_scale.*\[7\]"),
 }  # fmt: skip
 
@@ -237,3 +257,15 @@ def test_hqq_along_the_outputs_is_refused(tmp_path: Path) -> None:
         open_checkpoint(damaged(tmp_path, "hqq-4", "view_as_float", torch.tensor(1, dtype=torch.uint8)))
     with pytest.raises(BadCheckpoint, match=r"down_proj\.scale.*and the weight is"):
         open_checkpoint(damaged(tmp_path, "hqq-4", "axis", torch.tensor(0, dtype=torch.int32)))
+
+
+def test_groups_of_another_size_than_the_configured_are_refused(tmp_path: Path) -> None:
+    """They would be read as groups of the size that the number of scales suggests."""
+    write_model(tmp_path, "packed-4", compressed(PACKED, 4, 96))
+    with pytest.raises(BadCheckpoint, match=r"weight_scale.*and group_size is 96"):
+        open_checkpoint(tmp_path)
+    write_model(tmp_path, "gptq-4", {"group_size": 100})
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: data for name, data in tensors.items() if "g_idx" not in name}, tmp_path / "model.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"scales.*inputs, and group_size is 100"):
+        open_checkpoint(tmp_path)

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from quire.core.errors import BadCheckpoint, Unsupported
+from quire.models.registry import family, read_model_config
 from quire.ops.dequantize import dequantize
+from quire.ops.reference import TorchOps
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
 from trials import LENGTH
@@ -55,7 +57,7 @@ def read_everything(path: Path) -> bool:
         checkpoint = open_checkpoint(path)
         for name in checkpoint.names():
             dequantize(checkpoint.tensor(name))
-        assert checkpoint.config.architecture
+        read_model_config(family(checkpoint.config.architecture), checkpoint.config)
     except (BadCheckpoint, Unsupported):
         good = False
     try:
@@ -111,3 +113,31 @@ def test_huge_counts_allocate_nothing(valid: bytes, tmp_path: Path) -> None:
         for at in range(8, 300):
             path.write_bytes(valid[:at] + b"\xff" * 8 + valid[at + 8 :])
             read_everything(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        ("llama", "block_count"),
+        ("gpt-oss", "block_count"),
+        ("exaone4", "block_count"),
+        ("llama", "attention.head_count"),
+        ("qwen3moe", "expert_count"),
+    ],
+)
+def test_a_count_of_a_billion_does_not_hang_the_loader(tmp_path: Path, architecture: str, key: str) -> None:
+    tensors = llama_tensors(np.random.default_rng(0), tied=True)
+    sizes = {f"{architecture}.expert_count": 4, f"{architecture}.expert_used_count": 2} if "q" in architecture else {}
+    wrong = {**sizes, f"{architecture}.attention.sliding_window": 4, f"{architecture}.{key}": 10**9}
+    path = write_llama(tmp_path / "huge.gguf", tensors, arch=architecture, extra=wrong)
+    with assert_memory_below(16 << 20), pytest.raises(BadCheckpoint, match="is 1000000000, and at most"):
+        checkpoint = open_checkpoint(path)
+        read_model_config(family(checkpoint.config.architecture), checkpoint.config)
+
+
+def test_layers_that_a_file_does_not_have_are_missing_tensors(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "m.gguf", llama_tensors(np.random.default_rng(0)), extra={"llama.block_count": 5000})
+    checkpoint = open_checkpoint(path)
+    module = family("LlamaForCausalLM")
+    with pytest.raises(BadCheckpoint, match="44991 are missing"):
+        module.load(TorchOps(), checkpoint, read_model_config(module, checkpoint.config), 16)

@@ -61,6 +61,12 @@ WRONG = {
     "a header that is not UTF-8": (b"\xff\xfe{}", "not JSON"),
     "a header that is deep": (b"[" * 100_000, "not JSON"),
     "a header that is a list": ([], "not a JSON object"),
+    "a shape of a million axes": ({"a": tensor(shape=[9] * 1_000_000)}, "has the shape"),
+    "a shape of a number with many digits": ({"a": tensor(shape=[10**4000, 0])}, "has the shape"),
+    "a name that is given twice behind many others": (
+        b"{" + b",".join(b'"%d":0' % (index % 199_999) for index in range(200_000)) + b"}",
+        "given twice",
+    ),
     "a name given twice": (b'{"a": {}, "a": {}}', "'a' is given twice"),
     "a tensor that is a number": ({"a": 1}, "'a' is not described"),
     "a shape of fractions": ({"a": tensor(shape=[1.5])}, "'a' has the shape"),

@@ -142,9 +142,10 @@ class EngineClient:
     def _encode_service(self, path: Path, ready: Ready) -> "EncodeService":
         from quire.client.encode_service import EncodeService
         from quire.client.encoder_prompt import EncoderPrompter
-        from quire.weights.sentence_modules import SentenceModules, read_sentence_modules
+        from quire.weights.checkpoint import find_checkpoint
+        from quire.weights.sentence_modules import read_sentence_modules
 
-        modules = read_sentence_modules(path) if path.is_dir() else SentenceModules()
+        modules = read_sentence_modules(find_checkpoint(path))
         prompter = EncoderPrompter(self.tokenizer, modules, ready.capacity.vocab_size, ready.capacity.max_model_len)
         return EncodeService(prompter, ready.task, ready.dimensions, self._encode)
 

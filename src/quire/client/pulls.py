@@ -43,7 +43,8 @@ class Pulls:
         """`add` is called with the name and the path of a model that has been downloaded."""
         self._add = add
         self._lock = asyncio.Lock()
-        self._pulls: dict[str, Pull] = {}
+        self._pulls: dict[str, Pull] = {}  # those that may be joined
+        self._tasks: set[asyncio.Task[None]] = set()  # also of pulls that are being cancelled
 
     async def pull(self, name: str) -> AsyncGenerator[PullProgress, None]:
         pull = self._pulls.get(name) or self._start(name)
@@ -60,13 +61,13 @@ class Pulls:
         finally:
             pull.num_waiting -= 1
             if not pull.num_waiting:
+                self._forget(name, pull)  # cancelling takes a while, and a caller who comes meanwhile must not join it
                 pull.task.cancel()
 
     async def stop(self) -> None:
-        tasks = [pull.task for pull in self._pulls.values()]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, name: str) -> Pull:
         wanted = source(name)
@@ -74,6 +75,8 @@ class Pulls:
             raise QueueFull(f"{MAX_WAITING} models wait to be fetched, which is the limit", "try again later")
         self._pulls[name] = pull = Pull()
         pull.task = asyncio.create_task(self._run(name, wanted, pull))
+        self._tasks.add(pull.task)
+        pull.task.add_done_callback(self._tasks.discard)
         return pull
 
     async def _run(self, name: str, wanted: str, pull: Pull) -> None:
@@ -81,6 +84,10 @@ class Pulls:
             async with self._lock:
                 await self._add(name, await _fetch(wanted, pull))
         finally:
+            self._forget(name, pull)
+
+    def _forget(self, name: str, pull: Pull) -> None:
+        if self._pulls.get(name) is pull:
             del self._pulls[name]
 
 

@@ -1,5 +1,6 @@
 """Models that encode whole texts, on one device: embeddings of texts, and scores of pairs."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from quire.core.errors import BadRequest, Unsupported
 from quire.executors.backends import check_backend, new_ops
 from quire.executors.options import ExecutorOptions
 from quire.models.config import EncoderConfig, ModelConfig
-from quire.models.registry import Purpose, decoder_of, family
+from quire.models.registry import Purpose, decoder_of, family, read_model_config
 from quire.ops.opset import Float32
 from quire.runtime.encoder import EncoderRunner, Wanted
 from quire.runtime.headless import load_headless
@@ -19,8 +20,11 @@ from quire.runtime.pooling import Pooling, PoolingMode, unit_length
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.config import CheckpointConfig
 from quire.weights.decoder_body import as_decoder
-from quire.weights.sentence_modules import DenseLayer, SentenceModules, read_sentence_modules
+from quire.weights.sentence_modules import DenseLayer, read_sentence_modules
 
+log = logging.getLogger("quire.engine")
+
+POOLING_WORDS = {"mean": "their mean is taken", "last": "that of the last token is taken"}
 POOLED_TOKENS: dict[PoolingMode, Wanted] = {"cls": "first", "mean": "all", "last": "last"}
 
 
@@ -35,7 +39,7 @@ class EncoderExecutor:
         normalize: bool | None = None,
     ) -> None:
         checkpoint = open_checkpoint(path)
-        self.modules = read_sentence_modules(path) if path.is_dir() else SentenceModules()
+        self.modules = read_sentence_modules(checkpoint.path)
         self.config, self.max_model_len, self._runner = _load(checkpoint, options, self.modules.max_tokens)
         self.num_labels = self.config.labels if isinstance(self.config, EncoderConfig) else 0
         self.weight_bytes = checkpoint.nbytes
@@ -43,6 +47,13 @@ class EncoderExecutor:
         self._pooling = Pooling.of(self.modules, default, normalize)
         if pooling is not None:
             self._pooling = Pooling(pooling, self._pooling.steps)
+        elif self.modules.pooling is None and not self.num_labels:
+            log.warning(
+                "%s does not say how the hidden states of tokens become an embedding: %s; if the model was trained "
+                "otherwise, its vectors are wrong: add modules.json, or say pooling=",
+                path,
+                POOLING_WORDS[default],
+            )
         self._sigmoid = _scores_through_sigmoid(checkpoint.config)
 
     @property
@@ -92,7 +103,7 @@ def _load(
         checkpoint = as_decoder(checkpoint, decoder)
     generators: tuple[Purpose, ...] = ("generate",) if decoder is not None else ()
     module = family(checkpoint.config.architecture, *generators, "embed", "score")
-    config = module.config(checkpoint.config)
+    config = read_model_config(module, checkpoint.config)
     length = longest(config, options.max_model_len)
     if options.max_model_len is None and max_tokens is not None:
         length = min(length, max_tokens)

@@ -11,7 +11,7 @@ from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
-from quire.models.registry import family
+from quire.models.registry import family, read_model_config
 from quire.ops.opset import KVSpec, OpSet
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.available_memory import available_memory
@@ -43,7 +43,7 @@ class LocalExecutor:
     def load(self) -> KVSize:
         options, checkpoint = self.options, self._open()
         model_family = family(checkpoint.config.architecture)
-        config = model_family.config(checkpoint.config)
+        config = read_model_config(model_family, checkpoint.config)
         spec = kv_spec(config, options.block_size, options.kv_dtype)
         if options.on_gpu:
             check_gpu_spec(spec)

@@ -1,34 +1,23 @@
 """Models from the Hugging Face Hub, or from its cache on this machine if the hub cannot be reached.
 
-huggingface_hub downloads, resumes and caches; it is imported only when a repository is asked for. This module chooses
-the files: never code, never pickles, never a second copy of the weights in another format."""
+huggingface_hub downloads, resumes and caches; it is imported only when a repository is asked for. What is small comes
+first: a model that is not supported is refused before its weights are downloaded."""
 
 import hashlib
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from fnmatch import fnmatchcase
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from quire.core.errors import BadRequest
 from quire.hub.cache import DownloadFailed, check_free_space, directory_bytes, hub_cache_dir
+from quire.hub.repo_files import CONFIG_FILE, choose_files
 from quire.hub.progress import DownloadProgress
 
-_CONFIG_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-)
-_WANTED_FILES = (*_CONFIG_FILES, "chat_template*", "added_tokens.json", "*.safetensors", "*.safetensors.index.json")
-_DUPLICATES = ("consolidated*",)  # the same weights with the vendor's own tensor names
-_SPLIT = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 _POLL_SECONDS = 0.2  # between two updates of the progress
+_HEADER_BYTES = 1 << 16  # of a GGUF file, whose first keys say what it is
 _HUB_TIMEOUT_SECONDS = 10.0  # then the local cache is used
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
@@ -68,6 +57,8 @@ def fetch_repo(repo: str, selector: str | None, revision: str | None, progress: 
     wanted = choose_files([file.rfilename for file in info.siblings], selector, repo)
     files = [file for file in info.siblings if file.rfilename in wanted]
     missing = [file for file in files if not _is_cached(hub, repo, file.rfilename, info.sha)]
+    if missing:
+        _refuse_unsupported(hub, repo, wanted, info.sha)
     with _report_progress(f"pulling {repo}", repo, missing, progress):
         try:
             names = [_literal(file) for file in wanted]
@@ -80,6 +71,32 @@ def fetch_repo(repo: str, selector: str | None, revision: str | None, progress: 
     for file in missing:
         _verify(snapshot / file.rfilename, _sha256_of(file))
     return _main_file(snapshot, wanted)
+
+
+def _refuse_unsupported(hub: Any, repo: str, wanted: list[str], commit: str) -> None:
+    """Raises what loading would raise, of the files that are small or of the beginning of a GGUF file."""
+    from quire.hub.preflight import check_config, check_gguf
+
+    if CONFIG_FILE not in wanted:
+        check_gguf(f"{repo}/{wanted[0]}", _first_bytes(hub, repo, wanted[0], commit))
+        return
+    small = [file for file in wanted if PurePosixPath(file).name in (CONFIG_FILE, "modules.json")]
+    try:
+        snapshot = Path(hub.snapshot_download(repo, revision=commit, allow_patterns=[_literal(file) for file in small]))
+    except Exception:  # the download that follows says why
+        return
+    check_config(snapshot)
+
+
+def _first_bytes(hub: Any, repo: str, file: str, commit: str) -> bytes:
+    """Nothing where they cannot be had; the download that follows says why."""
+    with suppress(Exception):
+        url = hub.hf_hub_url(repo, file, revision=commit)
+        headers = {**hub.utils.build_hf_headers(), "Range": f"bytes=0-{_HEADER_BYTES - 1}"}
+        response = hub.utils.get_session().get(url, headers=headers, timeout=_HUB_TIMEOUT_SECONDS)
+        if response.status_code in (200, 206):
+            return bytes(response.content)
+    return b""
 
 
 def _is_cached(hub: Any, repo: str, file: str, commit: str) -> bool:
@@ -133,39 +150,6 @@ def _verify(path: Path, sha256: str) -> None:
         )
 
 
-def choose_files(files: list[str], selector: str | None, repo: str) -> list[str]:
-    """The files to download: config and safetensors, or one GGUF model if there is a selector or nothing else."""
-    files = [file for file in files if _is_safe(file)]
-    ggufs = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
-    if selector is not None:
-        return _choose_gguf(ggufs, selector, repo)
-    config_and_weights = [file for file in files if _is_wanted(file)]
-    if any(file.endswith(".safetensors") for file in config_and_weights):
-        return config_and_weights
-    models = [file for file in ggufs if not _is_later_split(file)]
-    if len(models) == 1:
-        return _splits_of(models[0], ggufs)
-    if models:
-        raise BadRequest(
-            f"{repo} has {len(models)} GGUF models: {', '.join(models)}",
-            f"pick one: `{repo}:{models[0]}`",
-            param="model",
-        )
-    raise DownloadFailed(f"{repo} has neither safetensors nor GGUF files", "weights in other formats cannot be loaded")
-
-
-def _choose_gguf(ggufs: list[str], selector: str, repo: str) -> list[str]:
-    if selector in ggufs:
-        return _splits_of(selector, ggufs)
-    tag = re.compile(rf"(^|[-._/]){re.escape(selector.removesuffix('.gguf'))}([-._/]|$)", re.IGNORECASE)
-    models = [file for file in ggufs if not _is_later_split(file) and tag.search(file.removesuffix(".gguf"))]
-    if len(models) == 1:
-        return _splits_of(models[0], ggufs)
-    known = ", ".join(file for file in ggufs if not _is_later_split(file)) or "no GGUF files"
-    problem = f"matches {len(models)} files ({', '.join(models)})" if models else "matches no file"
-    raise BadRequest(f"`{selector}` {problem} of {repo}", f"it has {known}", param="model")
-
-
 def _from_cache(repo: str, selector: str | None, revision: str | None, why: Exception) -> Path:
     """The snapshot that was pulled before. huggingface_hub itself needs all files of a repository, or their names."""
     folder, name = _cache_folder(repo), revision or "main"
@@ -182,30 +166,6 @@ def _from_cache(repo: str, selector: str | None, revision: str | None, why: Exce
 
 def _main_file(snapshot: Path, wanted: list[str]) -> Path:
     return snapshot / wanted[0] if wanted[0].endswith(".gguf") else snapshot
-
-
-def _splits_of(model: str, ggufs: list[str]) -> list[str]:
-    """All files of a split GGUF model, in order."""
-    if not (split := _SPLIT.search(model)):
-        return [model]
-    stem = model[: split.start()]
-    return [file for file in ggufs if (other := _SPLIT.search(file)) and file[: other.start()] == stem]
-
-
-def _is_later_split(file: str) -> bool:
-    split = _SPLIT.search(file)
-    return split is not None and int(split[1]) > 1
-
-
-def _is_wanted(file: str) -> bool:
-    """Only files of the top folder: others hold the same model for other runtimes."""
-    named = any(fnmatchcase(file, pattern) for pattern in _WANTED_FILES)
-    return named and "/" not in file and not any(fnmatchcase(file, pattern) for pattern in _DUPLICATES)
-
-
-def _is_safe(file: str) -> bool:
-    path = PurePosixPath(file)
-    return not path.is_absolute() and ".." not in path.parts and "\\" not in file
 
 
 def _literal(file: str) -> str:

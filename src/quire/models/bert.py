@@ -128,6 +128,7 @@ class BertConfig(EncoderConfig):
     eps: float  # of the norms
     activation: Activation
     skipped: int  # rows before position 0 in the table of positions
+    token_types: bool  # the texts of a pair are told apart
 
 
 def config(hf: CheckpointConfig) -> BertConfig:
@@ -141,6 +142,7 @@ def config(hf: CheckpointConfig) -> BertConfig:
         raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
     skipped = hf.int("pad_token_id", 1) + 1 if family.positions_after_padding else family.first_position
     max_position = hf.int("max_position_embeddings") - skipped
+    segments = hf.int("type_vocab_size", 2) if family.token_types else 0
     return BertConfig(
         architecture=hf.architecture,
         hidden=hidden,
@@ -152,13 +154,14 @@ def config(hf: CheckpointConfig) -> BertConfig:
         max_position=max_position,
         max_length=max_position,
         windows=(0,) * layers,
-        segments=hf.int("type_vocab_size", 2) if family.token_types else 1,
+        segments=max(segments, 1),
         labels=label_count(hf) if is_classifier(hf) else 0,
         family=family,
         intermediate=hf.int(key["intermediate"]),
         eps=hf.float("layer_norm_eps", 1e-12) if family.eps is None else family.eps,
         activation=ACTIVATIONS[hf.expect(key["activation"], *ACTIVATIONS)],
         skipped=skipped,
+        token_types=segments > 0,
     )
 
 
@@ -181,7 +184,7 @@ class PositionTable:
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         c = self.config
         yield f"{self.prefix}position_embeddings.weight", (c.skipped + c.max_position, c.hidden)
-        if c.family.token_types:
+        if c.token_types:
             yield f"{self.prefix}token_type_embeddings.weight", (c.segments, c.hidden)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:

@@ -3,7 +3,7 @@ pairs. R+ has a norm for each query and key head. In R7B and A, layers have eith
 
 from quire.models import gpt
 from quire.models.activations import read_activation
-from quire.models.layer_patterns import listed_windows
+from quire.models.layer_patterns import listed_windows, window_by_pattern
 from quire.models.loading import (
     EmbeddingTable,
     HeadLayerNorms,
@@ -23,11 +23,11 @@ from quire.weights.config import CheckpointConfig
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     layers = hf.int("num_hidden_layers")
     has_windows = hf.architecture == "Cohere2ForCausalLM"
-    if has_windows and "layer_types" not in hf:
-        period = hf.int("sliding_window_pattern", 4)
-        kinds = [["full", "sliding"][layer % max(period, 1) > 0] + "_attention" for layer in range(1, layers + 1)]
-        hf = hf.with_values({"layer_types": kinds})
-    windows = listed_windows(hf, layers) if has_windows else (0,) * layers
+    windows = (0,) * layers
+    if has_windows:
+        missing = {"sliding_window": 4096, "sliding_window_pattern": 4}
+        hf = hf.with_values({key: value for key, value in missing.items() if not hf.is_given(key)})
+        windows = (listed_windows if "layer_types" in hf else window_by_pattern)(hf, layers)
     return gpt.read_config(
         hf,
         rotary=hf if has_windows else hf.with_values({"rope_theta": hf.float("rope_theta", 500_000.0)}),

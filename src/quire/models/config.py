@@ -6,6 +6,9 @@ from quire.core.errors import BadCheckpoint
 from quire.core.seq2seq import Seq2Seq
 
 
+MAX_COLUMNS = 1 << 22  # of queries; memory is allocated for them before tensors are compared
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The sizes that every decoder has. A model file adds its own in a subclass, read from config.json."""
@@ -26,6 +29,8 @@ class ModelConfig:
         for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "max_position"):
             if getattr(self, name) < 1:
                 raise BadCheckpoint(f"the configuration of the checkpoint gives {name} as {getattr(self, name)}")
+        if max(self.q_size, self.kv_size) > MAX_COLUMNS:
+            raise BadCheckpoint(f"{self.heads} heads of {self.head_dim} columns are more than {MAX_COLUMNS} columns")
         if self.heads % self.kv_heads:
             raise BadCheckpoint(f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly")
         assert len(self.windows) == self.layers

@@ -16,6 +16,7 @@ TRAINED_LENGTH = 2048  # where config.json has none
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    hf = _with_newer_keys(hf)
     grouped, has_slopes = hf.bool("new_decoder_architecture", False), hf.bool("alibi", False)
     hf.expect("num_ln_in_parallel_attn", 1, None, *([2] if grouped else []))
     if grouped:
@@ -40,12 +41,20 @@ def config(hf: CheckpointConfig) -> gpt.GPTConfig:
     )
 
 
+def _with_newer_keys(hf: CheckpointConfig) -> CheckpointConfig:
+    """The first checkpoints (RWForCausalLM) count key heads as n_head_kv, and only 40B has the key."""
+    if "n_head_kv" not in hf:
+        return hf
+    newer = {"num_kv_heads": hf.int("n_head_kv"), "new_decoder_architecture": not hf.bool("multi_query", False)}
+    return hf.with_values({key: value for key, value in newer.items() if key not in hf})
+
+
 def load(ops: OpSet, checkpoint: Checkpoint, config: gpt.GPTConfig, max_model_len: int) -> LoadedModel:
     top: TensorSpecs = {
         "embed": EmbeddingTable("word_embeddings", config.vocab, config.hidden),
         "norm": LayerNorm("ln_f", config.hidden),
     }
-    tensors = gpt.GPTTensors("transformer.", "h", top, layer_specs(config, checkpoint.config))
+    tensors = gpt.GPTTensors("transformer.", "h", top, layer_specs(config, _with_newer_keys(checkpoint.config)))
     return gpt.load_model(ops, checkpoint, config, max_model_len, tensors)
 
 

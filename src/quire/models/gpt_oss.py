@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from quire.models import llama, moe
+from quire.models.layer_patterns import window_except_every
 from quire.models.llama_families import translate
 from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpecs, Vector
 from quire.models.moe import MoeConfig
@@ -25,6 +26,8 @@ FAMILY = MoeFamily(
     defaults={"norm_topk_prob": True},
     expects={"swiglu_limit": (7.0, None), "swiglu_alpha": (1.702, None)},
     activations=dict.fromkeys(("silu", None), Activation.CLAMPED_SWIGLU),
+    windows=window_except_every(2),
+    default_window=128,
 )
 
 

@@ -52,18 +52,31 @@ def window_refused(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
     return full_attention(hf, layers)
 
 
-def window_except_every(period: int) -> Windows:
-    """In every layer but each `period`-th, which sees the whole context."""
+def window_above(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
+    """From layer `max_window_layers` on, whatever `use_sliding_window` says."""
+    first, window = hf.int("max_window_layers", 62), hf.int("sliding_window", 0)
+    return tuple(window if layer >= first else 0 for layer in range(layers))
+
+
+def window_except_every(period: int, first: bool = False) -> Windows:
+    """In every layer but each `period`-th (the last of a period, or the first), which sees the whole context."""
 
     def windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
         window = hf.int("sliding_window", 0)
-        return tuple(window if layer % period else 0 for layer in range(1, layers + 1))
+        return tuple(window if (layer + (not first)) % period else 0 for layer in range(layers))
 
     return windows
 
 
 def window_by_pattern(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
-    """In every layer but each `sliding_window_pattern`-th."""
+    """In every layer but each `sliding_window_pattern`-th, or where that is a text such as "LLLG", in the layers whose
+    letter is L; the last of all layers then has none."""
+    if isinstance(letters := hf.get("sliding_window_pattern"), str):
+        if not letters or set(letters) - set("LG"):
+            raise BadCheckpoint(f"{hf.source}: sliding_window_pattern is {letters!r}, not made of the letters L and G")
+        window = hf.int("sliding_window", 0)
+        local = [letters[layer % len(letters)] == "L" and layer < layers - 1 for layer in range(layers)]
+        return tuple(window if is_local else 0 for is_local in local)
     period = hf.int("sliding_window_pattern")
     if period < 1:
         raise BadCheckpoint(f"sliding_window_pattern is {period}")
@@ -80,7 +93,9 @@ def rope_everywhere(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[boo
 def rope_as_listed(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """`no_rope_layers` has a 0 for each layer without rope; by default that is every `no_rope_layer_interval`-th."""
     interval, layers = hf.int("no_rope_layer_interval", 4), len(windows)
-    listed = hf.get("no_rope_layers", [(layer + 1) % interval for layer in range(layers)])
+    if interval < 1:
+        raise BadCheckpoint(f"no_rope_layer_interval is {interval}")
+    listed = hf.list("no_rope_layers", [(layer + 1) % interval for layer in range(layers)])
     if len(listed) != layers:
         raise BadCheckpoint(f"no_rope_layers lists {len(listed)} layers, and there are {layers}")
     return tuple(bool(rotated) for rotated in listed)

@@ -50,6 +50,7 @@ class LlamaFamily:
 
     # -- attention
     windows: Windows = full_attention  # where `layer_types` does not list them
+    default_window: int = 0  # where config.json has no `sliding_window`; a null means that there is none
     rotated: Rotation = rope_everywhere
     rope_interleaved: bool = False  # the checkpoint has the two columns of a rotary pair side by side
     rope_alpha: bool = False  # `alpha` of a dynamic rope scaling is a fixed NTK factor
@@ -81,6 +82,8 @@ def translate(hf: CheckpointConfig, family: LlamaFamily) -> CheckpointConfig:
     """The configuration in Llama's keys. What is not supported fails here, by name."""
     hf = hf.with_values({llamas: hf.get(key) for llamas, key in family.keys.items() if llamas not in hf and key in hf})
     hf = hf.with_values({key: value for key, value in family.defaults.items() if key not in hf})
+    if family.default_window and not hf.is_given("sliding_window"):
+        hf = hf.with_values({"sliding_window": family.default_window})
     for key, allowed in family.expects.items():
         hf.expect(key, *allowed)
     return hf if family.adapt is None else family.adapt(hf)
@@ -172,7 +175,7 @@ GEMMA = LlamaFamily(
     scales=gemma_scales,
     norm_offset=1.0,
 )
-GEMMA2 = replace(GEMMA, scales=gemma2_scales, windows=window_except_every(2), norms=GEMMA_NORMS)
+GEMMA2 = replace(GEMMA, scales=gemma2_scales, windows=window_except_every(2), default_window=4096, norms=GEMMA_NORMS)
 GEMMA3_DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -193,14 +196,14 @@ OLMO2 = LlamaFamily(expects={"rope_local_scaling": (None,)}, qk_norms="rows", no
 
 FAMILIES: Mapping[str, LlamaFamily] = {
     "LlamaForCausalLM": LlamaFamily(),
-    "CwmForCausalLM": LlamaFamily(),
+    "CwmForCausalLM": LlamaFamily(windows=window_except_every(4, first=True), default_window=8192),
     "SeedOssForCausalLM": LlamaFamily(),
-    "MistralForCausalLM": LlamaFamily(windows=window_everywhere),
-    "MinistralForCausalLM": LlamaFamily(windows=window_everywhere),
+    "MistralForCausalLM": LlamaFamily(windows=window_everywhere, default_window=4096),
+    "MinistralForCausalLM": LlamaFamily(windows=window_everywhere, default_window=4096),
     "Ministral3ForCausalLM": LlamaFamily(windows=window_everywhere, query_scaling=True),
     "Phi3ForCausalLM": LlamaFamily(windows=window_everywhere, fused_qkv=True, gate_up=("mlp.gate_up_proj",)),
-    "Qwen2ForCausalLM": LlamaFamily(windows=window_in_upper_layers, qkv_bias=True),
-    "Qwen3ForCausalLM": LlamaFamily(windows=window_in_upper_layers, qk_norms="heads"),
+    "Qwen2ForCausalLM": LlamaFamily(windows=window_in_upper_layers, default_window=4096, qkv_bias=True),
+    "Qwen3ForCausalLM": LlamaFamily(windows=window_in_upper_layers, default_window=4096, qk_norms="heads"),
     "SmolLM3ForCausalLM": LlamaFamily(windows=window_refused, rotated=rope_as_listed),
     "Ernie4_5ForCausalLM": LlamaFamily(rope_interleaved=True),
     "HeliumForCausalLM": LlamaFamily(rope_interleaved=True, out_bias=False),
@@ -250,9 +253,16 @@ FAMILIES: Mapping[str, LlamaFamily] = {
             ".mlp.c_proj.": ".mlp.down_proj.",
         },
     ),
-    "Exaone4ForCausalLM": replace(OLMO2, rotated=rope_in_windows, qk_norms="heads"),
+    "Exaone4ForCausalLM": replace(
+        OLMO2,
+        defaults={"sliding_window_pattern": 4},
+        windows=window_by_pattern,
+        default_window=4096,
+        rotated=rope_in_windows,
+        qk_norms="heads",
+    ),
     "Olmo2ForCausalLM": OLMO2,
-    "Olmo3ForCausalLM": replace(OLMO2, windows=window_except_every(4), local_rope=True),
+    "Olmo3ForCausalLM": replace(OLMO2, windows=window_except_every(4), default_window=4096, local_rope=True),
     "GlmForCausalLM": GLM,
     "Glm4ForCausalLM": replace(GLM, norms=GLM4_NORMS),
     "GraniteForCausalLM": LlamaFamily(scales=granite_scales),

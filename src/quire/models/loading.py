@@ -8,6 +8,7 @@ weight by weight, so that no more than one matrix is in memory twice."""
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from quire.ops.tensors import LinearLayer, PackedExperts, PackedHeads, PackedWei
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
+MAX_TENSORS = 1 << 20
 MAX_LISTED = 8  # names spelled out in an error
 
 
@@ -339,9 +341,15 @@ def _load(ops: OpSet, checkpoint: Checkpoint, prefix: str, spec: TensorSpec) -> 
 
 
 def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, TensorSpecs]], unused: str) -> None:
-    expected = {
-        prefix + name: shape for prefix, group in groups for spec in group.values() for name, shape in spec.shapes()
-    }
+    shapes = (
+        (prefix + name, shape) for prefix, group in groups for spec in group.values() for name, shape in spec.shapes()
+    )
+    expected = dict(islice(shapes, MAX_TENSORS + 1))
+    if len(expected) > MAX_TENSORS:
+        raise BadCheckpoint(
+            f"config.json describes more than {MAX_TENSORS} tensors, and the checkpoint has {len(checkpoint.names())}",
+            "look at its numbers of layers and of experts",
+        )
     if isinstance(checkpoint, DummyCheckpoint):
         checkpoint.shapes = expected
     stored = set(checkpoint.names())
@@ -350,8 +358,10 @@ def _check(checkpoint: Checkpoint, groups: Iterable[tuple[str, TensorSpecs]], un
         problems.append(f"{_count(missing)} missing: {_listed(missing)}")
     if left_over := sorted(name for name in stored - expected.keys() if not re.fullmatch(unused, name)):
         problems.append(f"{_count(left_over)} unknown: {_listed(left_over)}")
-    shapes = ((name, checkpoint.shape(name), shape) for name, shape in expected.items() if name in stored)
-    if misshapen := [f"{name} is {[*actual]} and not {[*shape]}" for name, actual, shape in shapes if actual != shape]:
+    stored_shapes = ((name, checkpoint.shape(name), shape) for name, shape in expected.items() if name in stored)
+    if misshapen := [
+        f"{name} is {[*actual]} and not {[*shape]}" for name, actual, shape in stored_shapes if actual != shape
+    ]:
         problems.append(f"{_count(misshapen)} of another shape: {_listed(misshapen)}")
     if problems:
         raise BadCheckpoint(

@@ -9,6 +9,7 @@ from quire.models.layer_patterns import (
     experts_after_dense,
     experts_by_step,
     experts_in_range,
+    window_above,
     window_everywhere,
     window_if_used,
     window_refused,
@@ -80,7 +81,7 @@ FAMILIES: Mapping[str, MoeFamily] = {
         defaults={"norm_topk_prob": True}, windows=window_everywhere, experts=(MIXTRAL_EXPERTS,)
     ),
     "Qwen2MoeForCausalLM": MoeFamily(windows=window_refused, qkv_bias=True),
-    "Qwen3MoeForCausalLM": MoeFamily(qk_norms="heads"),
+    "Qwen3MoeForCausalLM": MoeFamily(default_window=4096, qk_norms="heads"),
     "OlmoeForCausalLM": MoeFamily(expects={"clip_qkv": (None,)}, qk_norms="rows"),
     "MiniMaxM2ForCausalLM": MoeFamily(
         expects={"scoring_func": ("sigmoid", None), "qk_norm_type": ("per_layer", None)},
@@ -91,7 +92,7 @@ FAMILIES: Mapping[str, MoeFamily] = {
     ),
     "PhimoeForCausalLM": PHI,
     "PhiMoEForCausalLM": PHI,  # as its authors spell it
-    "Dots1ForCausalLM": DOTS,
+    "Dots1ForCausalLM": replace(DOTS, windows=window_above, default_window=4096),
     "SolarOpenForCausalLM": replace(DOTS, defaults={"use_qk_norm": False}, out_bias=False),
     "Glm4MoeForCausalLM": replace(
         DOTS,

@@ -2,11 +2,11 @@
 
 The families of llama.py and moe.py are rows of llama_families.py and moe_families.py."""
 
-from difflib import get_close_matches
+import re
 from importlib import import_module
 from typing import Literal, Protocol, cast
 
-from quire.core.errors import Unsupported
+from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.ops.opset import OpSet
@@ -101,6 +101,7 @@ EMBEDDERS = {  # they embed texts. Decoders can embed too: see runtime/headless.
     "XLMRobertaModel": "quire.models.bert",
     "XLMRobertaForMaskedLM": "quire.models.bert",
     "CamembertModel": "quire.models.bert",
+    "CamembertForMaskedLM": "quire.models.bert",
     "DistilBertModel": "quire.models.bert",
     "DistilBertForMaskedLM": "quire.models.bert",
     "MPNetModel": "quire.models.bert",
@@ -155,6 +156,14 @@ def family(architecture: str, *purposes: Purpose) -> Family:
     return cast(Family, import_module(PURPOSES[actual][architecture]))
 
 
+def read_model_config(family: Family, hf: CheckpointConfig) -> ModelConfig:
+    """The configuration, or BadCheckpoint where its numbers cannot be computed with."""
+    try:
+        return family.config(hf)
+    except (ArithmeticError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise BadCheckpoint(f"{hf.source}: its values do not fit together: {error}") from error
+
+
 def decoder_of(architecture: str) -> str | None:
     """The decoder of an architecture, with or without its head: `MistralModel` is a `MistralForCausalLM`."""
     names = (architecture, architecture.removesuffix("Model") + "ForCausalLM")
@@ -168,7 +177,18 @@ def purpose(architecture: str) -> Purpose:
             return purpose
     if decoder_of(architecture):
         return "embed"
+    raise Unsupported(f"the architecture `{architecture}` is not supported", _similar(architecture))
+
+
+def _similar(architecture: str) -> str:
+    """The same family for another purpose, or all families. Names that only look alike are other models."""
     known = [name for architectures in PURPOSES.values() for name in architectures]
-    near = get_close_matches(architecture, known, n=3, cutoff=0.5)
-    hint = f"the nearest supported ones are {', '.join(near)}" if near else f"supported are {', '.join(known)}"
-    raise Unsupported(f"the architecture `{architecture}` is not supported", hint)
+    family = _family_name(architecture)
+    if same := [name for name in known if _family_name(name).lower() == family.lower()]:
+        return f"of {family}, {', '.join(same)} {'is' if len(same) == 1 else 'are'} supported"
+    families = {_family_name(name).lower(): _family_name(name) for name in known}  # some have two spellings
+    return f"the families that are supported are {', '.join(sorted(families.values(), key=str.lower))}"
+
+
+def _family_name(architecture: str) -> str:
+    return re.sub(r"For[A-Z]\w*$|LMHead|(MT)?Model$", "", architecture)

@@ -92,7 +92,13 @@ def frequencies(spec: RopeSpec, max_model_len: int, factors: Float32 | None = No
     """-> inv_freq [rotary_dim / 2], and the factor of cos and sin.
 
     `factors` [rotary_dim / 2] divide the frequencies last: a GGUF file carries a scaling as the tensor `rope_freqs`."""
-    inv_freq, scale = SCALINGS[spec.type](spec, max_model_len)
+    try:
+        with np.errstate(all="ignore"):
+            inv_freq, scale = SCALINGS[spec.type](spec, max_model_len)
+    except (ArithmeticError, ValueError) as error:
+        raise BadCheckpoint(f"rope scaling `{spec.type}` of {dict(spec.params)} cannot be computed: {error}") from error
+    if not (np.isfinite(inv_freq).all() and math.isfinite(scale)):
+        raise BadCheckpoint(f"rope scaling `{spec.type}` of {dict(spec.params)} gives frequencies that are not finite")
     if factors is not None:
         if factors.shape != inv_freq.shape:
             raise BadCheckpoint(f"rope_freqs has {factors.size} factors, and there are {inv_freq.size} frequencies")

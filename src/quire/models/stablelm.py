@@ -12,6 +12,8 @@ STACKED_NORMS = "stacked_head_norms"  # config key of GGUF files: the norms of a
 
 
 def config(hf: CheckpointConfig) -> gpt.GPTConfig:
+    older = {"partial_rotary_factor": "rope_pct", "layer_norm_eps": "norm_eps"}  # of StableLMEpochForCausalLM
+    hf = hf.with_values({key: hf.get(own) for key, own in older.items() if own in hf and key not in hf})
     return gpt.read_config(
         hf,
         rotary=hf.with_values({"partial_rotary_factor": hf.get("partial_rotary_factor", 0.25)}),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from quire.models.loading import LoadedModel
-from quire.models.registry import Family
+from quire.models.registry import Family, read_model_config
 from quire.ops.opset import Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.weights.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ class Headless:
 
 def load_headless(ops: OpSet, family: Family, checkpoint: Checkpoint, max_model_len: int) -> LoadedModel:
     """A decoder whose forward pass returns the hidden states of rows after the last norm."""
-    config = family.config(checkpoint.config)
+    config = read_model_config(family, checkpoint.config)
     model = family.load(Headless(ops, config.vocab), checkpoint, config, max_model_len)
 
     def forward(ops: OpSet, batch: Any) -> Value:

@@ -19,6 +19,48 @@ class Required:
 
 REQUIRED: Final = Required()
 
+MAX_WHOLE: Final = 1 << 53  # that a float holds exactly
+
+# The largest sizes that are possible, well above those of any model, by the last word of a key: memory is allocated for
+# these counts, and loops run over them, before tensors are compared with them.
+_LAYERS, _HEADS, _EXPERTS, _WIDTH, _TOKENS = 1 << 13, 1 << 14, 1 << 14, 1 << 22, 1 << 28
+MAX_SIZES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "block_count"), _LAYERS),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers", "num_nextn_predict_layers"), _LAYERS),
+    **dict.fromkeys(("first_k_dense_replace", "leading_dense_block_count"), _LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "head_count", "num_heads"), _HEADS),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_head_kv", "head_count_kv"), _HEADS),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), _HEADS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _EXPERTS),
+    **dict.fromkeys(("expert_count", "expert_used_count", "num_experts_per_tok", "moe_k"), _EXPERTS),
+    **dict.fromkeys(("n_shared_experts", "expert_shared_count", "moe_num_shared_experts", "n_group"), _EXPERTS),
+    **dict.fromkeys(("hidden_size", "n_embd", "n_embed", "d_model", "dim", "embedding_length"), _WIDTH),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim", "ffn_hidden_size"), _WIDTH),
+    **dict.fromkeys(("moe_intermediate_size", "shared_intermediate_size", "feed_forward_length"), _WIDTH),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "shared_expert_intermediate_size"), _WIDTH),
+    **dict.fromkeys(("head_dim", "d_kv", "key_length", "value_length", "dimension_count", "rotary_dim"), _WIDTH),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), _WIDTH),
+    **dict.fromkeys(("type_vocab_size", "relative_attention_num_buckets"), _WIDTH),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "max_seq_len"), _TOKENS),
+    **dict.fromkeys(("seq_length", "context_length", "model_max_length", "max_trained_positions"), _TOKENS),
+    **dict.fromkeys(("relative_attention_max_distance", "sliding_window", "local_attention"), _TOKENS),
+}
+
+# Names that published checkpoints give an architecture -> the one it is the same as.
+ALIASES: Final[Mapping[str, str]] = {
+    "LLaMAForCausalLM": "LlamaForCausalLM",
+    "AquilaModel": "LlamaForCausalLM",
+    "AquilaForCausalLM": "LlamaForCausalLM",
+    "XverseForCausalLM": "LlamaForCausalLM",
+    "IQuestCoderForCausalLM": "LlamaForCausalLM",
+    "TeleChat3ForCausalLM": "LlamaForCausalLM",
+    "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
+    "Gemma3TextModel": "Gemma3Model",
+    "RWForCausalLM": "FalconForCausalLM",
+    "StableLMEpochForCausalLM": "StableLmForCausalLM",
+    "BertForPreTraining": "BertForMaskedLM",
+}
+
 
 class CheckpointConfig:
     """The methods are named after the types they return; annotations inside say `builtins.int` and the like."""
@@ -38,17 +80,27 @@ class CheckpointConfig:
     def __contains__(self, key: builtins.str) -> builtins.bool:
         return self._values.get(key) is not None
 
+    def is_given(self, key: builtins.str) -> builtins.bool:
+        """Whether the key is there at all: a null may mean something else than a missing key."""
+        return key in self._values
+
     def get(self, key: builtins.str, default: Any = None) -> Any:
         value = self._values.get(key)
         return default if value is None else value
 
     def int(self, key: builtins.str, default: builtins.int | Required = REQUIRED) -> builtins.int:
-        return self._typed(key, builtins.int, default)
+        value = self._typed(key, builtins.int, default)
+        bound = MAX_SIZES.get(key.rpartition(".")[2])
+        if bound is not None and value > bound:
+            raise self._bad(key, f"is {value}, and at most {bound} is possible")
+        return value
 
     def float(self, key: builtins.str, default: builtins.float | Required = REQUIRED) -> builtins.float:
         """Whole numbers count: config.json writes 10000 as well as 10000.0."""
         value = self._values.get(key)
         if type(value) is builtins.int:
+            if abs(value) > MAX_WHOLE:
+                raise self._bad(key, f"is {_short(value)}, too large for a number")
             return builtins.float(value)
         number = self._typed(key, builtins.float, default)
         if not math.isfinite(number):
@@ -91,11 +143,11 @@ class CheckpointConfig:
 
     @property
     def architecture(self) -> builtins.str:
-        """Such as "LlamaForCausalLM"."""
+        """Such as "LlamaForCausalLM", under the name it has in the tables of models."""
         names = self._values.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], builtins.str):
             raise self._bad("architectures", "is missing" if names is None else f"is {names!r}, not a list of names")
-        return names[0]
+        return ALIASES.get(names[0], names[0])
 
     def generation(self, key: builtins.str, default: Any = None) -> Any:
         """A value of generation_config.json; older exports keep it in config.json."""

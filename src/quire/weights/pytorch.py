@@ -20,6 +20,7 @@ from quire.weights.pickle_machine import MAX_PICKLE_BYTES, PickleRefused, unpick
 from quire.weights.raw import RawEntry
 
 LOCAL_HEADER_BYTES = 30
+MAX_DIMENSIONS, MAX_COUNT = 8, 1 << 63  # of a shape, and of a number in it
 
 # torch's names -> safetensors' names, and bytes of an item
 STORAGES = {
@@ -101,8 +102,9 @@ class PytorchFile:
         ):
             raise self._bad(f"has no storage {storage.key!r}, which tensor {name!r} refers to")
         storage_offset, size = self._locate(member)
-        if not all(type(number) is int and number >= 0 for number in (tensor.offset, *shape, *tensor.strides)):
-            raise self._bad(f"gives tensor {name!r} the shape {shape} and the strides {tensor.strides}")
+        counts = (tensor.offset, *shape, *tensor.strides)
+        if len(shape) > MAX_DIMENSIONS or not all(type(count) is int and 0 <= count < MAX_COUNT for count in counts):
+            raise self._bad(f"gives tensor {name!r} a shape or strides that are not {MAX_DIMENSIONS} counts at most")
         if len(tensor.strides) != len(shape) or not _is_contiguous(shape, tensor.strides):
             raise Unsupported(
                 f"{self.path}: tensor {name!r} is {list(shape)} with strides {list(tensor.strides)}",

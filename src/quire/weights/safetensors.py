@@ -1,6 +1,7 @@
 """One safetensors file: u64 header length · JSON header · tensor data. Mapped, and checked before use."""
 
 import json
+from collections import Counter
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -11,6 +12,7 @@ from quire.weights.mapped_file import MappedFile
 from quire.weights.raw import RawEntry
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_DIMENSIONS, MAX_COUNT = 8, 1 << 63  # of a shape, and of a number in it
 
 ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -56,10 +58,10 @@ class SafetensorsFile:
         dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
         if not isinstance(dtype, str):
             raise bad(f"has the dtype {dtype!r}")
-        if not _are_counts(shape):
-            raise bad(f"has the shape {shape!r}")
+        if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
+            raise bad(f"has the shape {_short(shape)}")
         if not _are_counts(offsets) or len(offsets) != 2:
-            raise bad(f"has the offsets {offsets!r}")
+            raise bad(f"has the offsets {_short(offsets)}")
         begin, end = (self._data_offset + offset for offset in offsets)
         if not begin <= end <= self.file.size:
             raise bad(f"is at offset {begin} to {end}, and the file ends at {self.file.size}")
@@ -80,12 +82,16 @@ class SafetensorsFile:
 
 
 def _are_counts(values: Any) -> TypeGuard[list[int]]:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < MAX_COUNT for value in values)
+
+
+def _short(value: Any) -> str:
+    return text if len(text := repr(value)) <= 80 else f"{text[:77]}..."
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is given twice")
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"{max(counts, key=counts.__getitem__)!r} is given twice")
     return values

@@ -1,4 +1,5 @@
-"""What sentence-transformers writes beside a model: how hidden states of tokens become one embedding.
+"""What sentence-transformers writes beside a model, and GGUF files have as a key: how hidden states of tokens become
+one embedding.
 
 modules.json lists modules, each with a folder of its own config.json: Transformer, Pooling, Dense, Normalize."""
 
@@ -10,6 +11,7 @@ from typing import Any
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.weights.config import CheckpointConfig
+from quire.weights.gguf.container import GGUFFile
 from quire.weights.huggingface import read_json
 
 POOLINGS = {  # name in sentence-transformers, old or new -> ours
@@ -19,6 +21,7 @@ POOLINGS = {  # name in sentence-transformers, old or new -> ours
     "mean_tokens": "mean",
     "lasttoken": "last",
 }
+GGUF_POOLINGS = {0: None, 1: "mean", 2: "cls", 3: "last", 4: None}  # 0: not given, 4: scores of pairs
 ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh"}
 
 
@@ -43,8 +46,21 @@ class SentenceModules:
     default_prompt: str | None = None  # name of the prompt that is used by default
 
 
-def read_sentence_modules(directory: Path) -> SentenceModules:
-    """Of a checkpoint in Hugging Face's layout; defaults where there is no modules.json."""
+def read_sentence_modules(path: Path) -> SentenceModules:
+    """Of a checkpoint; defaults where it says nothing."""
+    return _of_directory(path) if path.is_dir() else _of_gguf(path)
+
+
+def _of_gguf(path: Path) -> SentenceModules:
+    """The metadata has the pooling. Embeddings have length 1, as llama.cpp gives them."""
+    metadata = CheckpointConfig(path, GGUFFile(path).metadata)
+    key = f"{metadata.str('general.architecture')}.pooling_type"
+    if key not in metadata:
+        return SentenceModules(steps=(None,))
+    return SentenceModules(pooling=GGUF_POOLINGS[metadata.expect(key, *GGUF_POOLINGS)], steps=(None,))
+
+
+def _of_directory(directory: Path) -> SentenceModules:
     texts = _text_settings(directory)
     prompts = CheckpointConfig(
         directory / "config_sentence_transformers.json", read_json(directory / "config_sentence_transformers.json")

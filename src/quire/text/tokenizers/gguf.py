@@ -1,18 +1,23 @@
-"""The tokenizer of a GGUF file: byte-level BPE ("gpt2") or SentencePiece BPE ("llama")."""
+"""The tokenizer of a GGUF file: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), and of encoders WordPiece ("bert")
+or SentencePiece unigram ("t5")."""
 
+import re
 from array import array
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, models, normalizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.compiled import native
 from quire.text.tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
-from quire.text.tokenizers.piece_backends import SentencePieceBPE
-from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece
+from quire.text.tokenizers.piece_backends import SPACE, SentencePieceBPE
+from quire.text.tokenizers.sentencepiece import unigram_backend
+from quire.text.tokenizers.sentencepiece_model import SentencePieceModel
+from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, sentencepiece, wordpiece
 from quire.text.tokenizers.vocabulary import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.container import GGUFFile
@@ -20,6 +25,8 @@ from quire.weights.gguf.names import end_ids
 
 KEY = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"
+CONTINUED = "##"  # before a piece that continues a word
+CAPITALS = re.compile(r"(##)?[A-Z][a-z]")  # in vocabularies that tell capital letters apart
 
 # tokenizer.ggml.token_type; 6 is BYTE.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
@@ -32,8 +39,7 @@ END_TOKENS = frozenset(
 
 def read_vocabulary(path: Path) -> Vocabulary:
     pieces = GGUFTokens.read(CheckpointConfig(path, GGUFFile(path, with_strings=True).metadata))
-    model = pieces.metadata.expect(KEY + "model", "gpt2", "llama")
-    return _byte_level(pieces) if model == "gpt2" else _sentencepiece(pieces)
+    return READERS[pieces.metadata.expect(KEY + "model", *READERS)](pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,60 @@ def _sentencepiece(pieces: GGUFTokens) -> Vocabulary:
     return _finish(pieces, backend, sentencepiece, bos=bos, eos=eos, add_bos=True, strips_space=add_space)
 
 
+def _unigram(pieces: GGUFTokens) -> Vocabulary:
+    metadata = pieces.metadata
+    char_map = metadata.get(KEY + "precompiled_charsmap")
+    model = SentencePieceModel(
+        pieces.tokens,
+        _numbers(metadata, "scores", len(pieces.tokens)),
+        pieces.kinds,
+        algorithm="unigram",
+        char_map=char_map.tobytes() if isinstance(char_map, array) else b"",
+        add_space=metadata.bool(KEY + "add_space_prefix", default=True),
+        collapse_spaces=metadata.bool(KEY + "remove_extra_whitespaces", default=True),
+    )
+    special = pieces.of(CONTROL, UNKNOWN)
+    added = {index: pieces.tokens[index] for index in (*special, *pieces.of(USER_DEFINED))}
+    backend = unigram_backend(model, metadata.source, added, special)
+    roles = {"bos": pieces.id("bos"), "eos": pieces.id("eos", 1)}
+    return _finish(pieces, backend, sentencepiece, **roles, add_bos=False, add_eos=True, strips_space=model.add_space)
+
+
+def _word_pieces(pieces: GGUFTokens) -> Vocabulary:
+    """The converter writes a word's first piece with U+2581 before it, and takes the ## off the others."""
+
+    def spelled(index: int, token: str) -> str:
+        if pieces.kinds[index] == CONTROL:
+            return token
+        return token[1:] if token.startswith(SPACE) else CONTINUED + token
+
+    tokens = [spelled(index, token) for index, token in enumerate(pieces.tokens)]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    unknown = pieces.id("unknown", 100)
+    with refuse_damaged(f"{pieces.metadata.source}: {KEY}tokens are no WordPiece vocabulary"):
+        backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=tokens[unknown or 0]))
+    cased = any(CAPITALS.match(tokens[index]) for index, kind in enumerate(pieces.kinds) if kind == NORMAL)
+    lowercase = pieces.metadata.bool(KEY + "normalizer.lowercase", default=not cased)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = [AddedToken(tokens[index], normalized=False, special=True) for index in pieces.of(CONTROL)]
+    backend.add_special_tokens(special)
+    first, last = (
+        pieces.id("cls", pieces.id("bos", 101)),
+        pieces.id("seperator", pieces.id("eos", 102)),
+    )  # as GGUF spells it
+    pieces = replace(pieces, tokens=tokens)
+    return _finish(pieces, backend, wordpiece, bos=first, eos=last, add_bos=True, add_eos=True, strips_space=True)
+
+
+READERS: Mapping[str, Callable[[GGUFTokens], Vocabulary]] = {  # by `tokenizer.ggml.model`
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "bert": _word_pieces,
+    "t5": _unigram,
+}
+
+
 def _finish(
     pieces: GGUFTokens,
     backend: tokenizers.Tokenizer | SentencePieceBPE,
@@ -114,6 +174,7 @@ def _finish(
     bos: int | None,
     eos: int | None,
     add_bos: bool,  # if the file does not say
+    add_eos: bool = False,
     strips_space: bool = False,
 ) -> Vocabulary:
     """The part that both models share: added tokens, special tokens around a text, and tokens with a role."""
@@ -122,6 +183,10 @@ def _finish(
     no_text = dict.fromkeys(pieces.of(UNUSED), "")  # padding of the vocabulary
     named = [*control, *(index for index in defined if tokens[index] != "</s>")]  # in Gemma it is also an HTML tag
     ends = [*end_ids(metadata), eos, *(index for index in named if tokens[index] in END_TOKENS)]
+    prefix = _role_ids(metadata, "bos", bos, add_bos)
+    suffix = _role_ids(metadata, "eos", eos, add_eos)
+    if isinstance(backend, tokenizers.Tokenizer) and prefix and suffix:
+        backend.post_processor = _pairs_of_texts(pieces, prefix[0], suffix[0], doubled=token_bytes is not wordpiece)
     roles = {"bos": bos, "eos": eos, "unk": pieces.id("unknown"), "pad": pieces.id("padding")}
     return Vocabulary(
         backend=backend,
@@ -129,12 +194,19 @@ def _finish(
         strips_space=strips_space,
         added={index: tokens[index] for index in (*control, *defined)} | no_text,
         special_ids=frozenset(control),
-        prefix=_role_ids(metadata, "bos", bos, add_bos),
-        suffix=_role_ids(metadata, "eos", eos, False),
+        prefix=prefix,
+        suffix=suffix,
         eos_ids=list(dict.fromkeys(end for end in ends if end is not None)),
         named={f"{role}_token": tokens[index] for role, index in roles.items() if index is not None},
         chat_template=metadata.str(CHAT_TEMPLATE) if CHAT_TEMPLATE in metadata else None,
     )
+
+
+def _pairs_of_texts(pieces: GGUFTokens, first: int, last: int, doubled: bool) -> Any:
+    """Special tokens around one text and two. `doubled`: RoBERTa has two between texts, and one type for all tokens."""
+    begin, end = pieces.tokens[first], pieces.tokens[last]
+    pair = f"{begin} $A {end} {end} $B {end}" if doubled else f"{begin} $A {end} $B:1 {end}:1"
+    return processors.TemplateProcessing(f"{begin} $A {end}", pair, [(begin, first), (end, last)])
 
 
 def _role_ids(metadata: CheckpointConfig, name: str, token: int | None, default: bool) -> list[int]:

@@ -1,8 +1,9 @@
 """The tokenizer of a directory in the Hugging Face layout: tokenizer.json and tokenizer_config.json. Without a
-tokenizer.json, the directory may have SentencePiece files (sentencepiece.py)."""
+tokenizer.json, the directory may have the files that one is made of: those of SentencePiece (sentencepiece.py), plain
+vocabularies (vocab_files.py), or Mistral's tekken.json (tekken.py)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     named = _named_tokens(settings, read_json(directory / "special_tokens_map.json"))
     path = directory / "tokenizer.json"
     if not path.exists():
-        return _read_sentencepiece(directory, settings, named)
+        return _read_older_files(directory, settings, named)
     with refuse_damaged(f"{path} is damaged"):
         backend = tokenizers.Tokenizer.from_file(str(path))
     backend.no_truncation()  # a text that is too long is refused, not cut
@@ -46,17 +47,33 @@ def read_vocabulary(directory: Path) -> Vocabulary:
     )
 
 
-def _read_sentencepiece(directory: Path, settings: CheckpointConfig, named: dict[str, str]) -> Vocabulary:
-    from quire.text.tokenizers import sentencepiece as reader
-
-    if (directory / reader.MODEL_FILE).exists():
-        vocabulary = reader.read_tokenizer_model(directory, settings, named)
-    elif (directory / reader.SOURCE_FILE).exists():
-        vocabulary = reader.read_marian(directory, settings, named)
-    else:
-        raise Unsupported(f"{directory} has no tokenizer.json", "save the tokenizer as a fast one with transformers")
+def _read_older_files(directory: Path, settings: CheckpointConfig, named: dict[str, str]) -> Vocabulary:
+    vocabulary = _first_reader(directory)(directory, settings, named)
     eos = vocabulary.backend.token_to_id(vocabulary.named["eos_token"]) if "eos_token" in vocabulary.named else None
     return replace(vocabulary, eos_ids=_eos_ids(directory, eos), chat_template=_chat_template(directory, settings))
+
+
+def _first_reader(directory: Path) -> Callable[[Path, CheckpointConfig, dict[str, str]], Vocabulary]:
+    """Of the first file that is there."""
+    from quire.text.tokenizers import sentencepiece as pieces
+    from quire.text.tokenizers import tekken, vocab_files
+
+    readers: dict[str, Callable[[Path, CheckpointConfig, dict[str, str]], Vocabulary]] = {
+        tekken.TEKKEN_FILE: lambda directory, settings, named: tekken.read_tekken(directory),
+        pieces.MODEL_FILE: pieces.read_tokenizer_model,
+        pieces.T5_FILE: pieces.read_t5,
+        pieces.FAIRSEQ_FILE: pieces.read_fairseq,
+        pieces.SOURCE_FILE: pieces.read_marian,
+        vocab_files.MERGES_FILE: vocab_files.read_byte_pairs,
+        vocab_files.WORDS_FILE: vocab_files.read_word_pieces,
+    }
+    for file, reader in readers.items():
+        if (directory / file).exists():
+            return reader
+    raise Unsupported(
+        f"{directory} has no tokenizer.json, nor {', '.join(readers)}",
+        "save the tokenizer as a fast one with transformers",
+    )
 
 
 def _eos_ids(directory: Path, named: int | None) -> list[int]:

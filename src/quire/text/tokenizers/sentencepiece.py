@@ -1,11 +1,12 @@
-"""The tokenizer of a directory with SentencePiece files instead of a tokenizer.json: `tokenizer.model`, or Marian's
-`source.spm`, `target.spm` and `vocab.json`."""
+"""The tokenizer of a directory with SentencePiece files instead of a tokenizer.json: `tokenizer.model`, T5's
+`spiece.model`, XLM-RoBERTa's `sentencepiece.bpe.model`, or Marian's `source.spm`, `target.spm` and `vocab.json`."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import tokenizers
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.text.tokenizers.piece_backends import SPACE, MarianBackend, SentencePieceBPE
@@ -25,6 +26,8 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.huggingface import read_json
 
 MODEL_FILE, SOURCE_FILE = "tokenizer.model", "source.spm"
+T5_FILE, FAIRSEQ_FILE = "spiece.model", "sentencepiece.bpe.model"
+NUM_SENTINELS = 100  # <extra_id_0> and so on, of T5
 
 
 def read_tokenizer_model(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
@@ -33,7 +36,7 @@ def read_tokenizer_model(directory: Path, settings: CheckpointConfig, named: Map
     model = read_sentencepiece_model(path)
     added, special = _added_tokens(model, settings)
     is_bpe = model.algorithm == "bpe"
-    backend = _bpe_backend(model, path, added) if is_bpe else _unigram_backend(model, path, added, special)
+    backend = _bpe_backend(model, path, added) if is_bpe else unigram_backend(model, path, added, special)
     ids = {piece: token for token, piece in enumerate(model.pieces)} | {text: token for token, text in added.items()}
     around = {}
     for name, default in (("bos_token", True), ("eos_token", False)):
@@ -49,6 +52,77 @@ def read_tokenizer_model(directory: Path, settings: CheckpointConfig, named: Map
         suffix=around["eos_token"],
         named=named,
     )
+
+
+def read_t5(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
+    """`spiece.model`: the pieces, then the sentinels, of which the first has the last id."""
+    _check_class(directory, settings, T5_FILE, "t5", "mt5")
+    named = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"} | dict(named)
+    path = directory / T5_FILE
+    model = _unigram_model(path)
+    count, sentinels = len(model.pieces), settings.int("extra_ids", NUM_SENTINELS)
+    if not 0 <= sentinels <= 10 * NUM_SENTINELS:
+        raise BadCheckpoint(f"{settings.source}: extra_ids is {sentinels}")
+    added, special = _added_tokens(model, settings)
+    made = {count + index: f"<extra_id_{sentinels - 1 - index}>" for index in range(sentinels)}
+    special += [token for token in made if token not in added]
+    added = made | added
+    ends = [model.pieces.index(named["eos_token"])] if named["eos_token"] in model.pieces else []
+    return Vocabulary(
+        backend=unigram_backend(model, path, added, special),
+        token_bytes=sentencepiece,
+        strips_space=model.add_space,
+        added=added,
+        special_ids=frozenset(special),
+        suffix=ends,
+        named=named,
+    )
+
+
+def read_fairseq(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
+    """`sentencepiece.bpe.model` of XLM-RoBERTa: fairseq's four special tokens have the first ids, the other pieces
+    follow, and a mask is the last."""
+    _check_class(directory, settings, FAIRSEQ_FILE, "xlm-roberta", "xlmroberta")
+    path = directory / FAIRSEQ_FILE
+    model = _unigram_model(path)
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"} | dict(named)
+    first = ["<s>", "<pad>", "</s>", "<unk>"]
+    pieces = [*first, *model.pieces[3:], "<mask>"]
+    special = [*range(len(first)), len(pieces) - 1]
+    kinds = [CONTROL, CONTROL, CONTROL, UNKNOWN, *model.kinds[3:], CONTROL]
+    shifted = replace(model, pieces=pieces, scores=[0.0] * 4 + model.scores[3:] + [0.0], kinds=kinds)
+    added = {token: pieces[token] for token in special}
+    backend = unigram_backend(shifted, path, added, special)
+    ends = [("<s>", 0), ("</s>", 2)]
+    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> </s> $B </s>", ends)
+    return Vocabulary(
+        backend=backend,
+        token_bytes=sentencepiece,
+        strips_space=model.add_space,
+        added=added,
+        special_ids=frozenset(special),
+        prefix=[0],
+        suffix=[2],
+        named=named,
+    )
+
+
+def _check_class(directory: Path, settings: CheckpointConfig, file: str, *families: str) -> None:
+    """Other families have the same file, and ids of their own."""
+    given = settings.get("tokenizer_class") or read_json(directory / "config.json").get("model_type", "")
+    name = str(given).removesuffix("Fast").removesuffix("Tokenizer").lower()
+    if name not in families:
+        raise Unsupported(
+            f"{directory} has a {file} of `{given or 'an unknown family'}`, and no tokenizer.json",
+            f"it is read of {', '.join(families)}: save the tokenizer as a fast one with transformers",
+        )
+
+
+def _unigram_model(path: Path) -> SentencePieceModel:
+    model = read_sentencepiece_model(path)
+    if model.algorithm != "unigram":
+        raise Unsupported(f"{path} is a BPE model", "this family has unigram models")
+    return model
 
 
 def _added_tokens(model: SentencePieceModel, settings: CheckpointConfig) -> tuple[dict[int, str], list[int]]:
@@ -81,7 +155,7 @@ def _bpe_backend(model: SentencePieceModel, path: Path, added: Mapping[int, str]
     )
 
 
-def _unigram_backend(
+def unigram_backend(
     model: SentencePieceModel, path: Path, added: Mapping[int, str], special: Sequence[int]
 ) -> tokenizers.Tokenizer:
     backend = _unigram(model, path)
@@ -114,10 +188,7 @@ def read_marian(directory: Path, settings: CheckpointConfig, named: Mapping[str,
     ids = _read_vocab(directory / "vocab.json", named)
     targets = _read_vocab(directory / "target_vocab.json", named) if settings.bool("separate_vocabs", False) else ids
     path = directory / SOURCE_FILE
-    model = read_sentencepiece_model(path)
-    if model.algorithm != "unigram":
-        raise Unsupported(f"{path} is a BPE model", "Marian's are unigram models")
-    source = _unigram(model, path)
+    source = _unigram(_unigram_model(path), path)
     special = [named[name] for name in ("eos_token", "unk_token", "pad_token")]
     source.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     return Vocabulary(

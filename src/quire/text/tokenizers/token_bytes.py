@@ -16,6 +16,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_CHARACTER_OF = {byte: character for character, byte in _BYTE_OF.items()}
 
 
 def byte_level(token: str) -> bytes:
@@ -24,6 +25,11 @@ def byte_level(token: str) -> bytes:
         return bytes([_BYTE_OF[character] for character in token])
     except KeyError:
         return token.encode()
+
+
+def byte_level_text(data: bytes) -> str:
+    """The bytes in GPT-2's characters."""
+    return "".join([_CHARACTER_OF[byte] for byte in data])
 
 
 def sentencepiece(token: str) -> bytes:

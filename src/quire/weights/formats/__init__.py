@@ -39,17 +39,36 @@ def read_quantized(config: CheckpointConfig, raw: RawTensors) -> dict[str, Deriv
     quantization = _quantization(config, raw)
     if quantization is None:
         return {}
+    derived: dict[str, DerivedTensor] = import_module(FORMATS[_method(quantization)]).read(quantization, raw)
+    return derived
+
+
+def check_method(config: CheckpointConfig) -> None:
+    """Raises Unsupported where config.json names a quant_method that is not read."""
+    if (quantization := _in_config(config)) is not None:
+        _method(quantization)
+
+
+def _method(quantization: CheckpointConfig) -> str:
     method = quantization.str("quant_method")
     if method not in FORMATS:
         raise Unsupported(
             f"{quantization.source}: quantization_config.quant_method is {method!r}",
             f"{', '.join(FORMATS)} are read; a plain checkpoint can be quantized with `--quantization`",
         )
-    derived: dict[str, DerivedTensor] = import_module(FORMATS[method]).read(quantization, raw)
-    return derived
+    return method
 
 
 def _quantization(config: CheckpointConfig, raw: RawTensors) -> CheckpointConfig | None:
+    if (quantization := _in_config(config)) is not None:
+        return quantization
+    for file, method in OLDER_FILES.items():
+        if values := read_json(raw.path / file):
+            return CheckpointConfig(raw.path / file, {"quant_method": method, **values})
+    return None
+
+
+def _in_config(config: CheckpointConfig) -> CheckpointConfig | None:
     for key in ("quantization_config", "compression_config"):
         if key in config:
             section = config.section(key)
@@ -59,7 +78,4 @@ def _quantization(config: CheckpointConfig, raw: RawTensors) -> CheckpointConfig
             return section.with_values(
                 {"quant_method": "bitsandbytes" if "load_in_8bit" in section else "compressed-tensors"}
             )
-    for file, method in OLDER_FILES.items():
-        if values := read_json(raw.path / file):
-            return CheckpointConfig(raw.path / file, {"quant_method": method, **values})
     return None

@@ -32,43 +32,62 @@ NOT_NEEDED = (".input_scale", ".input_zero_point", ".weight_zero_point", ".weigh
 
 def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTensor]:
     quantization.expect("format", *FORMATS)
-    sizes = _num_bits(quantization)
+    schemes = _schemes(quantization)
     derived = {}
     for module in modules_with(raw, ".weight_packed"):
-        derived[f"{module}.weight"] = _packed(raw, module, sizes)
+        derived[f"{module}.weight"] = _packed(raw, module, schemes)
     for module in modules_with(raw, ".weight_scale"):
         if f"{module}.weight" in raw:
             is_fp8 = raw.dtype(f"{module}.weight") == "F8_E4M3"
             derived[f"{module}.weight"] = (
-                float8(raw, module, ".weight_scale", _block(quantization)) if is_fp8 else _bytes(raw, module)
+                float8(raw, module, ".weight_scale", _block(schemes)) if is_fp8 else _bytes(raw, module, schemes)
             )
     return derived
 
 
-def _num_bits(quantization: CheckpointConfig) -> list[int]:
+def _schemes(quantization: CheckpointConfig) -> list[CheckpointConfig]:
+    """How weights are quantized, in each of `config_groups`."""
     groups = quantization.section("config_groups")
-    schemes = [groups.section(name) for name in quantization.dict("config_groups", {})]
-    return [scheme.section("weights").int("num_bits", 8) for scheme in schemes]
+    return [groups.section(name).section("weights") for name in quantization.dict("config_groups", {})]
 
 
-def _block(quantization: CheckpointConfig) -> tuple[int, int]:
-    groups = quantization.section("config_groups")
-    schemes = [groups.section(name).section("weights") for name in quantization.dict("config_groups", {})]
+def _check_groups(
+    raw: RawTensors, module: str, shape: tuple[int, int], bits: int, schemes: list[CheckpointConfig]
+) -> None:
+    """Raises where the scales are not those that a scheme of so many bits has for the weight: another number of groups
+    would give wrong weights, and a group size that does not divide the inputs has no scales of its own."""
+    (outputs, inputs), scales = shape, raw.shape(f"{module}.weight_scale")
+    groups = scales[1] if len(scales) == 2 else 1
+    possible = []
+    for scheme in schemes:
+        if scheme.int("num_bits", 8) == bits:
+            size = scheme.int("group_size", -1)
+            possible.append(size)
+            if groups == 1 if size <= 0 else inputs == groups * size:
+                return
+    sizes = ", ".join(map(str, possible)) or "none"
+    raise raw.bad(
+        f"{module}.weight_scale", f"is {[*scales]} for {[outputs, inputs]} in {bits} bits, and group_size is {sizes}"
+    )
+
+
+def _block(schemes: list[CheckpointConfig]) -> tuple[int, int]:
     return next((block_size(s, "block_structure") for s in schemes if "block_structure" in s), DEFAULT_BLOCK)
 
 
-def _packed(raw: RawTensors, module: str, sizes: list[int]) -> DerivedTensor:
+def _packed(raw: RawTensors, module: str, schemes: list[CheckpointConfig]) -> DerivedTensor:
     """The shapes give the number of bits, which must be one of the configuration's."""
     name = f"{module}.weight_packed"
     raw.expect_shape(f"{module}.weight_shape", 2)
     outputs, inputs = (int(size) for size in raw.integers(f"{module}.weight_shape"))
-    packed = raw.shape(name)
+    packed, sizes = raw.shape(name), [scheme.int("num_bits", 8) for scheme in schemes]
     bits = next((bits for bits in sizes if packed == (outputs, packed_words(inputs, bits))), 0)
     if not 1 <= bits <= 8:
         raise raw.bad(name, f"is {[*packed]}, which is not {[outputs, inputs]} in {sizes} bits")
     groups = raw.shape(f"{module}.weight_scale")[-1]
-    if inputs % groups or raw.shape(f"{module}.weight_scale") not in ((outputs, groups), (1,)):
+    if raw.shape(f"{module}.weight_scale") not in ((outputs, groups), (1,)):
         raise raw.bad(f"{module}.weight_scale", f"is {[*raw.shape(f'{module}.weight_scale')]} for {[outputs, inputs]}")
+    _check_groups(raw, module, (outputs, inputs), bits, schemes)
     sources = module_tensors(raw, module, (".weight_packed", ".weight_shape", ".weight_scale", *NOT_NEEDED))
     return DerivedTensor((outputs, inputs), sources, partial(_derive_packed, raw, module, (outputs, inputs), bits))
 
@@ -104,14 +123,15 @@ def _scales_and_zeros(
     return scales, np.ascontiguousarray(np.broadcast_to(zeros, scales.shape))
 
 
-def _bytes(raw: RawTensors, module: str) -> DerivedTensor:
+def _bytes(raw: RawTensors, module: str, schemes: list[CheckpointConfig]) -> DerivedTensor:
     name = f"{module}.weight"
     if len(shape := raw.shape(name)) != 2 or raw.dtype(name) != "I8":
         raise raw.bad(name, f"is {raw.dtype(name)} {[*shape]}, and a matrix of I8 is expected")
     outputs, inputs = shape
     scales = raw.shape(f"{module}.weight_scale")
-    if scales not in ((1,), (1, 1), (outputs,), (outputs, 1)) and (len(scales) != 2 or inputs % scales[1]):
+    if scales not in ((1,), (1, 1), (outputs,), (outputs, 1)) and (len(scales) != 2 or scales[0] != outputs):
         raise raw.bad(f"{module}.weight_scale", f"is {[*scales]} for {[*shape]}")
+    _check_groups(raw, module, (outputs, inputs), 8, schemes)
     sources = module_tensors(raw, module, (".weight", ".weight_scale", *NOT_NEEDED))
     return DerivedTensor((outputs, inputs), sources, partial(_derive_bytes, raw, module, (outputs, inputs)))
 

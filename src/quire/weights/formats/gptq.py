@@ -39,6 +39,9 @@ def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTe
         raw.expect_shape(f"{module}.qzeros", groups, packed_words(outputs, layer_bits))
         if inputs * layer_bits % 32 or packed_words(inputs, layer_bits) != words or inputs % groups:
             raise raw.bad(f"{module}.qweight", f"has {inputs} inputs of {layer_bits} bits in {groups} groups")
+        size = quantization.int("group_size", -1)
+        if f"{module}.g_idx" not in raw and groups != (inputs // size if size > 0 and not inputs % size else 1):
+            raise raw.bad(f"{module}.scales", f"has {groups} groups for {inputs} inputs, and group_size is {size}")
         sources = module_tensors(raw, module, (".qweight", ".qzeros", ".scales", ".g_idx"))
         derive = partial(_derive, raw, module, (outputs, inputs), layer_bits, stored_less_one)
         derived[f"{module}.weight"] = DerivedTensor((outputs, inputs), sources, derive)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import StoredTensor, stored_floats
-from quire.weights.config import CheckpointConfig
+from quire.weights.config import MAX_SIZES, CheckpointConfig
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.names import (
     LONGROPE_TENSORS,
@@ -23,7 +23,8 @@ from quire.weights.gguf.splits import all_splits
 from quire.weights.gguf.tensors import TensorEntry, half_split_order, read_directory, stored_tensor
 from quire.weights.mapped_file import chained
 
-EMBEDDING = "token_embd.weight"
+EMBEDDING, TOKEN_TYPES = "token_embd.weight", "token_types.weight"
+MAX_TENSORS = 1 << 20
 
 
 class GGUFCheckpoint:
@@ -46,6 +47,7 @@ class GGUFCheckpoint:
             raise BadCheckpoint(f"{path} has no tensor {EMBEDDING!r}")
         values = translate_config(row, metadata, entries)
         values["vocab_size"] = entries[EMBEDDING].num_rows  # the metadata's own count is often missing
+        values["type_vocab_size"] = entries[TOKEN_TYPES].num_rows if TOKEN_TYPES in entries else 0
         self.nbytes = sum(entry.nbytes for entry in entries.values())
         factors = {key: entries.pop(name) for key, name in LONGROPE_TENSORS.items() if name in entries}
         if factors:
@@ -60,6 +62,10 @@ class GGUFCheckpoint:
             if "{}" not in translated.name:
                 self._entries[translated.name] = (entry, translated)
                 continue
+            if len(entry.shape) < 2 or entry.shape[0] > MAX_SIZES["expert_count"]:
+                raise BadCheckpoint(f"{path}: tensor {entry.name!r} of shape {[*entry.shape]} does not stack experts")
+            if len(self._entries) > MAX_TENSORS:
+                raise BadCheckpoint(f"{path} has more than {MAX_TENSORS} tensors, those of experts counted one by one")
             for expert in range(entry.shape[0]):
                 self._entries[translated.name.format(expert)] = (entry, replace(translated, expert=expert))
 

@@ -6,7 +6,6 @@ architecture, add its row to ARCHITECTURES. A dot in a config key leads into a n
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from math import log
 from typing import Any
 
@@ -15,6 +14,7 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.gguf import derived_config
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
+from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
 from quire.weights.gguf.shared_names import (
@@ -247,6 +247,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     **LLAMA_LIKE_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
+    **ENCODER_ARCHITECTURES,
 }
 
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
@@ -266,11 +267,8 @@ def find_architecture(metadata: CheckpointConfig) -> GGUFArchitecture:
     experts = metadata.int(f"{name}.expert_count", default=0)
     row = (ARCHITECTURES.get(f"{name} with experts") if experts else None) or ARCHITECTURES.get(name)
     if row is None:
-        near = get_close_matches(name, ARCHITECTURES, n=3, cutoff=0.5)
-        hint = f"the nearest supported ones are {', '.join(near)}; all are {', '.join(ARCHITECTURES)}"
         raise Unsupported(
-            f"{metadata.source} is of the architecture {name!r}",
-            hint if near else f"supported in GGUF: {', '.join(ARCHITECTURES)}",
+            f"{metadata.source} is of the architecture {name!r}", f"supported in GGUF: {', '.join(ARCHITECTURES)}"
         )
     if experts and "num_local_experts" not in row.keys:
         raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")
@@ -299,7 +297,7 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
 def translate_config(row: GGUFArchitecture, metadata: CheckpointConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of the file's metadata. `tensors`: by name."""
     prefix = metadata.str("general.architecture")
-    values: dict[str, Any] = {"architectures": [row.name]}
+    values: dict[str, Any] = {"architectures": [row.name], "sliding_window": None}  # no key means no window
     given = {key: metadata.get(f"{prefix}.{gguf_key}", metadata.get(gguf_key)) for key, gguf_key in row.keys.items()}
     for key, value in (*row.constants.items(), *given.items()):
         if value is not None:
