@@ -36,6 +36,11 @@ class GrammarTokenizer:
     def _id_by_bytes(self) -> dict[bytes, int]:
         return {raw: token for token, raw in enumerate(self.tokens) if token not in self._special}
 
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Special tokens by their names."""
+        return {self.tokens[token].decode(): token for token in self.special_token_ids if self.tokens[token].isascii()}
+
     def build(self) -> "LLTokenizer":
         from llguidance import LLTokenizer, TokenizerWrapper
 

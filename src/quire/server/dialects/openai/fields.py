@@ -72,11 +72,11 @@ class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None  # without effect: there is one backend
 
     request_id: str | None = None  # these are vLLM's: accepted where they ask for the default
     spaces_between_special_tokens: bool | None = None
-    guided_whitespace_pattern: Any = None
     logits_processors: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
@@ -113,7 +113,6 @@ _SAME_NAME = (
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
