@@ -10,12 +10,19 @@ _ALTERNATIVES = ("anyOf", "oneOf", "$ref")
 # Keywords with subschemas that may be made narrower. `not`, `if` and `contains` may not: there, narrower means wider.
 MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions")
 SCHEMA_KEYWORDS = ("items", "prefixItems", "anyOf", "oneOf", "allOf", "additionalProperties", "additionalItems")
+MAX_DEPTH = 128  # of a schema
 
 
 def close_objects(schema: Any) -> Any:
     """A schema whose objects' properties are spread over several schemas (`allOf`, or alternatives beside properties)
-    stays as it is: closed, the parts would exclude each other."""
-    return schema if _is_composed(schema) else _closed(schema)
+    stays as it is: closed, the parts would exclude each other. So does one that is too deep, which is refused later."""
+    return schema if is_too_deep(schema) or _is_composed(schema) else _closed(schema)
+
+
+def is_too_deep(schema: Any, levels_left: int = MAX_DEPTH) -> bool:
+    if not levels_left or not isinstance(schema, dict | list):
+        return not levels_left
+    return any(is_too_deep(inner, levels_left - 1) for inner in (schema.values() if isinstance(schema, dict) else schema))
 
 
 def _closed(schema: Any) -> Any:

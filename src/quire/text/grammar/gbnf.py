@@ -70,17 +70,22 @@ def gbnf_to_lark(grammar: str, special_ids: Mapping[str, int] = MappingProxyType
 
 
 def _terminals(rules: dict[str, _Node]) -> set[str]:
-    """The rules without recursion and without special tokens."""
+    """The rules without recursion and without special tokens: those whose refs all are terminals."""
+    waits = {name: set(body.refs()) for name, body in rules.items() if not body.has_special}
+    users: dict[str, list[str]] = {}
+    for name, refs in waits.items():
+        for ref in refs:
+            users.setdefault(ref, []).append(name)
     terminals: set[str] = set()
-    while True:
-        more = {
-            name
-            for name, body in rules.items()
-            if name not in terminals and not body.has_special and terminals.issuperset(body.refs())
-        }
-        if not more:
-            return terminals
-        terminals |= more
+    ready = [name for name, refs in waits.items() if not refs]
+    while ready:
+        name = ready.pop()
+        terminals.add(name)
+        for user in users.get(name, ()):
+            waits[user].discard(name)
+            if not waits[user]:
+                ready.append(user)
+    return terminals
 
 
 def _write(node: _Node, names: dict[str, str]) -> str:

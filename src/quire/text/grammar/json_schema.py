@@ -15,6 +15,8 @@ from quire.text.grammar.schema_narrowing import narrow_schema
 DEFAULT_WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 MAX_LOCATE_SECONDS = 0.1  # of CPU time, to find which part of a schema is refused
 
+_UNSATISFIABLE = "Unsatisfiable schema: "
+
 
 def json_schema_source(schema: Any, structured: Structured) -> str:
     """A grammar for llguidance. Raises ValueError."""
@@ -30,6 +32,7 @@ def options(structured: Structured) -> Any:
         **({"whitespace_pattern": pattern} if pattern else {"whitespace_flexible": False}),
         "coerce_one_of": False,
         "lenient": False,  # an unsupported keyword is an error
+        "json_allow_general_unicode_escapes": True,
     }
 
 
@@ -46,32 +49,42 @@ def enforced_schema(schema: Any, structured: Structured) -> dict[str, Any]:
 def explain(structured: Structured, error: str) -> str:
     """llguidance's error, with the path of the subschema that it is about."""
     schema = enforced_schema(json.loads(structured.text), structured)
-    path = _locate(schema, structured, error)
+    path, error = _locate(schema, structured, error.split("\n")[0])
     where = f" at `#{path}`" if path else ""
-    if keys := re.match(r"Unimplemented keys: (\[.*?\])", error):
-        names = " and ".join(f"`{name}`" for name in json.loads(keys[1]))
-        return f"{names} is not supported{where}" if names.count("`") == 2 else f"{names} are not supported{where}"
+    if keys := re.match(r"Unimplemented keys: (\[.*\])", error):
+        names = [f"`{name}`" for name in json.loads(keys[1])]
+        return f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not supported{where}"
     if error.startswith("oneOf"):
-        return f"`oneOf`{where} is supported where its schemas exclude each other by type, by value or by required properties"
-    if reason := re.match(r"Unsatisfiable schema: (.*)", error):
-        return f"nothing is valid by the schema{where}: {reason[1]}"
-    return error.split("\n")[0] + where
+        return f"`oneOf`{where} is supported where its schemas exclude each other by type, value or required properties"
+    if error.startswith(_UNSATISFIABLE):
+        return f"nothing is valid by the schema{where}: {error.removeprefix(_UNSATISFIABLE)}"
+    return error + where
 
 
-def _locate(root: dict[str, Any], structured: Structured, error: str) -> str:
-    """The path of the innermost subschema that fails in the same way; empty: the root, or it takes too long to find."""
+def _locate(root: dict[str, Any], structured: Structured, error: str) -> tuple[str, str]:
+    """The path of the innermost subschema that is the cause, and its own error; the root if it takes too long."""
     deadline = time.thread_time() + MAX_LOCATE_SECONDS
     definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
     path, schema = "", root
     while True:
         for name, inner in _subschemas(schema):
             if time.thread_time() > deadline:
-                return path
-            if _error_of({**definitions, **inner}, structured) == error:
-                path, schema = f"{path}/{name}", inner
+                return path, error
+            found = _error_of({**definitions, **inner}, structured)
+            if found == error or _makes_unsatisfiable(name, found, error):
+                path, schema, error = f"{path}/{name}", inner, found
                 break
         else:
-            return path
+            return path, error
+
+
+def _makes_unsatisfiable(name: str, found: str, error: str) -> bool:
+    """Whether the error of a subschema is why the schema around it has its own."""
+    if not (found.startswith(_UNSATISFIABLE) and error.startswith(_UNSATISFIABLE)):
+        return False
+    if required := re.search(r"required property '(.*)' is unsatisfiable", error):
+        return name == f"properties/{_escape(required[1])}"
+    return not name.startswith(("properties/", "$defs/", "definitions/"))
 
 
 def _error_of(schema: dict[str, Any], structured: Structured) -> str:

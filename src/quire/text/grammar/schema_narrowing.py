@@ -7,7 +7,7 @@ a keyword that cannot be enforced stays, so that llguidance refuses it by name.
 
 from typing import Any
 
-from quire.text.grammar.closed_objects import MAP_KEYWORDS, SCHEMA_KEYWORDS
+from quire.text.grammar.closed_objects import MAP_KEYWORDS, MAX_DEPTH, SCHEMA_KEYWORDS, is_too_deep
 from quire.text.grammar.disjoint_schemas import SchemaBranch, all_disjoint
 
 _KNOWN_FORMATS = frozenset(
@@ -28,12 +28,11 @@ _FORMAT_PATTERNS = {
 _HTTP_DRAFTS = tuple(f"json-schema.org/draft-{number}/schema" for number in ("04", "06", "07"))
 _HTTPS_DRAFTS = tuple(f"json-schema.org/draft/{date}/schema" for date in ("2019-09", "2020-12"))
 
-MAX_DEPTH = 128
-
 
 def narrow_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Raises ValueError for a schema nested deeper than MAX_DEPTH."""
-    _check_depth(schema, MAX_DEPTH)
+    if is_too_deep(schema):
+        raise ValueError(f"the schema is nested deeper than {MAX_DEPTH}")
     result: dict[str, Any] = _SchemaNarrower(schema).narrow(schema)
     draft = _draft_uri(result.pop("$schema", None))
     return {"$schema": draft, **result} if draft else result
@@ -45,14 +44,6 @@ def _draft_uri(name: object) -> str | None:
     if bare in _HTTP_DRAFTS:
         return f"http://{bare}#"
     return f"https://{bare}" if bare in _HTTPS_DRAFTS else None
-
-
-def _check_depth(schema: Any, levels_left: int) -> None:
-    if not levels_left:
-        raise ValueError(f"the schema is nested deeper than {MAX_DEPTH}")
-    if isinstance(schema, dict | list):
-        for inner in schema.values() if isinstance(schema, dict) else schema:
-            _check_depth(inner, levels_left - 1)
 
 
 class _SchemaNarrower:

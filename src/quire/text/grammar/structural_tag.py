@@ -16,19 +16,19 @@ MAX_DEPTH = 32
 
 def structural_tag_to_lark(tag: Any, structured: Structured, special_ids: Mapping[str, int]) -> str:
     """Raises ValueError. A text that is the name of a special token means that token, too."""
-    if isinstance(tag, dict) and "structures" in tag:
-        tags = [
-            {"begin": each.get("begin"), "content": {"json_schema": each.get("schema", True)}, "end": each.get("end")}
-            for each in tag["structures"]
-            if isinstance(each, dict)
-        ]
-        node: Any = {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
-        node["tags"] = [{**each, "content": {"type": "json_schema", **each["content"]}} for each in tags]
-    else:
-        node = tag.get("format") if isinstance(tag, dict) else None
+    if not isinstance(tag, dict):
+        raise ValueError("a structural tag is an object with a `format`")
     writer = _Writer(structured, special_ids)
-    start = writer.rule(node, 0)
+    start = writer.rule(tag.get("format", {**tag, "type": "structural_tag"}), 0)
     return "\n".join(["%llguidance {}", f"start: {start}", *writer.lines]) + "\n"
+
+
+def _triggered_tags(tag: Mapping[str, Any]) -> dict[str, Any]:
+    tags = [
+        {**each, "content": {"type": "json_schema", "json_schema": each.get("schema", True)}}
+        for each in _tags({**tag, "tags": tag.get("structures")})
+    ]
+    return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
 
 
 class _Writer:
@@ -56,12 +56,17 @@ class _Writer:
                 return f"%lark {{\n{grammar_to_lark(_string(node, 'grammar'), self._special_ids)}\n}}"
             case "any_text":
                 return r"/(?s:.*)/" if until is None else self._free_text(until)
+            case "any_tokens":  # not xgrammar's: text and special tokens, but for those that end it
+                special = ",".join(map(str, sorted(self._special_ids.values())))
+                return rf"(/(?s:.+)/ | <[{special}]>)*" if special else r"/(?s:.*)/"
             case "sequence":
                 return " ".join(self.rule(each, depth + 1) for each in _list(node, "elements"))
             case "or":
                 return " | ".join(self.rule(each, depth + 1) for each in _list(node, "elements"))
             case "tag":
                 return self._tag(node, depth)
+            case "structural_tag":
+                return self._triggered(_triggered_tags(node), depth)
             case "triggered_tags":
                 return self._triggered(node, depth)
             case "tags_with_separator":

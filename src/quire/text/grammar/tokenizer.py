@@ -38,8 +38,9 @@ class GrammarTokenizer:
 
     @cached_property
     def special_ids(self) -> dict[str, int]:
-        """Special tokens by their names."""
-        return {self.tokens[token].decode(): token for token in self.special_token_ids if self.tokens[token].isascii()}
+        """Special tokens that do not end a text, by their names."""
+        names = {token: self.tokens[token].decode(errors="ignore") for token in self.special_token_ids}
+        return {name: token for token, name in names.items() if name and token not in self.eos_ids}
 
     def build(self) -> "LLTokenizer":
         from llguidance import LLTokenizer, TokenizerWrapper

@@ -97,7 +97,7 @@ def _of(name: str, value: Any) -> Structured:
     if kind == "choice":
         return Structured.one_of(value, name)
     if kind == "structural_tag":
-        return Structured("structural_tag", value if isinstance(value, str) else _dumps(value, name))
+        return Structured("structural_tag", _dumps(_loads(value, name) if isinstance(value, str) else value, name))
     if not value:
         raise BadRequest(f"{name} is empty", param=name)
     return Structured("regex" if kind == "regex" else "grammar", value)
@@ -106,13 +106,17 @@ def _of(name: str, value: Any) -> Structured:
 def schema_output(schema: str | Schema, where: str, strict: bool | None = None) -> Structured:
     """With `strict`, objects have only the properties that the schema names."""
     if isinstance(schema, str):  # as text, as in vLLM
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"{where} is not JSON: {error}", param=where) from None
+        schema = _loads(schema, where)
         if not isinstance(schema, dict | bool):
             raise BadRequest(f"{where} is not a JSON schema", "give an object", param=where)
     return Structured("json_schema", _dumps(schema, where), disable_additional_properties=strict or None)
+
+
+def _loads(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{where} is not JSON: {error}", param=where) from None
 
 
 def _dumps(value: Any, where: str) -> str:
