@@ -282,7 +282,6 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(client: openai.OpenAI) -
     ("body", "param"),
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [WEATHER], "text": {"format": {"type": "json_object"}}}, "tools"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),

@@ -40,15 +40,16 @@ class StructuredDefaults:
         if given:
             known = f"the keys are backend, whitespace_pattern, {', '.join(flags)}"
             raise BadRequest(f"{where} has `{next(iter(given))}`", known, param=where)
-        pattern = whitespace(pattern, flags["disable_any_whitespace"], where)
+        pattern = whitespace(pattern, flags["disable_any_whitespace"], f"{where}.whitespace_pattern")
         return cls(pattern, flags["disable_additional_properties"])
 
 
-def whitespace(pattern: object, disabled: bool | None, where: str = "structured_outputs") -> str | None:
+def whitespace(
+    pattern: object, disabled: bool | None, where: str = "structured_outputs.whitespace_pattern"
+) -> str | None:
     """The regex for white space between the elements of JSON, checked; empty: there is none, None: as usual."""
     if pattern is None or disabled:
         return "" if disabled else None
-    where = f"{where}.whitespace_pattern"
     if not isinstance(pattern, str) or len(pattern) > MAX_WHITESPACE_PATTERN:
         raise BadRequest(f"{where} is not a regex of at most {MAX_WHITESPACE_PATTERN} characters", param=where)
     if not _WHITESPACE_PATTERN.fullmatch(pattern):
