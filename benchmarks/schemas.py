@@ -1,4 +1,4 @@
-"""Public JSON schemas: from the package index, fetched once and kept in build/bench, and JSONSchemaBench from a clone."""
+"""Public JSON schemas: from the package index, kept in build/bench, and JSONSchemaBench from a clone."""
 
 import json
 import pickletools

@@ -60,13 +60,15 @@ class Library(Protocol):
 
 
 class Quire:
-    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab: int, closed: bool = False) -> None:
+        self._closed = closed
         self._grammars = GrammarCompiler(lambda: tokenizer, vocab)
         self._grammars.compile(Structured("json"))
 
     def compile(self, schema: Any) -> Structured:
         try:
-            structured = Structured("json_schema", json.dumps(schema))
+            text = json.dumps(schema)
+            structured = Structured("json_schema", text, disable_additional_properties=self._closed)
             self._grammars.compile(structured)
         except QuireError as error:
             raise Refused(error.message.partition(": ")[2] or error.message) from None
@@ -269,7 +271,7 @@ def _fully_right(result: dict[str, Any]) -> bool:
 
 def _reason(text: str) -> str:
     """Without the names in it."""
-    return re.sub(r"'[^']*'|https?://\S+|json-schema:\S+|/\S+/|\d+", "…", text)[:70]
+    return re.sub(r" at `#.*?`|'[^']*'|https?://\S+|json-schema:\S+|/\S+/|\d+", "…", text)[:70]
 
 
 def _spread(values: list[float]) -> dict[str, float]:
@@ -290,14 +292,16 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=("schemastore", "test suite", "jsonschemabench"))
     parser.add_argument("--jsonschemabench", type=Path, help="a clone of guidance-ai/jsonschemabench")
     parser.add_argument("--count", type=int, default=600, help="schemas of JSONSchemaBench (default: 600)")
-    parser.add_argument("--closed", action="store_true", help="objects have only the properties that are named")
+    parser.add_argument("--closed", action="store_true", help="Quire's objects have only the properties that are named")
     parser.add_argument("--details", type=Path, help="a file for a line of JSON a schema")
     parser.add_argument("--json", type=Path, help="a file for the result")
     args = parser.parse_args()
     tokenizer = Tokenizer.load(args.tokenizer or resolve_model("smollm2").path)
     vocab = args.vocab or tokenizer.vocab_size
-    library, walker = LIBRARIES[args.library](tokenizer, vocab), Walker(tokenizer, vocab)
+    library = LIBRARIES[args.library](tokenizer, vocab, *([True] if args.closed else []))
+    walker = Walker(tokenizer, vocab)
     result: dict[str, Any] = {"benchmark": "structured", "library": args.library, "vocab": vocab, "walks": args.walks}
+    result["closed"] = args.closed
     result["machine"] = describe()
     sets: dict[str, Callable[[], list[Case]]] = {"schemastore": schemastore, "test suite": test_suite}
     if args.jsonschemabench:

@@ -240,7 +240,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
         ),
         (
             {"response_format": {"type": "json_object", "schema": SCHEMA}},  # as llama.cpp has it
-            Structured("json_schema", json.dumps(SCHEMA)),
+            Structured("json_schema", json.dumps(SCHEMA), disable_additional_properties=True),
         ),
         (
             {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},

@@ -150,7 +150,7 @@ SUCCESS = {"type": "object", "properties": {"success": {"type": "boolean"}}, "re
         ('{\t"success":\ttrue}', False, False, True),
         ('{  "success":true}', False, False, False),
         ('{\n\n\n"success":true}', False, False, False),
-        ('{\n' + " " * 21 + '"success":true}', False, False, False),
+        ("{\n" + " " * 21 + '"success":true}', False, False, False),
         (' {"success":true}', False, False, False),
         ('{"success":true}\n', False, False, False),
     ],

@@ -54,7 +54,12 @@ TAGS: dict[str, tuple[Structured, list[str], list[str]]] = {
         ["x", '<a>{"a": 1}</a>, '],
     ),
     "sequence": (
-        of({"type": "sequence", "elements": [ANY_TAG | {"type": "tag"}, RECURSIVE, {"type": "regex", "pattern": "/[0-9]"}]}),
+        of(
+            {
+                "type": "sequence",
+                "elements": [ANY_TAG | {"type": "tag"}, RECURSIVE, {"type": "regex", "pattern": "/[0-9]"}],
+            }
+        ),
         ["<b>!</b>xxy/3"],
         ["<b>!</b>xx/3", "<b>!</b>y"],
     ),

@@ -12,7 +12,7 @@ from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.seq2seq import Seq2Seq
-from quire.core.structured_defaults import StructuredDefaults
+from quire.core.structured_defaults import STRUCTURED_DEFAULTS, StructuredDefaults
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.tokenizers.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ class Prompter:
         max_model_len: int,
         seed: int | None = None,
         seq2seq: Seq2Seq | None = None,
-        structured_defaults: StructuredDefaults = StructuredDefaults(),
+        structured_defaults: StructuredDefaults = STRUCTURED_DEFAULTS,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size  # the model's: a tokenizer may have more tokens, or fewer

@@ -26,7 +26,9 @@ class StructuredDefaults:
         try:
             given = {} if text is None else json.loads(text)
         except ValueError as error:
-            raise BadRequest(f"{where} is not JSON: {error}", 'write {"disable_any_whitespace": true}', param=where) from None
+            raise BadRequest(
+                f"{where} is not JSON: {error}", 'write {"disable_any_whitespace": true}', param=where
+            ) from None
         if not isinstance(given, dict):
             raise BadRequest(f"{where} is not a JSON object", 'write {"disable_any_whitespace": true}', param=where)
         if (backend := given.pop("backend", "auto")) not in ("auto", "guidance"):
@@ -42,6 +44,9 @@ class StructuredDefaults:
             raise BadRequest(f"{where} has `{next(iter(given))}`", known, param=where)
         pattern = whitespace(pattern, flags["disable_any_whitespace"], f"{where}.whitespace_pattern")
         return cls(pattern, flags["disable_additional_properties"])
+
+
+STRUCTURED_DEFAULTS = StructuredDefaults()  # where no config is given
 
 
 def whitespace(

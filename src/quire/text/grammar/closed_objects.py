@@ -1,6 +1,6 @@
 """Closes the objects of a JSON schema: they get only the properties that it names.
 
-By the letter an object may have any others. OpenAI's `strict` and vLLM's `disable_additional_properties` ask for this."""
+By the letter it may have others, too. OpenAI's `strict` and vLLM's `disable_additional_properties` ask for this."""
 
 from typing import Any
 
@@ -22,7 +22,9 @@ def close_objects(schema: Any) -> Any:
 def is_too_deep(schema: Any, levels_left: int = MAX_DEPTH) -> bool:
     if not levels_left or not isinstance(schema, dict | list):
         return not levels_left
-    return any(is_too_deep(inner, levels_left - 1) for inner in (schema.values() if isinstance(schema, dict) else schema))
+    return any(
+        is_too_deep(inner, levels_left - 1) for inner in (schema.values() if isinstance(schema, dict) else schema)
+    )
 
 
 def _closed(schema: Any) -> Any:

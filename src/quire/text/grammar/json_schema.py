@@ -22,7 +22,9 @@ def json_schema_source(schema: Any, structured: Structured) -> str:
     """A grammar for llguidance. Raises ValueError."""
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_json_schema(json.dumps(enforced_schema(schema, structured)), overrides=options(structured))
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(enforced_schema(schema, structured)), overrides=options(structured)
+    )
 
 
 def options(structured: Structured) -> Any:
@@ -64,7 +66,7 @@ def explain(structured: Structured, error: str) -> str:
 def _locate(root: dict[str, Any], structured: Structured, error: str) -> tuple[str, str]:
     """The path of the innermost subschema that is the cause, and its own error; the root if it takes too long."""
     deadline = time.thread_time() + MAX_LOCATE_SECONDS
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    definitions: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root}
     path, schema = "", root
     while True:
         for name, inner in _subschemas(schema):

@@ -91,7 +91,9 @@ class _Writer:
         tags = _tags(node)
         parts = []
         for trigger in triggers:
-            opened = [self._add(self._tag(tag, depth, trigger)) for tag in tags if _string(tag, "begin").startswith(trigger)]
+            opened = [
+                self._add(self._tag(tag, depth, trigger)) for tag in tags if _string(tag, "begin").startswith(trigger)
+            ]
             if opened:
                 parts.append(f"{self._free_text(trigger)} ({' | '.join(opened)})")
         if not parts or any(not _string(tag, "begin").startswith(tuple(triggers)) for tag in tags):
@@ -113,7 +115,10 @@ class _Writer:
         """The text; where a special token's name stands in it, that token or its spelling."""
         parts, last = [], 0
         for match in self._special.finditer(text):
-            parts += [json.dumps(text[last : match.start()]), f"(<[{self._special_ids[match[0]]}]> | {json.dumps(match[0])})"]
+            parts += [
+                json.dumps(text[last : match.start()]),
+                f"(<[{self._special_ids[match[0]]}]> | {json.dumps(match[0])})",
+            ]
             last = match.end()
         parts.append(json.dumps(text[last:]))
         return " ".join(part for part in parts if part != '""') or '""'

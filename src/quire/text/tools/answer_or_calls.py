@@ -14,7 +14,9 @@ def structured_answer_or_calls(answer: Structured, begins: tuple[str, ...]) -> S
         for begin in begins
     ]
     return replace(
-        answer, kind="structural_tag", text=json.dumps({"format": {"type": "or", "elements": [_format(answer), *calls]}})
+        answer,
+        kind="structural_tag",
+        text=json.dumps({"format": {"type": "or", "elements": [_format(answer), *calls]}}),
     )
 
 

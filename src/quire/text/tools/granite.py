@@ -3,4 +3,9 @@
 from quire.text.tools.json_parser import JsonToolParser
 from quire.text.tools.parser import ToolFormat
 
-FORMAT = ToolFormat(lambda: JsonToolParser("<|tool_call|>"), template_markers=("<|tool_call|>",), begins=("<|tool_call|>",), keep_special=True)
+FORMAT = ToolFormat(
+    lambda: JsonToolParser("<|tool_call|>"),
+    template_markers=("<|tool_call|>",),
+    begins=("<|tool_call|>",),
+    keep_special=True,
+)

@@ -163,7 +163,9 @@ def _structured(config: OutputConfig | None) -> Structured | None:
         return None
     if config.format.type != "json_schema":
         raise BadRequest(f"output_config.format.type: `{config.format.type}` is not supported", param="output_config")
-    return Structured("json_schema", msgspec.json.encode(config.format.schema).decode())
+    return Structured(
+        "json_schema", msgspec.json.encode(config.format.schema).decode(), disable_additional_properties=True
+    )
 
 
 def template_options(body: PromptBody, context: Context) -> dict[str, Any]:

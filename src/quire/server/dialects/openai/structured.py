@@ -23,7 +23,7 @@ class JsonSchema(Struct, kw_only=True, forbid_unknown_fields=True):
 class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
     type: str
     json_schema: JsonSchema | None = None
-    schema: Schema | None = None  # llama.cpp's, beside the type json_object
+    schema: Schema | None = None  # llama.cpp's, beside the type json_object; it closes objects
     format: dict[str, Any] | None = None  # of a structural tag, as are the next two
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
@@ -137,7 +137,9 @@ def _of_response_format(given: ResponseFormat) -> Structured | None:
         schema, strict = given.json_schema.schema, given.json_schema.strict
         return schema_output(schema, "response_format.json_schema.schema", strict)
     if given.type == "json_object":
-        return Structured("json") if given.schema is None else schema_output(given.schema, "response_format.schema")
+        if given.schema is not None:
+            return schema_output(given.schema, "response_format.schema", strict=True)
+        return Structured("json")
     if given.type == "structural_tag":
         tag = {name: getattr(given, name) for name in ("format", "structures", "triggers")}
         return _of("structural_tag", {name: value for name, value in tag.items() if value is not None})
