@@ -147,7 +147,7 @@ def test_tools_beside_a_format_may_be_called(client: openai.OpenAI, server: Runn
     structured = server.service.seen[-1].params.structured
     assert structured.kind == "structural_tag" and structured.disable_additional_properties
     answer, call = json.loads(structured.text)["format"]["elements"]
-    assert answer["json_schema"] == SCHEMA and call["elements"][0]["value"] == "<tool_call>"
+    assert answer["json_schema"] == SCHEMA and call["tags"][0]["begin"] == "<tool_call>\n"
     server.service.says = '{"a": 1}'
     assert client.chat.completions.create(**asked).choices[0].message.content == '{"a": 1}'
     client.chat.completions.create(**asked, tool_choice="none")

@@ -9,7 +9,9 @@ from quire.core.errors import BadRequest
 from quire.core.structured import Structured
 from quire.text.grammar.compiler import GrammarCompiler
 from quire.text.tokenizers.tokenizer import Tokenizer
+from quire.text.tools import load
 from quire.text.tools.answer_or_calls import structured_answer_or_calls
+from quire.text.tools.parser import ToolFormat
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 CONTENT = {"type": "json_schema", "json_schema": SCHEMA}
@@ -22,10 +24,16 @@ def of(tag: dict[str, Any]) -> Structured:
     return Structured("structural_tag", json.dumps({"format": tag} if "type" in tag else tag))
 
 
-def call_or(answer: Structured) -> Structured:
-    return structured_answer_or_calls(answer, ("<tool_call>", "<|im_start|>"))
+PARAMETERS = {"type": "object", "properties": {"city": {"$ref": "#/$defs/city"}}, "$defs": {"city": {"enum": ["Rome"]}}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("weather", "time")]
+FREE = ToolFormat(load("hermes").parser, (), begins=("<tool_call>", "<|im_start|>"))
 
 
+def call_or(answer: Structured, tool_format: ToolFormat = FREE, parallel: bool = True) -> Structured:
+    return structured_answer_or_calls(answer, tool_format, TOOLS, parallel)
+
+
+HERMES = '<tool_call>\n{"name": "time", "arguments": {"city": "Rome"}}\n</tool_call>'
 CALLS = ["<tool_call>\n{}", "<|im_start|>f<|im_start|>"]
 TAGS: dict[str, tuple[Structured, list[str], list[str]]] = {
     "structures": (
@@ -68,6 +76,17 @@ TAGS: dict[str, tuple[Structured, list[str], list[str]]] = {
     "a regex or calls": (call_or(Structured("regex", "[0-9]+")), ["12", *CALLS], ["a"]),
     "a choice or calls": (call_or(Structured.one_of(["yes", "no"])), ["no", *CALLS], ["maybe"]),
     "a grammar or calls": (call_or(Structured("grammar", RECURSIVE["grammar"])), ["xxy", *CALLS], ["xx"]),
+    "calls in JSON": (
+        call_or(Structured("json"), load("hermes")),
+        ["{}", HERMES, f"{HERMES}\n{HERMES}"],
+        [f"{HERMES}\n", f"{HERMES} It rains.", HERMES.replace("Rome", "Bonn"), HERMES.replace("time", "date")],
+    ),
+    "one call in JSON": (call_or(Structured("json"), load("hermes"), False), [HERMES], [f"{HERMES}\n{HERMES}"]),
+    "a list of calls": (
+        call_or(Structured("json"), load("phi4")),
+        ['functools[{"name": "time", "arguments": {"city": "Rome"}}]'],
+        ["functools[]", 'functools{"name": "time", "arguments": {}}'],
+    ),
     "a tag or calls": (call_or(of(TAG)), ['<a>{"a": 1}</a>', *CALLS], ["<a>"]),
 }
 

@@ -16,14 +16,13 @@ def set_chat(
     form = context.chat_format()
     structured = request.params.structured
     if structured is not None and use.active and not use.forced:
-        begins = form.tools.begins if form.tools is not None else ()
-        if not begins:
+        if form.tools is None or not form.tools.begins:
             raise BadRequest(
                 "structured output and tools are both given, and this model's calls have no marker to tell them apart",
                 "leave one of them out, or force or forbid a call",
                 param="tools",
             )
-        structured = structured_answer_or_calls(structured, begins)
+        structured = structured_answer_or_calls(structured, form.tools, use.tools, use.parallel)
     request.messages = form.messages(messages, use)
     request.template_options = {**template_options, "tools": form.template_tools(use)}
     request.params.structured = use.structured() or structured  # a forced call has its own schema

@@ -7,5 +7,6 @@ FORMAT = ToolFormat(
     lambda: JsonToolParser("<|tool_call|>"),
     template_markers=("<|tool_call|>",),
     begins=("<|tool_call|>",),
+    json_end="",
     keep_special=True,
 )

@@ -6,5 +6,8 @@ from quire.text.tools.json_parser import JsonToolParser
 from quire.text.tools.parser import ToolFormat
 
 FORMAT = ToolFormat(
-    lambda: JsonToolParser("<tool_call>", "</tool_call>"), template_markers=("<tool_call>",), begins=("<tool_call>",)
+    lambda: JsonToolParser("<tool_call>", "</tool_call>"),
+    template_markers=("<tool_call>",),
+    begins=("<tool_call>",),
+    json_end="</tool_call>",
 )
