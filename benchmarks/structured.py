@@ -3,10 +3,13 @@
     python -m benchmarks.structured                          # Quire, the default model's vocabulary
     python -m benchmarks.structured --library xgrammar       # where that is installed
     python -m benchmarks.structured --tokenizer FOLDER --walks 0
+    git clone https://github.com/guidance-ai/jsonschemabench && \\
+    python -m benchmarks.structured --jsonschemabench jsonschemabench --sets jsonschemabench --walks 0
 
 For every schema that is supported, answers are drawn at random under the masks, without a model: that goes into more
-corners than a model does. Each that ends is validated with `jsonschema`. Of the test suite it is also looked up which
-of its instances are in the language. A schema is handled in a process of its own. Times are of the CPU."""
+corners than a model does. Each that ends is validated with `jsonschema`. Where a set has instances, it is also looked
+up which of them the grammar accepts: a schema is fully right if it is supported, takes every valid instance, and takes
+no invalid one. A schema is handled in a process of its own. Times are of the CPU."""
 
 import argparse
 import json
@@ -17,6 +20,7 @@ import signal
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +29,7 @@ import numpy as np
 
 from benchmarks.machine import describe
 from benchmarks.processes import progress
-from benchmarks.schemas import Case, schemastore, test_suite
+from benchmarks.schemas import Case, json_schema_bench, schemastore, test_suite
 from quire.core.errors import QuireError
 from quire.core.structured import Structured
 from quire.hub import resolve_model
@@ -56,13 +60,15 @@ class Library(Protocol):
 
 
 class Quire:
-    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab: int, closed: bool = False) -> None:
+        self._closed = closed
         self._grammars = GrammarCompiler(lambda: tokenizer, vocab)
         self._grammars.compile(Structured("json"))
 
     def compile(self, schema: Any) -> Structured:
         try:
-            structured = Structured("json_schema", json.dumps(schema))
+            text = json.dumps(schema)
+            structured = Structured("json_schema", text, disable_additional_properties=self._closed)
             self._grammars.compile(structured)
         except QuireError as error:
             raise Refused(error.message.partition(": ")[2] or error.message) from None
@@ -248,6 +254,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
         "supported": len(supported),
         "died": sum("died" in result for result in results),
         "only valid answers": len(exact),
+        "fully right": sum(map(_fully_right, supported)),
         "share of supported": round(len(exact) / max(len(supported), 1), 4),
         "walks": dict(ends),
         "instances": dict(instances),
@@ -258,9 +265,13 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _fully_right(result: dict[str, Any]) -> bool:
+    return not result["wrong"] and not {"valid, out", "invalid, in"} & result.get("instances", {}).keys()
+
+
 def _reason(text: str) -> str:
     """Without the names in it."""
-    return re.sub(r"'[^']*'|https?://\S+|json-schema:\S+|/\S+/|\d+", "…", text)[:70]
+    return re.sub(r" at `#.*?`|'[^']*'|https?://\S+|json-schema:\S+|/\S+/|\d+", "…", text)[:70]
 
 
 def _spread(values: list[float]) -> dict[str, float]:
@@ -278,15 +289,25 @@ def main() -> None:
     )
     parser.add_argument("--vocab", type=int, help="tokens of the model (default: of the tokenizer)")
     parser.add_argument("--walks", type=int, default=4, help="answers drawn for each schema (default: 4)")
+    parser.add_argument("--sets", nargs="+", choices=("schemastore", "test suite", "jsonschemabench"))
+    parser.add_argument("--jsonschemabench", type=Path, help="a clone of guidance-ai/jsonschemabench")
+    parser.add_argument("--count", type=int, default=600, help="schemas of JSONSchemaBench (default: 600)")
+    parser.add_argument("--closed", action="store_true", help="Quire's objects have only the properties that are named")
     parser.add_argument("--details", type=Path, help="a file for a line of JSON a schema")
     parser.add_argument("--json", type=Path, help="a file for the result")
     args = parser.parse_args()
     tokenizer = Tokenizer.load(args.tokenizer or resolve_model("smollm2").path)
     vocab = args.vocab or tokenizer.vocab_size
-    library, walker = LIBRARIES[args.library](tokenizer, vocab), Walker(tokenizer, vocab)
+    library = LIBRARIES[args.library](tokenizer, vocab, *([True] if args.closed else []))
+    walker = Walker(tokenizer, vocab)
     result: dict[str, Any] = {"benchmark": "structured", "library": args.library, "vocab": vocab, "walks": args.walks}
+    result["closed"] = args.closed
     result["machine"] = describe()
-    for name, cases in {"schemastore": schemastore(), "test suite": test_suite()}.items():
+    sets: dict[str, Callable[[], list[Case]]] = {"schemastore": schemastore, "test suite": test_suite}
+    if args.jsonschemabench:
+        sets["jsonschemabench"] = lambda: json_schema_bench(args.jsonschemabench, args.count)
+    for name in args.sets or sets:
+        cases = sets[name]()
         progress(f"{name}: {len(cases)} schemas")
         results = [examine_apart(library, walker, case, args.walks) for case in cases]
         result[name] = summary(results)

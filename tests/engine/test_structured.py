@@ -35,6 +35,7 @@ SCHEMA = {
         "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
     },
     "required": ["name", "age", "tags"],
+    "additionalProperties": False,
 }
 LIST = 'root ::= item ("," item){1,3}\nitem ::= [0-9] | "(" [a-z] ")"\n'
 LANGUAGES = {
@@ -98,6 +99,18 @@ def test_free_json_from_the_default_model(default_model: Path) -> None:
 
 
 # -- nothing else changes --------------------------------------------------------------------------------------------
+
+
+def test_the_engine_writes_json_as_it_is_configured(default_model: Path) -> None:
+    """Without a bound on white space, a small model spends hundreds of tokens on one boolean."""
+    config = {"disable_additional_properties": True, "disable_any_whitespace": True}
+    llm = LLM(default_model, max_model_len=512, structured_outputs_config=config)
+    schema = {"type": "object", "properties": {"success": {"type": "boolean"}}, "required": ["success"]}
+    asked = [Structured.of(json=schema), Structured.of(json=schema, whitespace_pattern=r"\n {4}")]
+    results = llm.generate(["Did it work? "] * 2, [SamplingParams(structured=each, max_tokens=40) for each in asked])
+    compact, spread = (result.outputs[0].text for result in results)
+    assert re.fullmatch(r'\{"success":(true|false)\}', compact)
+    assert re.sub(r"\n {4}", "", spread) in ('{"success":true}', '{"success":false}')
 
 
 def test_batching_changes_nothing(llm: LLM, alone: list[list[int]]) -> None:

@@ -284,7 +284,6 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event(client: openai.OpenAI) -
         ({"tools": [{"type": "mcp", "server_label": "files", "server_url": "http://x"}]}, "tools[0].type"),
         ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [WEATHER], "text": {"format": {"type": "json_object"}}}, "tools"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
         ({"text": {"verbosity": 3}}, "text.verbosity"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),

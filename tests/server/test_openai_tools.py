@@ -102,7 +102,7 @@ def test_a_required_call_is_a_language(client: openai.OpenAI, server: Running) -
         ("weather", '{"city": "Paris"}')
     ]
     structured = server.service.seen[-1].params.structured
-    assert json.loads(structured.text) == WEATHER["function"]["parameters"]
+    assert json.loads(structured.text) == {**WEATHER["function"]["parameters"], "additionalProperties": False}
 
 
 def test_some_of_the_tools_may_be_allowed(client: openai.OpenAI, server: Running) -> None:
@@ -136,6 +136,28 @@ def test_a_forced_call_makes_a_format_idle(client: openai.OpenAI, server: Runnin
         **asked, tool_choice={"type": "function", "function": {"name": "weather"}}, max_tokens=99
     )
     assert full.choices[0].message.tool_calls
+
+
+def test_tools_beside_a_format_may_be_called(client: openai.OpenAI, server: Running) -> None:
+    """The answer follows the schema, or it is a call."""
+    strict = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+    asked = {"model": "fake", "messages": ASK, "tools": [WEATHER], "response_format": strict, "max_tokens": 99}
+    server.service.says = CALL
+    assert client.chat.completions.create(**asked).choices[0].message.tool_calls[0].function.name == "weather"
+    structured = server.service.seen[-1].params.structured
+    assert structured.kind == "structural_tag" and structured.disable_additional_properties
+    answer, call = json.loads(structured.text)["format"]["elements"]
+    assert answer["json_schema"] == SCHEMA and call["tags"][0]["begin"] == "<tool_call>\n"
+    server.service.says = '{"a": 1}'
+    assert client.chat.completions.create(**asked).choices[0].message.content == '{"a": 1}'
+    client.chat.completions.create(**asked, tool_choice="none")
+    assert server.service.seen[-1].params.structured.kind == "json_schema"
+
+
+def test_a_format_is_refused_where_calls_have_no_marker(server: Running) -> None:
+    server.service.tokenizer.chat_template = CHATML + "{% if tools %}Environment: ipython{% endif %}"
+    response = server.chat(tools=[WEATHER], response_format={"type": "json_object"})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "tools", response.text
 
 
 def test_a_conversation_with_calls_reaches_the_template(client: openai.OpenAI, server: Running) -> None:
@@ -175,7 +197,6 @@ def test_a_conversation_with_calls_reaches_the_template(client: openai.OpenAI, s
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "custom", "custom": {"name": "x"}}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "tools"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"response_format": {"type": "yaml", "value": {}}}, "response_format.value"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
@@ -183,6 +204,8 @@ def test_a_conversation_with_calls_reaches_the_template(client: openai.OpenAI, s
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern"),
+        ({"guided_json": {}, "guided_whitespace_pattern": "x"}, "guided_whitespace_pattern"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
     ],
@@ -210,7 +233,43 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
                     "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
                 }
             },
+            Structured("json_schema", json.dumps(SCHEMA), disable_additional_properties=True),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
             Structured("json_schema", json.dumps(SCHEMA)),
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},  # as llama.cpp has it
+            Structured("json_schema", json.dumps(SCHEMA), disable_additional_properties=True),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+            Structured("structural_tag", '{"format": {"type": "any_text"}}'),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["<"]}},
+            Structured("structural_tag", '{"structures": [], "triggers": ["<"]}'),
+        ),
+        (
+            {"structured_outputs": {"structural_tag": '{"format": {"type": "any_text"}}'}},
+            Structured("structural_tag", '{"format": {"type": "any_text"}}'),
+        ),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_additional_properties": True, "whitespace_pattern": " ?"}},
+            Structured("json_schema", json.dumps(SCHEMA), " ?", True),
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            Structured("json", whitespace_pattern=""),
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"disable_any_whitespace": True}},
+            Structured("json", whitespace_pattern=""),
+        ),
+        (
+            {"guided_json": SCHEMA, "guided_whitespace_pattern": r"\s?"},
+            Structured("json_schema", json.dumps(SCHEMA), r"\s?"),
         ),
         ({"guided_json": SCHEMA}, Structured("json_schema", json.dumps(SCHEMA))),
         ({"guided_json": json.dumps(SCHEMA)}, Structured("json_schema", json.dumps(SCHEMA))),

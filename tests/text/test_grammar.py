@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from quire.core.errors import BadRequest
 from quire.core.structured import MAX_CHARACTERS, MAX_CHOICES, Structured
-from quire.text.grammar import compiler
+from quire.text.grammar import compiler, json_schema
 from quire.text.grammar import matcher as grammar_matcher
 from quire.text.grammar import tokenizer as grammar_tokenizer
 from quire.text.grammar.compiler import MAX_UNUSED_GRAMMARS, GrammarCompiler
@@ -128,6 +128,66 @@ def test_mismatches_are_refused_and_drafts_counted(grammars: GrammarCompiler, to
     assert matcher.error
 
 
+# -- JSON as it is written ------------------------------------------------------------------------------------------
+
+
+def accepts(grammars: GrammarCompiler, tokenizer: Tokenizer, structured: Structured, text: str) -> bool:
+    """The whole text is allowed, and may end."""
+    matcher, tokens = grammars.matcher(structured), tokenizer.encode(text, add_special_tokens=False)
+    return matcher.advance(tokens) and bool(allowed(matcher) & set(tokenizer.eos_ids))
+
+
+SUCCESS = {"type": "object", "properties": {"success": {"type": "boolean"}}, "required": ["success"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "usual", "none", "tabs"),
+    [
+        ('{"success":true}', True, True, True),
+        ('{"success": true}', True, False, False),
+        ('{\n  "success": true\n}', True, False, False),
+        ('{\n\n\t"success":true}', True, False, False),
+        ('{\t"success":\ttrue}', False, False, True),
+        ('{  "success":true}', False, False, False),
+        ('{\n\n\n"success":true}', False, False, False),
+        ("{\n" + " " * 21 + '"success":true}', False, False, False),
+        (' {"success":true}', False, False, False),
+        ('{"success":true}\n', False, False, False),
+    ],
+)
+def test_white_space_is_a_space_or_a_line_break_with_an_indentation(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, text: str, usual: bool, none: bool, tabs: bool
+) -> None:
+    """Up to 40 blanks in every gap let a model spend hundreds of tokens on one boolean."""
+    for pattern, expected in ((None, usual), ("", none), (r"[\t]*", tabs), (r"\s{1,50}|", True)):
+        structured = Structured("json_schema", json.dumps(SUCCESS), whitespace_pattern=pattern)
+        outside = text[0] == " " or text[-1] == "\n"
+        assert accepts(grammars, tokenizer, structured, text) == (expected and not outside), pattern
+
+
+def test_an_object_is_open_unless_it_is_asked_to_be_closed(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    for text, closed, expected in [
+        ('{"success": true, "more": [1]}', None, True),
+        ('{"success": true, "more": [1]}', True, False),
+        ('{"success": true}', True, True),
+    ]:
+        structured = Structured("json_schema", json.dumps(SUCCESS), disable_additional_properties=closed)
+        assert accepts(grammars, tokenizer, structured, text) == expected
+    undeclared = Structured("json_schema", '{"properties": {"a": {}}, "required": ["b"]}')
+    assert accepts(grammars, tokenizer, undeclared, '{"a": 1, "b": 2}')
+
+
+def test_escaped_characters_are_characters(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    word = Structured("json_schema", '{"type": "string", "maxLength": 4}')
+    assert accepts(grammars, tokenizer, word, r'"f\u00fcr"') and accepts(grammars, tokenizer, word, '"für"')
+    assert accepts(grammars, tokenizer, word, r'"\ud83d\ude00"') and not accepts(grammars, tokenizer, word, r'"\ud83d"')
+
+
+def test_formats_that_no_standard_names_are_annotations(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    for name in ("regex", "password", "idn-hostname", "color"):
+        assert accepts(grammars, tokenizer, Structured("json_schema", json.dumps({"format": name})), '"(x"')
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Structured, str]] = {
@@ -139,7 +199,6 @@ REFUSED: dict[str, tuple[Structured, str]] = {
         "uniqueItems",
     ),
     "two may hold": (Structured("json_schema", '{"oneOf": [{"type": "number"}, {"type": "integer"}]}'), "oneOf"),
-    "a format": (Structured("json_schema", '{"type": "string", "format": "regex"}'), "regex"),
     "elsewhere": (Structured("json_schema", '{"$ref": "https://example.com/schema"}'), "example.com"),
     "nothing is valid": (Structured("json_schema", "false"), "nothing is valid"),
     "nothing but itself": (Structured("json_schema", '{"$ref": "#"}'), "cannot be used"),
@@ -150,8 +209,9 @@ REFUSED: dict[str, tuple[Structured, str]] = {
     "backreferences": (Structured("regex", r"(a)\1"), "backreferences"),
     "no regex": (Structured("regex", "(a"), "unclosed"),
     "parentheses": (Structured("regex", "(" * 5000 + ")" * 5000), "nested"),
-    "an unknown rule": (Structured("grammar", "root ::= foo"), "foo"),
-    "no grammar": (Structured("grammar", "root ::= ((("), "Expected"),
+    "an unknown rule": (Structured("grammar", "root ::= foo"), "`foo`, which is not defined"),
+    "no grammar": (Structured("grammar", "root ::= ((("), "not closed"),
+    "no JSON inside a tag": (Structured("structural_tag", "{"), "not JSON"),
 }
 
 
@@ -162,6 +222,40 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammars: GrammarCompiler, n
         grammars.compile(structured)
     assert len(refusal.value.message) < 500
     assert refusal.value.param == "structured"
+
+
+WRONG_PARTS: dict[str, tuple[Any, str]] = {
+    "a keyword": ({"properties": {"a": {"items": {"uniqueItems": True}}}}, "`uniqueItems` .*at `#/properties/a/items`"),
+    "two keywords": ({"items": {"if": {}, "then": {}}}, "`if` and `then` are not supported at `#/items`"),
+    "behind a reference": ({"$ref": "#/$defs/a~b", "$defs": {"a~b": {"not": {}}}}, "`not` .*at `#/.defs/a~0b`"),
+    "oneOf": ({"items": {"oneOf": [{"minimum": 1}, {"type": "integer"}]}}, "`oneOf` at `#/items` is supported where"),
+    "bounds": (
+        {
+            "type": "object",
+            "properties": {"x": False, "a/b": {"type": "integer", "minimum": 5, "maximum": 3}},
+            "required": ["a/b"],
+        },
+        "nothing is valid by the schema at `#/properties/a~1b`: minimum",
+    ),
+    "a required property": (
+        {"items": {"type": "object", "properties": {"a": False}, "required": ["a"]}, "minItems": 1, "type": "array"},
+        "nothing is valid by the schema at `#/items`: required property 'a'",
+    ),
+    "all of several": ({"anyOf": [{"type": "string", "minLength": 2, "maxLength": 1}]}, "at `#/anyOf/0`: minLength"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_PARTS)
+def test_a_refusal_names_the_path(grammars: GrammarCompiler, name: str) -> None:
+    schema, words = WRONG_PARTS[name]
+    with pytest.raises(BadRequest, match=words):
+        grammars.compile(Structured("json_schema", json.dumps(schema)))
+
+
+def test_finding_the_path_is_bounded(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_schema, "MAX_LOCATE_SECONDS", 0.0)
+    with pytest.raises(BadRequest, match="`not` is not supported\nhint"):
+        grammars.compile(Structured("json_schema", json.dumps({"items": {"not": {"type": "string"}}})))
 
 
 def test_what_is_too_long_is_refused_before_anything_is_done() -> None:

@@ -63,6 +63,7 @@ class LLM:
             self.engine.capacity.max_model_len,
             self.options.seed,
             self.engine.capacity.seq2seq,
+            self.options.structured_defaults,
         )
         self._adapters: dict[str, str] = {}  # name -> where it was loaded from
         for name, path in named_values(self.options.lora_modules, "lora_modules", "PATH").items():

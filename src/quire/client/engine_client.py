@@ -117,7 +117,12 @@ class EngineClient:
             raise
         capacity = ready.capacity
         self._prompter = Prompter(
-            self.tokenizer, capacity.vocab_size, capacity.max_model_len, self.options.seed, capacity.seq2seq
+            self.tokenizer,
+            capacity.vocab_size,
+            capacity.max_model_len,
+            self.options.seed,
+            capacity.seq2seq,
+            self.options.structured_defaults,
         )
         if ready.task == "generate":
             self._grammar_check = GrammarCheck(tokenizer, capacity.vocab_size)
@@ -176,7 +181,7 @@ class EngineClient:
         prepared = await run_in_thread_if_long(num_characters, self._prompter.prepare, request)
         await self._check_wait(len(prepared.prompt_ids), request.timeout)
         structured = prepared.params.structured
-        if structured is not None and structured.kind != "json":  # any JSON object: known to compile
+        if structured is not None and not structured.is_plain_json:  # any JSON object: known to compile
             assert self._grammar_check is not None, "not started"
             if not self._grammar_check.started and self.state == "ready":  # both take a second: at the same time
                 self._engine.send(PrepareGrammars())

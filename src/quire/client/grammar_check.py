@@ -41,7 +41,7 @@ class GrammarCheck:
 
     async def check(self, structured: Structured) -> None:
         """Raises BadRequest if the grammar cannot be used."""
-        key = blake2b(f"{structured.kind} {structured.text}".encode(errors="surrogatepass")).digest()
+        key = blake2b(repr(structured).encode(errors="surrogatepass")).digest()
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
             verdict = self._verdicts[key]

@@ -12,6 +12,7 @@ from quire.core.errors import BadRequest, PromptTooLong
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.seq2seq import Seq2Seq
+from quire.core.structured_defaults import STRUCTURED_DEFAULTS, StructuredDefaults
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.tokenizers.tokenizer import Tokenizer
 
@@ -36,11 +37,13 @@ class Prompter:
         max_model_len: int,
         seed: int | None = None,
         seq2seq: Seq2Seq | None = None,
+        structured_defaults: StructuredDefaults = STRUCTURED_DEFAULTS,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size  # the model's: a tokenizer may have more tokens, or fewer
         self.max_model_len = max_model_len
         self.seq2seq = seq2seq
+        self._structured_defaults = structured_defaults
         # For requests without a seed. It is fixed here, so that a resumed request samples the same tokens.
         self._seeds = random.Random(seed)
         self._template: ChatTemplate | None = None
@@ -117,7 +120,8 @@ class Prompter:
         return self._template.render(request.messages, **request.template_options)
 
     def _complete_params(self, params: SamplingParams) -> SamplingParams:
-        """With a seed, and with bad words as ids; token ids checked against the vocabulary."""
+        """With a seed, with bad words as ids, and with the defaults of structured output; token ids checked against the
+        vocabulary."""
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_ids(name, getattr(params, name) or ())
         for sequence in params.bad_token_ids:
@@ -134,7 +138,8 @@ class Prompter:
                 if ids and ids not in bad_ids:
                     bad_ids.append(ids)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-        return replace(params, seed=seed, bad_token_ids=bad_ids)
+        structured = params.structured and params.structured.with_defaults(self._structured_defaults)
+        return replace(params, seed=seed, bad_token_ids=bad_ids, structured=structured)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token in ids:

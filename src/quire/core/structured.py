@@ -2,12 +2,13 @@
 
 import json as json_format
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from quire.core.errors import BadRequest
+from quire.core.structured_defaults import StructuredDefaults, whitespace
 
-StructuredKind = Literal["json", "json_schema", "regex", "choice", "grammar"]
+StructuredKind = Literal["json", "json_schema", "regex", "choice", "grammar", "structural_tag"]
 
 MAX_CHOICES = 20_000
 MAX_CHARACTERS = 256 * 1024  # of a schema, regex, grammar or list of choices; more takes too long to compile
@@ -19,6 +20,8 @@ class Structured:
 
     kind: StructuredKind  # json: any JSON object
     text: str = ""  # the schema as JSON, the regex, the choices as a JSON list, or the grammar in GBNF or Lark
+    whitespace_pattern: str | None = None  # a regex, between the elements of JSON; empty: none; None: the default
+    disable_additional_properties: bool | None = None  # objects have only the properties that the schema names
 
     def __post_init__(self) -> None:
         if len(self.text) > MAX_CHARACTERS:
@@ -28,6 +31,20 @@ class Structured:
                 "use a simpler one",
                 param="structured",
             )
+
+    @property
+    def is_plain_json(self) -> bool:
+        """Any JSON object, with the usual white space."""
+        return self.kind == "json" and self.whitespace_pattern is None
+
+    def with_defaults(self, defaults: StructuredDefaults) -> "Structured":
+        """With what the request does not say."""
+        closed, pattern = self.disable_additional_properties, self.whitespace_pattern
+        return replace(
+            self,
+            whitespace_pattern=defaults.whitespace_pattern if pattern is None else pattern,
+            disable_additional_properties=defaults.disable_additional_properties if closed is None else closed,
+        )
 
     @classmethod
     def one_of(cls, choices: Sequence[str], field: str = "choice") -> "Structured":
@@ -48,9 +65,13 @@ class Structured:
         regex: str | None = None,
         choice: Sequence[str] | None = None,
         grammar: str | None = None,
+        structural_tag: str | Mapping[str, Any] | None = None,
+        whitespace_pattern: str | None = None,
+        disable_any_whitespace: bool | None = None,
+        disable_additional_properties: bool | None = None,
     ) -> "Structured | None":
-        """From vLLM's fields: a JSON schema (as text or as an object), any JSON object, a regex, a list of texts, or a
-        grammar. None if no field is given; more than one is refused."""
+        """From vLLM's fields: a JSON schema (as text or as an object), any JSON object, a regex, a list of texts, a
+        grammar, or a structural tag; and how JSON is written. None if no kind is given; more than one is refused."""
         given: dict[str, Structured] = {}
         if json is not None:
             given["json"] = cls("json_schema", json if isinstance(json, str) else json_format.dumps(json))
@@ -62,10 +83,18 @@ class Structured:
             given["choice"] = cls.one_of(choice)
         if grammar is not None:
             given["grammar"] = cls("grammar", grammar)
+        if structural_tag is not None:
+            text = structural_tag if isinstance(structural_tag, str) else json_format.dumps(structural_tag)
+            given["structural_tag"] = cls("structural_tag", text)
         if len(given) > 1:
             raise BadRequest(
                 f"{' and '.join(given)} are given, and structured output takes one of them",
                 "give one",
                 param=[*given][1],
             )
-        return next(iter(given.values()), None)
+        structured = next(iter(given.values()), None)
+        return structured and replace(
+            structured,
+            whitespace_pattern=whitespace(whitespace_pattern, disable_any_whitespace),
+            disable_additional_properties=disable_additional_properties,
+        )

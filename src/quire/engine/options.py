@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
+from quire.core.structured_defaults import StructuredDefaults
 from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -92,6 +93,12 @@ class EngineOptions:
         None, "the method of --speculative-config, in short, such as ngram", metavar="METHOD"
     )
     spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: draft tokens a step at most")
+    structured_outputs_config: str | None = option(
+        None,
+        """how structured output writes JSON where a request does not say: '{"disable_any_whitespace": true, """
+        """"disable_additional_properties": true}', or {"whitespace_pattern": REGEX}""",
+        metavar="JSON",
+    )
     scheduling_policy: str = option("fcfs", "which requests run first", choices=("fcfs", "priority"))
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
     max_wait: float | None = option(
@@ -111,7 +118,7 @@ class EngineOptions:
             if value is not None and value < minimum:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
-        _ = self.speculation  # raises where it is wrong
+        _ = self.speculation, self.structured_defaults  # raise where they are wrong
         if self.gpu_memory_utilization > 1:
             raise BadRequest(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}",
@@ -137,6 +144,10 @@ class EngineOptions:
 
         return read_config(self.speculative_config, self.spec_method, self.spec_tokens)
 
+    @property
+    def structured_defaults(self) -> StructuredDefaults:
+        return StructuredDefaults.of(self.structured_outputs_config)
+
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "EngineOptions":
         """From keywords; one that does not exist is an error with the nearest that does."""
@@ -147,9 +158,9 @@ class EngineOptions:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
                 raise BadRequest(f"there is no option {name}", hint, param=name)
-        config = given.get("speculative_config")
-        if isinstance(config, Mapping):  # as scripts written for vLLM give it
-            given["speculative_config"] = json.dumps(config)
+        for name in ("speculative_config", "structured_outputs_config"):
+            if isinstance(config := given.get(name), Mapping):  # as scripts written for vLLM give it
+                given[name] = json.dumps(config)
         return cls(**given)
 
 

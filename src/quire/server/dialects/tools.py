@@ -22,7 +22,7 @@ class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # only forced calls follow the schema, with or without it
+    strict: bool | None = None  # forced calls follow the schema, with or without it
 
 
 class ToolDefinition(Struct, kw_only=True):

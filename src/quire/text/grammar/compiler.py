@@ -13,7 +13,7 @@ from quire.core.structured import Structured
 from quire.text.grammar.caching_matcher import CachingMatcher
 from quire.text.grammar.mask_cache import MaskCache, RegexStates
 from quire.text.grammar.matcher import CompiledGrammar, GrammarMatcher
-from quire.text.grammar.source import grammar_source, invalid_grammar
+from quire.text.grammar.source import grammar_source, refusal
 from quire.text.grammar.tokenizer import GrammarTokenizer
 
 if TYPE_CHECKING:
@@ -72,12 +72,13 @@ class GrammarCompiler:
             self._tokenizers = ours, ours.build()
         tokenizer, ll_tokenizer = self._tokenizers
         begin = time.thread_time()
-        start = LLMatcher(ll_tokenizer, grammar_source(structured), log_level=0, limits=_parser_limits())
+        source = grammar_source(structured, tokenizer.special_ids)
+        start = LLMatcher(ll_tokenizer, source, log_level=0, limits=_parser_limits())
         first = start.deep_copy()
         first.compute_bitmask()  # a grammar that matches no text fails here
         for matcher in (start, first):
             if matcher.is_error():
-                raise invalid_grammar(structured, matcher.get_error())
+                raise refusal(structured, matcher.get_error())
         seconds = time.thread_time() - begin
         if previous is not None:
             states = previous.states

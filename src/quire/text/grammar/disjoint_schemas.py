@@ -1,6 +1,6 @@
 """Whether schemas exclude each other, where types, values or properties show it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -11,7 +11,7 @@ _MAX_DEPTH = 6  # of nested properties and of references
 class SchemaBranch:
     """One alternative of a `oneOf`: as the schema declares it, and as it will be enforced."""
 
-    def __init__(self, root: dict[str, Any], schema: Any, can_close: Callable[[dict[str, Any]], bool]) -> None:
+    def __init__(self, root: dict[str, Any], schema: Any) -> None:
         self._root, self._schema = root, schema
         self._added: dict[str, Any] = {}  # enforced in addition to the schema
         self.declared = self.enforced = resolved = _resolve(root, schema)
@@ -19,8 +19,7 @@ class SchemaBranch:
             return
         if "type" not in resolved and not {"const", "enum"} & resolved.keys() and _OBJECT_KEYWORDS & resolved.keys():
             self._added["type"] = "object"
-        closed = {"additionalProperties": False} if can_close(resolved) else {}
-        self.enforced = {**resolved, **closed, **self._added}
+        self.enforced = {**resolved, **self._added}
 
     @property
     def enforced_schema(self) -> Any:

@@ -36,6 +36,12 @@ class GrammarTokenizer:
     def _id_by_bytes(self) -> dict[bytes, int]:
         return {raw: token for token, raw in enumerate(self.tokens) if token not in self._special}
 
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Special tokens that do not end a text, by their names."""
+        names = {token: self.tokens[token].decode(errors="ignore") for token in self.special_token_ids}
+        return {name: token for token, name in names.items() if name and token not in self.eos_ids}
+
     def build(self) -> "LLTokenizer":
         from llguidance import LLTokenizer, TokenizerWrapper
 

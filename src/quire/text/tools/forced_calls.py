@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from quire.core.structured import Structured
+from quire.text.grammar.closed_objects import close_objects
 from quire.text.tools.parser import CallDelta, ToolParserOutput
 
 
@@ -55,4 +56,5 @@ def structured_required_calls(tools: list[dict[str, Any]], parallel: bool) -> St
 
 
 def _parameters(tool: dict[str, Any]) -> dict[str, Any]:
-    return dict(tool["function"].get("parameters") or {"type": "object", "properties": {}})
+    """Closed: a function takes the parameters that it names, and small models make up others."""
+    return dict(close_objects(tool["function"].get("parameters") or {"type": "object", "properties": {}}))

@@ -5,4 +5,9 @@ Models whose chat template has no tools are prompted to write it, too."""
 from quire.text.tools.json_parser import JsonToolParser
 from quire.text.tools.parser import ToolFormat
 
-FORMAT = ToolFormat(lambda: JsonToolParser("<tool_call>", "</tool_call>"), template_markers=("<tool_call>",))
+FORMAT = ToolFormat(
+    lambda: JsonToolParser("<tool_call>", "</tool_call>"),
+    template_markers=("<tool_call>",),
+    begins=("<tool_call>",),
+    json_end="</tool_call>",
+)

@@ -93,4 +93,4 @@ class MistralNamedCalls:
         return rest
 
 
-FORMAT = ToolFormat(MistralToolParser, template_markers=(BEGIN,), keep_special=True, short_ids=True)
+FORMAT = ToolFormat(MistralToolParser, template_markers=(BEGIN,), begins=(BEGIN,), keep_special=True, short_ids=True)

@@ -37,5 +37,7 @@ class ToolFormat:
 
     parser: Callable[[], ToolParser]
     template_markers: tuple[str, ...]  # a chat template with any of these belongs to this format
+    begins: tuple[str, ...] = ()  # what opens calls in the text; none: a completion is calls or it is not
+    json_end: str | None = None  # calls are JSON between `begins` and this; None: they are something else
     keep_special: bool = False  # its markers are special tokens, so they must not be skipped by the detokenizer
     short_ids: bool = False  # its template accepts only call ids of nine characters

@@ -80,4 +80,4 @@ def _as_json(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
 
 
-FORMAT = ToolFormat(Qwen3CoderToolParser, template_markers=("<function=",))
+FORMAT = ToolFormat(Qwen3CoderToolParser, template_markers=("<function=",), begins=("<tool_call>",))

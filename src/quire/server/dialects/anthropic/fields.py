@@ -176,7 +176,7 @@ def _structured(body: MessagesBody) -> Structured | None:
         return None
     if output.type != "json_schema":
         raise BadRequest(f"output_config.format.type: `{output.type}` is not supported", param="output_config")
-    return Structured("json_schema", msgspec.json.encode(output.schema).decode())
+    return Structured("json_schema", msgspec.json.encode(output.schema).decode(), disable_additional_properties=True)
 
 
 def template_options(body: PromptBody, context: Context) -> dict[str, Any]:

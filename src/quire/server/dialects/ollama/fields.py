@@ -52,7 +52,7 @@ def structured(format: Any) -> Structured | None:
     if format == "json":
         return Structured("json")
     if isinstance(format, dict):
-        return Structured("json_schema", msgspec.json.encode(format).decode())
+        return Structured("json_schema", msgspec.json.encode(format).decode(), disable_additional_properties=True)
     raise BadRequest(f"invalid format: {format!r}", 'send "json" or a JSON schema', param="format")
 
 

@@ -75,11 +75,11 @@ class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None  # without effect: there is one backend
 
     truncation_side: Literal["left", "right"] | None = None  # the end of the prompt that is cut off
     spaces_between_special_tokens: bool | None = None  # these are vLLM's: accepted where they ask for the default
-    guided_whitespace_pattern: Any = None
     logits_processors: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
@@ -114,7 +114,6 @@ _SAME_NAME = (
 
 # Fields that are not supported, with the values that ask for nothing.
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),

@@ -151,4 +151,4 @@ def _structured(grammar: TgiGrammar | None) -> Structured | None:
         except msgspec.DecodeError as error:
             raise BadRequest(f"`grammar.value` is not JSON: {error}", param="parameters.grammar.value") from None
     _require(isinstance(value, dict), "grammar.value", "must be a JSON schema", value)
-    return Structured("json_schema", msgspec.json.encode(value).decode())
+    return Structured("json_schema", msgspec.json.encode(value).decode(), disable_additional_properties=True)

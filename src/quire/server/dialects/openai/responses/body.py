@@ -156,7 +156,7 @@ def structured_output_of(body: ResponseBody) -> Structured | None:
     if form.type == "json_schema":
         if form.schema is None:
             raise BadRequest("text.format has no schema", param="text.format.schema")
-        return schema_output(form.schema, "text.format.schema")
+        return schema_output(form.schema, "text.format.schema", form.strict)
     raise BadRequest(
         f"text.format has type `{form.type}`", "give text, json_object or json_schema", param="text.format.type"
     )
