@@ -141,8 +141,8 @@ def check(choose: random.Random) -> tuple[int, int]:
             timings, expected = ours.draw(logits, rows), spec.draw(logits.float().cpu(), rows)
             for row, one, other in zip(rows, timings, expected, strict=True):
                 compared += 1
-                same = [(t, r) for t, _, r in one.logprobs] == [(t, r) for t, _, r in other.logprobs]
-                if one.token != other.token or not same:
+                same = [(e.token, e.rank) for e in one.logprobs] == [(e.token, e.rank) for e in other.logprobs]
+                if one.tokens != other.tokens or not same:
                     wrong += 1
                     print(f"DIFFERS: vocab {vocab}, {dtype}, row {row}: {one} and {other} of {spec._rows[row].params}")
     return compared, wrong

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
+from quire.core.plan import SampledRow
 from quire.core.watermark import Watermark
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
@@ -137,16 +138,6 @@ class Masks:
     bits: NDArray[np.uint32]  # [M, ceil(vocab / 32)]: token t is bit t % 32 of word t / 32
 
 
-@dataclass(slots=True)
-class Sample:
-    """One row's next token: its id, or CANDIDATES or BROKEN; and the logprobs that its params ask for."""
-
-    token: int
-    logprobs: list[tuple[int, float, int]]  # (id, logprob, rank): the sampled token, then the top ones; or candidates
-
-
-CANDIDATES = -1  # no token was sampled: candidates for beam search were asked for
-BROKEN = -2  # no token could be sampled: every permitted logit is -inf or NaN. The request ends with an error
 GREEDY_BELOW = 1e-5  # a temperature below it takes the most likely token
 
 
@@ -174,19 +165,19 @@ class Sampler(Protocol):
     def retire(self, row: int) -> None:
         """Free a row."""
 
-    def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
+    def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         """logits [R, vocab] fp32; line i belongs to rows[i], which differ. `masks` hold for this step alone. A sampled
         token is appended to the row's tokens."""
 
-    def begin(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> "Callable[[], list[Sample]]":
+    def begin(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> "Callable[[], list[SampledRow]]":
         """`draw` without waiting: the result waits for the tokens. The next step may run before that."""
 
     def verify(
         self, logits: Any, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> "Callable[[], list[list[Sample]]]":
+    ) -> "Callable[[], list[SampledRow]]":
         """`begin` for speculative decoding: rows[i] has a line for its next token and one after each of drafts[i], side
         by side. Its tokens are sampled one after the other, each as `draw` would, as long as they equal the drafts; the
-        first that differs is the last. -> a list for each row"""
+        first that differs is the last."""
 
     def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
         """For prompt logprobs: (id, logprob, rank) of each line's target, then of its `num_top` most likely tokens."""

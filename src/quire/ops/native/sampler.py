@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from quire.core.plan import SampledRow
 from quire.ops.compiled import native
-from quire.ops.opset import Float32, Masks, RowParams, Sample
+from quire.ops.opset import Float32, Masks, RowParams
+from quire.ops.sampled_row import Logprobs, sampled_row
 
 
 class NativeSampler:
@@ -21,23 +23,23 @@ class NativeSampler:
     def retire(self, row: int) -> None:
         self._sampler.retire(row)
 
-    def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
+    def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         masks = masks or self._no_masks
-        sampled = self._sampler.draw(logits, rows, masks.lines, masks.bits)
-        return [Sample(token, logprobs) for token, logprobs in sampled]
+        draws = self._sampler.draw(logits, rows, masks.lines, masks.bits)
+        return [sampled_row(row, [draw]) for row, draw in zip(rows, draws, strict=True)]
 
-    def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
-        samples = self.draw(logits, rows, masks)
-        return lambda: samples
+    def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[SampledRow]]:
+        sampled = self.draw(logits, rows, masks)
+        return lambda: sampled
 
     def verify(
         self, logits: Float32, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> Callable[[], list[list[Sample]]]:
+    ) -> Callable[[], list[SampledRow]]:
         masks = masks or self._no_masks
-        sampled = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
-        samples = [[Sample(token, logprobs) for token, logprobs in of_row] for of_row in sampled]
-        return lambda: samples
+        draws = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
+        sampled = [sampled_row(row, of_row) for row, of_row in zip(rows, draws, strict=True)]
+        return lambda: sampled
 
-    def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
-        logprobs: list[list[tuple[int, float, int]]] = self._sampler.logprobs(logits, targets, num_top)
+    def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[Logprobs]:
+        logprobs: list[Logprobs] = self._sampler.logprobs(logits, targets, num_top)
         return logprobs

@@ -13,15 +13,15 @@ from math import ceil, factorial, inf, log
 import torch
 from torch import Tensor
 
-from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Masks, RowParams, Sample
+from quire.core.plan import SampledRow
+from quire.ops.opset import GREEDY_BELOW, Masks, RowParams
 from quire.ops.philox import UNIFORM_BITS, uniform_bits
+from quire.ops.sampled_row import BROKEN, CANDIDATES, Draw, Logprobs, sampled_row
 from quire.ops.watermark import green_tokens
 
 MAX_WEIGHT = 1 << 44  # of the most likely token
 MIN_DISTANCE = -32.0  # exp(-32) * 2**44 = 0.22: a token this far below the greatest logit weighs 0
 FLOAT_MAX = torch.finfo(torch.float32).max
-
-Logprobs = list[tuple[int, float, int]]
 
 
 @dataclass(slots=True)
@@ -53,39 +53,41 @@ class TorchSampler:
     def retire(self, row: int) -> None:
         del self._rows[row]
 
-    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
+    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         permitted = logits if masks is None else apply_masks(logits, masks)
-        return [self._draw(self._rows[row], *lines) for row, *lines in zip(rows, logits, permitted, strict=True)]
+        lines = zip(rows, logits, permitted, strict=True)
+        return [sampled_row(row, [self._draw(self._rows[row], line, allowed)]) for row, line, allowed in lines]
 
     def last(self, row: int) -> int:
         """The token sampled last for a row."""
         return self._rows[row].tokens[-1]
 
-    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
-        draws = self.draw(logits, rows, masks)
-        return lambda: draws
+    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[SampledRow]]:
+        sampled = self.draw(logits, rows, masks)
+        return lambda: sampled
 
     def verify(
         self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> Callable[[], list[list[Sample]]]:
+    ) -> Callable[[], list[SampledRow]]:
         permitted = logits if masks is None else apply_masks(logits, masks)
-        draws: list[list[Sample]] = []
+        sampled: list[SampledRow] = []
         first = 0
         for row, drafted in zip(rows, drafts, strict=True):
-            draws.append([])
+            draws: list[Draw] = []
             for line, draft in enumerate([*drafted, None], first):
-                draws[-1].append(self._draw(self._rows[row], logits[line], permitted[line]))
-                if draws[-1][-1].token != draft:
+                draws.append(self._draw(self._rows[row], logits[line], permitted[line]))
+                if draws[-1][0] != draft:
                     break
+            sampled.append(sampled_row(row, draws))
             first += 1 + len(drafted)
-        return lambda: draws
+        return lambda: sampled
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return [
             _raw_logprobs(_nan_to_neg_inf(line), target, num_top) for line, target in zip(logits, targets, strict=True)
         ]
 
-    def _draw(self, row: SamplerRow, line: Tensor, permitted: Tensor) -> Sample:
+    def _draw(self, row: SamplerRow, line: Tensor, permitted: Tensor) -> Draw:
         params = row.params
         raw, permitted = _nan_to_neg_inf(line), _nan_to_neg_inf(permitted)
         logits = edit(permitted, row)
@@ -93,18 +95,18 @@ class TorchSampler:
         if logits.max() == -inf:  # everything is masked: the best token that mask and `allowed` permit
             logits, greedy = restrict(permitted, params.allowed), True
         if logits.max() == -inf:
-            return Sample(BROKEN, [])
+            return BROKEN, []
         if params.num_candidates:
             temperature = 1.0 if greedy else params.temperature
             whole = torch.where(logits == -inf, raw, logits)  # masked tokens are no candidates, but count in the sum
-            return Sample(CANDIDATES, _most_likely(logits, _log_softmax(whole, temperature), params.num_candidates))
+            return CANDIDATES, _most_likely(logits, _log_softmax(whole, temperature), params.num_candidates)
         if greedy:
             token = int(logits.argsort(descending=True, stable=True)[0])
         else:
             token = _pick(logits, params, uniform_bits(params.seed, len(row.tokens), params.sample))
         logprobs = _raw_logprobs(raw, token, params.num_logprobs) if params.num_logprobs >= 0 else []
         row.tokens.append(token)
-        return Sample(token, logprobs)
+        return token, logprobs
 
 
 # -- edits of the logits ----------------------------------------------------------------------------------------------
