@@ -14,7 +14,8 @@ import time
 import numpy as np
 
 from quire.ops.native.sampler import NativeSampler
-from quire.ops.opset import Float32, RowParams
+from quire.ops.opset import Float32
+from quire.ops.row_params import RowParams
 
 VOCABS = (49152, 151936)
 CASES = {

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from quire.ops.gpu.sampling.job import Split
 from quire.ops.gpu.sampling.sampler import DeviceSampler
-from quire.ops.opset import RowParams
 from quire.ops.reference.sampler import TorchSampler
+from quire.ops.row_params import RowParams
 
 VOCAB = 128256
 LINES = (1, 8, 64, 256)

@@ -26,9 +26,11 @@ from quire.ops.gpu.sampling.philox import uniform_below  # noqa: E402
 from quire.ops.gpu.sampling.rows import Features  # noqa: E402
 from quire.ops.gpu.sampling.sampler import DeviceSampler  # noqa: E402
 from quire.ops.gpu.sampling.softmax_weights import ordered_key, softmax_weight  # noqa: E402
-from quire.ops.opset import Masks, RowParams  # noqa: E402
+from quire.ops.opset import Masks  # noqa: E402
 from quire.ops.philox import uniform_bits  # noqa: E402
-from quire.ops.reference.sampler import TorchSampler, apply_masks, distances, weights  # noqa: E402
+from quire.ops.reference.filters import distances, weights  # noqa: E402
+from quire.ops.reference.sampler import TorchSampler, apply_masks  # noqa: E402
+from quire.ops.row_params import DryParams, Filter, MirostatParams, RowParams  # noqa: E402
 from quire.ops.sampled_row import BROKEN, CANDIDATES  # noqa: E402
 from quire.ops.watermark import is_green  # noqa: E402
 
@@ -354,6 +356,17 @@ WISHES = {
     "not too short": {"min_tokens": 3, "stop_ids": (0, 1, 2)},
     "marked": {"watermark": Watermark(key=5, delta=3.0)},
     "typical": {"typical_p": 0.7, "num_logprobs": 1},
+    "dry": {"dry": DryParams(0.8, 1.75, 1), "no_repeat_ngram": 3},
+    "xtc": {"xtc_probability": 0.5, "top_n_sigma": 1.5, "dynatemp_range": 0.5},
+    "mirostat 1": {"mirostat": MirostatParams(1, tau=2.0, eta=0.5), "num_logprobs": 0},
+    "mirostat 2": {"mirostat": MirostatParams(2, tau=2.0, eta=0.5)},
+    "llama.cpp's order": {
+        "temperature": 1.5,
+        "top_k": 9,
+        "min_p": 0.1,
+        "order": (Filter.TOP_K, Filter.MIN_P, Filter.TEMPERATURE),
+    },
+    "greedy with dry": {"temperature": 0.0, "dry": DryParams(5.0, 1.75, 1)},
 }
 
 
@@ -368,7 +381,8 @@ def test_drafts_are_verified_as_the_specification_does(wishes):
         masks = Masks([0, 3], np.full((2, -(-VOCAB // 32)), 0xFFFFFFF0, np.uint32))
         truth = TorchSampler(3, VOCAB)
         for row in range(3):
-            truth.admit(row, pair.spec._rows[row].params, pair.spec._rows[row].tokens, 3)
+            of_row = pair.spec._rows[row]
+            truth.admit(row, of_row.params, of_row.tokens, 3, of_row.mu)
         permitted = apply_masks(logits, masks)
         right = {row: [truth.draw(permitted[at : at + 1], [row])[0].tokens[0] for at in lines]
                  for row, lines in {1: range(1, 4), 2: range(4, 8)}.items()}  # fmt: skip

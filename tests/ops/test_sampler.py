@@ -17,11 +17,14 @@ from transformers import (
 )
 
 from ops.draws import draws, first_draws
+from quire.core.dry import DryBreaker
 from quire.core.params import SamplingParams
 from quire.core.watermark import Watermark
 from quire.ops.native.sampler import NativeSampler
-from quire.ops.opset import Masks, RowParams
-from quire.ops.reference.sampler import SamplerRow, TorchSampler, edit, survivors, weights
+from quire.ops.opset import Masks
+from quire.ops.reference.filters import Survivors, weights
+from quire.ops.reference.sampler import SamplerRow, TorchSampler, edit
+from quire.ops.row_params import DryParams, Filter, MirostatParams, RowParams
 from quire.ops.sampled_row import BROKEN, CANDIDATES
 from quire.runtime.sampling import row_params
 from trials import LENGTH
@@ -49,6 +52,13 @@ def draw_one(logits, params: RowParams, tokens=(), num_prompt=None, kind=NativeS
     sampler.admit(0, params, list(tokens), len(tokens) if num_prompt is None else num_prompt)
     lines = line[None] if kind is NativeSampler else torch.from_numpy(line)[None]
     return first_draws(sampler.draw(lines, [0]))[0]
+
+
+def survivors(logits: torch.Tensor, params: RowParams) -> torch.Tensor:
+    """The ids that the row's filters leave, by the specification."""
+    left = Survivors(logits)
+    left.filter(params, xtc_chance=0.0)
+    return left.ids
 
 
 def assert_same(native, spec) -> None:
@@ -88,6 +98,17 @@ params_strategy = st.builds(
     num_logprobs=st.integers(-1, 5),
     num_candidates=st.sampled_from([0, 0, 0, 4, VOCAB + 1]),
     watermark=st.sampled_from([None, None, Watermark(), Watermark(gamma=0.9, delta=30.0, key=2**64 - 1)]),
+    no_repeat_ngram=st.sampled_from([0, 0, 0, 1, 2, 3]),
+    dry=st.sampled_from([None, None, DryParams(0.8, 1.75, 1), DryParams(100.0, 100.0, 0, 4, (DryBreaker([1], [2]),))]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.1, 1.0, 3.0]),
+    dynatemp_range=st.sampled_from([0.0, 0.0, 0.5, 100.0]),
+    dynatemp_exponent=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    xtc_probability=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.0, 0.01, 0.1, 0.5]),
+    mirostat=st.sampled_from(
+        [None, None, None, MirostatParams(1, 0.5, 1.0), MirostatParams(2), MirostatParams(2, 9.0, 9.0)]
+    ),
+    order=st.just(tuple(Filter)) | st.permutations(tuple(Filter)).map(tuple),
 )
 
 
@@ -161,7 +182,7 @@ def test_draws_follow_the_exact_probabilities(name):
     drawn = [draw.token for _ in range(10) for draw in first_draws(sampler.draw(batch, range(rows)))]
     observed = np.bincount(drawn, minlength=12)
 
-    ids, _ = survivors(torch.from_numpy(logits), params)
+    ids = survivors(torch.from_numpy(logits), params)
     p = np.zeros(12)
     p[ids] = np.exp(logits[ids].astype(np.float64) / params.temperature)
     p /= p.sum()
@@ -212,7 +233,7 @@ def test_examples_of_the_documentation(filters, kept):
 def test_survivors_are_those_of_transformers(vocab, ours, theirs):
     for seed in range(20):
         logits = torch.from_numpy(bell(vocab, seed=seed))
-        ids, _ = survivors(logits[0], replace(PLAIN, **ours))
+        ids = survivors(logits[0], replace(PLAIN, **ours))
         scores = logits.double()
         for warper in theirs:
             scores = warper(None, scores)
@@ -487,6 +508,9 @@ WISHES = {
     "not too short": {"min_tokens": 3, "stop_ids": (0, 1, 2)},
     "marked": {"watermark": Watermark(key=5, delta=3.0)},
     "logprobs": {"num_logprobs": 2},
+    "dry": {"dry": DryParams(0.8, 1.75, 1), "no_repeat_ngram": 3},
+    "xtc": {"xtc_probability": 0.5, "top_n_sigma": 1.5, "dynatemp_range": 0.5},
+    "mirostat": {"mirostat": MirostatParams(2, tau=2.0, eta=0.5)},
 }
 
 

@@ -14,7 +14,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.watermark import Watermark
 from quire.ops.native.sampler import NativeSampler
-from quire.ops.opset import RowParams
+from quire.ops.row_params import RowParams
 from quire.ops.watermark import detect, green_tokens, is_green
 
 MARK = Watermark()

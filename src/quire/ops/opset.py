@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.core.plan import SampledRow
-from quire.core.watermark import Watermark
+from quire.ops.row_params import RowParams
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 Value = Any  # [tokens, columns]: a torch tensor, or a recorded or deferred one
@@ -107,38 +107,11 @@ class KVCache(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RowParams:
-    """What the sampler must know of a row: `SamplingParams` without strings, lengths and `n`."""
-
-    seed: int
-    sample: int  # index among the samples of one request
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed: tuple[int, ...] | None = None
-    banned: tuple[tuple[int, ...], ...] = ()  # token sequences: the last token is never sampled after the others
-    stop_ids: tuple[int, ...] = ()  # not sampled while the output is shorter than min_tokens
-    min_tokens: int = 0
-    num_logprobs: int = -1  # -1: none; 0: of the sampled token; k: and of the k most likely tokens
-    num_candidates: int = 0  # beam search: no token is sampled, the best candidates are returned
-    watermark: Watermark | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Masks:
     """Which tokens may be sampled, for some of a step's lines of logits: structured output."""
 
     lines: Sequence[int]  # [M]
     bits: NDArray[np.uint32]  # [M, ceil(vocab / 32)]: token t is bit t % 32 of word t / 32
-
-
-GREEDY_BELOW = 1e-5  # a temperature below it takes the most likely token
 
 
 class Sampler(Protocol):
@@ -147,9 +120,10 @@ class Sampler(Protocol):
     A row's logits go through these steps, in this order. Each filter sees what the one before it leaves.
 
     1. The step's mask.
-    2. The watermark; then logit_bias, allowed, banned, min_tokens.
-    3. Repetition, then frequency and presence penalties. All edits are in fp32.
-    4. Temperature; top_k; top_p; min_p; typical_p.
+    2. The watermark; then logit_bias, allowed, banned, min_tokens, no_repeat_ngram.
+    3. Repetition, then frequency and presence penalties, then DRY. All edits are in fp32.
+    4. The filters in the row's order, by default top_n_sigma; temperature; top_k; top_p; min_p; typical_p; xtc. Or
+       temperature and mirostat.
     5. One uniform number from Philox4x32-10, with key = seed and counter = (position, sample), picks among the rest in
        the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
 
@@ -158,9 +132,12 @@ class Sampler(Protocol):
     temperature, without the filters; masked tokens are no candidates, but count in its sum.
     docs/sampling.md defines each step."""
 
-    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Take a free row. `tokens` are the prompt and, after a preemption, the output so far. An id outside the
-        vocabulary is a ValueError (except in stop_ids, where it has no effect)."""
+    def admit(
+        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+    ) -> None:
+        """Take a free row. `tokens` are the prompt and, after a preemption, the output so far; `mu` is then the one
+        that the row's last `SampledRow` had. An id outside the vocabulary is a ValueError (except in stop_ids, where it
+        has no effect)."""
 
     def retire(self, row: int) -> None:
         """Free a row."""

@@ -12,9 +12,9 @@ CANDIDATES = -1  # no token was sampled: candidates for beam search were asked f
 BROKEN = -2  # no token could be sampled: every permitted logit is -inf or NaN. The request ends with an error
 
 
-def sampled_row(row: int, draws: Sequence[Draw]) -> SampledRow:
+def sampled_row(row: int, draws: Sequence[Draw], mu: float | None = None) -> SampledRow:
     """Of one draw, or of several tokens. A last one that is BROKEN is left out: the next step draws it first, and
-    reports it."""
+    reports it. `mu`: mirostat's, after them."""
     first, logprobs = draws[0]
     if first == BROKEN:
         return SampledRow(row, error="the model gave no number for any token that may follow")
@@ -23,7 +23,7 @@ def sampled_row(row: int, draws: Sequence[Draw]) -> SampledRow:
     if draws[-1][0] == BROKEN:
         draws = draws[:-1]
     tokens = [token for token, _ in draws]
-    return SampledRow(row, tokens, [id_logprobs(entries) for _, entries in draws] if logprobs else None)
+    return SampledRow(row, tokens, [id_logprobs(entries) for _, entries in draws] if logprobs else None, mu=mu)
 
 
 def id_logprobs(entries: Iterable[tuple[int, float, int]]) -> list[IdLogprob]:

@@ -6,7 +6,8 @@ import numpy as np
 
 from quire.core.plan import SampledRow
 from quire.ops.compiled import native
-from quire.ops.opset import Float32, Masks, RowParams
+from quire.ops.opset import Float32, Masks
+from quire.ops.row_params import RowParams
 from quire.ops.sampled_row import Logprobs, sampled_row
 
 
@@ -16,17 +17,25 @@ class NativeSampler:
     def __init__(self, num_rows: int, vocab_size: int, num_threads: int = 0) -> None:
         self._sampler = native.Sampler(num_rows, vocab_size, num_threads)
         self._no_masks = Masks([], np.empty((0, -(-vocab_size // 32)), np.uint32))
+        self._mirostat: set[int] = set()  # rows
 
-    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
-        self._sampler.admit(row, params, tokens, num_prompt)
+    def admit(
+        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+    ) -> None:
+        if params.mirostat is None:
+            self._sampler.admit(row, params, tokens, num_prompt, 0.0)
+            return
+        self._sampler.admit(row, params, tokens, num_prompt, params.mirostat.initial_mu if mu is None else mu)
+        self._mirostat.add(row)
 
     def retire(self, row: int) -> None:
         self._sampler.retire(row)
+        self._mirostat.discard(row)
 
     def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         masks = masks or self._no_masks
         draws = self._sampler.draw(logits, rows, masks.lines, masks.bits)
-        return [sampled_row(row, [draw]) for row, draw in zip(rows, draws, strict=True)]
+        return self._with_mu([sampled_row(row, [draw]) for row, draw in zip(rows, draws, strict=True)])
 
     def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[SampledRow]]:
         sampled = self.draw(logits, rows, masks)
@@ -38,7 +47,15 @@ class NativeSampler:
         masks = masks or self._no_masks
         draws = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
         sampled = [sampled_row(row, of_row) for row, of_row in zip(rows, draws, strict=True)]
+        self._with_mu(sampled)
         return lambda: sampled
+
+    def _with_mu(self, sampled: list[SampledRow]) -> list[SampledRow]:
+        if self._mirostat:
+            for one in sampled:
+                if one.row in self._mirostat and one.tokens:
+                    one.mu = self._sampler.mu(one.row)
+        return sampled
 
     def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         logprobs: list[Logprobs] = self._sampler.logprobs(logits, targets, num_top)

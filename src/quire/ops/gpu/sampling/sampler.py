@@ -2,7 +2,7 @@
 
 `launch` is a few kernels without synchronization or allocation, so it may be captured in a graph. `last` holds the
 token sampled last for each row: the next step may read it before the host has seen it. Rows with features that no
-kernel has are sampled by the specification itself, on the host."""
+kernel has are sampled by the CPU's sampler: their logits are copied, and the step waits for them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -19,8 +19,10 @@ from quire.ops.gpu.sampling.logprobs import begin_logprobs, to_host
 from quire.ops.gpu.sampling.pick import pick, sum_weights
 from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
 from quire.ops.gpu.sampling.tile_maxima import find_tile_maxima
-from quire.ops.opset import Masks, RowParams
-from quire.ops.reference.sampler import TorchSampler, apply_masks
+from quire.ops.native.sampler import NativeSampler
+from quire.ops.opset import Masks
+from quire.ops.reference.sampler import apply_masks
+from quire.ops.row_params import RowParams
 from quire.ops.sampled_row import Draw, Logprobs, sampled_row
 
 OPEN_CAPACITY = 2048  # open tokens that top_k and top_p sort out in registers; a slower kernel takes more
@@ -56,7 +58,7 @@ class DeviceSampler:
         self._rows = DeviceRows(num_rows, vocab_size, self.device)
         self._params: dict[int, RowParams] = {}
         self._features: dict[int, int] = {}  # Features as plain integers: their union is fast
-        self._host = TorchSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
+        self._host = NativeSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
         self._tile_maxima, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
         self.last = self._rows.last
         self._filters: Filters | None = None
@@ -64,14 +66,16 @@ class DeviceSampler:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
+    def admit(
+        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+    ) -> None:
         """Nothing is sent before `upload`."""
         if not 0 <= row < self.num_rows or row in self._params:
             raise ValueError(f"row {row} is held or does not exist")
         self._check_ids(tokens, [token for token, _ in params.logit_bias], params.allowed or (), *params.banned)
         features = features_of(params, self.vocab_size)
         if features & Features.ON_HOST:
-            self._host.admit(row, params, tokens, num_prompt)
+            self._host.admit(row, params, tokens, num_prompt, mu)
         else:
             self._rows.admit(row, params, tokens, num_prompt)
         self._params[row], self._features[row] = params, features.value
@@ -226,7 +230,8 @@ class DeviceSampler:
             if masked:
                 host_masks = Masks(masked, np.stack([bits[lines[place]] for place in masked]))
         host_rows = [rows[index] for index in indices]
-        sample = self._host.verify(logits[lines].float(), host_rows, [drafts[index] for index in indices], host_masks)
+        on_cpu = logits[lines].float().cpu().numpy()
+        sample = self._host.verify(on_cpu, host_rows, [drafts[index] for index in indices], host_masks)
         sampled = {one.row: one for one in sample()}
         tokens = [one.tokens[-1] if one.tokens else 0 for one in sampled.values()]
         on_device = self._rows.send(list(sampled), torch.int64)

@@ -32,6 +32,21 @@ class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    no_repeat_ngram_size: Int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Int | None = None
+    dry_penalty_last_n: Int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    top_n_sigma: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: Int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    samplers: str | list[str] | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[Int] | None = None
     bad_words: list[str] | None = None
@@ -94,6 +109,21 @@ _SAME_NAME = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    "no_repeat_ngram_size",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "top_n_sigma",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+    "samplers",
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
