@@ -7,6 +7,7 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.server.dialects.fields import Int, refuse_unsupported
+from quire.server.dialects.openai.samplers import SAMPLER_FIELDS, SamplerFields
 from quire.server.dialects.openai.structured import ResponseFormat, Schema, StructuredOutputs
 
 
@@ -16,7 +17,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
+class CompletionFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent, for every field."""
 
     model: str | None = None
@@ -32,21 +33,6 @@ class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    no_repeat_ngram_size: Int | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: Int | None = None
-    dry_penalty_last_n: Int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    top_n_sigma: float | None = None
-    dynatemp_range: float | None = None
-    dynatemp_exponent: float | None = None
-    xtc_probability: float | None = None
-    xtc_threshold: float | None = None
-    mirostat: Int | None = None
-    mirostat_tau: float | None = None
-    mirostat_eta: float | None = None
-    samplers: str | list[str] | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[Int] | None = None
     bad_words: list[str] | None = None
@@ -109,21 +95,7 @@ _SAME_NAME = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
-    "no_repeat_ngram_size",
-    "dry_multiplier",
-    "dry_base",
-    "dry_allowed_length",
-    "dry_penalty_last_n",
-    "dry_sequence_breakers",
-    "top_n_sigma",
-    "dynatemp_range",
-    "dynatemp_exponent",
-    "xtc_probability",
-    "xtc_threshold",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "samplers",
+    *SAMPLER_FIELDS,
     "logit_bias",
     "allowed_token_ids",
     "bad_words",

@@ -10,6 +10,7 @@ from quire.core.params import SamplingParams
 from quire.core.structured import Structured
 from quire.server.dialects.fields import Int, refuse_unsupported
 from quire.server.dialects.openai.responses.items import InputItem
+from quire.server.dialects.openai.samplers import SAMPLER_FIELDS, SamplerFields
 from quire.server.dialects.openai.structured import Schema, schema_output
 from quire.server.dialects.tools import allowed_tool_use, parse_tool_choice
 from quire.text.tools.params import ToolParams
@@ -53,7 +54,7 @@ class ReasoningOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     generate_summary: Any = None
 
 
-class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseBody(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent, for every field."""
 
     input: str | list[InputItem]
@@ -128,6 +129,7 @@ _SAMPLING = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    *SAMPLER_FIELDS,
     "seed",
     "stop",
     "ignore_eos",
