@@ -30,7 +30,7 @@ from quire.engine.messages import StepDone, Submit
 from quire.engine.options import EngineOptions
 from quire.ipc.active_work import ActiveWork, shared_file
 from quire.ipc.channel import Channel
-from quire.ops.opset import Sample, StepBatch
+from quire.ops.opset import StepBatch
 from quire.runtime.batch import BatchedStep
 from quire.server.app import create_app
 from quire.server.dialects.openai.chat import ChatBody
@@ -52,7 +52,7 @@ FORMS: dict[str, tuple[type, ...]] = {
     "sequence": (SequenceGroup, Sequence),
     "plan": (StepPlan, Run, Admission),
     "arrays": (StepBatch, BatchedStep),
-    "sampled tokens, by row": (StepOutput, SampledRow, Sample),
+    "sampled tokens, by row": (StepOutput, SampledRow),
     "sampled tokens, by request": (SequenceEvent, StepDone),
     "text": (TextEvent,),
     "answer, parsed": (AnswerDelta,),

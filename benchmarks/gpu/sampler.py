@@ -19,8 +19,8 @@ from torch import Tensor
 
 from quire.ops.gpu.sampling.job import Split
 from quire.ops.gpu.sampling.sampler import DeviceSampler
-from quire.ops.opset import RowParams
 from quire.ops.reference.sampler import TorchSampler
+from quire.ops.row_params import RowParams
 
 VOCAB = 128256
 LINES = (1, 8, 64, 256)
@@ -141,8 +141,8 @@ def check(choose: random.Random) -> tuple[int, int]:
             timings, expected = ours.draw(logits, rows), spec.draw(logits.float().cpu(), rows)
             for row, one, other in zip(rows, timings, expected, strict=True):
                 compared += 1
-                same = [(t, r) for t, _, r in one.logprobs] == [(t, r) for t, _, r in other.logprobs]
-                if one.token != other.token or not same:
+                same = [(e.token, e.rank) for e in one.logprobs] == [(e.token, e.rank) for e in other.logprobs]
+                if one.tokens != other.tokens or not same:
                     wrong += 1
                     print(f"DIFFERS: vocab {vocab}, {dtype}, row {row}: {one} and {other} of {spec._rows[row].params}")
     return compared, wrong

@@ -26,7 +26,21 @@ T field(nb::handle params, const char* name) {
 
 uint64_t low_64_bits(nb::handle number) { return nb::cast<uint64_t>(number.attr("__and__")(UINT64_MAX)); }
 
-// From a quire.ops.opset.RowParams.
+// From a quire.ops.row_params.DryParams.
+DryParams dry_params(nb::handle from) {
+    DryParams dry;
+    dry.multiplier = field<double>(from, "multiplier");
+    dry.base = field<double>(from, "base");
+    dry.allowed_length = field<int64_t>(from, "allowed_length");
+    dry.last_n = field<int64_t>(from, "last_n");
+    for (nb::handle breaker : from.attr("breakers")) {
+        const auto tail = field<std::vector<int32_t>>(breaker, "tail");
+        for (int32_t head : field<std::vector<int32_t>>(breaker, "heads")) dry.tails[head].push_back(tail);
+    }
+    return dry;
+}
+
+// From a quire.ops.row_params.RowParams.
 RowParams row_params(nb::handle from) {
     RowParams p;
     p.seed = low_64_bits(from.attr("seed"));
@@ -51,6 +65,16 @@ RowParams row_params(nb::handle from) {
     if (!mark.is_none()) {
         p.watermark = {field<uint64_t>(mark, "key"), field<uint32_t>(mark, "green_below"), field<float>(mark, "delta")};
     }
+    p.no_repeat_ngram = field<int64_t>(from, "no_repeat_ngram");
+    if (const nb::object dry = from.attr("dry"); !dry.is_none()) p.dry = dry_params(dry);
+    p.top_n_sigma = field<double>(from, "top_n_sigma");
+    p.dynatemp_range = field<double>(from, "dynatemp_range");
+    p.dynatemp_exponent = field<double>(from, "dynatemp_exponent");
+    p.xtc_probability = field<double>(from, "xtc_probability");
+    p.xtc_threshold = field<double>(from, "xtc_threshold");
+    if (const nb::object mirostat = from.attr("mirostat"); !mirostat.is_none())
+        p.mirostat = {field<int>(mirostat, "version"), field<double>(mirostat, "tau"), field<double>(mirostat, "eta")};
+    for (int filter : field<std::vector<int>>(from, "filters")) p.filters.push_back(Filter(filter));
     return p;
 }
 
@@ -97,8 +121,10 @@ void bind_sampler(nb::module_& m) {
 
     nb::class_<Sampler>(m, "Sampler")
         .def(nb::init<int64_t, int64_t, int>(), nb::arg("num_rows"), nb::arg("vocab"), nb::arg("num_threads"))
-        .def("admit", [](Sampler& self, int64_t row, nb::handle params, const std::vector<int32_t>& tokens,
-                         int64_t num_prompt) { self.admit(row, row_params(params), tokens, num_prompt); })
+        .def("admit",
+             [](Sampler& self, int64_t row, nb::handle params, const std::vector<int32_t>& tokens, int64_t num_prompt,
+                double mu) { self.admit(row, row_params(params), tokens, num_prompt, mu); })
+        .def("mu", &Sampler::mu)
         .def("retire", &Sampler::retire)
         .def(
             "draw",

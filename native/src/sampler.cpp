@@ -18,10 +18,6 @@ namespace {
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr double kGreedyBelow = 1e-5;  // lower temperatures are greedy
 
-Softmax softmax_of(MaxLogit max_logit, double temperature) {
-    return {double(std::min(max_logit.logit, std::numeric_limits<float>::max())), 1.0 / temperature};
-}
-
 double log_total(const float* x, int64_t vocab, const Softmax& softmax) {
     return std::log(double(kernels().ops.total_weight(x, vocab, softmax)) / double(Softmax::one));
 }
@@ -30,53 +26,6 @@ double log_total(const float* x, int64_t vocab, const Softmax& softmax) {
 double logprob(float logit, const Softmax& softmax, double log_total) {
     if (std::isnan(logit)) return kNegInf;
     return std::min((double(logit) - softmax.max_logit) * softmax.inverse_temperature, 0.0) - log_total;
-}
-
-int64_t sum_weights(const std::vector<Candidate>& candidates) {
-    int64_t total = 0;
-    for (const Candidate& c : candidates) total += c.weight;
-    return total;
-}
-
-// The fraction `share` in (0, 1) of a total, rounded up.
-int64_t mass(double share, int64_t total) { return std::min(int64_t(std::ceil(share * double(total))), total); }
-
-// A bound on logits: top_p, min_p and typical_p keep no token at or below it. Only the tokens above it, a few hundred
-// of a vocabulary, are weighted and sorted. `total` is the weight of all tokens, if top_p is used.
-float min_useful_logit(const RowParams& params, const Softmax& softmax, int64_t total, int64_t vocab) {
-    // With top_p: a weight so small that a whole vocabulary of it is less than what top_p cuts off. The factor 0.999 is
-    // a margin for the rounding of weights; where it is too small a margin, only tokens of weight 0 are dropped.
-    const double min_weight = params.top_p < 1.0 ? 0.999 * (1.0 - params.top_p) * double(total) / double(vocab)
-                                                 : params.min_p * double(Softmax::one);
-    const double distance = min_weight > 1e4 ? std::log(min_weight / double(Softmax::one)) : Softmax::floor;
-    const double margin = 1e-9;  // for the error of exp and log
-    const double logit = softmax.max_logit + std::max(distance - margin, Softmax::floor) / softmax.inverse_temperature;
-    return std::nextafter(float(logit), kNegInf);
-}
-
-template <class Drop>
-void drop_if(std::vector<Candidate>& candidates, const Drop& drop) {
-    candidates.erase(std::remove_if(candidates.begin(), candidates.end(), drop), candidates.end());
-}
-
-// Surprisal minus entropy is the mean distance from the largest logit minus the token's own distance. The mean is taken
-// in integers, in steps of 2^-40, so that it does not depend on the order of candidates.
-void keep_typical(double typical_p, const Softmax& softmax, std::vector<Candidate>& candidates) {
-    const int64_t total = sum_weights(candidates);
-    constexpr double steps = 1099511627776.0;  // 2^40
-    __int128 sum = 0;
-    for (const Candidate& c : candidates)
-        sum += __int128(c.weight) * int64_t(std::nearbyint(softmax.distance(float(-c.key)) * steps));
-    const double mean = double(sum) / double(total) / steps;
-    for (Candidate& c : candidates) c.key = std::abs(mean - softmax.distance(float(-c.key)));
-    candidates.resize(select_mass(candidates, mass(typical_p, total)));
-}
-
-int32_t pick_candidate(std::vector<Candidate>& candidates, uint64_t uniform_bits) {
-    const uint64_t total = uint64_t(sum_weights(candidates));
-    for (Candidate& c : candidates) c.key = c.id;
-    const int64_t below = int64_t((unsigned __int128)uniform_bits * total >> 53);  // < total
-    return candidates[select_mass(candidates, below + 1) - 1].id;
 }
 
 }  // namespace
@@ -92,13 +41,15 @@ Sampler::Sampler(int64_t num_rows, int64_t vocab, int num_threads)
 // Whether the logits of this row are edited before its next token is sampled.
 bool Sampler::Row::edited() const {
     return !params.logit_bias.empty() || params.restricted || !params.banned.empty() || !seen.empty() ||
-           params.watermark.delta != 0.0f || (num_output() < params.min_tokens && !params.stop_ids.empty());
+           params.watermark.delta != 0.0f || has_history() ||
+           (num_output() < params.min_tokens && !params.stop_ids.empty());
 }
 
 void Sampler::Row::append(int32_t token, bool output) {
     ++num_tokens;
     const bool counted = output && (params.presence_penalty != 0.0f || params.frequency_penalty != 0.0f);
     if (counted || params.repetition_penalty != 1.0f) seen[token] += output;
+    if (has_history()) tokens.push_back(token);
     if (tail_length == 0) return;
     if (tail.size() == tail_length) tail.erase(tail.begin());
     tail.push_back(token);
@@ -116,7 +67,7 @@ Sampler::Row& Sampler::held(int64_t row) {
     return rows_[row];
 }
 
-void Sampler::admit(int64_t row, RowParams params, const std::vector<int32_t>& tokens, int64_t num_prompt) {
+void Sampler::admit(int64_t row, RowParams params, const std::vector<int32_t>& tokens, int64_t num_prompt, double mu) {
     if (row < 0 || row >= int64_t(rows_.size()) || rows_[row].held)
         throw std::invalid_argument("row " + std::to_string(row) + " is held or does not exist");
     for (const auto& bias : params.logit_bias) check_id(bias.first, "logit_bias");
@@ -133,6 +84,7 @@ void Sampler::admit(int64_t row, RowParams params, const std::vector<int32_t>& t
     for (const auto& sequence : params.banned) fresh.tail_length = std::max(fresh.tail_length, sequence.size() - 1);
     if (params.watermark.delta != 0.0f) fresh.tail_length = std::max(fresh.tail_length, size_t{1});
     fresh.params = std::move(params);
+    fresh.mu = mu;
     for (size_t i = 0; i < tokens.size(); ++i) fresh.append(tokens[i], int64_t(i) >= num_prompt);
     rows_[row] = std::move(fresh);
 }
@@ -181,12 +133,16 @@ void Sampler::edit(const Row& row, const float* raw, const uint32_t* mask, std::
     if (row.num_output() < params.min_tokens)
         for (int32_t id : params.stop_ids)
             if (id >= 0 && id < vocab_) out[id] = kNegInf;  // a stop token that the vocabulary lacks is never sampled
+    if (params.no_repeat_ngram > 0)
+        for_each_ngram_end(row.tokens, params.no_repeat_ngram, [&out](int32_t id) { out[id] = kNegInf; });
     for (const auto& [id, count] : row.seen) {
         float x = out[id];
         x = x > 0.0f ? x / params.repetition_penalty : x * params.repetition_penalty;
         x = x - params.frequency_penalty * float(count);
         out[id] = count > 0 ? x - params.presence_penalty : x;
     }
+    if (params.dry.multiplier != 0.0)
+        for (const auto& [id, penalty] : dry_penalties(params.dry, row.tokens)) out[id] -= penalty;
 }
 
 // -- sampling ---------------------------------------------------------------------------------------------------------
@@ -254,44 +210,47 @@ SampledToken Sampler::sample_row(Row& row, const float* raw, const uint32_t* mas
         std::vector<float> whole(x, x + vocab_);  // masked tokens are no candidates, but are part of the sum
         for (int64_t i = 0; i < vocab_; ++i)
             if (whole[i] == kNegInf) whole[i] = raw[i];
-        const Softmax softmax = softmax_of(find_max(whole.data(), vocab_), greedy ? 1.0 : params.temperature);
+        const Softmax softmax = softmax_of(find_max(whole.data(), vocab_).logit, greedy ? 1.0 : params.temperature);
         const double total = log_total(whole.data(), vocab_, softmax);
         return {SampledToken::candidates, most_likely(x, softmax, total, params.num_candidates, scratch)};
     }
     SampledToken sampled;
-    sampled.token = greedy ? max_logit.id : sample_token(row, x, softmax_of(max_logit, params.temperature), scratch);
+    sampled.token = greedy ? max_logit.id : sample_token(row, x, max_logit.logit, scratch);
     if (params.num_logprobs >= 0) sampled.logprobs = raw_logprobs(raw, sampled.token, params.num_logprobs, scratch);
     row.append(sampled.token, true);
     return sampled;
 }
 
-int32_t Sampler::sample_token(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const {
+int32_t Sampler::sample_token(Row& row, const float* x, float max_logit, Scratch& scratch) const {
     const RowParams& params = row.params;
-    const uint64_t uniform = uniform_bits(params.seed, uint64_t(row.num_tokens), params.sample);
-    const bool top_k = params.top_k > 0 && params.top_k < vocab_;
-    if (!top_k && params.top_p >= 1.0 && params.min_p <= 0.0 && params.typical_p >= 1.0)
-        return pick_weighted(x, vocab_, softmax, uniform);
-
-    std::vector<Candidate>& candidates = scratch.candidates;
-    int64_t total = 0;  // weight of the tokens that top_p selects from
-    if (top_k) {
-        select_greatest(x, vocab_, params.top_k, candidates);
-    } else {
-        if (params.top_p < 1.0) total = kernels().ops.total_weight(x, vocab_, softmax);
-        collect_above(x, vocab_, min_useful_logit(params, softmax, total, vocab_), candidates);
+    const RandomBits random = random_bits(params.seed, uint64_t(row.num_tokens), params.sample);
+    Survivors survivors(x, vocab_, max_logit, scratch);
+    for (Filter filter : params.filters) {
+        switch (filter) {
+            case Filter::top_n_sigma: survivors.top_n_sigma(params.top_n_sigma); break;
+            case Filter::temperature:
+                if (params.dynatemp_range > 0.0)
+                    survivors.dynamic_temperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent);
+                else
+                    survivors.temperature(params.temperature);
+                break;
+            case Filter::top_k: survivors.top_k(params.top_k); break;
+            case Filter::top_p: survivors.top_p(params.top_p); break;
+            case Filter::min_p: survivors.min_p(params.min_p); break;
+            case Filter::typical_p: survivors.typical_p(params.typical_p); break;
+            case Filter::xtc:
+                if (double(random.further) * 0x1p-53 < params.xtc_probability) survivors.xtc(params.xtc_threshold);
+                break;
+        }
     }
-    for (Candidate& c : candidates) c.weight = softmax.weight(float(-c.key));
-    if (top_k) total = sum_weights(candidates);
-    if (params.top_p < 1.0) candidates.resize(select_mass(candidates, mass(params.top_p, total)));
-    if (params.min_p > 0.0) {
-        const double min_weight = params.min_p * double(Softmax::one);
-        drop_if(candidates, [min_weight](const Candidate& c) { return double(c.weight) < min_weight; });
-    }
-    if (params.typical_p < 1.0) {
-        drop_if(candidates, [](const Candidate& c) { return c.weight == 0; });
-        keep_typical(params.typical_p, softmax, candidates);
-    }
-    return pick_candidate(candidates, uniform);
+    if (params.mirostat.version == 0) return survivors.pick(random.uniform);
+    if (params.mirostat.version == 1)
+        survivors.mirostat_1(row.mu);
+    else
+        survivors.mirostat_2(row.mu);
+    const PickedToken picked = survivors.pick_with_surprise(random.uniform);
+    row.mu -= params.mirostat.eta * (picked.surprise - params.mirostat.tau);
+    return picked.id;
 }
 
 // -- logprobs ---------------------------------------------------------------------------------------------------------
@@ -314,7 +273,7 @@ std::vector<Logprob> Sampler::most_likely(const float* x, const Softmax& softmax
 std::vector<Logprob> Sampler::raw_logprobs(const float* raw, int32_t token, int64_t num_top, Scratch& scratch) const {
     const MaxLogit max_logit = find_max(raw, vocab_);
     if (max_logit.id < 0) return {{token, kNegInf, 1}};
-    const Softmax softmax = softmax_of(max_logit, 1.0);
+    const Softmax softmax = softmax_of(max_logit.logit, 1.0);
     const double total = log_total(raw, vocab_, softmax);
     const float logit = std::isnan(raw[token]) ? kNegInf : raw[token];
     std::vector<Logprob> out = {{token, logprob(logit, softmax, total), 1 + count_greater(raw, vocab_, logit)}};

@@ -7,7 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "vocab_scan.h"
+#include "repetition.h"
+#include "survivors.h"
 
 namespace quire {
 
@@ -18,7 +19,14 @@ struct Watermark {
     float delta = 0.0f;        // 0: no watermark
 };
 
-// As in ops/opset.py.
+// As in ops/row_params.py, with the same numbers.
+enum class Filter { top_n_sigma, temperature, top_k, top_p, min_p, typical_p, xtc };
+
+struct MirostatParams {
+    int version = 0;  // 0: not mirostat
+    double tau = 5.0, eta = 0.1;
+};
+
 struct RowParams {
     uint64_t seed = 0;
     uint32_t sample = 0;
@@ -35,6 +43,13 @@ struct RowParams {
     int64_t num_logprobs = -1;
     int64_t num_candidates = 0;
     Watermark watermark;
+    int64_t no_repeat_ngram = 0;
+    DryParams dry;
+    double top_n_sigma = 0.0;
+    double dynatemp_range = 0.0, dynatemp_exponent = 1.0;
+    double xtc_probability = 0.0, xtc_threshold = 0.1;
+    MirostatParams mirostat;
+    std::vector<Filter> filters;  // those that do something, in order
 };
 
 struct Logprob {
@@ -57,9 +72,10 @@ class Sampler {
     // num_threads 0: as many as OpenMP would use. The result does not depend on it.
     Sampler(int64_t num_rows, int64_t vocab, int num_threads);
 
-    // `tokens`: all known tokens of the row. The first `num_prompt` of them are its prompt.
-    void admit(int64_t row, RowParams params, const std::vector<int32_t>& tokens, int64_t num_prompt);
+    // `tokens`: all known tokens of the row. The first `num_prompt` of them are its prompt. mu: mirostat's, after them.
+    void admit(int64_t row, RowParams params, const std::vector<int32_t>& tokens, int64_t num_prompt, double mu);
     void retire(int64_t row);
+    double mu(int64_t row) { return held(row).mu; }
 
     // Line i of logits, [rows.size(), vocab] with `stride` floats from line to line, belongs to rows[i]; rows differ.
     // masks[i] is null, or has a bit for every token: tokens with a 0 are not sampled in this step.
@@ -82,19 +98,19 @@ class Sampler {
         bool held = false;
         RowParams params;
         int64_t num_tokens = 0, num_prompt = 0;
-        std::vector<int32_t> tail;  // the last tokens: as many as the longest ban, or a watermark, needs
+        double mu = 0.0;
+        std::vector<int32_t> tokens;  // all of them, if DRY or n-grams need them
+        std::vector<int32_t> tail;    // the last tokens: as many as the longest ban, or a watermark, needs
         size_t tail_length = 0;
         std::unordered_map<int32_t, int32_t>
             seen;  // penalized tokens -> occurrences in the output; 0: only in the prompt
 
         int64_t num_output() const { return num_tokens - num_prompt; }
+        bool has_history() const { return params.dry.multiplier != 0.0 || params.no_repeat_ngram > 0; }
         bool edited() const;
         void append(int32_t token, bool output);
     };
-    struct Scratch {                // of one thread
-        std::vector<float> logits;  // [vocab], allocated when needed
-        std::vector<Candidate> candidates;
-    };
+    using Scratch = SamplerScratch;
 
     Row& held(int64_t row);
     void check_id(int64_t id, const char* what) const;
@@ -107,7 +123,7 @@ class Sampler {
                              std::vector<float>& out) const;
     void bias_green_tokens(const Row& row, std::vector<float>& out) const;
     void edit(const Row& row, const float* raw, const uint32_t* mask, std::vector<float>& out) const;
-    int32_t sample_token(const Row& row, const float* x, const Softmax& softmax, Scratch& scratch) const;
+    int32_t sample_token(Row& row, const float* x, float max_logit, Scratch& scratch) const;
     std::vector<Logprob> most_likely(const float* x, const Softmax& softmax, double log_total, int64_t count,
                                      Scratch& scratch) const;
     std::vector<Logprob> raw_logprobs(const float* raw, int32_t token, int64_t num_top, Scratch& scratch) const;

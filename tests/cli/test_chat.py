@@ -195,6 +195,9 @@ def test_set_reaches_the_engine() -> None:
 def test_none_takes_a_setting_back() -> None:
     params = Talk("/set max_tokens 5", "/set max_tokens none", "/set stop x", "/set stop none").chat.params
     assert (params.max_tokens, params.stop) == (None, [])
+    params = Talk("/set samplers dry;top_k;temp", "/set mirostat 2", "/set dry_sequence_breakers none").chat.params
+    assert (params.samplers, params.mirostat) == (["dry", "top_k", "temperature"], 2)
+    assert params.dry_sequence_breakers == []
 
 
 @pytest.mark.parametrize(

@@ -120,3 +120,21 @@ def test_a_wrong_value_is_told_before_anything_is_loaded(monkeypatch: pytest.Mon
     monkeypatch.setattr("quire.cli.run.load", lambda arguments: pytest.fail("loaded"))
     assert cli.main(["run", "hello", "--temperature", "-3"]) == 2
     assert cli.main(["run", "hello", "--top-p", "0"]) == 2
+
+
+def test_samplers_have_the_flags_of_llama_cpp(engine: Fake) -> None:
+    flags = "--dry-multiplier 0.8 --dry-base 2 --dry-allowed-length 3 --dry-penalty-last-n -1 --dry-sequence-breaker ##"
+    flags += " --xtc-probability 0.5 --xtc-threshold 0.2 --mirostat 2 --mirostat-ent 4 --mirostat-lr 0.2"
+    flags += " --top-nsigma 1.5 --dynatemp-range 0.5 --dynatemp-exp 1.2 --typical 0.9 --samplers dry;top_k;temp"
+    assert cli.main(["run", *flags.split(), "--no-repeat-ngram-size", "3", "Hello"]) == 0
+    params = engine.requests[0].params
+    assert (params.dry_multiplier, params.dry_base, params.dry_allowed_length) == (0.8, 2.0, 3)
+    assert (params.dry_penalty_last_n, params.dry_sequence_breakers) == (-1, ["##"])
+    assert (params.xtc_probability, params.xtc_threshold, params.no_repeat_ngram_size) == (0.5, 0.2, 3)
+    assert (params.mirostat, params.mirostat_tau, params.mirostat_eta, params.typical_p) == (2, 4.0, 0.2, 0.9)
+    assert (params.top_n_sigma, params.dynatemp_range, params.dynatemp_exponent) == (1.5, 0.5, 1.2)
+    assert params.samplers == ["dry", "top_k", "temperature"]
+    cli.main(["run", "--dry-sequence-breaker", "none", "Hello"])
+    assert engine.requests[1].params.dry_sequence_breakers == []
+    cli.main(["run", "Hello"])
+    assert engine.requests[2].params.dry_sequence_breakers == ["\n", ":", '"', "*"]

@@ -19,15 +19,19 @@ if not CUDA:
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
+from ops.draws import draws, first_draws  # noqa: E402
 from quire.core.watermark import Watermark  # noqa: E402
 from quire.ops.gpu.sampling.job import Split  # noqa: E402
 from quire.ops.gpu.sampling.philox import uniform_below  # noqa: E402
 from quire.ops.gpu.sampling.rows import Features  # noqa: E402
 from quire.ops.gpu.sampling.sampler import DeviceSampler  # noqa: E402
 from quire.ops.gpu.sampling.softmax_weights import ordered_key, softmax_weight  # noqa: E402
-from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams  # noqa: E402
+from quire.ops.opset import Masks  # noqa: E402
 from quire.ops.philox import uniform_bits  # noqa: E402
-from quire.ops.reference.sampler import TorchSampler, apply_masks, distances, weights  # noqa: E402
+from quire.ops.reference.filters import distances, weights  # noqa: E402
+from quire.ops.reference.sampler import TorchSampler, apply_masks  # noqa: E402
+from quire.ops.row_params import DryParams, Filter, MirostatParams, RowParams  # noqa: E402
+from quire.ops.sampled_row import BROKEN, CANDIDATES  # noqa: E402
 from quire.ops.watermark import is_green  # noqa: E402
 
 DEVICE = "cuda" if CUDA else "cpu"
@@ -55,8 +59,8 @@ class Pair:
 
     def check_draw(self, logits: torch.Tensor, rows: list[int], masks: Masks | None = None) -> list[int]:
         """Draws with both, which must agree. -> tokens"""
-        actual = self.device.draw(logits.to(DEVICE), rows, masks)
-        expected = self.spec.draw(logits.float(), rows, masks)
+        actual = first_draws(self.device.draw(logits.to(DEVICE), rows, masks))
+        expected = first_draws(self.spec.draw(logits.float(), rows, masks))
         for ours, theirs in zip(actual, expected, strict=True):
             assert ours.token == theirs.token
             assert_same_logprobs(ours.logprobs, theirs.logprobs)
@@ -297,7 +301,7 @@ def test_launch_passes_over_padding_and_keeps_each_rows_state():
     rows = torch.tensor([2, -1, 0], dtype=torch.int32, device=DEVICE)
     lines = torch.cat([first, bell(1, seed=5)]).to(DEVICE)
     tokens = pair.device.launch(lines, rows, 3, Features.SAMPLED).tolist()
-    expected = pair.spec.draw(lines.cpu()[[0, 2]], [2, 0])
+    expected = first_draws(pair.spec.draw(lines.cpu()[[0, 2]], [2, 0]))
     assert tokens == [expected[0].token, 0, expected[1].token]
     pair.check_draw(bell(3, seed=6), [0, 1, 2])  # positions 1, 0 and 1
 
@@ -339,7 +343,7 @@ def test_a_captured_graph_draws_on(params):
     for step in range(3):
         logits.copy_(bell(rows, vocab, seed=step))
         graph.replay()
-        assert tokens.tolist() == [draw.token for draw in pair.spec.draw(logits.cpu(), list(range(rows)))]
+        assert tokens.tolist() == [draw.token for draw in first_draws(pair.spec.draw(logits.cpu(), list(range(rows))))]
 
 
 # -- drafts ----------------------------------------------------------------------------------------------------------
@@ -352,6 +356,17 @@ WISHES = {
     "not too short": {"min_tokens": 3, "stop_ids": (0, 1, 2)},
     "marked": {"watermark": Watermark(key=5, delta=3.0)},
     "typical": {"typical_p": 0.7, "num_logprobs": 1},
+    "dry": {"dry": DryParams(0.8, 1.75, 1), "no_repeat_ngram": 3},
+    "xtc": {"xtc_probability": 0.5, "top_n_sigma": 1.5, "dynatemp_range": 0.5},
+    "mirostat 1": {"mirostat": MirostatParams(1, tau=2.0, eta=0.5), "num_logprobs": 0},
+    "mirostat 2": {"mirostat": MirostatParams(2, tau=2.0, eta=0.5)},
+    "llama.cpp's order": {
+        "temperature": 1.5,
+        "top_k": 9,
+        "min_p": 0.1,
+        "order": (Filter.TOP_K, Filter.MIN_P, Filter.TEMPERATURE),
+    },
+    "greedy with dry": {"temperature": 0.0, "dry": DryParams(5.0, 1.75, 1)},
 }
 
 
@@ -366,13 +381,14 @@ def test_drafts_are_verified_as_the_specification_does(wishes):
         masks = Masks([0, 3], np.full((2, -(-VOCAB // 32)), 0xFFFFFFF0, np.uint32))
         truth = TorchSampler(3, VOCAB)
         for row in range(3):
-            truth.admit(row, pair.spec._rows[row].params, pair.spec._rows[row].tokens, 3)
+            of_row = pair.spec._rows[row]
+            truth.admit(row, of_row.params, of_row.tokens, 3, of_row.mu)
         permitted = apply_masks(logits, masks)
-        right = {row: [truth.draw(permitted[at : at + 1], [row])[0].token for at in lines]
+        right = {row: [truth.draw(permitted[at : at + 1], [row])[0].tokens[0] for at in lines]
                  for row, lines in {1: range(1, 4), 2: range(4, 8)}.items()}  # fmt: skip
         drafts = [[], right[1][:2], [right[2][0], (right[2][1] + 1) % VOCAB, 0]]
-        actual = pair.device.verify(logits.to(DEVICE), [0, 1, 2], drafts, masks)()
-        expected = pair.spec.verify(logits, [0, 1, 2], drafts, masks)()
+        actual = [draws(one) for one in pair.device.verify(logits.to(DEVICE), [0, 1, 2], drafts, masks)()]
+        expected = [draws(one) for one in pair.spec.verify(logits, [0, 1, 2], drafts, masks)()]
         assert [len(of_row) for of_row in actual] == [1, 3, 2]
         for ours, theirs in zip(chain(*actual), chain(*expected), strict=True):
             assert ours.token == theirs.token

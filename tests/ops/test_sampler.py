@@ -16,12 +16,16 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from ops.draws import draws, first_draws
+from quire.core.dry import DryBreaker
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission
 from quire.core.watermark import Watermark
 from quire.ops.native.sampler import NativeSampler
-from quire.ops.opset import BROKEN, CANDIDATES, Masks, RowParams
-from quire.ops.reference.sampler import SamplerRow, TorchSampler, edit, survivors, weights
+from quire.ops.opset import Masks
+from quire.ops.reference.filters import Survivors, weights
+from quire.ops.reference.sampler import SamplerRow, TorchSampler, edit
+from quire.ops.row_params import DryParams, Filter, MirostatParams, RowParams
+from quire.ops.sampled_row import BROKEN, CANDIDATES
 from quire.runtime.sampling import row_params
 from trials import LENGTH
 
@@ -46,11 +50,20 @@ def draw_one(logits, params: RowParams, tokens=(), num_prompt=None, kind=NativeS
     line = np.asarray(logits, dtype=np.float32)
     sampler = kind(1, len(line))
     sampler.admit(0, params, list(tokens), len(tokens) if num_prompt is None else num_prompt)
-    return sampler.draw(line[None] if kind is NativeSampler else torch.from_numpy(line)[None], [0])[0]
+    lines = line[None] if kind is NativeSampler else torch.from_numpy(line)[None]
+    return first_draws(sampler.draw(lines, [0]))[0]
+
+
+def survivors(logits: torch.Tensor, params: RowParams) -> torch.Tensor:
+    """The ids that the row's filters leave, by the specification."""
+    left = Survivors(logits)
+    left.filter(params, xtc_chance=0.0)
+    return left.ids
 
 
 def assert_same(native, spec) -> None:
     """Tokens, ids and ranks equal; logprobs equal but for the last bits of log()."""
+    (native,), (spec,) = draws(native), draws(spec)
     assert native.token == spec.token
     assert [(token, rank) for token, _, rank in native.logprobs] == [(token, rank) for token, _, rank in spec.logprobs]
     assert [p for _, p, _ in native.logprobs] == pytest.approx([p for _, p, _ in spec.logprobs], rel=1e-12, abs=1e-12)
@@ -85,6 +98,17 @@ params_strategy = st.builds(
     num_logprobs=st.integers(-1, 5),
     num_candidates=st.sampled_from([0, 0, 0, 4, VOCAB + 1]),
     watermark=st.sampled_from([None, None, Watermark(), Watermark(gamma=0.9, delta=30.0, key=2**64 - 1)]),
+    no_repeat_ngram=st.sampled_from([0, 0, 0, 1, 2, 3]),
+    dry=st.sampled_from([None, None, DryParams(0.8, 1.75, 1), DryParams(100.0, 100.0, 0, 4, (DryBreaker([1], [2]),))]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.1, 1.0, 3.0]),
+    dynatemp_range=st.sampled_from([0.0, 0.0, 0.5, 100.0]),
+    dynatemp_exponent=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    xtc_probability=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.0, 0.01, 0.1, 0.5]),
+    mirostat=st.sampled_from(
+        [None, None, None, MirostatParams(1, 0.5, 1.0), MirostatParams(2), MirostatParams(2, 9.0, 9.0)]
+    ),
+    order=st.just(tuple(Filter)) | st.permutations(tuple(Filter)).map(tuple),
 )
 
 
@@ -155,10 +179,10 @@ def test_draws_follow_the_exact_probabilities(name):
     for row in range(rows):
         sampler.admit(row, replace(params, seed=row), [], 0)
     batch = np.tile(logits, (rows, 1))
-    drawn = [draw.token for _ in range(10) for draw in sampler.draw(batch, range(rows))]
+    drawn = [draw.token for _ in range(10) for draw in first_draws(sampler.draw(batch, range(rows)))]
     observed = np.bincount(drawn, minlength=12)
 
-    ids, _ = survivors(torch.from_numpy(logits), params)
+    ids = survivors(torch.from_numpy(logits), params)
     p = np.zeros(12)
     p[ids] = np.exp(logits[ids].astype(np.float64) / params.temperature)
     p /= p.sum()
@@ -209,7 +233,7 @@ def test_examples_of_the_documentation(filters, kept):
 def test_survivors_are_those_of_transformers(vocab, ours, theirs):
     for seed in range(20):
         logits = torch.from_numpy(bell(vocab, seed=seed))
-        ids, _ = survivors(logits[0], replace(PLAIN, **ours))
+        ids = survivors(logits[0], replace(PLAIN, **ours))
         scores = logits.double()
         for warper in theirs:
             scores = warper(None, scores)
@@ -255,7 +279,7 @@ def test_stop_tokens_wait_for_min_tokens():
     sampler = NativeSampler(1, 3)
     sampler.admit(0, replace(GREEDY, stop_ids=(0, 99), min_tokens=2), [1, 1, 1], 3)
     line = np.array([[9.0, 1.0, 0.0]], dtype=np.float32)
-    assert [sampler.draw(line, [0])[0].token for _ in range(3)] == [1, 1, 0]
+    assert [sampler.draw(line, [0])[0].tokens for _ in range(3)] == [[1], [1], [0]]
 
 
 def test_bias_and_allowed():
@@ -286,7 +310,7 @@ def test_a_broken_row_does_not_disturb_the_others():
     for row in range(2):
         sampler.admit(row, GREEDY, [0], 1)
     logits = np.array([[math.nan] * 3, [0.0, 2.0, 1.0]], dtype=np.float32)
-    assert [draw.token for draw in sampler.draw(logits, [0, 1])] == [BROKEN, 1]
+    assert [draw.token for draw in first_draws(sampler.draw(logits, [0, 1]))] == [BROKEN, 1]
 
 
 def test_ties_go_to_the_lower_id():
@@ -301,7 +325,7 @@ def test_candidates_are_the_best_continuations_and_nothing_is_appended():
     params = replace(PLAIN, temperature=0.5, top_k=1, num_candidates=6, banned=((int(logits.argmax()),),))
     sampler = NativeSampler(1, 40)
     sampler.admit(0, params, [1], 1)
-    first, second = (sampler.draw(logits[None], [0])[0] for _ in range(2))
+    first, second = (first_draws(sampler.draw(logits[None], [0]))[0] for _ in range(2))
     assert first == second
     assert first.token == CANDIDATES
     logprobs = (torch.from_numpy(logits).double() / 0.5).log_softmax(-1)  # as if nothing were masked
@@ -337,8 +361,8 @@ def test_masked_lines_draw_what_their_masks_permit_and_others_do_not_care(vocab,
     actual = native.draw(logits, range(5), masks)
     for ours, theirs in zip(actual, spec.draw(torch.from_numpy(logits), range(5), masks), strict=True):
         assert_same(ours, theirs)
+    actual, unmasked = first_draws(actual), first_draws(plain.draw(logits, range(5)))
     assert actual[1].token in order[1, : vocab // 2] and actual[3].token == order[3, 0]
-    unmasked = plain.draw(logits, range(5))
     assert [actual[row] for row in (0, 2)] == [unmasked[row] for row in (0, 2)]
     assert actual[3].logprobs[1:] == unmasked[3].logprobs[1:]  # of the raw logits
     assert actual[3].logprobs[0][2] == vocab  # the rank of the least likely token
@@ -354,7 +378,7 @@ def test_a_mask_outweighs_all_other_wishes(kind):
         sampler = kind(1, 4)
         sampler.admit(0, params, [1], 1)
         lines = logits if kind is NativeSampler else torch.from_numpy(logits)
-        return sampler.draw(lines, [0], masks_of({0: allowed}, 4))[0]
+        return first_draws(sampler.draw(lines, [0], masks_of({0: allowed}, 4)))[0]
 
     assert draw([3], wishes).token == 3
     assert draw([2, 3], wishes).token == 2
@@ -386,7 +410,7 @@ def continue_request(sampler, row: int, logits: np.ndarray, others: list[int]) -
     tokens = []
     for line in logits:
         rows = [*others, row]
-        tokens.append(sampler.draw(np.tile(line, (len(rows), 1)), rows)[-1].token)
+        tokens += sampler.draw(np.tile(line, (len(rows), 1)), rows)[-1].tokens
     return tokens
 
 
@@ -452,26 +476,38 @@ def test_misuse_is_refused():
 # -- from the user's parameters --------------------------------------------------------------------------------------
 
 
-def admission(**params) -> Admission:
-    wishes = SamplingParams(seed=5, **params)
-    return Admission(row=0, params=wishes, sample=3, tokens=[1, 2], num_prompt=2, blocks=[0], stop_ids=[2])
+def asked(**params) -> RowParams:
+    return row_params(SamplingParams(seed=5, **params), 3, [2])
 
 
 def test_row_params_of_a_request():
-    params = row_params(
-        admission(top_k=-1, logit_bias={3: 1.5}, allowed_token_ids=[1, 3], bad_token_ids=[[1, 2]], min_tokens=1)
-    )
+    params = asked(top_k=-1, logit_bias={3: 1.5}, allowed_token_ids=[1, 3], bad_token_ids=[[1, 2]], min_tokens=1)
     assert params == RowParams(
         seed=5, sample=3, logit_bias=((3, 1.5),), allowed=(1, 3), banned=((1, 2),), stop_ids=(2,), min_tokens=1
     )
 
 
+def test_samplers_that_are_not_named_have_no_effect():
+    named = asked(samplers=["temperature", "top_k"], top_k=3, temperature=0.5, min_p=0.2, dry_multiplier=1.0)
+    assert named.filters == [Filter.TEMPERATURE, Filter.TOP_K] and named.dry is None
+    assert asked(samplers=[], temperature=0.0, repetition_penalty=2.0, xtc_probability=1.0).filters == []
+    assert not asked(samplers=[], temperature=0.0).is_greedy
+    assert asked(xtc_probability=1.0, xtc_threshold=0.6, top_n_sigma=-1.0).filters == []
+
+
+def test_mirostat_replaces_the_filters_and_keeps_penalties():
+    params = asked(mirostat=2, top_k=3, top_p=0.5, xtc_probability=1.0, dynatemp_range=1.0, temperature=0.7,
+                   dry_multiplier=1.0, repetition_penalty=1.2, samplers=["penalties", "dry", "min_p"])  # fmt: skip
+    assert params.filters == [Filter.TEMPERATURE] and params.mirostat == MirostatParams(2)
+    assert params.dry is not None and params.repetition_penalty == 1.2 and params.dynatemp_range == 0.0
+
+
 def test_completions_that_compete_need_logprobs():
-    assert row_params(admission()).num_logprobs == -1
-    assert row_params(admission(n=2, best_of=2)).num_logprobs == -1
-    assert row_params(admission(best_of=2)).num_logprobs == 0
-    assert row_params(admission(logprobs=4, best_of=2)).num_logprobs == 4
-    beams = row_params(admission(beam_width=3))
+    assert asked().num_logprobs == -1
+    assert asked(n=2, best_of=2).num_logprobs == -1
+    assert asked(best_of=2).num_logprobs == 0
+    assert asked(logprobs=4, best_of=2).num_logprobs == 4
+    beams = asked(beam_width=3)
     assert (beams.num_logprobs, beams.num_candidates) == (0, 6)
 
 
@@ -487,6 +523,9 @@ WISHES = {
     "not too short": {"min_tokens": 3, "stop_ids": (0, 1, 2)},
     "marked": {"watermark": Watermark(key=5, delta=3.0)},
     "logprobs": {"num_logprobs": 2},
+    "dry": {"dry": DryParams(0.8, 1.75, 1), "no_repeat_ngram": 3},
+    "xtc": {"xtc_probability": 0.5, "top_n_sigma": 1.5, "dynatemp_range": 0.5},
+    "mirostat": {"mirostat": MirostatParams(2, tau=2.0, eta=0.5)},
 }
 
 
@@ -502,19 +541,19 @@ def test_verified_tokens_are_those_drawn_one_by_one(wishes, kind):
             sampler.admit(row, replace(params, seed=row), [1, 2, 3], 3)
     as_given = (lambda x: x) if kind is NativeSampler else torch.from_numpy
     for _ in range(12):
-        drafts, draws, lines = [], [], []
+        drafts, expected, lines = [], [], []
         for row in range(2):
             logits = bell(VOCAB, 1 + int(chance.integers(5)), seed=int(chance.integers(1 << 30)))
             masks = Masks([0], np.full((1, 1), 0xFFFFF0, np.uint32))
             guesses, drawn = [], []
             for line in logits:
-                drawn += one_by_one.draw(as_given(line[None]), [row], masks)
+                drawn += draws(one_by_one.draw(as_given(line[None]), [row], masks)[0])
                 guesses.append(drawn[-1].token if chance.random() < 0.8 else int(chance.integers(VOCAB)))
                 if guesses[-1] != drawn[-1].token:
                     break
             guesses = [*guesses, *chance.integers(VOCAB, size=5).tolist()][: len(logits) - 1]
-            draws, drafts, lines = [*draws, drawn], [*drafts, guesses], [*lines, logits]
+            expected, drafts, lines = [*expected, drawn], [*drafts, guesses], [*lines, logits]
         logits = np.concatenate(lines)
         masks = Masks(range(len(logits)), np.full((len(logits), 1), 0xFFFFF0, np.uint32))
         actual = verified.verify(as_given(logits), [0, 1], drafts, masks)()
-        assert actual == draws
+        assert [draws(sampled) for sampled in actual] == expected

@@ -14,7 +14,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.watermark import Watermark
 from quire.ops.native.sampler import NativeSampler
-from quire.ops.opset import RowParams
+from quire.ops.row_params import RowParams
 from quire.ops.watermark import detect, green_tokens, is_green
 
 MARK = Watermark()
@@ -42,7 +42,7 @@ def test_the_sampler_favours_green_tokens_as_much_as_it_was_told() -> None:
     sampler.admit(0, RowParams(seed=1, sample=0, watermark=MARK), ids, 1)
     line = np.zeros((1, VOCAB), dtype=np.float32)
     for _ in range(2000):
-        ids.append(sampler.draw(line, [0])[0].token)
+        ids += sampler.draw(line, [0])[0].tokens
     evidence = detect(MARK, ids)
     expected = np.exp(MARK.delta) / (np.exp(MARK.delta) + 1)
     assert evidence.green / evidence.scored == pytest.approx(

@@ -111,6 +111,9 @@ def test_options_become_sampling_params(server: Running) -> None:
         "repeat_penalty": 1.2,
         "presence_penalty": 0.5,
         "frequency_penalty": 0.25,
+        "mirostat": 2,
+        "mirostat_tau": 4,
+        "mirostat_eta": 0.2,
         "seed": 42,
         "num_predict": 7,
         "stop": ["x"],
@@ -121,6 +124,7 @@ def test_options_become_sampling_params(server: Running) -> None:
     params = server.service.seen[-1].params
     assert (params.temperature, params.top_k, params.top_p, params.min_p, params.typical_p) == (0, 5, 0.5, 0.1, 0.9)
     assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.2, 0.5, 0.25)
+    assert (params.mirostat, params.mirostat_tau, params.mirostat_eta) == (2, 4, 0.2)
     assert (params.seed, params.max_tokens, params.stop) == (42, 7, ["x"])
     generate(server, options={"repeat_penalty": 1.5, "repeat_last_n": 0})
     assert server.service.seen[-1].params.repetition_penalty == 1.0
@@ -149,8 +153,8 @@ def test_the_oldest_turns_of_a_chat_that_does_not_fit_are_left_out(server: Runni
 
 def test_unknown_options_are_passed_over_with_a_warning(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "quire.server"):
-        assert generate(server, options={"mirostat": 1}, no_such_field=2).status_code == 200
-        assert "invalid option provided: mirostat" in caplog.text
+        assert generate(server, options={"tfs_z": 1}, no_such_field=2).status_code == 200
+        assert "invalid option provided: tfs_z" in caplog.text
         generate(server, options={"num_ctx": 100_000})
         assert "num_ctx is 100000" in caplog.text
 
@@ -173,6 +177,7 @@ def test_format_is_the_language_of_the_answer(server: Running) -> None:
         ({"options": {"temperature": -1}}, 400, "temperature"),
         ({"options": {"temperature": 10**400}}, 400, "temperature"),
         ({"options": {"top_k": 2**63}}, 400, "top_k"),
+        ({"options": {"mirostat": 3}}, 400, "mirostat"),
         ({"options": {"top_k": 1e308}}, 400, "top_k"),
         ({"options": {"num_predict": 1e308}}, 400, "max_tokens"),
         ({"options": {"seed": 1e308}}, 400, "seed"),

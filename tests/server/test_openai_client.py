@@ -173,6 +173,34 @@ def test_extras_of_vllm(client: openai.OpenAI, server: Running) -> None:
     assert (request.priority, request.salt) == (3, "mine")
 
 
+def test_extras_of_llama_cpp(client: openai.OpenAI, server: Running) -> None:
+    extra = {
+        "no_repeat_ngram_size": 3,
+        "dry_multiplier": 0.8,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 64,
+        "dry_sequence_breakers": ["\n", "##"],
+        "top_n_sigma": 1.5,
+        "dynatemp_range": 0.5,
+        "dynatemp_exponent": 1.2,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "mirostat": 2,
+        "mirostat_tau": 4.0,
+        "mirostat_eta": 0.2,
+    }
+    messages = [{"role": "user", "content": "Hello"}]
+    client.completions.create(model="fake", prompt="Hello", extra_body={**extra, "samplers": "kt"})
+    client.chat.completions.create(model="fake", messages=messages, extra_body={**extra, "samplers": ["top_k", "temp"]})
+    client.responses.create(model="fake", input="Hello", extra_body={**extra, "samplers": "kt"})
+    for request in server.service.seen[-3:]:
+        assert {name: getattr(request.params, name) for name in extra} == extra
+        assert request.params.samplers == ["top_k", "temperature"]
+    with pytest.raises(openai.BadRequestError, match="xtc_probability is 2"):
+        client.completions.create(model="fake", prompt="Hello", extra_body={"xtc_probability": 2})
+
+
 def test_tokens_may_be_named_by_their_ids(client: openai.OpenAI) -> None:
     extra = {"return_tokens_as_token_ids": True}
     full = client.completions.create(model="fake", prompt="Hi", echo=True, logprobs=1, max_tokens=1, extra_body=extra)

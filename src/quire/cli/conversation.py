@@ -14,7 +14,19 @@ Message = dict[str, str]
 
 # The SamplingParams that /set can change, in the order in which they are shown.
 SETTABLE = (
-    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "typical_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ),
+    *("no_repeat_ngram_size", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    *("dry_sequence_breakers", "top_n_sigma", "dynatemp_range", "dynatemp_exponent", "xtc_probability"),
+    *("xtc_threshold", "mirostat", "mirostat_tau", "mirostat_eta", "samplers"),
     *("max_tokens", "min_tokens", "seed", "stop"),
 )
 _ROLES = ("system", "user", "assistant")
@@ -90,6 +102,8 @@ class Conversation:
 def _read(kind: Any, text: str) -> Any:
     if kind == list[str]:
         return [] if text == "none" else [text]
+    if bare(kind) == list[str]:
+        return None if text == "none" else text.split(";")
     if text == "none" and bare(kind) is not kind:
         return None
     return reader(kind)(text)

@@ -1,8 +1,9 @@
 """Makes flags from a dataclass, and the dataclass from the flags.
 
 Every field is a flag of the same name; its default stands in the dataclass only. The field's metadata holds the rest:
-`help`, `metavar`, `choices`, `unit: "bytes"`, `several` (a flag that takes several values). A command may override it
-with `about`. The environment variable QUIRE_<FIELD> stands in for a flag that is not given."""
+`help`, `metavar`, `choices`, `unit: "bytes"`, `aliases` (other names of the flag), `several` (a flag that takes several
+values). A command may override it with `about`. The environment variable QUIRE_<FIELD> stands in for a flag that is not
+given."""
 
 import argparse
 import os
@@ -76,7 +77,8 @@ class _Flag:
             action = "append" if self.many else "store"
             if self.metadata.get("several"):
                 action, settings["nargs"] = "extend", "+"
-            group.add_argument(self.name, action=action, type=self._argument, metavar=self._metavar(), **settings)
+            names = (self.name, *self.metadata.get("aliases", ()))
+            group.add_argument(*names, action=action, type=self._argument, metavar=self._metavar(), **settings)
 
     def shape(self, value: Any) -> Any:
         return self.many(value) if self.many else value

@@ -178,6 +178,7 @@ class EngineClient:
         check_task(self.info, "generate")
         self._check_open()
         num_characters = len(request.prompt or "") + sum(len(str(message)) for message in request.messages or ())
+        num_characters += self._prompter.breaker_cost(request.params)
         prepared = await run_in_thread_if_long(num_characters, self._prompter.prepare, request)
         await self._check_wait(len(prepared.prompt_ids), request.timeout)
         structured = prepared.params.structured

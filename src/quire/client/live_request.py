@@ -14,13 +14,14 @@ class LiveRequest:
     """Turns the engine's events into text events. `finished` after exactly one final text event.
 
     It keeps every token it delivered: `resumption()` is the same request from that point on, for a new engine.
-    Randomness depends on position only, so the output is the same."""
+    Randomness depends on position only, and mirostat's mu is kept, so the output is the same."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request = request
         self.finished = False
         self.record: RequestRecord | None = None  # once finished
         self._tokens: list[list[int]] = [[] for _ in range(request.params.n)]
+        self._mu: list[float | None] = [None] * request.params.n
         before = request.start_ids or request.prompt_ids
         self._samples = [CompletionText(tokenizer, request.params, before) for _ in range(request.params.n)]
         self._ended = [False] * request.params.n
@@ -41,6 +42,8 @@ class LiveRequest:
             event = self._without_repeated(event)
         text = self._samples[event.index].push(event)
         self._tokens[event.index] += text.token_ids
+        if event.tokens:
+            self._mu[event.index] = event.mu
         self._num_unseen += event.num_unseen
         if event.tokens:
             self._last = time.monotonic()
@@ -68,7 +71,9 @@ class LiveRequest:
     def resumption(self) -> Request:
         """The request for a new engine, where `ended_samples` then have to be cancelled."""
         self._num_repeated = self._num_prompt_logprobs
-        return replace(self.request, resumed=[list(tokens) for tokens in self._tokens] if any(self._tokens) else [])
+        if not any(self._tokens):
+            return replace(self.request, resumed=[], resumed_mu=[])
+        return replace(self.request, resumed=[list(tokens) for tokens in self._tokens], resumed_mu=list(self._mu))
 
     @property
     def ended_samples(self) -> list[int]:

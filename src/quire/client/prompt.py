@@ -14,6 +14,7 @@ from quire.core.request import Request
 from quire.core.seq2seq import Seq2Seq
 from quire.core.structured_defaults import STRUCTURED_DEFAULTS, StructuredDefaults
 from quire.text.chat.chat_template import ChatTemplate
+from quire.text.dry_breakers import DryBreakers
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread, so that other streams go on meanwhile
@@ -47,6 +48,13 @@ class Prompter:
         # For requests without a seed. It is fixed here, so that a resumed request samples the same tokens.
         self._seeds = random.Random(seed)
         self._template: ChatTemplate | None = None
+        self._dry_breakers = DryBreakers(tokenizer, vocab_size)
+
+    def breaker_cost(self, params: SamplingParams) -> int:
+        """How long it takes to look its sequence breakers up, in characters of a prompt."""
+        if not params.dry_multiplier:
+            return 0
+        return (LONG_TEXT + 1) * self._dry_breakers.num_new(params.dry_sequence_breakers)
 
     def prepare(self, request: GenerateRequest) -> Request:
         now = time.monotonic()
@@ -120,8 +128,8 @@ class Prompter:
         return self._template.render(request.messages, **request.template_options)
 
     def _complete_params(self, params: SamplingParams) -> SamplingParams:
-        """With a seed, with bad words as ids, and with the defaults of structured output; token ids checked against the
-        vocabulary."""
+        """With a seed, with bad words and sequence breakers as ids, and with the defaults of structured output; token
+        ids checked against the vocabulary."""
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_ids(name, getattr(params, name) or ())
         for sequence in params.bad_token_ids:
@@ -138,8 +146,11 @@ class Prompter:
                 if ids and ids not in bad_ids:
                     bad_ids.append(ids)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        breakers = self._dry_breakers.find(params.dry_sequence_breakers) if params.dry_multiplier else []
         structured = params.structured and params.structured.with_defaults(self._structured_defaults)
-        return replace(params, seed=seed, bad_token_ids=bad_ids, structured=structured)
+        return replace(
+            params, seed=seed, bad_token_ids=bad_ids, dry_breaker_ids=breakers, structured=structured
+        )
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token in ids:

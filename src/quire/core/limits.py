@@ -144,6 +144,10 @@ def _check_resumed(request: Request, length: int, num_prompt: int) -> None:
             "give the delivered tokens of every sample, an empty list where there are none",
             param="resumed",
         )
+    if request.resumed_mu and len(request.resumed_mu) != params.num_samples:
+        raise BadRequest(
+            f"resumed_mu has {len(request.resumed_mu)} numbers for {params.num_samples} samples", param="resumed_mu"
+        )
     longest = max(map(len, request.resumed)) + num_prompt
     if longest > length:
         raise BadRequest(

@@ -61,6 +61,8 @@ class LiveGroups:
         for sample in range(num_samples):
             output = request.resumed[sample] if group.resumed else []
             group.live.append(Sequence(group, sample, group.prompt + output))
+            if group.resumed and request.resumed_mu:
+                group.live[-1].mu = request.resumed_mu[sample]
         self.num_sequences += num_samples
         group.awaiting_prompt = list(group.live)
         self._end_finished(group)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from quire.core.dry import DryBreaker
 from quire.core.errors import BadRequest
+from quire.core.sampler_order import sampler_order
 from quire.core.structured import Structured
 from quire.core.watermark import Watermark
 
@@ -10,6 +12,26 @@ MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_STOPS = 64
 MAX_COUNT = 2**31 - 1  # what the engine's arrays hold
+MAX_BREAKERS = 32
+MAX_BREAKER_LENGTH = 40  # characters
+BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
+
+# Least and greatest values of fields that are numbers.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "dry_multiplier": (0.0, 100.0),
+    "dry_base": (1.0, 100.0),
+    "dry_allowed_length": (0, MAX_COUNT),
+    "dry_penalty_last_n": (-1, MAX_COUNT),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "mirostat": (0, 2),
+    "mirostat_tau": (0.0, 100.0),
+    "mirostat_eta": (0.0, 100.0),
+    "top_n_sigma": (-1.0, 100.0),
+    "dynatemp_range": (0.0, 100.0),
+    "dynatemp_exponent": (0.0, 100.0),
+    "no_repeat_ngram_size": (0, MAX_COUNT),
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,6 +48,22 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # divides positive logits of tokens seen in prompt or output
     presence_penalty: float = 0.0  # subtracted once from tokens of the output
     frequency_penalty: float = 0.0  # subtracted for each occurrence in the output
+    no_repeat_ngram_size: int = 0  # no sequence of so many tokens occurs twice, the prompt included; 0: any may
+    dry_multiplier: float = 0.0  # DRY: the penalty of a token that repeats dry_allowed_length + 1 tokens; 0: none
+    dry_base: float = 1.75  # each further repeated token multiplies the penalty by this
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1  # tokens to look back for repetitions, the prompt included; -1: all
+    dry_sequence_breakers: list[str] = field(default_factory=lambda: list(BREAKERS))  # no repetition goes across
+    dry_breaker_ids: list[DryBreaker] = field(default_factory=list)  # the client makes them of the strings
+    top_n_sigma: float = -1.0  # keep logits within n standard deviations of the greatest; 0 or less keeps all
+    dynatemp_range: float = 0.0  # the temperature varies by this with the entropy of the tokens
+    dynatemp_exponent: float = 1.0  # of the normalised entropy
+    xtc_probability: float = 0.0  # of dropping all but the least likely of the tokens that reach xtc_threshold
+    xtc_threshold: float = 0.1  # a probability; above 0.5, xtc does nothing
+    mirostat: int = 0  # 1 or 2: hold the surprise at mirostat_tau, instead of top_k, top_p and other filters
+    mirostat_tau: float = 5.0  # bits
+    mirostat_eta: float = 0.1  # how fast it follows
+    samplers: list[str] | None = None  # which samplers, in which order; None: all, in the default order
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] = field(default_factory=list)  # the client turns them into bad_token_ids
@@ -52,6 +90,7 @@ class SamplingParams:
         self.stop = list(self.stop or ())
         self.stop_token_ids = list(self.stop_token_ids or ())
         self.bad_words = list(self.bad_words or ())
+        self.samplers = None if self.samplers is None else sampler_order(self.samplers)
         self.logit_bias = {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
         self._check()
 
@@ -81,6 +120,9 @@ class SamplingParams:
         _between("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _between("length_penalty", self.length_penalty, -100.0, 100.0)
+        for name, (least, greatest) in _BOUNDS.items():
+            _between(name, getattr(self, name), least, greatest)
+        self._check_breakers()
         for bias in self.logit_bias.values():
             _between("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -107,6 +149,20 @@ class SamplingParams:
                 raise BadRequest(f"n is {self.n} and beam_width is {self.beam_width}", param="n")
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise BadRequest(f"seed is {self.seed}, and 64 bits are kept", param="seed")
+
+    def _check_breakers(self) -> None:
+        breakers = self.dry_sequence_breakers
+        if len(breakers) > MAX_BREAKERS:
+            raise BadRequest(
+                f"{len(breakers)} sequence breakers, and {MAX_BREAKERS} are allowed", param="dry_sequence_breakers"
+            )
+        for breaker in breakers:
+            if not 1 <= len(breaker) <= MAX_BREAKER_LENGTH:
+                raise BadRequest(
+                    f"a sequence breaker has {len(breaker)} characters",
+                    f"it must have 1 to {MAX_BREAKER_LENGTH}",
+                    param="dry_sequence_breakers",
+                )
 
 
 def _fail(name: str, value: float, allowed: str) -> None:

@@ -22,6 +22,7 @@ class Admission:
     stop_ids: list[int]  # tokens that are not sampled before min_tokens
     num_encoder_tokens: int = 0  # leading tokens that the encoder reads; their slots are padded to whole blocks
     adapter: int = -1  # the slot of its LoRA adapter; -1: none
+    mu: float | None = None  # mirostat's, after `tokens`; None: at its start
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class SampledRow:
     prompt_logprobs: list[list[IdLogprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
     beams: list[IdLogprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
     drafts: list[int] = field(default_factory=list)  # draft tokens that may follow `tokens`
+    mu: float | None = None  # mirostat's, after `tokens`
     error: str = ""  # why sampling failed, which ends the sequence; `tokens` is empty
 
 

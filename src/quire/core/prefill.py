@@ -118,6 +118,7 @@ class Prefill:
                 stop_ids=sorted(group.stop_ids),
                 num_encoder_tokens=group.num_prompt_ids if group.num_encoder_slots else 0,
                 adapter=self._adapters[group.adapter],
+                mu=seq.mu,
             )
         )
 

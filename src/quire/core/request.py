@@ -24,6 +24,7 @@ class Request:
     arrival: float = 0.0  # time.monotonic()
     deadline: float | None = None  # time.monotonic(); then the request is cancelled
     resumed: list[list[int]] = field(default_factory=list)  # by sample: tokens that another engine has delivered
+    resumed_mu: list[float | None] = field(default_factory=list)  # by sample: mirostat's mu after these tokens
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class SequenceEvent:
     stop_token: int | None = None  # the stop token that ended it, if one did
     cumulative_logprob: float | None = None  # of the whole sample; for best_of and beams, on its last event
     reason: str = ""  # for cancelled and error: one sentence
+    mu: float | None = None  # mirostat's, after the tokens: what a resumption needs
     num_unseen: int = 0  # tokens of the samples that best_of dropped, on the last event
     num_cached: int = 0  # prompt tokens from the prefix cache
     final: bool = False

@@ -196,10 +196,12 @@ class Scheduler:
             tokens=sampled.tokens,
             logprobs=sampled.logprobs,
             num_cached=group.num_cached,
+            mu=sampled.mu,
         )
         if sampled.prompt_logprobs is not None:
             event.prompt_logprobs = group.new_prompt_logprobs(seq, sampled, _end_of_run(plan, sampled.row))
         if sampled.tokens:
+            seq.mu = sampled.mu
             self._append(seq, event)
             if seq.index_at <= seq.num_computed:
                 self.kv_blocks.index_full_blocks(seq)  # a full block waited for this token to be known

@@ -36,6 +36,7 @@ class Sequence:
         "host_blocks",
         "index_at",
         "key",
+        "mu",
         "node",
         "num_blocks_sent",
         "num_computed",
@@ -72,6 +73,7 @@ class Sequence:
         self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
         self.drafts: list[int] = []  # draft tokens that may follow the last known token
         self.acceptance = AcceptanceRate()  # of its drafts
+        self.mu: float | None = None  # mirostat's, after the known tokens; None: at its start
         self.cumulative_logprob = 0.0  # of the output so far, if logprobs are requested
 
     @property

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
-from quire.core.watermark import Watermark
+from quire.core.plan import SampledRow
+from quire.ops.row_params import RowParams
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 Value = Any  # [tokens, columns]: a torch tensor, or a recorded or deferred one
@@ -106,48 +107,11 @@ class KVCache(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RowParams:
-    """What the sampler must know of a row: `SamplingParams` without strings, lengths and `n`."""
-
-    seed: int
-    sample: int  # index among the samples of one request
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed: tuple[int, ...] | None = None
-    banned: tuple[tuple[int, ...], ...] = ()  # token sequences: the last token is never sampled after the others
-    stop_ids: tuple[int, ...] = ()  # not sampled while the output is shorter than min_tokens
-    min_tokens: int = 0
-    num_logprobs: int = -1  # -1: none; 0: of the sampled token; k: and of the k most likely tokens
-    num_candidates: int = 0  # beam search: no token is sampled, the best candidates are returned
-    watermark: Watermark | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Masks:
     """Which tokens may be sampled, for some of a step's lines of logits: structured output."""
 
     lines: Sequence[int]  # [M]
     bits: NDArray[np.uint32]  # [M, ceil(vocab / 32)]: token t is bit t % 32 of word t / 32
-
-
-@dataclass(slots=True)
-class Sample:
-    """One row's next token: its id, or CANDIDATES or BROKEN; and the logprobs that its params ask for."""
-
-    token: int
-    logprobs: list[tuple[int, float, int]]  # (id, logprob, rank): the sampled token, then the top ones; or candidates
-
-
-CANDIDATES = -1  # no token was sampled: candidates for beam search were asked for
-BROKEN = -2  # no token could be sampled: every permitted logit is -inf or NaN. The request ends with an error
-GREEDY_BELOW = 1e-5  # a temperature below it takes the most likely token
 
 
 class Sampler(Protocol):
@@ -156,9 +120,10 @@ class Sampler(Protocol):
     A row's logits go through these steps, in this order. Each filter sees what the one before it leaves.
 
     1. The step's mask.
-    2. The watermark; then logit_bias, allowed, banned, min_tokens.
-    3. Repetition, then frequency and presence penalties. All edits are in fp32.
-    4. Temperature; top_k; top_p; min_p; typical_p.
+    2. The watermark; then logit_bias, allowed, banned, min_tokens, no_repeat_ngram.
+    3. Repetition, then frequency and presence penalties, then DRY. All edits are in fp32.
+    4. The filters in the row's order, by default top_n_sigma; temperature; top_k; top_p; min_p; typical_p; xtc. Or
+       temperature and mirostat.
     5. One uniform number from Philox4x32-10, with key = seed and counter = (position, sample), picks among the rest in
        the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
 
@@ -167,26 +132,29 @@ class Sampler(Protocol):
     temperature, without the filters; masked tokens are no candidates, but count in its sum.
     docs/sampling.md defines each step."""
 
-    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
-        """Take a free row. `tokens` are the prompt and, after a preemption, the output so far. An id outside the
-        vocabulary is a ValueError (except in stop_ids, where it has no effect)."""
+    def admit(
+        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+    ) -> None:
+        """Take a free row. `tokens` are the prompt and, after a preemption, the output so far; `mu` is then the one
+        that the row's last `SampledRow` had. An id outside the vocabulary is a ValueError (except in stop_ids, where it
+        has no effect)."""
 
     def retire(self, row: int) -> None:
         """Free a row."""
 
-    def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
+    def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         """logits [R, vocab] fp32; line i belongs to rows[i], which differ. `masks` hold for this step alone. A sampled
         token is appended to the row's tokens."""
 
-    def begin(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> "Callable[[], list[Sample]]":
+    def begin(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> "Callable[[], list[SampledRow]]":
         """`draw` without waiting: the result waits for the tokens. The next step may run before that."""
 
     def verify(
         self, logits: Any, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> "Callable[[], list[list[Sample]]]":
+    ) -> "Callable[[], list[SampledRow]]":
         """`begin` for speculative decoding: rows[i] has a line for its next token and one after each of drafts[i], side
         by side. Its tokens are sampled one after the other, each as `draw` would, as long as they equal the drafts; the
-        first that differs is the last. -> a list for each row"""
+        first that differs is the last."""
 
     def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
         """For prompt logprobs: (id, logprob, rank) of each line's target, then of its `num_top` most likely tokens."""

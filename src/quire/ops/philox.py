@@ -21,12 +21,18 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def uniform_bits(seed: int, position: int, sample: int) -> int:
-    """53 random bits for the token at `position` in the whole sequence, prompt included.
+def random_bits(seed: int, position: int, sample: int) -> tuple[int, int]:
+    """Twice 53 random bits for the token at `position` in the whole sequence, prompt included: the first sample the
+    token, the others are for XTC.
 
     The key is the seed, a negative one in two's complement; the counter is (position, sample), 64 bits each."""
-    w0, w1, _, _ = philox4x32((position & MASK32, position >> 32, sample, 0), (seed & MASK32, seed >> 32 & MASK32))
-    return int(w1 << 32 | w0) >> 64 - UNIFORM_BITS
+    w0, w1, w2, w3 = philox4x32((position & MASK32, position >> 32, sample, 0), (seed & MASK32, seed >> 32 & MASK32))
+    return int(w1 << 32 | w0) >> 64 - UNIFORM_BITS, int(w3 << 32 | w2) >> 64 - UNIFORM_BITS
+
+
+def uniform_bits(seed: int, position: int, sample: int) -> int:
+    """The 53 random bits that sample the token at `position`."""
+    return random_bits(seed, position, sample)[0]
 
 
 def uniform(seed: int, position: int, sample: int) -> float:

@@ -1,7 +1,7 @@
 """Carries out plans: a `StepPlan` becomes arrays, a forward pass, and sampled tokens."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +9,8 @@ from quire.core.plan import SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import BROKEN, CANDIDATES, KVCache, Masks, OpSet, Sample
+from quire.ops.opset import KVCache, Masks, OpSet
+from quire.ops.sampled_row import id_logprobs
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.batch import BatchedStep, BatchRows
 from quire.runtime.encoder_inputs import EncoderInputs
@@ -95,7 +96,8 @@ class Runner:
             if self.encoder_inputs:
                 admission = self.encoder_inputs.admit(admission)
             self.rows.admit(admission)
-            self.sampler.admit(admission.row, row_params(admission), admission.tokens, admission.num_prompt)
+            params = row_params(admission.params, admission.sample, admission.stop_ids)
+            self.sampler.admit(admission.row, params, admission.tokens, admission.num_prompt, admission.mu)
             if self.structured and admission.params.structured:
                 self.structured.admit(admission)
             if admission.params.prompt_logprobs is not None:
@@ -133,16 +135,14 @@ class Runner:
 
     def _sample(self, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, SampledRow]]:
         """Sample one token for each row."""
-        draws = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
-        places = [self.rows.expect(row) for row in rows]
+        sample = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
+        places = {row: self.rows.expect(row) for row in rows}
 
         def finish() -> dict[int, SampledRow]:
-            sampled: dict[int, SampledRow] = {}
-            for row, place, draw in zip(rows, places, draws(), strict=True):
-                sampled[row] = self._take(row, place, [draw])
-                self.rows.settle(row, place, draw.token)
-            if self.proposer:
-                self._propose(sampled, dict(zip(rows, places, strict=True)))
+            sampled = {one.row: one for one in sample()}
+            for row, one in sampled.items():
+                self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
+            self._follow(sampled, places)
             return sampled
 
         return finish
@@ -153,30 +153,34 @@ class Runner:
         """Sample each row's tokens while they equal its draft tokens, and one more."""
         drafts = [step.drafts.get(row, []) for row in rows]
         num_lines = len(rows) + sum(map(len, drafts))
-        draws = self.sampler.verify(logits[:num_lines], rows, drafts, masks)
-        places = [
-            self.rows.remove_drafts(row, len(of_row)) if of_row else self.rows.expect(row)
+        sample = self.sampler.verify(logits[:num_lines], rows, drafts, masks)
+        places = {
+            row: self.rows.remove_drafts(row, len(of_row)) if of_row else self.rows.expect(row)
             for row, of_row in zip(rows, drafts, strict=True)
-        ]
+        }
 
         def finish() -> dict[int, SampledRow]:
-            sampled: dict[int, SampledRow] = {}
-            for row, place, of_row, samples in zip(rows, places, drafts, draws(), strict=True):
-                if len(samples) > 1 and samples[-1].token == BROKEN:
-                    samples.pop()  # the next step samples it first, and reports it
-                sampled[row] = self._take(row, place, samples)
-                if of_row:
-                    self.rows.extend(row, place, sampled[row].tokens)
+            sampled = {one.row: one for one in sample()}
+            for row, one in sampled.items():
+                if row in step.drafts:
+                    self.rows.extend(row, places[row], one.tokens)
                 else:
-                    self.rows.settle(row, place, samples[0].token)
-            self._propose(sampled, dict(zip(rows, places, strict=True)))
+                    self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
+            self._follow(sampled, places)
             return sampled
 
         return finish
 
-    def _propose(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]) -> None:
-        """Add draft tokens to the rows that still hold their sequence."""
-        assert self.proposer is not None
+    def _follow(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]) -> None:
+        """Advance the matchers of rows that still hold their sequence, and propose draft tokens for them."""
+        if self.structured:
+            for row, one in sampled.items():
+                if self.rows.is_held(row, places[row]):
+                    self.structured.advance(row, one.tokens)
+                    if one.error and (reason := self.structured.error(row)):
+                        one.error = f"structured output: {reason}"
+        if self.proposer is None:
+            return
         known = {
             row: self.rows.known(row, places[row], len(one.tokens))
             for row, one in sampled.items()
@@ -187,19 +191,12 @@ class Runner:
                 drafts = drafts[: self.structured.count_valid(row, drafts)]
             sampled[row].drafts = drafts
 
-    def _take(self, row: int, place: tuple[int, int], draws: list[Sample]) -> SampledRow:
-        if self.structured and self.rows.is_held(row, place):
-            self.structured.advance(row, [draw.token for draw in draws if draw.token >= 0])
-            if draws[0].token == BROKEN and (reason := self.structured.error(row)):
-                return SampledRow(row, error=f"structured output: {reason}")
-        return _sampled_row(row, draws)
-
     def _score(self, step: BatchedStep, logits: Any) -> dict[int, list[list[IdLogprob]]]:
         """Prompt logprobs by row. The logits are valid until the next step."""
         prompt_logprobs = {}
         for row, lines, targets in step.scored:
             entries = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
-            prompt_logprobs[row] = [_logprobs(line) for line in entries]
+            prompt_logprobs[row] = [id_logprobs(line) for line in entries]
         return prompt_logprobs
 
 
@@ -213,18 +210,3 @@ def _encoder_inputs(
     most = max(max_tokens, longest)
     encoder = ops.compile(model.encode, cache, most, max_rows, longest, sources=True)
     return EncoderInputs(encoder, max_rows, longest, most, size.spec.block_size)
-
-
-def _sampled_row(row: int, draws: list[Sample]) -> SampledRow:
-    """Of one sample, or of several that are all tokens."""
-    first = draws[0]
-    if first.token == BROKEN:
-        return SampledRow(row, error="the model gave no number for any token that may follow")
-    if first.token == CANDIDATES:
-        return SampledRow(row, beams=_logprobs(first.logprobs))
-    logprobs = [_logprobs(draw.logprobs) for draw in draws] if first.logprobs else None
-    return SampledRow(row, [draw.token for draw in draws], logprobs)
-
-
-def _logprobs(entries: Iterable[tuple[int, float, int]]) -> list[IdLogprob]:
-    return [IdLogprob(token, logprob, rank) for token, logprob, rank in entries]

@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from quire.core.plan import SampledRow
 from quire.ops.compiled import native
-from quire.ops.opset import Float32, Masks, RowParams, Sample
+from quire.ops.opset import Float32, Masks
+from quire.ops.row_params import RowParams
+from quire.ops.sampled_row import Logprobs, sampled_row
 
 
 class NativeSampler:
@@ -14,30 +17,46 @@ class NativeSampler:
     def __init__(self, num_rows: int, vocab_size: int, num_threads: int = 0) -> None:
         self._sampler = native.Sampler(num_rows, vocab_size, num_threads)
         self._no_masks = Masks([], np.empty((0, -(-vocab_size // 32)), np.uint32))
+        self._mirostat: set[int] = set()  # rows
 
-    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
-        self._sampler.admit(row, params, tokens, num_prompt)
+    def admit(
+        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+    ) -> None:
+        if params.mirostat is None:
+            self._sampler.admit(row, params, tokens, num_prompt, 0.0)
+            return
+        self._sampler.admit(row, params, tokens, num_prompt, params.mirostat.initial_mu if mu is None else mu)
+        self._mirostat.add(row)
 
     def retire(self, row: int) -> None:
         self._sampler.retire(row)
+        self._mirostat.discard(row)
 
-    def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
+    def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         masks = masks or self._no_masks
-        sampled = self._sampler.draw(logits, rows, masks.lines, masks.bits)
-        return [Sample(token, logprobs) for token, logprobs in sampled]
+        draws = self._sampler.draw(logits, rows, masks.lines, masks.bits)
+        return self._with_mu([sampled_row(row, [draw]) for row, draw in zip(rows, draws, strict=True)])
 
-    def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
-        samples = self.draw(logits, rows, masks)
-        return lambda: samples
+    def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[SampledRow]]:
+        sampled = self.draw(logits, rows, masks)
+        return lambda: sampled
 
     def verify(
         self, logits: Float32, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> Callable[[], list[list[Sample]]]:
+    ) -> Callable[[], list[SampledRow]]:
         masks = masks or self._no_masks
-        sampled = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
-        samples = [[Sample(token, logprobs) for token, logprobs in of_row] for of_row in sampled]
-        return lambda: samples
+        draws = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
+        sampled = [sampled_row(row, of_row) for row, of_row in zip(rows, draws, strict=True)]
+        self._with_mu(sampled)
+        return lambda: sampled
 
-    def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
-        logprobs: list[list[tuple[int, float, int]]] = self._sampler.logprobs(logits, targets, num_top)
+    def _with_mu(self, sampled: list[SampledRow]) -> list[SampledRow]:
+        if self._mirostat:
+            for one in sampled:
+                if one.row in self._mirostat and one.tokens:
+                    one.mu = self._sampler.mu(one.row)
+        return sampled
+
+    def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[Logprobs]:
+        logprobs: list[Logprobs] = self._sampler.logprobs(logits, targets, num_top)
         return logprobs

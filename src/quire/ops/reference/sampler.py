@@ -1,27 +1,23 @@
 """The sampler in plain torch: the specification of native/src/sampler.cpp and ops/gpu/sampling, which sample the same
 tokens.
 
-Written to be read: one row at a time, the whole vocabulary sorted. Logits may be on any device.
-
-Probabilities are integer weights. A token weighs round(2**44 * exp((logit - max) / temperature)), and sums of integers
-are exact in any order. So a row's token does not depend on how a device splits its sums."""
+Written to be read: one row at a time, the whole vocabulary sorted. Logits may be on any device."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, factorial, inf, log
+from math import inf, log, log2
 
 import torch
 from torch import Tensor
 
-from quire.ops.opset import BROKEN, CANDIDATES, GREEDY_BELOW, Masks, RowParams, Sample
-from quire.ops.philox import UNIFORM_BITS, uniform_bits
+from quire.core.plan import SampledRow
+from quire.ops.opset import Masks
+from quire.ops.philox import UNIFORM_BITS, random_bits
+from quire.ops.reference.filters import MAX_WEIGHT, Survivors, distances, greatest_of, weights
+from quire.ops.reference.repetition import dry_penalties, ends_ngram
+from quire.ops.row_params import RowParams
+from quire.ops.sampled_row import BROKEN, CANDIDATES, Draw, Logprobs, sampled_row
 from quire.ops.watermark import green_tokens
-
-MAX_WEIGHT = 1 << 44  # of the most likely token
-MIN_DISTANCE = -32.0  # exp(-32) * 2**44 = 0.22: a token this far below the greatest logit weighs 0
-FLOAT_MAX = torch.finfo(torch.float32).max
-
-Logprobs = list[tuple[int, float, int]]
 
 
 @dataclass(slots=True)
@@ -29,6 +25,7 @@ class SamplerRow:
     params: RowParams
     tokens: list[int]
     num_prompt: int
+    mu: float = 0.0  # of mirostat
 
     @property
     def output(self) -> list[int]:
@@ -41,70 +38,92 @@ class TorchSampler:
         self.vocab_size = vocab_size
         self._rows: dict[int, SamplerRow] = {}
 
-    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
+    def admit(
+        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+    ) -> None:
         if not 0 <= row < self.num_rows or row in self._rows:
             raise ValueError(f"row {row} is held or does not exist")
         ids = [*tokens, *(token for token, _ in params.logit_bias), *(params.allowed or ()), *sum(params.banned, ())]
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token {token}, and the vocabulary has {self.vocab_size}")
-        self._rows[row] = SamplerRow(params, list(tokens), num_prompt)
+        if mu is None:
+            mu = params.mirostat.initial_mu if params.mirostat else 0.0
+        self._rows[row] = SamplerRow(params, list(tokens), num_prompt, mu)
 
     def retire(self, row: int) -> None:
         del self._rows[row]
 
-    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
+    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         permitted = logits if masks is None else apply_masks(logits, masks)
-        return [self._draw(self._rows[row], *lines) for row, *lines in zip(rows, logits, permitted, strict=True)]
+        lines = zip(rows, logits, permitted, strict=True)
+        return [
+            sampled_row(row, [self._draw(self._rows[row], line, allowed)], self._mu(row))
+            for row, line, allowed in lines
+        ]
 
     def last(self, row: int) -> int:
         """The token sampled last for a row."""
         return self._rows[row].tokens[-1]
 
-    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
-        draws = self.draw(logits, rows, masks)
-        return lambda: draws
+    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[SampledRow]]:
+        sampled = self.draw(logits, rows, masks)
+        return lambda: sampled
 
     def verify(
         self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> Callable[[], list[list[Sample]]]:
+    ) -> Callable[[], list[SampledRow]]:
         permitted = logits if masks is None else apply_masks(logits, masks)
-        draws: list[list[Sample]] = []
+        sampled: list[SampledRow] = []
         first = 0
         for row, drafted in zip(rows, drafts, strict=True):
-            draws.append([])
+            draws: list[Draw] = []
             for line, draft in enumerate([*drafted, None], first):
-                draws[-1].append(self._draw(self._rows[row], logits[line], permitted[line]))
-                if draws[-1][-1].token != draft:
+                draws.append(self._draw(self._rows[row], logits[line], permitted[line]))
+                if draws[-1][0] != draft:
                     break
+            sampled.append(sampled_row(row, draws, self._mu(row)))
             first += 1 + len(drafted)
-        return lambda: draws
+        return lambda: sampled
+
+    def _mu(self, row: int) -> float | None:
+        return self._rows[row].mu if self._rows[row].params.mirostat else None
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return [
             _raw_logprobs(_nan_to_neg_inf(line), target, num_top) for line, target in zip(logits, targets, strict=True)
         ]
 
-    def _draw(self, row: SamplerRow, line: Tensor, permitted: Tensor) -> Sample:
+    def _draw(self, row: SamplerRow, line: Tensor, permitted: Tensor) -> Draw:
         params = row.params
         raw, permitted = _nan_to_neg_inf(line), _nan_to_neg_inf(permitted)
         logits = edit(permitted, row)
-        greedy = params.temperature < GREEDY_BELOW
+        greedy = params.is_greedy
         if logits.max() == -inf:  # everything is masked: the best token that mask and `allowed` permit
             logits, greedy = restrict(permitted, params.allowed), True
         if logits.max() == -inf:
-            return Sample(BROKEN, [])
+            return BROKEN, []
         if params.num_candidates:
             temperature = 1.0 if greedy else params.temperature
             whole = torch.where(logits == -inf, raw, logits)  # masked tokens are no candidates, but count in the sum
-            return Sample(CANDIDATES, _most_likely(logits, _log_softmax(whole, temperature), params.num_candidates))
-        if greedy:
-            token = int(logits.argsort(descending=True, stable=True)[0])
-        else:
-            token = _pick(logits, params, uniform_bits(params.seed, len(row.tokens), params.sample))
+            return CANDIDATES, _most_likely(logits, _log_softmax(whole, temperature), params.num_candidates)
+        token = int(logits.argsort(descending=True, stable=True)[0]) if greedy else self._sample(logits, row)
         logprobs = _raw_logprobs(raw, token, params.num_logprobs) if params.num_logprobs >= 0 else []
         row.tokens.append(token)
-        return Sample(token, logprobs)
+        return token, logprobs
+
+    def _sample(self, logits: Tensor, row: SamplerRow) -> int:
+        params, mirostat = row.params, row.params.mirostat
+        bits, xtc_bits = random_bits(params.seed, len(row.tokens), params.sample)
+        survivors = Survivors(logits)
+        survivors.filter(params, xtc_bits * 2.0**-UNIFORM_BITS)
+        if mirostat is not None:
+            survivors.mirostat(mirostat, row.mu, self.vocab_size)
+        token = _pick(survivors.ids, survivors.weight, bits)
+        if mirostat is not None:
+            surprise = log2(float(survivors.total) / float(survivors.weight[survivors.ids == token]))
+            row.mu -= mirostat.eta * (surprise - mirostat.tau)
+        return token
 
 
 # -- edits of the logits ----------------------------------------------------------------------------------------------
@@ -134,7 +153,7 @@ def restrict(logits: Tensor, allowed: Sequence[int] | None) -> Tensor:
 
 
 def edit(raw: Tensor, row: SamplerRow) -> Tensor:
-    """Watermark, bias, allowed, banned, min_tokens and penalties, in fp32. raw [vocab] -> [vocab]"""
+    """Watermark, bias, allowed, banned, min_tokens, n-grams and penalties, in fp32. raw [vocab] -> [vocab]"""
     params = row.params
     logits = restrict(raw, params.allowed)
     if params.watermark is not None:
@@ -147,81 +166,25 @@ def edit(raw: Tensor, row: SamplerRow) -> Tensor:
             logits[last] = -inf
     if len(row.output) < params.min_tokens:
         logits[[token for token in params.stop_ids if 0 <= token < len(logits)]] = -inf
+    if params.no_repeat_ngram:
+        logits[sorted(ends_ngram(row.tokens, params.no_repeat_ngram))] = -inf
 
     seen = sorted(set(row.tokens))
     penalty = logits.new_tensor(params.repetition_penalty)
     logits[seen] = torch.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
     counts = torch.bincount(torch.tensor(row.output, dtype=torch.int64), minlength=len(logits)).to(logits)
     logits = torch.where(counts > 0, logits - logits.new_tensor(params.frequency_penalty) * counts, logits)
-    return torch.where(counts > 0, logits - logits.new_tensor(params.presence_penalty), logits)
+    logits = torch.where(counts > 0, logits - logits.new_tensor(params.presence_penalty), logits)
+    for token, penalty in dry_penalties(params.dry, row.tokens).items() if params.dry else ():
+        logits[token] -= logits.new_tensor(penalty)
+    return logits
 
 
-# -- softmax in integers ----------------------------------------------------------------------------------------------
+# -- the sample -------------------------------------------------------------------------------------------------------
 
 
-def _unbounded_distances(logits: Tensor, temperature: float) -> Tensor:
-    """(logit - max) / temperature of each logit: fp64, at most 0."""
-    greatest = logits.max().clamp(max=FLOAT_MAX)
-    return ((logits.double() - greatest.double()) * (1.0 / temperature)).clamp(max=0.0)
-
-
-def distances(logits: Tensor, temperature: float) -> Tensor:
-    """(logit - max) / temperature, at least MIN_DISTANCE."""
-    return _unbounded_distances(logits, temperature).clamp(min=MIN_DISTANCE)
-
-
-def weights(distance: Tensor) -> Tensor:
-    """round(2**44 * exp(distance)), to a relative 1e-11: a polynomial of single multiplications and additions, which
-    every device rounds alike. distance [n] fp64 in [-32, 0] -> [n] int64"""
-    power = (distance * 1.4426950408889634).round()
-    r = distance - power * 0.6931471805599453  # |r| <= ln(2) / 2
-    e = torch.full_like(r, 1.0 / factorial(9))
-    for n in range(8, -1, -1):
-        e = e * r + 1.0 / factorial(n)
-    scaled = (e.view(torch.int64) + (power.long() + 44 << 52)).view(torch.float64)  # e * 2 ** (power + 44)
-    return scaled.round().long()
-
-
-# -- filters and the sample -------------------------------------------------------------------------------------------
-
-
-def survivors(logits: Tensor, params: RowParams) -> tuple[Tensor, Tensor]:
-    """-> ids [n] that may be sampled and their weights [n]. Each filter sees what the one before it leaves."""
-    ids = logits.argsort(descending=True, stable=True)  # the most likely first; among equals the lowest id
-    if params.top_k > 0:
-        ids = ids[: params.top_k]
-    distance = distances(logits, params.temperature)
-    weight = weights(distance)
-    if params.top_p < 1.0:
-        ids = _smallest_share(params.top_p, ids, weight)
-    if params.min_p > 0.0:
-        ids = ids[weight[ids].double() >= params.min_p * MAX_WEIGHT]
-    if params.typical_p < 1.0:
-        ids = ids[weight[ids] > 0].sort().values
-        untypical = (_mean_distance(distance[ids], weight[ids]) - distance[ids]).abs()  # = |surprisal - entropy|
-        ids = _smallest_share(params.typical_p, ids[untypical.argsort(stable=True)], weight)
-    return ids, weight[ids]
-
-
-def _smallest_share(share: float, ids: Tensor, weight: Tensor) -> Tensor:
-    """The smallest prefix of `ids` that has `share` of their weight: the token that reaches it is kept."""
-    running = weight[ids].cumsum(0)
-    total = int(running[-1])
-    need = min(ceil(share * total), total)
-    return ids[running - weight[ids] < need]
-
-
-def _mean_distance(distance: Tensor, weight: Tensor) -> float:
-    """The weighted mean, with distances rounded to 2**-40: summed in integers, so that the order does not matter."""
-    fixed_point = (distance * 2.0**40).round().long()
-    total = int(weight.sum())
-    weighted: int = sum(w * d for w, d in zip(weight.tolist(), fixed_point.tolist(), strict=True))
-    return float(weighted) / float(total) / 2.0**40
-
-
-def _pick(logits: Tensor, params: RowParams, bits: int) -> int:
+def _pick(ids: Tensor, weight: Tensor, bits: int) -> int:
     """The id at which the running total of weights, in the order of ids, first exceeds bits / 2**53 of the whole."""
-    ids, weight = survivors(logits, params)
     ids, order = ids.sort()
     running = weight[order].cumsum(0)
     below = bits * int(running[-1]) >> UNIFORM_BITS
@@ -232,8 +195,10 @@ def _pick(logits: Tensor, params: RowParams, bits: int) -> int:
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Not clamped as weights are: a token of weight 0 still has a logprob."""
     total = int(weights(distances(logits, temperature)).sum())
-    return _unbounded_distances(logits, temperature) - log(total / MAX_WEIGHT)
+    distance = ((logits.double() - greatest_of(logits)) * (1.0 / temperature)).clamp(max=0.0)
+    return distance - log(total / MAX_WEIGHT)
 
 
 def _rank(logits: Tensor, token: int) -> int:

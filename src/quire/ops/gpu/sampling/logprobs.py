@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.gpu.sampling.total_weights import total_weights
-from quire.ops.reference.sampler import FLOAT_MAX, MAX_WEIGHT, Logprobs
+from quire.ops.reference.filters import FLOAT_MAX, MAX_WEIGHT
+from quire.ops.sampled_row import Logprobs
 
 LINES_AT_ONCE = 64  # temporaries are a few fp32 and int64 copies of so many lines
 

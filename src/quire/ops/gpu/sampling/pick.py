@@ -32,7 +32,7 @@ from quire.ops.gpu.sampling.softmax_weights import (
     unpack_id,
     unpack_key,
 )
-from quire.ops.opset import BROKEN as BROKEN_TOKEN
+from quire.ops.sampled_row import BROKEN as BROKEN_TOKEN
 
 BROKEN = tl.constexpr(BROKEN_TOKEN)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.gpu.sampling import job
-from quire.ops.opset import GREEDY_BELOW, RowParams
-from quire.ops.reference.sampler import MAX_WEIGHT  # a number of the specification
+from quire.ops.reference.filters import MAX_WEIGHT  # a number of the specification
+from quire.ops.row_params import RowParams
 
 
 class Features(IntFlag):
@@ -24,7 +24,7 @@ class Features(IntFlag):
     BIASED = 4  # logit_bias, allowed, banned
     MARKED = 8  # penalties, and stop tokens before min_tokens
     WATERMARKED = 16
-    ON_HOST = 32  # rows that the specification samples for: typical_p, banned sequences, beams
+    ON_HOST = 32  # rows that the CPU's sampler samples for: see `_is_on_host`
 
 
 def features_of(params: RowParams, vocab: int) -> Features:
@@ -45,12 +45,23 @@ def features_of(params: RowParams, vocab: int) -> Features:
 
 
 def is_greedy(params: RowParams) -> bool:
-    return params.temperature < GREEDY_BELOW or params.top_k == 1
+    return params.is_greedy or (params.top_k == 1 and _is_in_default_order(params))
 
 
 def _is_on_host(params: RowParams) -> bool:
+    """Beams, what looks at more tokens than the last, and filters that no kernel has or in an order that none has."""
     sequences = any(len(sequence) > 1 for sequence in params.banned)
-    return params.num_candidates > 0 or sequences or (params.typical_p < 1.0 and not is_greedy(params))
+    if params.num_candidates > 0 or sequences or params.dry or params.no_repeat_ngram:
+        return True
+    if is_greedy(params):
+        return False
+    no_kernel = params.typical_p < 1.0 or params.top_n_sigma > 0.0 or params.xtc_probability > 0.0
+    no_kernel = no_kernel or params.dynatemp_range > 0.0 or params.mirostat is not None
+    return no_kernel or not _is_in_default_order(params)
+
+
+def _is_in_default_order(params: RowParams) -> bool:
+    return params.filters == sorted(params.filters)
 
 
 def _flags(params: RowParams) -> int:

@@ -2,14 +2,16 @@
 
 `launch` is a few kernels without synchronization or allocation, so it may be captured in a graph. `last` holds the
 token sampled last for each row: the next step may read it before the host has seen it. Rows with features that no
-kernel has are sampled by the specification itself, on the host."""
+kernel has are sampled by the CPU's sampler: their logits are copied, and the step waits for them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from quire.core.plan import SampledRow
 from quire.ops.gpu.sampling.cutoff import find_cutoffs
 from quire.ops.gpu.sampling.filter import bracket_cutoffs
 from quire.ops.gpu.sampling.job import MAX_TILES, Edits, Filters, Job, Split
@@ -17,8 +19,11 @@ from quire.ops.gpu.sampling.logprobs import begin_logprobs, to_host
 from quire.ops.gpu.sampling.pick import pick, sum_weights
 from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
 from quire.ops.gpu.sampling.tile_maxima import find_tile_maxima
-from quire.ops.opset import Masks, RowParams, Sample
-from quire.ops.reference.sampler import Logprobs, TorchSampler, apply_masks
+from quire.ops.native.sampler import NativeSampler
+from quire.ops.opset import Masks
+from quire.ops.reference.sampler import apply_masks
+from quire.ops.row_params import RowParams
+from quire.ops.sampled_row import Draw, Logprobs, sampled_row
 
 OPEN_CAPACITY = 2048  # open tokens that top_k and top_p sort out in registers; a slower kernel takes more
 MAX_VOCAB = 1 << 19  # 2**19 weights of 2**44 fill 63 bits
@@ -53,7 +58,7 @@ class DeviceSampler:
         self._rows = DeviceRows(num_rows, vocab_size, self.device)
         self._params: dict[int, RowParams] = {}
         self._features: dict[int, int] = {}  # Features as plain integers: their union is fast
-        self._reference = TorchSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
+        self._host = NativeSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
         self._tile_maxima, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
         self.last = self._rows.last
         self._filters: Filters | None = None
@@ -61,14 +66,16 @@ class DeviceSampler:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
+    def admit(
+        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+    ) -> None:
         """Nothing is sent before `upload`."""
         if not 0 <= row < self.num_rows or row in self._params:
             raise ValueError(f"row {row} is held or does not exist")
         self._check_ids(tokens, [token for token, _ in params.logit_bias], params.allowed or (), *params.banned)
         features = features_of(params, self.vocab_size)
         if features & Features.ON_HOST:
-            self._reference.admit(row, params, tokens, num_prompt)
+            self._host.admit(row, params, tokens, num_prompt, mu)
         else:
             self._rows.admit(row, params, tokens, num_prompt)
         self._params[row], self._features[row] = params, features.value
@@ -76,7 +83,7 @@ class DeviceSampler:
     def retire(self, row: int) -> None:
         """Nothing is sent: a row is overwritten when it is admitted again."""
         if self._features.pop(row) & Features.ON_HOST:
-            self._reference.retire(row)
+            self._host.retire(row)
         else:
             self._rows.retire(row)
         del self._params[row]
@@ -136,60 +143,29 @@ class DeviceSampler:
         pick(job, tokens, self.last, sampled=bool(features & Features.SAMPLED))
         return tokens
 
-    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[Sample]:
+    def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         return self.begin(logits, rows, masks)()
 
-    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[Sample]]:
+    def begin(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[SampledRow]]:
         self._check_lines(logits, rows, len(rows))
         self.upload()
         permitted = logits if masks is None else apply_masks(logits, masks)
         on_device = [-1 if self._features[row] & Features.ON_HOST else row for row in rows]
         tokens = self.launch(permitted, self._rows.send(on_device, torch.int32), len(rows), self.needs(rows))
-        on_host = self._sample_on_host(
-            logits, {line: row for line, row in enumerate(rows) if on_device[line] < 0}, masks
-        )
-        wanted = {
-            line: self._params[row].num_logprobs
-            for line, row in enumerate(on_device)
-            if row >= 0 and self._params[row].num_logprobs >= 0
-        }
-        logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
-        arrive = to_host(tokens)
-
-        def finish() -> list[Sample]:
-            draws = [on_host.get(line) or Sample(token, []) for line, token in enumerate(arrive()[0].tolist())]
-            for line, of_line in zip(wanted, logprobs(), strict=True):
-                if draws[line].token >= 0:
-                    draws[line].logprobs = of_line[: 1 + wanted[line]]
-            return draws
-
-        return finish
-
-    def _sample_on_host(self, logits: Tensor, rows: dict[int, int], masks: Masks | None) -> dict[int, Sample]:
-        """Samples of the lines that `launch` skips, by line."""
-        if not rows:
-            return {}
-        bits = {} if masks is None else dict(zip(masks.lines, masks.bits, strict=True))
-        draws = {}
-        for line, row in rows.items():
-            mask = Masks([0], bits[line][None]) if line in bits else None
-            (draws[line],) = self._reference.draw(logits[line : line + 1].float(), [row], mask)
-        tokens = [max(draw.token, 0) for draw in draws.values()]
-        on_device = self._rows.send(list(rows.values()), torch.int64)
-        self.last.index_copy_(0, on_device, self._rows.send(tokens, torch.int32))
-        return draws
+        spans = [(line, line + 1) for line in range(len(rows))]
+        return self._finish(logits, rows, [[]] * len(rows), spans, tokens, masks)
 
     def verify(
         self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
-    ) -> Callable[[], list[list[Sample]]]:
+    ) -> Callable[[], list[SampledRow]]:
         """Draft by draft, without waiting: the device decides which rows go on."""
         spans = list(pairwise(accumulate((1 + len(of_row) for of_row in drafts), initial=0)))  # of lines
         self._check_lines(logits, rows, spans[-1][1])
         self.upload()
         permitted = logits if masks is None else apply_masks(logits, masks)
-        on_host = {index for index, row in enumerate(rows) if self._features[row] & Features.ON_HOST}
         tokens = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
-        alive = self._rows.send([-1 if index in on_host else row for index, row in enumerate(rows)], torch.int32)
+        on_device = [-1 if self._features[row] & Features.ON_HOST else row for row in rows]
+        alive = self._rows.send(on_device, torch.int32)
         for depth in range(1 + max(map(len, drafts))):
             left = [index for index, of_row in enumerate(drafts) if len(of_row) >= depth]  # rows with a line here
             lines = self._rows.send([spans[index][0] + depth for index in left], torch.int64)
@@ -200,42 +176,67 @@ class DeviceSampler:
             next_drafts = [drafts[index][depth] if len(drafts[index]) > depth else -1 for index in left]
             accepted = drawn == self._rows.send(next_drafts, torch.int32)
             alive.index_copy_(0, of_left, torch.where(accepted, alive[of_left], -1))
-        host_samples = {
-            index: self._verify_on_host(logits, rows[index], drafts[index], spans[index], masks) for index in on_host
-        }
+        return self._finish(logits, rows, drafts, spans, tokens, masks)
+
+    def _finish(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        spans: Sequence[tuple[int, int]],
+        tokens: Tensor,
+        masks: Masks | None,
+    ) -> Callable[[], list[SampledRow]]:
+        """Sample for the rows that `launch` skips, and wait, later, for the tokens [lines] and logprobs of the
+        others."""
+        on_host = self._sample_on_host(logits, rows, drafts, spans, masks)
         wanted = {
             line: self._params[row].num_logprobs
-            for index, row in enumerate(rows)
-            if index not in on_host and self._params[row].num_logprobs >= 0
-            for line in range(*spans[index])
+            for row, span in zip(rows, spans, strict=True)
+            if row not in on_host and self._params[row].num_logprobs >= 0
+            for line in range(*span)
         }
         logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
         arrive = to_host(tokens)
 
-        def finish() -> list[list[Sample]]:
-            draws = [Sample(token, []) for token in arrive()[0].tolist()]
-            for line, of_line in zip(wanted, logprobs(), strict=True):
-                if draws[line].token >= 0:
-                    draws[line].logprobs = of_line[: 1 + wanted[line]]
+        def finish() -> list[SampledRow]:
+            of_lines = zip(wanted, logprobs(), strict=True)
+            entries = {line: of_line[: 1 + wanted[line]] for line, of_line in of_lines}
+            drawn = [(token, entries.get(line, [])) for line, token in enumerate(arrive()[0].tolist())]
             return [
-                host_samples[index]
-                if index in on_host
-                else accepted_samples(draws[slice(*spans[index])], drafts[index])
-                for index in range(len(rows))
+                on_host.get(row) or sampled_row(row, accepted_draws(drawn[slice(*span)], of_row))
+                for row, span, of_row in zip(rows, spans, drafts, strict=True)
             ]
 
         return finish
 
-    def _verify_on_host(
-        self, logits: Tensor, row: int, drafts: Sequence[int], span: tuple[int, int], masks: Masks | None
-    ) -> list[Sample]:
-        """Samples of a row that `launch` skips."""
-        draws: list[Sample] = []
-        for line, draft in zip(range(*span), [*drafts, None], strict=True):
-            draws += self._sample_on_host(logits, {line: row}, masks).values()
-            if draws[-1].token != draft:
-                break
-        return draws
+    def _sample_on_host(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        spans: Sequence[tuple[int, int]],
+        masks: Masks | None,
+    ) -> dict[int, SampledRow]:
+        """What the rows that `launch` skips sample, by row. It waits for their logits."""
+        indices = [index for index, row in enumerate(rows) if self._features[row] & Features.ON_HOST]
+        if not indices:
+            return {}
+        lines = [line for index in indices for line in range(*spans[index])]
+        host_masks = None
+        if masks is not None:
+            bits = dict(zip(masks.lines, masks.bits, strict=True))
+            masked = [place for place, line in enumerate(lines) if line in bits]
+            if masked:
+                host_masks = Masks(masked, np.stack([bits[lines[place]] for place in masked]))
+        host_rows = [rows[index] for index in indices]
+        on_cpu = logits[lines].float().cpu().numpy()
+        sample = self._host.verify(on_cpu, host_rows, [drafts[index] for index in indices], host_masks)
+        sampled = {one.row: one for one in sample()}
+        tokens = [one.tokens[-1] if one.tokens else 0 for one in sampled.values()]
+        on_device = self._rows.send(list(sampled), torch.int64)
+        self.last.index_copy_(0, on_device, self._rows.send(tokens, torch.int32))
+        return sampled
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         return begin_logprobs(logits, range(len(targets)), self._rows.send(targets, torch.int64), num_top)()
@@ -274,6 +275,6 @@ class DeviceSampler:
             raise ValueError(f"logits are {list(logits.shape)}, and [{num_lines}, {self.vocab_size}] is expected")
 
 
-def accepted_samples(draws: list[Sample], drafts: Sequence[int]) -> list[Sample]:
-    """Up to the first sample that is not the draft: what was sampled after it is void."""
-    return draws[: 1 + next((index for index, draft in enumerate(drafts) if draws[index].token != draft), len(drafts))]
+def accepted_draws(draws: list[Draw], drafts: Sequence[int]) -> list[Draw]:
+    """Up to the first token that is not the draft: what was sampled after it is void."""
+    return draws[: 1 + next((index for index, draft in enumerate(drafts) if draws[index][0] != draft), len(drafts))]

@@ -28,6 +28,9 @@ _OPTIONS = {
     "repeat_penalty": "number",
     "presence_penalty": "number",
     "frequency_penalty": "number",
+    "mirostat": "integer",
+    "mirostat_tau": "number",
+    "mirostat_eta": "number",
     "stop": "texts",
 }
 
@@ -80,6 +83,9 @@ def sampling_params(known: dict[str, Any], **given: Any) -> SamplingParams:
         repetition_penalty=known.get("repeat_penalty", 1.0) if last_n else 1.0,
         presence_penalty=known.get("presence_penalty", 0.0),
         frequency_penalty=known.get("frequency_penalty", 0.0),
+        mirostat=known.get("mirostat", 0),
+        mirostat_tau=known.get("mirostat_tau", 5.0),
+        mirostat_eta=known.get("mirostat_eta", 0.1),
         seed=None if seed == -1 else seed,
         max_tokens=num_predict if num_predict > 0 else None,
         stop=known.get("stop", []),

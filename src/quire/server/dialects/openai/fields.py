@@ -8,6 +8,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, refuse_unsupported
+from quire.server.dialects.openai.samplers import SAMPLER_FIELDS, SamplerFields
 from quire.server.dialects.openai.structured import ResponseFormat, Schema, StructuredOutputs
 
 
@@ -17,7 +18,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # without effect
 
 
-class CompletionFields(Struct, kw_only=True, forbid_unknown_fields=True):
+class CompletionFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent, for every field."""
 
     model: str | None = None
@@ -97,6 +98,7 @@ _SAME_NAME = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    *SAMPLER_FIELDS,
     "logit_bias",
     "allowed_token_ids",
     "bad_words",

@@ -12,6 +12,7 @@ from quire.server.access.request_context import note_ignored
 from quire.server.dialects.fields import Int, refuse_unsupported
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.tools import NamedResponseTool, ResponseTool
+from quire.server.dialects.openai.samplers import SAMPLER_FIELDS, SamplerFields
 from quire.server.dialects.openai.structured import Schema, schema_output
 
 
@@ -40,7 +41,7 @@ class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # without effect
 
 
-class ResponseBody(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseBody(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     """Null is the same as absent, for every field."""
 
     input: str | list[InputItem]
@@ -125,6 +126,7 @@ _SAMPLING = (
     "repetition_penalty",
     "presence_penalty",
     "frequency_penalty",
+    *SAMPLER_FIELDS,
     "seed",
     "stop",
     "ignore_eos",
