@@ -148,9 +148,7 @@ class Prompter:
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         breakers = self._dry_breakers.find(params.dry_sequence_breakers) if params.dry_multiplier else []
         structured = params.structured and params.structured.with_defaults(self._structured_defaults)
-        return replace(
-            params, seed=seed, bad_token_ids=bad_ids, dry_breaker_ids=breakers, structured=structured
-        )
+        return replace(params, seed=seed, bad_token_ids=bad_ids, dry_breaker_ids=breakers, structured=structured)
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         for token in ids:
