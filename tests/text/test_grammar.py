@@ -226,6 +226,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammars: GrammarCompiler, n
 
 WRONG_PARTS: dict[str, tuple[Any, str]] = {
     "a keyword": ({"properties": {"a": {"items": {"uniqueItems": True}}}}, "`uniqueItems` .*at `#/properties/a/items`"),
+    "a pattern": ({"items": {"pattern": "(?!a)b"}}, "error: look-around.* at `#/items`"),
     "two keywords": ({"items": {"if": {}, "then": {}}}, "`if` and `then` are not supported at `#/items`"),
     "behind a reference": ({"$ref": "#/$defs/a~b", "$defs": {"a~b": {"not": {}}}}, "`not` .*at `#/.defs/a~0b`"),
     "oneOf": ({"items": {"oneOf": [{"minimum": 1}, {"type": "integer"}]}}, "`oneOf` at `#/items` is supported where"),

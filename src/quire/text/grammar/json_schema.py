@@ -51,7 +51,7 @@ def enforced_schema(schema: Any, structured: Structured) -> dict[str, Any]:
 def explain(structured: Structured, error: str) -> str:
     """llguidance's error, with the path of the subschema that it is about."""
     schema = enforced_schema(json.loads(structured.text), structured)
-    path, error = _locate(schema, structured, error.split("\n")[0])
+    path, error = _locate(schema, structured, headline(error))
     where = f" at `#{path}`" if path else ""
     if keys := re.match(r"Unimplemented keys: (\[.*\])", error):
         names = [f"`{name}`" for name in json.loads(keys[1])]
@@ -61,6 +61,12 @@ def explain(structured: Structured, error: str) -> str:
     if error.startswith(_UNSATISFIABLE):
         return f"nothing is valid by the schema{where}: {error.removeprefix(_UNSATISFIABLE)}"
     return error + where
+
+
+def headline(error: str) -> str:
+    """The line of an error that is not about internals."""
+    lines = [line.strip() for line in error.split("\n")]
+    return next((line for line in lines if line.startswith("error:")), lines[0])
 
 
 def _locate(root: dict[str, Any], structured: Structured, error: str) -> tuple[str, str]:
@@ -93,7 +99,7 @@ def _error_of(schema: dict[str, Any], structured: Structured) -> str:
     from llguidance import LLMatcher
 
     source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options(structured))
-    return LLMatcher.validate_grammar(source).split("\n")[0]
+    return headline(LLMatcher.validate_grammar(source))
 
 
 def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

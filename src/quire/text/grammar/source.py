@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
-from quire.text.grammar.json_schema import explain, json_schema_source
+from quire.text.grammar.json_schema import explain, headline, json_schema_source
 from quire.text.grammar.lark import grammar_to_lark, regex_to_lark
 from quire.text.grammar.structural_tag import structural_tag_to_lark
 
@@ -43,10 +43,8 @@ def refusal(structured: Structured, error: str) -> BadRequest:
 
 
 def invalid_grammar(structured: Structured, why: str) -> BadRequest:
-    lines = [line.strip() for line in why.split("\n")]
-    why = next((line for line in lines if line.startswith("error:")), lines[0])  # the others are internals
     return BadRequest(
-        f"the {structured.kind} cannot be used for structured output: {why[:300]}",
+        f"the {structured.kind} cannot be used for structured output: {headline(why)[:300]}",
         "docs/structured.md lists what is supported",
         param="structured",
     )
