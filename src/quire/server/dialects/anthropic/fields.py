@@ -108,7 +108,9 @@ class MessagesBody(PromptBody, kw_only=True):
 
 NOT_SUPPORTED = ("container", "mcp_servers")
 _IGNORED = ("compaction", "context_management", "fallbacks")  # without effect, which the client is told
-_OWN_TOOL = re.compile(r"[a-z0-9_]{1,64}_20[0-9]{6}")  # of Anthropic's own: its servers run it, or its models know its schema
+_OWN_TOOL = re.compile(
+    r"[a-z0-9_]{1,64}_20[0-9]{6}"
+)  # of Anthropic's own: its servers run it, or its models know its schema
 _CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 _VALUE = re.compile(r"invalid value '(\w+)'")
 _INDEX = re.compile(r"\[(\d+)\]")
