@@ -63,7 +63,7 @@ def test_its_defaults_and_fields_reach_the_sampler(server: Running) -> None:
 def test_a_gap_is_filled_in(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     gap = {"input_prefix": "def f(", "input_suffix": "return x"}
     refused = server.http.post("/infill", json=gap)
-    assert (refused.status_code, refused.json()["error"]["type"]) == (501, "not_supported_error")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
     names = {"<fim_prefix>": 1, "<fim_suffix>": 2, "<fim_middle>": 3, "<s>": 256}
     monkeypatch.setattr(ByteTokenizer, "id_of", lambda self, token: names.get(token))
     extra = [{"filename": "a.py", "text": "x = 1"}]
@@ -91,6 +91,8 @@ def test_what_it_tells_of_itself(server: Running) -> None:
     assert props["default_generation_settings"]["n_ctx"] == 512 and "im_start" in props["chat_template"]
     assert props["model_alias"] == "fake" and props["modalities"] == {"vision": False, "audio": False}
     assert server.http.get("/v1/health").status_code == 200
+    described = server.http.get("/openapi.json").json()["paths"]
+    assert {"/completion", "/infill", "/apply-template", "/embedding", "/props", "/tokenize"} <= described.keys()
     assert server.http.get("/models").json() == server.http.get("/v1/models").json()
     asked = {"messages": [{"role": "user", "content": "Hello"}]}
     assert server.http.post("/chat/completions", json=asked).json()["object"] == "chat.completion"

@@ -4,7 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -46,25 +46,23 @@ class DetokenizeBody(Struct, kw_only=True, forbid_unknown_fields=True):
     tokens: list[int]
 
 
-class Tokenized(Struct):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class Detokenized(Struct):
-    prompt: str
-    content: str  # the same, for clients of llama-server
-
-
 class TokenPiece(Struct):
     id: int
     piece: str | list[int]  # bytes, where they are part of a character
 
 
-class LlamaTokens(Struct):
-    tokens: list[int] | list[TokenPiece]
+class Tokenized(Struct, kw_only=True):
+    """As in vLLM; llama-server has the tokens alone, on demand with their texts."""
+
+    count: int | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
+    tokens: list[int | TokenPiece]
+    token_strs: list[str] | UnsetType | None = UNSET
+
+
+class Detokenized(Struct):
+    prompt: str
+    content: str  # the same, for clients of llama-server
 
 
 _tokenize = msgspec.json.Decoder(TokenizeBody)
@@ -84,7 +82,7 @@ class TokenizerRoutes:
         ]
 
     @request_body(TokenizeBody)
-    @responses({JSON: Tokenized | LlamaTokens | list[TokenSpan]})
+    @responses({JSON: Tokenized | list[TokenSpan]})
     async def tokenize(self, http: Request) -> Response:
         body = decode(await read_body(http, self._limit), _tokenize)
         service = (await self._models.find(body.model)).service
@@ -124,12 +122,12 @@ class TokenizerRoutes:
 def _tokenized(tokenizer: "Tokenizer", body: TokenizeBody, max_model_len: int) -> Tokenized:
     ids = _encode(tokenizer, body)
     texts = list(map(tokenizer.token_name, ids)) if body.return_token_strs else None
-    return Tokenized(len(ids), max_model_len, ids, texts)
+    return Tokenized(count=len(ids), max_model_len=max_model_len, tokens=[*ids], token_strs=texts)
 
 
-def _pieces(tokenizer: "Tokenizer", body: TokenizeBody) -> LlamaTokens:
+def _pieces(tokenizer: "Tokenizer", body: TokenizeBody) -> Tokenized:
     ids = tokenizer.encode(body.content or "", add_special_tokens=bool(body.add_special))
-    return LlamaTokens([TokenPiece(token, _piece(tokenizer, token)) for token in ids] if body.with_pieces else ids)
+    return Tokenized(tokens=[TokenPiece(t, _piece(tokenizer, t)) for t in ids] if body.with_pieces else [*ids])
 
 
 def _piece(tokenizer: "Tokenizer", token: int) -> str | list[int]:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from quire.client.generate_request import GenerateRequest
-from quire.core.errors import QuireError
+from quire.core.errors import BadRequest
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import new_id
@@ -25,10 +25,6 @@ from quire.text.chat.fill_in_middle import fim_prompt, fim_stop_ids
 from quire.text.event import TextEvent, TokenLogprob
 
 
-class CannotFillIn(QuireError):
-    status, code = 501, "not_supported"
-
-
 @request_body(LlamaCompletionBody)
 @responses({JSON: LlamaCompletion | list[LlamaCompletion], EVENTS: LlamaCompletion})
 def parse_completion(body: bytes, context: Context) -> "LlamaCall":
@@ -45,7 +41,7 @@ def parse_infill(body: bytes, context: Context) -> "LlamaCall":
     extra = "".join(f"{each.text}\n" for each in given.input_extra or ())
     ids = fim_prompt(context.tokenizer, extra + given.input_prefix, given.input_suffix)
     if ids is None:
-        raise CannotFillIn("this model cannot fill in text", "use one made to fill in code")
+        raise BadRequest("this model cannot fill in text", "use one made to fill in code", param="input_suffix")
     ids += context.tokenizer.encode(given.prompt or "", add_special_tokens=False)
     return LlamaCall(given, [_request(given, context, ids, fim_stop_ids(context.tokenizer))], context)
 

@@ -98,7 +98,7 @@ def _told(token: TokenLogprob) -> tuple[int, str, list[int], float]:
     return token.token_id, token.text, token.bytes, token.finite_logprob
 
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 501: "not_supported_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {429: "unavailable_error", 503: "unavailable_error"}
 
 

@@ -95,7 +95,7 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
             chat, max_tokens=_max_tokens(chat), logprobs=_logprobs(chat), structured=structured_output(chat)
         ),
         add_special_tokens=bool(chat.add_special_tokens),
-        **truncation(chat, context),
+        **truncation(chat.truncate_prompt_tokens, chat.truncation_side, _max_tokens(chat), context),
         tenant=context.tenant,
         salt=chat.cache_salt or "",
         priority=chat.priority or 0,
@@ -113,12 +113,12 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
         by_id=bool(chat.return_tokens_as_token_ids),
         reasoning=chat.include_reasoning is not False,
         custom=frozenset(tool.custom.name for tool in chat.tools or () if tool.type == "custom" and tool.custom),
-        echo=messages[-1]["content"] or "" if chat.echo and _continues(chat) else "",
+        echo=messages[-1]["content"] or "" if chat.echo and request.template_options["continue_final_message"] else "",
     )
 
 
 def _template_options(chat: ChatBody) -> dict[str, Any]:
-    continues = _continues(chat)
+    continues = bool(chat.continue_final_message or chat.messages[-1].prefix)  # the last message may say so itself
     ours: dict[str, Any] = {
         "add_generation_prompt": not continues if chat.add_generation_prompt is None else chat.add_generation_prompt,
         "continue_final_message": continues,
@@ -127,21 +127,16 @@ def _template_options(chat: ChatBody) -> dict[str, Any]:
         ours["documents"] = chat.documents
     return {
         **effort_options(chat.reasoning_effort, "reasoning_effort"),
-        **_thinking_options(chat),
+        **_thinking_options(chat.enable_thinking, chat.thinking),
         **template_kwargs(chat.chat_template_kwargs),
         **ours,
     }
 
 
-def _continues(chat: ChatBody) -> bool:
-    """Whether the answer continues the last message, which may say so itself."""
-    return bool(chat.continue_final_message or chat.messages[-1].prefix)
-
-
-def _thinking_options(chat: ChatBody) -> dict[str, bool]:
-    if chat.enable_thinking is not None:
-        return {"enable_thinking": chat.enable_thinking}
-    return {} if chat.thinking is None else {"enable_thinking": chat.thinking.type != "disabled"}
+def _thinking_options(enabled: bool | None, switch: ThinkingSwitch | None) -> dict[str, bool]:
+    if enabled is None:
+        enabled = None if switch is None else switch.type != "disabled"
+    return {} if enabled is None else {"enable_thinking": enabled}
 
 
 def effort_options(effort: str | None, where: str) -> dict[str, Any]:

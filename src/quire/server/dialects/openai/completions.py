@@ -86,7 +86,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=None if isinstance(prompt, str) else prompt,
             add_special_tokens=completion.add_special_tokens,
-            **truncation(completion, context),
+            **truncation(completion.truncate_prompt_tokens, completion.truncation_side, max_tokens, context),
             decoder_prompt=completion.decoder_prompt,
             tenant=context.tenant,
             salt=completion.cache_salt or "",

@@ -141,13 +141,11 @@ def check(body: CompletionFields) -> None:
         raise BadRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
 
 
-def truncation(body: CompletionFields, context: Context) -> dict[str, Any]:
+def truncation(kept: int | None, side: str | None, max_tokens: int | None, context: Context) -> dict[str, Any]:
     """Fields of a request. -1 keeps what the context has room for beside max_tokens."""
-    kept = body.truncate_prompt_tokens
     if kept == -1:
-        asked = body.max_tokens or getattr(body, "max_completion_tokens", None) or 1
-        kept = max(context.info.max_model_len - asked, 1)
-    return {"truncate_prompt_tokens": kept, "truncate_end": body.truncation_side == "right"}
+        kept = max(context.info.max_model_len - (max_tokens or 1), 1)
+    return {"truncate_prompt_tokens": kept, "truncate_end": side == "right"}
 
 
 def sampling_params(body: CompletionFields, **given: Any) -> SamplingParams:
