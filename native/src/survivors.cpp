@@ -29,14 +29,36 @@ void drop_if(std::vector<Candidate>& candidates, const Drop& drop) {
     candidates.erase(std::remove_if(candidates.begin(), candidates.end(), drop), candidates.end());
 }
 
+// x rounded to an integer, half to even, for |x| < 2^51: the oldest CPUs have no instruction for it.
+int64_t rounded(double x) {
+    constexpr double rounding = 6755399441055744.0;  // 1.5 * 2^52
+    return int64_t((x + rounding) - rounding);
+}
+
+constexpr int kLanes = 2;  // every CPU we know has vectors of 16 bytes
+typedef double Doubles __attribute__((vector_size(8 * kLanes)));
+typedef uint64_t Words __attribute__((vector_size(8 * kLanes)));
+
 // The weighted mean of distances, as an integer sum in steps of 2^-40: it does not depend on the order of tokens.
 struct MeanDistance {
     __int128 sum = 0;
     int64_t total = 0;
 
     void add(double distance, int64_t weight) {
-        sum += __int128(weight) * int64_t(std::nearbyint(distance * 1099511627776.0));
+        sum += __int128(weight) * rounded(distance * 1099511627776.0);
         total += weight;
+    }
+    // All tokens of a vocabulary, a few at once: one after the other, their polynomials would wait for each other.
+    void add_all(const float* x, int64_t vocab, const Softmax& softmax) {
+        int64_t i = 0;
+        for (; i + kLanes <= vocab; i += kLanes) {
+            Doubles logits;
+            for (int lane = 0; lane < kLanes; ++lane) logits[lane] = x[i + lane];
+            const Doubles distances = softmax.distance_of(logits);
+            const Words weights = Softmax::weight_of<Doubles, Words>(distances);
+            for (int lane = 0; lane < kLanes; ++lane) add(distances[lane], int64_t(weights[lane]));
+        }
+        for (; i < vocab; ++i) add(softmax.distance(x[i]), softmax.weight(x[i]));
     }
     double value() const { return double(sum) / double(total) / 1099511627776.0; }
 };
@@ -47,7 +69,7 @@ struct Deviation {
 
     void add(double below) {
         if (!(below <= kMaxDeviation)) return;
-        const int64_t step = int64_t(std::nearbyint(below * 65536.0)), square = step * step;
+        const int64_t step = rounded(below * 65536.0), square = step * step;
         ++count;
         sum += step;
         low += square & 0xFFFFFFFF;
@@ -129,11 +151,8 @@ void Survivors::dynamic_temperature(double temperature, double range, double exp
         count = int64_t(candidates_.size());
         for (Candidate& c : candidates_) mean.add(softmax_.distance(float(-c.key)), c.weight);
     } else {
-        for (int64_t i = 0; i < vocab_; ++i) {
-            if (!(x_[i] > kNegInf)) continue;
-            ++count;
-            mean.add(softmax_.distance(x_[i]), softmax_.weight(x_[i]));
-        }
+        count = count_greater(x_, vocab_, kNegInf);
+        mean.add_all(x_, vocab_, softmax_);
     }
     if (count <= 1) return this->temperature(temperature);
     const double entropy = std::log(double(mean.total) / double(Softmax::one)) - mean.value();
