@@ -53,7 +53,8 @@ async def read_stream(url: str, number: int, num_tokens: int, kills: Kills) -> l
         pieces = []
         while piece := await read_piece(reader, chunked):
             pieces.append((0.0, piece))
-            kills.gain()
+            if b"data:" in piece:  # not a comment that keeps the connection alive
+                kills.gain()
         assert status == 200, f"status {status}: {pieces}"
         events = [event for _, event in events_of(pieces)]
         assert "error" not in events[-1], events[-1]
