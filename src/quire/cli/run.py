@@ -40,9 +40,11 @@ def run(argv: Sequence[str]) -> int:
     if arguments.raw and arguments.system is not None:
         raise UsageError("--system needs the chat template, and --raw leaves it out", "put the text into the prompt")
     prompt = read_prompt(arguments.prompt)
-    params = read_flags(SamplingFlags, arguments, given={"max_tokens": MAX_TOKENS}).params()
+    flags = read_flags(SamplingFlags, arguments, given={"max_tokens": MAX_TOKENS})
+    flags.params()  # a wrong one is refused before the model is loaded
 
     engine, model, load_seconds = load(arguments)
+    params = flags.params(engine.generation.sampling)
     request = make_request(engine, prompt, params, system=arguments.system, raw=arguments.raw)
     request.adapter = arguments.lora
     answer, terminal = PrintedAnswer(), Terminal()

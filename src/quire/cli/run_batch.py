@@ -10,6 +10,7 @@ from pathlib import Path
 from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.main import INTERRUPTED
 from quire.cli.parser import Parser, UsageError
+from quire.cli.peer_flags import add_peer_flags
 from quire.engine.options import EngineOptions
 from quire.server.batch.requests import BadBatch, BatchRequests
 from quire.server.batch.results import BatchResult, BatchResults
@@ -39,6 +40,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("output", metavar="OUTPUT", type=Path, help="file of results; an existing one is resumed")
     add_model_flag(parser)
     add_flags(parser, EngineOptions, "engine", skip=_SERVING_ONLY)
+    add_peer_flags(parser)
     arguments = parser.parse(argv)
     options = read_flags(EngineOptions, arguments)
     if arguments.output.exists() and arguments.output.samefile(arguments.input):

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
+from quire.cli.peer_flags import add_peer_flags
 from quire.client.engine_process import EngineProcess
 from quire.engine.options import EngineOptions
 from quire.hub import model_name
@@ -66,6 +67,7 @@ def make_parser() -> Parser:
     )
     add_flags(parser, EngineOptions, "engine")
     add_flags(parser, ServerOptions, "server")
+    add_peer_flags(parser)
     return parser
 
 
