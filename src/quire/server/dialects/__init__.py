@@ -11,6 +11,7 @@ DIALECTS = {
     "tgi": "quire.server.dialects.tgi",
     "ollama": "quire.server.dialects.ollama",
     "anthropic": "quire.server.dialects.anthropic",
+    "kserve": "quire.server.dialects.kserve",
 }
 
 
