@@ -71,7 +71,8 @@ def test_a_stream_is_the_same_text_in_parts(server: Running) -> None:
 
 
 def test_parameters_may_be_texts_and_stand_beside_the_input(server: Running) -> None:
-    generate(server, temperature="0.5", parameters={"top_k": "7", "seed": 3}, max_tokens=9, stop_words="x", bad_words="")
+    words = {"stop_words": "x", "bad_words": ""}
+    generate(server, temperature="0.5", parameters={"top_k": "7", "seed": 3}, max_tokens=9, **words)
     params = server.service.seen[-1].params
     assert (params.temperature, params.top_k, params.seed, params.max_tokens) == (0.5, 7, 3, 9)
     assert params.stop == ["x"] and params.bad_words == []
@@ -112,7 +113,7 @@ def test_infer_takes_a_tensor_of_any_name_and_rows_of_one(server: Running) -> No
         ("/v2/models/fakes/generate", {"text_input": "a"}, 404, "did you mean `fake`"),
         (f"{MODEL}/infer", {"inputs": []}, 400, "text_input"),
         (f"{MODEL}/infer", {"inputs": [texts("a"), texts("b", name="image")]}, 400, "`image` is not known"),
-        (f"{MODEL}/infer", {"inputs": [texts("a")], "outputs": [{"name": "logits"}]}, 400, "there is no output `logits`"),
+        (f"{MODEL}/infer", {"inputs": [texts("a")], "outputs": [{"name": "logits"}]}, 400, "no output `logits`"),
         (f"{MODEL}/infer", {"inputs": [{**texts("a"), "data": [1]}]}, 400, "no text"),
         (f"{MODEL}/infer", {"inputs": [texts("a"), texts("{", name="sampling_parameters")]}, 400, "not JSON"),
         (f"{MODEL}/infer", {"inputs": [texts("a"), texts("a", "b", name="temperature")]}, 400, "2 values"),

@@ -12,11 +12,11 @@ from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
 from quire.engine.engine import Engine
-from quire.engine.options import LORA, EngineOptions
+from quire.engine.options import GENERATION, LORA, EngineOptions
 from quire.engine.start import new_executor
 from quire.hub import resolve_model
 
-_SERVING_ONLY = ("served_model_name", "max_queued_requests", *LORA)  # flags without an effect here
+_SERVING_ONLY = ("served_model_name", "max_queued_requests", *GENERATION, *LORA)  # flags without an effect here
 
 
 def add_engine_flags(parser: Parser) -> None:

@@ -20,6 +20,9 @@ def add_peer_flags(parser: Parser) -> None:
     """After the flags of the command itself, which go first where names are equal."""
     for name, peer in PEER_OPTIONS.items():
         _add(parser, _flag(name), peer, name in _OPTIONAL_VALUE)
+    if "--override-generation-config" in parser.flags:
+        for name in _SAMPLING:
+            _add(parser, _flag(name), _SAMPLED, False)
     for flag, name in SHORT_FLAGS.items():
         _add(parser, flag, PEER_OPTIONS.get(name) or Renamed(name), name in _OPTIONAL_VALUE)
 
@@ -31,7 +34,7 @@ def _add(parser: Parser, flag: str, peer: PeerOption, optional: bool) -> None:
         return
     ours = parser.flags.get(_flag(peer.option)) if isinstance(peer, Renamed) else None
     if isinstance(peer, Renamed) and ours is None:
-        if peer.option not in _SAMPLING:
+        if peer.option not in _SAMPLING or "--override-generation-config" not in parser.flags:
             return
         peer = _SAMPLED
     nargs: Any = 0 if peer.switch else "?" if optional else None

@@ -14,7 +14,7 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.params import SamplingParams
 
 EXAMPLES = """\
-  quire run "Why is the sky blue?"
+  quire run "What is photosynthesis?"
   quire run "Summarize this:" - < notes.txt
   echo "Name three rivers" | quire run --max-tokens 64 --stats
   quire run --raw --temperature 0 "A quire is"
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
 def read_prompt(words: Sequence[str]) -> str:
     """The words, with stdin for every `-`; stdin alone where there are no words and it is not a terminal."""
     if not words and sys.stdin.isatty():
-        raise UsageError("there is no prompt", 'give it in quotes, `quire run "Why is the sky blue?"`, or on stdin')
+        raise UsageError("there is no prompt", 'give it in quotes, `quire run "What is photosynthesis?"`, or on stdin')
     given = list(words) or ["-"]
     try:
         piped = sys.stdin.read().rstrip("\n") if "-" in given else ""

@@ -26,6 +26,8 @@ EXAMPLES = """\
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
 
+QUESTION = "What is the capital of France?"  # one that the smallest model answers well
+
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -73,7 +75,7 @@ def make_parser() -> Parser:
 
 def announcement(address: str, models: Sequence[str], options: ServerOptions) -> str:
     """The address, and a line to paste into another terminal."""
-    messages = [{"role": "user", "content": "Hello!"}]
+    messages = [{"role": "user", "content": QUESTION}]
     body = json.dumps({"model": models[0], "max_tokens": 64, "messages": messages}, ensure_ascii=False)
     words = ["curl"]
     url = address

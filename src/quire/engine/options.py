@@ -19,6 +19,9 @@ log = logging.getLogger("quire.engine")
 QUANTIZE = ("fp8", "int8", "int4", "nf4")  # what a plain checkpoint can be quantized to while it is loaded
 # What a checkpoint can be quantized as: the keys of FORMATS in weights/formats, and GGUF.
 STORED = ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "eetq", "hqq", "mxfp4", "gguf")
+_FLOATS = {"half": "float16", "float": "float32"} | {
+    f"torch.{name}": name for name in ("float16", "bfloat16", "float32")
+}
 _SAME_FORMAT = {
     "awq_marlin": "awq",
     "gptq_marlin": "gptq",
@@ -68,7 +71,7 @@ class EngineOptions:
         "auto",
         "how keys and values are kept; auto is float16 (on a GPU: dtype), and int8 or a GPU's fp8 take half of that",
         choices=("auto", "float16", "bfloat16", "float32", "int8", "fp8"),
-        synonyms={"fp8_e4m3": "fp8", "half": "float16", "float": "float32"},
+        synonyms={"fp8_e4m3": "fp8", **_FLOATS},
     )
     kv_cache_memory_bytes: int | None = option(
         None, "memory for the KV cache (default: half of what is free, 4 GiB at most)", unit="bytes", metavar="SIZE"
@@ -80,7 +83,7 @@ class EngineOptions:
         "auto",
         "type of activations: float32 on a CPU, bfloat16 on a GPU",
         choices=("auto", "bfloat16", "float16", "float32"),
-        synonyms={"half": "float16", "float": "float32"},
+        synonyms=_FLOATS,
     )
     load_format: str = option(
         "auto",
@@ -183,7 +186,7 @@ class EngineOptions:
         given = _without_peer_options(given, known)
         for name, value in given.items():
             if name in known:
-                given[name] = known[name].metadata.get("synonyms", {}).get(value, value) if value else value
+                given[name] = known[name].metadata.get("synonyms", {}).get(str(value), value)
             else:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
@@ -240,6 +243,7 @@ def checked_advice(name: str, value: Any) -> int | float:
     return number
 
 
+GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
 SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
 

@@ -273,7 +273,23 @@ _SGLANG: dict[str, PeerOption] = {
     "watchdog_timeout": NoEffect("an engine that dies is restarted at once"),
 }
 
-PEER_OPTIONS: dict[str, PeerOption] = {**_VLLM, **_TGI, **_LLAMA_SERVER, **_SGLANG}
+_TRANSFORMERS: dict[str, PeerOption] = {
+    "attn_implementation": _KERNELS,
+    "cache_dir": _FILES,
+    "device_map": Only(("auto", "cpu", "cuda", "cuda:0", "none"), _ONE_GPU.reason),
+    "load_in_4bit": Renamed("quantization", {"true": "nf4", "false": None}, switch=True),
+    "load_in_8bit": Renamed("quantization", {"true": "int8", "false": None}, switch=True),
+    "local_files_only": Only(_OFF, "set HF_HUB_OFFLINE=1", switch=True),
+    "low_cpu_mem_usage": NoEffect("weights are mapped while they are packed", switch=True),
+    "max_memory": Only(_OFF, _ONE_GPU.reason),
+    "offload_folder": Only(_OFF, _OFFLOADING.reason),
+    "quantization_config": Only(_OFF, "set quantization to int8, int4, nf4 or fp8"),
+    "torch_dtype": Renamed("dtype"),
+    "use_auth_token": Only(("true", *_OFF), "set HF_TOKEN"),
+    "use_safetensors": NoEffect("safetensors are read where there are any", switch=True),
+}
+
+PEER_OPTIONS: dict[str, PeerOption] = {**_VLLM, **_TGI, **_LLAMA_SERVER, **_SGLANG, **_TRANSFORMERS}
 
 # Flags of one dash, and names that are short: -> the option they stand for.
 SHORT_FLAGS = {
