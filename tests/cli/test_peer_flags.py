@@ -1,7 +1,9 @@
 """Commands typed from the guides of other engines."""
 
 import argparse
+import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from quire.cli.serve import make_parser
 from quire.engine.options import EngineOptions
 from quire.engine.peer_options import PEER_OPTIONS, SHORT_FLAGS, Only, Renamed
 from quire.server.options import ServerOptions
+
+PAGE = Path(__file__).parents[2] / "docs" / "other-engines.md"
 
 
 def read(command: str) -> tuple[EngineOptions, ServerOptions, argparse.Namespace]:
@@ -130,3 +134,12 @@ def test_every_value_that_asks_for_nothing_is_taken(capsys: pytest.CaptureFixtur
 def test_help_shows_our_names_only() -> None:
     text = make_parser().format_help()
     assert "--model-id" not in text and "--n-gpu-layers" not in text and "--max-model-len" in text
+
+
+def test_the_page_for_users_of_other_engines_has_every_name_and_its_reason() -> None:
+    rows = [row for row in PAGE.read_text().splitlines() if row.startswith("| `")]
+    listed = {name: row for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
+    assert listed.keys() == PEER_OPTIONS.keys()
+    for name, peer in PEER_OPTIONS.items():
+        assert (f"`{peer.option}`" if isinstance(peer, Renamed) else peer.reason) in listed[name], name
+    assert all(f"`{flag}`" in PAGE.read_text() for flag in SHORT_FLAGS)

@@ -26,7 +26,7 @@ EXAMPLES = """\
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
 
-QUESTION = "What is the capital of France?"  # one that the smallest model answers well
+QUESTION = "What is the capital of France, and what is it known for?"  # the default model answers it well
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
