@@ -81,4 +81,6 @@ def test_gguf_metadata(tmp_path: Path) -> None:
 def test_the_default_model_is_sampled_as_its_card_says(default_model: Path) -> None:
     config = read_generation_config(EngineOptions(), default_model)
     assert config.params() == SamplingParams(temperature=0.2, top_p=0.9)
+    by_path = EngineOptions(model=str(default_model))
+    assert read_generation_config(by_path, default_model) == config
     assert read_generation_config(EngineOptions(generation_config="none"), default_model) == GenerationConfig()

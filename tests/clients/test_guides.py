@@ -27,17 +27,19 @@ def address(request: pytest.FixtureRequest, default_model: Path) -> Iterator[str
 
 def test_first_pages(address: str) -> None:
     question = [{"role": "user", "content": QUESTION}]
-    client = OpenAI(base_url=f"{address}/v1", api_key="EMPTY")
-    assert [model.id for model in client.models.list()] == ["smollm2"]
-    answer = client.chat.completions.create(model="smollm2", messages=question, max_tokens=16)  # type: ignore[arg-type]
-    assert "Paris" in (answer.choices[0].message.content or "")
-    completion = client.completions.create(model="smollm2", prompt="The capital of France is", temperature=0)
-    assert "Paris" in completion.choices[0].text
+    with OpenAI(base_url=f"{address}/v1", api_key="EMPTY") as client:
+        assert [model.id for model in client.models.list()] == ["smollm2"]
+        answer = client.chat.completions.create(model="smollm2", messages=question, max_tokens=16, seed=1)  # type: ignore[arg-type]
+        assert "Paris" in (answer.choices[0].message.content or "")
+        completion = client.completions.create(model="smollm2", prompt="The capital of France is", temperature=0)
+        assert "Paris" in completion.choices[0].text
 
-    text = InferenceClient(base_url=address).text_generation("The capital of France is", max_new_tokens=8)
+    with InferenceClient(base_url=address) as hugging_face:
+        text = hugging_face.text_generation("The capital of France is", max_new_tokens=8)
     assert "Paris" in text
 
-    reply = Client(address).chat("smollm2", question, options={"num_predict": 16})
+    with Client(address) as ollama:
+        reply = ollama.chat("smollm2", question, options={"num_predict": 16})
     assert "Paris" in (reply.message.content or "")
 
     body = {"text_input": "The capital of France is", "parameters": {"temperature": "0", "max_tokens": 8}}

@@ -12,7 +12,7 @@ from typing import Any
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.engine.options import GENERATION_FIELDS, EngineOptions, checked_advice
-from quire.hub.aliases import ALIASES
+from quire.hub.aliases import advised_sampling
 from quire.weights.huggingface import read_json
 
 log = logging.getLogger("quire.engine")
@@ -47,8 +47,7 @@ def read_generation_config(options: EngineOptions, path: Path) -> GenerationConf
     """`path`: the files of the model that the options name."""
     values: dict[str, Any] = {}
     if options.generation_config == "auto":
-        alias = ALIASES.get(options.model.lower())
-        values = {**(alias.sampling if alias else {}), **_advised_by(path)}
+        values = {**advised_sampling(options.model, path.name), **_advised_by(path)}
     elif options.generation_config not in NO_CONFIG:
         values = _from_file(Path(options.generation_config).expanduser())
     overridden = json.loads(options.override_generation_config or "{}")

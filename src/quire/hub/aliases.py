@@ -54,3 +54,11 @@ ALIASES: dict[str, WheelModel | HuggingFaceModel] = {
     "llama3.2-1b": HuggingFaceModel("bartowski/Llama-3.2-1B-Instruct-GGUF", "Q4_K_M"),
     "llama3.2-3b": HuggingFaceModel("bartowski/Llama-3.2-3B-Instruct-GGUF", "Q4_K_M"),
 }
+
+
+def advised_sampling(name: str, file: str) -> Mapping[str, float]:
+    """What the card of a model advises, by the short name or the name of its file."""
+    for short, model in ALIASES.items():
+        if short == name.lower() or (isinstance(model, WheelModel) and model.file_name == file):
+            return model.sampling
+    return {}
