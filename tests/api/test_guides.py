@@ -36,6 +36,12 @@ def test_offline_inference(tiny_model: Path) -> None:
     assert all(0 < len(output.outputs[0].token_ids) <= 16 for output in outputs)
     [answer] = llm.chat([{"role": "user", "content": "Hi"}], llm.get_default_sampling_params())
     assert answer.outputs[0].token_ids and llm.get_tokenizer() is llm.tokenizer
+    tokenizer = llm.get_tokenizer()
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert isinstance(prompt, str) and llm.generate(prompt)[0].prompt_token_ids == answer.prompt_token_ids
+    assert SamplingParams(stop_token_ids=[tokenizer.eos_token_id or 0])
     assert llm.generate("Hello")[0].outputs[0].token_ids
     assert llm.reset_prefix_cache() is True and llm.get_world_size() == 1
 

@@ -95,6 +95,7 @@ _VLLM: dict[str, PeerOption] = {
     "enable_reasoning": NoEffect("reasoning is split off whenever the model marks it", switch=True),
     "enable_request_id_headers": NoEffect("every response has x-request-id", switch=True),
     "enable_server_load_tracking": NoEffect("GET /load is always there", switch=True),
+    "enable_sleep_mode": Only(_OFF, "an engine does not sleep; with --models, idle ones are unloaded", switch=True),
     "fully_sharded_loras": NoEffect("there is one GPU", switch=True),
     "grpc": Only(_OFF, "requests come by HTTP", switch=True),
     "guided_decoding_backend": _GRAMMARS,
