@@ -103,7 +103,7 @@ def test_sglang() -> None:
         ("--chat-template x.jinja", "the checkpoint's own"),
         ("--temp 0.5", "--override-generation-config"),
         ("--top-k 5", "--override-generation-config"),
-        ("-n 64", "--override-generation-config"),
+        ("-n 64", "-n is 64.*\n.*--override-generation-config"),
         ("--schedule-policy lpm", "`lpm` is not one of fcfs, priority"),
         ("--ctx-size many", "`many` is not a whole number"),
         ("--uvicorn-log-level loud", "`loud` is not one of"),

@@ -33,7 +33,7 @@ def _add(parser: Parser, flag: str, peer: PeerOption, optional: bool) -> None:
     if not names:
         return
     ours = parser.flags.get(_flag(peer.option)) if isinstance(peer, Renamed) else None
-    if isinstance(peer, Renamed) and ours is None:
+    if isinstance(peer, Renamed) and (ours is None or isinstance(ours, _PeerFlag)):
         if peer.option not in _SAMPLING or "--override-generation-config" not in parser.flags:
             return
         peer = _SAMPLED

@@ -200,8 +200,10 @@ class EngineOptions:
 def _without_peer_options(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """With options of other engines under our names, or left out with a warning."""
     values = {name: value for name, value in given.items() if name in known or name not in PEER_OPTIONS}
-    for name in given.keys() - values.keys():
-        peer, value = PEER_OPTIONS[name], given[name]
+    for name, value in given.items():
+        if name in known or name not in PEER_OPTIONS:
+            continue
+        peer = PEER_OPTIONS[name]
         if not isinstance(peer, Renamed):
             if text := warning(name, peer, value):
                 log.warning("%s", text)
