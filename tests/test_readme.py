@@ -55,4 +55,4 @@ def test_curl_sends_a_good_body(command: str) -> None:
 @pytest.mark.parametrize("source", PYTHON)
 def test_python_runs(source: str, default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(source, "README.md", "exec"), {})
-    assert "A quire is" in capsys.readouterr().out
+    assert "The capital of France is  Paris" in capsys.readouterr().out

@@ -35,8 +35,8 @@ _HOMES = {
     "CompletionOutput": ("quire.api.outputs", "CompletionOutput"),
     # as scripts written for vLLM call them
     "AsyncLLMEngine": ("quire.api.async_engine", "AsyncEngine"),
-    "AsyncEngineArgs": ("quire.engine.options", "EngineOptions"),
-    "EngineArgs": ("quire.engine.options", "EngineOptions"),
+    "AsyncEngineArgs": ("quire.api.engine_args", "engine_args"),
+    "EngineArgs": ("quire.api.engine_args", "engine_args"),
 }
 
 __all__ = [*_HOMES, "__version__"]

@@ -131,8 +131,6 @@ def test_the_dataclass_checks_too() -> None:
         ("--max-modl-len", "did you mean `--max-model-len`?"),
         ("--max-num-seq=4", "did you mean `--max-num-seqs`?"),
         ("--enable-prefix-cache", "did you mean `--enable-prefix-caching`?"),
-        ("--ctx-size", "here it is called `--max-model-len`"),
-        ("--temp", "see `quire test --help`"),  # a synonym of a flag that this command does not have
         ("--zzz", "see `quire test --help`"),
     ],
 )

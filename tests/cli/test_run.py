@@ -8,6 +8,7 @@ from quire.cli import main as cli
 from quire.cli.parser import UsageError
 from quire.cli.run import MAX_TOKENS, read_prompt
 from quire.client.generate_request import GenerateRequest
+from quire.client.generation_config import GenerationConfig
 from quire.text.event import TextEvent
 
 
@@ -16,6 +17,7 @@ class Fake:
 
     def __init__(self, chat_template: str | None) -> None:
         self.chat_template = chat_template
+        self.generation = GenerationConfig({"top_p": 0.9})
         self.requests: list[GenerateRequest] = []
 
     @property
@@ -52,6 +54,7 @@ def test_raw_leaves_the_template_out(engine: Fake) -> None:
     request = engine.requests[0]
     assert (request.prompt, request.messages) == ("A quire is", None)
     assert (request.params.temperature, request.params.max_tokens, request.params.seed) == (0.0, 8, 3)
+    assert request.params.top_p == 0.9, "as the model advises"
     assert request.params.stop == ["\n"]
 
 

@@ -226,3 +226,31 @@ def test_async_engine_yields_growing_outputs_and_aborts(tiny_model: Path) -> Non
         await engine.shutdown()
 
     run(main())
+
+
+def test_reset_prefix_cache_makes_the_next_prompt_a_miss(tiny_model: Path) -> None:
+    async def cached(client: EngineClient, number: int) -> int:
+        wanted = request(number, max_tokens=2)
+        wanted.prompt, wanted.prompt_ids = "The paper of the book " * 6, None
+        return max([event.num_cached_tokens async for event in await client.submit(wanted)])
+
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
+            assert await cached(client, 1) == 0 and await cached(client, 2) > 0
+            assert await client.reset_prefix_cache("another tenant") is True and await cached(client, 3) > 0
+            assert await client.reset_prefix_cache() is True
+            assert await cached(client, 4) == 0
+
+    run(main())
+
+
+def test_resets_are_answered_when_the_engine_dies(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
+            os.kill(client.engine_pid, signal.SIGSTOP)
+            asked = asyncio.ensure_future(client.reset_prefix_cache())
+            await asyncio.sleep(0)
+            os.kill(client.engine_pid, signal.SIGKILL)
+            assert await asyncio.wait_for(asked, 30) is True
+
+    run(main())

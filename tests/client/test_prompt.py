@@ -82,3 +82,10 @@ def test_a_window_bounds_the_answer_by_what_the_prompt_leaves(tokenizer: Tokeniz
     assert max_tokens(None, max_tokens=None) is None
     with pytest.raises(PromptTooLong, match="the prompt has 10 tokens and 1 are asked for, and the context holds 10"):
         max_tokens(10)
+
+
+def test_a_default_of_max_tokens_never_makes_a_prompt_too_long(tokenizer: Tokenizer) -> None:
+    advised = Prompter(tokenizer, tokenizer.vocab_size, max_model_len=64, default_max_tokens=40)
+    assert prepare(advised, [1] * 8, max_tokens=None).params.max_tokens == 40
+    assert prepare(advised, [1] * 60, max_tokens=None).params.max_tokens == 4
+    assert prepare(advised, [1] * 8, max_tokens=50).params.max_tokens == 50, "the request's own value wins"

@@ -85,3 +85,24 @@ def test_a_block_with_followers_cannot_be_evicted() -> None:
     enter(tree, [0, 1], [1, 2, 3, 4])
     with pytest.raises(AssertionError, match="before the blocks that follow it"):
         tree.remove(0)
+
+
+def test_prefixes_of_one_tenant_are_forgotten_and_held_ones_stay() -> None:
+    pool, tree = make(6)
+    node = None
+    tables: list[list[int]] = [[], [], []]
+    for table, tenant in zip(tables, ("a", "b", "a"), strict=True):
+        assert pool.grow(table, 2)
+        node = None
+        for block in table:
+            node = tree.insert((tenant, "", ""), node, (block, block), block)
+    pool.release(tables[0])
+    pool.release(tables[1])  # the third is still held
+    pool.drop_cached("a")
+    pool.check()
+    tree.check()
+    assert pool.num_cached == 2 and pool.num_available == 4, "the other tenant's prefix is still there"
+    assert tree.holds("a"), "a running sequence has it"
+    pool.release(tables[2])
+    pool.drop_cached("a")
+    assert not tree.holds("a") and tree.holds("b") and len(tree) == 2

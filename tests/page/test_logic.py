@@ -197,7 +197,13 @@ def test_what_is_asked(page: Browser) -> None:
 
 def test_models_that_can_be_talked_to(page: Browser) -> None:
     models = [
-        {"id": "a", "parent": None, "max_model_len": 2048, "task": "generate"},
+        {
+            "id": "a",
+            "parent": None,
+            "max_model_len": 2048,
+            "task": "generate",
+            "default_sampling_params": {"top_p": 0.9},
+        },
         {"id": "b", "parent": "a", "max_model_len": 2048, "task": "generate"},
         {"id": "c", "parent": None, "max_model_len": 512, "task": "embed"},
         {"id": "d", "parent": None, "max_model_len": None, "task": None},
@@ -205,6 +211,8 @@ def test_models_that_can_be_talked_to(page: Browser) -> None:
     ]
     offered = run(page, "models.js", "(m, models) => m.offered(models).map(({text}) => text)", models)
     assert offered == ["a", "b (adapter of a)", "d (loads when asked)"]
+    advice = run(page, "models.js", "(m, models) => m.offered(models).map(({advice}) => advice)", models)
+    assert advice == [{"top_p": 0.9}, {}, {}]
 
 
 def view(name: str, state: str, computed: int, known: int) -> dict[str, Any]:

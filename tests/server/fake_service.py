@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.client.generate_request import GenerateRequest
+from quire.client.generation_config import GenerationConfig
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
 from quire.core.request import IdLogprob, SequenceEvent
@@ -168,11 +169,13 @@ class FakeService:
             task="generate",
             path="",
             dimensions=4,
+            generation=GenerationConfig(),
         )
         self.tokenizer = ByteTokenizer()
         self.state = "ready"
         self.open: dict[str, FakeStream] = {}
         self.seen: list[GenerateRequest] = []
+        self.reset_tenants: list[str] = []  # whose prefixes were to be forgotten
         self.says: str | None = None  # the answer to everything, where that is easier
 
     async def submit(self, request: GenerateRequest) -> FakeStream:
@@ -201,6 +204,10 @@ class FakeService:
             raise PromptTooLong(f"the prompt has {len(ids)} tokens, and the context {self.info.max_model_len}")
         self.open[request.id] = stream = FakeStream(self, request, ids, text)
         return stream
+
+    async def reset_prefix_cache(self, tenant: str = "") -> bool:
+        self.reset_tenants.append(tenant)
+        return not self.open
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """[tokens, 1, 0.5, 0.25] of each text."""

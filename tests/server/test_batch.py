@@ -159,6 +159,8 @@ def test_a_file_that_holds_something_else_is_not_appended_to(tmp_path: Path) -> 
     write(target, {"custom_id": "of another batch"})
     assert cli.main(["run-batch", str(source), str(target)]) == 2
     assert cli.main(["run-batch", str(source), str(source)]) == 2
+    assert cli.main(["run-batch", str(source)]) == 2
+    assert cli.main(["run-batch", "-i", str(source), "-o", str(target), str(target)]) == 2
     with BatchResults(tmp_path / "held"), pytest.raises(BadBatch, match="another run"), BatchResults(tmp_path / "held"):
         pass
 
@@ -168,7 +170,7 @@ def test_the_command_goes_on_after_being_killed_and_interrupted(tiny_model: Path
         tmp_path / "in.jsonl", *(line(f"r{n}", prompt=f"{n}", max_tokens=32, ignore_eos=True) for n in range(150))
     )
     target = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "quire.cli.main", "run-batch", source, target, "-m", tiny_model]
+    command = [sys.executable, "-m", "quire.cli.main", "run-batch", "-i", source, "-o", target, "--model", tiny_model]
     command += ["--max-num-seqs", "4", "--kv-cache-memory-bytes", "16MiB"]
 
     def some_results(more_than: int) -> None:

@@ -9,10 +9,13 @@ await engine.shutdown()
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import uuid4
 
+from quire.api.engine_args import engine_args
 from quire.api.outputs import RequestOutput
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import LoRARequest, Prompt, request_for
+from quire.core.errors import Unavailable
 from quire.core.params import SamplingParams
 from quire.engine.options import EngineOptions
 from quire.hub import DEFAULT_MODEL
@@ -23,7 +26,7 @@ class AsyncEngine:
     """Starts with the first request. Keywords are those of `EngineOptions`."""
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self.client = EngineClient(EngineOptions.of({"model": str(model), **options}))
+        self.client = EngineClient(engine_args(model, **options))
         self._starting: asyncio.Task[None] | None = None
         self._streams: dict[str, Any] = {}
 
@@ -36,15 +39,20 @@ class AsyncEngine:
     async def generate(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams,
-        request_id: str,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
         *,
         lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> AsyncIterator[RequestOutput]:
-        """The output so far, each time it has grown. Leaving the loop early, or `abort`, cancels the request."""
+        """The output so far, each time it has grown. Leaving the loop early, or `abort`, cancels the request. Without
+        `sampling_params`, the model's advice decides."""
         await self.start()
-        wanted = request_for(prompt, id=request_id, params=sampling_params, priority=priority)
+        request_id = request_id or uuid4().hex
+        params = sampling_params or await self.get_default_sampling_params()
+        wanted = request_for(prompt, id=request_id, params=params, priority=priority)
+        if sampling_params is None:  # a default of max_tokens is cut to what the context holds
+            wanted.window = self.client.info.max_model_len
         if lora_request is not None:
             if lora_request.lora_name not in self.client.adapters.names():
                 await self.client.adapters.load(lora_request.lora_name, lora_request.lora_path)
@@ -74,6 +82,25 @@ class AsyncEngine:
     async def get_tokenizer(self) -> Tokenizer:
         await self.start()
         return self.client.tokenizer
+
+    async def get_default_sampling_params(self) -> SamplingParams:
+        """What the model advises."""
+        await self.start()
+        return self.client.info.generation.params()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget the KV cache of all prompts. -> whether nothing is left: requests in flight keep theirs"""
+        await self.start()
+        return await self.client.reset_prefix_cache()
+
+    async def check_health(self) -> None:
+        """Raises where no engine runs, and none is being started."""
+        await self.start()
+        if self.client.state == "stopped":
+            raise Unavailable("the engine has stopped", "make another one")
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
 
     async def shutdown(self) -> None:
         if self._starting is not None:

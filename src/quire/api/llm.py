@@ -8,12 +8,14 @@ for output in llm.generate(["A quire is", "Paper was"], SamplingParams(temperatu
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from quire.api.engine_args import engine_args
 from quire.api.outputs import CompletionOutput, RequestOutput
 from quire.client.generate_request import GenerateRequest, LoRARequest, Prompt, request_for
+from quire.client.generation_config import read_generation_config
 from quire.client.live_request import LiveRequest
 from quire.client.prompt import Prompter
 from quire.core.errors import BadRequest, EngineFailed
@@ -51,9 +53,14 @@ class BeamSearchParams:
 class LLM:
     """An engine, its tokenizer and its model. Keywords are those of `EngineOptions`."""
 
+    @classmethod
+    def from_engine_args(cls, options: EngineOptions) -> "LLM":
+        return cls(**{spec.name: getattr(options, spec.name) for spec in fields(options)})
+
     def __init__(self, model: str | Path = DEFAULT_MODEL, **options: Any) -> None:
-        self.options = EngineOptions.of({"model": str(model), **options})
+        self.options = engine_args(model, **options)
         files = resolve_model(self.options.model, revision=self.options.revision)
+        self.generation = read_generation_config(self.options, files.path)
         tokenizer = load_tokenizer(files.path, self.options)
         self.engine = Engine(new_executor(files.path, self.options), self.options, lambda: tokenizer)
         self.tokenizer = tokenizer
@@ -82,8 +89,12 @@ class LLM:
         """Complete every prompt; outputs come in the order of the prompts. `lora_request`: for all, or one each."""
         one = isinstance(prompts, str | Mapping) or _is_ids(prompts)
         many: list[Any] = [prompts] if one else list(prompts)
-        params = _broadcast(sampling_params, len(many))
-        requests = [self._request(prompt, p) for prompt, p in zip(many, params, strict=True)]
+        params = self._broadcast(sampling_params, len(many))
+        window = self._window(sampling_params)
+        requests = [
+            request_for(prompt, id=next(self._ids), params=p, window=window)
+            for prompt, p in zip(many, params, strict=True)
+        ]
         if priority is not None:
             requests = [replace(request, priority=p) for request, p in zip(requests, priority, strict=True)]
         self._adapt(requests, lora_request)
@@ -107,9 +118,16 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        params = _broadcast(sampling_params, len(conversations))
+        params = self._broadcast(sampling_params, len(conversations))
+        window = self._window(sampling_params)
         requests = [
-            GenerateRequest(id=next(self._ids), params=p, messages=[dict(m) for m in c], template_options=template)
+            GenerateRequest(
+                id=next(self._ids),
+                params=p,
+                messages=[dict(m) for m in c],
+                template_options=template,
+                window=window,
+            )
             for c, p in zip(conversations, params, strict=True)
         ]
         self._adapt(requests, lora_request)
@@ -149,8 +167,28 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> GenerateRequest:
-        return request_for(prompt, id=next(self._ids), params=params)
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model advises: the parameters of prompts that are given without any."""
+        return self.generation.params()
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """How many devices compute."""
+        return 1
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the KV cache of all prompts that have ended. -> whether nothing is left of it"""
+        return self.engine.reset_prefix_cache()
+
+    def _broadcast(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self.get_default_sampling_params()] * count
+        if len(params) != count:
+            raise BadRequest(f"{count} prompts and {len(params)} sampling params", "give one for all, or one each")
+        return list(params)
+
+    def _window(self, params: SamplingParams | Sequence[SamplingParams] | None) -> int | None:
+        """A default of max_tokens is cut to what the context holds; one that is given is refused where it is more."""
+        return self.engine.capacity.max_model_len if params is None else None
 
     def _submit(self, request: GenerateRequest) -> LiveRequest:
         prepared = self._prompter.prepare(request)
@@ -195,14 +233,6 @@ class LLM:
 
 def _is_ids(prompts: Any) -> bool:
     return isinstance(prompts, Sequence) and len(prompts) > 0 and all(isinstance(token, int) for token in prompts)
-
-
-def _broadcast(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise BadRequest(f"{count} prompts and {len(params)} sampling params", "give one for all, or one each")
-    return list(params)
 
 
 class _NoProgress:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from quire.client.generate_request import GenerateRequest
+from quire.client.generation_config import GenerationConfig
 from quire.core.errors import EngineFailed
 from quire.text.event import TextEvent
 
@@ -20,6 +21,9 @@ class TextEngine(Protocol):
 
     @property
     def tokenizer(self) -> TextTokenizer: ...
+
+    @property
+    def generation(self) -> GenerationConfig: ...
 
     def stream(self, request: GenerateRequest) -> Iterator[TextEvent]:
         """Closing the iterator cancels the request."""

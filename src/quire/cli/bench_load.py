@@ -10,12 +10,13 @@ from typing import Any
 
 from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser, UsageError
+from quire.cli.peer_flags import add_peer_flags
 from quire.engine.engine import Engine
-from quire.engine.options import LORA, EngineOptions
+from quire.engine.options import GENERATION, LORA, EngineOptions
 from quire.engine.start import new_executor
 from quire.hub import resolve_model
 
-_SERVING_ONLY = ("served_model_name", "max_queued_requests", *LORA)  # flags without an effect here
+_SERVING_ONLY = ("served_model_name", "max_queued_requests", *GENERATION, *LORA)  # flags without an effect here
 
 
 def add_engine_flags(parser: Parser) -> None:
@@ -25,6 +26,7 @@ def add_engine_flags(parser: Parser) -> None:
         "seed": {"help": "of random prompts and of sampling (default: 0)"},
     }
     add_flags(parser, EngineOptions, "engine", about=about, skip=("model", *_SERVING_ONLY))
+    add_peer_flags(parser)
 
 
 def read_engine_options(arguments: argparse.Namespace) -> EngineOptions:

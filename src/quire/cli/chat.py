@@ -32,11 +32,14 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--load", metavar="FILE", help="go on from a conversation that /save wrote")
     add_model_flags(parser)
     arguments = parser.parse(argv)
-    chat = Conversation(read_flags(SamplingFlags, arguments).params(), arguments.system, arguments.lora)
+    flags = read_flags(SamplingFlags, arguments)
+    chat = Conversation(flags.params(), arguments.system, arguments.lora)
     terminal = Terminal()
     if arguments.load is not None:
         terminal.note(run_command(f"/load {arguments.load}", chat).note)
     engine, model, seconds = load(arguments)
+    if arguments.load is None:  # a saved conversation has its own
+        chat.params = flags.params(engine.generation.sampling)
     if not engine.tokenizer.chat_template:
         raise Unsupported(f"`{model}` has no chat template", "it completes text: `quire run --raw -m MODEL TEXT`")
     if sys.stdin.isatty():

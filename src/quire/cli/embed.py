@@ -9,7 +9,8 @@ from dataclasses import fields
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
-from quire.engine.options import LORA, SPECULATION, EngineOptions
+from quire.cli.peer_flags import add_peer_flags
+from quire.engine.options import GENERATION, LORA, SPECULATION, EngineOptions
 
 EXAMPLES = """\
   quire embed -m ./all-MiniLM-L6-v2 "A quire is a gathering of pages"
@@ -28,7 +29,7 @@ _GENERATION_ONLY = (
         "kv_cache_memory_bytes",
         "swap_space",
     ),
-    *("load_format", "gpu_memory_utilization", "enforce_eager", *LORA, *SPECULATION),
+    *("load_format", "gpu_memory_utilization", "enforce_eager", *GENERATION, *LORA, *SPECULATION),
 )
 
 
@@ -47,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--dimensions", metavar="N", type=int, help="keep the first N dimensions of each embedding")
     parser.add_argument("--truncate", action="store_true", help="cut texts that are too long, instead of refusing them")
     add_flags(parser, EngineOptions, "engine", skip=_GENERATION_ONLY)
+    add_peer_flags(parser)
     arguments = parser.parse(argv)
     options = read_flags(EngineOptions, arguments)
     if not hasattr(arguments, "model") and "QUIRE_MODEL" not in os.environ:

@@ -1,9 +1,9 @@
 """Makes flags from a dataclass, and the dataclass from the flags.
 
 Every field is a flag of the same name; its default stands in the dataclass only. The field's metadata holds the rest:
-`help`, `metavar`, `choices`, `unit: "bytes"`, `aliases` (other names of the flag), `several` (a flag that takes several
-values). A command may override it with `about`. The environment variable QUIRE_<FIELD> stands in for a flag that is not
-given."""
+`help`, `metavar`, `choices`, `synonyms` (a value -> the choice it stands for), `unit: "bytes"`, `aliases` (other names
+of the flag), `several` (a flag that takes several values). A command may override it with `about`. The environment
+variable QUIRE_<FIELD> stands in for a flag that is not given."""
 
 import argparse
 import os
@@ -86,6 +86,7 @@ class _Flag:
     def read(self, text: str) -> Any:
         """One value. Raises ValueError with a message for the user."""
         value = reader(self.kind, self.metadata.get("unit", ""))(text)
+        value = self.metadata.get("synonyms", {}).get(value, value)
         choices = self.metadata.get("choices")
         if choices and value not in choices:
             raise ValueError(f"`{text}` is not one of {', '.join(map(str, choices))}")

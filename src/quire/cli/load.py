@@ -8,6 +8,7 @@ from typing import Any
 from quire.cli.answer import TextEngine
 from quire.cli.flags import About, add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser
+from quire.cli.peer_flags import add_peer_flags
 from quire.cli.sampling import SamplingFlags
 from quire.engine.options import LORA, EngineOptions
 
@@ -22,6 +23,7 @@ def add_model_flags(parser: Parser, *, about: About | None = None) -> None:
     )
     add_flags(parser, SamplingFlags, "sampling", about=about)
     add_flags(parser, EngineOptions, "engine", skip=("model", *_SERVING_ONLY))
+    add_peer_flags(parser)
 
 
 def load(arguments: argparse.Namespace) -> tuple[TextEngine, str, float]:

@@ -26,7 +26,7 @@ COMMANDS = {  # name: (module, what it does)
 
 EXAMPLES = """\
 examples:
-  quire run "Why is the sky blue?"        the default model, downloaded once (93 MB)
+  quire run "What is photosynthesis?"      the default model, downloaded once (93 MB)
   quire chat -m ./model.gguf
   quire serve Qwen/Qwen2.5-0.5B-Instruct --port 8080
   quire COMMAND --help"""

@@ -1,29 +1,10 @@
 """argparse that raises `UsageError`s, and names the nearest flag for an unknown one."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from quire.core.errors import QuireError
-
-SYNONYMS = {  # what other engines call it
-    "--alias": "--served-model-name",
-    "--chunked-prefill-size": "--max-num-batched-tokens",
-    "--context-length": "--max-model-len",
-    "--ctx-size": "--max-model-len",
-    "--max-new-tokens": "--max-tokens",
-    "--max-queue": "--max-queued-requests",
-    "--max-running-requests": "--max-num-seqs",
-    "--model-id": "--model",
-    "--model-path": "--model",
-    "--n-predict": "--max-tokens",
-    "--num-predict": "--max-tokens",
-    "--page-size": "--block-size",
-    "--parallel": "--max-num-seqs",
-    "--schedule-policy": "--scheduling-policy",
-    "--shutdown-timeout": "--drain-timeout",
-    "--temp": "--temperature",
-}
 
 
 class UsageError(QuireError):
@@ -45,6 +26,11 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    @property
+    def flags(self) -> Mapping[str, argparse.Action]:
+        """Every flag, as it is written -> what it does."""
+        return self._option_string_actions
+
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         arguments, unknown = self.parse_known_args([_with_dashes(argument) for argument in argv])
         if unknown:
@@ -58,9 +44,7 @@ class Parser(argparse.ArgumentParser):
         if not argument.startswith("-"):
             return UsageError(f"`{argument}` is one argument too many", "put text with spaces in quotes")
         flag = argument.partition("=")[0]
-        known = [name for action in self._actions for name in action.option_strings]
-        if (synonym := SYNONYMS.get(flag)) in known:
-            return UsageError(f"there is no flag `{flag}`", f"here it is called `{synonym}`")
+        known = [name for name, action in self.flags.items() if action.help is not argparse.SUPPRESS]
         return UsageError(f"there is no flag `{flag}`", nearest(flag, known) or f"see `{self.prog} --help`")
 
 

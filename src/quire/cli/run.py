@@ -14,7 +14,7 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.params import SamplingParams
 
 EXAMPLES = """\
-  quire run "Why is the sky blue?"
+  quire run "What is photosynthesis?"
   quire run "Summarize this:" - < notes.txt
   echo "Name three rivers" | quire run --max-tokens 64 --stats
   quire run --raw --temperature 0 "A quire is"
@@ -40,9 +40,11 @@ def run(argv: Sequence[str]) -> int:
     if arguments.raw and arguments.system is not None:
         raise UsageError("--system needs the chat template, and --raw leaves it out", "put the text into the prompt")
     prompt = read_prompt(arguments.prompt)
-    params = read_flags(SamplingFlags, arguments, given={"max_tokens": MAX_TOKENS}).params()
+    flags = read_flags(SamplingFlags, arguments, given={"max_tokens": MAX_TOKENS})
+    flags.params()  # a wrong one is refused before the model is loaded
 
     engine, model, load_seconds = load(arguments)
+    params = flags.params(engine.generation.sampling)
     request = make_request(engine, prompt, params, system=arguments.system, raw=arguments.raw)
     request.adapter = arguments.lora
     answer, terminal = PrintedAnswer(), Terminal()
@@ -59,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
 def read_prompt(words: Sequence[str]) -> str:
     """The words, with stdin for every `-`; stdin alone where there are no words and it is not a terminal."""
     if not words and sys.stdin.isatty():
-        raise UsageError("there is no prompt", 'give it in quotes, `quire run "Why is the sky blue?"`, or on stdin')
+        raise UsageError("there is no prompt", 'give it in quotes, `quire run "What is photosynthesis?"`, or on stdin')
     given = list(words) or ["-"]
     try:
         piped = sys.stdin.read().rstrip("\n") if "-" in given else ""

@@ -1,5 +1,6 @@
 """`quire run-batch`: requests from a file, answers to a file."""
 
+import argparse
 import asyncio
 import signal
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.main import INTERRUPTED
 from quire.cli.parser import Parser, UsageError
+from quire.cli.peer_flags import add_peer_flags
 from quire.engine.options import EngineOptions
 from quire.server.batch.requests import BadBatch, BatchRequests
 from quire.server.batch.results import BatchResult, BatchResults
@@ -35,22 +37,33 @@ def run(argv: Sequence[str]) -> int:
         "order; run it again after Ctrl-C or a crash, and it resumes.",
         EXAMPLES,
     )
-    parser.add_argument("input", metavar="INPUT", type=Path, help="a request a line, as JSON")
-    parser.add_argument("output", metavar="OUTPUT", type=Path, help="file of results; an existing one is resumed")
+    parser.add_argument("paths", nargs="*", metavar="INPUT OUTPUT", help="a request a line; results, maybe to resume")
+    parser.add_argument("-i", "--input-file", metavar="FILE", help="the same as INPUT")
+    parser.add_argument("-o", "--output-file", metavar="FILE", help="the same as OUTPUT")
     add_model_flag(parser)
     add_flags(parser, EngineOptions, "engine", skip=_SERVING_ONLY)
+    add_peer_flags(parser)
     arguments = parser.parse(argv)
     options = read_flags(EngineOptions, arguments)
-    if arguments.output.exists() and arguments.output.samefile(arguments.input):
+    source, target = _paths(arguments)
+    if target.exists() and target.samefile(source):
         raise UsageError("INPUT and OUTPUT are the same file", "choose another OUTPUT")
-    requests = BatchRequests(arguments.input)
-    with BatchResults(arguments.output) as results:
+    requests = BatchRequests(source)
+    with BatchResults(target) as results:
         if unknown := results.done - requests.keys:
             raise BadBatch(
-                f"{arguments.output} has a result for `{min(unknown)[0]}`, which is not in {arguments.input}",
+                f"{target} has a result for `{min(unknown)[0]}`, which is not in {source}",
                 "results are appended to this file: choose another, or remove it",
             )
         return asyncio.run(_run(requests, results, options))
+
+
+def _paths(arguments: argparse.Namespace) -> tuple[Path, Path]:
+    flags = [path for path in (arguments.input_file, arguments.output_file) if path is not None]
+    given = flags or arguments.paths
+    if len(given) != 2 or (flags and arguments.paths):
+        raise UsageError("run-batch takes one INPUT and one OUTPUT", "for example `quire run-batch in.jsonl out.jsonl`")
+    return Path(given[0]), Path(given[1])
 
 
 async def _run(requests: BatchRequests, results: BatchResults, options: EngineOptions) -> int:

@@ -1,29 +1,34 @@
 """The sampling flags that `run` and `chat` share."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from quire.core.params import BREAKERS, SamplingParams
 from quire.core.sampler_order import SAMPLERS
 from quire.engine.options import option
 
 _BREAKERS_SHOWN = " ".join(repr(breaker)[1:-1] for breaker in BREAKERS)
+DEFAULT_TEMPERATURE = 0.7  # for conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFlags:
-    """The `SamplingParams` that people set by hand, with defaults for conversation."""
+    """The `SamplingParams` that people set by hand. What is not given is the model's advice, else a default."""
 
     max_tokens: int | None = option(
         None, "longest answer, in tokens (default: until the model ends it or the context is full)"
     )
-    temperature: float = option(0.7, "sampling temperature: 0 takes the most likely token")
-    top_p: float = option(1.0, "keep the most likely tokens until their probability reaches this")
-    top_k: int = option(0, "keep this many of the most likely tokens; 0 keeps all")
-    min_p: float = option(0.0, "keep tokens at least this times as likely as the most likely one")
-    typical_p: float = option(
-        1.0, "keep the most typical tokens until their probability reaches this", aliases=("--typical",)
+    temperature: float | None = option(
+        None, "sampling temperature: 0 takes the most likely token (default: what the model advises, else 0.7)"
     )
-    repetition_penalty: float = option(1.0, "above 1, tokens that occurred become less likely")
+    top_p: float | None = option(None, "keep the most likely tokens until their probability reaches this")
+    top_k: int | None = option(None, "keep this many of the most likely tokens; 0 keeps all")
+    min_p: float | None = option(None, "keep tokens at least this times as likely as the most likely one")
+    typical_p: float | None = option(
+        None, "keep the most typical tokens until their probability reaches this", aliases=("--typical",)
+    )
+    repetition_penalty: float | None = option(None, "above 1, tokens that occurred become less likely")
     no_repeat_ngram_size: int = option(0, "no sequence of this many tokens occurs twice; 0 lets any")
     dry_multiplier: float = option(0.0, "DRY: the penalty for going on with a repetition; 0 is none")
     dry_base: float = option(1.75, "DRY: every further repeated token multiplies the penalty by this")
@@ -54,11 +59,13 @@ class SamplingFlags:
     seed: int | None = option(None, "the same seed gives the same answer (default: another one each time)")
     stop: list[str] = field(default_factory=list, metadata={"help": "end the answer before this text"})
 
-    def params(self) -> SamplingParams:
-        given = asdict(self)
-        given["samplers"] = None if self.samplers is None else [name for name in self.samplers.split(";") if name]
+    def params(self, advised: Mapping[str, Any] | None = None) -> SamplingParams:
+        """`advised`: by the model."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if self.samplers is not None:
+            given["samplers"] = [name for name in self.samplers.split(";") if name]
         if not self.dry_sequence_breakers:
             del given["dry_sequence_breakers"]
         elif self.dry_sequence_breakers == ["none"]:
             given["dry_sequence_breakers"] = []
-        return SamplingParams(**given)
+        return SamplingParams(**{"max_tokens": None, "temperature": DEFAULT_TEMPERATURE, **(advised or {}), **given})

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
+from quire.cli.peer_flags import add_peer_flags
 from quire.client.engine_process import EngineProcess
 from quire.engine.options import EngineOptions
 from quire.hub import model_name
@@ -24,6 +25,8 @@ EXAMPLES = """\
   quire serve --max-wait 10 --request-timeout 120     refuse early what would be late
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
+
+QUESTION = "What is the capital of France, and what is it known for?"  # the default model answers it well
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -66,12 +69,13 @@ def make_parser() -> Parser:
     )
     add_flags(parser, EngineOptions, "engine")
     add_flags(parser, ServerOptions, "server")
+    add_peer_flags(parser)
     return parser
 
 
 def announcement(address: str, models: Sequence[str], options: ServerOptions) -> str:
     """The address, and a line to paste into another terminal."""
-    messages = [{"role": "user", "content": "Hello!"}]
+    messages = [{"role": "user", "content": QUESTION}]
     body = json.dumps({"model": models[0], "max_tokens": 64, "messages": messages}, ensure_ascii=False)
     words = ["curl"]
     url = address

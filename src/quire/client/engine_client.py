@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from quire.client.adapters import ClientAdapters
+from quire.client.cache_resets import CacheResets
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.client.engine_process import EngineProcess
 from quire.client.forecast import Forecast
 from quire.client.generate_request import GenerateRequest
+from quire.client.generation_config import GenerationConfig, read_generation_config
 from quire.client.grammar_check import GrammarCheck
 from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
@@ -40,6 +42,7 @@ from quire.engine.messages import (
     FromEngine,
     LiveSnapshot,
     LoadAdapter,
+    PrefixCacheReset,
     PrepareGrammars,
     Ready,
     RequestRefused,
@@ -84,6 +87,7 @@ class EngineClient:
         self._num_fruitless = 0  # engines that died in a row without any output
         self._forecast = Forecast(options.max_num_seqs)
         self._live_clients: set[LiveClient] = set()
+        self._cache_resets = CacheResets(lambda message: self._engine.send(message))
         self._stepped = asyncio.Event()  # a step was measured, or a request has ended
         self._idle = asyncio.Event()  # no request is in flight
         self._idle.set()
@@ -109,6 +113,7 @@ class EngineClient:
         self._supervisor = asyncio.create_task(self._supervise())
         tokenizer = tokenizer_path(files.path, self.options)
         try:
+            generation = read_generation_config(self.options, files.path)
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer)
             await asyncio.wait((self._ready, self._supervisor), return_when=asyncio.FIRST_COMPLETED)
             ready = self._ready.result() if self._ready.done() else self._supervisor.result()
@@ -123,14 +128,17 @@ class EngineClient:
             self.options.seed,
             capacity.seq2seq,
             self.options.structured_defaults,
+            generation.max_tokens,
         )
         if ready.task == "generate":
             self._grammar_check = GrammarCheck(tokenizer, capacity.vocab_size)
         else:
             self._encoder = await asyncio.to_thread(self._encode_service, files.path, ready)
-        self.info = self._model_info(files.name, files.path, ready, capacity)
+        self.info = self._model_info(files.name, files.path, ready, capacity, generation)
 
-    def _model_info(self, name: str, path: Path, ready: Ready, capacity: Capacity) -> ModelInfo:
+    def _model_info(
+        self, name: str, path: Path, ready: Ready, capacity: Capacity, generation: GenerationConfig
+    ) -> ModelInfo:
         return ModelInfo(
             name=self.options.served_model_name or name,
             max_model_len=capacity.max_model_len,
@@ -142,6 +150,7 @@ class EngineClient:
             task=ready.task,
             dimensions=ready.dimensions,
             path=str(path),
+            generation=generation,
         )
 
     def _encode_service(self, path: Path, ready: Ready) -> "EncodeService":
@@ -163,6 +172,7 @@ class EngineClient:
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
         self.adapters.engine_died(Unavailable("the server is shutting down"))
+        self._cache_resets.engine_died()
         if self._grammar_check is not None:
             await self._grammar_check.stop()
         for request in list(self._requests.values()):
@@ -211,6 +221,10 @@ class EngineClient:
             return await future.results()
         finally:
             self.cancel(future)
+
+    async def reset_prefix_cache(self, tenant: str = "") -> bool:
+        self._check_task("generate")
+        return await self._cache_resets.ask(tenant) if self.state == "ready" else True  # a new engine has no cache
 
     def cancel(self, request: InFlight) -> None:
         """End a request and free what it holds. One that has ended is no error."""
@@ -329,6 +343,7 @@ class EngineClient:
             if failures > MAX_RESTARTS or isinstance(error, DoesNotFit):
                 log.error("%s: it is not started again", error.message)
                 self.adapters.engine_died(error)
+                self._cache_resets.engine_died()
                 self._fail_all(error.message)
                 return
             self._engine_died(error)
@@ -358,6 +373,7 @@ class EngineClient:
             log.error("request %s is given up: %s", culprit.id, reason)
             culprit.fail(reason)
         log.error("%s: it is started again, and %d requests go on there", error.message, len(self._requests))
+        self._cache_resets.engine_died()
         if self.observer:
             num_charged = int(culprit is not None)
             self.observer.restarted(num_retried - num_charged, num_charged)
@@ -385,6 +401,8 @@ class EngineClient:
                 live_client.show(message.snapshot)
         elif isinstance(message, AdapterLoaded | AdapterUnloaded):
             self.adapters.receive(message)
+        elif isinstance(message, PrefixCacheReset):
+            self._cache_resets.receive(message)
         elif isinstance(message, RequestRefused) and (request := self._requests.get(message.request_id)):
             request.refuse(message.error.exception())
 

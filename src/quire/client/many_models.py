@@ -188,6 +188,9 @@ class Slot:
         async with self._use() as client:
             return await client.score(request)
 
+    async def reset_prefix_cache(self, tenant: str = "") -> bool:
+        return self.client is None or await self.client.reset_prefix_cache(tenant)
+
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[LiveClient]:
         """Watching does not keep it from being unloaded."""

@@ -39,12 +39,15 @@ class Prompter:
         seed: int | None = None,
         seq2seq: Seq2Seq | None = None,
         structured_defaults: StructuredDefaults = STRUCTURED_DEFAULTS,
+        default_max_tokens: int | None = None,
     ) -> None:
+        """`default_max_tokens`: of requests that name none, as far as the context has room."""
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size  # the model's: a tokenizer may have more tokens, or fewer
         self.max_model_len = max_model_len
         self.seq2seq = seq2seq
         self._structured_defaults = structured_defaults
+        self._default_max_tokens = default_max_tokens
         # For requests without a seed. It is fixed here, so that a resumed request samples the same tokens.
         self._seeds = random.Random(seed)
         self._template: ChatTemplate | None = None
@@ -60,6 +63,8 @@ class Prompter:
         now = time.monotonic()
         ids = self.encode(request)
         params = self._complete_params(request.params)
+        if params.max_tokens is None and self._default_max_tokens is not None:
+            params.max_tokens = max(min(self._default_max_tokens, self.max_model_len - len(ids)), 1)
         if request.window is not None:
             room = max(request.window - len(ids), 1)
             params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)

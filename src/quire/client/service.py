@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.client.generate_request import GenerateRequest
+from quire.client.generation_config import GenerationConfig
 from quire.client.live_client import LiveClient
 from quire.core.encode_request import Task
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
@@ -28,6 +29,7 @@ class ModelInfo:
     task: Task = "generate"
     dimensions: int = 0  # of an embedding, where the model makes them
     path: str = ""  # of its files
+    generation: GenerationConfig = field(default_factory=GenerationConfig)  # the defaults of its requests
 
 
 class Observer(Protocol):
@@ -89,6 +91,10 @@ class Service(Protocol):
 
     async def score(self, request: ScoreRequest) -> Scores:
         """By a cross-encoder, or as cosines of embeddings."""
+
+    async def reset_prefix_cache(self, tenant: str = "") -> bool:
+        """Forget the prefixes that a tenant has in the KV cache. -> whether none is left: requests in flight keep
+        theirs"""
 
     def watch(self) -> AbstractAsyncContextManager[LiveClient]:
         """Watch the engine as long as the context lasts."""

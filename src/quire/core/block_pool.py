@@ -66,6 +66,14 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
+    def drop_cached(self, tenant: str) -> None:
+        """Forget the prefixes of a tenant that no sequence holds."""
+        for block in list(self._cached):  # the least recently used first: a suffix before its prefix
+            if self.tree.namespace_of(block)[0] == tenant:
+                del self._cached[block]
+                self.tree.remove(block)
+                self._free.append(block)
+
     def check(self) -> None:
         held = [block for block, refs in enumerate(self.refs) if refs > 0]
         every = sorted([*held, *self._free, *self._cached])

@@ -88,6 +88,16 @@ class PrefixTree:
             del node.parent.children[node.tokens]
             node = node.parent
 
+    def namespace_of(self, block: int) -> Namespace:
+        node = self._nodes[block]
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, NamespaceRoot)
+        return node.namespace
+
+    def holds(self, tenant: str) -> bool:
+        return any(namespace[0] == tenant for namespace in self._roots)
+
     def walk(self) -> Iterator[PrefixNode]:
         stack: list[PrefixNode] = list(self._roots.values())
         while stack:

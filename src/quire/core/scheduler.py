@@ -91,6 +91,11 @@ class Scheduler:
 
     # ---- schedule
 
+    def reset_prefix_cache(self, tenant: str) -> bool:
+        """Forget the prefixes of a tenant, but for those that running sequences hold. -> whether none is left"""
+        self.kv_blocks.pool.drop_cached(tenant)
+        return not self.kv_blocks.pool.tree.holds(tenant)
+
     def schedule(self) -> StepPlan:
         """Let every sequence catch up with what is known of it, in policy order, within the token budget."""
         assert len(self._in_flight) <= self._ahead, "schedule() is called before the outputs of earlier plans have come"

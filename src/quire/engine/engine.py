@@ -232,6 +232,12 @@ class Engine:
 
     # -- seen from outside
 
+    def reset_prefix_cache(self, tenant: str = "") -> bool:
+        """Forget the prefixes of a tenant. -> whether none is left: requests in flight keep theirs"""
+        if self._live:
+            self._live.changed()
+        return self._scheduler.reset_prefix_cache(tenant)
+
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 

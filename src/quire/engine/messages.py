@@ -52,6 +52,10 @@ class UnloadAdapter(msgspec.Struct, tag=True):
     key: str
 
 
+class ResetPrefixCache(msgspec.Struct, tag=True):
+    tenant: str
+
+
 class PrepareGrammars(msgspec.Struct, tag=True):
     """A request with structured output is coming: load what compiling its grammar takes."""
 
@@ -108,6 +112,12 @@ class AdapterUnloaded(msgspec.Struct, tag=True):
     key: str
 
 
+class PrefixCacheReset(msgspec.Struct, tag=True):
+    """The answer to ResetPrefixCache; answers come in the order of the questions."""
+
+    empty: bool  # no request in flight holds a prefix
+
+
 class ErrorInfo(msgspec.Struct):
     """A QuireError as it crosses the socket."""
 
@@ -129,9 +139,20 @@ class ErrorInfo(msgspec.Struct):
         return error
 
 
-ToEngine = Start | Submit | Encode | Cancel | WatchEngine | LoadAdapter | UnloadAdapter | PrepareGrammars
+ToEngine = (
+    Start | Submit | Encode | Cancel | WatchEngine | LoadAdapter | UnloadAdapter | PrepareGrammars | ResetPrefixCache
+)
 FromEngine = (
-    Ready | StepDone | Encoded | EngineIdle | LiveSnapshot | RequestRefused | Failed | AdapterLoaded | AdapterUnloaded
+    Ready
+    | StepDone
+    | Encoded
+    | EngineIdle
+    | LiveSnapshot
+    | RequestRefused
+    | Failed
+    | AdapterLoaded
+    | AdapterUnloaded
+    | PrefixCacheReset
 )
 
 encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode

@@ -2,16 +2,36 @@
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
+from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
 from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from quire.runtime.spec import SpecConfig
+
+log = logging.getLogger("quire.engine")
+
+QUANTIZE = ("fp8", "int8", "int4", "nf4")  # what a plain checkpoint can be quantized to while it is loaded
+# What a checkpoint can be quantized as: the keys of FORMATS in weights/formats, and GGUF.
+STORED = ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "eetq", "hqq", "mxfp4", "gguf")
+_FLOATS = {"half": "float16", "float": "float32"} | {
+    f"torch.{name}": name for name in ("float16", "bfloat16", "float32")
+}
+_SAME_FORMAT = {
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "marlin": "gptq",
+    "exllama": "gptq",
+    "compressed_tensors": "compressed-tensors",
+    "bitsandbytes-nf4": "nf4",
+}
+_LOADED_BY_CONTENT = ("hf", "pt", "safetensors", "gguf", "bitsandbytes", "mistral")  # vLLM's names of file formats
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
@@ -52,6 +72,7 @@ class EngineOptions:
         "auto",
         "how keys and values are kept; auto is float16 (on a GPU: dtype), and int8 or a GPU's fp8 take half of that",
         choices=("auto", "float16", "bfloat16", "float32", "int8", "fp8"),
+        synonyms={"fp8_e4m3": "fp8", **_FLOATS},
     )
     kv_cache_memory_bytes: int | None = option(
         None, "memory for the KV cache (default: half of what is free, 4 GiB at most)", unit="bytes", metavar="SIZE"
@@ -63,12 +84,21 @@ class EngineOptions:
         "auto",
         "type of activations: float32 on a CPU, bfloat16 on a GPU",
         choices=("auto", "bfloat16", "float16", "float32"),
+        synonyms=_FLOATS,
     )
-    load_format: str = option("auto", "dummy: random weights, for measuring", choices=("auto", "dummy"))
+    load_format: str = option(
+        "auto",
+        "dummy: random weights, for measuring",
+        choices=("auto", "dummy"),
+        synonyms=dict.fromkeys(_LOADED_BY_CONTENT, "auto"),
+    )
     quantization: str | None = option(
         None,
-        "quantize the weights of a plain checkpoint while they are loaded; fp8 on a GPU only",
-        choices=("fp8", "int8", "int4", "nf4"),
+        f"quantize the weights of a plain checkpoint while they are loaded: {', '.join(QUANTIZE)} (fp8 on a GPU only); "
+        "or what the checkpoint is, such as awq or gptq, which is found out anyway",
+        choices=(*QUANTIZE, *STORED),
+        synonyms=_SAME_FORMAT,
+        metavar="METHOD",
     )
     gpu_memory_utilization: float = option(0.9, "share of the GPU's memory that may be taken")
     enforce_eager: bool = option(False, "launch every op by itself instead of replaying CUDA graphs")
@@ -107,6 +137,17 @@ class EngineOptions:
     threads: int | None = option(
         None, "threads that compute (default: as many as CPUs this process may use, one less from 12 on)"
     )
+    generation_config: str = option(
+        "auto",
+        "where the defaults of sampling come from: auto is the model's own advice (generation_config.json, GGUF "
+        "metadata), none the API's, and a path is that of another generation_config.json",
+        metavar="auto|none|PATH",
+    )
+    override_generation_config: str | None = option(
+        None,
+        """defaults of sampling that replace those, such as '{"temperature": 0.5, "max_new_tokens": 256}'""",
+        metavar="JSON",
+    )
     seed: int | None = option(None, "makes requests without a seed of their own repeatable")
     device: str = option(
         "auto", "where to compute; auto takes a GPU where there is one and torch", choices=("auto", "cpu", "cuda")
@@ -119,6 +160,7 @@ class EngineOptions:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
         _ = self.speculation, self.structured_defaults  # raise where they are wrong
+        check_generation_override(self.override_generation_config)
         if self.gpu_memory_utilization > 1:
             raise BadRequest(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}",
@@ -151,19 +193,70 @@ class EngineOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "EngineOptions":
         """From keywords; one that does not exist is an error with the nearest that does."""
-        known = [spec.name for spec in fields(cls)]
-        given = {name: value for name, value in given.items() if not (name in _NO_EFFECT and _NO_EFFECT[name](value))}
-        for name in given:
-            if name not in known:
+        known = {spec.name: spec for spec in fields(cls)}
+        given = _without_peer_options(given, known)
+        for name, value in given.items():
+            if name in known:
+                given[name] = known[name].metadata.get("synonyms", {}).get(str(value), value)
+            else:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
                 raise BadRequest(f"there is no option {name}", hint, param=name)
-        for name in ("speculative_config", "structured_outputs_config"):
+        for name in ("speculative_config", "structured_outputs_config", "override_generation_config"):
             if isinstance(config := given.get(name), Mapping):  # as scripts written for vLLM give it
                 given[name] = json.dumps(config)
         return cls(**given)
 
 
+def _without_peer_options(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """With options of other engines under our names, or left out with a warning."""
+    values = {name: value for name, value in given.items() if name in known or name not in PEER_OPTIONS}
+    for name, value in given.items():
+        if name in known or name not in PEER_OPTIONS:
+            continue
+        peer = PEER_OPTIONS[name]
+        if not isinstance(peer, Renamed):
+            if text := warning(name, peer, value):
+                log.warning("%s", text)
+        elif peer.option in values:
+            raise BadRequest(f"{name} and {peer.option} are both given, and mean the same", "give one", param=name)
+        elif (here := translate(peer, value)) is not None:
+            values[peer.option] = here
+    return values
+
+
+# What generation_config.json can advise, by Hugging Face's names: those that vLLM takes from it.
+GENERATION_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+def check_generation_override(text: str | None) -> None:
+    name = "override_generation_config"
+    try:
+        values = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"{name} is not JSON: {error}", """write '{"temperature": 0.5}'""", param=name) from None
+    if not isinstance(values, dict):
+        raise BadRequest(f"{name} is no JSON object", """write '{"temperature": 0.5}'""", param=name)
+    for key, value in values.items():
+        if key not in GENERATION_FIELDS:
+            raise BadRequest(f"{name} has `{key}`", f"it may have {', '.join(GENERATION_FIELDS)}", param=name)
+        checked_advice(key, value)
+
+
+def checked_advice(name: str, value: Any) -> int | float:
+    """One value of a generation config; raises `BadRequest` where it is no number, or an impossible one."""
+    from quire.core.params import SamplingParams
+
+    field_name = "max_tokens" if name == "max_new_tokens" else name
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRequest(f"{name} is {value!r}", f"{name} must be a number", param=name)
+    number: int | float = int(value) if field_name in ("top_k", "max_tokens") else value
+    given: dict[str, Any] = {field_name: number}
+    SamplingParams(**given)
+    return number
+
+
+GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
 SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
 
@@ -196,12 +289,4 @@ _MIN_VALUES = {
     "max_wait": 0,
     "threads": 1,
     "gpu_memory_utilization": 0.01,
-}
-
-# Options of other engines that scripts set and that change nothing here.
-_NO_EFFECT: dict[str, Callable[[Any], bool]] = {
-    "tensor_parallel_size": lambda value: value == 1,
-    "pipeline_parallel_size": lambda value: value == 1,
-    "trust_remote_code": lambda value: True,  # a permission; remote code is never run
-    "disable_log_stats": lambda value: True,
 }

@@ -29,9 +29,11 @@ from quire.engine.messages import (
     FromEngine,
     LiveSnapshot,
     LoadAdapter,
+    PrefixCacheReset,
     PrepareGrammars,
     Ready,
     RequestRefused,
+    ResetPrefixCache,
     Start,
     StepDone,
     Submit,
@@ -144,6 +146,8 @@ def _serve(
                     adapters.load(key, Path(path))
                 case UnloadAdapter(key) if adapters is not None:
                     adapters.unload(key)
+                case ResetPrefixCache(tenant) if isinstance(engine, Engine):
+                    server.send(PrefixCacheReset(engine.reset_prefix_cache(tenant)))
                 case PrepareGrammars() if isinstance(engine, Engine) and engine.compile_queue is not None:
                     engine.compile_queue.warm_up()
             message = server.receive(0.0)

@@ -1,10 +1,16 @@
 """The op sets by name, and how an executor makes one."""
 
+import logging
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from quire.core.errors import Unsupported
+from quire.core.errors import BadRequest, Unsupported
 from quire.executors.options import ExecutorOptions
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.formats import stored_format
+
+log = logging.getLogger("quire.engine")
 
 BACKENDS = {
     "native": ("quire.ops.native", "NativeOps"),
@@ -17,11 +23,37 @@ def check_backend(options: ExecutorOptions) -> None:
     """Refuse what the backend cannot do, before anything is loaded."""
     if options.backend not in BACKENDS:
         raise Unsupported(f"the backend `{options.backend}` is not known", f"use one of {', '.join(BACKENDS)}")
-    if options.backend == "native":
-        if options.quantization == "fp8":
-            raise Unsupported("quantization fp8 is for GPUs", "on a CPU, use int8, int4 or nf4")
-        if options.kv_cache_dtype == "fp8":
-            raise Unsupported("kv_cache_dtype is `fp8`, and the CPU has no such numbers", "use int8")
+    if options.backend == "native" and options.kv_cache_dtype == "fp8":
+        raise Unsupported("kv_cache_dtype is `fp8`, and the CPU has no such numbers", "use int8")
+
+
+# Names of formats that ask for a quantization of ours where the checkpoint is plain.
+_IN_FLIGHT = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nf4": "nf4", "bitsandbytes": "nf4", "eetq": "int8"}
+_SAME = {"fbgemm_fp8": "fp8"}  # two names of one format
+
+
+def resolve_quantization(options: ExecutorOptions, checkpoint: Checkpoint) -> ExecutorOptions:
+    """`quantization` names a format that the checkpoint has, or one that its weights are to be quantized to."""
+    asked = options.quantization
+    stored = stored_format(checkpoint.config, checkpoint.path)
+    if asked is None or _SAME.get(asked, asked) == _SAME.get(stored, stored):
+        return replace(options, quantization=None)
+    wanted = _IN_FLIGHT.get(asked)
+    if wanted is None or (stored and wanted != asked):
+        raise BadRequest(
+            f"quantization is {asked}, and the checkpoint is {stored or 'not quantized'}",
+            "leave quantization out" if stored else "leave it out, or quantize to int8, int4, nf4 or, on a GPU, fp8",
+            param="quantization",
+        )
+    if wanted == "fp8" and options.backend == "native":
+        raise Unsupported("quantization fp8 is for GPUs", "on a CPU, use int8, int4 or nf4")
+    return replace(options, quantization=wanted)
+
+
+def warn_of_dtype(options: ExecutorOptions, *taken: str) -> None:
+    """`taken`: the types that this use of a CPU has."""
+    if options.backend == "native" and options.dtype not in ("auto", "float32", *taken):
+        log.warning("dtype %s has no effect on a CPU: activations are float32", options.dtype)
 
 
 def new_ops(options: ExecutorOptions, *, graphs: bool = True, fp16_weights: bool = False) -> Any:

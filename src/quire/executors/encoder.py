@@ -8,7 +8,7 @@ import numpy as np
 
 from quire.core.encode_request import EncodeInput
 from quire.core.errors import BadRequest, Unsupported
-from quire.executors.backends import check_backend, new_ops
+from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype
 from quire.executors.options import ExecutorOptions
 from quire.models.config import EncoderConfig, ModelConfig
 from quire.models.registry import Purpose, decoder_of, family, read_model_config
@@ -94,8 +94,8 @@ def _load(
     """-> the model's config, the longest text in tokens, and the runner. `max_tokens` is the checkpoint's own limit,
     which counts unless max_model_len is given."""
     check_backend(options)
-    if options.backend == "native" and options.dtype == "bfloat16":
-        raise Unsupported("dtype bfloat16 is for GPUs", "on a CPU, activations are float32")
+    warn_of_dtype(options, "float16")
+    options = resolve_quantization(options, checkpoint)
     # CUDA graphs are for decode steps; fp16 on a CPU means weights of fp16.
     ops = new_ops(options, graphs=False, fp16_weights=options.dtype == "float16")
     decoder = decoder_of(checkpoint.config.architecture)

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
-from quire.executors.backends import check_backend, new_ops
+from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
@@ -32,8 +32,7 @@ class LocalExecutor:
         self.path = path
         self.options = options or ExecutorOptions()
         check_backend(self.options)
-        if self.options.backend == "native" and self.options.dtype in ("bfloat16", "float16"):
-            raise Unsupported(f"dtype {self.options.dtype} is for GPUs", "on a CPU, activations are float32")
+        warn_of_dtype(self.options)
         self._runner: Runner | None = None
         self.submit: Callable[[StepPlan], None]  # the runner's
         self.collect: Callable[[], StepOutput]
@@ -41,7 +40,8 @@ class LocalExecutor:
     # -- starting: load and measure, then allocate what was agreed on
 
     def load(self) -> KVSize:
-        options, checkpoint = self.options, self._open()
+        checkpoint = self._open()
+        options = resolve_quantization(self.options, checkpoint)
         model_family = family(checkpoint.config.architecture)
         config = read_model_config(model_family, checkpoint.config)
         spec = kv_spec(config, options.block_size, options.kv_dtype)

@@ -30,6 +30,7 @@ from quire.server.observe.tracing import tracer
 from quire.server.options import ServerOptions
 from quire.server.routes.abort import AbortRoutes
 from quire.server.routes.embeddings import EmbeddingRoutes
+from quire.server.routes.engine import EngineRoutes
 from quire.server.routes.info import InfoRoutes
 from quire.server.routes.live import LiveRoutes
 from quire.server.routes.page import page_routes
@@ -74,6 +75,7 @@ class RouteTable:
             *InfoRoutes(state).routes(),
             *TokenizerRoutes(state).routes(),
             *AbortRoutes(metered, state.options.max_body_bytes).routes(),
+            *EngineRoutes(metered).routes(),
             *EmbeddingRoutes(state).routes(),
             *RerankRoutes(state).routes(),
             *LiveRoutes(state).routes(),

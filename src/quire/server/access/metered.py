@@ -57,6 +57,11 @@ class MeteredModels:
             await stream.abort()
         return bool(streams)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that generate."""
+        return len({stream.context.id for stream in self._streams})
+
     @staticmethod
     async def _in_time(context: RequestContext, finding: Coroutine[Any, Any, ResolvedModel]) -> ResolvedModel:
         """The model may have to be loaded first."""
@@ -122,6 +127,10 @@ class MeteredService:
         scores = await self._service.score(request)
         self._context.spend(scores.num_tokens, 0)
         return scores
+
+    async def reset_prefix_cache(self, tenant: str = "") -> bool:
+        """Of the caller's own key only."""
+        return await self._service.reset_prefix_cache(self._context.tenant)
 
     def watch(self) -> "AbstractAsyncContextManager[LiveClient]":
         return self._service.watch()

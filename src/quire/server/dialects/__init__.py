@@ -12,6 +12,7 @@ DIALECTS = {
     "ollama": "quire.server.dialects.ollama",
     "anthropic": "quire.server.dialects.anthropic",
     "llama_server": "quire.server.dialects.llama_server",
+    "kserve": "quire.server.dialects.kserve",
 }
 
 

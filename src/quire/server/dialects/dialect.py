@@ -84,7 +84,8 @@ def model_field(body: bytes) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Dialect:
     name: str
-    parsers: Mapping[str, Callable[[bytes, Context], Call]]  # path -> parser of the bodies posted there
+    # Path -> parser of the bodies posted there. A parameter `model` in a path names the model.
+    parsers: Mapping[str, Callable[[bytes, Context], Call]]
     wire: WireFormat
     model: Callable[[bytes], str | None] = model_field  # the model that a body asks for; None: the first one
     json_only: bool = True  # a body whose Content-Type is not JSON is refused

@@ -35,7 +35,8 @@ PARSE_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread, so that ot
 def generation_route(state: AppState, dialect: Dialect, parse: Callable[[bytes, Context], Call]) -> Endpoint:
     async def handle(http: Request) -> Response:
         body = await read_body(http, state.options.max_body_bytes, dialect.json_only)
-        service, call = await parse_call(state.models, state.options, dialect.model(body), body, parse)
+        model = http.path_params.get("model") or dialect.model(body)
+        service, call = await parse_call(state.models, state.options, model, body, parse)
         return await respond(http, dialect.wire, service, call, state.options.sse_keep_alive)
 
     return with_wire_errors(handle, dialect.wire)

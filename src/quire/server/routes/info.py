@@ -1,7 +1,7 @@
 """What can be asked about the server: its models, its health, its metrics, its version."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from starlette.requests import Request
@@ -32,6 +32,7 @@ class ModelCard(Struct, kw_only=True):
     parent: str | None
     max_model_len: int | None
     task: str | None
+    default_sampling_params: dict[str, Any] | None  # of requests that leave them out: what the model advises
 
 
 class ModelList(Struct):
@@ -92,6 +93,7 @@ class InfoRoutes:
             parent=model.adapter_of or None,
             max_model_len=model.info.max_model_len if model.info else None,
             task=model.info.task if model.info else None,
+            default_sampling_params=model.info.generation.as_dict() if model.info else None,
         )
 
     @responses({JSON: ServerStatus}, also=(503,))

@@ -5,9 +5,10 @@ ours: every token stands for certain bytes, and a text is these bytes as UTF-8, 
 logprobs can show a token's exact bytes, and a stream of tokens decodes to the same text as all of them at once (see
 detokenizer.py)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
@@ -54,6 +55,31 @@ class Tokenizer:
     @property
     def bos_id(self) -> int | None:
         return None if self.bos_token is None else self.id_of(self.bos_token)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The name that scripts written for transformers know."""
+        return self.bos_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return None if self.eos_token is None else self.id_of(self.eos_token)
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        **options: Any,
+    ) -> str | list[int]:
+        """As in transformers. `options` are those of `ChatTemplate.render`."""
+        if not self.chat_template:
+            raise BadRequest("this model has no chat template", "write the prompt out")
+        from quire.text.chat.chat_template import ChatTemplate
+
+        template = ChatTemplate(self.chat_template, self.bos_token, self.eos_token)
+        text = template.render([dict(message) for message in conversation], add_generation_prompt, **options)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, written as in the vocabulary."""

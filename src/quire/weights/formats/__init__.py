@@ -8,6 +8,7 @@ which finds the tensors that belong together, checks their shapes, and says how 
 Nothing is read until a weight is asked for. Other tensors are weights as they are."""
 
 from importlib import import_module
+from pathlib import Path
 
 from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
@@ -36,7 +37,7 @@ OLDER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 def read_quantized(config: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTensor]:
     """Name -> weight derived from several tensors; {} where the checkpoint is not quantized."""
-    quantization = _quantization(config, raw)
+    quantization = _quantization(config, raw.path)
     if quantization is None:
         return {}
     derived: dict[str, DerivedTensor] = import_module(FORMATS[_method(quantization)]).read(quantization, raw)
@@ -59,12 +60,20 @@ def _method(quantization: CheckpointConfig) -> str:
     return method
 
 
-def _quantization(config: CheckpointConfig, raw: RawTensors) -> CheckpointConfig | None:
+def stored_format(config: CheckpointConfig, path: Path) -> str:
+    """What the checkpoint at `path` is quantized as: a key of FORMATS, gguf, or "" where it is plain."""
+    if not path.is_dir():
+        return "gguf"
+    quantization = _quantization(config, path)
+    return "" if quantization is None else quantization.str("quant_method")
+
+
+def _quantization(config: CheckpointConfig, directory: Path) -> CheckpointConfig | None:
     if (quantization := _in_config(config)) is not None:
         return quantization
     for file, method in OLDER_FILES.items():
-        if values := read_json(raw.path / file):
-            return CheckpointConfig(raw.path / file, {"quant_method": method, **values})
+        if values := read_json(directory / file):
+            return CheckpointConfig(directory / file, {"quant_method": method, **values})
     return None
 
 

@@ -45,7 +45,7 @@ def parse_messages(body: bytes, context: Context) -> "MessagesCall":
     use = tool_use(given)
     request = GenerateRequest(
         id=new_id("msg", "_"),
-        params=sampling_params(given),
+        params=sampling_params(given, context.info.generation.sampling),
         window=context.info.max_model_len,  # max_tokens may be more than the context holds
         tenant=context.tenant,
     )

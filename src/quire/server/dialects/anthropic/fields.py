@@ -1,6 +1,7 @@
 """The body of /v1/messages. An unknown field is refused with Anthropic's message."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -151,7 +152,8 @@ def tool_use(body: PromptBody) -> ToolParams:
     return ToolParams(tools, _CHOICES[choice.type], choice.name or "", not choice.disable_parallel_tool_use)
 
 
-def sampling_params(body: MessagesBody) -> SamplingParams:
+def sampling_params(body: MessagesBody, defaults: Mapping[str, Any]) -> SamplingParams:
+    """`defaults`: the model's."""
     for name in NOT_SUPPORTED:
         if getattr(body, name):
             raise BadRequest(f"{name}: not supported", "leave it out", param=name)
@@ -162,10 +164,9 @@ def sampling_params(body: MessagesBody) -> SamplingParams:
         raise NoThreads("thread: not supported", "send the whole conversation", param="thread")
     if body.temperature is not None and not 0.0 <= body.temperature <= 1.0:
         raise BadRequest(f"temperature: {body.temperature} is not in the range 0..1", param="temperature")
+    given = {name: value for name in ("temperature", "top_p", "top_k") if (value := getattr(body, name)) is not None}
     return SamplingParams(
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=body.top_k or 0,
+        **{**defaults, **given},
         max_tokens=body.max_tokens,
         stop=body.stop_sequences or [],
         structured=_structured(body),

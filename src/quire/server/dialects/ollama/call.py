@@ -117,7 +117,12 @@ def _request(given: OllamaFields, context: Context) -> GenerateRequest:
     room = window(known, context.info.max_model_len)
     return GenerateRequest(
         id=new_id("ollama"),
-        params=sampling_params(known, logprobs=num_logprobs(given), structured=structured(given.format)),
+        params=sampling_params(
+            known,
+            context.info.generation.sampling,
+            logprobs=num_logprobs(given),
+            structured=structured(given.format),
+        ),
         window=room,
         truncate_prompt_tokens=None if given.truncate is False else room - 1,
         tenant=context.tenant,

@@ -1,6 +1,7 @@
 """The `options` of a request. Names and defaults are Ollama's. Unknown options are ignored with a warning, as there."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from quire.core.errors import BadRequest
@@ -42,7 +43,7 @@ _LOADING_OPTIONS = {
 }
 
 MIN_CONTEXT = 4  # tokens
-_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def known_options(options: dict[str, Any] | None) -> dict[str, Any]:
@@ -64,8 +65,9 @@ def window(known: dict[str, Any], max_model_len: int) -> int:
     return min(max(asked, MIN_CONTEXT), max_model_len) if asked > 0 else max_model_len
 
 
-def sampling_params(known: dict[str, Any], **given: Any) -> SamplingParams:
-    """`given`: parameters that are not in the options."""
+def sampling_params(known: dict[str, Any], advised: Mapping[str, Any], **given: Any) -> SamplingParams:
+    """`advised`: the model's defaults, which win over Ollama's. `given`: parameters that are not in the options."""
+    defaults = {**_DEFAULTS, **advised}
     last_n = known.get("repeat_last_n", -1)
     if last_n not in (-1, 0):
         raise BadRequest(
@@ -75,12 +77,12 @@ def sampling_params(known: dict[str, Any], **given: Any) -> SamplingParams:
         )
     seed, num_predict = known.get("seed", -1), known.get("num_predict", -1)
     return SamplingParams(
-        temperature=known.get("temperature", _DEFAULTS["temperature"]),
-        top_k=max(known.get("top_k", _DEFAULTS["top_k"]), 0),
-        top_p=known.get("top_p", _DEFAULTS["top_p"]),
-        min_p=known.get("min_p", 0.0),
+        temperature=known.get("temperature", defaults["temperature"]),
+        top_k=max(known.get("top_k", defaults["top_k"]), 0),
+        top_p=known.get("top_p", defaults["top_p"]),
+        min_p=known.get("min_p", defaults["min_p"]),
         typical_p=known.get("typical_p", 1.0),
-        repetition_penalty=known.get("repeat_penalty", 1.0) if last_n else 1.0,
+        repetition_penalty=known.get("repeat_penalty", defaults["repetition_penalty"]) if last_n else 1.0,
         presence_penalty=known.get("presence_penalty", 0.0),
         frequency_penalty=known.get("frequency_penalty", 0.0),
         mirostat=known.get("mirostat", 0),

@@ -92,7 +92,11 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
     request = GenerateRequest(
         id=new_id("chatcmpl"),
         params=sampling_params(
-            chat, max_tokens=_max_tokens(chat), logprobs=_logprobs(chat), structured=structured_output(chat)
+            chat,
+            context.info.generation.sampling,
+            max_tokens=_max_tokens(chat),
+            logprobs=_logprobs(chat),
+            structured=structured_output(chat),
         ),
         add_special_tokens=bool(chat.add_special_tokens),
         **truncation(chat.truncate_prompt_tokens, chat.truncation_side, _max_tokens(chat), context),

@@ -77,6 +77,7 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
             id=f"{name}-{index}",
             params=sampling_params(
                 completion,
+                context.info.generation.sampling,
                 best_of=completion.best_of,
                 max_tokens=1 if max_tokens == 0 and completion.echo else max_tokens,
                 structured=structured,

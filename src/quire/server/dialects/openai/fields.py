@@ -1,5 +1,6 @@
 """The fields that chat and completions share, and their `SamplingParams`."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -148,11 +149,12 @@ def truncation(kept: int | None, side: str | None, max_tokens: int | None, conte
     return {"truncate_prompt_tokens": kept, "truncate_end": side == "right"}
 
 
-def sampling_params(body: CompletionFields, **given: Any) -> SamplingParams:
-    """`given`: parameters whose names or defaults differ between the two routes."""
+def sampling_params(body: CompletionFields, defaults: Mapping[str, Any], **given: Any) -> SamplingParams:
+    """`defaults`: the model's. `given`: parameters whose names or defaults differ between the two routes."""
     for name in _SAME_NAME:
         if (value := getattr(body, name)) is not None:
             given.setdefault(name, value)
+    given = {**defaults, **given}
     if body.use_beam_search:
         given["beam_width"] = given.get("n", 1)
     params = SamplingParams(**given)

@@ -43,7 +43,7 @@ def parse_either(body: bytes, context: Context) -> "GenerateCall":
 def _call(body: TgiGenerateBody, context: Context, stream: bool, listed: bool = False) -> "GenerateCall":
     request = GenerateRequest(
         id=new_id("tgi"),
-        params=sampling_params(body, stream, context.options.watermark),
+        params=sampling_params(body, stream, context.options.watermark, context.info.generation.sampling),
         prompt=body.inputs,
         truncate_prompt_tokens=body.effective_parameters.truncate,
         tenant=context.tenant,

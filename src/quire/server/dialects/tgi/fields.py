@@ -2,6 +2,7 @@
 Generation Inference."""
 
 import random
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from quire.server.http.body import decode
 MAX_STOP_SEQUENCES = 64
 MAX_TOP_N_TOKENS = 20
 MAX_BEST_OF = MAX_SAMPLES
+_SAMPLING = ("temperature", "top_k", "top_p", "typical_p")  # any of these turns sampling on
 
 
 class TgiGrammar(Struct):
@@ -49,9 +51,8 @@ class TgiParameters(Struct):
 
     @property
     def samples(self) -> bool:
-        """Any of the sampling fields turns sampling on; otherwise the most likely token is taken."""
-        given = (self.temperature, self.top_k, self.top_p, self.typical_p)
-        return bool(self.do_sample) or any(value is not None for value in given)
+        """Otherwise the most likely token is taken."""
+        return bool(self.do_sample) or any(getattr(self, name) is not None for name in _SAMPLING)
 
 
 class TgiGenerateBody(Struct):
@@ -81,22 +82,23 @@ def adapter_id(body: bytes) -> str | None:
     return named.adapter_id if named else None
 
 
-def sampling_params(body: TgiGenerateBody, stream: bool, mark: Watermark) -> SamplingParams:
+def sampling_params(
+    body: TgiGenerateBody, stream: bool, mark: Watermark, defaults: Mapping[str, Any]
+) -> SamplingParams:
+    """`defaults`: the model's, for requests that sample."""
     given = body.effective_parameters
     _check(body, given, stream)
     best_of = given.best_of or 1
-    sampling = {
-        "temperature": 1.0 if given.temperature is None else given.temperature,
-        "top_k": given.top_k or 0,
-        "top_p": 1.0 if given.top_p is None else given.top_p,
-        "typical_p": 1.0 if given.typical_p is None else given.typical_p,
-        # Chosen here, so that the details can show it.
-        "seed": random.getrandbits(63) if given.seed is None else given.seed,
-    }
+    sampling: dict[str, Any] = {"temperature": 0.0}
+    if given.samples:
+        # The seed is chosen here, so that the details can show it.
+        sampling = {**defaults, "seed": random.getrandbits(63) if given.seed is None else given.seed}
+        sampling |= {name: value for name in _SAMPLING if (value := getattr(given, name)) is not None}
+    if given.repetition_penalty is not None:
+        sampling["repetition_penalty"] = given.repetition_penalty
     return SamplingParams(
         n=best_of,
-        **(sampling if given.samples else {"temperature": 0.0}),  # type: ignore[arg-type]
-        repetition_penalty=1.0 if given.repetition_penalty is None else given.repetition_penalty,
+        **sampling,
         frequency_penalty=given.frequency_penalty or 0.0,
         max_tokens=given.max_new_tokens,
         stop=given.stop or [],

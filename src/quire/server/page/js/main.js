@@ -64,6 +64,7 @@ function route() {
   if (looking && listed) engine.start(models.value);
   else engine.stop();
   if (id && id !== chat.chat.id) models.choose(chat.open(id).model);
+  chat.settings.advise(models.advice);
   openShelf(false);
   showShelf();
 }

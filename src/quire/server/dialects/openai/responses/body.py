@@ -165,6 +165,7 @@ def structured_output_of(body: ResponseBody) -> Structured | None:
 
 
 def params_of(body: ResponseBody, **given: Any) -> SamplingParams:
+    """`given`: the model's defaults, and what is no field of the sampler."""
     for name in _SAMPLING:
         if (value := getattr(body, name)) is not None:
             given[name] = value

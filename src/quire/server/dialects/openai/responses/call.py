@@ -64,7 +64,7 @@ def parse_response(body: bytes, context: Context, history: ResponseHistory) -> "
     effort = given.reasoning.effort if given.reasoning is not None else None
     request = GenerateRequest(
         id=new_id("resp", "_"),
-        params=asked.params_of(given, structured=asked.structured_output_of(given)),
+        params=asked.params_of(given, **context.info.generation.sampling, structured=asked.structured_output_of(given)),
         tenant=context.tenant,
         salt=given.cache_salt or "",
         priority=given.priority or 0,

@@ -1,4 +1,4 @@
-// What can be asked of the sampler. What is left empty is not sent: the server has its own defaults.
+// What can be asked of the sampler. What is left empty is not sent: the model's advice is the default.
 
 export const PARAMETERS = [
   { name: "temperature", label: "Temperature", hint: "0: always the likeliest", min: 0, max: 2, step: 0.05 },

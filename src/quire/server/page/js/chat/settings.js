@@ -30,6 +30,11 @@ export class Settings {
     return { parameter, input, label: h("label.number", h("span", label, h("small", hint)), input) };
   }
 
+  /** What the model advises stands where nothing is written. */
+  advise(advice) {
+    for (const { parameter, input } of this.fields) input.placeholder = advice[parameter.name] ?? "default";
+  }
+
   show(chat) {
     this.chat = chat;
     this.system.value = chat.system;

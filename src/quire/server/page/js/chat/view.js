@@ -13,9 +13,9 @@ import { Settings } from "./settings.js";
 import { setAside, turn } from "./versions.js";
 
 const SUGGESTIONS = [
-  "What is a quire, and how is a book made of them?",
-  "Write a Python function that finds the longest palindrome in a text.",
-  "Explain paging of memory to a curious child.",
+  "What is the capital of France, and what is it known for?",
+  "Write a Python function that adds up the numbers in a list.",
+  "What is photosynthesis?",
 ];
 const NEAR = 80; // pixels from the end within which the page follows the text
 
@@ -194,7 +194,7 @@ export class ChatView {
       h(
         "details.programs",
         h("summary", "Use it from your own programs"),
-        h("p", "Clients of OpenAI, Anthropic, Ollama and Text Generation Inference find here what they look for."),
+        h("p", "Clients of OpenAI, Anthropic, Ollama, Text Generation Inference and KServe find here what they look for."),
         example.element,
       ),
     );
