@@ -54,7 +54,7 @@ def _request(
 
     return GenerateRequest(
         id=new_id("cmpl"),
-        params=sampling_params(body, tokens_of, stop_token_ids or []),
+        params=sampling_params(body, context.info.generation.sampling, tokens_of, stop_token_ids or []),
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_ids=None if isinstance(prompt, str) else prompt,
         window=context.info.max_model_len,  # n_predict may be more than the context holds

@@ -1,6 +1,7 @@
 """The bodies of /completion and /infill, and their `SamplingParams`. Names and defaults are llama-server's. Unknown
 fields are ignored, as there."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import MAX_LOGPROBS, SamplingParams
 from quire.core.structured import Structured
 from quire.server.dialects.fields import Int
+from quire.server.dialects.samplers import SAMPLER_FIELDS, SamplerFields
 
 SHOWN_DEFAULTS = {
     "temperature": 0.8,
@@ -24,8 +26,10 @@ SHOWN_DEFAULTS = {
     "seed": -1,
 }
 
+_OUR_NAMES = {"repeat_penalty": "repetition_penalty"}
 
-class LlamaFields(Struct, kw_only=True):
+
+class LlamaFields(SamplerFields, kw_only=True):
     """Null is the same as absent. cache_prompt, id_slot and n_keep ask for what a server with slots does."""
 
     model: str | None = None
@@ -69,12 +73,16 @@ completion_decoder = msgspec.json.Decoder(LlamaCompletionBody)
 infill_decoder = msgspec.json.Decoder(InfillBody)
 
 
-def sampling_params(body: LlamaFields, tokens_of: Any, stop_token_ids: list[int]) -> SamplingParams:
-    """`tokens_of`: text -> its token ids, for biases of texts."""
+def sampling_params(
+    body: LlamaFields, defaults: Mapping[str, Any], tokens_of: Any, stop_token_ids: list[int]
+) -> SamplingParams:
+    """`defaults`: the model's. `tokens_of`: text -> its token ids, for biases of texts."""
 
     def given(name: str) -> Any:
         value = getattr(body, name)
-        return SHOWN_DEFAULTS[name] if value is None else value
+        return defaults.get(_OUR_NAMES.get(name, name), SHOWN_DEFAULTS[name]) if value is None else value
+
+    samplers = {name: value for name in SAMPLER_FIELDS if (value := getattr(body, name)) is not None}
 
     if body.n_probs is not None and not 0 <= body.n_probs <= MAX_LOGPROBS:
         raise BadRequest(f"n_probs is {body.n_probs}", f"give 0 to {MAX_LOGPROBS}", param="n_probs")
@@ -95,6 +103,7 @@ def sampling_params(body: LlamaFields, tokens_of: Any, stop_token_ids: list[int]
         logit_bias=_logit_bias(body.logit_bias, tokens_of),
         structured=_structured(body),
         logprobs=body.n_probs or None,
+        **samplers,
     )
 
 
