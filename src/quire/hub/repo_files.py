@@ -25,8 +25,8 @@ _SPLIT = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 
 
 def choose_files(files: list[str], selector: str | None, repo: str) -> list[str]:
-    """The files to download: settings, tokenizer and safetensors; or one GGUF model, if there is a selector or there are
-    no safetensors; or PyTorch's weights, if there is nothing else."""
+    """The files to download: settings, tokenizer and safetensors; or one GGUF model, if there is a selector or no
+    safetensors; or PyTorch's weights, if there is nothing else."""
     files = [file for file in files if _is_safe(file)]
     ggufs = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
     if selector is not None:
