@@ -341,6 +341,7 @@ def test_weights_of_pytorch_are_taken_where_there_are_no_others() -> None:
     for weights in (["pytorch_model.bin"], shards):
         files = ["config.json", *weights, "training_args.bin", "optimizer.bin", "tf_model.h5"]
         assert sorted(choose_files(files, None, "a/b")) == sorted(["config.json", *weights])
+        assert choose_files([*files, "m.gguf"], None, "a/b") == ["m.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -374,26 +375,18 @@ def test_an_embedder_keeps_what_says_how_it_pools() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "source.spm",
-        "target.spm",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-        "tokenizer.model",
-        "tekken.json",
-        "vocab.txt",
-    ]
-    + [
-        "vocab.json",
-        "merges.txt",
-        "target_vocab.json",
-        "added_tokens.json",
-        "quantize_config.json",
-        "quant_config.json",
-    ],
-)
+TOKENIZER_FILES = [
+    "source.spm",
+    "target.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+    "vocab.txt",
+]
+TOKENIZER_FILES += ["tekken.json", "vocab.json", "merges.txt", "target_vocab.json", "added_tokens.json"]
+
+
+@pytest.mark.parametrize("file", [*TOKENIZER_FILES, "quantize_config.json", "quant_config.json"])
 def test_every_file_that_a_tokenizer_or_format_reads_is_taken(file: str) -> None:
     assert file in choose_files(["config.json", "model.safetensors", file], None, "a/b")
 

@@ -85,11 +85,11 @@ def test_no_value_of_config_json_hangs_or_crashes_a_reader() -> None:
     tracemalloc.start()
     readable = 0
     for architecture, values in bases.items():
-        for seed in range(20 * LENGTH):
+        for seed in range(5 * LENGTH):
             readable += read(architecture, mutated(random.Random(f"{architecture} {seed}"), values))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert readable > 100 and peak < 400 << 20
+    assert readable > 25 and peak < 400 << 20
 
 
 @pytest.mark.parametrize(

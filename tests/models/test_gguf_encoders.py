@@ -8,7 +8,6 @@ import gguf
 import numpy as np
 import pytest
 import tokenizers
-import torch
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaForSequenceClassification
 

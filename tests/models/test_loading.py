@@ -129,9 +129,9 @@ def test_long_lists_are_cut() -> None:
 
 
 def test_every_architecture_has_its_file() -> None:
-    for purpose, architectures in PURPOSES.items():
+    for use, architectures in PURPOSES.items():
         for architecture in architectures:
-            module = family(architecture, purpose)
+            module = family(architecture, use)
             assert callable(module.config) and callable(module.load)
 
 

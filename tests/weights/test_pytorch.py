@@ -127,7 +127,7 @@ CODES = {
     "an unknown storage": (tensor_code("ComplexStorage"), "ComplexStorage"),
     "a key that is a path": (tensor_code(key="../x"), "no storage '../x'"),
     "more than there is": (tensor_code(shape="K\x05\x85"), "16 bytes for tensor 'a', which ends at 20"),
-    "a negative shape": (tensor_code(shape="J\xff\xff\xff\xff\x85"), "the shape"),
+    "a negative shape": (tensor_code(shape="J\xff\xff\xff\xff\x85"), "a shape"),
     "nothing": (b"\x80\x02.", "makes nothing"),
     "an end too early": (tensor_code()[:-9], "ends in the middle|opcode|mark"),
     "a value it never kept": (b"\x80\x02h\x07.", "value 7, which it has not kept"),

@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quire.hub.cache import DownloadFailed, check_free_space, directory_bytes, hub_cache_dir
-from quire.hub.repo_files import CONFIG_FILE, choose_files
 from quire.hub.progress import DownloadProgress
+from quire.hub.repo_files import CONFIG_FILE, choose_files
 
 _POLL_SECONDS = 0.2  # between two updates of the progress
 _HEADER_BYTES = 1 << 16  # of a GGUF file, whose first keys say what it is

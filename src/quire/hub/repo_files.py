@@ -25,15 +25,16 @@ _SPLIT = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
 
 
 def choose_files(files: list[str], selector: str | None, repo: str) -> list[str]:
-    """The files to download: settings, tokenizer and weights, or one GGUF model if there is a selector or nothing
-    else."""
+    """The files to download: settings, tokenizer and safetensors; or one GGUF model, if there is a selector or no
+    safetensors; or PyTorch's weights, if there is nothing else."""
     files = [file for file in files if _is_safe(file)]
     ggufs = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file)
     if selector is not None:
         return _choose_gguf(ggufs, selector, repo)
-    if CONFIG_FILE in files and (weights := _weights(files)):
-        return [file for file in files if _is_wanted(file) or file in weights or file in _module_files(files)]
+    weights = _weights(files) if CONFIG_FILE in files else []
     models = [file for file in ggufs if not _is_later_split(file)]
+    if weights and (not models or any(file.endswith(".safetensors") for file in weights)):
+        return [file for file in files if _is_wanted(file) or file in weights or file in _module_files(files)]
     if len(models) == 1:
         return _splits_of(models[0], ggufs)
     if models:

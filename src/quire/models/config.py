@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from quire.core.errors import BadCheckpoint
 from quire.core.seq2seq import Seq2Seq
 
-
 MAX_COLUMNS = 1 << 22  # of queries; memory is allocated for them before tensors are compared
 
 

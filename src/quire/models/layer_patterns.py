@@ -73,7 +73,7 @@ def window_by_pattern(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:
     letter is L; the last of all layers then has none."""
     if isinstance(letters := hf.get("sliding_window_pattern"), str):
         if not letters or set(letters) - set("LG"):
-            raise BadCheckpoint(f"{hf.source}: sliding_window_pattern is {letters!r}, not made of the letters L and G")
+            raise BadCheckpoint(f"{hf.source}: sliding_window_pattern is {letters!r}, not made of L and G")
         window = hf.int("sliding_window", 0)
         local = [letters[layer % len(letters)] == "L" and layer < layers - 1 for layer in range(layers)]
         return tuple(window if is_local else 0 for is_local in local)

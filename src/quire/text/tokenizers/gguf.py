@@ -1,5 +1,5 @@
-"""The tokenizer of a GGUF file: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), and of encoders WordPiece ("bert")
-or SentencePiece unigram ("t5")."""
+"""The tokenizer of a GGUF file: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), and of encoders WordPiece
+("bert") or SentencePiece unigram ("t5")."""
 
 import re
 from array import array

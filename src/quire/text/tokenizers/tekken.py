@@ -88,9 +88,10 @@ def _ranks(path: Path, content: dict[str, Any], count: int) -> dict[bytes, int]:
 def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
     """Every way to make a token of two others, in the order of the tokens that result; of one token, the parts that are
     made first come first."""
+    spelled = {token: byte_level_text(token) for token in ranks}
     merges: list[tuple[str, str]] = []
     for token in ranks:
-        splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        made = [(ranks[left], ranks[right], left, right) for left, right in splits if left in ranks and right in ranks]
-        merges += [(byte_level_text(left), byte_level_text(right)) for _, _, left, right in sorted(made)]
+        parts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        made = [(ranks[left], ranks[right], left, right) for left, right in parts if left in ranks and right in ranks]
+        merges += [(spelled[left], spelled[right]) for _, _, left, right in sorted(made)]
     return merges

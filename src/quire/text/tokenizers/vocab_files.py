@@ -1,5 +1,5 @@
-"""The tokenizer of a directory with a vocabulary in plain files instead of a tokenizer.json: `vocab.txt` of WordPiece, or
-`vocab.json` and `merges.txt` of byte-level BPE."""
+"""The tokenizer of a directory with a vocabulary in plain files instead of a tokenizer.json: `vocab.txt` of WordPiece,
+or `vocab.json` and `merges.txt` of byte-level BPE."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -74,9 +74,10 @@ def read_byte_pairs(directory: Path, settings: CheckpointConfig, named: Mapping[
     if not all(type(token) is int for token in vocab.values()):
         raise BadCheckpoint(f"{directory / VOCAB_FILE} does not give every token an id")
     lines = [line.rstrip("\r") for line in _text(directory / MERGES_FILE).split("\n")]
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    if wrong := next((merge for merge in merges if len(merge) != 2), None):
-        raise BadCheckpoint(f"{directory / MERGES_FILE} has {' '.join(wrong)!r}, which is not two tokens")
+    lines = [line for line in lines if line and not line.startswith("#version")]
+    if wrong := next((line for line in lines if line.count(" ") != 1), None):
+        raise BadCheckpoint(f"{directory / MERGES_FILE} has {wrong!r}, which is not two tokens")
+    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
     with refuse_damaged(f"{directory / MERGES_FILE} does not fit {VOCAB_FILE}"):
         backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=False))
     if settings.bool("add_prefix_space", False):
@@ -100,9 +101,9 @@ def _finish(
     ends: bool,
     doubled: bool,  # two texts have two ends between them
 ) -> Vocabulary:
-    backend.add_special_tokens(
-        [AddedToken(token, normalized=False, special=True) for token in dict.fromkeys(named.values())]
-    )
+    masks = [token for token in ("[MASK]", "<mask>") if token in vocab]
+    special_tokens = dict.fromkeys([*named.values(), *masks])
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens])
     added = {token: index for token, index in read_json(directory / "added_tokens.json").items() if type(index) is int}
     decoder = settings.dict("added_tokens_decoder", {})
     special = {entry.get("content") for entry in decoder.values() if isinstance(entry, dict) and entry.get("special")}
