@@ -24,7 +24,7 @@ class ToolCallDelta(Struct, kw_only=True):
 def tool_call_delta(delta: CallDelta, short_ids: bool) -> ToolCallDelta:
     call = ToolCallDelta(index=delta.index, function=FunctionDelta(arguments=delta.arguments))
     if delta.name:
-        call.id, call.type, call.function.name = new_call_id(short_ids), "function", delta.name
+        call.id, call.type, call.function.name = delta.id or new_call_id(short_ids), "function", delta.name
     return call
 
 

@@ -74,7 +74,7 @@ class ResponseOutput:
     def _write_call(self, delta: CallDelta, events: list[ResponseEvent]) -> None:
         item = self._current()
         if delta.name or not isinstance(item, CallItem):
-            item = CallItem(id=new_id("fc", "_"), call_id=new_call_id(self._short_ids), name=delta.name)
+            item = CallItem(id=new_id("fc", "_"), call_id=delta.id or new_call_id(self._short_ids), name=delta.name)
             self._begin(item, events)
         if delta.arguments:
             item.arguments += delta.arguments
