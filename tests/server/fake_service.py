@@ -170,7 +170,8 @@ class FakeService:
         self.seen.append(request)
         text, ids = request.prompt, request.prompt_ids
         if request.messages is not None:
-            text = ChatTemplate(self.tokenizer.chat_template).render(request.messages, **request.template_options)
+            template = request.chat_template or self.tokenizer.chat_template
+            text = ChatTemplate(template).render(request.messages, **request.template_options)
         if ids is None:
             special = request.add_special_tokens and request.messages is None
             ids = self.tokenizer.encode(text, add_special_tokens=special)

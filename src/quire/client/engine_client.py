@@ -46,7 +46,7 @@ from quire.engine.messages import (
     WatchEngine,
 )
 from quire.engine.options import EngineOptions
-from quire.engine.start import tokenizer_path
+from quire.engine.start import load_tokenizer, tokenizer_path
 from quire.executors.protocol import Capacity
 from quire.hub import resolve_model
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -112,9 +112,8 @@ class EngineClient:
         self._start = Start(str(files.path), self.options)
         self._ready = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
-        tokenizer = tokenizer_path(files.path, self.options)
         try:
-            self.tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer)
+            self.tokenizer = await asyncio.to_thread(load_tokenizer, files.path, self.options)
             await asyncio.wait((self._ready, self._supervisor), return_when=asyncio.FIRST_COMPLETED)
             ready = self._ready.result() if self._ready.done() else self._supervisor.result()
         except BaseException:
@@ -125,7 +124,7 @@ class EngineClient:
             self.tokenizer, capacity.vocab_size, capacity.max_model_len, self.options.seed, capacity.seq2seq
         )
         if ready.task == "generate":
-            self._grammar_check = GrammarCheck(tokenizer, capacity.vocab_size)
+            self._grammar_check = GrammarCheck(tokenizer_path(files.path, self.options), capacity.vocab_size)
         else:
             self._encoder = await asyncio.to_thread(self._encode_service, files.path, ready)
         self.info = self._model_info(files.name, files.path, ready, capacity)

@@ -11,14 +11,14 @@ from starlette.routing import Route
 
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
-from quire.server.dialects.chat_text import chat_text
+from quire.server.dialects.chat_request import prompt_text
+from quire.server.dialects.dialect import Context
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
 from quire.server.dialects.token_spans import TokenSpan, token_spans
 from quire.server.dialects.tools import ToolDefinition, tool_use
 from quire.server.http.body import decode, read_body
 from quire.server.http.openapi import JSON, query_parameters, request_body, responses
 from quire.server.http.replies import json_response
-from quire.text.chat.chat_format import chat_format
 
 if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer
@@ -60,6 +60,7 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody)
 class TokenizerRoutes:
     def __init__(self, state: AppState) -> None:
         self._models = state.models
+        self._options = state.options
         self._limit = state.options.max_body_bytes
 
     def routes(self) -> list[Route]:
@@ -79,7 +80,8 @@ class TokenizerRoutes:
             if body.prompt is not None or body.messages is not None:
                 raise BadRequest("inputs and another text are given", "give one of them", param="inputs")
             return json_response(await asyncio.to_thread(_spans, tokenizer, body.inputs))
-        return json_response(await asyncio.to_thread(_tokenized, tokenizer, body, service.info.max_model_len))
+        context = Context(service.info, tokenizer, options=self._options)
+        return json_response(await asyncio.to_thread(_tokenized, context, body))
 
     @request_body(DetokenizeBody)
     @responses({JSON: Detokenized})
@@ -105,10 +107,10 @@ class TokenizerRoutes:
         )
 
 
-def _tokenized(tokenizer: "Tokenizer", body: TokenizeBody, max_model_len: int) -> Tokenized:
-    ids = _encode(tokenizer, body)
-    texts = list(map(tokenizer.token_text, ids)) if body.return_token_strs else None
-    return Tokenized(len(ids), max_model_len, ids, texts)
+def _tokenized(context: Context, body: TokenizeBody) -> Tokenized:
+    ids = _encode(context, body)
+    texts = list(map(context.tokenizer.token_text, ids)) if body.return_token_strs else None
+    return Tokenized(len(ids), context.info.max_model_len, ids, texts)
 
 
 def _decoded(tokenizer: "Tokenizer", ids: list[int], vocab_size: int) -> str:
@@ -128,7 +130,8 @@ def _spans(tokenizer: "Tokenizer", text: str) -> list[TokenSpan]:
     return added[:first] + token_spans(tokenizer, plain, text) + added[first:]
 
 
-def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
+def _encode(context: Context, body: TokenizeBody) -> list[int]:
+    tokenizer = context.tokenizer
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("give either `prompt` or `messages`", param="prompt")
     if body.prompt is not None:
@@ -136,11 +139,10 @@ def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
     if body.add_special_tokens:
         raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
     continues = bool(body.continue_final_message)
-    form, use = chat_format(tokenizer.chat_template or ""), tool_use(body.tools, None, None)
-    text = chat_text(
-        tokenizer,
-        form.messages(plain_messages(body.messages or []), use),
-        tools=form.template_tools(use),
+    text = prompt_text(
+        context,
+        plain_messages(body.messages or []),
+        tool_use(body.tools, None, None),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
         **template_kwargs(body.chat_template_kwargs),

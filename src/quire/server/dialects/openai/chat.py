@@ -6,7 +6,7 @@ import msgspec
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
-from quire.server.dialects.chat_request import set_chat
+from quire.server.dialects.chat_request import set_chat, with_chat_template
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, new_id, refuse_unsupported
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
@@ -26,6 +26,7 @@ class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, str]] | None = None  # for templates that show them
 
@@ -43,7 +44,6 @@ class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     prediction: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-    chat_template: Any = None  # refused: a template is a program
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     thinking_token_budget: Any = None
@@ -59,7 +59,6 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "chat_template": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "thinking_token_budget": (),
@@ -81,6 +80,7 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
     check(chat)
     if chat.add_special_tokens:
         raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
+    context = with_chat_template(context, chat.chat_template)
     use = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
     request = GenerateRequest(
         id=new_id("chatcmpl"),
