@@ -198,6 +198,26 @@ def test_without_a_system_role_the_user_says_what_the_system_would() -> None:
     assert form.traits.has_system is chat_format(silent).traits.has_system is False
 
 
+def test_calls_and_results_without_ids_are_matched_in_their_order() -> None:
+    talk = conversation(CALLS)
+    for call in talk[1]["tool_calls"]:
+        del call["id"]
+    for result in talk[2:]:
+        del result["tool_call_id"]
+    messages = chat_format(TURNS % TEMPLATES["hermes"]).messages([*talk, *talk])
+    ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    assert len(set(ids)) == 4 and [m["tool_call_id"] for m in messages if m["role"] == "tool"] == ids
+
+
+def test_ids_that_mistral_would_refuse_are_replaced() -> None:
+    form = chat_format(TURNS % TEMPLATES["mistral"])
+    talk = conversation(CALLS[:1])
+    talk[1]["tool_calls"][0]["id"] = talk[2]["tool_call_id"] = "call_0123456789abcdef"
+    _, message, result = form.messages(talk)
+    assert len(result["tool_call_id"]) == 9 and message["tool_calls"][0]["id"] == result["tool_call_id"]
+    assert form.messages(conversation(CALLS[:1]))[2]["tool_call_id"] == "call00000", "this one is fine"
+
+
 def test_results_go_under_the_role_that_the_template_shows() -> None:
     source = (
         "{{ tools | tojson }}在调用上述函数时{% for m in messages if m.role in ['user', 'assistant', 'observation'] %}"

@@ -49,6 +49,7 @@ from quire.engine.options import EngineOptions
 from quire.engine.start import load_tokenizer, tokenizer_path
 from quire.executors.protocol import Capacity
 from quire.hub import resolve_model
+from quire.text.chat.template_traits import template_traits
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class EngineClient:
         self._supervisor = asyncio.create_task(self._supervise())
         try:
             self.tokenizer = await asyncio.to_thread(load_tokenizer, files.path, self.options)
+            await asyncio.to_thread(template_traits, self.tokenizer.chat_template or "")  # takes 0.1 s the first time
             await asyncio.wait((self._ready, self._supervisor), return_when=asyncio.FIRST_COMPLETED)
             ready = self._ready.result() if self._ready.done() else self._supervisor.result()
         except BaseException:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from quire.core.errors import BadRequest
@@ -37,6 +38,7 @@ class TemplateTraits:
     rendered: str = ""  # what became of a tool call and of the prompt for an answer: its markers are those of the model
 
 
+@lru_cache(64)
 def template_traits(source: str) -> TemplateTraits:
     """Traits of a template that refuses everything are the defaults: its own message says why."""
     template = ChatTemplate(source, "<s>", "</s>")
