@@ -218,6 +218,13 @@ def test_ids_that_mistral_would_refuse_are_replaced() -> None:
     assert form.messages(conversation(CALLS[:1]))[2]["tool_call_id"] == "call00000", "this one is fine"
 
 
+def test_ids_that_kimi_was_not_trained_on_are_replaced() -> None:
+    form = chat_format(TURNS % TEMPLATES["kimi_k2"])
+    _, message, first, second = form.messages(conversation(CALLS))
+    assert [call["id"] for call in message["tool_calls"]] == ["functions.weather:0", "functions.now:1"]
+    assert (first["tool_call_id"], second["tool_call_id"]) == ("functions.weather:0", "functions.now:1")
+
+
 def test_results_go_under_the_role_that_the_template_shows() -> None:
     source = (
         "{{ tools | tojson }}在调用上述函数时{% for m in messages if m.role in ['user', 'assistant', 'observation'] %}"

@@ -15,35 +15,42 @@ _NINE = re.compile("[a-zA-Z0-9]{9}")
 
 def fit_messages(messages: Messages, traits: TemplateTraits, tool_format: ToolFormat | None) -> Messages:
     """Content that is null or missing becomes an empty text: most templates refuse it."""
-    messages = _with_ids(messages, tool_format is not None and tool_format.short_ids)
+    messages = _with_ids(messages, tool_format)
     if traits.one_call:
         messages = _split_calls(messages)
     messages = [_fit(message, traits, tool_format) for message in messages]
     return messages if traits.has_system else _without_system(messages)
 
 
-def _with_ids(messages: Messages, short: bool) -> Messages:
-    """Every call has an id, and every result the id of a call: the next one without a result, where it names none.
-    `short`: ids have nine letters and digits, and others are replaced."""
+def _with_ids(messages: Messages, tool_format: ToolFormat | None) -> Messages:
+    """Every call has an id that its format allows, and every result the id of its call: of the next one without a
+    result, where it names none."""
+    ids: dict[str, str] = {}  # as given -> as the template gets them
     waiting: list[str] = []  # calls without a result
     num_calls = 0
     result: Messages = []
     for message in messages:
         if calls := message.get("tool_calls"):
-            ids = [_call_id(call.get("id") or f"call{num_calls + n:05d}", short) for n, call in enumerate(calls)]
-            message = {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]}
-            waiting, num_calls = ids[:], num_calls + len(calls)
+            waiting = [_call_id(call, num_calls + number, tool_format) for number, call in enumerate(calls)]
+            ids |= {call.get("id") or id: id for call, id in zip(calls, waiting, strict=True)}
+            message = {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, waiting, strict=True)]}
+            num_calls += len(calls)
         elif message["role"] == "tool":
             given = message.get("tool_call_id")
-            id = _call_id(given, short) if given else next(iter(waiting), None)
+            id = ids.get(given, given) if given else next(iter(waiting), None)
             waiting = [other for other in waiting if other != id]
             message = message if id is None else {**message, "tool_call_id": id}
         result.append(message)
     return result
 
 
-def _call_id(given: str, short: bool) -> str:
-    return given if not short or _NINE.fullmatch(given) else hashlib.sha256(given.encode()).hexdigest()[:9]
+def _call_id(call: dict[str, Any], number: int, tool_format: ToolFormat | None) -> str:
+    given: str = call.get("id") or f"call{number:05d}"
+    if tool_format is not None and tool_format.short_ids and not _NINE.fullmatch(given):
+        return hashlib.sha256(given.encode()).hexdigest()[:9]
+    if tool_format is not None and tool_format.function_ids and not given.startswith("functions."):
+        return f"functions.{call['function']['name']}:{number}"
+    return given
 
 
 def _fit(message: dict[str, Any], traits: TemplateTraits, tool_format: ToolFormat | None) -> dict[str, Any]:

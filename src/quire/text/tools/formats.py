@@ -77,12 +77,12 @@ def _python(begin: str, end: str, *, signs: tuple[str, ...] = ()) -> ToolFormat:
     return replace(row, write=write)
 
 
-def _invoke(prefix: str, section: str, special: bool = False, kind: str = "") -> ToolFormat:
+def _invoke(prefix: str, section: str, kind: str = "") -> ToolFormat:
     """`<invoke name="f"><parameter name="city">Paris</parameter></invoke>`, tags with a prefix, within a section."""
     tag = re.escape(prefix)
     tags = Tags(rf'<{tag}parameter\s+name="?(?P<key>[^">]+)"?{kind}\s*>', f"</{prefix}parameter>", f"</{prefix}invoke>")
     markers = CallMarkers(f"<{prefix}invoke", section=f"<{section}>", section_end=f"</{section}>")
-    return _tagged(markers, r'\s+name\s*=\s*"?(?P<name>[^">]+?)"?\s*>', tags, signs=(f"<{section}>",), special=special)
+    return _tagged(markers, r'\s+name\s*=\s*"?(?P<name>[^">]+?)"?\s*>', tags, signs=(f"<{section}>",))
 
 
 def _arg_keys(suffix: str, markers: CallMarkers, separator: str = "") -> ToolFormat:
@@ -150,12 +150,15 @@ FORMATS: dict[str, ToolFormat] = {
         signs=("<|open|>call tool=", "'<|open|>'"),
         special=True,
     ),
-    "kimi_k2": _named(
-        CallMarkers(
-            "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    "kimi_k2": replace(
+        _named(
+            CallMarkers(
+                "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+            ),
+            r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>",
+            special=True,
         ),
-        r"\s*(?P<id>(?:functions\.)?(?P<name>[^\s:<]+)(?::\d+)?)\s*<\|tool_call_argument_begin\|>",
-        special=True,
+        function_ids=True,
     ),
     "deepseek_v3": _named(
         CallMarkers("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),

@@ -44,4 +44,5 @@ class ToolFormat:
     special: bool = False  # its markers are special tokens, so they must not be skipped by the detokenizer
     stops: tuple[str, ...] = ()  # special tokens that end a completion with calls, whether or not the model says so
     short_ids: bool = False  # its template accepts only call ids of nine characters
+    function_ids: bool = False  # its template shows ids, which are `functions.name:number`
     write: Callable[[list[dict[str, Any]]], str] | None = None  # for templates that leave out the calls of a message
