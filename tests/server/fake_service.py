@@ -182,7 +182,8 @@ class FakeService:
         self.seen.append(request)
         text, ids = request.prompt, request.prompt_ids
         if request.messages is not None:
-            text = ChatTemplate(self.tokenizer.chat_template).render(request.messages, **request.template_options)
+            template = request.chat_template or self.tokenizer.chat_template
+            text = ChatTemplate(template).render(request.messages, **request.template_options)
         if ids is None:
             special = request.messages is None if request.add_special_tokens is None else request.add_special_tokens
             ids = self.tokenizer.encode(text, add_special_tokens=special)

@@ -117,7 +117,10 @@ def test_a_response_follows_another(client: openai.OpenAI, server: Running) -> N
 
 
 def test_items_are_what_they_would_be_in_a_chat(client: openai.OpenAI, server: Running) -> None:
-    server.service.tokenizer.chat_template = "{{ tools }}<tool_call>{% for m in messages %}{{ m.role }}{% endfor %}"
+    server.service.tokenizer.chat_template = (
+        "{{ tools }}{% for m in messages %}{{ m.role }}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<tool_call>{{ c | tojson }}{% endfor %}{% endfor %}"
+    )
     items: list[Any] = [
         {"role": "developer", "content": "Be short."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Paris?"}]},

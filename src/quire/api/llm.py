@@ -25,6 +25,7 @@ from quire.engine.options import EngineOptions, named_values
 from quire.engine.start import load_tokenizer, new_executor
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.hub.adapters import resolve_adapter
+from quire.text.chat.chat_format import chat_format
 from quire.text.event import TextEvent
 from quire.text.tokenizers.tokenizer import Tokenizer
 
@@ -122,16 +123,15 @@ class LLM:
         window = self._window(sampling_params)
         requests = [
             GenerateRequest(
-                id=next(self._ids),
-                params=p,
-                messages=[dict(m) for m in c],
-                template_options=template,
-                window=window,
+                id=next(self._ids), params=p, messages=self._messages(c), template_options=template, window=window
             )
             for c, p in zip(conversations, params, strict=True)
         ]
         self._adapt(requests, lora_request)
         return self._run(requests, use_tqdm)
+
+    def _messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return chat_format(self.tokenizer.chat_template or "").messages([dict(message) for message in messages])
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool | None = None

@@ -17,6 +17,7 @@ from quire.cli.terminal import Terminal
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import PromptTooLong, QuireError, Unsupported
 from quire.hub import cache_dir
+from quire.text.chat.chat_format import chat_format
 
 EXAMPLES = """\
   quire chat
@@ -89,7 +90,8 @@ def answer(engine: TextEngine, chat: Conversation, terminal: Terminal, question:
     """Ask, and show the answer as it comes. Ctrl-C stops it; what came until then stays in the conversation."""
     chat.ask(question)
     reply = PrintedAnswer()
-    messages = [dict(message) for message in chat.messages()]
+    form = chat_format(engine.tokenizer.chat_template or "")
+    messages = form.messages([dict(message) for message in chat.messages()])
     request = GenerateRequest(id=request_id, params=chat.params, messages=messages, adapter=chat.adapter)
     try:
         with first_interrupt_noted() as interrupted:

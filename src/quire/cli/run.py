@@ -12,6 +12,7 @@ from quire.cli.sampling import SamplingFlags
 from quire.cli.terminal import Terminal
 from quire.client.generate_request import GenerateRequest
 from quire.core.params import SamplingParams
+from quire.text.chat.chat_format import chat_format
 
 EXAMPLES = """\
   quire run "What is photosynthesis?"
@@ -85,4 +86,5 @@ def make_request(
     messages = [{"role": "user", "content": prompt}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
+    messages = chat_format(engine.tokenizer.chat_template).messages(messages)
     return GenerateRequest(id="run", params=params, messages=messages)

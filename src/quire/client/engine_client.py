@@ -52,9 +52,10 @@ from quire.engine.messages import (
     WatchEngine,
 )
 from quire.engine.options import EngineOptions
-from quire.engine.start import tokenizer_path
+from quire.engine.start import load_tokenizer, tokenizer_path
 from quire.executors.protocol import Capacity
 from quire.hub import resolve_model
+from quire.text.chat.template_traits import template_traits
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -111,10 +112,10 @@ class EngineClient:
         self._start = Start(str(files.path), self.options)
         self._ready = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
-        tokenizer = tokenizer_path(files.path, self.options)
         try:
             generation = read_generation_config(self.options, files.path)
-            self.tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer)
+            self.tokenizer = await asyncio.to_thread(load_tokenizer, files.path, self.options)
+            await asyncio.to_thread(template_traits, self.tokenizer.chat_template or "")  # takes 0.1 s the first time
             await asyncio.wait((self._ready, self._supervisor), return_when=asyncio.FIRST_COMPLETED)
             ready = self._ready.result() if self._ready.done() else self._supervisor.result()
         except BaseException:
@@ -131,7 +132,7 @@ class EngineClient:
             generation.max_tokens,
         )
         if ready.task == "generate":
-            self._grammar_check = GrammarCheck(tokenizer, capacity.vocab_size)
+            self._grammar_check = GrammarCheck(tokenizer_path(files.path, self.options), capacity.vocab_size)
         else:
             self._encoder = await asyncio.to_thread(self._encode_service, files.path, ready)
         self.info = self._model_info(files.name, files.path, ready, capacity, generation)

@@ -20,6 +20,7 @@ class GenerateRequest:
     prompt: str | None = None
     prompt_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None  # rendered with the model's chat template
+    chat_template: str | None = None  # instead of the model's
     template_options: dict[str, Any] = field(default_factory=dict)  # add_generation_prompt, continue_final_message, ...
     add_special_tokens: bool | None = None  # None: to a prompt, and not to a rendered chat, which has them
     truncate_prompt_tokens: int | None = None  # keep the last that many

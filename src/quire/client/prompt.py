@@ -122,6 +122,9 @@ class Prompter:
 
     def render(self, request: GenerateRequest) -> str:
         assert request.messages is not None
+        if request.chat_template is not None:
+            special = self.tokenizer.bos_token or "", self.tokenizer.eos_token or ""
+            return ChatTemplate(request.chat_template, *special).render(request.messages, **request.template_options)
         if self._template is None:
             if not self.tokenizer.chat_template:
                 raise BadRequest(

@@ -51,6 +51,9 @@ class EngineOptions:
     )
     served_model_name: str | None = option(None, "the name clients ask for (default: the model's own)")
     tokenizer: str | None = option(None, "take the tokenizer from there instead of from the model")
+    chat_template: str | None = option(
+        None, "a chat template instead of the model's: a file, the template itself, or a name such as chatml"
+    )
     revision: str | None = option(None, "branch, tag or commit of a hub repository")
     max_model_len: int | None = option(
         None, "longest prompt plus output, in tokens (default: what the model was made for)"

@@ -21,9 +21,13 @@ def tokenizer_path(path: Path, options: EngineOptions) -> Path:
 
 
 def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
+    from quire.text.chat.builtin_templates import read_chat_template
     from quire.text.tokenizers.tokenizer import Tokenizer
 
-    return Tokenizer.load(tokenizer_path(path, options))
+    tokenizer = Tokenizer.load(tokenizer_path(path, options))
+    if options.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(options.chat_template)
+    return tokenizer
 
 
 def new_executor(path: Path, options: EngineOptions) -> Executor:

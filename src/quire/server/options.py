@@ -1,13 +1,18 @@
 """Every option of the server, once. The flags and environment variables of `quire serve` come from here."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.watermark import DEFAULT_DELTA, DEFAULT_GAMMA, DEFAULT_KEY, Watermark
 from quire.engine.options import named_values, option
-from quire.text.reasoning import FORMATS as REASONING_FORMATS
-from quire.text.tools import FORMATS as TOOL_FORMATS
+from quire.text.reasoning import NAMES as REASONING_PARSERS
+from quire.text.tools.formats import NAMES as TOOL_PARSERS
+
+# Variables of a chat template that the server sets, or that have a field of their own.
+TEMPLATE_FIELDS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,12 +109,19 @@ class ServerOptions:
     tool_call_parser: str = option(
         "auto",
         "how the model writes tool calls; auto detects it from the chat template",
-        choices=("auto", *TOOL_FORMATS),
+        choices=("auto", *TOOL_PARSERS),
     )
     reasoning_parser: str = option(
         "auto",
         "how the model marks its reasoning, which is split from the answer; none leaves it in",
-        choices=("auto", "none", *REASONING_FORMATS),
+        choices=("auto", "none", *REASONING_PARSERS),
+    )
+    chat_template_kwargs: str | None = option(
+        None, 'variables of the chat template unless a request sets them: {"enable_thinking": false}', metavar="JSON"
+    )
+    trust_request_chat_template: bool = option(
+        False,
+        "let requests bring a `chat_template` of their own: a template is a program, which runs in a sandbox",
     )
     watermark_gamma: float = option(DEFAULT_GAMMA, "fraction of the vocabulary that a watermark favours")
     watermark_delta: float = option(DEFAULT_DELTA, "what a watermark adds to the logits of favoured tokens")
@@ -129,8 +141,23 @@ class ServerOptions:
         """No model is loaded before the first request for it."""
         return bool(self.models) or self.allow_pull
 
+    @property
+    def template_defaults(self) -> dict[str, Any]:
+        """Variables of the chat template that requests may override."""
+        try:
+            given = json.loads(self.chat_template_kwargs or "{}")
+        except ValueError:
+            given = None
+        if not isinstance(given, dict) or TEMPLATE_FIELDS & given.keys():
+            raise BadRequest(
+                f"chat_template_kwargs is `{self.chat_template_kwargs}`",
+                f"give a JSON object without {', '.join(sorted(TEMPLATE_FIELDS))}",
+                param="chat_template_kwargs",
+            )
+        return given
+
     def __post_init__(self) -> None:
-        _ = self.watermark  # raises where it is wrong
+        _ = self.watermark, self.template_defaults  # raise where they are wrong
         named_models(self.models)
         for spec in fields(self):
             minimum, value = spec.metadata.get("minimum"), getattr(self, spec.name)

@@ -31,11 +31,12 @@ class AnswerParser:
         if text:
             self._split(delta, *(self._thoughts.push(text) if self._thoughts is not None else ("", text)))
         if ended:
+            held = ""
             if self._thoughts is not None:
                 self._split(delta, *self._thoughts.flush())
+                held = self._thoughts.take_held()
             if self._tools is not None:
-                rest = self._tools.flush()
-                self._add(delta, rest.content, rest.calls)
+                self._end_calls(delta, self._tools, held)
         return delta
 
     def _split(self, delta: AnswerDelta, reasoning: str, text: str) -> None:
@@ -45,6 +46,15 @@ class AnswerParser:
         elif text:
             parsed = self._tools.push(text)
             self._add(delta, parsed.content, parsed.calls)
+
+    def _end_calls(self, delta: AnswerDelta, tools: ToolParser, held: str) -> None:
+        """`held`: what may be a call in reasoning that was not closed; without a call, it is reasoning."""
+        first, last = tools.push(held), tools.flush()
+        calls, content = first.calls + last.calls, first.content + last.content
+        if held and not calls:
+            delta.reasoning += held.rstrip()
+        else:
+            self._add(delta, content, calls)
 
     def _add(self, delta: AnswerDelta, content: str, calls: list[CallDelta]) -> None:
         delta.content += content

@@ -1,23 +1,25 @@
-"""Finds a marker such as `<tool_call>` in text that arrives in pieces."""
+"""Finds markers such as `<tool_call>` in text that arrives in pieces."""
 
 
 class MarkerScanner:
-    """Passes text on until the marker is complete. Holds back what could still become the marker, and the white space
-    before it, which is content only if no marker follows."""
+    """Passes text on until a marker is complete. Holds back what could still become one, and the white space before
+    it, which is content only if no marker follows."""
 
-    def __init__(self, marker: str) -> None:
-        assert marker
-        self.marker = marker
+    def __init__(self, *markers: str) -> None:
+        assert all(markers)
+        self._markers = markers
+        self.marker = markers[0] if markers else ""  # the one that was last
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text before the marker, and the text after it; None while the marker has not come."""
+        """The text before the first marker, and the text after it; None while no marker has come."""
         text = self._held + text
-        begin = text.find(self.marker)
-        if begin >= 0:
+        begins = [(begin, -len(marker), marker) for marker in self._markers if (begin := text.find(marker)) >= 0]
+        if begins:
+            begin, _, self.marker = min(begins)
             self._held = ""
             return text[:begin], text[begin + len(self.marker) :]
-        end = len(text[: len(text) - _overlap(text, self.marker)].rstrip())
+        end = len(text[: len(text) - partial_marker(text, *self._markers)].rstrip())
         self._held = text[end:]
         return text[:end], None
 
@@ -27,8 +29,33 @@ class MarkerScanner:
         return held
 
 
+class MarkerFilter:
+    """Passes text on without the markers in it."""
+
+    def __init__(self, *markers: str) -> None:
+        self._markers = markers
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        text, shown = self._held + text, ""
+        while begins := [(begin, marker) for marker in self._markers if (begin := text.find(marker)) >= 0]:
+            begin, marker = min(begins)
+            shown, text = shown + text[:begin], text[begin + len(marker) :]
+        end = len(text) - partial_marker(text, *self._markers)
+        self._held = text[end:]
+        return shown + text[:end]
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def partial_marker(text: str, *markers: str) -> int:
+    """How many characters at the end of the text may be the begin of a marker."""
+    return max((_overlap(text, marker) for marker in markers), default=0)
+
+
 def _overlap(text: str, marker: str) -> int:
-    """How many characters of the marker the text ends with."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             return size

@@ -1,9 +1,11 @@
-"""Turns a conversation with tools into what the engine client is asked to generate."""
+"""Turns a conversation with tools into what the engine client is asked to generate, or into text."""
 
+from dataclasses import replace
 from typing import Any
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
+from quire.server.dialects.chat_text import chat_text
 from quire.server.dialects.dialect import Context
 from quire.text.tools.answer_or_calls import structured_answer_or_calls
 from quire.text.tools.params import ToolParams
@@ -24,7 +26,31 @@ def set_chat(
             )
         structured = structured_answer_or_calls(structured, form.tools, use.tools, use.parallel)
     request.messages = form.messages(messages, use)
-    request.template_options = {**template_options, "tools": form.template_tools(use)}
+    request.chat_template = context.chat_template
+    request.template_options = {
+        **context.options.template_defaults,
+        **template_options,
+        "tools": form.template_tools(use),
+    }
     request.params.structured = use.structured() or structured  # a forced call has its own schema
-    if form.keeps_special(use):
+    request.params.stop_token_ids = [*request.params.stop_token_ids, *form.stop_ids(use, context.tokenizer)]
+    if form.keeps_special(use, context.tokenizer):
         request.params.skip_special_tokens = False
+
+
+def prompt_text(context: Context, messages: list[dict[str, Any]], use: ToolParams, **template_options: Any) -> str:
+    """The prompt that `set_chat` leads to, as text."""
+    form = context.chat_format()
+    options = {**context.options.template_defaults, **template_options}
+    return chat_text(context.tokenizer, form.messages(messages, use), tools=form.template_tools(use), **options)
+
+
+def with_chat_template(context: Context, template: str | None) -> Context:
+    """For a request that brings its own template."""
+    if template is not None and not context.options.trust_request_chat_template:
+        raise BadRequest(
+            "`chat_template` is refused: a template is a program",
+            "leave it out, or start the server with --trust-request-chat-template",
+            param="chat_template",
+        )
+    return context if template is None else replace(context, chat_template=template)

@@ -32,10 +32,11 @@ class Context:
     tenant: str = ""
     model: str = ""  # the name the client used: the model's, or an adapter's
     options: ServerOptions = field(default_factory=ServerOptions)
+    chat_template: str | None = None  # the request's own
 
     def chat_format(self) -> ChatFormat:
         """How the model writes reasoning and tool calls."""
-        template = self.tokenizer.chat_template or ""
+        template = self.chat_template or self.tokenizer.chat_template or ""
         return chat_format(template, self.options.tool_call_parser, self.options.reasoning_parser)
 
     def answer_parser(self, request: GenerateRequest, use: ToolParams, prompt_ids: list[int]) -> AnswerParser:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 from quire.server.dialects.custom_tools import custom_arguments
 from quire.server.dialects.fields import refuse_unsupported
+from quire.server.options import TEMPLATE_FIELDS
 
 
 class ContentPart(Struct, kw_only=True):
@@ -85,7 +86,7 @@ def plain_messages(messages: list[InputMessage]) -> list[dict[str, Any]]:
 
 def template_kwargs(given: dict[str, Any] | None) -> dict[str, Any]:
     """Options of the chat template that clients may set."""
-    if taken := {"tools", "add_generation_prompt", "continue_final_message"} & (given or {}).keys():
+    if taken := TEMPLATE_FIELDS & (given or {}).keys():
         raise BadRequest(
             f"chat_template_kwargs has `{min(taken)}`", "give it as a field of its own", param="chat_template_kwargs"
         )

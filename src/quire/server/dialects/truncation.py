@@ -1,24 +1,19 @@
 """Drops the oldest turns of a conversation that does not fit."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
+from quire.server.dialects.chat_request import prompt_text
 from quire.server.dialects.dialect import Context
-from quire.text.chat.chat_template import ChatTemplate
 from quire.text.tools.params import ToolParams
 
 Messages = list[dict[str, Any]]
 
-_template = lru_cache(maxsize=8)(ChatTemplate)
-
 
 def num_tokens(messages: Messages, context: Context, use: ToolParams) -> int:
     """Prompt tokens of the conversation."""
-    form, tokenizer = context.chat_format(), context.tokenizer
-    template = _template(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
-    text = template.render(form.messages(messages, use), tools=form.template_tools(use))
-    return len(tokenizer.encode(text, add_special_tokens=False))
+    text = prompt_text(context, messages, use)
+    return len(context.tokenizer.encode(text, add_special_tokens=False))
 
 
 def newest_that_fit(messages: Messages, size: Callable[[Messages], int], room: int) -> Messages:

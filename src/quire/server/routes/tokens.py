@@ -11,14 +11,14 @@ from starlette.routing import Route
 
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
-from quire.server.dialects.chat_text import chat_text
+from quire.server.dialects.chat_request import prompt_text
+from quire.server.dialects.dialect import Context
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
 from quire.server.dialects.token_spans import TokenSpan, token_spans
 from quire.server.dialects.tools import ToolDefinition, tool_use
 from quire.server.http.body import decode, read_body
 from quire.server.http.openapi import JSON, query_parameters, request_body, responses
 from quire.server.http.replies import json_response
-from quire.text.chat.chat_format import chat_format
 
 if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer
@@ -72,6 +72,7 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody)
 class TokenizerRoutes:
     def __init__(self, state: AppState) -> None:
         self._models = state.models
+        self._options = state.options
         self._limit = state.options.max_body_bytes
 
     def routes(self) -> list[Route]:
@@ -93,7 +94,8 @@ class TokenizerRoutes:
             return json_response(await asyncio.to_thread(_pieces, tokenizer, body))
         if body.inputs is not None:
             return json_response(await asyncio.to_thread(_spans, tokenizer, body.inputs))
-        return json_response(await asyncio.to_thread(_tokenized, tokenizer, body, service.info.max_model_len))
+        context = Context(service.info, tokenizer, options=self._options)
+        return json_response(await asyncio.to_thread(_tokenized, context, body))
 
     @request_body(DetokenizeBody)
     @responses({JSON: Detokenized})
@@ -119,9 +121,10 @@ class TokenizerRoutes:
         )
 
 
-def _tokenized(tokenizer: "Tokenizer", body: TokenizeBody, max_model_len: int) -> Tokenized:
-    ids = _encode(tokenizer, body)
-    texts = list(map(tokenizer.token_name, ids)) if body.return_token_strs else None
+def _tokenized(context: Context, body: TokenizeBody) -> Tokenized:
+    ids = _encode(context, body)
+    texts = list(map(context.tokenizer.token_name, ids)) if body.return_token_strs else None
+    max_model_len = context.info.max_model_len
     return Tokenized(count=len(ids), max_model_len=max_model_len, tokens=[*ids], token_strs=texts)
 
 
@@ -155,15 +158,15 @@ def _spans(tokenizer: "Tokenizer", text: str) -> list[TokenSpan]:
     return added[:first] + token_spans(tokenizer, plain, text) + added[first:]
 
 
-def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
+def _encode(context: Context, body: TokenizeBody) -> list[int]:
+    tokenizer = context.tokenizer
     if body.prompt is not None:
         return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     continues = bool(body.continue_final_message)
-    form, use = chat_format(tokenizer.chat_template or ""), tool_use(body.tools, None, None)
-    text = chat_text(
-        tokenizer,
-        form.messages(plain_messages(body.messages or []), use),
-        tools=form.template_tools(use),
+    text = prompt_text(
+        context,
+        plain_messages(body.messages or []),
+        tool_use(body.tools, None, None),
         add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continues,
         **template_kwargs(body.chat_template_kwargs),

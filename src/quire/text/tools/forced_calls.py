@@ -30,16 +30,19 @@ def structured_named_call(tool: dict[str, Any]) -> Structured:
 
 def structured_required_calls(tools: list[dict[str, Any]], parallel: bool) -> Structured:
     """A list of one call; of one or more with `parallel`."""
-    definitions: dict[str, Any] = {}
     calls = []
-    for tool in tools:
+    definitions: dict[str, Any] = {}
+    for index, tool in enumerate(tools):
         parameters = _parameters(tool)
-        for key in ("$defs", "definitions"):  # references start at the root, so the definitions move there
-            definitions.setdefault(key, {}).update(parameters.pop(key, {}))
+        scope = f"#/$defs/{index}"
+        scoped = _with_scope(parameters, scope)
+        if scoped != parameters:  # references start at the root, so the schema that they refer to stands there
+            scoped.pop("$id", None)  # it would be another root
+            definitions[str(index)], scoped = scoped, {"$ref": scope}
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool["function"]["name"]}, "arguments": parameters},
+                "properties": {"name": {"const": tool["function"]["name"]}, "arguments": scoped},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
@@ -51,8 +54,30 @@ def structured_required_calls(tools: list[dict[str, Any]], parallel: bool) -> St
     }
     if not parallel:
         schema["maxItems"] = 1
-    schema.update({key: schemas for key, schemas in definitions.items() if schemas})
+    if definitions:
+        schema["$defs"] = definitions
     return Structured("json_schema", json.dumps(schema))
+
+
+_DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})  # their values are no schemas
+_MAP_KEYWORDS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+
+
+def _with_scope(schema: Any, scope: str, is_map: bool = False) -> Any:
+    """The schema with references to its root turned into references to `scope`. `is_map`: its keys are names."""
+    if isinstance(schema, list):
+        return [_with_scope(each, scope) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {}
+    for key, value in schema.items():
+        if is_map:
+            result[key] = _with_scope(value, scope)
+        elif key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
+            result[key] = scope + value[1:]
+        else:
+            result[key] = value if key in _DATA_KEYWORDS else _with_scope(value, scope, key in _MAP_KEYWORDS)
+    return result
 
 
 def _parameters(tool: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""`{"name": ..., "arguments": {...}}`, parsed incrementally."""
+"""`{"name": ..., "arguments": {...}}`, or `{name: {...}}`, parsed incrementally."""
 
 import json
 
 from quire.text.tools.parser import CallDelta
 
 _SPACE = " \t\r\n"
+_NAMES = frozenset({"name", "tool_name"})
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 
 
@@ -13,8 +14,10 @@ class JsonCallReader:
 
     A state machine over characters: `_state` says what comes next. Arguments pass through as they were written."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, keyed: bool = False) -> None:
+        """`keyed`: the first key is the name, and its value the arguments."""
         self.index = index
+        self._keyed = keyed
         self.done = False
         self.broken = False  # not a JSON object, or one without a name
         self.named = False
@@ -50,6 +53,9 @@ class JsonCallReader:
             self._value.append(char)
             if self._string_ends(char):
                 self._key, self._state = str(_loads("".join(self._value))), "colon"
+                if self._keyed:
+                    self._take_name(self._key, deltas)
+                    self._key = "arguments"
         elif char in _SPACE:
             pass
         elif state == "open" and char == "{":
@@ -103,17 +109,19 @@ class JsonCallReader:
 
     def _end_value(self, deltas: list[CallDelta]) -> None:
         text, self._value, self._state = "".join(self._value), [], "after"
-        if self._key == "name":
-            name = _loads(text)
-            if not isinstance(name, str) or not name or self.named:
-                self.broken = True
-                return
-            self.named = True
-            deltas.append(CallDelta(self.index, name, self._held or ""))
+        if self._key in _NAMES:
+            self._take_name(_loads(text), deltas)
         elif self._key in _ARGUMENTS:
             if self._is_string:
                 text = str(_loads(text))
             self._emit_arguments("{}" if text.strip() == "null" else text, deltas)
+
+    def _take_name(self, name: object, deltas: list[CallDelta]) -> None:
+        if not isinstance(name, str) or not name or self.named:
+            self.broken = True
+            return
+        self.named = True
+        deltas.append(CallDelta(self.index, name, self._held or ""))
 
     def _emit_arguments(self, text: str, deltas: list[CallDelta]) -> None:
         self._has_arguments = True

@@ -11,16 +11,17 @@ class JsonToolParser:
     """`begin` opens a section of calls and `end` closes it. Without `begin`, calls start where the text does or there
     are none; without `end`, the section goes on to the end of the text."""
 
-    def __init__(self, begin: str = "", end: str = "", *, prefix: str = "", opened: str = "") -> None:
-        """Without `begin`: `prefix` may stand before the first call, and `opened` is the text that came before."""
-        self._end, self._prefix = end, prefix
-        self._opening = MarkerScanner(begin) if begin else None
+    def __init__(self, *begin: str, end: str = "", prefix: str = "", opened: str = "", keyed: bool = False) -> None:
+        """Any of `begin` opens a section. `prefix` may stand before a call. Without `begin`, `opened` is the text that
+        came before. `keyed`: see JsonCallReader."""
+        self._end, self._prefix, self._keyed = end, prefix, keyed
+        self._opening = MarkerScanner(*begin) if begin else None
         self._parse = self._parse_content if begin else self._parse_between
         self._text = ""  # not parsed yet
         self._raw = opened  # parsed since the section began, until its first call is named: it may become content
         self._has_call = False  # whether the section has a named call
         self._num_calls = 0
-        self._call = JsonCallReader(0)
+        self._call = JsonCallReader(0, keyed)
 
     def push(self, text: str) -> ToolParserOutput:
         output = ToolParserOutput()
@@ -61,9 +62,9 @@ class JsonToolParser:
         rest = self._text.lstrip(_SEPARATORS)
         if rest.startswith("{"):
             self._take(len(self._text) - len(rest))
-            self._call, self._parse = JsonCallReader(self._num_calls), self._parse_call
+            self._call, self._parse = JsonCallReader(self._num_calls, self._keyed), self._parse_call
             return True
-        for marker in filter(None, (self._end, self._prefix)):
+        for marker in filter(None, (self._prefix, self._end)):
             if rest.startswith(marker):
                 self._take(len(self._text) - len(rest) + len(marker))
                 if marker == self._end:
@@ -71,8 +72,12 @@ class JsonToolParser:
                 return True
             if marker.startswith(rest):
                 return False
-        if rest:
-            self._parse = self._skip_to_end if self._has_call and self._end else self._reject
+        if rest and self._has_call and self._end:
+            self._parse = self._skip_to_end
+        elif rest:
+            separators = self._text[: len(self._text) - len(rest)] if self._has_call else ""
+            self._text = self._text[separators.rfind("]") + 1 :]
+            self._parse = self._reject
         return bool(rest)
 
     def _parse_call(self, output: ToolParserOutput) -> bool:

@@ -53,4 +53,6 @@ class ToolParams:
             return NamedCallParser(self.name)
         if self.choice == "required":
             return JsonToolParser()
-        return tool_format.parser() if tool_format is not None and self.active else None
+        if tool_format is None or not self.active:
+            return None
+        return tool_format.parser({tool["function"]["name"]: tool["function"].get("parameters") for tool in self.tools})

@@ -1,15 +1,17 @@
-"""`[name(city="Paris", days=3), other()]`, the whole completion: Llama 3.2 and 4, LFM2 and others that write Python."""
+"""`[name(city="Paris", days=3), other()]`: Llama 3.2 and 4, LFM2, OLMo 3 and others that write Python."""
 
 import ast
 import json
+from typing import Any
 
-from quire.text.tools.parser import CallDelta, ToolFormat, ToolParserOutput
+from quire.text.tools.parser import CallDelta, ToolParserOutput
 
 _MAX_CHARACTERS = 1 << 16  # bounds the time of Python's parser
+_JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicToolParser:
-    """Calls are emitted when the list is complete: only then is it known to be one."""
+    """The whole completion is a list of calls, emitted when it is complete: only then it is known to be one."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -28,25 +30,48 @@ class PythonicToolParser:
     def flush(self) -> ToolParserOutput:
         if self._plain:
             return ToolParserOutput()
-        calls = _parse_calls(self._text.strip())
+        calls = [CallDelta(index, *call) for index, call in enumerate(python_calls(self._text))]
         return ToolParserOutput(calls=calls) if calls else ToolParserOutput(self._text)
 
 
-def _parse_calls(text: str) -> list[CallDelta]:
-    """Empty if the text is anything but a list of calls with literal keyword arguments."""
-    try:
-        tree = ast.parse(text, mode="eval").body
-        if not isinstance(tree, ast.List):
-            return []
-        calls = []
-        for index, call in enumerate(tree.elts):
-            if not isinstance(call, ast.Call) or call.args:
-                return []
-            arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-            calls.append(CallDelta(index, ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False)))
-        return calls
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+def python_calls(text: str) -> list[tuple[str, str]]:
+    """Of a list of calls, or of a call a line, with literal keyword arguments; empty if the text is anything else."""
+    if len(text) > _MAX_CHARACTERS:
         return []
+    for source in (text.strip(), text.strip().replace("\n", "\\n")):  # some leave newlines in their strings
+        try:
+            return [_call(call) for call in _expressions(source)]
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            pass
+    return []
 
 
-FORMAT = ToolFormat(PythonicToolParser, template_markers=("[func_name1(params_name1=", "<|tool_list_start|>"))
+def _expressions(source: str) -> list[ast.expr]:
+    expressions: list[ast.expr] = []
+    for statement in ast.parse(source).body:
+        if not isinstance(statement, ast.Expr):
+            raise ValueError("not an expression")
+        expressions += statement.value.elts if isinstance(statement.value, ast.List) else [statement.value]
+    return expressions
+
+
+def _call(call: ast.expr) -> tuple[str, str]:
+    if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+        raise ValueError("not a call with keywords alone")
+    arguments = {str(keyword.arg): ast.literal_eval(_JsonNames().visit(keyword.value)) for keyword in call.keywords}
+    return ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False)
+
+
+class _JsonNames(ast.NodeTransformer):
+    """Models mix `true`, `false` and `null` into Python."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_NAMES[node.id]) if node.id in _JSON_NAMES else node
+
+
+def write_python_calls(calls: list[dict[str, Any]]) -> str:
+    texts = []
+    for call in calls:
+        pairs = ", ".join(f"{key}={value!r}" for key, value in call["arguments"].items())
+        texts.append(f"{call['name']}({pairs})")
+    return f"[{', '.join(texts)}]"

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from quire.server.dialects.anthropic.fields import PromptBody, decode_body, template_options, tool_use
 from quire.server.dialects.anthropic.messages import plain_messages
 from quire.server.dialects.anthropic.shapes import WIRE
-from quire.server.dialects.chat_text import chat_text
+from quire.server.dialects.chat_request import prompt_text
 from quire.server.dialects.dialect import Context
 from quire.server.http.body import read_body
 from quire.server.http.openapi import JSON, request_body, responses
@@ -36,8 +36,6 @@ def anthropic_routes(state: "AppState") -> list[Route]:
 
 
 def _count(body: PromptBody, context: Context) -> int:
-    use, form = tool_use(body), context.chat_format()
-    messages = form.messages(plain_messages(body.system, body.messages), use)
-    options = template_options(body, context)
-    text = chat_text(context.tokenizer, messages, tools=form.template_tools(use), **options)
+    messages = plain_messages(body.system, body.messages)
+    text = prompt_text(context, messages, tool_use(body), **template_options(body, context))
     return len(context.tokenizer.encode(text, add_special_tokens=False))

@@ -8,7 +8,7 @@ from msgspec import Struct
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.access.request_context import note_ignored
-from quire.server.dialects.chat_request import set_chat
+from quire.server.dialects.chat_request import set_chat, with_chat_template
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, new_id, refuse_unsupported
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
@@ -32,6 +32,7 @@ class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, str]] | None = None  # for templates that show them
 
@@ -53,7 +54,7 @@ class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     audio: Any = None
     modalities: Any = None
     moderation: Any = None
-    chat_template: Any = None  # refused: a template is a program
+    chat_template: str | None = None  # a program: refused unless the operator trusts requests
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     thinking_token_budget: Any = None
@@ -66,7 +67,6 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     "moderation": (),
-    "chat_template": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "thinking_token_budget": (),
@@ -88,6 +88,7 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
     check(chat)
     if chat.web_search_options is not None:
         note_ignored("web_search_options")
+    context = with_chat_template(context, chat.chat_template)
     use = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
     request = GenerateRequest(
         id=new_id("chatcmpl"),

@@ -9,8 +9,8 @@ from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, refuse_unsupported
-from quire.server.dialects.samplers import SAMPLER_FIELDS, SamplerFields
 from quire.server.dialects.openai.structured import ResponseFormat, Schema, StructuredOutputs
+from quire.server.dialects.samplers import SAMPLER_FIELDS, SamplerFields
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):

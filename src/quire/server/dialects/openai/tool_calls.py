@@ -41,7 +41,7 @@ class ToolCallDeltas:
             if delta.name:
                 sent += self._close()
             if delta.name in self._custom:
-                self._open = CallDelta(delta.index, delta.name, delta.arguments)
+                self._open = CallDelta(delta.index, delta.name, delta.arguments, delta.id)
             elif self._open is not None:
                 self._open.arguments += delta.arguments
             else:
@@ -53,7 +53,7 @@ class ToolCallDeltas:
         if delta.name:
             call = ToolCallDelta(
                 index=delta.index,
-                id=new_call_id(self._short_ids),
+                id=delta.id or new_call_id(self._short_ids),
                 type="function",
                 function=FunctionDelta(delta.name, delta.arguments),
             )
@@ -64,7 +64,8 @@ class ToolCallDeltas:
             return []
         call, self._open = self._open, None
         custom = CustomCall(call.name, custom_input(call.arguments))
-        return [ToolCallDelta(index=call.index, id=new_call_id(self._short_ids), type="custom", custom=custom)]
+        call_id = call.id or new_call_id(self._short_ids)
+        return [ToolCallDelta(index=call.index, id=call_id, type="custom", custom=custom)]
 
 
 def merge_tool_calls(deltas: list[ToolCallDelta]) -> list[ToolCallDelta]:

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire import __version__
-from quire.server.dialects.chat_text import chat_text
+from quire.server.dialects.chat_request import prompt_text
+from quire.server.dialects.dialect import Context
 from quire.server.dialects.messages import InputMessage, plain_messages
 from quire.server.dialects.tgi.fields import MAX_BEST_OF, MAX_STOP_SEQUENCES, MAX_TOP_N_TOKENS
 from quire.server.dialects.tgi.shapes import WIRE
@@ -18,10 +19,10 @@ from quire.server.dialects.token_spans import TokenSpan, token_spans
 from quire.server.http.body import decode, read_body
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response, with_wire_errors
+from quire.text.chat.chat_format import NO_TOOLS
 
 if TYPE_CHECKING:
     from quire.server.app_state import AppState
-    from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 class ChatTokenizeBody(Struct):
@@ -65,8 +66,9 @@ def tgi_routes(state: "AppState") -> list[Route]:
     @responses({JSON: ChatTokenized})
     async def chat_tokenize(http: Request) -> Response:
         body = decode(await read_body(http, state.options.max_body_bytes), _decoder)
-        tokenizer = (await state.models.find(body.model)).service.tokenizer
-        return json_response(await asyncio.to_thread(_tokenized, tokenizer, plain_messages(body.messages)))
+        service = (await state.models.find(body.model)).service
+        context = Context(service.info, service.tokenizer, options=state.options)
+        return json_response(await asyncio.to_thread(_tokenized, context, plain_messages(body.messages)))
 
     return [
         Route("/info", with_wire_errors(info, WIRE)),
@@ -74,7 +76,7 @@ def tgi_routes(state: "AppState") -> list[Route]:
     ]
 
 
-def _tokenized(tokenizer: "Tokenizer", messages: list[dict[str, Any]]) -> ChatTokenized:
-    text = chat_text(tokenizer, messages)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    return ChatTokenized(token_spans(tokenizer, ids, text), text)
+def _tokenized(context: Context, messages: list[dict[str, Any]]) -> ChatTokenized:
+    text = prompt_text(context, messages, NO_TOOLS)
+    ids = context.tokenizer.encode(text, add_special_tokens=False)
+    return ChatTokenized(token_spans(context.tokenizer, ids, text), text)

@@ -12,8 +12,8 @@ from quire.server.access.request_context import note_ignored
 from quire.server.dialects.fields import Int, refuse_unsupported
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.tools import NamedResponseTool, ResponseTool
-from quire.server.dialects.samplers import SAMPLER_FIELDS, SamplerFields
 from quire.server.dialects.openai.structured import Schema, schema_output
+from quire.server.dialects.samplers import SAMPLER_FIELDS, SamplerFields
 
 
 class TextFormat(Struct, kw_only=True, omit_defaults=True):

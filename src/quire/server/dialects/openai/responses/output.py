@@ -81,7 +81,7 @@ class ResponseOutput:
     def _write_call(self, delta: CallDelta, events: list[ResponseEvent]) -> None:
         item = self._current()
         if delta.name or not isinstance(item, CallItem | CustomCallItem):
-            item = self._new_call(delta.name)
+            item = self._new_call(delta)
             self._begin(item, events)
         if isinstance(item, CustomCallItem):
             self._arguments += delta.arguments
@@ -89,11 +89,12 @@ class ResponseOutput:
             item.arguments += delta.arguments
             events.append(self._event("function_call_arguments.delta", item.id, delta=delta.arguments))
 
-    def _new_call(self, name: str) -> CallItem | CustomCallItem:
-        namespace, own_name = self._tools.namespaces.get(name, (UNSET, name))
-        given: dict[str, Any] = {"call_id": new_call_id(self._short_ids), "name": own_name, "namespace": namespace}
+    def _new_call(self, delta: CallDelta) -> CallItem | CustomCallItem:
+        namespace, own_name = self._tools.namespaces.get(delta.name, (UNSET, delta.name))
+        call_id = delta.id or new_call_id(self._short_ids)
+        given: dict[str, Any] = {"call_id": call_id, "name": own_name, "namespace": namespace}
         self._arguments = ""
-        if name in self._tools.custom:
+        if delta.name in self._tools.custom:
             return CustomCallItem(id=new_id("ctc", "_"), **given)
         return CallItem(id=new_id("fc", "_"), **given)
 
