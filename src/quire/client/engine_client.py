@@ -224,7 +224,7 @@ class EngineClient:
             self.cancel(future)
 
     async def reset_prefix_cache(self, tenant: str = "") -> bool:
-        self._check_task("generate")
+        check_task(self.info, "generate")
         return await self._cache_resets.ask(tenant) if self.state == "ready" else True  # a new engine has no cache
 
     def cancel(self, request: InFlight) -> None:

@@ -54,7 +54,6 @@ class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     audio: Any = None
     modalities: Any = None
     moderation: Any = None
-    chat_template: str | None = None  # a program: refused unless the operator trusts requests
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
     thinking_token_budget: Any = None
