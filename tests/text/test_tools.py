@@ -186,7 +186,8 @@ def test_a_property_may_be_called_as_a_keyword_of_schemas_is() -> None:
     kept = tool("b", properties={"x": {"const": {"$ref": "#/y"}}})
     schema = json.loads(ToolParams([odd, kept], "required").structured().text)
     assert schema["$defs"]["0"]["properties"]["default"] == {"$ref": "#/$defs/0/properties/$ref"}
-    assert schema["items"]["anyOf"][1]["properties"]["arguments"] == kept["function"]["parameters"]
+    closed = {**kept["function"]["parameters"], "additionalProperties": False}
+    assert schema["items"]["anyOf"][1]["properties"]["arguments"] == closed
 
 
 TOOLS = [

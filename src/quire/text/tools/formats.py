@@ -216,7 +216,7 @@ FORMATS: dict[str, ToolFormat] = {
         special=True,
         stops=("<|eom_id|>",),
     ),
-    "phi4_mini_json": _json("functools", others=("<|tool_call|>",), signs=("functools[", "<|tool|>")),
+    "phi4_mini_json": _json("functools", others=("<|tool_call|>",), signs=("functools[", "<|tool|>"), json_end=""),
 }
 
 # Names of vLLM's, and one of an older Quire, for formats that have another name here.
