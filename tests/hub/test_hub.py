@@ -391,6 +391,13 @@ def test_every_file_that_a_tokenizer_or_format_reads_is_taken(file: str) -> None
     assert file in choose_files(["config.json", "model.safetensors", file], None, "a/b")
 
 
+def test_a_repository_with_weights_of_pytorch_is_listed(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hf" / "hub" / "models--owner--old" / "snapshots" / "0123abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "pytorch_model.bin").write_bytes(BODY)
+    assert [(model.name, model.num_bytes) for model in cached_models()] == [("owner/old", len(BODY))]
+
+
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B-Instruct", "a/b", "a-b/c_d.e"])
 def test_repository_ids(name: str) -> None:
     assert is_repo_id(name)

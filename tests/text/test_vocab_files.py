@@ -106,6 +106,17 @@ def test_t5s_pieces_and_sentinels(tmp_path: Path) -> None:
     assert tokenizer.encode("<extra_id_1>")[0] == size + 98
 
 
+def test_pegasus_pieces_stand_behind_those_of_pretraining(tmp_path: Path) -> None:
+    ends = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    pieces = train(tmp_path, "spiece.model", model_type="unigram", **ends)
+    settings(tmp_path, tokenizer_class="PegasusTokenizer")
+    (tmp_path / "config.json").write_text(CONFIG)
+    tokenizer = Tokenizer.load(tmp_path)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == [*(piece + 103 for piece in pieces.encode(text)), 1], text
+    assert [tokenizer.id_of(token) for token in ("<pad>", "<mask_2>", "<unk_102>", "<unk>")] == [0, 3, 104, 105]
+
+
 def test_xlm_robertas_pieces_are_shifted(tmp_path: Path) -> None:
     pieces = train(tmp_path, "sentencepiece.bpe.model", model_type="unigram")
     settings(tmp_path, tokenizer_class="XLMRobertaTokenizer")

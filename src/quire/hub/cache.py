@@ -108,7 +108,9 @@ def _hub_models() -> Iterator[CachedModel]:
     for repo in sorted(hub_cache_dir().glob("models--*")):
         name = repo.name.removeprefix("models--").replace("--", "/")
         files = [
-            file for file in repo.glob("snapshots/*/*") if file.suffix in (".safetensors", ".gguf") and file.exists()
+            file
+            for file in repo.glob("snapshots/*/*")
+            if (file.suffix in (".safetensors", ".gguf") or file.match("pytorch_model*.bin")) and file.exists()
         ]
         sizes = {file.resolve(): file.stat().st_size for file in files}  # revisions share unchanged files
         if sizes:

@@ -57,9 +57,9 @@ def fetch_repo(repo: str, selector: str | None, revision: str | None, progress: 
     wanted = choose_files([file.rfilename for file in info.siblings], selector, repo)
     files = [file for file in info.siblings if file.rfilename in wanted]
     missing = [file for file in files if not _is_cached(hub, repo, file.rfilename, info.sha)]
-    if missing:
-        _refuse_unsupported(hub, repo, wanted, info.sha)
     with _report_progress(f"pulling {repo}", repo, missing, progress):
+        if missing:
+            _refuse_unsupported(hub, repo, wanted, info.sha)
         try:
             names = [_literal(file) for file in wanted]
             snapshot = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=names))

@@ -34,7 +34,8 @@ def choose_files(files: list[str], selector: str | None, repo: str) -> list[str]
     weights = _weights(files) if CONFIG_FILE in files else []
     models = [file for file in ggufs if not _is_later_split(file)]
     if weights and (not models or any(file.endswith(".safetensors") for file in weights)):
-        return [file for file in files if _is_wanted(file) or file in weights or file in _module_files(files)]
+        others = {*weights, *_module_files(files)}
+        return [file for file in files if _is_wanted(file) or file in others]
     if len(models) == 1:
         return _splits_of(models[0], ggufs)
     if models:

@@ -28,6 +28,7 @@ from quire.weights.huggingface import read_json
 MODEL_FILE, SOURCE_FILE = "tokenizer.model", "source.spm"
 T5_FILE, FAIRSEQ_FILE = "spiece.model", "sentencepiece.bpe.model"
 NUM_SENTINELS = 100  # <extra_id_0> and so on, of T5
+PEGASUS_OFFSET = 103  # from the ids of pieces in the file to those of the model
 
 
 def read_tokenizer_model(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
@@ -55,8 +56,9 @@ def read_tokenizer_model(directory: Path, settings: CheckpointConfig, named: Map
 
 
 def read_t5(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
-    """`spiece.model`: the pieces, then the sentinels, of which the first has the last id."""
-    _check_class(directory, settings, T5_FILE, "t5", "mt5")
+    """`spiece.model`: the pieces, then the sentinels, of which the first has the last id. Pegasus has the same file."""
+    if _check_class(directory, settings, T5_FILE, "t5", "mt5", "pegasus") == "pegasus":
+        return _read_pegasus(directory, settings, named)
     named = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"} | dict(named)
     path = directory / T5_FILE
     model = _unigram_model(path)
@@ -76,6 +78,32 @@ def read_t5(directory: Path, settings: CheckpointConfig, named: Mapping[str, str
         special_ids=frozenset(special),
         suffix=ends,
         named=named,
+    )
+
+
+def _read_pegasus(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
+    """103 tokens of pretraining stand before the pieces, after <pad> and </s>."""
+    settings.expect("offset", PEGASUS_OFFSET, None)
+    path = directory / T5_FILE
+    model = _unigram_model(path)
+    masks = ["<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, PEGASUS_OFFSET))]
+    first = ["<pad>", "</s>", *masks]
+    shifted = replace(
+        model,
+        pieces=[*first, *model.pieces[2:]],
+        scores=[0.0] * len(first) + model.scores[2:],
+        kinds=[CONTROL] * len(first) + model.kinds[2:],
+    )
+    special = shifted.of(CONTROL, UNKNOWN)
+    added = {token: shifted.pieces[token] for token in special}
+    return Vocabulary(
+        backend=unigram_backend(shifted, path, added, special),
+        token_bytes=sentencepiece,
+        strips_space=model.add_space,
+        added=added,
+        special_ids=frozenset(special),
+        suffix=[1],
+        named={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"} | dict(named),
     )
 
 
@@ -107,8 +135,8 @@ def read_fairseq(directory: Path, settings: CheckpointConfig, named: Mapping[str
     )
 
 
-def _check_class(directory: Path, settings: CheckpointConfig, file: str, *families: str) -> None:
-    """Other families have the same file, and ids of their own."""
+def _check_class(directory: Path, settings: CheckpointConfig, file: str, *families: str) -> str:
+    """The family, one of `families`: others have the same file, and ids of their own."""
     given = settings.get("tokenizer_class") or read_json(directory / "config.json").get("model_type", "")
     name = str(given).removesuffix("Fast").removesuffix("Tokenizer").lower()
     if name not in families:
@@ -116,6 +144,7 @@ def _check_class(directory: Path, settings: CheckpointConfig, file: str, *famili
             f"{directory} has a {file} of `{given or 'an unknown family'}`, and no tokenizer.json",
             f"it is read of {', '.join(families)}: save the tokenizer as a fast one with transformers",
         )
+    return name
 
 
 def _unigram_model(path: Path) -> SentencePieceModel:
