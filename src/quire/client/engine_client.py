@@ -22,7 +22,7 @@ from quire.client.generate_request import GenerateRequest
 from quire.client.grammar_check import GrammarCheck
 from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
-from quire.client.prompt import Prompter, run_in_thread_if_long
+from quire.client.prompt import Prompter
 from quire.client.service import ModelInfo, Observer, State
 from quire.core.encode_request import EncodeRequest, Task
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
@@ -176,8 +176,7 @@ class EngineClient:
     async def submit(self, request: GenerateRequest) -> GenerateStream:
         self._check_task("generate")
         self._check_open()
-        num_characters = len(request.prompt or "") + sum(len(str(message)) for message in request.messages or ())
-        prepared = await run_in_thread_if_long(num_characters, self._prompter.prepare, request)
+        prepared = await self._prompter.prepare_off_loop(request)
         await self._check_wait(len(prepared.prompt_ids), request.timeout)
         structured = prepared.params.structured
         if structured is not None and structured.kind != "json":  # any JSON object: known to compile

@@ -18,6 +18,7 @@ from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.responses.call import ResponseCall, parse_response
 from quire.server.dialects.openai.responses.store import StoredResponse
 from quire.server.dialects.openai.shapes import WIRE
+from quire.server.http.body import in_thread_if_large
 from quire.server.options import ServerOptions
 from quire.server.routes.embeddings import embed
 
@@ -97,8 +98,9 @@ class Batch:
         body = bytes(line.body)
         if line.url == EMBEDDINGS:
             return await embed(self._models, body)
+        model = await in_thread_if_large(body, model_field, body)
         while True:
-            service, call = await parse_call(self._models, self._options, model_field(body), body, PARSERS[line.url])
+            service, call = await parse_call(self._models, self._options, model, body, PARSERS[line.url])
             if call.stream:
                 raise BadRequest("a batch cannot stream", "leave out stream", param="stream")
             if isinstance(call, ResponseCall) and call.background:

@@ -1,27 +1,27 @@
 """Drops the oldest turns of a conversation that does not fit."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from math import inf
 from typing import Any
 
+from quire.client.prompt import USUAL_TOKEN_LENGTH
+from quire.server.dialects.chat_text import chat_text
 from quire.server.dialects.dialect import Context
-from quire.text.chat.chat_template import ChatTemplate
 from quire.text.tools.params import ToolParams
 
 Messages = list[dict[str, Any]]
 
-_template = lru_cache(maxsize=8)(ChatTemplate)
+
+def num_tokens(messages: Messages, context: Context, use: ToolParams) -> float:
+    """Prompt tokens of the conversation. One that is far too long has infinitely many: it is not tokenized."""
+    form, limit = context.chat_format(), 2 * USUAL_TOKEN_LENGTH * context.info.max_model_len
+    if sum(len(message.get("content") or "") for message in messages) > limit:
+        return inf
+    text = chat_text(context.tokenizer, form.messages(messages, use), tools=form.template_tools(use))
+    return inf if len(text) > 2 * limit else len(context.tokenizer.encode(text, add_special_tokens=False))
 
 
-def num_tokens(messages: Messages, context: Context, use: ToolParams) -> int:
-    """Prompt tokens of the conversation."""
-    form, tokenizer = context.chat_format(), context.tokenizer
-    template = _template(tokenizer.chat_template or "", tokenizer.bos_token, tokenizer.eos_token)
-    text = template.render(form.messages(messages, use), tools=form.template_tools(use))
-    return len(tokenizer.encode(text, add_special_tokens=False))
-
-
-def newest_that_fit(messages: Messages, size: Callable[[Messages], int], room: int) -> Messages:
+def newest_that_fit(messages: Messages, size: Callable[[Messages], float], room: int) -> Messages:
     """The newest turns whose `size` is at most `room` tokens. A turn begins with a message of the user; system messages
     stay. The last turn stays in any case: if it alone is too long, submitting it raises an error."""
     if size(messages) <= room:

@@ -135,7 +135,7 @@ class _Exchange:
     def leave(self) -> None:
         if self._entered:
             self._entered = False
-            self._context.release()
+            self._context.leave()
 
     async def receive(self) -> Message:
         message = await self._receive()

@@ -12,7 +12,7 @@ from quire.client.embed_request import ScoreRequest
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
 from quire.server.dialects.fields import Int, new_id
-from quire.server.http.body import check_number, decode, read_body
+from quire.server.http.body import check_number, read_json
 from quire.server.http.event_stream import unless_disconnected
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
@@ -93,7 +93,7 @@ class RerankRoutes:
     @request_body(RerankBody)
     @responses({JSON: Ranking})
     async def rerank(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._state.options.max_body_bytes), _rerank)
+        body = await read_json(http, self._state.options.max_body_bytes, _rerank)
         if body.top_n is not None and body.top_n < 0:
             raise BadRequest(f"top_n is {body.top_n}", "it is the number of documents to return", param="top_n")
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
@@ -110,7 +110,7 @@ class RerankRoutes:
     @request_body(ScoreBody)
     @responses({JSON: ScoreList})
     async def score(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._state.options.max_body_bytes), _score)
+        body = await read_json(http, self._state.options.max_body_bytes, _score)
         pairs, field = _pairs(body)
         name, scores, num_tokens = await self._scores(http, body.model, pairs, body.truncate_prompt_tokens, field)
         return json_response(

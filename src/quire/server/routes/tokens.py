@@ -13,9 +13,9 @@ from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
 from quire.server.dialects.chat_text import chat_text
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
-from quire.server.dialects.token_spans import TokenSpan, token_spans
+from quire.server.dialects.token_spans import TokenSpan, checked_text, token_spans
 from quire.server.dialects.tools import ToolDefinition, tool_use
-from quire.server.http.body import decode, read_body
+from quire.server.http.body import read_json
 from quire.server.http.openapi import JSON, query_parameters, request_body, responses
 from quire.server.http.replies import json_response
 from quire.text.chat.chat_format import chat_format
@@ -72,22 +72,23 @@ class TokenizerRoutes:
     @request_body(TokenizeBody)
     @responses({JSON: Tokenized | list[TokenSpan]})
     async def tokenize(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._limit), _tokenize)
+        body = await read_json(http, self._limit, _tokenize)
         service = (await self._models.find(body.model)).service
         tokenizer = service.tokenizer
         if body.inputs is not None:
             if body.prompt is not None or body.messages is not None:
                 raise BadRequest("inputs and another text are given", "give one of them", param="inputs")
-            return json_response(await asyncio.to_thread(_spans, tokenizer, body.inputs))
-        return json_response(await asyncio.to_thread(_tokenized, tokenizer, body, service.info.max_model_len))
+            return await asyncio.to_thread(lambda: json_response(_spans(tokenizer, checked_text(body.inputs or ""))))
+        limit = service.info.max_model_len
+        return await asyncio.to_thread(lambda: json_response(_tokenized(tokenizer, body, limit)))
 
     @request_body(DetokenizeBody)
     @responses({JSON: Detokenized})
     async def detokenize(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._limit), _detokenize)
+        body = await read_json(http, self._limit, _detokenize)
         service = (await self._models.find(body.model)).service
-        text = await asyncio.to_thread(_decoded, service.tokenizer, body.tokens, service.info.vocab_size)
-        return json_response(Detokenized(text))
+        tokenizer, vocab_size = service.tokenizer, service.info.vocab_size
+        return await asyncio.to_thread(lambda: json_response(Detokenized(_decoded(tokenizer, body.tokens, vocab_size))))
 
     @query_parameters(model=str)
     @responses({JSON: dict[str, Any]})
@@ -132,7 +133,7 @@ def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("give either `prompt` or `messages`", param="prompt")
     if body.prompt is not None:
-        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        return tokenizer.encode(checked_text(body.prompt), add_special_tokens=body.add_special_tokens is not False)
     if body.add_special_tokens:
         raise BadRequest("a rendered chat has its special tokens", "leave it out", param="add_special_tokens")
     continues = bool(body.continue_final_message)
@@ -145,4 +146,4 @@ def _encode(tokenizer: "Tokenizer", body: TokenizeBody) -> list[int]:
         continue_final_message=continues,
         **template_kwargs(body.chat_template_kwargs),
     )
-    return tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.encode(checked_text(text), add_special_tokens=False)

@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.server.dialects.anthropic.fields import PromptBody, decode_body, template_options, tool_use
+from quire.server.dialects.anthropic.fields import PromptBody, explain, template_options, tool_use
 from quire.server.dialects.anthropic.messages import plain_messages
 from quire.server.dialects.anthropic.shapes import WIRE
-from quire.server.dialects.chat_text import chat_text
+from quire.server.dialects.chat_text import num_chat_tokens
 from quire.server.dialects.dialect import Context
-from quire.server.http.body import read_body
+from quire.server.http.body import read_json
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response, with_wire_errors
 
@@ -27,7 +27,7 @@ def anthropic_routes(state: "AppState") -> list[Route]:
     @request_body(PromptBody)
     @responses({JSON: dict[str, int]})
     async def count_tokens(http: Request) -> Response:
-        body = decode_body(await read_body(http, state.options.max_body_bytes), _decoder)
+        body = await read_json(http, state.options.max_body_bytes, _decoder, explained=explain)
         service = (await state.models.find(body.model)).service
         context = Context(service.info, service.tokenizer, options=state.options)
         return json_response({"input_tokens": await asyncio.to_thread(_count, body, context)})
@@ -39,5 +39,4 @@ def _count(body: PromptBody, context: Context) -> int:
     use, form = tool_use(body), context.chat_format()
     messages = form.messages(plain_messages(body.system, body.messages), use)
     options = template_options(body, context)
-    text = chat_text(context.tokenizer, messages, tools=form.template_tools(use), **options)
-    return len(context.tokenizer.encode(text, add_special_tokens=False))
+    return num_chat_tokens(context, messages, tools=form.template_tools(use), **options)

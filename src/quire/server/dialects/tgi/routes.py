@@ -14,8 +14,8 @@ from quire.server.dialects.chat_text import chat_text
 from quire.server.dialects.messages import InputMessage, plain_messages
 from quire.server.dialects.tgi.fields import MAX_BEST_OF, MAX_STOP_SEQUENCES, MAX_TOP_N_TOKENS
 from quire.server.dialects.tgi.shapes import WIRE
-from quire.server.dialects.token_spans import TokenSpan, token_spans
-from quire.server.http.body import decode, read_body
+from quire.server.dialects.token_spans import TokenSpan, checked_text, token_spans
+from quire.server.http.body import read_json
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response, with_wire_errors
 
@@ -64,9 +64,9 @@ def tgi_routes(state: "AppState") -> list[Route]:
     @request_body(ChatTokenizeBody)
     @responses({JSON: ChatTokenized})
     async def chat_tokenize(http: Request) -> Response:
-        body = decode(await read_body(http, state.options.max_body_bytes), _decoder)
+        body = await read_json(http, state.options.max_body_bytes, _decoder)
         tokenizer = (await state.models.find(body.model)).service.tokenizer
-        return json_response(await asyncio.to_thread(_tokenized, tokenizer, plain_messages(body.messages)))
+        return await asyncio.to_thread(lambda: json_response(_tokenized(tokenizer, plain_messages(body.messages))))
 
     return [
         Route("/info", with_wire_errors(info, WIRE)),
@@ -76,5 +76,5 @@ def tgi_routes(state: "AppState") -> list[Route]:
 
 def _tokenized(tokenizer: "Tokenizer", messages: list[dict[str, Any]]) -> ChatTokenized:
     text = chat_text(tokenizer, messages)
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = tokenizer.encode(checked_text(text), add_special_tokens=False)
     return ChatTokenized(token_spans(tokenizer, ids, text), text)

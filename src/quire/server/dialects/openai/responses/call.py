@@ -69,7 +69,7 @@ def parse_response(body: bytes, context: Context, find_response: FindResponse) -
 def _fitting(
     messages: list[dict[str, Any]], given: asked.ResponseBody, context: Context, use: ToolParams
 ) -> list[dict[str, Any]]:
-    def size(some: list[dict[str, Any]]) -> int:
+    def size(some: list[dict[str, Any]]) -> float:
         return num_tokens(_with_instructions(some, given), context, use)
 
     return newest_that_fit(messages, size, context.info.max_model_len - (given.max_output_tokens or 1))
