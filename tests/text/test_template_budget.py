@@ -102,7 +102,7 @@ def test_a_long_conversation_is_within_the_budget() -> None:
 def test_variables_of_a_template_may_have_any_name() -> None:
     assert ChatTemplate("{{ self.x }}{{ template }}").render(MESSAGES, template=1, context=2, source=3) == "1"
     with pytest.raises(BadRequest, match="`messages`"):
-        ChatTemplate("x").render(MESSAGES, **{"messages": []})
+        ChatTemplate("x").render(MESSAGES, messages=[])
 
 
 def test_a_template_of_a_megabyte_is_refused() -> None:

@@ -24,6 +24,7 @@ from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
 from quire.client.prompt import Prompter
 from quire.client.service import ModelInfo, Observer, State
+from quire.client.watchdog import Watchdog
 from quire.core.encode_request import EncodeRequest, Task
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.core.records import StepRecord
@@ -37,6 +38,7 @@ from quire.engine.messages import (
     FromEngine,
     LiveSnapshot,
     LoadAdapter,
+    Ping,
     PrepareGrammars,
     Ready,
     RequestRefused,
@@ -81,7 +83,8 @@ class EngineClient:
         """`process`: the one to use first, spawned before."""
         self.options = options
         self.observer = observer
-        self.state: State = "starting"
+        self._state: State = "starting"
+        self._watchdog = Watchdog(lambda: bool(self._requests), lambda: self._engine.send(Ping()))
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self.adapters = ClientAdapters(options, self._send_adapter_message)
@@ -95,6 +98,14 @@ class EngineClient:
         self._ready: asyncio.Future[Ready] | None = None
         self._supervisor: asyncio.Task[Any] | None = None
         self._grammar_check: GrammarCheck | None = None
+
+    @property
+    def state(self) -> State:
+        return "stalled" if self._state == "ready" and self._watchdog.stalled else self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
 
     # -- starting and stopping
 
@@ -112,6 +123,7 @@ class EngineClient:
         self._start = Start(str(files.path), self.options)
         self._ready = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
+        self._watching = asyncio.create_task(self._watchdog.run())
         tokenizer = tokenizer_path(files.path, self.options)
         try:
             self.tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer)
@@ -160,7 +172,8 @@ class EngineClient:
         if self._supervisor is None:
             return
         self._supervisor.cancel()
-        await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._watching.cancel()
+        await asyncio.gather(self._supervisor, self._watching, return_exceptions=True)
         self.adapters.engine_died(Unavailable("the server is shutting down"))
         if self._grammar_check is not None:
             await self._grammar_check.stop()
@@ -250,7 +263,7 @@ class EngineClient:
         self._requests[request.id] = request
         self._forecast.add(request.num_prompt_tokens)
         self._idle.clear()
-        if self.state != "ready":  # it is sent with all the others, once there is an engine
+        if self.state not in ("ready", "stalled"):  # it is sent with all the others, once there is an engine
             return
         try:
             self._submit(request)
@@ -316,6 +329,7 @@ class EngineClient:
             error: QuireError | None = None
             try:
                 async for message in self._engine.messages():
+                    self._watchdog.heard()
                     if isinstance(message, Ready):
                         failures = 0
                         self._engine_ready(message)

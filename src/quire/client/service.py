@@ -13,7 +13,7 @@ from quire.core.records import RequestRecord, SchedulerStats, StepRecord
 from quire.text.event import TextEvent
 from quire.text.tokenizers.tokenizer import Tokenizer
 
-State = Literal["starting", "ready", "restarting", "draining", "stopped"]
+State = Literal["starting", "ready", "stalled", "restarting", "draining", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,14 @@ class PrepareGrammars(msgspec.Struct, tag=True):
     """A request with structured output is coming: load what compiling its grammar takes."""
 
 
+class Ping(msgspec.Struct, tag=True):
+    """Say that you are there."""
+
+
+class Pong(msgspec.Struct, tag=True):
+    """The answer to a Ping, between two steps."""
+
+
 class Ready(msgspec.Struct, tag=True):
     capacity: Capacity
     task: Task = "generate"
@@ -129,9 +137,18 @@ class ErrorInfo(msgspec.Struct):
         return error
 
 
-ToEngine = Start | Submit | Encode | Cancel | WatchEngine | LoadAdapter | UnloadAdapter | PrepareGrammars
+ToEngine = Start | Submit | Encode | Cancel | WatchEngine | LoadAdapter | UnloadAdapter | PrepareGrammars | Ping
 FromEngine = (
-    Ready | StepDone | Encoded | EngineIdle | LiveSnapshot | RequestRefused | Failed | AdapterLoaded | AdapterUnloaded
+    Ready
+    | Pong
+    | StepDone
+    | Encoded
+    | EngineIdle
+    | LiveSnapshot
+    | RequestRefused
+    | Failed
+    | AdapterLoaded
+    | AdapterUnloaded
 )
 
 encode: Callable[[ToEngine | FromEngine], bytes] = msgspec.msgpack.Encoder().encode

@@ -29,6 +29,8 @@ from quire.engine.messages import (
     FromEngine,
     LiveSnapshot,
     LoadAdapter,
+    Ping,
+    Pong,
     PrepareGrammars,
     Ready,
     RequestRefused,
@@ -129,6 +131,8 @@ def _serve(
                     engine.watch(on)
                 case LoadAdapter(key, path) if adapters is not None:
                     adapters.load(key, Path(path))
+                case Ping():
+                    server.send(Pong())
                 case UnloadAdapter(key) if adapters is not None:
                     adapters.unload(key)
                 case PrepareGrammars() if isinstance(engine, Engine) and engine.compile_queue is not None:

@@ -1,4 +1,4 @@
-"""What rendering a chat template may take. A template is a program: it can loop for hours, and double a text 40 times."""
+"""What rendering a chat template may take: it is a program, and can loop for hours or double a text 40 times."""
 
 import time
 from collections.abc import Iterator

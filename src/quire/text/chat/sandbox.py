@@ -24,6 +24,7 @@ ELEMENT_CHARACTERS = 64  # what an element of a new list counts as
 _GROWING = frozenset(
     {"center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "wordwrap", "round", "tojson"}
 )
+_CONSUMING = frozenset({"list", "join", "sort", "unique", "reverse", "sum"})  # of generators, whose length is unknown
 _REMOVED_FILTERS = ("pprint", "urlize", "xmlattr")  # of no use in a prompt, and slow on long texts
 _WIDE_FORMAT = re.compile(r"[0-9]{4}|\*|\{[^{}]*\{")  # a width of 1000 and more, or one that is an argument
 
@@ -47,13 +48,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         # Not optimized: constants are then computed while it renders, within the budget.
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], optimized=False)
         del self.globals["lipsum"]
-        self.filters = {name: self._bounded(name, made) for name, made in self.filters.items()}
+        self.filters = {name: _bounded(name, made) for name, made in self.filters.items()}
         for name in _REMOVED_FILTERS:
             del self.filters[name]
-        self.tests = {name: self._bounded(name, made) for name, made in self.tests.items()}
+        self.tests = {name: _bounded(name, made) for name, made in self.tests.items()}
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        self.filters[name] = self._bounded(name, function)
+        self.filters[name] = _bounded(name, function)
 
     # -- called by compiled templates ----------------------------------------------------------------------------------
 
@@ -62,7 +63,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         _budget().step()
         return True
 
-    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, parts: Iterable[str]) -> str:
         """The output of a template, a macro or a block."""
         budget, made = _budget(), []
         for part in parts:
@@ -99,21 +100,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         _Steps().visit(template)
         return template
 
-    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # the first argument is a context
-
-        @wraps(function)
-        def within_budget(*args: Any, **kwargs: Any) -> Any:
-            before, (value, *rest) = args[:skipped], args[skipped:]
-            if name in ("list", "join", "sort", "unique", "reverse") and not hasattr(value, "__len__"):
-                value = list(value)
-            rest = _spend_on_call(name, value, tuple(rest), kwargs)
-            result = function(*before, value, *rest, **kwargs)
-            _spend_on_result(result)
-            return result
-
-        return within_budget
-
 
 class _Steps(NodeTransformer):
     """Puts calls of the sandbox where jinja2 has no hook: in loops, macros and `~`."""
@@ -133,6 +119,23 @@ class _Steps(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
         self.generic_visit(node)
         return _sandbox_call("joined", node.nodes)
+
+
+def _bounded(name: str, function: Any) -> Callable[..., Any]:
+    """The same filter or test, within the budget."""
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # the first argument is a context
+
+    @wraps(function)
+    def within_budget(*args: Any, **kwargs: Any) -> Any:
+        before, value, rest = args[:skipped], args[skipped], args[skipped + 1 :]
+        if name in _CONSUMING and not hasattr(value, "__len__"):
+            value = list(value)
+        rest = _spend_on_call(name, value, rest, kwargs)
+        result = function(*before, value, *rest, **kwargs)
+        _spend_on_result(result)
+        return result
+
+    return within_budget
 
 
 def _sandbox_call(name: str, arguments: list[nodes.Expr] | None = None) -> nodes.Call:

@@ -132,7 +132,7 @@ class ResponseCall:
         self.stream = bool(given.stream)
         self.background = bool(given.background)
         self.stored = stored
-        self.keep: Callable[[StoredResponse], None] | None = None
+        self.keep: Callable[[StoredResponse], object] | None = None
         self.accepted = asyncio.Event()
         self.problem: QuireError | None = None  # why it failed, in the background
         self._context, self._use = context, use
