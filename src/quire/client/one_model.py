@@ -3,8 +3,10 @@
 from collections.abc import AsyncGenerator, Sequence
 
 from quire.client.service import AdapterRegistry, PullProgress, ResolvedModel, ServedModel, Service, State
-from quire.core.errors import BadRequest, UnknownModel
+from quire.core.errors import BadRequest, UnknownModel, shortened
 from quire.core.nearest import nearest
+
+MAX_QUOTED = 200  # characters of a wrong name
 
 
 class OneModel:
@@ -58,6 +60,7 @@ class OneModel:
 
 
 def unknown_model(name: str, names: Sequence[str], kind: str = "model") -> UnknownModel:
+    name = shortened(name, MAX_QUOTED)
     near = nearest(name, names, cutoff=0.3)
     served = ", ".join(f"`{known}`" for known in names) or "none"
     hint = f"did you mean `{near[0]}`?" if near else f"{served} {'are' if len(names) > 1 else 'is'} served here"
