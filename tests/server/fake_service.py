@@ -159,6 +159,7 @@ class FakeService:
             task="generate",
             path="",
             dimensions=4,
+            max_requests=2048,
         )
         self.tokenizer = ByteTokenizer()
         self.state = "ready"

@@ -73,6 +73,15 @@ def test_lists_and_products_of_fields_have_bounds(server: Running, body: dict[st
     assert answer.status_code == 400 and problem in message(answer)
 
 
+def test_prompts_that_the_engine_never_takes_together_are_refused_at_once(server: Running) -> None:
+    server.service.info.max_requests = 100
+    try:
+        answer = server.complete(prompt=["x"] * 101)
+    finally:
+        server.service.info.max_requests = 2048
+    assert answer.status_code == 400 and "101 prompts, and the server takes 100" in message(answer)
+
+
 def test_an_answer_repeats_its_prompts_only_so_often(server: Running) -> None:
     asked = {"prompt": ["x" * 4000] * 3, "n": 90, "echo": True, "max_tokens": 1}
     answer = server.complete(**asked)
@@ -210,3 +219,15 @@ def test_a_unix_socket_is_for_its_user_and_gone_afterwards(tmp_path: Path) -> No
     assert path.read_text() == "another's"
     with pytest.raises(CannotListen, match="this file is no socket"):
         open_listener(options)
+
+
+def test_odd_values_of_ollama_take_no_time(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    asked = {"model": "fake", "prompt": "x", "stream": False, "options": {"num_predict": 1}}
+    assert server.http.post("/api/generate", json={**asked, "keep_alive": "0" * 3_000_000 + "x"}).status_code == 200
+    answer = server.http.post("/api/generate", json={**asked, "format": [1] * 500_000})
+    assert answer.status_code == 400 and answer.json() == {
+        "error": 'invalid format: a list (send "json" or a JSON schema)'
+    }
+    unknown = {f"option{number}": 1 for number in range(50_000)}
+    assert server.http.post("/api/generate", json={**asked, "options": unknown}).status_code == 200
+    assert len(caplog.text) < 2000, "one line for all of them"

@@ -154,6 +154,7 @@ class EngineClient:
             task=ready.task,
             dimensions=ready.dimensions,
             path=str(path),
+            max_requests=self.options.max_num_seqs + self.options.max_queued_requests,
         )
 
     def _encode_service(self, path: Path, ready: Ready) -> "EncodeService":

@@ -1,5 +1,6 @@
 """What the server and the commands ask of an engine: text in, text out."""
 
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class ModelInfo:
     task: Task = "generate"
     dimensions: int = 0  # of an embedding, where the model makes them
     path: str = ""  # of its files
+    max_requests: int = sys.maxsize  # in flight at the same time
 
 
 class Observer(Protocol):

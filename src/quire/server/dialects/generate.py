@@ -55,7 +55,7 @@ async def parse_call(
     service, adapter = resolved.service, resolved.adapter
     context = Context(service.info, service.tokenizer, current_tenant(), adapter or service.info.name, options)
     call = await in_thread_if_large(body, parse, body, context)
-    check_requests(call.requests)
+    check_requests(call.requests, service.info.max_requests)
     for request in call.requests:
         request.adapter = adapter
     return service, call

@@ -13,7 +13,14 @@ MAX_ECHOED_TOKENS = 1 << 20  # of prompts in the answer, each as often as it has
 MAX_LOGPROBS_OF_ANSWER = 1 << 18  # that an answer holds when it is not streamed; one takes about 500 bytes
 
 
-def check_requests(requests: Sequence[GenerateRequest]) -> None:
+def check_requests(requests: Sequence[GenerateRequest], max_in_flight: int) -> None:
+    """`max_in_flight`: what the engine takes at the same time; all prompts are served together."""
+    if len(requests) > max_in_flight:
+        raise BadRequest(
+            f"the request has {len(requests)} prompts, and the server takes {max_in_flight} at the same time",
+            "send several requests, or start the server with a larger --max-queued-requests",
+            param="prompt",
+        )
     num_completions = sum(request.params.num_samples for request in requests)
     if num_completions > MAX_COMPLETIONS:
         raise BadRequest(

@@ -7,49 +7,47 @@ from quire.core.errors import BadRequest
 
 MAX_VALUES = 1 << 20  # of arrays and objects together; token ids, mostly
 MAX_MEMBERS = 1 << 16  # of objects; also a limit of the number of objects and of arrays
-SCAN_BYTES = 1 << 20  # that one call looks at
+SCAN_BYTES = 1 << 18  # that one call looks at, so that other threads run in between
 
 LIMITS = {b",": MAX_VALUES, b":": MAX_MEMBERS, b"{": MAX_MEMBERS, b"[": MAX_MEMBERS}
 NAMES = {b",": "values", b":": "members of objects", b"{": "objects", b"[": "arrays"}
 
-_INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # possessive: nothing is kept for backtracking
+# Possessive: nothing is kept for backtracking.
+_INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # a string, without its quotes
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_WHOLE = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)  # up to a string that does not end
 
 
 def check_json_size(body: bytes) -> None:
     """Raises BadRequest if the body has too many values, whether or not it is JSON."""
-    if all(_count(body, mark, 0, len(body)) <= limit for mark, limit in LIMITS.items()):
+    starts = range(0, len(body), SCAN_BYTES)
+    if all(sum(body.count(mark, at, at + SCAN_BYTES) for at in starts) <= limit for mark, limit in LIMITS.items()):
         return  # as nearly always; marks in strings were counted as well
-    counts = dict.fromkeys(LIMITS, 0)
-    position, num_strings = 0, 0
+    counts, position = dict.fromkeys(LIMITS, 0), 0
     while position < len(body):
-        quote = body.find(b'"', position)
-        end = len(body) if quote < 0 else quote
+        end = _end(_WHOLE, body, position)
+        values = _STRING.sub(b"", body[position:end])
         for mark, limit in LIMITS.items():
-            counts[mark] += _count(body, mark, position, end)
+            counts[mark] += values.count(mark)
             if counts[mark] > limit:
                 raise _too_many(NAMES[mark], limit)
-        num_strings += 1
-        if num_strings > MAX_VALUES + MAX_MEMBERS:
-            raise _too_many("texts", MAX_VALUES)
-        position = len(body) if quote < 0 else _string_end(body, quote + 1)
-
-
-def _count(body: bytes, mark: bytes, begin: int, end: int) -> int:
-    """In steps, so that other threads run in between."""
-    return sum(body.count(mark, at, min(at + SCAN_BYTES, end)) for at in range(begin, end, SCAN_BYTES))
+        position = _string_end(body, end + 1) if body[end : end + 1] == b'"' else end
 
 
 def _string_end(body: bytes, position: int) -> int:
-    """Where the text behind a string begins, whose own text begins at `position`. In steps, so that other threads run
-    in between."""
+    """Where the text behind a string begins, whose own text begins at `position`."""
     while position < len(body):
-        match = _INSIDE.match(body, position, position + SCAN_BYTES)
-        assert match is not None, "it also matches nothing"
-        position = match.end()
+        position = _end(_INSIDE, body, position)
         if body[position : position + 1] == b'"':
             return position + 1
-        position += 2 * (body[position : position + 1] == b"\\")  # an escape that the limit has cut
+        position += 2 * (body[position : position + 1] == b"\\")  # an escape that SCAN_BYTES has cut
     return position
+
+
+def _end(pattern: "re.Pattern[bytes]", body: bytes, position: int) -> int:
+    match = pattern.match(body, position, position + SCAN_BYTES)
+    assert match is not None, "the pattern also matches nothing"
+    return match.end()
 
 
 def _too_many(what: str, limit: int) -> BadRequest:
