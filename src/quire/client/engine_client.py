@@ -38,7 +38,7 @@ from quire.engine.messages import (
     FromEngine,
     LiveSnapshot,
     LoadAdapter,
-    Ping,
+    PingEngine,
     PrepareGrammars,
     Ready,
     RequestRefused,
@@ -84,7 +84,7 @@ class EngineClient:
         self.options = options
         self.observer = observer
         self._state: State = "starting"
-        self._watchdog = Watchdog(lambda: bool(self._requests), lambda: self._engine.send(Ping()))
+        self._watchdog = Watchdog(lambda: bool(self._requests), lambda: self._engine.send(PingEngine()))
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self.adapters = ClientAdapters(options, self._send_adapter_message)

@@ -56,12 +56,12 @@ class PrepareGrammars(msgspec.Struct, tag=True):
     """A request with structured output is coming: load what compiling its grammar takes."""
 
 
-class Ping(msgspec.Struct, tag=True):
+class PingEngine(msgspec.Struct, tag=True):
     """Say that you are there."""
 
 
-class Pong(msgspec.Struct, tag=True):
-    """The answer to a Ping, between two steps."""
+class EngineAnswered(msgspec.Struct, tag=True):
+    """The answer to a PingEngine, between two steps."""
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -137,10 +137,10 @@ class ErrorInfo(msgspec.Struct):
         return error
 
 
-ToEngine = Start | Submit | Encode | Cancel | WatchEngine | LoadAdapter | UnloadAdapter | PrepareGrammars | Ping
+ToEngine = Start | Submit | Encode | Cancel | WatchEngine | LoadAdapter | UnloadAdapter | PrepareGrammars | PingEngine
 FromEngine = (
     Ready
-    | Pong
+    | EngineAnswered
     | StepDone
     | Encoded
     | EngineIdle

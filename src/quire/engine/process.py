@@ -23,14 +23,14 @@ from quire.engine.messages import (
     Cancel,
     Encode,
     Encoded,
+    EngineAnswered,
     EngineIdle,
     ErrorInfo,
     Failed,
     FromEngine,
     LiveSnapshot,
     LoadAdapter,
-    Ping,
-    Pong,
+    PingEngine,
     PrepareGrammars,
     Ready,
     RequestRefused,
@@ -131,8 +131,8 @@ def _serve(
                     engine.watch(on)
                 case LoadAdapter(key, path) if adapters is not None:
                     adapters.load(key, Path(path))
-                case Ping():
-                    server.send(Pong())
+                case PingEngine():
+                    server.send(EngineAnswered())
                 case UnloadAdapter(key) if adapters is not None:
                     adapters.unload(key)
                 case PrepareGrammars() if isinstance(engine, Engine) and engine.compile_queue is not None:
