@@ -3,6 +3,7 @@
 In `make test` a few of the worst; `make trials` sends all that can be made from /openapi.json."""
 
 import json
+import math
 import random
 import signal
 import socket
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.slow
 
 MAX_GAP = 0.25  # seconds between two tokens of the stream beside it
 MAX_GROWTH = 300 << 20  # bytes
+NUM_ATTEMPTS = 5
 NUM_DRAWN = 6  # of the generated bodies, in `make test`
 
 WORDS = b"word " * (24 << 20 >> 2)
@@ -115,9 +117,9 @@ def _request(path: str, body: bytes) -> bytes:
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-def send(server: Server, body: WorstBody) -> int:
+def send(server: Server, sent: bytes) -> int:
     """-> the status; 0 if the connection was closed while it was sent"""
-    sent, answer = _request(body.path, body.make()), b""
+    answer = b""
     with (
         socket.create_connection(("127.0.0.1", httpx.URL(server.url).port), timeout=SECONDS) as made,
         suppress(ConnectionError),
@@ -141,11 +143,12 @@ def assert_costs_its_sender_only(server: Server, bodies: Iterator[WorstBody]) ->
     with Neighbour(server) as neighbour:
         quiet = quiet_gap(neighbour)
         for body in bodies:
-            for _ in range(3):  # other programs on the machine are no fault of the server
+            gap, sent = math.inf, _request(body.path, body.make())
+            for _ in range(NUM_ATTEMPTS):  # other programs on the machine are no fault of the server
                 neighbour.begin()
-                status = send(server, body)
+                status = send(server, sent)
                 time.sleep(0.05)
-                gap, growth = neighbour.gap, neighbour.growth
+                gap, growth = min(gap, neighbour.gap), neighbour.growth
                 if gap < max(MAX_GAP, 4 * quiet):
                     break
                 quiet = max(quiet, quiet_gap(neighbour))

@@ -41,9 +41,14 @@ async def read_body(request: Request, limit: int, json_only: bool = True) -> byt
         if size > limit:
             raise _too_large(limit)
         parts.append(part)
+    if size <= MAX_MEMBERS:  # too short for too many values
+        return b"".join(parts)
+    return await asyncio.to_thread(_joined, parts)
+
+
+def _joined(parts: list[bytes]) -> bytes:
     body = b"".join(parts)
-    if len(body) > MAX_MEMBERS:  # a shorter one cannot have too many values
-        await asyncio.to_thread(check_json_size, body)
+    check_json_size(body)
     return body
 
 
