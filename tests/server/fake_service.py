@@ -170,6 +170,7 @@ class FakeService:
             path="",
             dimensions=4,
             generation=GenerationConfig(),
+            max_requests=2048,
         )
         self.tokenizer = ByteTokenizer()
         self.state = "ready"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -193,3 +194,17 @@ def test_the_command_goes_on_after_being_killed_and_interrupted(tiny_model: Path
     results = read(target)
     assert len(results) == 150 and all(result["response"]["status_code"] == 200 for result in results.values())
     assert all(results[name] == result for name, result in before.items())
+
+
+def test_a_full_disk_is_an_error_and_the_batch_goes_on_later(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "in.jsonl", *(line(f"r{n}") for n in range(10))), tmp_path / "out.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, limits[1]))  # a few results
+    try:
+        with pytest.raises(BadBatch, match="cannot be written: File too large"):
+            run(source, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert target.stat().st_size == 1500, "the last line is torn"
+    service = FakeService()
+    assert len(run(source, target, service)) == 10 and 0 < len(service.seen) < 10

@@ -132,11 +132,11 @@ def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
                 httpx.get(f"{url}/health")
             assert shown(port) == first.read_bytes()
             certificate(tmp_path, "renewed")
-            reload(Listener(KeyRing(), None), options, config.ssl)
+            reload(Listener(KeyRing(), listener), options, config.ssl)
             assert shown(port) == first.read_bytes() and client.get(f"{url}/health").status_code == 200
             good = first.read_bytes()
             first.write_text("nonsense")
-            reload(Listener(KeyRing(), None), options, config.ssl)
+            reload(Listener(KeyRing(), listener), options, config.ssl)
             assert shown(port) == good, "what was there stays"
     finally:
         server.should_exit = server.force_exit = True

@@ -9,8 +9,8 @@ from quire.core.errors import BadRequest
 from quire.core.structured import Structured
 from quire.text.grammar.compiler import GrammarCompiler
 from quire.text.tokenizers.tokenizer import Tokenizer
-from quire.text.tools.formats import load
 from quire.text.tools.answer_or_calls import structured_answer_or_calls
+from quire.text.tools.formats import load
 from quire.text.tools.parser import ToolFormat
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}

@@ -5,10 +5,10 @@ requests of the first one are still in flight, and KV computed with one is never
 
 import asyncio
 from collections.abc import Callable
-from difflib import get_close_matches
 from itertools import count
 
 from quire.core.errors import BadCheckpoint, BadRequest, QuireError, Unavailable, UnknownModel, Unsupported
+from quire.core.nearest import nearest
 from quire.engine.messages import AdapterLoaded, AdapterUnloaded, LoadAdapter, ToEngine, UnloadAdapter
 from quire.engine.options import EngineOptions, named_values
 from quire.hub.adapters import resolve_adapter
@@ -46,7 +46,7 @@ class ClientAdapters:
     def key(self, name: str) -> str:
         """The engine's key of an adapter; "" is no adapter."""
         if name and name not in self._keys:
-            near = get_close_matches(name, self._keys, n=1)
+            near = nearest(name, self._keys)
             raise UnknownModel(f"no adapter `{name}`", f"did you mean `{near[0]}`?" if near else "", param="model")
         return self._keys[name] if name else ""
 

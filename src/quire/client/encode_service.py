@@ -3,13 +3,14 @@
 from array import array
 from collections.abc import Awaitable, Callable
 
-from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores, cosine
-from quire.client.encoder_prompt import EncoderPrompter
+from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores, Text, cosine
+from quire.client.encoder_prompt import TRUNCATED_TOKEN_LENGTH, EncoderPrompter
 from quire.client.prompt import run_in_thread_if_long
 from quire.core.encode_request import EncodeInput, EncodeRequest, Task
 from quire.core.errors import BadRequest
 
 MAX_REQUEST_TOKENS = 300_000  # of all texts of one request; OpenAI's limit
+MAX_REQUEST_CHARACTERS = 16 * MAX_REQUEST_TOKENS
 
 Encode = Callable[[EncodeRequest, float | None], Awaitable[list["array[float]"]]]
 
@@ -27,6 +28,7 @@ class EncodeService:
                 f"dimensions is {request.dimensions}", f"vectors have {self._dimensions}", param="dimensions"
             )
         size = sum(map(len, request.texts))
+        self._check_characters(sum(self._length(text, request.truncate) for text in request.texts))
         inputs = await run_in_thread_if_long(
             size, self._prompter.tokens, request.texts, request.prompt_name, request.truncate
         )
@@ -35,6 +37,7 @@ class EncodeService:
 
     async def score(self, request: ScoreRequest) -> Scores:
         size = sum(len(a) + len(b) for a, b in request.pairs)
+        self._check_characters(sum(self._length(text, request.truncate) for pair in request.pairs for text in pair))
         if self._task == "score":
             inputs = await run_in_thread_if_long(size, self._prompter.pairs, request.pairs, request.truncate)
             scores = [output[0] for output in await self._run(request.id, inputs, request.timeout)]
@@ -43,6 +46,22 @@ class EncodeService:
             vectors = await self._run(request.id, inputs, request.timeout)
             scores = [cosine(vectors[a], vectors[b]) for a, b in sides]
         return Scores(scores, sum(len(text.ids) for text in inputs))
+
+    def _length(self, text: Text, truncate: bool | int) -> int:
+        """Characters that are tokenized."""
+        if not isinstance(text, str):
+            return 0
+        return min(len(text), TRUNCATED_TOKEN_LENGTH * self._prompter.max_model_len) if truncate else len(text)
+
+    @staticmethod
+    def _check_characters(num_characters: int) -> None:
+        """A query is tokenized with each document."""
+        if num_characters > MAX_REQUEST_CHARACTERS:
+            raise BadRequest(
+                f"the texts have {num_characters} characters, and a request may have {MAX_REQUEST_CHARACTERS}",
+                "send them in several requests",
+                param="input",
+            )
 
     async def _run(
         self, request_id: str, inputs: list[EncodeInput], timeout: float | None, dimensions: int | None = None

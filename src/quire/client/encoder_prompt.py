@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 
 from quire.client.embed_request import Text
+from quire.client.prompt import check_characters
 from quire.core.encode_request import EncodeInput
 from quire.core.errors import BadRequest, PromptTooLong
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.sentence_modules import SentenceModules
 
 QUERY, DOCUMENT = ("query",), ("document", "passage")  # names that checkpoints give the prompts of both
+
+
+TRUNCATED_TOKEN_LENGTH = 32  # characters; a text is cut where so many for each token that fits are left
 
 
 class EncoderPrompter:
@@ -56,15 +60,20 @@ class EncoderPrompter:
         return self._modules.prompts[name]
 
     def _encode(self, text: Text, prompt: str, truncate: bool | int, place: int) -> EncodeInput:
-        ids = self.tokenizer.encode(self._normalize(prompt + text)) if isinstance(text, str) else list(text)
-        if (limit := self._limit(truncate)) is not None:
+        limit = self._limit(truncate)
+        if isinstance(text, str):
+            ids = self.tokenizer.encode(self._cut(self._normalize(prompt + text), limit))
+        else:
+            ids = list(text)
+        if limit is not None:
             ids = self.tokenizer.truncate(ids, limit)
         self._check(ids, place)
         return EncodeInput(ids)
 
     def _encode_pair(self, query: str, document: str, truncate: bool | int, place: int) -> EncodeInput:
         limit = self._limit(truncate)
-        ids, segments = self.tokenizer.encode_pair(self._normalize(query), self._normalize(document), limit)
+        texts = [self._cut(self._normalize(text), limit) for text in (query, document)]
+        ids, segments = self.tokenizer.encode_pair(texts[0], texts[1], limit)
         self._check(ids, place)
         return EncodeInput(ids, segments)
 
@@ -72,6 +81,13 @@ class EncoderPrompter:
         if truncate is False:
             return None
         return self.max_model_len if truncate is True else min(truncate, self.max_model_len)
+
+    def _cut(self, text: str, limit: int | None) -> str:
+        """Without what could not fit in any case, so that it need not be tokenized."""
+        if limit is not None:
+            return text[: TRUNCATED_TOKEN_LENGTH * limit]
+        check_characters(text, self.max_model_len, "input")
+        return text
 
     def _normalize(self, text: str) -> str:
         return text.lower() if self._modules.lower else text

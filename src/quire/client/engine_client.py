@@ -25,10 +25,11 @@ from quire.client.generation_config import GenerationConfig, read_generation_con
 from quire.client.grammar_check import GrammarCheck
 from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
-from quire.client.prompt import Prompter, run_in_thread_if_long
+from quire.client.prompt import Prompter
 from quire.client.service import ModelInfo, Observer, State
 from quire.client.submissions import Submissions, num_crashes
 from quire.client.tasks import check_task
+from quire.client.watchdog import Watchdog
 from quire.core.encode_request import EncodeRequest
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.core.records import StepRecord
@@ -42,6 +43,7 @@ from quire.engine.messages import (
     FromEngine,
     LiveSnapshot,
     LoadAdapter,
+    PingEngine,
     PrefixCacheReset,
     PrepareGrammars,
     Ready,
@@ -78,7 +80,8 @@ class EngineClient:
         """`process`: the one to use first, spawned before."""
         self.options = options
         self.observer = observer
-        self.state: State = "starting"
+        self._state: State = "starting"
+        self._watchdog = Watchdog(lambda: bool(self._requests), lambda: self._engine.send(PingEngine()))
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self.adapters = ClientAdapters(options, self._send_adapter_message)
@@ -96,6 +99,14 @@ class EngineClient:
         self._supervisor: asyncio.Task[Any] | None = None
         self._grammar_check: GrammarCheck | None = None
 
+    @property
+    def state(self) -> State:
+        return "stalled" if self._state == "ready" and self._watchdog.stalled else self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+
     # -- starting and stopping
 
     async def __aenter__(self) -> "EngineClient":
@@ -112,6 +123,7 @@ class EngineClient:
         self._start = Start(str(files.path), self.options)
         self._ready = asyncio.get_running_loop().create_future()
         self._supervisor = asyncio.create_task(self._supervise())
+        self._watching = asyncio.create_task(self._watchdog.run())
         try:
             generation = read_generation_config(self.options, files.path)
             self.tokenizer = await asyncio.to_thread(load_tokenizer, files.path, self.options)
@@ -152,6 +164,7 @@ class EngineClient:
             dimensions=ready.dimensions,
             path=str(path),
             generation=generation,
+            max_requests=self.options.max_num_seqs + self.options.max_queued_requests,
         )
 
     def _encode_service(self, path: Path, ready: Ready) -> "EncodeService":
@@ -171,7 +184,8 @@ class EngineClient:
         if self._supervisor is None:
             return
         self._supervisor.cancel()
-        await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._watching.cancel()
+        await asyncio.gather(self._supervisor, self._watching, return_exceptions=True)
         self.adapters.engine_died(Unavailable("the server is shutting down"))
         self._cache_resets.engine_died()
         if self._grammar_check is not None:
@@ -188,9 +202,7 @@ class EngineClient:
     async def submit(self, request: GenerateRequest) -> GenerateStream:
         check_task(self.info, "generate")
         self._check_open()
-        num_characters = len(request.prompt or "") + sum(len(str(message)) for message in request.messages or ())
-        num_characters += self._prompter.breaker_cost(request.params)
-        prepared = await run_in_thread_if_long(num_characters, self._prompter.prepare, request)
+        prepared = await self._prompter.prepare_off_loop(request)
         await self._check_wait(len(prepared.prompt_ids), request.timeout)
         structured = prepared.params.structured
         if structured is not None and not structured.is_plain_json:  # any JSON object: known to compile
@@ -322,6 +334,7 @@ class EngineClient:
             error: QuireError | None = None
             try:
                 async for message in self._engine.messages():
+                    self._watchdog.heard()
                     if isinstance(message, Ready):
                         failures = 0
                         self._engine_ready(message)

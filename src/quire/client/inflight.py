@@ -18,6 +18,8 @@ from quire.engine.messages import Cancel, Encode, Submit, ToEngine
 from quire.text.event import TextEvent
 from quire.text.tokenizers.tokenizer import Tokenizer
 
+EXPIRY_DELAY = 0.25  # seconds after its deadline that a request is cancelled, if the engine has not done so
+
 
 class InFlight(Protocol):
     """A request that an engine works on, or will."""
@@ -77,6 +79,10 @@ class GenerateStream:
         self._owner = owner
         self._last_token: dict[int, float] = {}  # when each sample last gained one
         self._queue: asyncio.Queue[TextEvent | QuireError] = asyncio.Queue()
+        self._timer: asyncio.TimerHandle | None = None
+        if request.deadline is not None:
+            left = request.deadline - time.monotonic() + EXPIRY_DELAY
+            self._timer = asyncio.get_running_loop().call_later(left, self._owner.cancel, self)
 
     @property
     def finished(self) -> bool:
@@ -118,7 +124,7 @@ class GenerateStream:
     def _put(self, event: TextEvent) -> None:
         self._queue.put_nowait(event)
         if event.final:
-            self._owner.request_ended(self)
+            self._end()
 
     def crashed(self, sample: int) -> None:
         self.crashes[sample] += 1
@@ -126,6 +132,11 @@ class GenerateStream:
     def refuse(self, error: QuireError) -> None:
         self.live.fail(error.message)
         self._queue.put_nowait(error)
+        self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._owner.request_ended(self)
 
     def fail(self, reason: str, finish_reason: FinishReason = "error") -> None:

@@ -39,7 +39,12 @@ class ManyModels:
         self._observe = observe
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
         self._pulls = Pulls(self._add)
-        self.state: State = "starting"
+        self._state: State = "starting"
+
+    @property
+    def state(self) -> State:
+        stalled = any(slot.state == "stalled" for slot in self._slots.values())
+        return "stalled" if self._state == "ready" and stalled else self._state
 
     async def __aenter__(self) -> "ManyModels":
         await self.start()
@@ -53,10 +58,10 @@ class ManyModels:
         for slot in self._slots.values():
             await asyncio.to_thread(slot.find_files)
         await next(iter(self._slots.values())).loaded()
-        self.state = "ready"
+        self._state = "ready"
 
     async def stop(self) -> None:
-        self.state = "stopped"
+        self._state = "stopped"
         await self._pulls.stop()
         for slot in self._slots.values():
             await slot.stop()
@@ -122,7 +127,7 @@ class ManyModels:
         return next((slot for slot in self._slots.values() if name in slot.adapters), None)
 
     async def drain(self) -> None:
-        self.state = "draining"
+        self._state = "draining"
         await asyncio.gather(*(slot.drain() for slot in self._slots.values()))
 
     async def load(self, slot: "Slot") -> None:

@@ -1,10 +1,12 @@
 """One model behind its name, and its adapters behind theirs."""
 
 from collections.abc import AsyncGenerator, Sequence
-from difflib import get_close_matches
 
 from quire.client.service import AdapterRegistry, PullProgress, ResolvedModel, ServedModel, Service, State
-from quire.core.errors import BadRequest, UnknownModel
+from quire.core.errors import BadRequest, UnknownModel, shortened
+from quire.core.nearest import nearest
+
+MAX_QUOTED = 200  # characters of a wrong name
 
 
 class OneModel:
@@ -58,7 +60,8 @@ class OneModel:
 
 
 def unknown_model(name: str, names: Sequence[str], kind: str = "model") -> UnknownModel:
-    near = get_close_matches(name, names, n=1, cutoff=0.3)
+    name = shortened(name, MAX_QUOTED)
+    near = nearest(name, names, cutoff=0.3)
     served = ", ".join(f"`{known}`" for known in names) or "none"
     hint = f"did you mean `{near[0]}`?" if near else f"{served} {'are' if len(names) > 1 else 'is'} served here"
     return UnknownModel(f"no {kind} `{name}`", hint, param="model")

@@ -3,8 +3,9 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 from quire.client.generate_request import GenerateRequest
@@ -14,11 +15,15 @@ from quire.core.request import Request
 from quire.core.seq2seq import Seq2Seq
 from quire.core.structured_defaults import STRUCTURED_DEFAULTS, StructuredDefaults
 from quire.text.chat.chat_template import ChatTemplate
+from quire.text.chat.render_budget import RenderBudget, RenderTooLong, render_budget
 from quire.text.dry_breakers import DryBreakers
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread, so that other streams go on meanwhile
+SHORT_RENDER_SECONDS = 0.01  # a template that takes longer is rendered in a thread
 MAX_TOKEN_LENGTH = 256  # characters; 128 spaces are one token for some tokenizers
+USUAL_TOKEN_LENGTH = 8  # characters; a text with more tokens than fit is found out by so much of it
+SPARE_TOKENS = 64  # by which a part of a text may have more tokens than the same part of the whole
 
 T = TypeVar("T")
 
@@ -26,6 +31,16 @@ T = TypeVar("T")
 async def run_in_thread_if_long(num_characters: int, tokenize: Callable[..., T], *arguments: Any) -> T:
     """tokenize(*arguments), in a thread if the text is long."""
     return await asyncio.to_thread(tokenize, *arguments) if num_characters > LONG_TEXT else tokenize(*arguments)
+
+
+def check_characters(text: str, max_model_len: int, param: str = "prompt") -> None:
+    """Refuse text that cannot fit before it is tokenized: megabytes take seconds."""
+    if len(text) > MAX_TOKEN_LENGTH * max_model_len:
+        raise PromptTooLong(
+            f"the prompt has {len(text)} characters, and the context holds {max_model_len} tokens",
+            "shorten the prompt",
+            param=param,
+        )
 
 
 class Prompter:
@@ -53,11 +68,19 @@ class Prompter:
         self._template: ChatTemplate | None = None
         self._dry_breakers = DryBreakers(tokenizer, vocab_size)
 
-    def breaker_cost(self, params: SamplingParams) -> int:
-        """How long it takes to look its sequence breakers up, in characters of a prompt."""
-        if not params.dry_multiplier:
-            return 0
-        return (LONG_TEXT + 1) * self._dry_breakers.num_new(params.dry_sequence_breakers)
+    def _has_new_breakers(self, params: SamplingParams) -> bool:
+        """Whether the vocabulary has to be searched for its sequence breakers."""
+        return bool(params.dry_multiplier and self._dry_breakers.num_new(params.dry_sequence_breakers))
+
+    async def prepare_off_loop(self, request: GenerateRequest) -> Request:
+        """The same as `prepare`, in a thread if it takes long."""
+        if _is_short(request) and not self._has_new_breakers(request.params):
+            try:
+                with render_budget(RenderBudget(SHORT_RENDER_SECONDS)):
+                    return self.prepare(request)
+            except RenderTooLong:
+                pass  # not in so little time
+        return await asyncio.to_thread(self.prepare, request)
 
     def prepare(self, request: GenerateRequest) -> Request:
         now = time.monotonic()
@@ -99,10 +122,10 @@ class Prompter:
         if request.prompt_ids is not None:
             ids = request.prompt_ids
         elif request.messages is not None:
-            ids = self.tokenizer.encode(self._check_size(self.render(request)), bool(request.add_special_tokens))
+            ids = self._tokenize(self.render(request), bool(request.add_special_tokens), request)
         else:
             assert request.prompt is not None, "a request has a prompt, ids or messages"
-            ids = self.tokenizer.encode(self._check_size(request.prompt), request.add_special_tokens is not False)
+            ids = self._tokenize(request.prompt, request.add_special_tokens is not False, request)
         if (kept := request.truncate_prompt_tokens) is not None:
             ids = ids[:kept] if request.truncate_end else ids[-kept:]
         if not ids:
@@ -110,15 +133,25 @@ class Prompter:
         self._check_ids("prompt", ids)
         return ids
 
-    def _check_size(self, text: str) -> str:
-        """Refuse text that cannot fit before it is tokenized: megabytes take seconds."""
-        if len(text) > MAX_TOKEN_LENGTH * self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {len(text)} characters, and the context holds {self.max_model_len} tokens",
-                "shorten the prompt",
-                param="prompt",
-            )
-        return text
+    def _tokenize(self, text: str, add_special_tokens: bool, request: GenerateRequest) -> list[int]:
+        """The tokens of a text, of which `request` may want to keep some. A text that is far too long is refused after
+        a part of it is tokenized."""
+        if (num_kept := request.truncate_prompt_tokens) is not None:
+            num_characters = MAX_TOKEN_LENGTH * (num_kept + SPARE_TOKENS)
+            text = text[:num_characters] if request.truncate_end else text[-num_characters:]
+        check_characters(text, self.max_model_len)
+        size = USUAL_TOKEN_LENGTH * self.max_model_len
+        while num_kept is None and size < len(text):
+            num_tokens = len(self.tokenizer.encode(text[:size], add_special_tokens=False))
+            if num_tokens > self.max_model_len + SPARE_TOKENS:
+                raise PromptTooLong(
+                    f"the first {size} of {len(text)} characters of the prompt have {num_tokens} tokens, "
+                    f"and the context holds {self.max_model_len}",
+                    "shorten the prompt, or set truncate_prompt_tokens",
+                    param="prompt",
+                )
+            size *= 4
+        return self.tokenizer.encode(text, add_special_tokens)
 
     def render(self, request: GenerateRequest) -> str:
         assert request.messages is not None
@@ -140,6 +173,11 @@ class Prompter:
         ids checked against the vocabulary."""
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             self._check_ids(name, getattr(params, name) or ())
+        if (num_allowed := len(params.allowed_token_ids or ())) > self.vocab_size:
+            raise BadRequest(
+                f"allowed_token_ids has {num_allowed} ids, and the vocabulary {self.vocab_size}",
+                param="allowed_token_ids",
+            )
         for sequence in params.bad_token_ids:
             if not sequence:
                 raise BadRequest("bad_token_ids has an empty sequence", param="bad_token_ids")
@@ -147,19 +185,21 @@ class Prompter:
         bad_ids = list(params.bad_token_ids)
         if self.seq2seq:
             bad_ids += [list(sequence) for sequence in self.seq2seq.bad_words_ids]
+        known = set(map(tuple, bad_ids))
         for word in params.bad_words:
             for spelling in (word, " " + word.lstrip()):  # at the beginning of a text, and inside it
                 ids = self.tokenizer.encode(spelling, add_special_tokens=False)
                 self._check_ids("bad_words", ids)
-                if ids and ids not in bad_ids:
+                if ids and tuple(ids) not in known:
+                    known.add(tuple(ids))
                     bad_ids.append(ids)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         breakers = self._dry_breakers.find(params.dry_sequence_breakers) if params.dry_multiplier else []
         structured = params.structured and params.structured.with_defaults(self._structured_defaults)
         return replace(params, seed=seed, bad_token_ids=bad_ids, dry_breaker_ids=breakers, structured=structured)
 
-    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
-        for token in ids:
+    def _check_ids(self, name: str, ids: Collection[int]) -> None:
+        for token in (min(ids), max(ids)) if ids else ():  # quicker than a loop over all
             if not 0 <= token < self.vocab_size:
                 raise BadRequest(f"{name} has token id {token}, and the vocabulary has {self.vocab_size}", param=name)
 
@@ -172,3 +212,16 @@ class Prompter:
                 "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens",
                 param="max_tokens" if num_prompt < limit else "prompt",
             )
+
+
+def _is_short(request: GenerateRequest) -> bool:
+    """Whether all of its texts together are. Looks at no more than that takes."""
+    left, rest = LONG_TEXT, [request.prompt, request.messages, request.template_options, request.params.bad_words]
+    while rest and left >= 0:
+        value: Any = rest.pop()
+        left -= len(value) if isinstance(value, str) else 8
+        if isinstance(value, dict):
+            rest += [*islice(value.keys(), left), *islice(value.values(), left)] if left > 0 else ()
+        elif isinstance(value, list):
+            rest += value[:left] if left > 0 else ()
+    return left >= 0

@@ -1,5 +1,6 @@
 """What the server and the commands ask of an engine: text in, text out."""
 
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from quire.core.records import RequestRecord, SchedulerStats, StepRecord
 from quire.text.event import TextEvent
 from quire.text.tokenizers.tokenizer import Tokenizer
 
-State = Literal["starting", "ready", "restarting", "draining", "stopped"]
+State = Literal["starting", "ready", "stalled", "restarting", "draining", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class ModelInfo:
     dimensions: int = 0  # of an embedding, where the model makes them
     path: str = ""  # of its files
     generation: GenerationConfig = field(default_factory=GenerationConfig)  # the defaults of its requests
+    max_requests: int = sys.maxsize  # in flight at the same time
 
 
 class Observer(Protocol):

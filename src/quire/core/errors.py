@@ -17,19 +17,29 @@ Every error says what is wrong, with the numbers in it, and what to do (`hint`).
 2; over HTTP it is `status` in the dialect's own error shape. A broken invariant is an assertion, never one of these.
 """
 
+MAX_MESSAGE = 1000  # characters: a message may quote a name of megabytes that a client has sent
+
 
 class QuireError(Exception):
     status = 500
     code = "internal_error"
 
     def __init__(self, message: str, hint: str = "", *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-        self.param = param  # the field of the request that is wrong, when one is
+        self.message = shortened(message, MAX_MESSAGE)
+        self.hint = shortened(hint, MAX_MESSAGE)
+        self.param = param and shortened(param, MAX_MESSAGE)  # the field of the request that is wrong, when one is
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, without its middle if it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = (limit - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 class BadRequest(QuireError):

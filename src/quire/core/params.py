@@ -1,5 +1,6 @@
 """Sampling parameters of a request. Names and defaults are vLLM's."""
 
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 
 from quire.core.dry import DryBreaker
@@ -11,6 +12,10 @@ from quire.core.watermark import Watermark
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024  # characters
+MAX_LISTED = 4096  # token ids in stop_token_ids, and in logit_bias
+MAX_BAD_WORDS = 256  # the sampler looks for each at every step
+MAX_BAD_WORD_LENGTH = 256  # characters
 MAX_COUNT = 2**31 - 1  # what the engine's arrays hold
 MAX_BREAKERS = 32
 MAX_BREAKER_LENGTH = 40  # characters
@@ -91,6 +96,7 @@ class SamplingParams:
         self.stop_token_ids = list(self.stop_token_ids or ())
         self.bad_words = list(self.bad_words or ())
         self.samplers = None if self.samplers is None else sampler_order(self.samplers)
+        _at_most_many("logit_bias", self.logit_bias or (), MAX_LISTED)
         self.logit_bias = {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
         self._check()
 
@@ -123,6 +129,8 @@ class SamplingParams:
         for name, (least, greatest) in _BOUNDS.items():
             _between(name, getattr(self, name), least, greatest)
         self._check_breakers()
+        _at_most_many("stop_token_ids", self.stop_token_ids, MAX_LISTED)
+        _at_most_many("bad_words", self.bad_words, MAX_BAD_WORDS)
         for bias in self.logit_bias.values():
             _between("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -140,6 +148,8 @@ class SamplingParams:
             raise BadRequest(f"{len(self.stop)} stop strings, and {MAX_STOPS} are allowed", param="stop")
         if any(not text for text in self.stop):
             raise BadRequest("a stop string is empty", param="stop")
+        _at_most_long("stop", self.stop, MAX_STOP_LENGTH)
+        _at_most_long("bad_words", self.bad_words, MAX_BAD_WORD_LENGTH)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _between(name, count, 0, MAX_LOGPROBS)
@@ -177,6 +187,16 @@ def _at_least(name: str, value: float, low: float) -> None:
 def _at_most(name: str, value: float, high: float) -> None:
     if not value <= high:
         _fail(name, value, f"at most {high}")
+
+
+def _at_most_many(name: str, values: Sized, most: int) -> None:
+    if len(values) > most:
+        raise BadRequest(f"{name} has {len(values)} elements, and {most} are allowed", param=name)
+
+
+def _at_most_long(name: str, texts: Iterable[str], most: int) -> None:
+    if (longest := max(map(len, texts), default=0)) > most:
+        raise BadRequest(f"{name} has a text of {longest} characters, and {most} are allowed", param=name)
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:

@@ -60,6 +60,14 @@ class PrepareGrammars(msgspec.Struct, tag=True):
     """A request with structured output is coming: load what compiling its grammar takes."""
 
 
+class PingEngine(msgspec.Struct, tag=True):
+    """Say that you are there."""
+
+
+class EngineAnswered(msgspec.Struct, tag=True):
+    """The answer to a PingEngine, between two steps."""
+
+
 class Ready(msgspec.Struct, tag=True):
     capacity: Capacity
     task: Task = "generate"
@@ -140,10 +148,20 @@ class ErrorInfo(msgspec.Struct):
 
 
 ToEngine = (
-    Start | Submit | Encode | Cancel | WatchEngine | LoadAdapter | UnloadAdapter | PrepareGrammars | ResetPrefixCache
+    Start
+    | Submit
+    | Encode
+    | Cancel
+    | WatchEngine
+    | LoadAdapter
+    | UnloadAdapter
+    | PrepareGrammars
+    | ResetPrefixCache
+    | PingEngine
 )
 FromEngine = (
     Ready
+    | EngineAnswered
     | StepDone
     | Encoded
     | EngineIdle

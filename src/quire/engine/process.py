@@ -23,12 +23,14 @@ from quire.engine.messages import (
     Cancel,
     Encode,
     Encoded,
+    EngineAnswered,
     EngineIdle,
     ErrorInfo,
     Failed,
     FromEngine,
     LiveSnapshot,
     LoadAdapter,
+    PingEngine,
     PrefixCacheReset,
     PrepareGrammars,
     Ready,
@@ -144,6 +146,8 @@ def _serve(
                     engine.watch(on)
                 case LoadAdapter(key, path) if adapters is not None:
                     adapters.load(key, Path(path))
+                case PingEngine():
+                    server.send(EngineAnswered())
                 case UnloadAdapter(key) if adapters is not None:
                     adapters.unload(key)
                 case ResetPrefixCache(tenant) if isinstance(engine, Engine):

@@ -77,7 +77,7 @@ def _looks_like_path(name: str) -> bool:
 
 def _unknown(name: str, path: Path, hub_reason: str, hub_hint: str = "") -> UnknownModel:
     """The error lists what was tried, in order, and suggests similar names."""
-    from difflib import get_close_matches
+    from quire.core.nearest import nearest
 
     tried = [
         f"a path: {path} does not exist" if name else "a path: the name is empty",
@@ -86,7 +86,7 @@ def _unknown(name: str, path: Path, hub_reason: str, hub_hint: str = "") -> Unkn
     ]
     lines = "".join(f"\n  {number}. {line}" for number, line in enumerate(tried, 1))
     known = [*ALIASES, *(model.name for model in cached_models())]
-    near = get_close_matches(name.lower(), known, n=3, cutoff=0.6)
+    near = nearest(name.lower(), known, n=3)
     hint = f"did you mean {' or '.join(f'`{other}`' for other in near)}?" if near else hub_hint
     return UnknownModel(
         f"there is no model `{name}`. Tried:{lines}", hint or "`quire models` lists what is here", param="model"

@@ -41,11 +41,14 @@ async def _main(
 ) -> None:
     metrics, listener = Metrics(), open_listener(server)
     importing = asyncio.create_task(asyncio.to_thread(import_module, "quire.server.serve"))  # while a model loads
-    async with _models(engine, server, metrics, spawned) as models:
-        await importing
-        from quire.server.serve import serve
+    try:
+        async with _models(engine, server, metrics, spawned) as models:
+            await importing
+            from quire.server.serve import serve
 
-        await serve(models, server, metrics=metrics, listener=listener, on_ready=on_ready)
+            await serve(models, server, metrics=metrics, listener=listener, on_ready=on_ready)
+    finally:
+        listener.close()  # also where no model could be loaded
 
 
 @asynccontextmanager

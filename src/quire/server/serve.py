@@ -43,11 +43,13 @@ async def serve(
     config.load()
     if (options.keys_file or config.ssl) and hasattr(signal, "SIGHUP"):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, listener, options, config.ssl)
-    if listener.bound is not None:
-        listen(listener.bound)
+    listen(listener.bound)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # `on_ready` tells that it listens
     server = _Server(config, models, options.drain_timeout, on_ready)
-    await server.serve([listener.bound] if listener.bound else None)
+    try:
+        await server.serve([listener.bound])
+    finally:
+        listener.close()
 
 
 def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> uvicorn.Config:
@@ -55,7 +57,6 @@ def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> u
     connection: Any = partial(Connection, limits, partial(metrics.http, "none"))
     return uvicorn.Config(
         app,
-        uds=options.uds,
         http=connection,
         ws="none",
         lifespan="off",
@@ -113,8 +114,9 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     def _address(self, sockets: list[socket.socket] | None) -> str:
-        if not sockets:
-            return f"unix:{self.config.uds}"
+        assert sockets, "it listens on the socket it was given"
+        if sockets[0].family == socket.AF_UNIX:
+            return f"unix:{sockets[0].getsockname()}"
         host, port = sockets[0].getsockname()[:2]
         scheme = "https" if self.config.is_ssl else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,9 +1,9 @@
 """The models as one request may use them: checked against its key, within its deadline, charged to its quota."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.client.service import ResolvedModel
 from quire.core.errors import DeadlinePassed
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from quire.client.live_client import LiveClient
     from quire.client.service import Models, PullProgress, ServedModel, Service, State, TextStream
     from quire.core.records import RequestRecord
+
+T = TypeVar("T")
 
 
 class MeteredModels:
@@ -46,16 +48,18 @@ class MeteredModels:
             context.key.check(context.model)
         return ResolvedModel(MeteredService(resolved.service, context, self._streams), resolved.adapter)
 
-    async def abort(self, name: str) -> bool:
-        """Cancel the streams in flight of the request with this id: the HTTP request's, or that of its response. Only
-        requests of the caller's own key are cancelled. -> whether there were any"""
+    async def abort(self, names: Collection[str]) -> set[str]:
+        """Cancel the streams in flight of requests with these ids: an HTTP request's, or that of its response. Only
+        requests of the caller's own key are cancelled. -> those of the ids that were in flight"""
         context = current_request_context()
-        tenant = context.tenant if context else ""
-        streams = [stream for stream in self._streams if stream.context.tenant == tenant and stream.is_called(name)]
-        for stream in streams:
-            stream.context.aborted = True
-            await stream.abort()
-        return bool(streams)
+        tenant, asked = context.tenant if context else "", set(names)
+        aborted: set[str] = set()
+        for stream in [stream for stream in self._streams if stream.context.tenant == tenant]:
+            if called := stream.names & asked:
+                aborted |= called
+                stream.context.aborted = True
+                await stream.abort()
+        return aborted
 
     @property
     def num_in_flight(self) -> int:
@@ -114,17 +118,24 @@ class MeteredService:
         if self._context.key is not None and self._context.key.priority is not None:
             lowered = max(0, request.priority)  # a client may only lower its priority
             request.priority = self._context.key.priority + lowered
-        return MeteredStream(await self._service.submit(request), request.id, self._context, self._streams)
+        num_sequences = request.params.num_samples
+        self._context.hold(num_sequences)
+        try:
+            stream = await self._in_time(self._service.submit(request))
+        except BaseException:
+            self._context.release(num_sequences)
+            raise
+        return MeteredStream(stream, request.id, num_sequences, self._context, self._streams)
 
     async def embed(self, request: "EmbedRequest") -> "Embeddings":
         request.timeout = self._timeout(request.timeout)
-        embeddings = await self._service.embed(request)
+        embeddings = await self._in_time(self._service.embed(request))
         self._context.spend(embeddings.num_tokens, 0)
         return embeddings
 
     async def score(self, request: "ScoreRequest") -> "Scores":
         request.timeout = self._timeout(request.timeout)
-        scores = await self._service.score(request)
+        scores = await self._in_time(self._service.score(request))
         self._context.spend(scores.num_tokens, 0)
         return scores
 
@@ -138,6 +149,14 @@ class MeteredService:
     async def drain(self) -> None:
         await self._service.drain()
 
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        """The deadline holds also where the engine does not answer."""
+        try:
+            async with asyncio.timeout(self._context.time_left):
+                return await work
+        except TimeoutError:
+            raise DeadlinePassed("the deadline of the request has passed", "allow more time") from None
+
     def _timeout(self, asked: float | None) -> float | None:
         """The sooner of the client's and the request's."""
         return min((time for time in (asked, self._context.time_left) if time is not None), default=None)
@@ -146,12 +165,19 @@ class MeteredService:
 class MeteredStream:
     """Implements `TextStream`. Events come straight from the stream below; closing it charges the request."""
 
-    def __init__(self, stream: "TextStream", name: str, context: RequestContext, streams: set["MeteredStream"]) -> None:
+    def __init__(
+        self,
+        stream: "TextStream",
+        name: str,
+        num_sequences: int,
+        context: RequestContext,
+        streams: set["MeteredStream"],
+    ) -> None:
+        """`num_sequences`: what the context holds for it."""
         self.context = context
-        self._stream, self._name, self._streams = stream, name, streams
+        self._stream, self._name, self._num_sequences, self._streams = stream, name, num_sequences, streams
         self._closed = False
         streams.add(self)
-        context.hold()
         self.num_prompt_tokens, self.prompt_ids = stream.num_prompt_tokens, stream.prompt_ids
 
     @property
@@ -165,9 +191,10 @@ class MeteredStream:
     def __aiter__(self) -> AsyncIterator[TextEvent]:
         return self._stream.__aiter__()
 
-    def is_called(self, name: str) -> bool:
+    @property
+    def names(self) -> set[str]:
         """The id of a request with several prompts is the response's, with a number behind it."""
-        return name in (self.context.id, self._name, self._name.rpartition("-")[0])
+        return {self.context.id, self._name, self._name.rpartition("-")[0]}
 
     async def abort(self) -> None:
         """End the stream. Its consumer sees the end and closes it."""
@@ -181,4 +208,4 @@ class MeteredStream:
         self._streams.discard(self)
         if (record := self._stream.record) is not None:
             self.context.add(record)
-        self.context.release()
+        self.context.release(self._num_sequences)

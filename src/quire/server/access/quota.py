@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from quire.core.errors import BadRequest
 from quire.server.errors import OverQuota
 
 Clock = Callable[[], float]  # seconds
@@ -21,7 +22,7 @@ class QuotaLimits:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and of outputs
     tokens_per_day: int | None = None
-    max_concurrency: int | None = None  # requests at the same time
+    max_concurrency: int | None = None  # requests at the same time; one with several completions counts as so many
 
 
 class Bucket:
@@ -59,10 +60,8 @@ class Quota:
         self._daily = _bucket("tokens a day", limits.tokens_per_day, DAY, clock)
 
     def enter(self) -> None:
-        """Count one more request until `leave`. Raises OverQuota, with the time to wait, if it is one too many."""
-        limit = self.limits.max_concurrency
-        if limit is not None and self.running >= limit:
-            raise OverQuota(f"key `{self.name}` has {self.running} requests in flight, and may have {limit}", wait=1.0)
+        """Count one more request. Raises OverQuota, with the time to wait, if it is one too many."""
+        self.check_concurrency(1, 1)
         for bucket in (self._requests, self._tokens, self._daily):
             if bucket is not None and (wait := bucket.wait(1)) > 0:
                 raise OverQuota(f"key `{self.name}` has used its {bucket.capacity} {bucket.what}", wait=wait)
@@ -70,8 +69,18 @@ class Quota:
             self._requests.take(1)
         self.running += 1
 
-    def leave(self) -> None:
-        self.running -= 1
+    def check_concurrency(self, num_more: int, num_of_request: int) -> None:
+        """Raises if `num_more` are too many; `num_of_request`: what the whole request asks for."""
+        limit = self.limits.max_concurrency
+        if limit is None or self.running + num_more <= limit:
+            return
+        if num_of_request > limit:
+            raise BadRequest(
+                f"the request asks for {num_of_request} completions, and key `{self.name}` may have {limit} in flight",
+                "send fewer prompts, or ask for fewer completions",
+                param="n",
+            )
+        raise OverQuota(f"key `{self.name}` has {self.running} requests in flight, and may have {limit}", wait=1.0)
 
     def charge(self, num_tokens: int) -> None:
         for bucket in (self._tokens, self._daily):

@@ -32,7 +32,9 @@ class RequestContext:
     aborted: bool = False  # cancelled by its id
     error: str = ""  # the code of the error it was answered with
     ignored: list[str] = field(default_factory=list)  # what of its body has no effect; its client is told
-    holds: int = 0  # what keeps it in flight: the HTTP request and its streams, which may outlive it
+    is_open: bool = False  # the HTTP request is in flight
+    num_sequences: int = 0  # in flight: completions of its prompts, which may outlive the HTTP request
+    num_counted: int = 0  # what its key has in flight because of it
 
     @property
     def tenant(self) -> str:
@@ -46,18 +48,31 @@ class RequestContext:
         """Raises OverQuota if its key has too many requests."""
         if self.key is not None:
             self.key.quota.enter()
-        self.holds += 1
+            self.num_counted = 1
+        self.is_open = True
 
-    def hold(self) -> None:
-        """A stream begins. If the HTTP request is over, as in the background, the key has one more request again."""
-        if not self.holds and self.key is not None:
-            self.key.quota.running += 1
-        self.holds += 1
+    def leave(self) -> None:
+        """The HTTP request is over; in the background, its sequences go on."""
+        self.is_open = False
+        self._count()
 
-    def release(self) -> None:
-        self.holds -= 1
-        if not self.holds and self.key is not None:
-            self.key.quota.leave()
+    def hold(self, num_sequences: int) -> None:
+        """So many more run. The first is counted as the HTTP request is. Raises if its key may not have so many."""
+        if self.key is not None:
+            more = self.num_sequences + num_sequences - self.num_counted
+            self.key.quota.check_concurrency(more, self.num_sequences + num_sequences)
+        self.num_sequences += num_sequences
+        self._count()
+
+    def release(self, num_sequences: int) -> None:
+        self.num_sequences -= num_sequences
+        self._count()
+
+    def _count(self) -> None:
+        if self.key is not None:
+            counted = max(int(self.is_open), self.num_sequences)
+            self.key.quota.running += counted - self.num_counted
+            self.num_counted = counted
 
     def add(self, record: RequestRecord) -> None:
         """A request to the engine has ended."""

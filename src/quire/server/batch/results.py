@@ -66,7 +66,7 @@ class BatchResults:
 
     def __enter__(self) -> "BatchResults":
         try:
-            self._file: BinaryIO = self._path.open("a+b")
+            self._file: BinaryIO = self._path.open("a+b", buffering=0)  # nothing is left to write when it is closed
         except OSError as error:
             raise BadBatch(f"{self._path} cannot be written: {error.strerror}") from error
         try:
@@ -78,23 +78,35 @@ class BatchResults:
         self._unsynced, self._synced = 0, time.monotonic()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._sync()
-        self._file.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:  # otherwise there is an error to report, and perhaps the same one
+                self._sync()
+        finally:
+            self._file.close()
 
     def add(self, result: BatchResult) -> None:
+        line = memoryview(_encode(result) + b"\n")
         try:
-            self._file.write(_encode(result) + b"\n")
-            self._file.flush()  # survives this program being killed; `_sync` survives a machine that fails
+            while line:  # a disk may have room for a part of it
+                line = line[self._file.write(line) :]  # survives this program being killed
         except OSError as error:
-            raise BadBatch(f"{self._path} cannot be written: {error.strerror}", "then run it again") from error
+            raise self._cannot_write(error) from error
         self._unsynced += 1
         if self._unsynced >= SYNC_LINES or time.monotonic() > self._synced + SYNC_SECONDS:
             self._sync()
 
     def _sync(self) -> None:
-        os.fsync(self._file.fileno())
+        """Survives a machine that fails."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._cannot_write(error) from error
         self._unsynced, self._synced = 0, time.monotonic()
+
+    def _cannot_write(self, error: OSError) -> BadBatch:
+        hint = "make room, then run the same command again: it goes on with what is left"
+        return BadBatch(f"{self._path} cannot be written: {error.strerror}", hint)
 
     def _lock(self) -> None:
         try:
@@ -104,14 +116,14 @@ class BatchResults:
 
     def _read(self) -> int:
         """Collect `done` -> the length of the file without a torn last line."""
-        self._file.seek(0)
         end = 0
-        for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n"):
-                break
-            if line.strip():
-                self.done.add(self._key(number, line))
-            end += len(line)
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    break
+                if line.strip():
+                    self.done.add(self._key(number, line))
+                end += len(line)
         return end
 
     def _key(self, number: int, line: bytes) -> RequestKey:

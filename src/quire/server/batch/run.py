@@ -20,6 +20,7 @@ from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.shapes import OutputItem
 from quire.server.dialects.openai.responses.store import StoredResponse
 from quire.server.dialects.openai.shapes import WIRE
+from quire.server.http.body import in_thread_if_large
 from quire.server.options import ServerOptions
 from quire.server.routes.embeddings import embed
 from quire.server.routes.rerank import rerank, score
@@ -122,7 +123,8 @@ class Batch:
                 await asyncio.sleep(full.retry_after)
 
     async def _generate(self, url: str, body: bytes) -> object:
-        service, call = await parse_call(self._models, self._options, model_field(body), body, PARSERS[url])
+        model = await in_thread_if_large(body, model_field, body)
+        service, call = await parse_call(self._models, self._options, model, body, PARSERS[url])
         if call.stream:
             raise BadRequest("a batch cannot stream", "leave out stream", param="stream")
         if isinstance(call, ResponseCall) and call.background:

@@ -12,7 +12,12 @@ from quire.text.tools.params import ToolParams
 
 
 def set_chat(
-    request: GenerateRequest, context: Context, messages: list[dict[str, Any]], use: ToolParams, **template_options: Any
+    request: GenerateRequest,
+    context: Context,
+    messages: list[dict[str, Any]],
+    use: ToolParams,
+    /,  # a variable of the template may have any name
+    **template_options: Any,
 ) -> None:
     """Set the request's messages, the options of the chat template, and what follows from the tools."""
     form = context.chat_format()

@@ -40,9 +40,11 @@ class Completion:
         sample.text += event.text
         sample.token_ids += event.token_ids
         if event.logprobs is not None:
-            sample.logprobs = (sample.logprobs or []) + event.logprobs
+            sample.logprobs = sample.logprobs or []
+            sample.logprobs += event.logprobs
         if event.prompt_logprobs is not None:
-            self.prompt_logprobs = (self.prompt_logprobs or []) + event.prompt_logprobs
+            self.prompt_logprobs = self.prompt_logprobs or []
+            self.prompt_logprobs += event.prompt_logprobs
         if event.finish_reason is not None:
             sample.finish_reason, sample.stop_reason = event.finish_reason, event.stop_reason
         self.num_unseen_tokens += event.num_unseen_tokens

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from quire.core.errors import BadRequest
 
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # what the engine's arrays hold
+Salt = Annotated[str, Meta(max_length=1024)]  # kept with every block of the prefix cache
 
 
 def refuse_unsupported(body: Struct, table: Mapping[str, tuple[Any, ...]]) -> None:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.core.errors import EngineFailed, Unavailable
+from quire.core.errors import BadRequest, EngineFailed, Unavailable
 from quire.server.access.request_context import current_request_context, current_tenant
 from quire.server.app_state import AppState
 from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Call, Context, Dialect
+from quire.server.dialects.request_size import MAX_LOGPROBS_OF_ANSWER, check_requests, num_logprobs
 from quire.server.errors import Aborted
-from quire.server.http.body import read_body
+from quire.server.http.body import in_thread_if_large, read_body
 from quire.server.http.event_stream import EventStream, unless_disconnected
 from quire.server.http.replies import Endpoint, json_response, with_wire_errors
 from quire.server.http.wire_format import WireFormat
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 AnyCall = TypeVar("AnyCall", bound=Call)
 
 MAX_WRITE_BYTES = 1 << 16  # frames that are ready together are sent together, up to this size
-PARSE_INLINE_BYTES = 1 << 16  # larger bodies are parsed in a thread, so that other streams go on
+INLINE_LOGPROBS = 1 << 12  # an answer with more is written in a thread, so that other streams go on
 
 
 def generation_route(state: AppState, dialect: Dialect, parse: Callable[[bytes, Context], Call]) -> Endpoint:
     async def handle(http: Request) -> Response:
         body = await read_body(http, state.options.max_body_bytes, dialect.json_only)
-        model = http.path_params.get("model") or dialect.model(body)
+        model = http.path_params.get("model") or await in_thread_if_large(body, dialect.model, body)
         service, call = await parse_call(state.models, state.options, model, body, parse)
         return await respond(http, dialect.wire, service, call, state.options.sse_keep_alive)
 
@@ -53,8 +54,8 @@ async def parse_call(
     resolved = await models.find(model)
     service, adapter = resolved.service, resolved.adapter
     context = Context(service.info, service.tokenizer, current_tenant(), adapter or service.info.name, options)
-    large = len(body) > PARSE_INLINE_BYTES
-    call = await asyncio.to_thread(parse, body, context) if large else parse(body, context)
+    call = await in_thread_if_large(body, parse, body, context)
+    check_requests(call.requests, service.info.max_requests)
     for request in call.requests:
         request.adapter = adapter
     return service, call
@@ -63,7 +64,8 @@ async def parse_call(
 async def respond(http: Request, wire: WireFormat, service: "Service", call: Call, keep_alive: float) -> Response:
     """`keep_alive`: seconds of silence after which a stream is sent a comment; 0: never."""
     if not call.stream:
-        return json_response(await unless_disconnected(http.receive, complete(service, call)))
+        answer = await unless_disconnected(http.receive, complete(service, call))
+        return await asyncio.to_thread(json_response, answer) if _asks_much(call) else json_response(answer)
     streams = await _submit(service, call)  # before the response begins, so that a refusal has its HTTP status
     return EventStream(wire, _frames(wire, call, streams), keep_alive, close=lambda: _close(streams))
 
@@ -75,13 +77,26 @@ async def complete(service: "Service", call: Call) -> object:
         Completion(stream.prompt_ids, [CompletionSample() for _ in range(request.params.n)])
         for stream, request in zip(streams, call.requests, strict=True)
     ]
+    num_held = 0
     try:
         async with aclosing(_events(streams)) as events:
             async for prompt, event in events:
+                num_held += num_logprobs(event, call.requests[prompt].params.n)
+                if num_held > MAX_LOGPROBS_OF_ANSWER:
+                    raise BadRequest(
+                        f"the answer has more than {MAX_LOGPROBS_OF_ANSWER} logprobs",
+                        "stream it, or ask for fewer tokens, completions or alternatives",
+                        param="logprobs",
+                    )
                 completions[prompt].add(event)
     finally:
         await _close(streams)
-    return call.full(completions)
+    return await asyncio.to_thread(call.full, completions) if num_held > INLINE_LOGPROBS else call.full(completions)
+
+
+def _asks_much(call: Call) -> bool:
+    """Whether the answer may take long to encode."""
+    return any(request.params.logprobs or request.params.prompt_logprobs for request in call.requests)
 
 
 async def run_stream(service: "Service", call: Call) -> None:
@@ -102,6 +117,7 @@ async def _submit(service: "Service", call: Call) -> list["TextStream"]:
     try:
         for request in call.requests:
             streams.append(await service.submit(request))
+            await asyncio.sleep(0)  # other streams go on between two prompts
         call.begin([stream.prompt_ids for stream in streams])
     except BaseException:
         await _close(streams)

@@ -95,10 +95,11 @@ def allowed_tool_use(
 ) -> ToolParams:
     """Only the named tools are shown to the model."""
     known = {tool["function"]["name"]: tool for tool in plain}
+    allowed = set(names)
     for name in names:
         if name not in known:
             raise BadRequest(f"tool_choice allows `{name}`", f"the tools are {', '.join(known)}", param="tool_choice")
-    return ToolParams([tool for name, tool in known.items() if name in names], mode, parallel=several)
+    return ToolParams([tool for name, tool in known.items() if name in allowed], mode, parallel=several)
 
 
 def parse_tool_choice(choice: str | None) -> Literal["none", "auto", "required"]:

@@ -1,8 +1,10 @@
 """Drops the oldest turns of a conversation that does not fit."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
+from quire.client.prompt import USUAL_TOKEN_LENGTH
 from quire.server.dialects.chat_request import prompt_text
 from quire.server.dialects.dialect import Context
 from quire.text.tools.params import ToolParams
@@ -10,13 +12,16 @@ from quire.text.tools.params import ToolParams
 Messages = list[dict[str, Any]]
 
 
-def num_tokens(messages: Messages, context: Context, use: ToolParams) -> int:
-    """Prompt tokens of the conversation."""
+def num_tokens(messages: Messages, context: Context, use: ToolParams) -> float:
+    """Prompt tokens of the conversation. One that is far too long has infinitely many: it is not tokenized."""
+    limit = 2 * USUAL_TOKEN_LENGTH * context.info.max_model_len
+    if sum(len(message.get("content") or "") for message in messages) > limit:
+        return inf
     text = prompt_text(context, messages, use)
-    return len(context.tokenizer.encode(text, add_special_tokens=False))
+    return inf if len(text) > 2 * limit else len(context.tokenizer.encode(text, add_special_tokens=False))
 
 
-def newest_that_fit(messages: Messages, size: Callable[[Messages], int], room: int) -> Messages:
+def newest_that_fit(messages: Messages, size: Callable[[Messages], float], room: int) -> Messages:
     """The newest turns whose `size` is at most `room` tokens. A turn begins with a message of the user; system messages
     stay. The last turn stays in any case: if it alone is too long, submitting it raises an error."""
     if size(messages) <= room:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.access.keys import KeyRing
+from quire.server.http.unix_socket import BoundFile, bind_unix
 from quire.server.options import ServerOptions
 
 log = logging.getLogger("quire.server")
@@ -21,14 +22,30 @@ class CannotListen(QuireError):
 @dataclass(frozen=True, slots=True)
 class Listener:
     keys: KeyRing
-    bound: socket.socket | None  # not listening yet; None for a unix socket
+    bound: socket.socket  # not listening yet
+    file: BoundFile | None = None  # of a unix socket
+
+    def close(self) -> None:
+        self.bound.close()
+        if self.file is not None:
+            self.file.remove()
 
 
 def open_listener(options: ServerOptions) -> Listener:
     if options.ssl_certfile:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options)
     keys = KeyRing(options.api_key, options.keys_file)
-    return Listener(keys, None if options.uds else bind(options.host, options.port))
+    if options.uds:
+        bound = _bind_unix(options.uds)
+        return Listener(keys, bound, BoundFile(options.uds))
+    return Listener(keys, bind(options.host, options.port))
+
+
+def _bind_unix(path: str) -> socket.socket:
+    try:
+        return bind_unix(path)
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {path}: {error.strerror or error}", "choose another `--uds`") from error
 
 
 def bind(host: str, port: int) -> socket.socket:

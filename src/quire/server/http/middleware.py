@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.core.errors import BadRequest, QueueFull, QuireError, Unavailable
 from quire.server.access.keys import KeyRing
 from quire.server.access.request_context import RequestContext, begin_request_context
-from quire.server.errors import ClientDisconnected
+from quire.server.errors import ClientDisconnected, NotAllowed
 from quire.server.http.replies import error_response
 from quire.server.http.wire_format import ErrorShape
 from quire.server.observe.logs import log_request
@@ -32,6 +32,8 @@ MAX_BODIES = 16  # bodies of maximum size that all requests in flight may hold t
 IGNORED_HEADER = "x-quire-ignored"  # parts of the body that have no effect, such as tools that OpenAI would run
 CLIENT_CLOSED = 499  # never sent: the status in metrics and logs of a request whose client disconnected
 
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_ADDRESS = re.compile(r"(localhost|[0-9.]+|\[[0-9a-f:]+\])(:[0-9]+)?")
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -67,6 +69,7 @@ class RequestMiddleware:
         shape = self._error_shapes.get(path, self._default_shape)
         exchange = _Exchange(scope, receive, send, context, shape, self._add_body_bytes)
         try:
+            self._check_origin(scope, headers)
             if not _is_open(scope, path):
                 context.key = self._keys.find(headers)
                 context.deadline = _deadline(context, headers, self._options.request_timeout)
@@ -90,6 +93,17 @@ class RequestMiddleware:
             exchange.leave()
             self._end(context, headers, self._route(scope, path), exchange.status)
         return None
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        """A browser sends the request of a page from elsewhere, and then hides the response: for a body of text it does
+        not ask before. So such a request is refused here."""
+        origin, allowed = headers.get("origin"), self._options.allowed_origins
+        if origin is None or scope["method"] in _SAFE_METHODS or "*" in allowed or origin in allowed:
+            return
+        if not _is_own_origin(origin, headers.get("host", "")):
+            raise NotAllowed(
+                f"web pages of {origin} may not call this server", "its operator can allow it with --allowed-origins"
+            )
 
     def _add_body_bytes(self, num_bytes: int) -> None:
         self._body_bytes += num_bytes
@@ -137,7 +151,7 @@ class _Exchange:
     def leave(self) -> None:
         if self._entered:
             self._entered = False
-            self._context.release()
+            self._context.leave()
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -185,6 +199,11 @@ def _deadline(context: RequestContext, headers: Headers, max_seconds: float | No
         raise BadRequest(f"the header x-request-timeout is {asked!r}", "it is a number of seconds, above 0")
     seconds = min(seconds, max_seconds or math.inf)
     return None if math.isinf(seconds) else context.began + seconds
+
+
+def _is_own_origin(origin: str, host: str) -> bool:
+    """Whether it is the server's own page. A name that is no address proves nothing: its owner can let it lead here."""
+    return origin.partition("://")[2] == host and _ADDRESS.fullmatch(host) is not None
 
 
 def _is_open(scope: Scope, path: str) -> bool:

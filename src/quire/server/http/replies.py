@@ -1,7 +1,9 @@
 """Responses that are not streamed: JSON and errors."""
 
+from array import array
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -16,6 +18,11 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def json_vector(vector: "array[float]") -> Any:
+    """A list of numbers, as JSON: one vector at a time, as the encoder holds the interpreter."""
+    return msgspec.Raw(msgspec.json.encode(vector.tolist()))
 
 
 def error_response(error: QuireError, shape: ErrorShape, status: int | None = None) -> Response:

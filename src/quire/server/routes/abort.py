@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.server.access.metered import MeteredModels
-from quire.server.http.body import decode, read_body
+from quire.server.http.body import read_json
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
 
@@ -35,5 +35,6 @@ class AbortRoutes:
     @request_body(AbortBody)
     @responses({JSON: AbortedRequests})
     async def abort(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._limit), _decoder)
-        return json_response(AbortedRequests([name for name in body.request_ids if await self._models.abort(name)]))
+        body = await read_json(http, self._limit, _decoder)
+        aborted = await self._models.abort(body.request_ids)
+        return json_response(AbortedRequests([name for name in body.request_ids if name in aborted]))

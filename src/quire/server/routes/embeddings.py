@@ -1,8 +1,9 @@
 """POST /v1/embeddings, as at OpenAI."""
 
+import asyncio
 import base64
 from array import array
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -14,10 +15,10 @@ from quire.client.embed_request import EmbedRequest, Text
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
 from quire.server.dialects.fields import Int, new_id
-from quire.server.http.body import decode, read_body, texts_or_ids
+from quire.server.http.body import decode, in_thread_if_large, read_body, texts_or_ids
 from quire.server.http.event_stream import unless_disconnected
 from quire.server.http.openapi import JSON, request_body, responses
-from quire.server.http.replies import json_response
+from quire.server.http.replies import json_response, json_vector
 
 if TYPE_CHECKING:
     from quire.client.service import Models
@@ -72,7 +73,7 @@ class EmbeddingRoutes:
 
 
 async def embed(models: "Models", body: bytes) -> EmbeddingList:
-    given = decode(body, _decoder)
+    given = await in_thread_if_large(body, decode, body, _decoder)
     texts = _texts(given.input)
     service = (await models.find(given.model)).service
     request = EmbedRequest(
@@ -83,9 +84,10 @@ async def embed(models: "Models", body: bytes) -> EmbeddingList:
         prompt_name=given.prompt_name,
     )
     embeddings = await service.embed(request)
-    encode = _base64 if given.encoding_format == "base64" else array.tolist
+    encode = _base64 if given.encoding_format == "base64" else json_vector
+    vectors = await asyncio.to_thread(lambda: list(map(encode, embeddings.vectors)))
     return EmbeddingList(
-        data=[Embedding(index, encode(vector)) for index, vector in enumerate(embeddings.vectors)],
+        data=[Embedding(index, vector) for index, vector in enumerate(vectors)],
         model=service.info.name,
         usage=EmbeddingUsage(embeddings.num_tokens, embeddings.num_tokens),
     )
@@ -107,6 +109,6 @@ def _texts(given: str | list[str | int | list[int]]) -> list[Text]:
     return [*texts_or_ids(given, "input")]
 
 
-def _base64(vector: "array[float]") -> str:
+def _base64(vector: "array[float]") -> Any:
     """float32, little-endian."""
     return base64.b64encode(vector.tobytes()).decode()

@@ -99,7 +99,7 @@ class InfoRoutes:
     @responses({JSON: ServerStatus}, also=(503,))
     async def health(self, http: Request) -> Response:
         state = self._models.state
-        return json_response(ServerStatus(state), 503 if state == "stopped" else 200)
+        return json_response(ServerStatus(state), 503 if state in ("stalled", "stopped") else 200)
 
     @responses({JSON: ServerStatus}, also=(503,))
     async def ready(self, http: Request) -> Response:

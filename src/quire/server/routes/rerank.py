@@ -13,7 +13,7 @@ from quire.client.embed_request import ScoreRequest, Scores
 from quire.core.errors import BadRequest
 from quire.server.app_state import AppState
 from quire.server.dialects.fields import Int, new_id
-from quire.server.http.body import check_number, decode, read_body
+from quire.server.http.body import check_number, decode, in_thread_if_large, read_body
 from quire.server.http.event_stream import unless_disconnected
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
@@ -123,7 +123,7 @@ class RerankRoutes:
 
 
 async def rerank(models: "Models", body: bytes) -> Ranking | list[RankedText]:
-    given = decode(body, _rerank)
+    given = await in_thread_if_large(body, decode, body, _rerank)
     if given.top_n is not None and given.top_n < 0:
         raise BadRequest(f"top_n is {given.top_n}", "it is the number of documents to return", param="top_n")
     texts, field = _ranked_texts(given)
@@ -151,7 +151,7 @@ def _ranked_texts(body: RerankBody) -> tuple[list[str], str]:
 
 
 async def score(models: "Models", body: bytes) -> ScoreList:
-    given = decode(body, _score)
+    given = await in_thread_if_large(body, decode, body, _score)
     pairs, field = _pairs(given)
     name, scores = await _scores(models, given.model, pairs, truncates(given.truncate_prompt_tokens), field)
     return ScoreList(

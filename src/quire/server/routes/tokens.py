@@ -14,9 +14,9 @@ from quire.server.app_state import AppState
 from quire.server.dialects.chat_request import prompt_text
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
-from quire.server.dialects.token_spans import TokenSpan, token_spans
+from quire.server.dialects.token_spans import TokenSpan, checked_text, token_spans
 from quire.server.dialects.tools import ToolDefinition, tool_use
-from quire.server.http.body import decode, read_body
+from quire.server.http.body import read_json
 from quire.server.http.openapi import JSON, query_parameters, request_body, responses
 from quire.server.http.replies import json_response
 
@@ -85,25 +85,30 @@ class TokenizerRoutes:
     @request_body(TokenizeBody)
     @responses({JSON: Tokenized | list[TokenSpan]})
     async def tokenize(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._limit), _tokenize)
+        body = await read_json(http, self._limit, _tokenize)
         service = (await self._models.find(body.model)).service
         tokenizer = service.tokenizer
         if sum(text is not None for text in (body.prompt, body.inputs, body.content, body.messages)) != 1:
             raise BadRequest("give one of `prompt`, `messages`, `inputs` and `content`", param="prompt")
         if body.content is not None:
-            return json_response(await asyncio.to_thread(_pieces, tokenizer, body))
+            return await asyncio.to_thread(lambda: json_response(_pieces(tokenizer, body)))
         if body.inputs is not None:
-            return json_response(await asyncio.to_thread(_spans, tokenizer, body.inputs))
+            return await asyncio.to_thread(lambda: json_response(_spans(tokenizer, checked_text(body.inputs or ""))))
         context = Context(service.info, tokenizer, options=self._options)
-        return json_response(await asyncio.to_thread(_tokenized, context, body))
+        return await asyncio.to_thread(lambda: json_response(_tokenized(context, body)))
 
     @request_body(DetokenizeBody)
     @responses({JSON: Detokenized})
     async def detokenize(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._limit), _detokenize)
+        body = await read_json(http, self._limit, _detokenize)
         service = (await self._models.find(body.model)).service
-        text = await asyncio.to_thread(_decoded, service.tokenizer, body.tokens, service.info.vocab_size)
-        return json_response(Detokenized(text, text))
+        tokenizer, vocab_size = service.tokenizer, service.info.vocab_size
+
+        def detokenized() -> Response:
+            text = _decoded(tokenizer, body.tokens, vocab_size)
+            return json_response(Detokenized(text, text))
+
+        return await asyncio.to_thread(detokenized)
 
     @query_parameters(model=str)
     @responses({JSON: dict[str, Any]})
@@ -129,7 +134,7 @@ def _tokenized(context: Context, body: TokenizeBody) -> Tokenized:
 
 
 def _pieces(tokenizer: "Tokenizer", body: TokenizeBody) -> Tokenized:
-    ids = tokenizer.encode(body.content or "", add_special_tokens=bool(body.add_special))
+    ids = tokenizer.encode(checked_text(body.content or ""), add_special_tokens=bool(body.add_special))
     return Tokenized(tokens=[TokenPiece(t, _piece(tokenizer, t)) for t in ids] if body.with_pieces else [*ids])
 
 
@@ -161,7 +166,7 @@ def _spans(tokenizer: "Tokenizer", text: str) -> list[TokenSpan]:
 def _encode(context: Context, body: TokenizeBody) -> list[int]:
     tokenizer = context.tokenizer
     if body.prompt is not None:
-        return tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        return tokenizer.encode(checked_text(body.prompt), add_special_tokens=body.add_special_tokens is not False)
     continues = bool(body.continue_final_message)
     text = prompt_text(
         context,
@@ -171,4 +176,4 @@ def _encode(context: Context, body: TokenizeBody) -> list[int]:
         continue_final_message=continues,
         **template_kwargs(body.chat_template_kwargs),
     )
-    return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    return tokenizer.encode(checked_text(text), add_special_tokens=bool(body.add_special_tokens))

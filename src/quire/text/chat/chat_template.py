@@ -1,15 +1,17 @@
 """Renders a conversation into a prompt, with the chat template of the model.
 
-Templates are untrusted programs: they run in jinja2's sandbox, see plain data only, and their exceptions become bad
-requests. The dialect is Hugging Face's (block trimming, `raise_exception`, `tojson` without HTML escapes,
-`strftime_now`, `{% generation %}`), so a template renders as it does in transformers."""
+Templates are untrusted programs: they run in a sandbox, within a budget, and their exceptions become bad requests. The
+dialect is Hugging Face's (block trimming, `raise_exception`, `tojson` without HTML escapes, `strftime_now`,
+`{% generation %}`), so a template renders as it does in transformers."""
 
 import json
+from contextlib import nullcontext
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, QuireError
+from quire.text.chat.render_budget import RenderBudget, current_budget, render_budget
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 # template keeps trailing white space.
 _CONTINUE_HERE = "\ufdd0continue here\ufdd0 "
 
+MAX_SOURCE = 1 << 18  # characters; the longest known template has a tenth of that
+
 _RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token", "add_generation_prompt"})
 
 
@@ -25,12 +29,19 @@ class ChatTemplate:
     """Compiled on first use."""
 
     def __init__(self, source: str, bos_token: str | None = None, eos_token: str | None = None) -> None:
+        if len(source) > MAX_SOURCE:
+            raise BadRequest(
+                f"the model's chat template has {len(source)} characters, and {MAX_SOURCE} are allowed",
+                "use /v1/completions",
+                param="messages",
+            )
         self.source = source
         self._special = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
 
     def render(
         self,
         messages: list[dict[str, Any]],
+        /,  # a variable of the template may have any name
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
@@ -61,7 +72,10 @@ class ChatTemplate:
         from jinja2 import TemplateSyntaxError
 
         try:
-            return self._template.render(messages=messages, **self._special, **variables)
+            with nullcontext() if current_budget() else render_budget(RenderBudget()):
+                return self._template.render({"messages": messages, **self._special, **variables})
+        except QuireError:  # the budget is spent
+            raise
         except TemplateSyntaxError as error:
             raise BadRequest(
                 f"the model's chat template does not compile: {error.message} (line {error.lineno})",
@@ -75,30 +89,18 @@ class ChatTemplate:
 
     @cached_property
     def _template(self) -> "Template":
-        from jinja2 import TemplateError, nodes
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.parser import Parser
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from jinja2 import TemplateError
 
-        class Generation(Extension):
-            """`{% generation %}` marks assistant text for training. Here it renders as its content."""
-
-            tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
-
-            def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-                next(parser.stream)
-                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        from quire.text.chat.sandbox import TemplateSandbox
 
         def raise_exception(message: str) -> None:
             raise TemplateError(message)
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = raise_exception
-        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-        return environment.from_string(self.source)
+        sandbox = TemplateSandbox()
+        sandbox.add_filter("tojson", _tojson)
+        sandbox.globals["raise_exception"] = raise_exception
+        sandbox.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        return sandbox.from_string(self.source)
 
 
 def _tojson(

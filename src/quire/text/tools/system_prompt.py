@@ -21,10 +21,9 @@ def add_tools_to_messages(messages: list[dict[str, Any]], tools: list[dict[str, 
     for message in messages:
         if message["role"] == "tool":
             block = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
-            if result and result[-1].get("tool_response"):  # the results of parallel calls are one message
-                result[-1]["content"] += f"\n{block}"
-            else:
-                result.append({"role": "user", "content": block, "tool_response": True})
+            if not (result and result[-1].get("tool_response")):  # the results of parallel calls are one message
+                result.append({"role": "user", "content": [], "tool_response": True})
+            result[-1]["content"].append(block)
         elif calls := message.get("tool_calls"):
             blocks = [_call_block(call["function"]) for call in calls]
             content = "\n".join(filter(None, [message.get("content"), *blocks]))
@@ -32,6 +31,9 @@ def add_tools_to_messages(messages: list[dict[str, Any]], tools: list[dict[str, 
             result.append({**kept, "content": content})
         else:
             result.append(message)
+    for message in result:
+        if message.get("tool_response"):
+            message["content"] = "\n".join(message["content"])
     if tools:
         prompt = _PROMPT.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
         if result[0]["role"] == "system":

@@ -118,10 +118,10 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    return decode(body, decoder, _explain)
+    return decode(body, decoder, explain)
 
 
-def _explain(message: str, body: type[Struct]) -> BadRequest:
+def explain(message: str, body: type[Struct]) -> BadRequest:
     kind, path, what = parts(message)
     path = _INDEX.sub(r".\1", path)
     if path.endswith(".type") and (block := _VALUE.fullmatch(what)):  # an image, say

@@ -8,12 +8,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.server.dialects.anthropic.fields import PromptBody, decode_body, template_options, tool_use
+from quire.server.dialects.anthropic.fields import PromptBody, explain, template_options, tool_use
 from quire.server.dialects.anthropic.messages import plain_messages
 from quire.server.dialects.anthropic.shapes import WIRE
 from quire.server.dialects.chat_request import prompt_text
+from quire.server.dialects.chat_text import num_text_tokens
 from quire.server.dialects.dialect import Context
-from quire.server.http.body import read_body
+from quire.server.http.body import read_json
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response, with_wire_errors
 
@@ -27,7 +28,7 @@ def anthropic_routes(state: "AppState") -> list[Route]:
     @request_body(PromptBody)
     @responses({JSON: dict[str, int]})
     async def count_tokens(http: Request) -> Response:
-        body = decode_body(await read_body(http, state.options.max_body_bytes), _decoder)
+        body = await read_json(http, state.options.max_body_bytes, _decoder, explained=explain)
         service = (await state.models.find(body.model)).service
         context = Context(service.info, service.tokenizer, options=state.options)
         return json_response({"input_tokens": await asyncio.to_thread(_count, body, context)})
@@ -37,5 +38,4 @@ def anthropic_routes(state: "AppState") -> list[Route]:
 
 def _count(body: PromptBody, context: Context) -> int:
     messages = plain_messages(body.system, body.messages)
-    text = prompt_text(context, messages, tool_use(body), **template_options(body, context))
-    return len(context.tokenizer.encode(text, add_special_tokens=False))
+    return num_text_tokens(context, prompt_text(context, messages, tool_use(body), **template_options(body, context)))

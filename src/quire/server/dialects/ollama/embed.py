@@ -1,7 +1,7 @@
 """POST /api/embed, and its older form /api/embeddings."""
 
+import asyncio
 import time
-from array import array
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,10 +12,10 @@ from starlette.responses import Response
 from quire.client.embed_request import EmbedRequest
 from quire.server.dialects.fields import Int, new_id
 from quire.server.dialects.ollama.fields import bare_name
-from quire.server.http.body import check_number, decode, read_body
+from quire.server.http.body import check_number, read_json
 from quire.server.http.event_stream import unless_disconnected
 from quire.server.http.openapi import JSON, request_body, responses
-from quire.server.http.replies import json_response
+from quire.server.http.replies import json_response, json_vector
 
 if TYPE_CHECKING:
     from quire.client.embed_request import Embeddings
@@ -63,19 +63,19 @@ class EmbedRoutes:
     @responses({JSON: Embedded})
     async def embed(self, http: Request) -> Response:
         began = time.monotonic_ns()
-        body = decode(await read_body(http, self._limit, json_only=False), _embed)
+        body = await read_json(http, self._limit, _embed, json_only=False)
         texts = [body.input] if isinstance(body.input, str) else body.input
         check_number(texts, "input")
         if not texts:
             return json_response(Embedded(body.model, [], time.monotonic_ns() - began, 0, 0))
         embeddings = await self._embed(http, body.model, texts, body.truncate is not False, body.dimensions)
-        vectors = list(map(array.tolist, embeddings.vectors))
+        vectors = await asyncio.to_thread(lambda: list(map(json_vector, embeddings.vectors)))
         return json_response(Embedded(body.model, vectors, time.monotonic_ns() - began, 0, embeddings.num_tokens))
 
     @request_body(OldEmbedBody)
     @responses({JSON: OldEmbedded})
     async def embeddings(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._limit, json_only=False), _old)
+        body = await read_json(http, self._limit, _old, json_only=False)
         if not body.prompt:
             return json_response(OldEmbedded([]))
         embeddings = await self._embed(http, body.model, [body.prompt], True)

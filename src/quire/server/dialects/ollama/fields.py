@@ -10,7 +10,7 @@ from quire.core.errors import BadRequest
 from quire.core.structured import Structured
 from quire.server.dialects.dialect import model_field
 
-_NO_TIME = re.compile(r"0+(ns|us|ms|s|m|h)?")
+_NO_TIME = re.compile(r"0{1,20}(ns|us|ms|s|m|h)?")
 
 
 class OllamaFields(Struct, kw_only=True):
@@ -53,7 +53,8 @@ def structured(format: Any) -> Structured | None:
         return Structured("json")
     if isinstance(format, dict):
         return Structured("json_schema", msgspec.json.encode(format).decode(), disable_additional_properties=True)
-    raise BadRequest(f"invalid format: {format!r}", 'send "json" or a JSON schema', param="format")
+    shown = repr(format) if isinstance(format, str | int | float) else "a list"
+    raise BadRequest(f"invalid format: {shown}", 'send "json" or a JSON schema', param="format")
 
 
 def refuse(name: str, value: object) -> None:

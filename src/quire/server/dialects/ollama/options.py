@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
-from quire.core.errors import BadRequest
+from quire.core.errors import MAX_MESSAGE, BadRequest, shortened
 from quire.core.params import SamplingParams
 
 log = logging.getLogger("quire.server")
@@ -43,16 +44,17 @@ _LOADING_OPTIONS = {
 }
 
 MIN_CONTEXT = 4  # tokens
+NUM_LOGGED = 8  # unknown options of a request
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 def known_options(options: dict[str, Any] | None) -> dict[str, Any]:
-    known = {}
+    known, unknown = {}, [*islice((options or {}).keys() - _OPTIONS.keys() - _LOADING_OPTIONS.keys(), NUM_LOGGED)]
+    if unknown:
+        log.warning("invalid option provided: %s", shortened(", ".join(sorted(unknown)), MAX_MESSAGE))
     for name, value in (options or {}).items():
         kind = _OPTIONS.get(name) or _LOADING_OPTIONS.get(name)
-        if kind is None:
-            log.warning("invalid option provided: %s", name)
-        elif value is not None:
+        if kind is not None and value is not None:
             known[name] = _checked(name, value, kind)
     return known
 

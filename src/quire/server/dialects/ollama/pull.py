@@ -13,7 +13,7 @@ from quire.core.errors import BadRequest
 from quire.server.dialects.ollama.fields import bare_name
 from quire.server.dialects.ollama.shapes import LINES, WIRE, line
 from quire.server.errors import NotAllowed
-from quire.server.http.body import decode, read_body
+from quire.server.http.body import read_json
 from quire.server.http.event_stream import EventStream, unless_disconnected
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response
@@ -52,7 +52,7 @@ class PullRoute:
     @request_body(ModelBody)
     @responses({JSON: OllamaPullProgress, LINES: OllamaPullProgress})
     async def pull(self, http: Request) -> Response:
-        body = decode(await read_body(http, self._options.max_body_bytes, json_only=False), decoder)
+        body = await read_json(http, self._options.max_body_bytes, decoder, json_only=False)
         known = {offer.name for offer in self._models.offers()}
         if body.wanted not in known and not self._options.allow_pull:
             hint = "its operator can allow it with --allow-pull"

@@ -14,7 +14,7 @@ from quire.server.dialects.ollama.embed import EmbedRoutes
 from quire.server.dialects.ollama.pull import ModelBody, PullRoute, decoder
 from quire.server.dialects.ollama.shapes import WIRE, timestamp
 from quire.server.errors import NotAllowed
-from quire.server.http.body import decode, read_body
+from quire.server.http.body import read_json
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response, with_wire_errors
 from quire.server.options import ServerOptions
@@ -78,7 +78,7 @@ class OllamaModelRoutes:
     @request_body(ModelBody)
     @responses({JSON: dict[str, Any]})
     async def show(self, http: Request) -> Response:
-        wanted = decode(await read_body(http, self._limit, json_only=False), decoder).wanted
+        wanted = (await read_json(http, self._limit, decoder, json_only=False)).wanted
         service = (await self._models.find(wanted)).service
         facts = await asyncio.to_thread(checkpoint_facts, service.info.path)
         family = facts.family or "quire"

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from quire.server.errors import NotAllowed
-from quire.server.http.body import decode, read_body
+from quire.server.http.body import read_json
 from quire.server.http.openapi import request_body, responses
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class AdapterRoutes:
     @responses({"text/plain": str})
     async def load(self, http: Request) -> Response:
         self._check()
-        body = decode(await read_body(http, self._options.max_body_bytes), _load)
+        body = await read_json(http, self._options.max_body_bytes, _load)
         await self._models.load_adapter(body.lora_name, body.lora_path, body.load_inplace, body.base_model_name)
         log.info("adapter `%s` loaded from %s", body.lora_name, body.lora_path)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -62,7 +62,7 @@ class AdapterRoutes:
     @responses({"text/plain": str})
     async def unload(self, http: Request) -> Response:
         self._check()
-        body = decode(await read_body(http, self._options.max_body_bytes), _unload)
+        body = await read_json(http, self._options.max_body_bytes, _unload)
         await self._models.unload_adapter(body.lora_name)
         log.info("adapter `%s` unloaded", body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

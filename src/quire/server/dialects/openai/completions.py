@@ -17,6 +17,7 @@ from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprob
 from quire.server.dialects.openai.structured import structured_output
 from quire.server.dialects.openai.text_offsets import TextOffsets, prompt_offsets
 from quire.server.dialects.openai.usage import UsageCounter, usage_of
+from quire.server.dialects.request_size import check_echo
 from quire.server.http.body import decode, texts_or_ids
 from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 from quire.text.chat.fill_in_middle import fim_prompt, fim_stop_ids
@@ -72,18 +73,19 @@ def parse_completion(body: bytes, context: Context) -> "CompletionCall":
     structured = structured_output(completion)
     max_tokens = DEFAULT_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     of_prompt = [completion.logprobs if completion.echo else None, completion.prompt_logprobs]
+    params = sampling_params(
+        completion,
+        context.info.generation.sampling,
+        best_of=completion.best_of,
+        max_tokens=1 if max_tokens == 0 and completion.echo else max_tokens,
+        structured=structured,
+        logprobs=completion.logprobs,
+        prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
+    )
     requests = [
         GenerateRequest(
             id=f"{name}-{index}",
-            params=sampling_params(
-                completion,
-                context.info.generation.sampling,
-                best_of=completion.best_of,
-                max_tokens=1 if max_tokens == 0 and completion.echo else max_tokens,
-                structured=structured,
-                logprobs=completion.logprobs,
-                prompt_logprobs=max((count for count in of_prompt if count is not None), default=None),
-            ),
+            params=params,
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_ids=None if isinstance(prompt, str) else prompt,
             add_special_tokens=completion.add_special_tokens,
@@ -128,6 +130,8 @@ class CompletionCall:
         self._offsets: dict[int, TextOffsets] = {}  # by choice
 
     def begin(self, prompts: list[list[int]]) -> None:
+        if self._echo or self._ids_too:
+            check_echo(prompts, self.requests[0].params.n)
         self._prompts = prompts
         self._tally.begin(prompts)
 

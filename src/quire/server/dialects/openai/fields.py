@@ -8,7 +8,7 @@ from msgspec import Struct
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.fields import Int, refuse_unsupported
+from quire.server.dialects.fields import Int, Salt, refuse_unsupported
 from quire.server.dialects.openai.structured import ResponseFormat, Schema, StructuredOutputs
 from quire.server.dialects.samplers import SAMPLER_FIELDS, SamplerFields
 
@@ -52,7 +52,7 @@ class CompletionFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     early_stopping: bool | None = None
 
     priority: Int | None = None
-    cache_salt: str | None = None
+    cache_salt: Salt | None = None
     truncate_prompt_tokens: Int | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None

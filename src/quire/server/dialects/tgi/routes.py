@@ -15,8 +15,8 @@ from quire.server.dialects.dialect import Context
 from quire.server.dialects.messages import InputMessage, plain_messages
 from quire.server.dialects.tgi.fields import MAX_BEST_OF, MAX_STOP_SEQUENCES, MAX_TOP_N_TOKENS
 from quire.server.dialects.tgi.shapes import WIRE
-from quire.server.dialects.token_spans import TokenSpan, token_spans
-from quire.server.http.body import decode, read_body
+from quire.server.dialects.token_spans import TokenSpan, checked_text, token_spans
+from quire.server.http.body import read_json
 from quire.server.http.openapi import JSON, request_body, responses
 from quire.server.http.replies import json_response, with_wire_errors
 from quire.text.chat.chat_format import NO_TOOLS
@@ -65,10 +65,10 @@ def tgi_routes(state: "AppState") -> list[Route]:
     @request_body(ChatTokenizeBody)
     @responses({JSON: ChatTokenized})
     async def chat_tokenize(http: Request) -> Response:
-        body = decode(await read_body(http, state.options.max_body_bytes), _decoder)
+        body = await read_json(http, state.options.max_body_bytes, _decoder)
         service = (await state.models.find(body.model)).service
         context = Context(service.info, service.tokenizer, options=state.options)
-        return json_response(await asyncio.to_thread(_tokenized, context, plain_messages(body.messages)))
+        return await asyncio.to_thread(lambda: json_response(_tokenized(context, plain_messages(body.messages))))
 
     return [
         Route("/info", with_wire_errors(info, WIRE)),
@@ -78,5 +78,5 @@ def tgi_routes(state: "AppState") -> list[Route]:
 
 def _tokenized(context: Context, messages: list[dict[str, Any]]) -> ChatTokenized:
     text = prompt_text(context, messages, NO_TOOLS)
-    ids = context.tokenizer.encode(text, add_special_tokens=False)
+    ids = context.tokenizer.encode(checked_text(text), add_special_tokens=False)
     return ChatTokenized(token_spans(context.tokenizer, ids, text), text)

@@ -9,7 +9,7 @@ from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.core.structured import Structured
 from quire.server.access.request_context import note_ignored
-from quire.server.dialects.fields import Int, refuse_unsupported
+from quire.server.dialects.fields import Int, Salt, refuse_unsupported
 from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.tools import NamedResponseTool, ResponseTool
 from quire.server.dialects.openai.structured import Schema, schema_output
@@ -87,7 +87,7 @@ class ResponseBody(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     min_tokens: Int | None = None
     priority: Int | None = None
-    cache_salt: str | None = None
+    cache_salt: Salt | None = None
 
     access_programs: Any = None
     conversation: Any = None

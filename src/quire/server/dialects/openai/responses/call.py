@@ -93,7 +93,7 @@ def _referred(items: list[InputItem], tenant: str, history: ResponseHistory) -> 
 def _fitting(
     messages: list[dict[str, Any]], given: asked.ResponseBody, context: Context, use: ToolParams
 ) -> list[dict[str, Any]]:
-    def size(some: list[dict[str, Any]]) -> int:
+    def size(some: list[dict[str, Any]]) -> float:
         return num_tokens(_with_instructions(some, given), context, use)
 
     return newest_that_fit(messages, size, context.info.max_model_len - (given.max_output_tokens or 1))
@@ -157,7 +157,7 @@ class ResponseCall:
         self.stream = bool(given.stream)
         self.background = bool(given.background)
         self.stored = stored
-        self.keep: Callable[[StoredResponse], None] | None = None
+        self.keep: Callable[[StoredResponse], object] | None = None
         self.accepted = asyncio.Event()
         self.problem: QuireError | None = None  # why it failed, in the background
         self._context, self._use = context, tools.use

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,7 @@ from starlette.routing import Route
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.access.request_context import current_tenant
-from quire.server.dialects.chat_text import chat_text
+from quire.server.dialects.chat_text import num_chat_tokens
 from quire.server.dialects.dialect import Context, model_field
 from quire.server.dialects.generate import complete, parse_call, respond, run_stream
 from quire.server.dialects.openai.responses.body import NOT_SUPPORTED, ResponseBody
@@ -21,7 +22,7 @@ from quire.server.dialects.openai.responses.items import InputItem
 from quire.server.dialects.openai.responses.journal import EventsGone
 from quire.server.dialects.openai.responses.shapes import WIRE, OutputItem, ResponseEvent, ResponseObject
 from quire.server.dialects.openai.responses.store import ResponseStore, StoredResponse
-from quire.server.http.body import read_body
+from quire.server.http.body import in_thread_if_large, read_body
 from quire.server.http.event_stream import EventStream
 from quire.server.http.openapi import EVENTS, JSON, query_parameters, request_body, responses
 from quire.server.http.replies import json_response, with_wire_errors
@@ -82,7 +83,8 @@ class ResponseRoutes:
             await self._begin(service, call, tenant)
             return self._follow(call.stored) if call.stream else json_response(call.response)
         if call.response.store:
-            call.keep = partial(self._store.put, tenant)
+            put = partial(self._store.put, tenant)  # on the event loop: a long answer is written in a thread
+            call.keep = partial(asyncio.get_running_loop().call_soon_threadsafe, put)
         return await respond(http, WIRE, service, call, self._state.options.sse_keep_alive)
 
     @request_body(ResponseBody, only=NOT_SUPPORTED)
@@ -91,9 +93,8 @@ class ResponseRoutes:
         """The prompt tokens that a response would have."""
         service, call = await self._parse_call(http)
         [request] = call.requests
-        text = chat_text(service.tokenizer, request.messages or [], **request.template_options)
-        ids = await asyncio.to_thread(service.tokenizer.encode, text, add_special_tokens=False)
-        return json_response(InputTokens(len(ids)))
+        count = partial(num_chat_tokens, service, request.messages or [], **request.template_options)
+        return json_response(InputTokens(await asyncio.to_thread(count)))
 
     @query_parameters(stream=bool, starting_after=Annotated[int, Meta(ge=0)])
     @responses({JSON: ResponseObject, EVENTS: ResponseEvent})
@@ -150,7 +151,7 @@ class ResponseRoutes:
                 raise BadRequest(f"no item `{after}`", param="after")
             items = items[index + 1 :]
         limit = query.get("limit", "20")
-        if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit) <= MAX_LISTED:
+        if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MAX_LISTED:
             raise BadRequest(f"limit is {limit}", f"give 1 to {MAX_LISTED}", param="limit")
         page = items[: int(limit)]
         first, last = (page[0].id, page[-1].id) if page else (None, None)
@@ -159,7 +160,8 @@ class ResponseRoutes:
 
     async def _parse_call(self, http: Request) -> tuple["Service", ResponseCall]:
         body = await read_body(http, self._state.options.max_body_bytes)
-        return await parse_call(self._state.models, self._state.options, model_field(body), body, self._parse)
+        model = await in_thread_if_large(body, model_field, body)
+        return await parse_call(self._state.models, self._state.options, model, body, self._parse)
 
     def _parse(self, body: bytes, context: Context) -> ResponseCall:
         return parse_response(body, context, self)
