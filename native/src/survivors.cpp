@@ -237,13 +237,17 @@ void Survivors::xtc(double threshold) {
 // Keeps as many tokens as Zipf's law, with the exponent of the most likely ones, expects a surprise of mu of.
 void Survivors::mirostat_1(double mu) {
     const double size = double(vocab_), log_size = std::log(size);
-    select_greatest(x_, vocab_, kMirostatTokens, candidates_);
-    std::sort(candidates_.begin(), candidates_.end());
+    std::vector<Candidate> likely;
+    if (listed_)
+        likely = candidates_;
+    else
+        select_greatest(x_, vocab_, kMirostatTokens, likely);
+    std::sort(likely.begin(), likely.end());
+    likely.resize(std::min(likely.size(), size_t(kMirostatTokens)));
     double above = 0.0, below = 0.0;
-    for (size_t i = 0; i + 1 < candidates_.size(); ++i) {
+    for (size_t i = 0; i + 1 < likely.size(); ++i) {
         const double t = std::log(double(i + 2) / double(i + 1));
-        above +=
-            t * (softmax_.distance(float(-candidates_[i].key)) - softmax_.distance(float(-candidates_[i + 1].key)));
+        above += t * (softmax_.distance(float(-likely[i].key)) - softmax_.distance(float(-likely[i + 1].key)));
         below += t * t;
     }
     const double exponent = below > 0.0 ? above / below : 0.0;
@@ -259,12 +263,9 @@ void Survivors::mirostat_1(double mu) {
 
 void Survivors::mirostat_2(double mu) {
     const double min_weight = double(total()) * std::exp2(std::min(-mu, 1000.0));
-    list_above(logit_of(min_weight));
-    const auto rare = [min_weight](const Candidate& c) { return double(c.weight) < min_weight || c.weight == 0; };
-    drop_if(candidates_, rare);
-    if (!candidates_.empty()) return;
-    select_greatest(x_, vocab_, 1, candidates_);
-    weigh();
+    if (double(softmax_.weight(max_logit())) < min_weight) return top_k(1);
+    if (!listed_) list_above(logit_of(min_weight));
+    drop_if(candidates_, [&](const Candidate& c) { return double(c.weight) < min_weight || c.weight == 0; });
 }
 
 int32_t Survivors::pick(uint64_t uniform_bits) {
