@@ -66,7 +66,7 @@ def test_bad_words_are_banned_at_the_start_and_inside_a_text(tokenizer: Tokenize
 
 def test_a_text_that_cannot_fit_is_not_even_tokenized(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     prompter = Prompter(tokenizer, vocab_size=300, max_model_len=64)
-    with pytest.raises(PromptTooLong, match="17000 tokens"):
+    with pytest.raises(PromptTooLong, match="first 800 of 17000 characters of the prompt have 800 tokens"):
         prepare(Prompter(tokenizer, vocab_size=300, max_model_len=100), "x" * 17000)
     monkeypatch.setattr(tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
     with pytest.raises(PromptTooLong, match="17000 characters, and the context holds 64 tokens"):

@@ -74,7 +74,8 @@ class Prompter:
 
     async def prepare_off_loop(self, request: GenerateRequest) -> Request:
         """The same as `prepare`, in a thread if it takes long."""
-        if _is_short(request) and not self._has_new_breakers(request.params):
+        texts = [request.prompt, request.messages, request.template_options, request.params.bad_words]
+        if _are_short(texts) and not self._has_new_breakers(request.params):
             try:
                 with render_budget(RenderBudget(SHORT_RENDER_SECONDS)):
                     return self.prepare(request)
@@ -214,11 +215,11 @@ class Prompter:
             )
 
 
-def _is_short(request: GenerateRequest) -> bool:
-    """Whether all of its texts together are. Looks at no more than that takes."""
-    left, rest = LONG_TEXT, [request.prompt, request.messages, request.template_options, request.params.bad_words]
+def _are_short(values: list[Any]) -> bool:
+    """Whether all texts in the values together are. Looks at no more than that takes."""
+    left, rest = LONG_TEXT, values
     while rest and left >= 0:
-        value: Any = rest.pop()
+        value = rest.pop()
         left -= len(value) if isinstance(value, str) else 8
         if isinstance(value, dict):
             rest += [*islice(value.keys(), left), *islice(value.values(), left)] if left > 0 else ()

@@ -15,7 +15,7 @@ from quire.server.access.request_context import current_request_context, current
 from quire.server.app_state import AppState
 from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Call, Context, Dialect
-from quire.server.dialects.request_size import MAX_LOGPROBS_OF_ANSWER, check_requests, num_logprobs
+from quire.server.dialects.request_size import MAX_LOGPROBS_OF_ANSWER, check_prompts, num_logprobs
 from quire.server.errors import Aborted
 from quire.server.http.body import in_thread_if_large, read_body
 from quire.server.http.event_stream import EventStream, unless_disconnected
@@ -55,7 +55,7 @@ async def parse_call(
     service, adapter = resolved.service, resolved.adapter
     context = Context(service.info, service.tokenizer, current_tenant(), adapter or service.info.name, options)
     call = await in_thread_if_large(body, parse, body, context)
-    check_requests(call.requests, service.info.max_requests)
+    check_prompts([request.params for request in call.requests], service.info.max_requests)
     for request in call.requests:
         request.adapter = adapter
     return service, call

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
 from quire.text.event import TextEvent
@@ -13,25 +12,26 @@ MAX_ECHOED_TOKENS = 1 << 20  # of prompts in the answer, each as often as it has
 MAX_LOGPROBS_OF_ANSWER = 1 << 18  # that an answer holds when it is not streamed; one takes about 500 bytes
 
 
-def check_requests(requests: Sequence[GenerateRequest], max_in_flight: int) -> None:
-    """`max_in_flight`: what the engine takes at the same time; all prompts are served together."""
-    if len(requests) > max_in_flight:
+def check_prompts(params: Sequence[SamplingParams], max_in_flight: int) -> None:
+    """`params`: those of each prompt. `max_in_flight`: what the engine takes at the same time; all prompts are served
+    together."""
+    if len(params) > max_in_flight:
         raise BadRequest(
-            f"the request has {len(requests)} prompts, and the server takes {max_in_flight} at the same time",
+            f"the request has {len(params)} prompts, and the server takes {max_in_flight} at the same time",
             "send several requests, or start the server with a larger --max-queued-requests",
             param="prompt",
         )
-    num_completions = sum(request.params.num_samples for request in requests)
+    num_completions = sum(each.num_samples for each in params)
     if num_completions > MAX_COMPLETIONS:
         raise BadRequest(
-            f"{len(requests)} prompts ask for {num_completions} completions, and {MAX_COMPLETIONS} are allowed",
+            f"{len(params)} prompts ask for {num_completions} completions, and {MAX_COMPLETIONS} are allowed",
             "send several requests",
             param="n",
         )
-    num_ids = sum(map(_num_listed_ids, (request.params for request in requests)))
+    num_ids = sum(map(_num_listed_ids, params))
     if num_ids > MAX_LISTED_IDS:
         raise BadRequest(
-            f"the lists of token ids of {len(requests)} prompts have {num_ids} ids, and {MAX_LISTED_IDS} are allowed",
+            f"the lists of token ids of {len(params)} prompts have {num_ids} ids, and {MAX_LISTED_IDS} are allowed",
             "send several requests",
             param="allowed_token_ids",
         )
