@@ -34,5 +34,7 @@ def test_prompt_and_conversation(home: Path) -> None:
 
 
 def test_schema(home: Path) -> None:
-    told = llm(home, "-m", "quire", "--no-stream", "--schema", "happy bool", "-o", "max_tokens", "40", "How are you?")
+    schema = {"properties": {"happy": {"type": "boolean"}}, "required": ["happy"], "additionalProperties": False}
+    given = json.dumps({"type": "object", **schema})
+    told = llm(home, "-m", "quire", "--no-stream", "--schema", given, "-o", "max_tokens", "40", "How are you?")
     assert isinstance(json.loads(told)["happy"], bool)

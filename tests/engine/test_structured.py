@@ -192,8 +192,8 @@ def test_logprobs_are_those_without_the_language(llm: LLM) -> None:
 
 
 def test_wishes_that_leave_nothing_end_in_an_error_of_that_request_alone(llm: LLM) -> None:
-    live = llm._submit(llm._request("x", params("choice", allowed_token_ids=[3])))
-    other = llm._submit(llm._request("x", params("choice")))
+    asked = [params("choice", allowed_token_ids=[3]), params("choice")]
+    live, other = (llm._submit(GenerateRequest(id=f"r{i}", params=p, prompt="x")) for i, p in enumerate(asked))
     events = []
     while not (live.finished and other.finished):
         events += [event for _, event in llm._step({one.request.id: one for one in (live, other)})]
@@ -218,6 +218,7 @@ def test_the_engine_prepares_itself_while_a_language_is_checked(tiny_model: Path
                 send(message)  # type: ignore[arg-type]
 
             client._engine.send = telling  # type: ignore[assignment]
+            client._submissions.engine_ready(telling)
             for number in range(2):
                 wanted = GenerateRequest(id=f"r{number}", params=params("choice"), prompt="Is it so? ")
                 assert [event async for event in await client.submit(wanted)][-1].final

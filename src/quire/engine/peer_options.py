@@ -63,7 +63,6 @@ _VLLM: dict[str, PeerOption] = {
     "async_scheduling": NoEffect("steps are planned ahead on a GPU", switch=True),
     "attention_backend": _KERNELS,
     "block_manager_version": NoEffect("there is one block pool"),
-    "chat_template": Only(_OFF, "the chat template is the checkpoint's own"),
     "chat_template_content_format": NoEffect("both forms of content are taken"),
     "code_revision": NoEffect("no code is downloaded"),
     "collect_detailed_traces": NoEffect("spans have the times of every request"),

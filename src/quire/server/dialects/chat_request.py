@@ -43,7 +43,7 @@ def set_chat(
         request.params.skip_special_tokens = False
 
 
-def prompt_text(context: Context, messages: list[dict[str, Any]], use: ToolParams, **template_options: Any) -> str:
+def prompt_text(context: Context, messages: list[dict[str, Any]], use: ToolParams, /, **template_options: Any) -> str:
     """The prompt that `set_chat` leads to, as text."""
     form = context.chat_format()
     options = {**context.options.template_defaults, **template_options}
