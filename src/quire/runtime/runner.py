@@ -142,7 +142,8 @@ class Runner:
             sampled = {one.row: one for one in sample()}
             for row, one in sampled.items():
                 self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
-            self._follow(sampled, places)
+            if self.structured or self.proposer:
+                self._follow(sampled, places)
             return sampled
 
         return finish
@@ -166,7 +167,8 @@ class Runner:
                     self.rows.extend(row, places[row], one.tokens)
                 else:
                     self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
-            self._follow(sampled, places)
+            if self.structured or self.proposer:
+                self._follow(sampled, places)
             return sampled
 
         return finish

@@ -35,7 +35,10 @@ class NativeSampler:
     def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         masks = masks or self._no_masks
         draws = self._sampler.draw(logits, rows, masks.lines, masks.bits)
-        return self._with_mu([sampled_row(row, [draw]) for row, draw in zip(rows, draws, strict=True)])
+        sampled = [sampled_row(row, [draw]) for row, draw in zip(rows, draws, strict=True)]
+        if self._mirostat:
+            self._add_mu(sampled)
+        return sampled
 
     def begin(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> Callable[[], list[SampledRow]]:
         sampled = self.draw(logits, rows, masks)
@@ -47,15 +50,14 @@ class NativeSampler:
         masks = masks or self._no_masks
         draws = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
         sampled = [sampled_row(row, of_row) for row, of_row in zip(rows, draws, strict=True)]
-        self._with_mu(sampled)
+        if self._mirostat:
+            self._add_mu(sampled)
         return lambda: sampled
 
-    def _with_mu(self, sampled: list[SampledRow]) -> list[SampledRow]:
-        if self._mirostat:
-            for one in sampled:
-                if one.row in self._mirostat and one.tokens:
-                    one.mu = self._sampler.mu(one.row)
-        return sampled
+    def _add_mu(self, sampled: list[SampledRow]) -> None:
+        for one in sampled:
+            if one.row in self._mirostat and one.tokens:
+                one.mu = self._sampler.mu(one.row)
 
     def logprobs(self, logits: Float32, targets: Sequence[int], num_top: int) -> list[Logprobs]:
         logprobs: list[Logprobs] = self._sampler.logprobs(logits, targets, num_top)

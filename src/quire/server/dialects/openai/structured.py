@@ -70,17 +70,16 @@ def structured_output(body: StructuredOutputFields) -> Structured | None:
     if len(asked) > 1:
         first, second = sorted(asked)[:2]
         raise BadRequest(f"{first} and {second} are both given", "give one of them", param=second)
-    return _with_options(next(iter(asked.values()), None), body)
+    structured = next(iter(asked.values()), None)
+    return None if structured is None else _with_options(structured, body)
 
 
-def _with_options(structured: Structured | None, body: StructuredOutputFields) -> Structured | None:
+def _with_options(structured: Structured, body: StructuredOutputFields) -> Structured:
     """With the options of how JSON is written."""
     outputs = body.structured_outputs or StructuredOutputs()
     pattern = whitespace(outputs.whitespace_pattern, outputs.disable_any_whitespace)
     if body.guided_whitespace_pattern is not None:
         pattern = whitespace(body.guided_whitespace_pattern, False, "guided_whitespace_pattern")
-    if structured is None:
-        return None
     closed = structured.disable_additional_properties or outputs.disable_additional_properties
     return replace(structured, whitespace_pattern=pattern, disable_additional_properties=closed)
 
