@@ -10,8 +10,8 @@ import quire
 ROOT = Path(quire.__file__).parent
 
 # Top to bottom, as in docs/architecture.md. A floor imports itself and what stands after it.
-FLOORS = ["cli", "server", "api", "client", "engine", "hub", "text", "executors", "runtime", "models", "weights", "ops"]
-FLOORS += ["ipc", "core"]
+FLOORS = ["cli", "server", "api", "client", "engine", "hub", "text", "planning", "executors", "runtime"]
+FLOORS += ["models", "weights", "ops", "ipc", "core"]
 
 STDLIB_ONLY = {"core"}
 NO_ARRAYS = {"server", "cli"}  # they know text and HTTP

@@ -1,0 +1,177 @@
+"""A plan as text, and as JSON."""
+
+from typing import Any
+
+from quire.planning.memory import sequence_bytes
+from quire.planning.plan import Plan
+
+_GIB = 1 << 30
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    model, memory, load = plan.model, plan.memory, plan.load
+    return {
+        "model": {
+            "name": model.name,
+            "architecture": model.config.architecture,
+            "parameters": model.num_parameters,
+            "layers": model.config.layers,
+            "context": model.config.max_length,
+        },
+        "hardware": {"name": plan.hardware.name, "devices": plan.tp, "memory_bytes": plan.room},
+        "load": {"users": load.users, "context": load.context, "prompt": load.prompt, "output": load.output},
+        "memory": {
+            "weights": memory.weights,
+            "kv_cache": memory.kv_cache,
+            "activations": memory.activations,
+            "adapters": memory.adapters,
+            "process": memory.process,
+            "total": memory.total,
+            "fits": plan.fits,
+        },
+        "kv": {
+            "dtype": plan.kv.dtype,
+            "bytes_per_token": plan.kv.block_bytes / plan.kv.block_size,
+            "users_by_context": dict(plan.users_by_context),
+            "variants": {variant.name: variant.bytes_per_token for variant in plan.variants},
+        },
+        "prefill": _step_json(plan.prefill),
+        "decode": [_step_json(step) for step in plan.decode],
+        "ttft_seconds": plan.prefill.seconds,
+        "tpot_seconds": plan.at_load.seconds,
+        "tokens_per_second": plan.tokens_per_second,
+        "cost": {
+            "per_hour": plan.cost.per_hour,
+            "per_day": plan.cost.per_day,
+            "per_million_prompt_tokens": plan.cost.per_million_prompt,
+            "per_million_output_tokens": plan.cost.per_million_output,
+        },
+        "advice": [
+            {"what": advice.what, "flags": advice.flags, "why": advice.why, "gain": advice.gain}
+            for advice in plan.advice
+        ],
+    }
+
+
+def _step_json(step: Any) -> dict[str, Any]:
+    return {
+        "sequences": step.shape.num_seqs,
+        "new_tokens": step.shape.new_tokens,
+        "context": step.shape.context,
+        "flops": step.count.flops,
+        "weight_bytes": step.count.weight_bytes,
+        "kv_bytes": step.count.kv_bytes,
+        "intensity": step.intensity,
+        "bound": step.bound,
+        "seconds": step.seconds,
+        "tokens_per_second": step.shape.num_tokens / step.seconds,
+    }
+
+
+def as_text(plan: Plan) -> str:
+    sections = [_model(plan), _memory(plan), _kv(plan), _speed(plan), _cost(plan), _advice(plan)]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _model(plan: Plan) -> list[str]:
+    config = plan.model.config
+    bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
+    heads = "MLA" if config.latent else f"{config.heads} heads, {config.kv_heads} KV heads"
+    return [
+        f"{plan.model.name}: {plan.model.num_parameters / 1e9:.3g} B parameters, {bits:.2f} bits each in memory",
+        f"{config.layers} layers of {config.hidden}, {heads}, context {config.max_length:,}, {config.architecture}",
+        f"on {plan.tp} x {plan.hardware.name}" if plan.tp > 1 else f"on {plan.hardware.name}",
+    ]
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory, load = plan.memory, plan.load
+    rows = [
+        ("weights", memory.weights, ""),
+        ("KV cache", memory.kv_cache, f"{load.users} x {load.context:,} tokens in {plan.kv.dtype}"),
+        ("activations", memory.activations, ""),
+        ("LoRA adapters", memory.adapters, ""),
+        ("process", memory.process, ""),
+        ("total", memory.total, f"of {plan.room / _GIB:.1f} GiB: {'it fits' if plan.fits else 'it does NOT fit'}"),
+    ]
+    return ["memory, GiB", *(f"  {name:<14}{size / _GIB:>9.2f}  {note}".rstrip() for name, size, note in rows if size)]
+
+
+def _kv(plan: Plan) -> list[str]:
+    per_token = plan.kv.block_bytes / plan.kv.block_size
+    variants = ", ".join(f"{v.name} {v.bytes_per_token / 1024:,.1f}" for v in plan.variants)
+    users = "".join(f"  {context:>8,}" for context, _ in plan.users_by_context)
+    fits = "".join(f"  {count:>8,}" for _, count in plan.users_by_context)
+    return [
+        f"KV cache: {per_token / 1024:,.1f} KiB a token ({variants} for the same layers)",
+        f"  context     {users}",
+        f"  users fit   {fits}",
+    ]
+
+
+def _speed(plan: Plan) -> list[str]:
+    lines = [
+        f"ceilings (memory {plan.hardware.bandwidth / 1e9:,.0f} GB/s, {plan.hardware.flops / 1e12:,.4g} TFLOP/s, "
+        f"ridge {plan.hardware.ridge:,.0f} operations a byte)",
+        f"  {'step':<26}{'GFLOP':>9}{'GB':>9}{'op/byte':>9}  {'bound by':<9}{'ms':>9}{'tokens/s':>11}",
+    ]
+    for step in (plan.prefill, *plan.decode):
+        shape = step.shape
+        name = f"prefill of {shape.new_tokens:,}" if shape.new_tokens > 1 else f"decode of {shape.num_seqs}"
+        lines.append(
+            f"  {name + f' at {shape.context:,}':<26}{step.count.flops / 1e9:>9,.4g}{step.count.nbytes / 1e9:>9,.3g}"
+            f"{step.intensity:>9,.0f}  {step.bound:<9}{1e3 * step.seconds:>9,.2f}"
+            f"{shape.num_tokens / step.seconds:>11,.0f}"
+        )
+    lines.append(
+        f"  {plan.load.users} users: TTFT {1e3 * plan.prefill.seconds:,.0f} ms alone, TPOT "
+        f"{1e3 * plan.at_load.seconds:,.1f} ms, {plan.tokens_per_second:,.0f} output tokens/s at best"
+    )
+    return lines
+
+
+def _cost(plan: Plan) -> list[str]:
+    cost = plan.cost
+    if not cost.price:
+        return []
+    return [
+        f"cost at ${cost.price:.2f} an hour and device: ${cost.per_day:,.2f} a day; at full load "
+        f"${cost.per_million_prompt:.3f} per million prompt tokens, ${cost.per_million_output:.3f} per million output "
+        "tokens"
+    ]
+
+
+def _advice(plan: Plan) -> list[str]:
+    if not plan.advice:
+        return []
+    lines = ["worth trying, best first"]
+    for advice in plan.advice:
+        gain = "needed" if advice.gain == float("inf") else f"{advice.gain:.2f}x" if advice.gain > 1 else ""
+        lines += [f"  {gain:>7}  {advice.what}: {advice.flags}", f"           {advice.why}"]
+    return lines
+
+
+def explain(plan: Plan) -> str:
+    """The formulas with their numbers filled in."""
+    config, kv, load, hardware = plan.model.config, plan.kv, plan.load, plan.hardware
+    decode = plan.at_load
+    per_token = kv.block_bytes / kv.block_size
+    keys = f"{config.head_dim} columns" if config.latent else f"2 x {config.kv_heads} heads x {config.head_dim} columns"
+    width = per_token / config.layers / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
+    return "\n".join(
+        [
+            f"KV of a token  = {config.layers} layers x {keys} x {width:g} bytes = {per_token / 1024:,.1f} KiB",
+            f"KV of a user   = whole blocks of {kv.block_size} tokens for {load.context:,} tokens = "
+            f"{sequence_bytes(plan.model, kv, load.context) / _GIB:.3f} GiB",
+            f"prefill        = about 2 x {plan.model.num_parameters / 1e9:.3g} B parameters x {load.prompt:,} tokens, "
+            f"and attention = {plan.prefill.count.flops / 1e12:.3g} TFLOP",
+            f"decode step    = weights {decode.count.weight_bytes / 1e9:.3g} GB + KV of {decode.shape.num_seqs} users "
+            f"{decode.count.kv_bytes / 1e9:.3g} GB = {decode.count.nbytes / 1e9:.3g} GB",
+            f"intensity      = {decode.count.flops / 1e9:,.4g} GFLOP / {decode.count.nbytes / 1e9:.3g} GB = "
+            f"{decode.intensity:.1f} operations a byte; the ridge is {hardware.flops / 1e12:.4g} TFLOP/s / "
+            f"{hardware.bandwidth / 1e12:.4g} TB/s = {hardware.ridge:.0f}",
+            f"TPOT           = max({decode.count.nbytes / 1e9:.3g} GB / {hardware.bandwidth / 1e9:,.0f} GB/s, "
+            f"{decode.count.flops / 1e9:,.4g} GFLOP / {hardware.flops / 1e12:.4g} TFLOP/s) = "
+            f"{1e3 * decode.seconds:.2f} ms",
+        ]
+    )

@@ -1,0 +1,161 @@
+"""What a step of a model takes: operations and bytes by kind of op, counted by running its forward pass on shapes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.ops.native.liveness import assign_offsets, needed_for_logits
+from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
+from quire.ops.opset import Activation, KVSpec, Routing
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """A step of `num_seqs` sequences that are alike: each computes `new_tokens` tokens, of which the last attends to
+    `context` tokens, itself included, and has logits."""
+
+    num_seqs: int
+    new_tokens: int = 1
+    context: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_seqs * self.new_tokens
+
+    def attended(self, window: int = 0) -> int:
+        """Pairs of a query and a key that one sequence computes: causal, within the window."""
+        start, limit = self.context - self.new_tokens, window or self.context
+        full = max(0, min(self.new_tokens, limit - start))  # queries that see everything before them
+        return full * start + full * (full + 1) // 2 + (self.new_tokens - full) * limit
+
+    def read(self, window: int = 0) -> int:
+        """Cached tokens that one sequence reads."""
+        return min(self.context, (window or self.context) + self.new_tokens - 1)
+
+
+@dataclass(slots=True)
+class OpCount:
+    """What one kind of op adds to a step. Activations are left out: they stay in a CPU's or a GPU's caches."""
+
+    flops: float = 0
+    weight_bytes: float = 0
+    kv_bytes: float = 0  # read and written
+
+    @property
+    def nbytes(self) -> float:
+        return self.weight_bytes + self.kv_bytes
+
+    def add(self, other: "OpCount") -> None:
+        self.flops += other.flops
+        self.weight_bytes += other.weight_bytes
+        self.kv_bytes += other.kv_bytes
+
+
+@dataclass(slots=True)
+class StepCount:
+    """What a step takes, by kind of op."""
+
+    ops: dict[str, OpCount] = field(default_factory=dict)
+
+    @property
+    def total(self) -> OpCount:
+        total = OpCount()
+        for count in self.ops.values():
+            total.add(count)
+        return total
+
+
+class StepCounter(Recorder):
+    """A recorder that also counts. Norms, rope and other ops of one number at a time are not counted: they are less
+    than a hundredth of a model's operations."""
+
+    def __init__(self, kv: KVSpec, shape: StepShape) -> None:
+        super().__init__(kv)
+        self.count = StepCount()
+        self._kv, self._shape = kv, shape
+        self._kv_bytes = kv.block_bytes / kv.block_size / kv.num_layers  # of one token in one layer
+
+    def arena_bytes(self, max_tokens: int) -> int:
+        """Of activations on a CPU, for steps of at most `max_tokens`."""
+        _, size = assign_offsets(self.uses, max_tokens, needed_for_logits(self.uses))
+        return 4 * size
+
+    def _add(self, op: str, flops: float, weight_bytes: float = 0, kv_bytes: float = 0) -> None:
+        self.count.ops.setdefault(op, OpCount()).add(OpCount(flops, weight_bytes, kv_bytes))
+
+    def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
+        self._add("linear", 2.0 * self._shape.num_tokens * w.num_inputs * w.num_outputs, w.nbytes)
+        return super().linear(x, w)
+
+    def linear_heads(self, x: RecordedColumns, w: PackedHeads) -> RecordedColumns:
+        self._add("linear", 2.0 * self._shape.num_tokens * w.num_heads * w.num_inputs * w.num_outputs, w.nbytes)
+        return super().linear_heads(x, w)
+
+    def moe(
+        self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
+        routing: Routing, kind: Activation, correction: Any = None,
+    ) -> RecordedColumns:  # fmt: skip
+        rows = self._shape.num_tokens * routing.top_k
+        read = expected_experts(gate_up.num_experts, routing.top_k, self._shape.num_tokens) / gate_up.num_experts
+        for experts in (gate_up, down):
+            flops = 2.0 * rows * experts.num_inputs * experts.num_outputs
+            self._add("experts", flops, experts.nbytes * read)
+        return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
+
+    def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
+        self._add("head", 2.0 * self._shape.num_seqs * head.num_inputs * head.num_outputs, head.nbytes)
+        return super().logits(x, head, batch, softcap)
+
+    def write_kv(self, k: RecordedColumns, v: RecordedColumns, batch: Any, layer: int) -> None:
+        self._add("attention", 0, kv_bytes=self._shape.num_tokens * self._kv_bytes)
+        super().write_kv(k, v, batch, layer)
+
+    def write_latent(self, latent: RecordedColumns, k_rope: RecordedColumns, batch: Any, layer: int) -> None:
+        self._add("attention", 0, kv_bytes=self._shape.num_tokens * self._kv_bytes)
+        super().write_latent(latent, k_rope, batch, layer)
+
+    def paged_attention(
+        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0, *options: Any,
+        **named: Any,
+    ) -> RecordedColumns:  # fmt: skip
+        shape = self._shape
+        flops = 4.0 * q.columns * shape.num_seqs * shape.attended(window)  # scores, then values
+        self._add("attention", flops, kv_bytes=shape.num_seqs * shape.read(window) * self._kv_bytes)
+        return super().paged_attention(q, batch, layer, head_dim, scale, window, *options, **named)
+
+    def mla_attention(
+        self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float
+    ) -> RecordedColumns:
+        shape = self._shape
+        flops = (4.0 * q_latent.columns + 2.0 * q_rope.columns) * shape.num_seqs * shape.attended()
+        self._add("attention", flops, kv_bytes=shape.num_seqs * shape.context * self._kv_bytes)
+        return super().mla_attention(q_latent, q_rope, batch, layer, scale)
+
+    def cross_attention(
+        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float
+    ) -> RecordedColumns:
+        shape = self._shape
+        read = shape.num_seqs * shape.context * self._kv_bytes
+        self._add("attention", 4.0 * q.columns * shape.num_tokens * shape.context, kv_bytes=read)
+        return super().cross_attention(q, batch, layer, head_dim, scale)
+
+    def attention(
+        self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, batch: Any, head_dim: int, scale: float,
+        causal: bool = False, window: int = 0, biases: Any = None,
+    ) -> RecordedColumns:  # fmt: skip
+        shape = self._shape
+        pairs = shape.attended(window) if causal else shape.new_tokens * shape.read(window)
+        self._add("attention", 4.0 * q.columns * shape.num_seqs * pairs)
+        return super().attention(q, k, v, batch, head_dim, scale, causal, window, biases)
+
+
+def count_step(forward: Callable[[Any, Any], Any], kv: KVSpec, shape: StepShape) -> StepCounter:
+    counter = StepCounter(kv, shape)
+    forward(counter, SymbolicBatch())
+    return counter
+
+
+def expected_experts(num_experts: int, top_k: int, num_tokens: int) -> float:
+    """Experts that a step reads, if tokens choose theirs independently and evenly."""
+    return float(num_experts * (1 - (1 - top_k / num_experts) ** num_tokens))

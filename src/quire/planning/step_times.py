@@ -1,0 +1,79 @@
+"""How long a step takes, from what its plan computes: by the roofline of some hardware, or fitted to measured steps."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.core.plan import StepPlan
+from quire.planning.hardware import Hardware
+from quire.planning.planned_model import PlannedModel
+from quire.planning.step_counter import StepShape
+
+
+@dataclass(slots=True)
+class StepWork:
+    """What the duration of a step depends on."""
+
+    num_tokens: int = 0
+    num_rows: int = 0  # sequences that sample
+    num_read: int = 0  # cached tokens that are read, of all sequences
+    num_pairs: int = 0  # of a query and a key
+
+    @classmethod
+    def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
+        work = cls(num_rows=num_sampling)
+        for run in plan.runs:
+            work.num_tokens += run.count
+            work.num_read += run.start + run.count
+            work.num_pairs += run.count * run.start + run.count * (run.count + 1) // 2
+        return work
+
+
+class StepTimes(Protocol):
+    def seconds(self, work: StepWork) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineTimes:
+    """The larger of what memory and what compute take, of the shares of both that kernels reach."""
+
+    weight_bytes: float
+    kv_bytes: float  # of a cached token
+    flops_token: float  # of linear layers
+    flops_row: float  # of the head
+    flops_pair: float  # of attention
+    bandwidth: float
+    flops: float
+    overhead: float  # seconds of a step beside its kernels
+
+    def seconds(self, work: StepWork) -> float:
+        moved = self.weight_bytes + self.kv_bytes * work.num_read
+        computed = (
+            self.flops_token * work.num_tokens + self.flops_row * work.num_rows + self.flops_pair * work.num_pairs
+        )
+        return self.overhead + max(moved / self.bandwidth, computed / self.flops)
+
+
+GPU_SHARES = (0.8, 0.55)  # of bandwidth and peak that kernels reach, where nothing was measured
+MEASURED_SHARES = (1.0, 1.0)  # this machine's rates are those of its kernels
+STEP_OVERHEAD = 0.0004  # seconds
+
+
+def roofline_times(
+    model: PlannedModel, kv_dtype: str, hardware: Hardware, *, tp: int = 1, eight_bit: bool = False
+) -> RooflineTimes:
+    kv = model.kv_spec(kv_dtype)
+    one = model.step(StepShape(1, 1, 1), kv).count.ops
+    two = model.step(StepShape(1, 1, 2), kv).count.ops
+    linear = sum(one[op].flops for op in ("linear", "experts") if op in one)
+    bandwidth_share, flops_share = MEASURED_SHARES if hardware.measured else GPU_SHARES
+    flops = hardware.flops_8bit if eight_bit and hardware.flops_8bit else hardware.flops
+    return RooflineTimes(
+        weight_bytes=sum(count.weight_bytes for count in one.values()),
+        kv_bytes=kv.block_bytes / kv.block_size,
+        flops_token=linear,
+        flops_row=one["head"].flops,
+        flops_pair=two["attention"].flops - one["attention"].flops,
+        bandwidth=hardware.bandwidth * bandwidth_share * tp,
+        flops=flops * flops_share * tp,
+        overhead=STEP_OVERHEAD,
+    )

@@ -1,0 +1,60 @@
+"""Percentiles of a simulation, as benchmarks of real servers report them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.planning.simulator import Simulation
+
+PERCENTILES = (50, 90, 99)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Interpolated between neighbours, as numpy does."""
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * share / 100
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Seconds and tokens a second."""
+
+    num_requests: int
+    seconds: float
+    ttft: dict[int, float]
+    tpot: dict[int, float]
+    latency: dict[int, float]
+    output_tokens_per_second: float
+    total_tokens_per_second: float
+    hit_rate: float  # share of prompt tokens that came from the prefix cache
+    utilization: float  # share of the time that devices computed
+    preemptions: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def summarize(simulation: Simulation) -> Summary:
+    requests, replicas, seconds = simulation.requests, simulation.replicas, simulation.seconds
+    num_output = sum(request.num_output for request in requests)
+    num_prompt = sum(request.num_prompt for request in requests)
+    cached = sum(request.num_cached for request in requests)
+
+    def spread(values: list[float]) -> dict[int, float]:
+        return {share: percentile(values, share) for share in PERCENTILES}
+
+    return Summary(
+        num_requests=len(requests),
+        seconds=seconds,
+        ttft=spread([request.ttft for request in requests]),
+        tpot=spread([request.tpot for request in requests if request.num_output > 1] or [0.0]),
+        latency=spread([request.latency for request in requests]),
+        output_tokens_per_second=num_output / seconds,
+        total_tokens_per_second=(num_output + num_prompt) / seconds,
+        hit_rate=cached / num_prompt,
+        utilization=sum(replica.busy_seconds for replica in replicas) / (seconds * len(replicas)),
+        preemptions=sum(replica.scheduler.num_preemptions for replica in replicas),
+    )

@@ -1,0 +1,102 @@
+"""This machine as a row of hardware: what its kernels reach, measured in a few seconds and kept."""
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.ops.native import NativeOps
+from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.tensors import F16, F32, Q8_0, StorageType, StoredTensor
+from quire.planning.hardware import Hardware
+from quire.runtime.available_memory import available_memory
+
+SIZE, NUM_MATRICES = 2048, 24  # 24 matrices of 8 bits are 107 MB: more than caches hold
+ROWS = 256  # tokens of the step that is bound by compute
+REPEATS = 5
+
+
+def this_machine(kept: Path, *, measure_again: bool = False) -> Hardware:
+    """`kept`: the file that remembers the measurement, for this CPU and number of threads."""
+    threads = NativeOps().threads
+    key = f"{platform.node()} {platform.machine()} {threads}"
+    if not measure_again and (rates := _read(kept).get(key)) is not None:
+        return _row(threads, rates)
+    rates = measure(threads)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps({**_read(kept), key: rates}, indent=2))
+    return _row(threads, rates)
+
+
+def measure(threads: int) -> dict[str, float]:
+    """Bytes a second of one token through 8-bit weights; operations a second of 256 tokens, in 8 and 16 bits."""
+    step8, nbytes = _steps(Q8_0, threads)
+    flops = 2.0 * SIZE * SIZE * NUM_MATRICES
+    one_token, many_tokens = _fastest(step8, 1), _fastest(step8, ROWS)
+    step16, _ = _steps(F16, threads)
+    return {
+        "bandwidth": nbytes / one_token,
+        "flops_8bit": ROWS * flops / many_tokens,
+        "flops": ROWS * flops / _fastest(step16, ROWS),
+    }
+
+
+def _steps(kind: StorageType, threads: int) -> tuple[Callable[[int], None], int]:
+    """-> a function that runs a step of so many tokens, and the bytes of its matrices."""
+    ops = NativeOps(threads)
+    row = np.random.default_rng(0).integers(0, 60, SIZE // kind.block * kind.block_bytes, np.uint8)
+    matrix = StoredTensor("measured", (SIZE, SIZE), kind, np.broadcast_to(row, (SIZE, len(row))))
+    weights = [ops.pack([matrix]) for _ in range(NUM_MATRICES)]
+    table = ops.table(StoredTensor("table", (1, SIZE), F32, np.zeros((1, 4 * SIZE), np.uint8)))
+
+    def forward(recorder: Any, batch: Any) -> Any:
+        x = recorder.embedding(batch.ids, table)
+        for w in weights:
+            x = recorder.linear(x, w)
+        return recorder.rows(x, batch)
+
+    cache = ops.new_cache(KVSpec(1, 1, 64, 16, "float16"), 1)
+    program = ops.compile(forward, cache, ROWS)
+
+    def run(num_tokens: int) -> None:
+        """Sequences of one token."""
+        zeros, ones = np.zeros(num_tokens, np.int32), np.ones(num_tokens, np.int32)
+        starts = np.arange(num_tokens + 1, dtype=np.int32)
+        program.run(StepBatch(zeros, zeros, zeros, starts, ones, zeros[:, None], starts[:-1]))
+
+    return run, sum(w.nbytes for w in weights)
+
+
+def _fastest(step: Callable[[int], None], num_tokens: int) -> float:
+    """Seconds. The first run warms up."""
+    times = []
+    for _ in range(REPEATS + 1):
+        began = time.perf_counter()
+        step(num_tokens)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])
+
+
+def _row(threads: int, rates: dict[str, float]) -> Hardware:
+    return Hardware(
+        name=f"this machine ({threads} thread{'s' if threads > 1 else ''})",
+        memory=available_memory(),
+        bandwidth=rates["bandwidth"],
+        flops=rates["flops"],
+        flops_8bit=rates["flops_8bit"],
+        link=0,
+        measured=True,
+        is_gpu=False,
+    )
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        kept = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}

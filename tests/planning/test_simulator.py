@@ -1,0 +1,161 @@
+"""The simulator plans what the engine plans."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from quire.core.errors import BadRequest
+from quire.core.limits import SchedulerLimits
+from quire.core.params import SamplingParams
+from quire.core.plan import StepPlan
+from quire.core.request import Request
+from quire.core.scheduler import Scheduler
+from quire.engine.engine import Engine
+from quire.engine.options import EngineOptions
+from quire.engine.start import new_executor
+from quire.hub import DEFAULT_MODEL, resolve_model
+from quire.planning.simulator import Replica, SimulatedRequest, by_prefix, least_busy, round_robin, simulate
+from quire.planning.step_times import StepWork
+from quire.planning.summary import percentile, summarize
+from quire.planning.workload import Arrival, WorkloadSpec, generate, read_trace
+
+
+class RecordedTimes:
+    """Plays back measured step times."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self._seconds = iter(seconds)
+
+    def seconds(self, work: StepWork) -> float:
+        return next(self._seconds)
+
+
+class FixedTimes:
+    def seconds(self, work: StepWork) -> float:
+        return 0.01 + 0.001 * work.num_tokens
+
+
+def new_replica(index: int = 0, num_blocks: int = 1000, ahead: int = 0, **limits: int) -> Replica:
+    given = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 1024, **limits}
+    return Replica(index, Scheduler(SchedulerLimits(**given), num_blocks, ahead=ahead), FixedTimes(), ahead=ahead)
+
+
+def outline(plan: StepPlan) -> tuple:
+    """All of a plan but token ids."""
+    runs = [(run.row, run.start, run.count, run.new_blocks) for run in plan.runs]
+    admitted = [(admission.row, len(admission.tokens), admission.blocks) for admission in plan.admitted]
+    return plan.step, runs, plan.retired, plan.copies, plan.swap_out, plan.swap_in, admitted
+
+
+def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones() -> None:
+    options = EngineOptions(
+        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, target_itl_ms=20, kv_cache_memory_bytes=6 << 20
+    )
+    engine = Engine(new_executor(resolve_model(DEFAULT_MODEL, progress=False).path, options), options)
+    rng = random.Random(0)
+    prefix = [rng.randrange(1000) for _ in range(40)]
+    requests = [
+        Request(
+            id=str(number),
+            prompt_ids=prefix[: rng.choice((0, 40))] + [rng.randrange(1000) for _ in range(rng.randint(5, 150))],
+            params=SamplingParams(max_tokens=rng.randint(4, 40), ignore_eos=True, temperature=0, seed=0),
+        )
+        for number in range(12)
+    ]
+    before_step = {0: requests[:3], 2: requests[3:4], 9: requests[4:9], 10: requests[9:]}
+    plans, seconds, submit = [], [], engine.executor.submit
+    engine.executor.submit = lambda plan: (plans.append(outline(plan)), submit(plan))[1]
+    step = 0
+    while engine.has_work or step <= max(before_step):
+        for request in before_step.get(step, []):
+            engine.submit(request)
+        engine.step()
+        seconds.append(engine.record.run_seconds)
+        step += 1
+    scheduler = Scheduler(engine._scheduler.limits, engine.capacity.num_blocks)
+    replica, simulated = Replica(0, scheduler, RecordedTimes(seconds)), []
+    schedule = scheduler.schedule
+    scheduler.schedule = lambda: (simulated.append(schedule()), simulated[-1])[1]
+    outlines, step = [], 0
+    while scheduler.has_work or step <= max(before_step):
+        for request in before_step.get(step, []):
+            replica.add(request, SimulatedRequest(0, len(request.prompt_ids), request.params.max_tokens), 0)
+        replica.step(0.0)
+        outlines.append(outline(simulated[-1]))
+        step += 1
+    assert engine._scheduler.num_preemptions > 0 and engine.stats().prefix_hits > 0, "nothing of interest happened"
+    assert outlines == plans
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_every_request_gets_all_its_tokens_in_order(ahead: int) -> None:
+    arrivals = generate(WorkloadSpec(rate=5, num_requests=40, prompt=60, output=20, spread=0.5, shared_prefix=32))
+    simulation = simulate(arrivals, [new_replica(ahead=ahead)])
+    assert len(simulation.requests) == 40
+    for request in simulation.requests:
+        assert request.arrival < request.first_token <= request.finished
+    summary = summarize(simulation)
+    assert summary.hit_rate > 0.2 and 0 < summary.utilization <= 1
+    assert summary.output_tokens_per_second * summary.seconds == pytest.approx(sum(a.output for a in arrivals))
+
+
+def test_an_idle_engine_answers_at_once() -> None:
+    arrivals = [Arrival(1.0, [1, 2, 3], 2), Arrival(100.0, [4, 5], 1)]
+    first, second = simulate(arrivals, [new_replica()]).requests
+    assert first.ttft == pytest.approx(0.013) and first.tpot == pytest.approx(0.011)
+    assert second.latency == pytest.approx(0.012)
+
+
+def test_two_replicas_serve_twice_as_much() -> None:
+    arrivals = generate(WorkloadSpec(rate=float("inf"), num_requests=64, prompt=100, output=30))
+    one = summarize(simulate(arrivals, [new_replica()]))
+    two = summarize(simulate(arrivals, [new_replica(0), new_replica(1)], round_robin))
+    assert two.output_tokens_per_second == pytest.approx(2 * one.output_tokens_per_second, rel=0.1)
+
+
+def test_routing_by_prefix_finds_prefixes_again() -> None:
+    spec = WorkloadSpec(rate=2, num_requests=60, prompt=20, output=4, shared_prefix=128, num_prefixes=12)
+    arrivals = generate(spec)
+    hits = {
+        router.__name__: summarize(simulate(arrivals, [new_replica(i) for i in range(4)], router)).hit_rate
+        for router in (round_robin, least_busy, by_prefix)
+    }
+    assert hits["by_prefix"] > hits["round_robin"] + 0.1
+
+
+def test_turns_of_a_conversation_share_their_history() -> None:
+    arrivals = generate(WorkloadSpec(num_requests=6, turns=3, prompt=10, output=5))
+    by_length = sorted(len(arrival.prompt_ids) for arrival in arrivals)
+    assert by_length == [10, 10, 25, 25, 40, 40]
+
+
+def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"timestamp": 0.5, "input_length": 3, "output_length": 2},
+        {"arrival": 1, "prompt_tokens": 1, "output_tokens": 1},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    first, second = read_trace(path)
+    assert (first.time, len(first.prompt_ids), first.output, second.time) == (0.5, 3, 2, 1.0)
+    mooncake = {"timestamp": 2000, "input_length": 600, "output_length": 4, "hash_ids": [7, 8]}
+    path.write_text(json.dumps(mooncake))
+    (request,) = read_trace(path)
+    assert request.time == 2.0 and request.prompt_ids[:512] == list(range(7 * 512, 8 * 512))
+    for wrong, message in (
+        ("\n".join(json.dumps({"timestamp": at, "input_length": 1, "output_length": 1}) for at in (2, 1)),
+         "request 2 comes at 1 s"),
+        ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "line 1 has a negative time"),
+        ('{"input_length": 1}', "line 1 is not a request"),
+        ("", "no requests"),
+    ):  # fmt: skip
+        path.write_text(wrong)
+        with pytest.raises(BadRequest, match=message):
+            read_trace(path)
+
+
+def test_percentiles_are_interpolated() -> None:
+    assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
+    assert percentile([5.0], 99) == 5.0
