@@ -9,7 +9,7 @@ _DAY = 86400
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of `num_devices` that together give `tokens_per_second` (prompt and output tokens of a load)."""
+    """Of `num_devices` that together compute so many tokens."""
 
     price: float  # an hour of one device
     num_devices: int
@@ -28,10 +28,6 @@ class Cost:
     @property
     def per_day(self) -> float:
         return 24 * self.per_hour
-
-    @property
-    def device_hours_per_day(self) -> float:
-        return 24.0 * self.num_devices
 
     @property
     def per_million_prompt(self) -> float:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from quire.planning.hardware import PRICE_SOURCE
 from quire.planning.memory import sequence_bytes
 from quire.planning.plan import Plan
 
@@ -137,7 +138,8 @@ def _cost(plan: Plan) -> list[str]:
     return [
         f"cost at ${cost.price:.2f} an hour and device: ${cost.per_day:,.2f} a day; at full load "
         f"${cost.per_million_prompt:.3f} per million prompt tokens, ${cost.per_million_output:.3f} per million output "
-        "tokens"
+        "tokens",
+        *([f"  ({PRICE_SOURCE})"] if cost.price == plan.hardware.price else []),
     ]
 
 

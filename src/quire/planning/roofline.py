@@ -8,8 +8,6 @@ from quire.planning.hardware import Hardware
 from quire.planning.planned_model import PlannedModel
 from quire.planning.step_counter import OpCount, StepShape
 
-GPU_BANDWIDTH_SHARE, GPU_FLOPS_SHARE = 0.85, 0.6  # of the data sheet, that well-made kernels reach
-
 
 @dataclass(frozen=True, slots=True)
 class StepCeiling:
@@ -57,8 +55,3 @@ def step_ceiling(
 def all_reduce_bytes(model: PlannedModel, num_tokens: int, tp: int) -> float:
     """Bytes that each of `tp` devices sends in a step: two ring all-reduces a layer, of 16-bit hidden states."""
     return 2 * model.config.layers * 2 * (tp - 1) / tp * num_tokens * model.config.hidden * 2
-
-
-def pipeline_bubble(num_stages: int, num_micro_batches: int) -> float:
-    """The share of time that a stage of a pipeline idles."""
-    return (num_stages - 1) / (num_micro_batches + num_stages - 1)
