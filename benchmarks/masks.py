@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.machine import describe
 from quire import LLM, SamplingParams
+from quire.client.generate_request import GenerateRequest
 from quire.core.structured import Structured
 from quire.ops.native.cpus import available_cpus
 from quire.runtime.structured_output import StructuredOutputRows
@@ -75,7 +76,10 @@ def steps(
         SamplingParams(temperature=1.0, seed=user, max_tokens=tokens, ignore_eos=True, structured=structured)
         for user in users
     ]
-    live = [llm._submit(llm._request(f"Person {user}:", wants)) for user, wants in zip(users, params, strict=True)]
+    live = [
+        llm._submit(GenerateRequest(id=str(user), prompt=f"Person {user}:", params=wants))
+        for user, wants in zip(users, params, strict=True)
+    ]
     by_id = {one.request.id: one for one in live}
     found = []
     while not all(one.finished for one in live):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from quire.cli import main as cli
-from quire.cli.bench_engine import BenchRun, Phase, Timing
-from quire.cli.bench_prompts import random_prompts
-from quire.cli.bench_report import percentile, spread, spreads
+from quire.cli.bench.engine import BenchRun, Phase, Timing
+from quire.cli.bench.prompts import random_prompts
+from quire.cli.bench.report import percentile, spread, spreads
 from quire.engine.engine import Engine
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from quire.cli.bench_prompts import BenchRequest
+from quire.cli.bench.prompts import BenchRequest
 from quire.core.errors import EngineFailed
 from quire.core.params import SamplingParams
 from quire.core.request import Request, SequenceEvent

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.cli.bench_engine import BenchRun, EngineBench
-from quire.cli.bench_load import add_engine_flags, check_minimums, progress, read_engine_options, start
-from quire.cli.bench_prompts import BenchRequest, random_prompts, read_prompts
-from quire.cli.bench_report import check_target, phase, report, spreads, surroundings
+from quire.cli.bench.engine import BenchRun, EngineBench
+from quire.cli.bench.prompts import BenchRequest, random_prompts, read_prompts
+from quire.cli.bench.report import check_target, phase, report, spreads, surroundings
+from quire.cli.bench.setup import add_engine_flags, check_minimums, progress, read_engine_options, start
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.main import INTERRUPTED

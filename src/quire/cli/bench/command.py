@@ -6,8 +6,8 @@ from importlib import import_module
 from quire.cli.parser import Parser, UsageError, nearest
 
 COMMANDS = {  # name: (module, what it measures)
-    "throughput": ("quire.cli.bench_throughput", "many requests at once: tokens and requests a second"),
-    "latency": ("quire.cli.bench_latency", "one batch at a time: how long it takes"),
+    "throughput": ("quire.cli.bench.throughput", "many requests at once: tokens and requests a second"),
+    "latency": ("quire.cli.bench.latency", "one batch at a time: how long it takes"),
 }
 
 EXAMPLES = """\

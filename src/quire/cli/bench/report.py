@@ -12,7 +12,7 @@ from typing import Any
 
 from quire import __version__
 from quire.cli import machine
-from quire.cli.bench_engine import BenchRun, Phase
+from quire.cli.bench.engine import BenchRun, Phase
 from quire.cli.parser import UsageError
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
