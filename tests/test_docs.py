@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import bench, main, parser
+from quire.cli import main, parser
+from quire.cli.bench import command as bench
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "quire"
