@@ -1,10 +1,10 @@
-"""Hours of mixed requests: does anything go wrong, and does the memory of either process grow?
+"""Hours of mixed requests: does anything go wrong, and does the memory of a process grow?
 
     python -m benchmarks.soak                        an hour, 8 users, the default model
     python -m benchmarks.soak MODEL --seconds 300 --users 16
 
 Users send chats, completions, structured output, tool calls, other servers' dialects, embeddings of tokens, bad
-requests, and leave in the middle of streams. Every ten seconds the memory of server and engine is read, by kind: pages
+requests, and leave in the middle of streams. Every ten seconds the memory of each process is read, by kind: pages
 of their own (anonymous), of shared mappings (the weights of the file), and shared memory. The pool of the KV cache is
 small, so that all of it is touched within the first minutes; what grows after the first third is a leak."""
 
@@ -29,6 +29,8 @@ from benchmarks.processes import Running, interruptible, progress
 CACHE = "128MiB"  # of keys and values
 EVERY = 10.0  # seconds between two looks at the memory
 GROWTH = 8.0  # MiB an hour that a process may grow by after the first third: what an allocator's heaps still move
+MODULES = {"engine": "quire.engine.process", "grammars": "quire.client.grammar_process"}
+PROCESSES = ("server", *MODULES)
 KINDS = ("RssAnon", "RssFile", "RssShmem")
 WORDS = ["river", "stone", "letter", "morning", "engine", "garden", "winter", "paper", "signal", "window", "market"]
 
@@ -183,10 +185,11 @@ async def serve_users(
 
 
 def memory_of(process: Running) -> dict[str, dict[str, int]]:
-    """Of the server and of its engine: bytes by kind."""
+    """Of the server, of its engine and of the process that compiles grammars: bytes by kind."""
     found = {}
     for one in process.tree():
-        name = "engine" if "quire.engine.process" in one.cmdline() else "server"
+        words = one.cmdline()
+        name = next((name for name, module in MODULES.items() if module in words), "server")
         lines = (line.split() for line in Path(f"/proc/{one.pid}/status").read_text().splitlines())
         found[name] = {line[0][:-1]: int(line[1]) * 1024 for line in lines if line[0][:-1] in KINDS}
     return found
@@ -196,7 +199,8 @@ def line_of(soak: Soak) -> str:
     last = soak.memory[-1]
     told = [
         f"{name} {' + '.join(f'{last[name].get(kind, 0) / 2**20:.1f}' for kind in KINDS)} MiB"
-        for name in ("server", "engine")
+        for name in PROCESSES
+        if name in last
     ]
     counts = f"{sum(soak.answered.values())} answered, {soak.left} left, {len(soak.problems)} problems"
     return f"{last['seconds']:>6} s  {'; '.join(told)}; {counts}"
@@ -206,7 +210,7 @@ def growth(soak: Soak, name: str) -> float:
     """MiB an hour after the first third: the slope of a line through the anonymous memory."""
     later = soak.memory[len(soak.memory) // 3 :]
     hours = np.array([sample["seconds"] / 3600 for sample in later])
-    used = np.array([sample[name]["RssAnon"] / 2**20 for sample in later])
+    used = np.array([sample.get(name, {}).get("RssAnon", 0) / 2**20 for sample in later])
     return float(np.polyfit(hours, used, 1)[0])
 
 
@@ -228,7 +232,7 @@ def main() -> None:
         found = metrics(url)
         log = process.said()
     print(line_of(soak))
-    rates = {name: growth(soak, name) for name in ("server", "engine")}
+    rates = {name: growth(soak, name) for name in PROCESSES}
     print(*(f"{name}: {rate:+.1f} MiB an hour after the first third" for name, rate in rates.items()), sep="\n")
     held = sum(found[f"quire_num_requests_{state}"] for state in ("running", "waiting"))
     print(f"{held:.0f} requests are still held", *soak.problems[:20], sep="\n  ")
