@@ -1,10 +1,12 @@
 """What drafts give: tokens a second with and without, for texts that repeat what was said and for one that does not.
 
     python -m benchmarks.speculation                       # the default model, one sequence and eight
+    python -m benchmarks.speculation --spec-method suffix
     python -m benchmarks.speculation --tokens 96 --rounds 1 --texts story
 
 Both engines are in this process and take turns; a figure is the median of the rounds. Times are those of decoding: from
-a request's first token to its last. Answers are compared, too."""
+a request's first token to its last. Answers are compared, too. Every round has prompts and seeds of its own, and what
+was answered in the rounds before is what `suffix` may find."""
 
 import argparse
 import json
@@ -49,6 +51,29 @@ PEOPLE = {
     },
 }
 
+CALLS = {
+    "type": "array",
+    "minItems": 8,
+    "items": {
+        "type": "object",
+        "properties": {
+            "tool": {"enum": ["search_files", "read_file", "run_command"]},
+            "arguments": {
+                "type": "object",
+                "properties": {
+                    "path": {"enum": ["src/main.py", "src/parser.py", "tests/test_parser.py", "README.md"]},
+                    "max_results": {"type": "integer", "minimum": 1, "maximum": 9},
+                    "case_sensitive": {"type": "boolean"},
+                },
+                "required": ["path", "max_results", "case_sensitive"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["tool", "arguments"],
+        "additionalProperties": False,
+    },
+}
+
 
 @dataclass(frozen=True)
 class Text:
@@ -63,6 +88,11 @@ TEXTS = {
     "JSON in a schema": Text(
         "People, as JSON with name, age and city:\n", 0.7, Structured("json_schema", json.dumps(PEOPLE))
     ),
+    "agent turns": Text(
+        "The calls of the next turn, as JSON with tool and arguments:\n",
+        0.7,
+        Structured("json_schema", json.dumps(CALLS)),
+    ),
     "story": Text("Once upon a time, in a village by the sea, there lived an old man who", 0.8),
 }
 
@@ -75,15 +105,19 @@ class Round:
     accepted: int
 
 
-def run(llm: LLM, text: Text, users: int, tokens: int) -> Round:
+def run(llm: LLM, text: Text, users: int, tokens: int, number: int) -> Round:
     before = llm.engine.stats()
     params = [
         SamplingParams(
-            temperature=text.temperature, seed=user, max_tokens=tokens, ignore_eos=True, structured=text.structured
+            temperature=text.temperature,
+            seed=100 * number + user,
+            max_tokens=tokens,
+            ignore_eos=True,
+            structured=text.structured,
         )
         for user in range(users)
     ]
-    outputs = llm.generate([f"{user + 1}. {text.prompt}" for user in range(users)], params)
+    outputs = llm.generate([f"{number}.{user + 1} {text.prompt}" for user in range(users)], params)
     records = [output.metrics for output in outputs]
     firsts = [record.first_token for record in records if record and record.first_token is not None]
     lasts = [record.last_token for record in records if record and record.last_token is not None]
@@ -98,12 +132,12 @@ def run(llm: LLM, text: Text, users: int, tokens: int) -> Round:
 
 
 def compare(engines: tuple[LLM, LLM], text: Text, users: int, tokens: int, rounds: int) -> dict[str, float]:
-    run(engines[0], text, users, 4)  # prompts are in both caches, and languages compiled
-    run(engines[1], text, users, 4)
+    for llm in engines:
+        run(llm, text, users, tokens, 0)  # languages are compiled, and something was answered
     found: list[tuple[Round, Round]] = []
-    for number in range(rounds):
+    for number in range(1, rounds + 1):
         order = engines if number % 2 == 0 else engines[::-1]
-        one, other = (run(llm, text, users, tokens) for llm in order)
+        one, other = (run(llm, text, users, tokens, number) for llm in order)
         found.append((one, other) if number % 2 == 0 else (other, one))
     assert all(plain.answers == drafted.answers for plain, drafted in found), "drafts have changed an answer"
     plain, drafted = (statistics.median(each.rate for each in column) for column in zip(*found, strict=True))
@@ -127,10 +161,12 @@ def main() -> None:
     parser.add_argument("--users", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--texts", nargs="+", default=list(TEXTS), choices=TEXTS)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--spec-tokens", type=int, default=5)
+    parser.add_argument("--spec-method", default="ngram")
+    parser.add_argument("--spec-tokens", type=int)
     args = parser.parse_args()
     common = {"max_model_len": 2048, "max_num_seqs": max(args.users), "threads": args.threads}
-    engines = LLM(args.model, **common), LLM(args.model, **common, spec_method="ngram", spec_tokens=args.spec_tokens)
+    drafting = LLM(args.model, **common, spec_method=args.spec_method, spec_tokens=args.spec_tokens)
+    engines = LLM(args.model, **common), drafting
     result: dict[str, dict[str, dict[str, float]]] = {}
     print(f"{'text':18} {'sequences':>9} {'without':>8} {'with':>8} {'times':>6} {'accepted':>9} {'of tokens':>10}")
     for name in args.texts:

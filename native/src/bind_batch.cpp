@@ -1,4 +1,4 @@
-// Binds assemble, which makes the arrays of a step, and find_repetition, the n-gram lookup of speculative decoding.
+// Binds assemble, which makes the arrays of a step.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "batch.h"
-#include "ngram_lookup.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -78,12 +77,4 @@ void bind_batch(nb::module_& m) {
         "num_blocks"_a.noconvert(), "block_size"_a, "runs"_a,
         "Runs (row, start, count) -> the arrays of a StepBatch in their order, and the rows to sample. ValueError if a "
         "run goes past the known tokens of its row.");
-    m.def(
-        "find_repetition",
-        [](const Vector& tokens, int64_t min_length, int64_t max_length, int64_t max_candidates) {
-            return quire::find_ngram(tokens.data(), int64_t(tokens.shape(0)), min_length, max_length, max_candidates);
-        },
-        "tokens"_a.noconvert(), "min_length"_a, "max_length"_a, "max_candidates"_a,
-        "The position behind the longest earlier match of the last min_length to max_length tokens, or -1. Only the "
-        "newest max_candidates occurrences of the last token are tried.");
 }

@@ -20,6 +20,7 @@ from quire.core.params import SamplingParams as Params
 from quire.core.structured import Structured
 from quire.core.watermark import Watermark
 from quire.engine.options import EngineOptions
+from quire.runtime.spec import METHODS
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +105,7 @@ def run(llm: LLM, wishes: Sequence[tuple[str, Params]]) -> list[list[Bits]]:
 
 def speculating(model: Path, **options: Any) -> LLM:
     """Drafts cost nothing there, so that there are many: they pay or not, the answers are the same."""
-    llm = LLM(model, spec_method="ngram", **{"max_model_len": 512, **options})
+    llm = LLM(model, **{"max_model_len": 512, "spec_method": "ngram", **options})
     make_drafts_free(llm.engine._scheduler.speculation)
     return llm
 
@@ -139,6 +140,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "recomputed": {"kv_cache_memory_bytes": 33 * KV_BLOCK},
     "swapped": {"kv_cache_memory_bytes": 33 * KV_BLOCK, "swap_space": 0.1},
     "in large blocks": {"block_size": 64, "spec_tokens": 12},
+    "by suffixes": {"spec_method": "suffix"},
+    "by suffixes, swapped": {"spec_method": "suffix", "kv_cache_memory_bytes": 33 * KV_BLOCK, "swap_space": 0.1},
 }
 
 
@@ -149,7 +152,7 @@ def test_all_requests_together(default_model: Path, plain: dict[str, list[Bits]]
     assert found == plain
     stats = llm.engine.stats()
     assert stats.accepted_tokens > 50 and sum(stats.accepted_at) == stats.accepted_tokens < stats.draft_tokens
-    assert (stats.preemptions > 0) == (name in ("recomputed", "swapped"))
+    assert (stats.preemptions > 0) == ("kv_cache_memory_bytes" in ENGINES[name])
 
 
 def test_cancelled_samples_leave_nothing_behind(quick: LLM, plain: dict[str, list[Bits]]) -> None:
@@ -168,9 +171,23 @@ def test_what_a_request_is_charged_for_ends_with_its_stop_string(quick: LLM, pla
     assert output.metrics and output.metrics.num_output_tokens == len(plain["a stop string"][0][1])
 
 
-def test_guesses_that_fail_are_soon_not_computed(default_model: Path) -> None:
+def test_an_answer_helps_the_next_one_of_its_tenant_only(default_model: Path) -> None:
+    llm = speculating(default_model, spec_method="suffix", max_num_seqs=1)
+
+    def accepted(number: int, tenant: str) -> int:
+        before = llm.engine.stats().accepted_tokens
+        request = GenerateRequest(id=str(number), prompt=STORY, params=wish(STORY)[1], tenant=tenant)
+        list(llm.stream(request))
+        return llm.engine.stats().accepted_tokens - before
+
+    first, stranger, again = accepted(1, "a"), accepted(2, "b"), accepted(3, "a")
+    assert stranger == first < 20 < again
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_that_fail_are_soon_not_computed(default_model: Path, method: str) -> None:
     """With what steps really cost."""
-    llm = LLM(default_model, max_model_len=512, threads=1, spec_method="ngram")
+    llm = LLM(default_model, max_model_len=512, threads=1, spec_method=method)
     llm.generate(STORY, SamplingParams(temperature=1.0, seed=3, max_tokens=80, ignore_eos=True))
     assert llm.engine.stats().draft_tokens < 20
 

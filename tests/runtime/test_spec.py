@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from quire.core.errors import BadRequest
+from quire.core.params import SamplingParams
+from quire.core.plan import Admission
 from quire.engine.options import EngineOptions
 from quire.runtime.spec import METHODS, SpecConfig, read_config
 from quire.runtime.spec.ngram import Ngram
@@ -22,6 +24,10 @@ def known(*tokens: int) -> dict[int, Any]:
     return {4: np.array(tokens, np.int32)}
 
 
+def admission(row: int, num_prompt: int, tenant: str = "") -> Admission:
+    return Admission(row, SamplingParams(), 0, [], num_prompt, [], [], namespace=(tenant, "", ""))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_guesses_and_forgets(method: str) -> None:
     """What the runner relies on, whatever the method: ids of its rows, no more than were asked for, and no trouble with
@@ -30,7 +36,9 @@ def test_every_method_guesses_and_forgets(method: str) -> None:
     assert config is not None and config.method == method
     proposer = config.proposer(CONTEXT)
     rows = {0: np.array([7], np.int32), 5: np.array([1, 2, 3, 1, 2, 3, 1, 2], np.int32)}
+    proposer.admit(admission(0, 1))
     for _ in range(2):
+        proposer.admit(admission(5, 4))
         guesses = proposer.propose(rows)
         assert set(guesses) <= set(rows)
         assert all(1 <= len(drafts) <= 3 and all(type(d) is int for d in drafts) for drafts in guesses.values())
@@ -85,7 +93,7 @@ def test_options_say_what_is_wanted() -> None:
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"speculative_config": '{"method": "eagle3"}'}, "`eagle3`.*choose from ngram"),
+        ({"speculative_config": '{"method": "eagle3"}'}, "`eagle3`.*choose from ngram, suffix"),
         ({"spec_method": "medusa"}, "`medusa`.*choose from ngram"),
         ({"spec_tokens": 3}, "no method.*choose from ngram"),
         ({"speculative_config": '{"method": "ngram", "depth": 3}'}, "`depth`.*method, num_speculative_tokens, prompt_"),
@@ -93,6 +101,10 @@ def test_options_say_what_is_wanted() -> None:
         ({"speculative_config": '{"method": "ngram", "prompt_lookup_min": true}'}, "is true.*whole number"),
         ({"spec_method": "ngram", "spec_tokens": 0}, "spec_tokens is 0|num_speculative_tokens is 0"),
         ({"speculative_config": '{"method": "ngram"'}, "not JSON"),
+        (
+            {"speculative_config": '{"method": "suffix", "suffix_decoding_min_token_prob": 1.5}'},
+            "is 1.5.*at least 0 and at most 1",
+        ),
         ({"speculative_config": "[1]"}, "a JSON object"),
         ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 4}', "spec_tokens": 5}, "say it once"),
         (

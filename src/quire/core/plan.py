@@ -6,6 +6,7 @@ A sequence holds a *row* from admission until it ends or is preempted. The runne
 from dataclasses import dataclass, field
 
 from quire.core.params import SamplingParams
+from quire.core.prefix_tree import Namespace
 from quire.core.request import IdLogprob
 
 
@@ -23,6 +24,7 @@ class Admission:
     num_encoder_tokens: int = 0  # leading tokens that the encoder reads; their slots are padded to whole blocks
     adapter: int = -1  # the slot of its LoRA adapter; -1: none
     mu: float | None = None  # mirostat's, after `tokens`; None: at its start
+    namespace: Namespace = ("", "", "")  # texts of one are not looked up for another
 
 
 @dataclass(slots=True)

@@ -119,6 +119,7 @@ class Prefill:
                 num_encoder_tokens=group.num_prompt_ids if group.num_encoder_slots else 0,
                 adapter=self._adapters[group.adapter],
                 mu=seq.mu,
+                namespace=group.namespace,
             )
         )
 

@@ -98,6 +98,8 @@ class Runner:
             self.rows.admit(admission)
             params = row_params(admission.params, admission.sample, admission.stop_ids)
             self.sampler.admit(admission.row, params, admission.tokens, admission.num_prompt, admission.mu)
+            if self.proposer:
+                self.proposer.admit(admission)
             if self.structured and admission.params.structured:
                 self.structured.admit(admission)
             if admission.params.prompt_logprobs is not None:

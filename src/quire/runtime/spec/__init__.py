@@ -21,13 +21,44 @@ OPTION = "speculative_config"
 class Method:
     module: str
     name: str  # of the class, which is called with a ProposerContext, the number of draft tokens, and the keys
-    keys: Mapping[str, int] = field(default_factory=dict)  # its own keys with their defaults: integers of at least 1
+    num_tokens: int = 5  # draft tokens a step, at most, where nothing is said
+    keys: Mapping[str, "MethodKey"] = field(default_factory=dict)  # its own
+
+
+@dataclass(frozen=True, slots=True)
+class MethodKey:
+    """A number; a whole one if its default is."""
+
+    default: float
+    least: float = 1
+    most: float = float("inf")
+
+    def problem(self, value: Any) -> str:
+        """What it must be, if the value is not."""
+        whole = isinstance(self.default, int)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            return f"it must be a {'whole ' if whole else ''}number of at least {self.least:g}"
+        if not self.least <= value <= self.most:
+            return f"it must be at least {self.least:g}" + (f" and at most {self.most:g}" if value > self.most else "")
+        return ""
 
 
 METHODS = {
-    "ngram": Method("quire.runtime.spec.ngram", "Ngram", {"prompt_lookup_min": 2, "prompt_lookup_max": 5}),
+    "ngram": Method(
+        "quire.runtime.spec.ngram", "Ngram", keys={"prompt_lookup_min": MethodKey(2), "prompt_lookup_max": MethodKey(5)}
+    ),
+    "suffix": Method(
+        "quire.runtime.spec.suffix",
+        "Suffix",
+        num_tokens=24,
+        keys={
+            "suffix_decoding_max_tree_depth": MethodKey(24, 2),
+            "suffix_decoding_max_cached_requests": MethodKey(10_000, 0),
+            "suffix_decoding_max_spec_factor": MethodKey(1.0, 0.1),
+            "suffix_decoding_min_token_prob": MethodKey(0.1, 0.0, 1.0),
+        },
+    ),
 }
-DEFAULT_NUM_TOKENS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +67,7 @@ class SpecConfig:
 
     method: str
     num_tokens: int  # draft tokens a step, at most
-    keys: Mapping[str, int]
+    keys: Mapping[str, float]
 
     def proposer(self, context: "ProposerContext") -> "Proposer":
         method = METHODS[self.method]
@@ -59,16 +90,16 @@ def read_config(text: str | None, method: str | None = None, num_tokens: int | N
     chosen = given.pop("method")
     if chosen not in METHODS:
         raise BadRequest(f"the speculative method is `{chosen}`", f"choose from {', '.join(METHODS)}", param=OPTION)
-    known = {NUM_TOKENS: DEFAULT_NUM_TOKENS, **METHODS[chosen].keys}
+    known = {NUM_TOKENS: MethodKey(METHODS[chosen].num_tokens), **METHODS[chosen].keys}
     for key, value in given.items():
         if key not in known:
             raise BadRequest(
                 f"{OPTION} has `{key}`", f"the keys of {chosen} are method, {', '.join(known)}", param=OPTION
             )
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise BadRequest(f"{key} is {json.dumps(value)}", "it must be a whole number of at least 1", param=OPTION)
-    values: dict[str, int] = {**known, **given}
-    return SpecConfig(chosen, values.pop(NUM_TOKENS), _ordered(values, given))
+        if problem := known[key].problem(value):
+            raise BadRequest(f"{key} is {json.dumps(value)}", problem, param=OPTION)
+    values: dict[str, float] = {**{key: one.default for key, one in known.items()}, **given}
+    return SpecConfig(chosen, int(values.pop(NUM_TOKENS)), _ordered(values, given))
 
 
 def _read(text: str | None) -> dict[str, Any]:
@@ -83,7 +114,7 @@ def _read(text: str | None) -> dict[str, Any]:
     return config
 
 
-def _ordered(values: dict[str, int], given: Mapping[str, Any]) -> dict[str, int]:
+def _ordered(values: dict[str, float], given: Mapping[str, Any]) -> dict[str, float]:
     """A `_min` is at most its `_max`: the one that was not given follows the other."""
     for low in [key for key in values if key.endswith("_min")]:
         high = low.removesuffix("_min") + "_max"

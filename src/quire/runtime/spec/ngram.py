@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from quire.core.plan import Admission
 from quire.ops.compiled import native
 from quire.ops.opset import Int32
 from quire.runtime.spec.proposer import ProposerContext
@@ -17,6 +18,9 @@ class Ngram:
     ) -> None:
         self._num_tokens = num_tokens
         self._min, self._max = prompt_lookup_min, prompt_lookup_max
+
+    def admit(self, admission: Admission) -> None:
+        """Stateless: nothing to set up."""
 
     def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
         return {row: drafts for row, tokens in known.items() if (drafts := self._drafts(tokens))}

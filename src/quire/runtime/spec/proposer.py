@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from quire.core.plan import Admission
 from quire.ops.opset import Int32, OpSet
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ class ProposerContext:
 
 class Proposer(Protocol):
     """Proposes draft tokens. A rejected one costs time and changes nothing."""
+
+    def admit(self, admission: Admission) -> None:
+        """A sequence takes a row."""
 
     def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
         """By row, all its tokens [n], valid until this returns. -> draft tokens that may follow, for the rows that have
