@@ -57,7 +57,7 @@ def test_speculative_decoding_is_configured_as_in_vllm_or_in_short(
     assert first == second == third and first is not None and first.num_tokens == 3
     assert cli.main(["serve", "--speculative-config", '{"method": "eagle"}']) == 2
     assert capsys.readouterr().err.endswith(
-        "error: the speculative method is `eagle`\nhint: choose from ngram, suffix\n"
+        "error: the speculative method is `eagle`\nhint: choose from ngram, suffix, draft_model\n"
     )
 
 

@@ -16,6 +16,7 @@ from quire import LLM, SamplingParams
 from quire.api.outputs import RequestOutput
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
+from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams as Params
 from quire.core.structured import Structured
 from quire.core.watermark import Watermark
@@ -105,7 +106,9 @@ def run(llm: LLM, wishes: Sequence[tuple[str, Params]]) -> list[list[Bits]]:
 
 def speculating(model: Path, **options: Any) -> LLM:
     """Drafts cost nothing there, so that there are many: they pay or not, the answers are the same."""
-    llm = LLM(model, **{"max_model_len": 512, "spec_method": "ngram", **options})
+    if "speculative_config" not in options:
+        options.setdefault("spec_method", "ngram")
+    llm = LLM(model, **{"max_model_len": 512, **options})
     make_drafts_free(llm.engine._scheduler.speculation)
     return llm
 
@@ -141,17 +144,22 @@ ENGINES: dict[str, dict[str, Any]] = {
     "swapped": {"kv_cache_memory_bytes": 33 * KV_BLOCK, "swap_space": 0.1},
     "in large blocks": {"block_size": 64, "spec_tokens": 12},
     "by suffixes": {"spec_method": "suffix"},
+    "by a draft model": {"draft": True, "max_num_batched_tokens": 64, "max_num_seqs": 64},
     "by suffixes, swapped": {"spec_method": "suffix", "kv_cache_memory_bytes": 33 * KV_BLOCK, "swap_space": 0.1},
 }
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_all_requests_together(default_model: Path, plain: dict[str, list[Bits]], name: str) -> None:
-    llm = speculating(default_model, **ENGINES[name])
+    options = dict(ENGINES[name])
+    if options.pop("draft", False):
+        options["speculative_config"] = {"model": str(default_model)}
+    llm = speculating(default_model, **options)
     found = dict(zip(KINDS, run(llm, list(KINDS.values())), strict=True))
     assert found == plain
     stats = llm.engine.stats()
-    assert stats.accepted_tokens > 50 and sum(stats.accepted_at) == stats.accepted_tokens < stats.draft_tokens
+    assert stats.accepted_tokens > 50 and sum(stats.accepted_at) == stats.accepted_tokens
+    assert (stats.accepted_tokens == stats.draft_tokens) == (name == "by a draft model")  # which is the model itself
     assert (stats.preemptions > 0) == ("kv_cache_memory_bytes" in ENGINES[name])
 
 
@@ -184,7 +192,34 @@ def test_an_answer_helps_the_next_one_of_its_tenant_only(default_model: Path) ->
     assert stranger == first < 20 < again
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("pool", [None, 12], ids=["a large pool", "preempted and swapped"])
+def test_a_model_that_drafts_for_itself_is_always_right(tiny_model: Path, pool: int | None) -> None:
+    """Of the same weights and the same keys and values: wherever the draft model's differ, a draft is rejected."""
+    config = {"model": str(tiny_model), "num_speculative_tokens": 3}
+    block = LLM(tiny_model).engine.capacity.cache_bytes // LLM(tiny_model).engine.capacity.num_blocks
+    given = {} if pool is None else {"kv_cache_memory_bytes": 2 * pool * block, "swap_space": 0.01}
+    llm = speculating(
+        tiny_model, speculative_config=config, max_model_len=128, max_num_batched_tokens=32, max_num_seqs=8, **given
+    )
+    wishes = [
+        wish(
+            "ab" * 3 * (1 + number % 5) + str(number % 3), temperature=0.5 * (number % 3), n=1 + number % 3, seed=number
+        )
+        for number in range(9)
+    ]
+    for _ in range(2):  # the second time prompts are found in the cache
+        assert run(llm, wishes) == run(LLM(tiny_model, max_model_len=128), wishes)
+    stats = llm.engine.stats()
+    assert stats.accepted_tokens == stats.draft_tokens > 300
+    assert (stats.preemptions > 0) == (pool is not None)
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused(default_model: Path, tiny_model: Path) -> None:
+    with pytest.raises(BadRequest, match=r"another vocabulary \(.* tokens, and .*gguf has 49,152\)"):
+        LLM(default_model, speculative_config={"model": str(tiny_model)})
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.has_model])
 def test_guesses_that_fail_are_soon_not_computed(default_model: Path, method: str) -> None:
     """With what steps really cost."""
     llm = LLM(default_model, max_model_len=512, threads=1, spec_method=method)

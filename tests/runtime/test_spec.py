@@ -28,7 +28,7 @@ def admission(row: int, num_prompt: int, tenant: str = "") -> Admission:
     return Admission(row, SamplingParams(), 0, [], num_prompt, [], [], namespace=(tenant, "", ""))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.has_model])
 def test_every_method_guesses_and_forgets(method: str) -> None:
     """What the runner relies on, whatever the method: ids of its rows, no more than were asked for, and no trouble with
     rows that are new, short or given up."""
@@ -86,6 +86,8 @@ def test_options_say_what_is_wanted() -> None:
     assert short == SpecConfig("ngram", 7, {"prompt_lookup_min": 2, "prompt_lookup_max": 5})
     both = EngineOptions(speculative_config='{"prompt_lookup_max": 3}', spec_method="ngram").speculation
     assert both == SpecConfig("ngram", 5, {"prompt_lookup_min": 2, "prompt_lookup_max": 3})
+    drafted = EngineOptions(speculative_config='{"model": "smollm2"}').speculation
+    assert drafted == SpecConfig("draft_model", 3, {"draft_tensor_parallel_size": 1}, "smollm2")
     given = EngineOptions.of({"speculative_config": {"method": "ngram", "prompt_lookup_max": 1}}).speculation
     assert given == SpecConfig("ngram", 5, {"prompt_lookup_min": 1, "prompt_lookup_max": 1})  # the other one follows
 
@@ -93,7 +95,7 @@ def test_options_say_what_is_wanted() -> None:
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"speculative_config": '{"method": "eagle3"}'}, "`eagle3`.*choose from ngram, suffix"),
+        ({"speculative_config": '{"method": "eagle3"}'}, "`eagle3`.*choose from ngram, suffix, draft_model"),
         ({"spec_method": "medusa"}, "`medusa`.*choose from ngram"),
         ({"spec_tokens": 3}, "no method.*choose from ngram"),
         ({"speculative_config": '{"method": "ngram", "depth": 3}'}, "`depth`.*method, num_speculative_tokens, prompt_"),
@@ -106,6 +108,12 @@ def test_options_say_what_is_wanted() -> None:
             "is 1.5.*at least 0 and at most 1",
         ),
         ({"speculative_config": "[1]"}, "a JSON object"),
+        ({"speculative_config": '{"method": "draft_model"}'}, "drafts with `model`.*name one"),
+        ({"speculative_config": '{"method": "ngram", "model": "smollm2"}'}, "ngram has no `model`.*leave it out"),
+        (
+            {"speculative_config": '{"model": "smollm2", "draft_tensor_parallel_size": 2}'},
+            "size is 2.*at least 1 and at most 1",
+        ),
         ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 4}', "spec_tokens": 5}, "say it once"),
         (
             {"speculative_config": '{"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3}'},

@@ -1,18 +1,21 @@
 """From options to an executor: the one place that chooses where a model is computed."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from quire.core.encode_request import Task
-from quire.core.errors import Unsupported
+from quire.core.errors import BadRequest, Unsupported
 from quire.engine.options import EngineOptions
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Executor
+from quire.hub import resolve_model
 
 if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer
+
+_PROBE = "Is it 1,024 km?\n    def f(x): return x ** 2  # naïve Übung, 東京, Привет 🙂"
 
 
 def tokenizer_path(path: Path, options: EngineOptions) -> Path:
@@ -35,7 +38,24 @@ def new_executor(path: Path, options: EngineOptions) -> Executor:
 
     if options.task == "embed":
         raise Unsupported("task is embed, and this model is to generate", "use Embedder, or leave task out")
-    return LocalExecutor(path, executor_options(options))
+    given = executor_options(options)
+    if given.speculation and given.speculation.model:
+        draft = resolve_model(given.speculation.model).path
+        check_same_vocabulary(path, draft, options)
+        given = replace(given, speculation=replace(given.speculation, model=str(draft)))
+    return LocalExecutor(path, given)
+
+
+def check_same_vocabulary(path: Path, draft: Path, options: EngineOptions) -> None:
+    """Draft tokens are ids: they must mean the same to both models."""
+    target, other = load_tokenizer(path, options), load_tokenizer(draft, replace(options, tokenizer=None))
+    if target.vocab_size != other.vocab_size or target.encode(_PROBE) != other.encode(_PROBE):
+        raise BadRequest(
+            f"the draft model {draft.name} has another vocabulary ({other.vocab_size:,} tokens, and {path.name} has "
+            f"{target.vocab_size:,})",
+            "draft with a smaller model of the same family",
+            param="speculative_config",
+        )
 
 
 def executor_options(options: EngineOptions) -> ExecutorOptions:

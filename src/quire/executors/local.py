@@ -7,6 +7,7 @@ from typing import Any
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
 from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype
+from quire.executors.draft_checkpoint import DraftCheckpoint
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
@@ -49,13 +50,17 @@ class LocalExecutor:
             check_gpu_spec(spec)
         self._check_swap_space()
         self._ops = new_ops(options)
+        draft = self._open_draft(config)
+        self._cache_share = draft.cache_share(spec) if draft else 1.0
         if options.on_gpu:  # how much memory is free is known when the weights are loaded
             self._model = model_family.load(self._ops, checkpoint, config, longest(config, options.max_model_len))
             self._adapters = self._new_adapters(self._ops, self._model)
+            self._draft = draft.load(self._ops) if draft else None
             return self._size(config, spec, self._gpu_room(spec))
-        free = max(available_memory() - checkpoint.nbytes, 0)
+        free = max(available_memory() - checkpoint.nbytes - (draft.checkpoint.nbytes if draft else 0), 0)
         size = self._size(config, spec, min(free // 2, MAX_DEFAULT_CACHE_BYTES))
         self._model = model_family.load(self._ops, checkpoint, config, size.max_model_len)
+        self._draft = draft.load(self._ops) if draft else None
         self._adapters = self._new_adapters(self._ops, self._model)
         return size
 
@@ -77,7 +82,7 @@ class LocalExecutor:
             num_host_blocks=size.num_host_blocks,
             vocab_size=config.vocab,
             max_model_len=size.max_model_len,
-            weight_bytes=self._model.weight_bytes,
+            weight_bytes=self._model.weight_bytes + (self._draft.weight_bytes if self._draft else 0),
             cache_bytes=size.cache_bytes,
             ahead=self._ahead,
             window=config.window,
@@ -120,7 +125,12 @@ class LocalExecutor:
         if self.options.speculation is None:
             return None
         context = ProposerContext(
-            self._ops, self._model, size, self.options.max_num_seqs, self.options.max_num_batched_tokens
+            self._ops,
+            self._model,
+            size,
+            self.options.max_num_seqs,
+            self.options.max_num_batched_tokens,
+            self._draft,
         )
         return self.options.speculation.proposer(context)
 
@@ -132,15 +142,26 @@ class LocalExecutor:
         has_encoder = self._model.encode is not None
         return int(self._ops.room(forward, spec, self.options.max_num_batched_tokens, has_encoder))
 
+    def _open_draft(self, config: ModelConfig) -> "DraftCheckpoint | None":
+        """The model that drafts, where the speculative method has one."""
+        spec = self.options.speculation
+        if spec is None or not spec.model:
+            return None
+        if isinstance(config, Seq2SeqConfig):
+            raise Unsupported(f"a draft model for a `{config.architecture}`", "use the method ngram or suffix")
+        return DraftCheckpoint.open(spec.model, config, self.options.max_model_len)
+
     def _size(self, config: ModelConfig, spec: KVSpec, max_bytes: int) -> KVSize:
+        """A draft model's cache has blocks beside the target's: what there is, is shared by both."""
+        asked = self.options.kv_cache_memory_bytes
         return size_cache(
             config,
             spec,
             max_model_len=self.options.max_model_len,
             max_num_seqs=self.options.max_num_seqs,
             max_num_batched_tokens=self.options.max_num_batched_tokens,
-            cache_bytes=self.options.kv_cache_memory_bytes,
-            max_bytes=max_bytes,
+            cache_bytes=None if asked is None else int(asked * self._cache_share),
+            max_bytes=int(max_bytes * self._cache_share),
             swap_bytes=self.options.swap_space_bytes,
             ahead=self._ahead,
         )
@@ -157,7 +178,7 @@ class LocalExecutor:
 
     def stop(self) -> None:
         """Free the weights and the cache."""
-        self._runner = self._model = self._ops = self._adapters = None  # type: ignore[assignment]
+        self._runner = self._model = self._draft = self._ops = self._adapters = None  # type: ignore[assignment]
 
     # -- LoRA adapters
 

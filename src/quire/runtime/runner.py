@@ -44,6 +44,10 @@ class Runner:
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.adapters = adapters
         self.proposer = proposer
+        self._caches: list[KVCache] = [self.cache]  # blocks move in all of them
+        if proposer:
+            proposer.bind(self.rows)
+            self._caches += proposer.caches
         forward = model.forward if adapters is None else adapters.forward
         has_encoder = model.encode is not None
         self.program = ops.compile(
@@ -83,12 +87,13 @@ class Runner:
                 self.structured.retire(row)
             if self.proposer:
                 self.proposer.retire(row)
-        if plan.swap_out:
-            self.cache.swap_out(plan.swap_out)
-        if plan.swap_in:
-            self.cache.swap_in(plan.swap_in)
-        if plan.copies:
-            self.cache.copy(plan.copies)
+        for cache in self._caches:
+            if plan.swap_out:
+                cache.swap_out(plan.swap_out)
+            if plan.swap_in:
+                cache.swap_in(plan.swap_in)
+            if plan.copies:
+                cache.copy(plan.copies)
         for slot, adapter in plan.adapters:
             assert self.adapters is not None, "LoRA is not enabled"
             self.adapters.put(slot, adapter)
@@ -114,6 +119,8 @@ class Runner:
             self.encoder_inputs.attach(step.batch, runs)
         rows = step.sampling.tolist()
         logits, masks = self._compute(step, rows)
+        if self.proposer:
+            self.proposer.follow(runs, step.batch)
         finish = self._verify(step, logits, rows, masks) if step.drafts else self._sample(logits, rows, masks)
         scored = self._score(step, logits) if step.scored else {}
 

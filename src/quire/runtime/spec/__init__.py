@@ -22,6 +22,7 @@ class Method:
     module: str
     name: str  # of the class, which is called with a ProposerContext, the number of draft tokens, and the keys
     num_tokens: int = 5  # draft tokens a step, at most, where nothing is said
+    has_model: bool = False  # a key `model` names one
     keys: Mapping[str, "MethodKey"] = field(default_factory=dict)  # its own
 
 
@@ -58,6 +59,13 @@ METHODS = {
             "suffix_decoding_min_token_prob": MethodKey(0.1, 0.0, 1.0),
         },
     ),
+    "draft_model": Method(
+        "quire.runtime.spec.draft_model",
+        "DraftModel",
+        num_tokens=3,
+        has_model=True,
+        keys={"draft_tensor_parallel_size": MethodKey(1, 1, 1)},
+    ),
 }
 
 
@@ -68,6 +76,7 @@ class SpecConfig:
     method: str
     num_tokens: int  # draft tokens a step, at most
     keys: Mapping[str, float]
+    model: str = ""  # to draft with, where the method has one: a name, then a path
 
     def proposer(self, context: "ProposerContext") -> "Proposer":
         method = METHODS[self.method]
@@ -85,11 +94,19 @@ def read_config(text: str | None, method: str | None = None, num_tokens: int | N
             raise BadRequest(f"{name} is {value}, and {OPTION} says {given[key]}", "say it once", param=name)
     if not given:
         return None
+    model = given.pop("model", "")
+    if model and "method" not in given:
+        given["method"] = "draft_model"
     if "method" not in given:
         raise BadRequest("speculation has no method", f"choose from {', '.join(METHODS)}", param=OPTION)
     chosen = given.pop("method")
     if chosen not in METHODS:
         raise BadRequest(f"the speculative method is `{chosen}`", f"choose from {', '.join(METHODS)}", param=OPTION)
+    if METHODS[chosen].has_model != bool(model) or not isinstance(model, str):
+        wanted = 'name one: "model": "qwen2.5-0.5b"' if METHODS[chosen].has_model else "leave it out"
+        raise BadRequest(
+            f"{chosen} {'drafts with' if METHODS[chosen].has_model else 'has no'} `model`", wanted, param=OPTION
+        )
     known = {NUM_TOKENS: MethodKey(METHODS[chosen].num_tokens), **METHODS[chosen].keys}
     for key, value in given.items():
         if key not in known:
@@ -99,7 +116,7 @@ def read_config(text: str | None, method: str | None = None, num_tokens: int | N
         if problem := known[key].problem(value):
             raise BadRequest(f"{key} is {json.dumps(value)}", problem, param=OPTION)
     values: dict[str, float] = {**{key: one.default for key, one in known.items()}, **given}
-    return SpecConfig(chosen, int(values.pop(NUM_TOKENS)), _ordered(values, given))
+    return SpecConfig(chosen, int(values.pop(NUM_TOKENS)), _ordered(values, given), model)
 
 
 def _read(text: str | None) -> dict[str, Any]:

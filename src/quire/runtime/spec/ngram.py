@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 
-from quire.core.plan import Admission
 from quire.ops.compiled import native
 from quire.ops.opset import Int32
-from quire.runtime.spec.proposer import ProposerContext
+from quire.runtime.spec.proposer import Proposer, ProposerContext
 
 MAX_CANDIDATES = 1024  # newest occurrences of the last token that are compared: more rarely give a longer match
 
 
-class Ngram:
+class Ngram(Proposer):
     """Proposes what followed the longest match of up to `prompt_lookup_max` tokens, the newest of several."""
 
     def __init__(
@@ -19,14 +18,8 @@ class Ngram:
         self._num_tokens = num_tokens
         self._min, self._max = prompt_lookup_min, prompt_lookup_max
 
-    def admit(self, admission: Admission) -> None:
-        """Stateless: nothing to set up."""
-
     def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
         return {row: drafts for row, tokens in known.items() if (drafts := self._drafts(tokens))}
-
-    def retire(self, row: int) -> None:
-        """Stateless: nothing to free."""
 
     def _drafts(self, tokens: Int32) -> list[int]:
         begin = native.find_repetition(tokens, self._min, self._max, MAX_CANDIDATES)

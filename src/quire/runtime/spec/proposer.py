@@ -1,37 +1,50 @@
 """What the runner asks of a speculative method."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from quire.core.plan import Admission
-from quire.ops.opset import Int32, OpSet
+from quire.core.plan import Admission, Run
+from quire.ops.opset import Int32, KVCache, OpSet, StepBatch
 
 if TYPE_CHECKING:
     from quire.models.loading import LoadedModel
+    from quire.runtime.batch import BatchRows
     from quire.runtime.kv import KVSize
 
 
 @dataclass(frozen=True, slots=True)
 class ProposerContext:
-    """What a method may build on. A draft model loads its weights with `ops`, and keeps KV under the same block ids."""
+    """What a method may build on."""
 
     ops: OpSet
     model: "LoadedModel"  # the target
     size: "KVSize"  # of the target's KV cache
     max_rows: int
     max_tokens: int  # of one step
+    draft: "LoadedModel | None" = None  # the model that a method drafts with, loaded
 
 
-class Proposer(Protocol):
+class Proposer:
     """Proposes draft tokens. A rejected one costs time and changes nothing."""
+
+    caches: Sequence[KVCache] = ()  # of models of its own: blocks are copied and swapped there as in the target's
+    _rows: "BatchRows"
+
+    def bind(self, rows: "BatchRows") -> None:
+        """Where the runner keeps tokens and block tables."""
+        self._rows = rows
 
     def admit(self, admission: Admission) -> None:
         """A sequence takes a row."""
 
+    def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
+        """The target computes these runs."""
+
     def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
         """By row, all its tokens [n], valid until this returns. -> draft tokens that may follow, for the rows that have
         some"""
+        raise NotImplementedError
 
     def retire(self, row: int) -> None:
         """The row belongs to another sequence from now on."""

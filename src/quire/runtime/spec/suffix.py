@@ -9,7 +9,7 @@ from quire.core.plan import Admission
 from quire.core.prefix_tree import Namespace
 from quire.ops.compiled import native
 from quire.ops.opset import Int32
-from quire.runtime.spec.proposer import ProposerContext
+from quire.runtime.spec.proposer import Proposer, ProposerContext
 
 MAX_TEXT = 1 << 20  # tokens of one sequence that are looked at
 MAX_ANSWERS = 1 << 17  # tokens of answers that are kept for a namespace: 1.5 MiB
@@ -50,7 +50,7 @@ class _Text:
             self.answer.append(new.copy())
 
 
-class Suffix:
+class Suffix(Proposer):
     """Of all earlier places where the last tokens stood, proposes what most of them continued with."""
 
     def __init__(
