@@ -165,6 +165,8 @@ class EngineClient:
             path=str(path),
             generation=generation,
             max_requests=self.options.max_num_seqs + self.options.max_queued_requests,
+            quantization=self.options.quantization,
+            kv_cache_dtype=self.options.kv_cache_dtype,
         )
 
     def _encode_service(self, path: Path, ready: Ready) -> "EncodeService":
