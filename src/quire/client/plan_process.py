@@ -137,7 +137,8 @@ def _known() -> dict[str, Any]:
         "formats": list(FORMATS),
         "kv_cache_dtypes": ["auto", *GPU_KV_DTYPES],
         "hardware": [
-            {"name": row.name, "memory_bytes": row.memory, "links": row.link > 0} for row in HARDWARE.values()
+            {"name": row.name, "memory_bytes": row.memory, "is_gpu": row.is_gpu, "links": row.link > 0}
+            for row in HARDWARE.values()
         ],
     }
 

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from quire.client.one_model import find_loaded
 from quire.client.plan_request import PlanRequest
 from quire.client.planner import Planner
+from quire.core.errors import Unavailable
 from quire.engine.options import QUANTIZE
 from quire.runtime.available_memory import available_memory
 from quire.server.app_state import AppState
@@ -55,11 +56,10 @@ class ServedMemory(Struct, kw_only=True):
     cache_tokens: int
     context: int  # of one request at most
     resident: int  # of the engine process; 0: it did not say in time
-    machine: int  # what a model in its place could take: free memory, and what it takes
 
 
 class PlanReply(Struct, kw_only=True):
-    served: ServedMemory
+    served: ServedMemory | None  # None: it is not loaded
     plan: dict[str, Any]  # as `quire plan --json` prints it, with `explain`, `note` and the `known` names
 
 
@@ -79,10 +79,20 @@ class PlanRoutes:
     @responses({JSON: PlanReply})
     async def plan(self, http: Request) -> Response:
         body = await read_json(http, self._limit, _decoder)
-        service = (await find_loaded(self._models, body.model)).service
-        served = _served(service.info, await self._resident_bytes(service))
-        plan = await self._planner.plan(_request(body, service.info, served.machine))
+        service = await self._service(body)
+        served = _served(service.info, await self._resident_bytes(service)) if service else None
+        request = _request(body, service.info if service else None, _machine_memory(served))
+        plan = await self._planner.plan(request)
         return json_response({"served": served, "plan": msgspec.Raw(plan)}, headers={"cache-control": "no-store"})
+
+    async def _service(self, body: PlanBody) -> "Service | None":
+        """A shape can be planned while no model is loaded."""
+        try:
+            return (await find_loaded(self._models, body.model)).service
+        except Unavailable:
+            if body.shape is None:
+                raise
+            return None
 
     async def _resident_bytes(self, service: "Service") -> int:
         name, now = service.info.name, time.monotonic()
@@ -96,7 +106,6 @@ class PlanRoutes:
 
 
 def _served(info: "ModelInfo", resident: int) -> ServedMemory:
-    free = available_memory() + (resident or info.weight_bytes)
     return ServedMemory(
         name=info.name,
         weights=info.weight_bytes,
@@ -105,24 +114,29 @@ def _served(info: "ModelInfo", resident: int) -> ServedMemory:
         cache_tokens=info.num_blocks * info.block_size,
         context=info.max_model_len,
         resident=resident,
-        machine=free // MEMORY_UNIT * MEMORY_UNIT,
     )
 
 
-def _request(body: PlanBody, info: "ModelInfo", machine: int) -> PlanRequest:
+def _machine_memory(served: ServedMemory | None) -> int:
+    """What a model in the place of the served one could take: free memory, and what that one takes."""
+    taken = (served.resident or served.weights) if served else 0
+    return (available_memory() + taken) // MEMORY_UNIT * MEMORY_UNIT
+
+
+def _request(body: PlanBody, info: "ModelInfo | None", machine_memory: int) -> PlanRequest:
     """A served model is planned as it is served, unless something else is asked for."""
-    served = body.shape is None
+    served = info if body.shape is None else None
     prompt, output = body.prompt or 1024, body.output or 256
     return PlanRequest(
-        name=info.name,
-        path=info.path if served else "",
+        name=served.name if served else "",
+        path=served.path if served else "",
         shape=body.shape,
         format=body.format,
-        quantization=info.quantization if served and info.quantization in QUANTIZE else None,
-        kv_cache_dtype=body.kv_cache_dtype or (info.kv_cache_dtype if served else "auto"),
-        block_size=info.block_size if served else 16,
+        quantization=served.quantization if served and served.quantization in QUANTIZE else None,
+        kv_cache_dtype=body.kv_cache_dtype or (served.kv_cache_dtype if served else "auto"),
+        block_size=served.block_size if served else 16,
         hardware=body.hardware,
-        machine_memory=0 if body.hardware else machine,
+        machine_memory=0 if body.hardware else machine_memory,
         tp=body.tp or 1,
         users=body.users or 1,
         context=body.context or prompt + output,
