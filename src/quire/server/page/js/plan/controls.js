@@ -30,12 +30,14 @@ export class Controls {
     this.element = h(
       "form.controls",
       { "aria-label": "What to plan", onsubmit: (event) => event.preventDefault() },
-      this.context.label,
-      this.users.label,
-      this.shape.label,
-      h(".pair", this.format.label, this.dtype.label),
-      h(".pair.wide-first", this.hardware.label, this.tp.label),
-      this.more,
+      h(".sliders", this.context.label, this.users.label),
+      h(
+        ".selects",
+        this.shape.label,
+        h(".pair", this.format.label, this.dtype.label),
+        h(".pair.wide-first", this.hardware.label, this.tp.label),
+        this.more,
+      ),
     );
   }
 

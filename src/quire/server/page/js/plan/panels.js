@@ -22,7 +22,7 @@ export class Ceilings {
 
   show({ ttft_seconds: ttft, tpot_seconds: tpot, tokens_per_second: rate, prefill, decode, load, kv, cost }) {
     const atLoad = decode?.find((step) => step.sequences === load.users);
-    this.first.set(...seconds(ttft), [prefill && `of ${whole(load.prompt)} tokens, alone`, prefill && BOUND[prefill.bound]]);
+    this.first.set(...seconds(ttft), [prefill && `${whole(load.prompt)} tokens, alone`, prefill && BOUND[prefill.bound]]);
     this.next.set(...seconds(tpot), [atLoad && `${whole(load.users)} at once`, atLoad && BOUND[atLoad.bound]]);
     this.rate.set(rate ? short(rate) : "–", "", [rate && `${short(rate / load.users)} for each user`, rate && "output, at best"]);
     const [size, unit] = binary(kv.bytes_per_token);

@@ -10,6 +10,8 @@ import { Ceilings, advicePanel, attentionPanel, formulasPanel, stepsPanel, users
 import { inCount } from "./units.js";
 
 const PAUSE = 60; // milliseconds before a question: a slider that is dragged passes many stops
+const PATIENCE = 3000; // milliseconds until a server that cannot answer now is asked again
+const FOR_NOW = new Set([0, 429, 503]);
 
 export class PlanView {
   constructor(element) {
@@ -55,6 +57,7 @@ export class PlanView {
   /** One question is under way at most. What was chosen meanwhile is asked next, and what lies between is skipped. */
   async #ask() {
     this.outdated = true;
+    this.results.setAttribute("aria-busy", "true");
     if (this.asking) return;
     this.asking = true;
     while (this.outdated && this.wanted) {
@@ -69,6 +72,7 @@ export class PlanView {
       }
     }
     this.asking = false;
+    this.results.setAttribute("aria-busy", "false");
   }
 
   #show({ plan, served }) {
@@ -98,5 +102,6 @@ export class PlanView {
     this.state.classList.add("wrong");
     this.controls.mark(error.param);
     this.results.classList.add("stale"); // they are of another question
+    if (FOR_NOW.has(error.status)) setTimeout(() => this.wanted && this.#ask(), PATIENCE);
   }
 }
