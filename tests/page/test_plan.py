@@ -14,6 +14,7 @@ SHOWN = "!document.querySelector('.plan .results').hidden"
 ANSWERED = "document.querySelector('.plan .results').ariaBusy === 'false'"
 TITLE = "document.querySelector('.plan-head h2').textContent"
 VERDICT = "document.querySelector('.plan .verdict').textContent"
+WIDEST = "document.querySelector('#plan-view').scrollWidth"
 TROUBLE = "document.querySelector('.plan .trouble')"
 LLAMA = "#plan?shape=llama-3.1-8b&hardware=h100"
 
@@ -151,14 +152,15 @@ def test_what_the_server_refuses_is_told_beside_its_field(page: Browser) -> None
 
 
 def test_by_keyboard_on_a_phone_in_the_dark(page: Browser) -> None:
+    page.resize(390, 844)
+    assert page.js(WIDEST) <= 390
     page.js("location.hash = '#chat'")
     page.js("document.activeElement.blur()")
     page.press("l")
     page.wait("location.hash === '#plan'")
     go(page, f"{LLAMA}&context=131072&users=3")
-    page.resize(390, 844)
     page.theme("dark")
-    assert page.js("document.querySelector('#plan-view').scrollWidth") <= 390
+    assert page.js(WIDEST) <= 390
     order = (
         "['.sliders', '.bars', '.figures'].map(s => document.querySelector(`.plan ${s}`).getBoundingClientRect().top)"
     )

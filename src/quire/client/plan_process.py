@@ -34,7 +34,7 @@ from quire.weights.checkpoint import Checkpoint, open_checkpoint
 PLAN_NICENESS = 5  # added to the process's: where no core is to spare, the engine comes first
 MAX_MODELS = 4  # counted models that are remembered: sliders ask for the same again and again
 MACHINE_FILE = "machine.json"
-NOT_MEASURED = "this machine is not measured yet, so only memory is planned; `quire plan` measures it in a few seconds"
+NOT_MEASURED = "This machine is not measured yet, so only memory is planned: `quire plan` measures it in a few seconds"
 _SPEED = ("prefill", "decode", "ttft_seconds", "tpot_seconds", "tokens_per_second", "cost")
 
 

@@ -45,8 +45,8 @@ export class Memory {
     };
     const here = served && {
       weights: inBinary(served.weights),
-      kv_cache: `${inBinary(served.kv_cache)} for ${whole(served.cache_tokens)} tokens`,
-      total: served.resident ? `${inBinary(served.resident)} touched so far` : "",
+      kv_cache: [inBinary(served.kv_cache), h("small", `for ${whole(served.cache_tokens)} tokens`)],
+      total: served.resident ? [inBinary(served.resident), h("small", "touched so far")] : "",
     };
     const row = (name, title, size, note) =>
       h(`tr.${name}`, h("th", { scope: "row" }, h(`span.swatch.${name}`), title, note && h("small", note)), h("td", inBinary(size)), served && h("td", here[name] ?? ""));

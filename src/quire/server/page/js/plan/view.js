@@ -79,7 +79,7 @@ export class PlanView {
     const { model, hardware } = plan;
     this.known = plan.known;
     const notes = [plan.note, plan.load.context > model.context && `${model.name} was made for ${whole(model.context)} tokens`];
-    this.state.textContent = notes.filter(Boolean).join("; ");
+    this.state.textContent = notes.filter(Boolean).join(". ");
     this.state.hidden = !this.state.textContent;
     this.state.classList.remove("wrong");
     this.title.textContent = model.name;
