@@ -40,10 +40,8 @@ def plan(server: Served, **body: object) -> dict[str, Any]:
 
 
 def test_it_is_what_the_command_prints(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    quire_plan(
-        ["--shape", "llama-3.1-8b", "--format", "awq", "--hardware", "h100", "--users", "64", "--context", "8192"]
-        + ["--tp", "2", "--price", "2", "--json"]
-    )
+    flags = "--shape llama-3.1-8b --format awq --hardware h100 --users 64 --context 8192 --tp 2 --price 2 --json"
+    quire_plan(flags.split())
     printed = json.loads(capsys.readouterr().out)
     made = plan(server, shape="llama-3.1-8b", format="awq", hardware="h100", users=64, context=8192, tp=2, price=2.0)
     del made["known"], made["explain"], made["note"], made["kv"]["attention"], made["cost"]["source"]

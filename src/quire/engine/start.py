@@ -1,6 +1,6 @@
 """From options to an executor: the one place that chooses where a model is computed."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -31,16 +31,23 @@ def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
 
 
 def new_executor(path: Path, options: EngineOptions) -> Executor:
+    from quire.engine.memory_check import planned_weight_bytes
     from quire.executors.local import LocalExecutor
 
     if options.task == "embed":
         raise Unsupported("task is embed, and this model is to generate", "use Embedder, or leave task out")
-    return LocalExecutor(path, executor_options(options))
+    chosen = executor_options(options)
+    return LocalExecutor(path, replace(chosen, weight_bytes=planned_weight_bytes(path, chosen)))
 
 
 def executor_options(options: EngineOptions) -> ExecutorOptions:
     """The fields that executors share with the engine have the same names."""
-    shared = {field.name for field in fields(ExecutorOptions)} - {"backend", "swap_space_bytes", "max_loras"}
+    shared = {field.name for field in fields(ExecutorOptions)} - {
+        "backend",
+        "swap_space_bytes",
+        "max_loras",
+        "weight_bytes",
+    }
     return ExecutorOptions(
         backend="cuda" if uses_gpu(options.device) else "native",
         swap_space_bytes=int(options.swap_space * 2**30),
