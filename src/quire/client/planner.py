@@ -12,7 +12,7 @@ import msgspec
 from quire.client.plan_request import PlanRequest
 from quire.core.errors import BadRequest, QueueFull, Unavailable
 
-PLAN_TIMEOUT = 30.0  # seconds: the largest shapes take two on an idle machine
+PLAN_TIMEOUT = 60.0  # seconds: the largest shapes take three on an idle machine
 IDLE_SECONDS = 60.0  # after which the process ends
 MAX_WAITING = 8  # plans that were not made before
 MAX_PLANS = 64  # remembered

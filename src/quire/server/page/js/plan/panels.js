@@ -28,7 +28,7 @@ export class Ceilings {
     const [size, unit] = binary(kv.bytes_per_token);
     this.token.set(size, unit, [kv.attention, kv.dtype]);
     const price = cost?.per_hour ? cost : null;
-    this.cost.set(price ? dollars(price.per_million_output_tokens) : "–", "", price ? ["output tokens", `prompts ${dollars(price.per_million_prompt_tokens)}`, `${dollars(price.per_day)} a day`] : [cost && "give a price"]);
+    this.cost.set(price ? dollars(price.per_million_output_tokens) : "–", "", price ? ["output tokens", `prompts ${dollars(price.per_million_prompt_tokens)}`, `${dollars(price.per_day)} a day${cost.source ? ", a typical price" : ""}`] : [cost && "give a price"]);
     this.cost.element.title = cost?.source ?? "";
   }
 }

@@ -17,7 +17,7 @@ export class PlanView {
   constructor(element) {
     this.choices = defaults();
     this.title = h("h2", "Plan");
-    this.about = h("p.about");
+    this.about = h("p.about", "counting …");
     this.state = h("p.trouble", { role: "alert", hidden: true });
     this.controls = new Controls((change) => this.#choose(change));
     this.memory = new Memory();
@@ -98,6 +98,7 @@ export class PlanView {
 
   #trouble(error) {
     this.state.hidden = false;
+    if (this.results.hidden) this.about.textContent = "";
     this.state.textContent = error.message;
     this.state.classList.add("wrong");
     this.controls.mark(error.param);
