@@ -110,6 +110,19 @@ def test_plans_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [json.loads(line)["users"] for line in asked] == [1, 2, 3, 2], "the two that were used last are remembered"
 
 
+def test_a_server_that_stops_does_not_wait_for_a_plan() -> None:
+    plans = Planner()
+
+    async def main() -> None:
+        making = asyncio.create_task(plans.plan(PlanRequest(name="m", shape="deepseek-v3", hardware="h200")))
+        while plans._process is None:
+            await asyncio.sleep(0.01)
+        assert not making.done()
+
+    asyncio.run(main())
+    assert plans._process is None
+
+
 def test_a_process_that_takes_too_long_is_ended_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     plans, request = Planner(), PlanRequest(name="m", shape="smollm2-135m", hardware="h100")
 

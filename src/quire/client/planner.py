@@ -47,6 +47,9 @@ class Planner:
                 self._stay()
                 answer = await asyncio.to_thread(self._ask, key)
                 self._ending = asyncio.get_running_loop().call_later(IDLE_SECONDS, self.end)
+        except asyncio.CancelledError:  # the server stops: it need not wait for the thread
+            self.end()
+            raise
         finally:
             del self._making[key]
         if answer.startswith(b'{"error"'):
@@ -73,16 +76,16 @@ class Planner:
             timer.cancel()
         if not answer:
             self.end()
-            raise Unavailable("the plan could not be made in time", "try again, or plan a smaller model")
+            raise Unavailable(f"the plan could not be made in {PLAN_TIMEOUT:g} s", "try again, or plan a smaller model")
         return answer
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "quire.client.plan_process"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-        )
-        self._finalizer = weakref.finalize(self, _end_process, self._process)
-        return self._process
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+        self._finalizer = weakref.finalize(self, _end_process, process)
+        self._process = process
+        return process
 
     def _stay(self) -> None:
         if self._ending is not None:
