@@ -13,11 +13,11 @@ import pytest
 
 from page.serving import Served, served
 from quire.cli.plan import run as quire_plan
-from quire.client import plan_process, planner
+from quire.client import plan_process, planner, this_gpu
 from quire.client.plan_process import plan_reply
 from quire.client.plan_request import PlanRequest
 from quire.client.planner import Planner
-from quire.core.errors import QueueFull, Unavailable
+from quire.core.errors import BadRequest, QueueFull, Unavailable
 from quire.server.options import ServerOptions
 
 
@@ -91,6 +91,26 @@ def test_a_machine_that_was_never_measured_is_not_measured_now(
     assert "`quire plan`" in reply["note"]
     assert reply["memory"]["total"] > 0 and reply["kv"]["users_by_context"]
     assert reply["tokens_per_second"] is None and reply["decode"] is None and reply["cost"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+     ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA L4", "l4"), ("NVIDIA A10", "a10")],
+)  # fmt: skip
+def test_the_gpu_of_a_server_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, row: str) -> None:
+    (tmp_path / "0000:01:00.0").mkdir()
+    (tmp_path / "0000:01:00.0" / "information").write_text(f"Model: \t\t {name}\nIRQ: 36\n")
+    monkeypatch.setattr(this_gpu, "DRIVER", tmp_path)
+    reply = plan_reply(PlanRequest(name="m", shape="smollm2-135m", on_gpu=True, machine_memory=1))
+    assert reply["hardware"]["name"] == row and reply["note"] is None
+
+
+def test_a_gpu_that_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(this_gpu, "DRIVER", tmp_path)
+    with pytest.raises(BadRequest, match="`unknown`, which is not known") as refused:
+        plan_reply(PlanRequest(name="m", shape="smollm2-135m", on_gpu=True))
+    assert refused.value.param == "hardware" and "h100" in refused.value.hint
 
 
 def test_plans_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from quire.client.plan_request import PlanRequest
+from quire.client.this_gpu import this_gpu
 from quire.core.errors import BadRequest, QuireError
 from quire.hub import cache_dir
 from quire.ops.opset import GPU_KV_DTYPES
@@ -87,6 +88,8 @@ def _hardware(request: PlanRequest) -> tuple[Hardware, str | None]:
     """-> a row, and what is not known of it."""
     if request.hardware is not None:
         return find_hardware(request.hardware), None
+    if request.on_gpu:
+        return this_gpu(), None
     row, note = machine_as_kept(cache_dir() / MACHINE_FILE), None
     if row is None:
         row, note = Hardware("this machine", 0, 1.0, 1.0, 1.0, 0, is_gpu=False), NOT_MEASURED

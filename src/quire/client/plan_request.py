@@ -14,6 +14,7 @@ class PlanRequest(Struct, kw_only=True, frozen=True):
     kv_cache_dtype: str = "auto"
     block_size: int = 16
     hardware: str | None = None  # None: this machine
+    on_gpu: bool = False  # of this machine
     machine_memory: int = 0  # bytes that a model may take on this machine
     tp: int = 1
     users: int = 1

@@ -34,6 +34,7 @@ class ModelInfo:
     max_requests: int = sys.maxsize  # in flight at the same time
     quantization: str | None = None  # as the engine was asked to quantize its weights
     kv_cache_dtype: str = "auto"
+    on_gpu: bool = False
 
 
 class Observer(Protocol):

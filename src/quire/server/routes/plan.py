@@ -55,7 +55,7 @@ class ServedMemory(Struct, kw_only=True):
     kv_bytes_per_token: float
     cache_tokens: int
     context: int  # of one request at most
-    resident: int  # of the engine process; 0: it did not say in time
+    resident: int  # main memory of the engine process; 0: it did not say in time, or its weights are on a GPU
 
 
 class PlanReply(Struct, kw_only=True):
@@ -95,6 +95,8 @@ class PlanRoutes:
             return None
 
     async def _resident_bytes(self, service: "Service") -> int:
+        if service.info.on_gpu:
+            return 0
         name, now = service.info.name, time.monotonic()
         asked, resident = self._resident.get(name, (-MEMORY_SECONDS, 0))
         if now - asked >= MEMORY_SECONDS:
@@ -136,6 +138,7 @@ def _request(body: PlanBody, info: "ModelInfo | None", machine_memory: int) -> P
         kv_cache_dtype=body.kv_cache_dtype or (served.kv_cache_dtype if served else "auto"),
         block_size=served.block_size if served else 16,
         hardware=body.hardware,
+        on_gpu=info is not None and info.on_gpu,
         machine_memory=0 if body.hardware else machine_memory,
         tp=body.tp or 1,
         users=body.users or 1,
