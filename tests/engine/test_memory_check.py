@@ -15,7 +15,9 @@ from quire.engine import memory_check
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
 from quire.executors import local
+from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
+from quire.weights.checkpoint import open_checkpoint
 
 
 def free_memory(patch: pytest.MonkeyPatch, num_bytes: int) -> None:
@@ -62,21 +64,23 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_would_fit_is_named_and_fits(wide_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    free_memory(monkeypatch, 200 << 20)
+    options = ExecutorOptions(max_num_batched_tokens=16)
+    plain, small = (memory_check._least(open_checkpoint(wide_model), options, q) for q in (None, "int4"))
+    free_memory(monkeypatch, plain.total - 1)
     with pytest.raises(
-        DoesNotFit, match=r"weights of .* take 128.* MiB, .* MiB with the least .* 200\.0 MiB .* are free"
+        DoesNotFit, match=r"weights of .* take 128.* MiB, .* with the least .* memory are free"
     ) as refused:
         start(wide_model)
     assert refused.value.hint.startswith("use quantization int8, which takes ")
     assert 64 << 20 < start(wide_model, quantization="int8").weight_bytes < 80 << 20
-    free_memory(monkeypatch, 110 << 20)
+    free_memory(monkeypatch, small.total - 1)
     with pytest.raises(DoesNotFit) as refused:
         start(wide_model)
     assert "take a smaller model" in refused.value.hint
-    free_memory(monkeypatch, 50 << 20)
+    free_memory(monkeypatch, plain.total - plain.weights)
     with pytest.raises(DoesNotFit) as refused:
         start(wide_model)
-    assert refused.value.hint.startswith("free ")
+    assert refused.value.hint.startswith("free 128.")
 
 
 def test_the_kv_cache_is_beside_what_weights_take_and_not_beside_their_files(

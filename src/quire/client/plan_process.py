@@ -19,12 +19,12 @@ from quire.client.plan_request import PlanRequest
 from quire.client.this_gpu import this_gpu
 from quire.core.errors import BadRequest, QuireError
 from quire.hub import cache_dir
-from quire.ops.opset import GPU_KV_DTYPES
+from quire.ops.opset import GPU_KV_DTYPES, KVSpec
 from quire.planning.formats import FORMATS, find_format
 from quire.planning.hardware import HARDWARE, PRICE_SOURCE, Hardware, find_hardware
 from quire.planning.memory import Load
 from quire.planning.packed_bytes import GpuFormat, NativeFormat
-from quire.planning.plan import make_plan
+from quire.planning.plan import Plan, make_plan
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.report import as_json, explain
 from quire.planning.shape_checkpoint import shape_checkpoint
@@ -66,7 +66,17 @@ def plan_reply(request: PlanRequest) -> dict[str, Any]:
     model = _model(request, hardware.is_gpu)
     with _field("kv_cache_dtype"):
         kv = model.kv_spec(request.kv_cache_dtype, request.block_size)
-    plan = make_plan(
+    plan = _plan(request, model, kv, hardware)
+    reply = {**as_json(plan), "explain": explain(plan).splitlines(), "note": note}
+    reply["kv"]["attention"] = _attention(model)
+    if reply["cost"] is not None:
+        reply["cost"]["source"] = PRICE_SOURCE if request.price is None and hardware.price else None
+    return {**(_memory_only(reply) if note else reply), "known": _known()}
+
+
+def _plan(request: PlanRequest, model: PlannedModel, kv: KVSpec, hardware: Hardware) -> Plan:
+    """As `quire plan` makes it."""
+    return make_plan(
         model,
         kv,
         Load(users=request.users, context=request.context, prompt=request.prompt, output=request.output),
@@ -77,11 +87,6 @@ def plan_reply(request: PlanRequest) -> dict[str, Any]:
         num_loras=request.loras,
         eight_bit=not hardware.is_gpu,
     )
-    reply = {**as_json(plan), "explain": explain(plan).splitlines(), "note": note}
-    reply["kv"]["attention"] = _attention(model)
-    if reply["cost"] is not None:
-        reply["cost"]["source"] = PRICE_SOURCE if request.price is None and hardware.price else None
-    return {**(_memory_only(reply) if note else reply), "known": _known()}
 
 
 def _hardware(request: PlanRequest) -> tuple[Hardware, str | None]:

@@ -4,13 +4,14 @@ import { h } from "../dom.js";
 import { whole } from "../engine/units.js";
 import { inBinary } from "./units.js";
 
-const PARTS = [
-  ["weights", "weights"],
-  ["kv_cache", "KV cache"],
-  ["activations", "activations"],
-  ["adapters", "LoRA adapters"],
-  ["process", "process"],
-];
+const TITLES = { kv_cache: "KV cache", adapters: "LoRA adapters" };
+const SUMS = new Set(["total", "fits"]);
+
+/** [name, title, bytes] of all that the server counts, in its order. */
+const partsOf = (memory) =>
+  Object.entries(memory)
+    .filter(([name]) => !SUMS.has(name))
+    .map(([name, size]) => [name, TITLES[name] ?? name, size]);
 
 export class Memory {
   constructor() {
@@ -36,7 +37,7 @@ export class Memory {
     const spare = room - memory.total;
     this.verdict.textContent = spare >= 0 ? `${inBinary(memory.total)} of ${inBinary(room)}: it fits` : `${inBinary(memory.total)}, and there are ${inBinary(room)}: ${inBinary(-spare)} are missing`;
     this.verdict.classList.toggle("over", spare < 0);
-    this.planned.show(PARTS.map(([name, title]) => [name, title, memory[name]]), room, scale);
+    this.planned.show(partsOf(memory), room, scale);
     this.here.element.hidden = this.hereHead.hidden = !served;
     if (served) this.here.show([["weights", "weights", served.weights], ["kv_cache", "KV cache", served.kv_cache]], room, scale);
     const notes = {
@@ -51,7 +52,7 @@ export class Memory {
     const row = (name, title, size, note) =>
       h(`tr.${name}`, h("th", { scope: "row" }, h(`span.swatch.${name}`), title, note && h("small", note)), h("td", inBinary(size)), served && h("td", here[name] ?? ""));
     this.rows.replaceChildren(
-      ...PARTS.filter(([name]) => memory[name]).map(([name, title]) => row(name, title, memory[name], notes[name])),
+      ...partsOf(memory).flatMap(([name, title, size]) => (size ? [row(name, title, size, notes[name])] : [])),
       row("total", "total", memory.total, ""),
       row(spare < 0 ? "over" : "free", spare < 0 ? "missing" : "free", Math.abs(spare), ""),
     );
