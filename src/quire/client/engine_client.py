@@ -54,7 +54,7 @@ from quire.engine.messages import (
     WatchEngine,
 )
 from quire.engine.options import EngineOptions
-from quire.engine.start import load_tokenizer, tokenizer_path
+from quire.engine.start import load_tokenizer, tokenizer_path, uses_gpu
 from quire.executors.protocol import Capacity
 from quire.hub import resolve_model
 from quire.text.chat.template_traits import template_traits
@@ -165,6 +165,9 @@ class EngineClient:
             path=str(path),
             generation=generation,
             max_requests=self.options.max_num_seqs + self.options.max_queued_requests,
+            quantization=self.options.quantization,
+            kv_cache_dtype=self.options.kv_cache_dtype,
+            on_gpu=uses_gpu(self.options.device),
         )
 
     def _encode_service(self, path: Path, ready: Ready) -> "EncodeService":

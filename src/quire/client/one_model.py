@@ -2,8 +2,8 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
-from quire.client.service import AdapterRegistry, PullProgress, ResolvedModel, ServedModel, Service, State
-from quire.core.errors import BadRequest, UnknownModel, shortened
+from quire.client.service import AdapterRegistry, Models, PullProgress, ResolvedModel, ServedModel, Service, State
+from quire.core.errors import BadRequest, Unavailable, UnknownModel, shortened
 from quire.core.nearest import nearest
 
 MAX_QUOTED = 200  # characters of a wrong name
@@ -57,6 +57,16 @@ class OneModel:
 
     async def drain(self) -> None:
         await self._service.drain()
+
+
+async def find_loaded(models: Models, name: str | None) -> ResolvedModel:
+    """As `models.find`, for callers that only look at a model: it is not loaded for them."""
+    served = {model.name: model for model in models.offers()}
+    if name is not None and name not in served:
+        raise unknown_model(name, list(served))
+    if name is not None and served[name].info is None:
+        raise Unavailable(f"`{name}` is not loaded", "ask it something first")
+    return await models.find(name)
 
 
 def unknown_model(name: str, names: Sequence[str], kind: str = "model") -> UnknownModel:

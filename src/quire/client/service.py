@@ -32,6 +32,9 @@ class ModelInfo:
     path: str = ""  # of its files
     generation: GenerationConfig = field(default_factory=GenerationConfig)  # the defaults of its requests
     max_requests: int = sys.maxsize  # in flight at the same time
+    quantization: str | None = None  # as the engine was asked to quantize its weights
+    kv_cache_dtype: str = "auto"
+    on_gpu: bool = False
 
 
 class Observer(Protocol):

@@ -34,6 +34,7 @@ def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
 
 
 def new_executor(path: Path, options: EngineOptions) -> Executor:
+    from quire.engine.memory_check import planned_weight_bytes
     from quire.executors.local import LocalExecutor
 
     if options.task == "embed":
@@ -43,7 +44,7 @@ def new_executor(path: Path, options: EngineOptions) -> Executor:
         draft = resolve_model(given.speculation.model).path
         check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))
-    return LocalExecutor(path, given)
+    return LocalExecutor(path, replace(given, weight_bytes=planned_weight_bytes(path, given)))
 
 
 def check_same_vocabulary(path: Path, draft: Path, options: EngineOptions) -> None:
@@ -60,7 +61,12 @@ def check_same_vocabulary(path: Path, draft: Path, options: EngineOptions) -> No
 
 def executor_options(options: EngineOptions) -> ExecutorOptions:
     """The fields that executors share with the engine have the same names."""
-    shared = {field.name for field in fields(ExecutorOptions)} - {"backend", "swap_space_bytes", "max_loras"}
+    shared = {field.name for field in fields(ExecutorOptions)} - {
+        "backend",
+        "swap_space_bytes",
+        "max_loras",
+        "weight_bytes",
+    }
     return ExecutorOptions(
         backend="cuda" if uses_gpu(options.device) else "native",
         swap_space_bytes=int(options.swap_space * 2**30),

@@ -57,7 +57,8 @@ class LocalExecutor:
             self._adapters = self._new_adapters(self._ops, self._model)
             self._draft = draft.load(self._ops) if draft else None
             return self._size(config, spec, self._gpu_room(spec))
-        free = max(available_memory() - checkpoint.nbytes - (draft.checkpoint.nbytes if draft else 0), 0)
+        weight_bytes = checkpoint.nbytes if options.weight_bytes is None else options.weight_bytes
+        free = max(available_memory() - weight_bytes - (draft.checkpoint.nbytes if draft else 0), 0)
         size = self._size(config, spec, min(free // 2, MAX_DEFAULT_CACHE_BYTES))
         self._model = model_family.load(self._ops, checkpoint, config, size.max_model_len)
         self._draft = draft.load(self._ops) if draft else None

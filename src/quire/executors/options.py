@@ -29,6 +29,7 @@ class ExecutorOptions:
     max_loras: int = 0  # adapters in one step; 0: LoRA is not enabled
     max_lora_rank: int = 64
     speculation: "SpecConfig | None" = None
+    weight_bytes: int | None = None  # what the weights will take; None: as much as their files
 
     @property
     def on_gpu(self) -> bool:

@@ -22,14 +22,24 @@ REPEATS = 5
 
 def this_machine(kept: Path, *, measure_again: bool = False) -> Hardware:
     """`kept`: the file that remembers the measurement, for this CPU and number of threads."""
+    if not measure_again and (row := machine_as_kept(kept)) is not None:
+        return row
     threads = NativeOps().threads
-    key = f"{platform.node()} {platform.machine()} {threads}"
-    if not measure_again and (rates := _read(kept).get(key)) is not None:
-        return _row(threads, rates)
     rates = measure(threads)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps({**_read(kept), key: rates}, indent=2))
+    kept.write_text(json.dumps({**_read(kept), _key(threads): rates}, indent=2))
     return _row(threads, rates)
+
+
+def machine_as_kept(kept: Path) -> Hardware | None:
+    """This machine as it was measured before, or None: nothing is measured, for a server computes meanwhile."""
+    threads = NativeOps().threads
+    rates = _read(kept).get(_key(threads))
+    return None if rates is None else _row(threads, rates)
+
+
+def _key(threads: int) -> str:
+    return f"{platform.node()} {platform.machine()} {threads}"
 
 
 def measure(threads: int) -> dict[str, float]:

@@ -34,6 +34,7 @@ from quire.server.routes.engine import EngineRoutes
 from quire.server.routes.info import InfoRoutes
 from quire.server.routes.live import LiveRoutes
 from quire.server.routes.page import page_routes
+from quire.server.routes.plan import PlanRoutes
 from quire.server.routes.rerank import RerankRoutes
 from quire.server.routes.tokens import TokenizerRoutes
 
@@ -79,6 +80,7 @@ class RouteTable:
             *EmbeddingRoutes(state).routes(),
             *RerankRoutes(state).routes(),
             *LiveRoutes(state).routes(),
+            *PlanRoutes(state).routes(),
             *page_routes(),
         ]
         self.error_shapes: dict[str, ErrorShape] = {}  # path -> shape, for paths of a dialect

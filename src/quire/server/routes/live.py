@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from quire.client.one_model import unknown_model
-from quire.core.errors import QueueFull, Unavailable
+from quire.client.one_model import find_loaded
+from quire.core.errors import QueueFull
 from quire.core.records import RequestRecord
 from quire.server.access.request_context import current_request_context
 from quire.server.app_state import AppState
@@ -70,16 +70,8 @@ class LiveRoutes:
             raise QueueFull(
                 f"/live has {self.num_viewers} viewers, and {MAX_VIEWERS} are allowed", "try again later", retry_after=5
             )
-        return _Events(self, await self._service(http.query_params.get("model")))
-
-    async def _service(self, name: str | None) -> "Service":
-        """Viewing a model does not load it."""
-        served = {model.name: model for model in self._state.models.offers()}
-        if name is not None and name not in served:
-            raise unknown_model(name, list(served))
-        if name is not None and served[name].info is None:
-            raise Unavailable(f"`{name}` is not loaded", "ask it something first")
-        return (await self._state.models.find(name)).service
+        found = await find_loaded(self._state.models, http.query_params.get("model"))
+        return _Events(self, found.service)
 
     async def events(self, service: "Service") -> AsyncGenerator[bytes, None]:
         recent = self._state.metrics.of(service.info.name).recent

@@ -6,9 +6,11 @@ import { kept, untilClosed } from "./storage.js";
 const KEY = "quire.key";
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  /** `param`: the field that is wrong, where the server names one. */
+  constructor(status, message, param = null) {
     super(message);
     this.status = status;
+    this.param = param;
   }
 }
 
@@ -62,14 +64,14 @@ async function* eventsFrom(response) {
 
 async function problemOf(response) {
   const text = await response.text();
-  let reason;
+  let reason, param;
   try {
-    reason = JSON.parse(text).error.message;
+    ({ message: reason, param } = JSON.parse(text).error);
   } catch {
     reason = text.trim().slice(0, 300) || `${response.status} ${response.statusText}`;
   }
   if (response.status === 401) reason = `The server asks for a key: ${reason.replace(/ \(.*\)$/, "")}.`; // what is in brackets is for programs
-  return new ApiError(response.status, reason);
+  return new ApiError(response.status, reason, param);
 }
 
 export async function listModels() {
@@ -94,4 +96,10 @@ export async function* streamChat(body, signal) {
 export async function* streamLive(model, signal) {
   const query = model ? `?model=${encodeURIComponent(model)}` : "";
   yield* eventsFrom(await call(`live${query}`, { signal }));
+}
+
+/** What `quire plan` says of `choices`, beside what the server has. */
+export async function makePlan(choices) {
+  const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(choices) };
+  return (await call("plan", options)).json();
 }

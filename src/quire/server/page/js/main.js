@@ -1,4 +1,4 @@
-// Puts the page together: the masthead, the shelf, the two views, and the address that says which is shown.
+// Puts the page together: the masthead, the shelf, the three views, and the address that says which is shown.
 
 import { onKeyWanted } from "./api.js";
 import { ChatView } from "./chat/view.js";
@@ -7,6 +7,7 @@ import { h, icon } from "./dom.js";
 import { EngineView } from "./engine/view.js";
 import { askForKey } from "./keydialog.js";
 import { ModelChoice } from "./models.js";
+import { PlanView } from "./plan/view.js";
 import { Shortcuts } from "./shortcuts.js";
 import { kept } from "./storage.js";
 import { Store } from "./store.js";
@@ -19,6 +20,7 @@ const store = new Store(kept);
 const models = new ModelChoice(byId("model"), () => route());
 const chat = new ChatView(byId("chat-view"), { store, model: () => models.value, onchange: showShelf });
 const engine = new EngineView(byId("engine-view"), chat.ours);
+const plan = new PlanView(byId("plan-view"));
 const shelf = new Shelf(byId("shelf"), {
   onnew: startNew,
   onrename: (id, title) => {
@@ -48,21 +50,22 @@ function startNew() {
   chat.composer.input.focus();
 }
 
-/** #engine, #chat (the conversation that is open, or a new one) or #chat/<id>. */
+const TITLES = { chat: "Quire", engine: "Engine · Quire", plan: "Plan · Quire" };
+
+/** #engine, #plan, #plan?<choices>, #chat (the conversation that is open, or a new one) or #chat/<id>. */
 function route() {
-  const [, view, id] = /^#(chat|engine)(?:\/(\w+))?$/.exec(location.hash) ?? [null, "chat", null];
-  const looking = view === "engine";
-  byId("chat-view").hidden = looking;
-  byId("engine-view").hidden = !looking;
-  byId("shelf").hidden = looking;
-  byId("open-shelf").hidden = looking;
-  for (const [link, current] of [["to-chat", !looking], ["to-engine", looking]]) {
-    if (current) byId(link).setAttribute("aria-current", "page");
-    else byId(link).removeAttribute("aria-current");
+  const [, view, id, query] = /^#(chat|engine|plan)(?:\/(\w+))?(?:\?(.*))?$/.exec(location.hash) ?? [null, "chat", null];
+  for (const name of Object.keys(TITLES)) {
+    byId(`${name}-view`).hidden = name !== view;
+    if (name === view) byId(`to-${name}`).setAttribute("aria-current", "page");
+    else byId(`to-${name}`).removeAttribute("aria-current");
   }
-  document.title = looking ? "Engine · Quire" : "Quire";
-  if (looking && listed) engine.start(models.value);
+  byId("shelf").hidden = byId("open-shelf").hidden = view !== "chat";
+  document.title = TITLES[view];
+  if (view === "engine" && listed) engine.start(models.value);
   else engine.stop();
+  if (view === "plan" && listed) plan.start(models.value, query);
+  else plan.stop();
   if (id && id !== chat.chat.id) models.choose(chat.open(id).model);
   chat.settings.advise(models.advice);
   openShelf(false);
@@ -105,6 +108,7 @@ const shortcuts = new Shortcuts([
   ["[", "previous conversation", () => leaf(-1)],
   ["c", "chat", () => (location.hash = "#chat")],
   ["e", "engine", () => (location.hash = "#engine")],
+  ["l", "plan", () => (location.hash = "#plan")],
   ["t", "light or dark", toggleTheme],
   ["?", "this list", () => shortcuts.show()],
 ]);
@@ -145,4 +149,4 @@ refresh().finally(() => {
   listed = true;
   route();
 });
-if (!location.hash.startsWith("#engine")) chat.composer.input.focus();
+if (!/^#(engine|plan)/.test(location.hash)) chat.composer.input.focus();

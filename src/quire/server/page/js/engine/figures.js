@@ -47,7 +47,7 @@ export class Figures {
   }
 }
 
-class Figure {
+export class Figure {
   constructor(name, withLine = false) {
     this.value = h("span.value", "–");
     this.unit = h("span.unit");
