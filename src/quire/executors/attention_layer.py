@@ -1,6 +1,7 @@
 """One layer of causal attention by itself: by the backend's kernel, which keeps a tile of scores at a time (flash
 attention), and by a naive twin, which keeps all of them."""
 
+import ctypes
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,8 +28,11 @@ class AttentionLayer:
         rng = np.random.default_rng(seed)
         self.rows: Float32 = rng.standard_normal((length, sum(self.columns)), dtype=np.float32)
 
-    def flash(self) -> Callable[[], Any]:
-        """-> what computes the outputs [length, heads * head_dim]."""
+    def ready(self, side: str) -> Callable[[], Any]:
+        """`flash` or `naive` -> what computes the outputs [length, heads * head_dim]."""
+        return self._flash() if side == "flash" else self._naive()
+
+    def _flash(self) -> Callable[[], Any]:
         ops, block_size = new_ops(self.options), self.options.block_size
         num_blocks = -(-self.length // block_size)
         dtype = "float16" if self.options.kv_dtype == "auto" else self.options.kv_dtype
@@ -48,8 +52,7 @@ class AttentionLayer:
         batch = StepBatch(places, places, places, starts, contexts, blocks, places)
         return lambda: program.run(batch)
 
-    def naive(self) -> Callable[[], Any]:
-        """-> what computes the same with a whole matrix of scores a head."""
+    def _naive(self) -> Callable[[], Any]:
         if self.options.on_gpu:
             from quire.ops.gpu.attention.naive import naive_attention
 
@@ -65,8 +68,13 @@ class AttentionLayer:
         naive, flash = self.wait(one), self.wait(other)
         return float(np.abs(naive - flash).max() / np.abs(naive).max())
 
-    def peak_bytes(self, run: Callable[[], Any]) -> int | None:
-        """Memory that `run` takes at its peak beyond what is taken before; None where that cannot be read."""
+    def peak_bytes(self, side: str) -> int | None:
+        """Memory that a side takes at its peak, with its cache and buffers, beyond its inputs; None where that cannot
+        be read."""
+
+        def run() -> None:
+            self.ready(side)()
+
         if self.options.on_gpu:
             from quire.ops.gpu.attention.naive import peak_bytes
 
@@ -90,11 +98,12 @@ def _naive(rows: Float32, columns: list[int], head_dim: int, scale: float) -> Fl
 def _peak_resident(run: Callable[[], Any]) -> int | None:
     """By Linux's own counter of the most memory a process had, which can be set back."""
     try:
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before is given back, and shows when it is taken again
         Path("/proc/self/clear_refs").write_text("5")
         before = _status("VmRSS")
         run()
         return max(_status("VmHWM") - before, 0)
-    except OSError:
+    except (OSError, AttributeError):  # not Linux, or without glibc
         return None
 
 

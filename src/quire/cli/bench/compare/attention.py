@@ -3,9 +3,9 @@
 import time
 from dataclasses import replace
 
-from quire.cli.bench.compare.charts import LineChart
+from quire.cli.bench.compare.charts import Chart, LineChart
 from quire.cli.bench.compare.lab import Lab, NotHere, in_turn
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, overlap, times, value
 from quire.engine.start import executor_options
 
 TITLE = "naive against flash attention"
@@ -23,9 +23,8 @@ def compare(lab: Lab) -> Result:
     options = replace(executor_options(lab.options), threads=threads, enforce_eager=True)
     lengths = sorted(lab.sizes.lengths)
     layers = {n: AttentionLayer(options, config.heads, config.kv_heads, config.head_dim, n) for n in lengths}
-    make = {(side, length): getattr(layers[length], side) for length in lengths for side in SIDES}
-    memory = {key: layers[key[1]].peak_bytes(lambda start=start: start()()) for key, start in make.items()}
-    ready = {key: start() for key, start in make.items()}
+    memory = {(side, length): layers[length].peak_bytes(side) for length in lengths for side in SIDES}
+    ready = {(side, length): layers[length].ready(side) for length in lengths for side in SIDES}
 
     def seconds(side: str, length: int) -> float:
         begin = time.perf_counter()
@@ -33,7 +32,7 @@ def compare(lab: Lab) -> Result:
         return time.perf_counter() - begin
 
     def one_round(number: int) -> dict[tuple[str, int], float]:
-        done = {}
+        done: dict[tuple[str, int], float] = {}
         for length in lengths:
             lab.check_stopped()
             done |= {(side, length): seconds(side, length) for side in in_turn(number, SIDES)}
@@ -56,7 +55,7 @@ def compare(lab: Lab) -> Result:
     conclusion = f"at {last['length']} tokens, flash attention is {faster} times as fast"
     if last["flash_memory"] is not None:
         conclusion += f" and takes {value(last, 'flash_memory'):.1f} MiB instead of {value(last, 'naive_memory'):.1f}"
-    charts = [_chart("time", "milliseconds, logarithmic", "", lengths, rows)]
+    charts: list[Chart] = [_chart("time", "milliseconds, logarithmic", "", lengths, rows)]
     if last["flash_memory"] is not None:
         charts.append(_chart("memory at its peak", "MiB, logarithmic", "_memory", lengths, rows))
     where = "on the GPU" if options.on_gpu else f"{threads} thread{'s' if threads > 1 else ''} each"
@@ -64,7 +63,7 @@ def compare(lab: Lab) -> Result:
         title=TITLE,
         columns=[*columns, Column("difference", "largest difference", 5)],
         rows=rows,
-        conclusion=conclusion,
+        conclusion=conclusion + overlap((last["naive"], last["flash"])),
         held_fixed=f"one causal layer with the model's {config.heads} query and {config.kv_heads} KV heads of "
         f"{config.head_dim}, the same random queries, keys and values, {where}",
         notes=[

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quire.cli.bench.compare.charts import BarChart, TimelineChart
 from quire.cli.bench.compare.lab import Lab, RequestTrace, RunTrace, in_turn, same_tokens
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, overlap, times, value
 from quire.cli.bench.prompts import BenchRequest, random_prompts
 from quire.cli.bench.report import percentile
 
@@ -43,7 +43,8 @@ def compare(lab: Lab) -> Result:
         ],
         rows=rows,
         conclusion=f"continuous batching gives {gain} times the tokens a second; static batching makes a request take "
-        f"{waits} times as long",
+        f"{waits} times as long"
+        + overlap(*((static[key], continuous[key]) for key in ("tokens_per_second", "mean_latency"))),
         held_fixed=f"the engine, {sizes.batch_size} rows, {sizes.num_prompts} requests that all come at once, prompts "
         f"of {sizes.input_len} tokens, outputs of {min(r.output_len for r in requests)} to "
         f"{max(r.output_len for r in requests)} tokens, greedy",

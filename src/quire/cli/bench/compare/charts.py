@@ -24,7 +24,8 @@ STYLE = """
 
 
 class Chart(Protocol):
-    title: str
+    @property
+    def title(self) -> str: ...
 
     def draw(self) -> tuple[list[str], float]:
         """-> elements of a picture that is WIDTH wide, and its height."""

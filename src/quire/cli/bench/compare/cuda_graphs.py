@@ -2,7 +2,7 @@
 
 from quire.cli.bench.compare.charts import LineChart
 from quire.cli.bench.compare.lab import Lab, NotHere, in_turn
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, overlap, times, value
 from quire.cli.bench.prompts import random_prompts
 
 TITLE = "CUDA graphs: off against on"
@@ -49,7 +49,7 @@ def compare(lab: Lab) -> Result:
         ],
         rows=rows,
         conclusion=f"without graphs a token takes {slower[0]} times as long at batch {first['batch']}, and {slower[1]} "
-        f"times at batch {last['batch']}",
+        f"times at batch {last['batch']}" + overlap(*((row["off"], row["on"]) for row in (first, last))),
         held_fixed=f"the model, prompts of {sizes.input_len} tokens, outputs of {sizes.output_len}, greedy",
         charts=[
             LineChart(

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.cli.bench.compare.charts import BarChart
 from quire.cli.bench.compare.lab import Lab, NotHere, in_turn
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, overlap, times, value
 from quire.cli.bench.prompts import random_prompts
 from quire.cli.parser import UsageError
 from quire.core.errors import QuireError, Unsupported
@@ -194,4 +194,8 @@ def _conclusion(rows: Sequence[Row]) -> str:
         return text + f"none decodes faster than {first['side']}"
     faster = times(value(fastest, "decode"), value(first, "decode"))
     perplexities = " instead of ".join(f"{value(row, 'perplexity'):.2f}" for row in (fastest, first))
-    return text + f"{fastest['side']} decodes fastest, {faster} times {first['side']}, with perplexity {perplexities}"
+    return (
+        text
+        + f"{fastest['side']} decodes fastest, {faster} times {first['side']}, with perplexity {perplexities}"
+        + overlap((fastest["decode"], first["decode"]))
+    )

@@ -185,7 +185,10 @@ class Lab:
         while waiting or engine.has_work:
             if self._stopped():
                 self._cancel(engine, traces)
-            for index in [index for index, step in waiting.items() if step <= len(records) or not num_live]:
+            due = [index for index, step in waiting.items() if step <= len(records)]
+            if not due and not num_live:
+                due = [min(waiting, key=waiting.__getitem__)]  # nothing else would make steps
+            for index in due:
                 del waiting[index]
                 name = next(self._names)
                 traces[name] = ordered[index] = RequestTrace(

@@ -114,6 +114,14 @@ def bars(rows: Sequence[Row], key: str, label: str = "side") -> list[Bar]:
     return drawn
 
 
+def overlap(*pairs: tuple[Cell, Cell]) -> str:
+    """A warning behind a conclusion where the rounds of two sides overlap: the difference may be noise."""
+    for one, other in pairs:
+        if isinstance(one, Figure) and isinstance(other, Figure) and one.low <= other.high and other.low <= one.high:
+            return " (rounds of both sides overlap: this may be noise; give more --repeats)"
+    return ""
+
+
 def times(larger: float, smaller: float) -> str:
     """A factor as it is read: 1.58, 12, 340."""
     factor = larger / smaller if smaller else float("inf")

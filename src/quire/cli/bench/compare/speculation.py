@@ -2,7 +2,7 @@
 
 from quire.cli.bench.compare.charts import BarChart
 from quire.cli.bench.compare.lab import Lab, RunTrace, in_turn, same_tokens
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, overlap, times, value
 from quire.cli.bench.prompts import BenchRequest
 from quire.engine.engine import Engine
 
@@ -71,7 +71,7 @@ def compare(lab: Lab) -> Result:
         ],
         rows=rows,
         conclusion=f"with drafts, text that repeats comes {gains[0]} times as fast, and text that does not {gains[1]} "
-        "times",
+        "times" + overlap(*((rows[i]["tokens_per_second"], rows[i + 1]["tokens_per_second"]) for i in (0, 2))),
         held_fixed=f"the model, one sequence, {sizes.output_len} output tokens, the same seeds; at most "
         f"{sizes.spec_length} draft tokens a step by {method}; text that repeats is greedy, the other has "
         "temperature 1",
