@@ -38,7 +38,7 @@ def compare(lab: Lab) -> Result:
         return {side: lab.run(engines[side], requests, at_step=arrivals) for side in in_turn(number, SIDES)}
 
     rounds = lab.rounds(one_round)
-    rows = [_row(side, [done[side] for done in rounds], users, budgets[side] - users) for side in SIDES]
+    rows = [_row(side, [done[side] for done in rounds], users) for side in SIDES]
     off, on = rows
     first = rounds[0]
     shorter = times(value(off, "max_gap"), value(on, "max_gap"))
@@ -47,7 +47,7 @@ def compare(lab: Lab) -> Result:
         title=TITLE,
         columns=[
             Column("side", ""),
-            Column("chunk", "prompt tokens a step"),
+            Column("largest_step", "largest step, tokens"),
             Column("p50_gap", "gap p50 ms", 1),
             Column("p99_gap", "gap p99 ms", 1),
             Column("max_gap", "gap max ms", 1),
@@ -79,12 +79,12 @@ def compare(lab: Lab) -> Result:
     )
 
 
-def _row(side: str, runs: Sequence[RunTrace], users: int, chunk: int) -> Row:
+def _row(side: str, runs: Sequence[RunTrace], users: int) -> Row:
     gaps = [[gap for request in run.requests[:users] for gap in request.gaps] for run in runs]
     firsts = [[request.ttft for request in run.requests[users:]] for run in runs]
     return {
         "side": side,
-        "chunk": chunk,
+        "largest_step": max(record.num_tokens for record in runs[0].records),
         "p50_gap": Figure.of([1e3 * percentile(each, 50) for each in gaps]),
         "p99_gap": Figure.of([1e3 * percentile(each, 99) for each in gaps]),
         "max_gap": Figure.of([1e3 * max(each) for each in gaps]),

@@ -16,15 +16,19 @@ def compare(lab: Lab) -> Result:
     whole = random_prompts(1, lengths[-1], 1, engine.capacity.vocab_size, lab.seed)[0].prompt_ids
     differing = 0
 
+    computed: dict[tuple[str, int], int] = {}
+
     def with_cache(length: int) -> tuple[float, list[int]]:
         """Seconds of each token that follows a prefill, which does not count, and the tokens."""
-        request = lab.run(engine, [BenchRequest(whole[:length], STEPS + 1)]).requests[0]
-        return sum(request.gaps) / STEPS, request.tokens
+        run = lab.run(engine, [BenchRequest(whole[:length], STEPS + 1)])
+        computed["with", length] = (run.num_computed - length) // STEPS
+        return sum(run.requests[0].gaps) / STEPS, run.requests[0].tokens
 
     def without_cache(length: int, known: list[int]) -> tuple[float, list[int]]:
         """The next token, by computing all tokens before it again."""
-        request = lab.run(engine, [BenchRequest([*whole[:length], *known], 1)]).requests[0]
-        return request.latency, request.tokens
+        run = lab.run(engine, [BenchRequest([*whole[:length], *known], 1)])
+        computed["without", length] = run.num_computed
+        return run.requests[0].latency, run.requests[0].tokens
 
     known = {length: with_cache(length)[1] for length in lengths}
 
@@ -45,8 +49,9 @@ def compare(lab: Lab) -> Result:
         {"length": f"{length:,}"} | {side: Figure.of([1e3 * done[side, length] for done in rounds]) for side in SIDES}
         for length in lengths
     ]
-    for row in rows:
+    for length, row in zip(lengths, rows, strict=True):
         row["times"] = value(row, "without") / value(row, "with")
+        row |= {f"{side}_computed": computed[side, length] for side in SIDES}
     last = rows[-1]
     return Result(
         title=TITLE,
@@ -55,6 +60,8 @@ def compare(lab: Lab) -> Result:
             Column("without", "without: ms a token", 1),
             Column("with", "with: ms a token", 2),
             Column("times", "times", 1),
+            Column("without_computed", "without: tokens computed"),
+            Column("with_computed", "with: tokens computed"),
         ],
         rows=rows,
         conclusion=f"behind {last['length']} tokens, one more takes {value(last, 'with'):.1f} ms with the cache and "

@@ -9,9 +9,8 @@ from quire.engine.engine import Engine
 TITLE = "speculative decoding: off against on"
 SIDES = ("off", "on")
 PASSAGE = (
-    "A quire is a gathering of sheets folded once and laid one inside the other, so that they can be sewn through the "
-    "fold. Four sheets make eight leaves, and eight leaves make sixteen pages. Scribes ruled them before they wrote "
-    "and numbered the quires so that the binder could put them in order.\n\n"
+    "A quire is a gathering of sheets, folded once and sewn through the fold. Four sheets make eight leaves, and "
+    "eight leaves make sixteen pages.\n\n"
 )
 TEXTS = {  # name: (prompt, temperature)
     "repeats": (PASSAGE * 2, 0.0),
