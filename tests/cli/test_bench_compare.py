@@ -24,6 +24,7 @@ from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.executors.attention_layer import AttentionLayer
 from quire.executors.options import ExecutorOptions
+from quire.ops.gpu.attention.naive import naive_attention
 
 SAME = "both sides gave the same tokens"
 
@@ -33,7 +34,8 @@ def compare(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     """-> what a comparison prints with --json."""
 
     def run(name: str, *flags: str, status: int = 0) -> dict[str, Any]:
-        argv = ["bench", "compare", name, "-m", str(tiny_model), "--device", "cpu", "--json", *flags]
+        argv = ["bench", "compare", name, "-m", str(tiny_model), "--device", "cpu", "--threads", "1", "--json"]
+        argv += flags
         assert cli.main(argv) == status
         return dict(json.loads(capsys.readouterr().out))
 
@@ -115,6 +117,8 @@ def test_the_naive_twin_is_a_softmax_over_all_positions_before() -> None:
     first = layer.ready("naive")()[0].reshape(2, 4)
     assert (first == layer.rows[0, 12:]).all()  # the first token sees itself only: its value, for both heads
     assert layer.difference(layer.ready("naive")(), layer.ready("flash")()) < 0.01
+    on_gpu = naive_attention(layer.rows, layer.columns, layer.head_dim, layer.scale, "float32", device="cpu")
+    assert layer.difference(layer.ready("naive")(), on_gpu()) < 1e-6
 
 
 def test_formats_of_plain_weights_are_quantized_while_loading(compare: Any) -> None:

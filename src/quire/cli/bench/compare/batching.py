@@ -50,8 +50,8 @@ def compare(lab: Lab) -> Result:
         f"{max(r.output_len for r in requests)} tokens, greedy",
         notes=[
             same_tokens(first["static"], first["continuous"]),
-            "the static side waits for the slowest of its batch and pays nothing else: rows that have ended are not "
-            "computed, and prompts are not padded, as older engines did",
+            "the static side waits for the slowest of its batch and pays nothing else: unlike in older engines, rows "
+            "that have ended are not computed, and prompts are not padded",
         ],
         charts=[
             BarChart("throughput", "output tokens/s, higher is better", bars(rows, "tokens_per_second")),

@@ -7,6 +7,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -105,17 +106,17 @@ class _Session:
             print("interrupted before the first round was done", file=sys.stderr)
             return INTERRUPTED
         self.results.append(result)
-        figures = self._surroundings()
-        print(json.dumps(figures | result.as_json()) if self.arguments.json else result.as_text())
+        print(json.dumps(self.figures | result.as_json()) if self.arguments.json else result.as_text())
         if self.arguments.svg:
-            self._write(self.arguments.svg, svg(result.charts))
-        self._write_page(figures)
+            Path(self.arguments.svg).write_text(svg(result.charts), encoding="utf-8")
+        self._write_page()
+        self._say_where()
         return INTERRUPTED if result.interrupted else 0
 
     def all(self) -> int:
         names = self.arguments.only or list(COMPARISONS)
-        _ = self._lab(names[0]).model  # a model that cannot be read ends it here
         interrupted = False
+        _ = self.figures  # a model that cannot be read ends it here
         for number, name in enumerate(names, 1):
             place = f"[{number}/{len(names)}] "
             print(f"{place}{name}: {COMPARISONS[name].what}", file=sys.stderr)
@@ -129,18 +130,19 @@ class _Session:
             if interrupted or self.stopped():
                 interrupted = True
                 break
-        figures = self._surroundings()
         if self.arguments.json:
             done = [result.as_json() for result in self.results]
             skipped = [{"comparison": name, "reason": reason} for name, reason in self.skipped.items()]
-            print(json.dumps(figures | {"comparisons": done, "skipped": skipped, "interrupted": interrupted}))
-        self._write_page(figures)
+            print(json.dumps(self.figures | {"comparisons": done, "skipped": skipped, "interrupted": interrupted}))
+        self._write_page()
+        self._say_where()
         return INTERRUPTED if interrupted else 0
 
     def _add(self, result: Result) -> None:
         self.results.append(result)
         if not self.arguments.json:
             print(f"{result.as_text()}\n", flush=True)
+        self._write_page()  # after each, so that nothing that is done can be lost
 
     def _lab(self, name: str, place: str = "") -> Lab:
         sizes = read_flags(Sizes, self.arguments, given=COMPARISONS[name].sizes)
@@ -159,18 +161,22 @@ class _Session:
         result.command = shlex.join(["quire", "bench", "compare", name, *self.flags])
         return result
 
-    def _surroundings(self) -> dict[str, Any]:
-        return surroundings(self._lab(self.results[0].name if self.results else next(iter(COMPARISONS))))
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The model and the machine."""
+        return surroundings(Lab(self.options, Sizes()))
 
-    def _write_page(self, figures: dict[str, Any]) -> None:
+    def _write_page(self) -> None:
         if self.arguments.html and self.results:
             from quire.cli.bench.compare.html import page
 
-            self._write(self.arguments.html, page(self.results, self.skipped, figures))
+            text = page(self.results, self.skipped, self.figures)
+            Path(self.arguments.html).write_text(text, encoding="utf-8")
 
-    def _write(self, path: str, text: str) -> None:
-        Path(path).write_text(text, encoding="utf-8")
-        print(f"written to {path}", file=sys.stderr)
+    def _say_where(self) -> None:
+        for path in (getattr(self.arguments, "svg", None), self.arguments.html):
+            if path and self.results:
+                print(f"written to {path}", file=sys.stderr)
 
 
 def _progress(name: str) -> Callable[[int, int], None]:
