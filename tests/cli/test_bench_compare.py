@@ -18,7 +18,7 @@ from quire.cli.bench.compare.command import _without
 from quire.cli.bench.compare.comparisons import COMPARISONS
 from quire.cli.bench.compare.formats import find_variants
 from quire.cli.bench.compare.lab import Lab
-from quire.cli.bench.compare.result import Column, Figure, Result, bars, overlap
+from quire.cli.bench.compare.result import Column, Figure, Result, bars, doubt, ratio, times
 from quire.cli.bench.compare.sizes import Sizes
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
@@ -349,8 +349,10 @@ def test_charts_are_well_formed_and_escaped() -> None:
     ]
 
 
-def test_rounds_that_overlap_are_said_to() -> None:
-    low, high, between = Figure.of([1, 2]), Figure.of([5, 6]), Figure.of([1.5, 5.5])
-    assert overlap((low, high)) == "" and "noise" in overlap((low, high), (low, between))
+def test_factors_are_those_of_a_round_and_disagreement_is_told() -> None:
+    slow, fast, other = Figure.of([1, 4]), Figure.of([3, 8]), Figure.of([1.5, 3])
+    assert ratio(fast, slow).rounds == (3, 2) and times(fast, slow) == "2.50"  # though the second round was faster
+    assert doubt((slow, fast)) == "" and "do not agree" in doubt((slow, fast), (slow, other))
+    between = Figure.of([1.5, 5.5])
     result = Result(title="t", columns=[Column("a", "a", 1)], rows=[{"a": between}], conclusion="c", held_fixed="h")
     assert "3.5 (1.5 - 5.5)" in result.as_text()

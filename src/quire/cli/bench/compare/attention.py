@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from quire.cli.bench.compare.charts import Chart, LineChart
 from quire.cli.bench.compare.lab import Lab, NotHere, in_turn
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, overlap, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, doubt, times, value
 from quire.engine.start import executor_options
 
 TITLE = "naive against flash attention"
@@ -51,7 +51,7 @@ def compare(lab: Lab) -> Result:
     last = rows[-1]
     columns = [Column("length", "tokens"), Column("naive", "naive ms", 2), Column("flash", "flash ms", 2)]
     columns += [Column("naive_memory", "naive MiB", 1), Column("flash_memory", "flash MiB", 1)]
-    faster = times(value(last, "naive"), value(last, "flash"))
+    faster = times(last["naive"], last["flash"])
     conclusion = f"at {last['length']} tokens, flash attention is {faster} times as fast"
     if last["flash_memory"] is not None:
         conclusion += f" and takes {value(last, 'flash_memory'):.1f} MiB instead of {value(last, 'naive_memory'):.1f}"
@@ -63,7 +63,7 @@ def compare(lab: Lab) -> Result:
         title=TITLE,
         columns=[*columns, Column("difference", "largest difference", 5)],
         rows=rows,
-        conclusion=conclusion + overlap((last["naive"], last["flash"])),
+        conclusion=conclusion + doubt((last["naive"], last["flash"])),
         held_fixed=f"one causal layer with the model's {config.heads} query and {config.kv_heads} KV heads of "
         f"{config.head_dim}, the same random queries, keys and values, {where}",
         notes=[

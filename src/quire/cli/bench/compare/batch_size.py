@@ -2,7 +2,7 @@
 
 from quire.cli.bench.compare.charts import LineChart
 from quire.cli.bench.compare.lab import Lab, in_turn
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, overlap, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, doubt, times, value
 from quire.cli.bench.prompts import random_prompts
 
 TITLE = "batch size against latency and throughput"
@@ -34,7 +34,7 @@ def compare(lab: Lab) -> Result:
         for batch in batches
     ]
     one, best = rows[0], max(rows, key=lambda row: value(row, "tokens_per_second"))
-    more, longer = (times(value(best, key), value(one, key)) for key in ("tokens_per_second", "tpot"))
+    more, longer = (times(best[key], one[key]) for key in ("tokens_per_second", "tpot"))
     return Result(
         title=TITLE,
         columns=[
@@ -46,7 +46,7 @@ def compare(lab: Lab) -> Result:
         rows=rows,
         conclusion=f"a batch of {best['batch']} decodes {more} times the tokens a second of a batch of {one['batch']}, "
         f"and a token of one user takes {longer} times as long"
-        + overlap((best["tokens_per_second"], one["tokens_per_second"])),
+        + doubt((best["tokens_per_second"], one["tokens_per_second"])),
         held_fixed=f"the engine, prompts of {sizes.input_len} tokens that all come at once, outputs of "
         f"{sizes.output_len} tokens, greedy",
         charts=[

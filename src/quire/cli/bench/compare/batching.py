@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quire.cli.bench.compare.charts import BarChart, TimelineChart
 from quire.cli.bench.compare.lab import Lab, RequestTrace, RunTrace, in_turn, same_tokens
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, overlap, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, doubt, times
 from quire.cli.bench.prompts import BenchRequest, random_prompts
 from quire.cli.bench.report import percentile
 
@@ -30,8 +30,8 @@ def compare(lab: Lab) -> Result:
     rows = [_row(side, [done[side] for done in rounds], sizes.batch_size) for side in SIDES]
     first = rounds[0]
     static, continuous = rows
-    gain = times(value(continuous, "tokens_per_second"), value(static, "tokens_per_second"))
-    waits = times(value(static, "mean_latency"), value(continuous, "mean_latency"))
+    gain = times(continuous["tokens_per_second"], static["tokens_per_second"])
+    waits = times(static["mean_latency"], continuous["mean_latency"])
     return Result(
         title=TITLE,
         columns=[
@@ -44,7 +44,7 @@ def compare(lab: Lab) -> Result:
         rows=rows,
         conclusion=f"continuous batching gives {gain} times the tokens a second; static batching makes a request take "
         f"{waits} times as long"
-        + overlap(*((static[key], continuous[key]) for key in ("tokens_per_second", "mean_latency"))),
+        + doubt(*((static[key], continuous[key]) for key in ("tokens_per_second", "mean_latency"))),
         held_fixed=f"the engine, {sizes.batch_size} rows, {sizes.num_prompts} requests that all come at once, prompts "
         f"of {sizes.input_len} tokens, outputs of {min(r.output_len for r in requests)} to "
         f"{max(r.output_len for r in requests)} tokens, greedy",

@@ -1,6 +1,6 @@
 """Charts as SVG, written by hand: bars, stacked bars, lines and timelines, in light and in dark."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
@@ -10,12 +10,13 @@ WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 76, 20, 58, 48
 BAR, GAP, LABELS = 22, 12, 170
 PLOT_HEIGHT = 230
 MAX_SERIES = 6
+BASELINE, ACCENT = 0, 1  # colours
 
 STYLE = """
 .chart{font:12px system-ui,-apple-system,"Segoe UI",sans-serif;--ink:#1f2937;--soft:#6b7280;--grid:#e5e7eb;--paper:#fff;
---c0:#2563eb;--c1:#dc2626;--c2:#059669;--c3:#d97706;--c4:#7c3aed;--c5:#0891b2}
-@media(prefers-color-scheme:dark){.chart{--ink:#e5e7eb;--soft:#9ca3af;--grid:#374151;--paper:#111827;--c0:#60a5fa;
---c1:#f87171;--c2:#34d399;--c3:#fbbf24;--c4:#a78bfa;--c5:#22d3ee}}
+--c0:#94a3b8;--c1:#2563eb;--c2:#059669;--c3:#d97706;--c4:#7c3aed;--c5:#dc2626}
+@media(prefers-color-scheme:dark){.chart{--ink:#e5e7eb;--soft:#9ca3af;--grid:#374151;--paper:#111827;--c0:#64748b;
+--c1:#60a5fa;--c2:#34d399;--c3:#fbbf24;--c4:#a78bfa;--c5:#f87171}}
 .chart text{fill:var(--ink)}.chart .soft{fill:var(--soft)}.chart .title{font-weight:600;font-size:13px}
 .chart .grid{stroke:var(--grid)}.chart .paper{fill:var(--paper)}.chart .whisker{stroke:var(--ink);stroke-width:1.5}
 """ + "".join(
@@ -41,11 +42,12 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class BarChart:
-    """One bar a row, with a whisker from the lowest to the highest round."""
+    """One bar a row, with a whisker from the lowest to the highest round. What the others are held against is gray."""
 
     title: str
     unit: str
     bars: Sequence[Bar]
+    baselines: Sequence[int] = (0,)
 
     def draw(self) -> tuple[list[str], float]:
         most = max(*(bar.high for bar in self.bars), 0.0) or 1.0
@@ -53,7 +55,7 @@ class BarChart:
         parts = [_title(self.title, self.unit)]
         for index, bar in enumerate(self.bars):
             y, width = 40 + index * (BAR + GAP), room * bar.value / most
-            color = index % MAX_SERIES if len(self.bars) <= MAX_SERIES else 0
+            color = BASELINE if index in self.baselines else ACCENT
             parts += [
                 _text(LABELS - 8, y + 15, bar.label, anchor="end"),
                 f'<rect class="f{color}" x="{LABELS}" y="{y}" width="{max(width, 1):.1f}" height="{BAR}" rx="2"/>',
@@ -67,7 +69,7 @@ class BarChart:
 
 @dataclass(frozen=True, slots=True)
 class StackedChart:
-    """One bar a row, made of named parts."""
+    """One bar a row, made of named parts: the first is the one that counts."""
 
     title: str
     unit: str
@@ -77,11 +79,12 @@ class StackedChart:
     def draw(self) -> tuple[list[str], float]:
         most = max(sum(values) for _, values in self.bars) or 1.0
         room = WIDTH - LABELS - 120
-        parts = [_title(self.title, self.unit), _legend(self.parts, 40)]
+        colors = (ACCENT, BASELINE, *range(2, MAX_SERIES))
+        parts = [_title(self.title, self.unit), _legend(self.parts, colors, 40)]
         for index, (label, values) in enumerate(self.bars):
             x, y = float(LABELS), 62 + index * (BAR + GAP)
             parts.append(_text(LABELS - 8, y + 15, label, anchor="end"))
-            for color, value in enumerate(values):
+            for color, value in zip(colors, values, strict=False):
                 width = room * value / most
                 parts.append(f'<rect class="f{color}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}"/>')
                 x += width
@@ -107,7 +110,8 @@ class LineChart:
         ticks = log_ticks(min(ys), max(ys)) if self.log_y else even_ticks(max(ys))
         across = _axis(left, right, LEFT, WIDTH - RIGHT, self.log_x)
         up = _axis(ticks[0], ticks[-1], TOP + PLOT_HEIGHT, TOP, self.log_y)
-        parts = [_title(self.title, self.y_label), _legend(list(self.series), 40)]
+        colors = [ACCENT] if len(self.series) == 1 else range(len(self.series))
+        parts = [_title(self.title, self.y_label), _legend(list(self.series), colors, 40)]
         for tick in ticks:
             y = up(tick)
             parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -115,7 +119,7 @@ class LineChart:
         for tick in xs if len(xs) <= 12 else [tick for tick in even_ticks(right) if left <= tick <= right]:
             parts.append(_text(across(tick), TOP + PLOT_HEIGHT + 18, number(tick), anchor="middle", soft=True))
         parts.append(_text((LEFT + WIDTH - RIGHT) / 2, TOP + PLOT_HEIGHT + 38, self.x_label, anchor="middle"))
-        for color, curve in enumerate(self.series.values()):
+        for color, curve in zip(colors, self.series.values(), strict=True):
             corners = [(across(x), up(y)) for x, y in curve]
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
             parts.append(f'<polyline class="s{color}" points="{line}" stroke-width="2" stroke-linejoin="round"/>')
@@ -209,9 +213,9 @@ def _title(title: str, unit: str) -> str:
     return f'<text class="title" x="12" y="18">{escape(title)} {unit_part}</text>'
 
 
-def _legend(names: Sequence[str], y: float) -> str:
+def _legend(names: Sequence[str], colors: Iterable[int], y: float) -> str:
     parts, x = [], float(LEFT)
-    for color, name in enumerate(names):
+    for color, name in zip(colors, names, strict=False):
         parts.append(f'<rect class="f{color}" x="{x:.0f}" y="{y - 9:.0f}" width="10" height="10" rx="2"/>')
         parts.append(_text(x + 15, y, name))
         x += 34 + 6.6 * len(name)

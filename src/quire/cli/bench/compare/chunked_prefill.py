@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from quire.cli.bench.compare.charts import BarChart, LineChart
 from quire.cli.bench.compare.lab import Lab, RunTrace, in_turn, same_tokens
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, overlap, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, doubt, times, value
 from quire.cli.bench.prompts import random_prompts
 from quire.cli.bench.report import percentile
 
@@ -41,8 +41,8 @@ def compare(lab: Lab) -> Result:
     rows = [_row(side, [done[side] for done in rounds], users) for side in SIDES]
     off, on = rows
     first = rounds[0]
-    shorter = times(value(off, "max_gap"), value(on, "max_gap"))
-    later = times(value(on, "long_ttft"), value(off, "long_ttft"))
+    shorter = times(off["max_gap"], on["max_gap"])
+    later = times(on["long_ttft"], off["long_ttft"])
     return Result(
         title=TITLE,
         columns=[
@@ -57,7 +57,7 @@ def compare(lab: Lab) -> Result:
         rows=rows,
         conclusion=f"in chunks, the longest wait for a token is {value(on, 'max_gap'):.0f} ms instead of "
         f"{value(off, 'max_gap'):.0f} ({shorter} times shorter); the long prompts' first token takes {later} "
-        "times as long" + overlap((off["max_gap"], on["max_gap"])),
+        "times as long" + doubt((off["max_gap"], on["max_gap"])),
         held_fixed=f"the model, {users} users who decode {sizes.output_len} tokens each, {num_long} prompts of "
         f"{sizes.input_len} tokens that arrive meanwhile before the same steps, greedy, no limit on a step's time",
         notes=[same_tokens(first["off"], first["on"])],

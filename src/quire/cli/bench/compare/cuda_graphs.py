@@ -2,7 +2,7 @@
 
 from quire.cli.bench.compare.charts import LineChart
 from quire.cli.bench.compare.lab import Lab, NotHere, in_turn
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, overlap, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, doubt, ratio, times, value
 from quire.cli.bench.prompts import random_prompts
 
 TITLE = "CUDA graphs: off against on"
@@ -13,7 +13,7 @@ def compare(lab: Lab) -> Result:
     if not lab.on_gpu:
         raise NotHere(
             "CUDA graphs are for GPUs, and the model runs on the CPU",
-            "on a CPU every step is one call already: docs/native.md",
+            "on a CPU a step is one call of the kernels already",
         )
     sizes = lab.sizes
     batches = sorted(sizes.batch_sizes)
@@ -36,9 +36,9 @@ def compare(lab: Lab) -> Result:
         for batch in batches
     ]
     for row in rows:
-        row["times"] = value(row, "off") / value(row, "on")
+        row["times"] = ratio(row["off"], row["on"])
     first, last = rows[0], rows[-1]
-    slower = [times(value(row, "off"), value(row, "on")) for row in (first, last)]
+    slower = [times(row["off"], row["on"]) for row in (first, last)]
     return Result(
         title=TITLE,
         columns=[
@@ -49,7 +49,7 @@ def compare(lab: Lab) -> Result:
         ],
         rows=rows,
         conclusion=f"without graphs a token takes {slower[0]} times as long at batch {first['batch']}, and {slower[1]} "
-        f"times at batch {last['batch']}" + overlap(*((row["off"], row["on"]) for row in (first, last))),
+        f"times at batch {last['batch']}" + doubt(*((row["off"], row["on"]) for row in (first, last))),
         held_fixed=f"the model, prompts of {sizes.input_len} tokens, outputs of {sizes.output_len}, greedy",
         charts=[
             LineChart(

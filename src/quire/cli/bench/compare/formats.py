@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.cli.bench.compare.charts import BarChart
 from quire.cli.bench.compare.lab import Lab, NotHere, in_turn
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, overlap, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, doubt, times, value
 from quire.cli.bench.prompts import random_prompts
 from quire.cli.parser import UsageError
 from quire.core.errors import QuireError, Unsupported
@@ -192,10 +192,10 @@ def _conclusion(rows: Sequence[Row]) -> str:
     text = f"{nearest['side']} is nearest to {first['side']} (KL {value(nearest, 'divergence'):.2g}); "
     if fastest is first:
         return text + f"none decodes faster than {first['side']}"
-    faster = times(value(fastest, "decode"), value(first, "decode"))
+    faster = times(fastest["decode"], first["decode"])
     perplexities = " instead of ".join(f"{value(row, 'perplexity'):.2f}" for row in (fastest, first))
     return (
         text
         + f"{fastest['side']} decodes fastest, {faster} times {first['side']}, with perplexity {perplexities}"
-        + overlap((fastest["decode"], first["decode"]))
+        + doubt((fastest["decode"], first["decode"]))
     )

@@ -27,13 +27,15 @@ margin:0 0 20px}
 .conclusion{font-size:16px;border-left:3px solid var(--accent);padding:2px 0 2px 12px;margin:10px 0 14px}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:13.5px;font-variant-numeric:tabular-nums}
+h2::first-letter,.conclusion::first-letter{text-transform:uppercase}
 th,td{padding:6px 10px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th{color:var(--soft);font-weight:500;white-space:normal;vertical-align:bottom}
 th:first-child,td:first-child{text-align:left}
 td .range{color:var(--soft);font-size:12px}
-table.facts td,table.facts th{text-align:left;white-space:normal}table.facts th{width:110px;font-weight:500}
+table.facts td,table.facts th{text-align:left;white-space:normal;vertical-align:top}
+table.facts th{width:110px}
 nav ol{margin:0;padding-left:22px}nav li{margin:4px 0}
-figure{margin:16px 0}figure svg{width:100%;height:auto;max-width:820px;display:block}
+figure{margin:16px 0;overflow-x:auto}figure svg{width:100%;height:auto;min-width:540px;max-width:820px;display:block}
 code{background:var(--code);border-radius:6px;padding:8px 12px;display:block;overflow-x:auto;
 font:13px ui-monospace,monospace;user-select:all}
 ul.notes{margin:8px 0;padding-left:20px;color:var(--soft);font-size:13.5px}

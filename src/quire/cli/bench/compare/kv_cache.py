@@ -2,7 +2,7 @@
 
 from quire.cli.bench.compare.charts import LineChart
 from quire.cli.bench.compare.lab import Lab, in_turn
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, overlap, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, doubt, ratio, times, value
 from quire.cli.bench.prompts import BenchRequest, random_prompts
 
 TITLE = "generation without against with a KV cache"
@@ -50,7 +50,7 @@ def compare(lab: Lab) -> Result:
         for length in lengths
     ]
     for length, row in zip(lengths, rows, strict=True):
-        row["times"] = value(row, "without") / value(row, "with")
+        row["times"] = ratio(row["without"], row["with"])
         row |= {f"{side}_computed": computed[side, length] for side in SIDES}
     last = rows[-1]
     return Result(
@@ -65,8 +65,8 @@ def compare(lab: Lab) -> Result:
         ],
         rows=rows,
         conclusion=f"behind {last['length']} tokens, one more takes {value(last, 'with'):.1f} ms with the cache and "
-        f"{value(last, 'without'):.0f} ms without: {times(value(last, 'without'), value(last, 'with'))} times as long"
-        + overlap((last["without"], last["with"])),
+        f"{value(last, 'without'):.0f} ms without: {times(last['without'], last['with'])} times as long"
+        + doubt((last["without"], last["with"])),
         held_fixed="the engine, one sequence, the same tokens, greedy, prefix caching off",
         notes=[
             "without a cache, a token costs a prefill of all tokens before it: kernels for many rows, which are the "

@@ -36,7 +36,7 @@ def compare(lab: Lab) -> Result:
             *(Column(str(length), f"MiB at {length:,}", 1) for length in lab.sizes.lengths),
         ],
         rows=rows,
-        conclusion=f"{most['side']} takes {times(value(most, 'token'), value(least, 'token'))} times the memory of "
+        conclusion=f"{most['side']} takes {times(most['token'], least['token'])} times the memory of "
         f"{least['side']}; this model keeps {own_bytes / 1024:.2f} KiB a token",
         held_fixed=f"{config.layers} layers, {config.heads} query heads of {config.head_dim}, {spec.dtype} keys and "
         "values, one sequence",

@@ -60,7 +60,7 @@ def compare(lab: Lab) -> Result:
         rows=rows,
         conclusion=f"of the memory that is held, {value(reserved, 'wasted'):.0f} % is wasted by reserving the context, "
         f"{value(exact, 'wasted'):.0f} % by reserving prompt + max_tokens and {value(paged, 'wasted'):.1f} % in pages; "
-        f"pages hold {times(value(paged, 'fit'), value(reserved, 'fit'))} times the sequences",
+        f"pages hold {times(paged['fit'], reserved['fit'])} times the sequences",
         held_fixed=f"the model, a KV cache of {cache_bytes / MIB:.1f} MiB, {len(requests)} requests that all come at "
         f"once, prompts of {sizes.input_len} tokens, at most {sizes.output_len} tokens each, greedy; pages hold "
         f"{page_size} tokens, a reserved context {context:,}",

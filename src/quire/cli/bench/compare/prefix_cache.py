@@ -2,7 +2,7 @@
 
 from quire.cli.bench.compare.charts import LineChart
 from quire.cli.bench.compare.lab import Lab
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, overlap, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, doubt, ratio, times, value
 from quire.cli.bench.prompts import BenchRequest, random_prompts
 
 TITLE = "prefix cache: cold against warm"
@@ -33,10 +33,10 @@ def compare(lab: Lab) -> Result:
         for side in SIDES:
             row[side] = Figure.of([1e3 * done[side, length][0] for done in rounds])
             row[f"{side}_computed"] = rounds[0][side, length][1]
-        row["times"] = value(row, "cold") / value(row, "warm")
+        row["times"] = ratio(row["cold"], row["warm"])
         rows.append(row)
     last = rows[-1]
-    earlier = times(value(last, "cold"), value(last, "warm"))
+    earlier = times(last["cold"], last["warm"])
     return Result(
         title=TITLE,
         columns=[
@@ -50,7 +50,7 @@ def compare(lab: Lab) -> Result:
         rows=rows,
         conclusion=f"with {lengths[-1]:,} shared tokens the first token comes {earlier} times as early: "
         f"{value(last, 'warm_computed'):,.0f} tokens are computed instead of "
-        f"{value(last, 'cold_computed'):,.0f}" + overlap((last["cold"], last["warm"])),
+        f"{value(last, 'cold_computed'):,.0f}" + doubt((last["cold"], last["warm"])),
         held_fixed=f"the engine, one request at a time, prompts of equal length, {suffix} tokens of its own each, no "
         "two rounds with the same prefix",
         notes=["a warm request follows a cold one with the same prefix: the two cannot take turns in another order"],

@@ -1,6 +1,6 @@
 """What a comparison gives: rows of figures, charts, one sentence, and what was held fixed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -10,18 +10,28 @@ from quire.cli.bench.compare.charts import Bar, Chart
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The median of the rounds, and their extremes."""
+    """What the rounds gave, in their order."""
 
-    median: float
-    low: float
-    high: float
+    rounds: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Figure":
-        return cls(median(values), min(values), max(values))
+    def of(cls, values: Iterable[float]) -> "Figure":
+        return cls(tuple(values))
 
-    def as_json(self) -> dict[str, float]:
-        return {"median": self.median, "low": self.low, "high": self.high}
+    @property
+    def median(self) -> float:
+        return median(self.rounds)
+
+    @property
+    def low(self) -> float:
+        return min(self.rounds)
+
+    @property
+    def high(self) -> float:
+        return max(self.rounds)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"median": self.median, "low": self.low, "high": self.high, "rounds": list(self.rounds)}
 
 
 Cell = Figure | float | int | str | None
@@ -114,17 +124,27 @@ def bars(rows: Sequence[Row], key: str, label: str = "side") -> list[Bar]:
     return drawn
 
 
-def overlap(*pairs: tuple[Cell, Cell]) -> str:
-    """A warning behind a conclusion where the rounds of two sides overlap: the difference may be noise."""
+def ratio(one: Cell, other: Cell) -> Figure:
+    """Round by round: the two sides of a round ran next to each other, so what slows the machine slows both."""
+    assert isinstance(one, Figure | float | int) and isinstance(other, Figure | float | int)
+    if isinstance(one, Figure) and isinstance(other, Figure):
+        return Figure.of(a / b for a, b in zip(one.rounds, other.rounds, strict=True))
+    a, b = (side.median if isinstance(side, Figure) else side for side in (one, other))
+    return Figure.of([a / b])
+
+
+def doubt(*pairs: tuple[Cell, Cell]) -> str:
+    """A warning behind a conclusion where not all rounds agree on which side is greater."""
     for one, other in pairs:
-        if isinstance(one, Figure) and isinstance(other, Figure) and one.low <= other.high and other.low <= one.high:
-            return " (rounds of both sides overlap: this may be noise; give more --repeats)"
+        factor = ratio(one, other)
+        if factor.low <= 1 <= factor.high:
+            return " (the rounds do not agree on which is greater: give more --repeats)"
     return ""
 
 
-def times(larger: float, smaller: float) -> str:
+def times(larger: Cell, smaller: Cell) -> str:
     """A factor as it is read: 1.58, 12, 340."""
-    factor = larger / smaller if smaller else float("inf")
+    factor = ratio(larger, smaller).median
     return f"{factor:,.0f}" if factor >= 10 else f"{factor:.2f}"
 
 

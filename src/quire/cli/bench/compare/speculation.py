@@ -2,7 +2,7 @@
 
 from quire.cli.bench.compare.charts import BarChart
 from quire.cli.bench.compare.lab import Lab, RunTrace, in_turn, same_tokens
-from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, overlap, times, value
+from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, doubt, times
 from quire.cli.bench.prompts import BenchRequest
 from quire.engine.engine import Engine
 
@@ -57,7 +57,7 @@ def compare(lab: Lab) -> Result:
                     "acceptance": 100 * accepted / drafts if drafts else None,
                 }
             )
-    gains = [times(value(rows[i + 1], "tokens_per_second"), value(rows[i], "tokens_per_second")) for i in (0, 2)]
+    gains = [times(rows[i + 1]["tokens_per_second"], rows[i]["tokens_per_second"]) for i in (0, 2)]
     same = all(done["off", text][0].tokens == done["on", text][0].tokens for done in rounds for text in TEXTS)
     return Result(
         title=TITLE,
@@ -70,7 +70,7 @@ def compare(lab: Lab) -> Result:
         ],
         rows=rows,
         conclusion=f"with drafts, text that repeats comes {gains[0]} times as fast, and text that does not {gains[1]} "
-        "times" + overlap(*((rows[i]["tokens_per_second"], rows[i + 1]["tokens_per_second"]) for i in (0, 2))),
+        "times" + doubt(*((rows[i]["tokens_per_second"], rows[i + 1]["tokens_per_second"]) for i in (0, 2))),
         held_fixed=f"the model, one sequence, {sizes.output_len} output tokens, the same seeds; at most "
         f"{sizes.spec_length} draft tokens a step by {method}; text that repeats is greedy, the other has "
         "temperature 1",
@@ -79,7 +79,7 @@ def compare(lab: Lab) -> Result:
             if same
             else same_tokens(rounds[0]["off", "repeats"][0], rounds[0]["on", "repeats"][0])
         ],
-        charts=[BarChart("speed", "decoded tokens/s, higher is better", bars(rows, "tokens_per_second"))],
+        charts=[BarChart("speed", "decoded tokens/s, higher is better", bars(rows, "tokens_per_second"), (0, 2))],
         rounds=len(rounds),
     )
 

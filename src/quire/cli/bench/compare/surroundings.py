@@ -61,5 +61,11 @@ def in_words(figures: dict[str, Any]) -> list[tuple[str, str]]:
     rows.append(("CPU", f"{host['cpu']}, {host['cores']} cores, {host['memory'] / GIB:.0f} GiB"))
     rows.append(("software", f"quire {figures['quire']}, Python {host['python']}, {host['system']}"))
     given = {name: value for name, value in figures["options"].items() if name not in ("model", "seed")}
-    written = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in given.items())
-    return [*rows, ("options", written or "defaults")]
+    return [*rows, ("flags", " ".join(_flag(name, value) for name, value in given.items()))]
+
+
+def _flag(name: str, value: object) -> str:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value}"
