@@ -1,6 +1,7 @@
 """Comparisons of a tiny model: what they count is exact, whatever the clock says."""
 
 import json
+import shlex
 import shutil
 import signal
 from html.parser import HTMLParser
@@ -14,7 +15,7 @@ from fakes import make_drafts_free
 from page.browser import browser
 from quire.cli import main as cli
 from quire.cli.bench.compare.charts import BarChart, LineChart, even_ticks, log_ticks, number, svg
-from quire.cli.bench.compare.command import _without
+from quire.cli.bench.compare.command import _parser, _repeated
 from quire.cli.bench.compare.comparisons import COMPARISONS
 from quire.cli.bench.compare.formats import find_variants
 from quire.cli.bench.compare.lab import Lab
@@ -30,12 +31,12 @@ SAME = "both sides gave the same tokens"
 
 
 @pytest.fixture
-def compare(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+def compare(tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """-> what a comparison prints with --json."""
+    monkeypatch.setenv("QUIRE_THREADS", "1")
 
     def run(name: str, *flags: str, status: int = 0) -> dict[str, Any]:
-        argv = ["bench", "compare", name, "-m", str(tiny_model), "--device", "cpu", "--threads", "1", "--json"]
-        argv += flags
+        argv = ["bench", "compare", name, "-m", str(tiny_model), "--device", "cpu", "--json", *flags]
         assert cli.main(argv) == status
         return dict(json.loads(capsys.readouterr().out))
 
@@ -232,7 +233,10 @@ def test_all_make_one_page_that_needs_no_network(compare: Any, tmp_path: Path) -
     text = path.read_text()
     check_page(text, names[:2])
     commands = [result["command"] for result in figures["comparisons"]]
-    assert commands[0].startswith("quire bench compare kv-heads -m ") and commands[0].endswith("--repeats 1")
+    assert "--repeats" not in commands[0] and commands[1].endswith("--repeats 1")
+    for name, command in zip(names, commands, strict=False):
+        again = _parser(name).parse(shlex.split(command)[3:])
+        assert again.comparison == name and again.device == "cpu" and not again.json and not again.html
     assert "cuda-graphs is skipped" in text and "held fixed" in text.lower()
     with browser() as opened:
         for width, dark in ((1280, False), (390, True)):
@@ -299,6 +303,7 @@ def test_mistakes_are_named(tiny_model: Path, tmp_path: Path, capsys: pytest.Cap
     model = ("-m", str(tiny_model), "--device", "cpu")
     assert "did you mean `batching`" in error("batchin")
     assert "there is no flag `--lengths`" in error("batching", "--lengths", "3")
+    assert "there is no flag `--enable-prefix-caching`" in error("kv-cache", "--enable-prefix-caching")
     assert "--lengths has 0" in error("kv-cache", "--lengths", "0")
     assert "--repeats is 0" in error("batching", "--repeats", "0")
     assert "there is no folder" in error("kv-heads", "--html", "/nowhere/x.html")
@@ -324,8 +329,10 @@ def test_every_comparison_has_help_with_its_defaults(capsys: pytest.CaptureFixtu
 
 
 def test_a_command_is_given_again_without_its_outputs() -> None:
-    argv = ["--json", "-m", "x", "--only", "a", "b", "--html", "r.html", "--repeats=2", "--svg=p.svg"]
-    assert _without(argv, {"--json": 0, "--html": 1, "--svg": 1, "--only": None}) == ["-m", "x", "--repeats=2"]
+    argv = ["--html", "r", "-m", "x", "--only", "a", "b", "--threads", "2", "--repeats=2", "--svg=p", "--json"]
+    assert _repeated(argv, _parser("batching")) == ["-m", "x", "--threads", "2", "--repeats=2"]
+    assert _repeated(argv, _parser("attention")) == ["-m", "x", "--repeats=2"]  # which sets its threads itself
+    assert _repeated(["--json", "A.gguf", "B.gguf", "--svg", "p"], _parser("formats")) == ["A.gguf", "B.gguf"]
 
 
 def test_charts_are_well_formed_and_escaped() -> None:

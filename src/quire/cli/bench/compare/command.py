@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.bench.compare.charts import svg
-from quire.cli.bench.compare.comparisons import ALL, COMPARISONS
+from quire.cli.bench.compare.comparisons import ALL, COMPARISONS, FIXED
 from quire.cli.bench.compare.lab import Interrupted, Lab
 from quire.cli.bench.compare.result import Result
 from quire.cli.bench.compare.sizes import Sizes
@@ -35,7 +35,7 @@ EXAMPLES = """\
   quire bench compare all --html report.html                everything, on one page that works offline
   quire bench compare batching --help                       its sizes, and their defaults
 """
-OUTPUTS = {"--json": 0, "--svg": 1, "--html": 1}  # flags that say where results go -> values they take
+OUTPUTS = {"--json", "--svg", "--html"}  # flags that say where results go
 
 
 def run(argv: Sequence[str]) -> int:
@@ -79,7 +79,7 @@ def _parser(name: str) -> Parser:
     offered = COMPARISONS[name].sizes if name in COMPARISONS else dict.fromkeys({"repeats"} if name == ALL else sizes)
     defaults = {key: {"help": _help(key, default)} for key, default in offered.items() if default is not None}
     add_flags(parser, Sizes, "sizes", about=defaults, skip=sizes - set(offered))
-    add_engine_flags(parser)
+    add_engine_flags(parser, (*FIXED, *COMPARISONS[name].varies) if name in COMPARISONS else FIXED)
     return parser
 
 
@@ -95,7 +95,7 @@ class _Session:
         self, arguments: Namespace, options: EngineOptions, argv: Sequence[str], stopped: Callable[[], bool]
     ) -> None:
         self.arguments, self.options, self.stopped = arguments, options, stopped
-        self.flags = _without(argv, {**OUTPUTS, "--only": None})
+        self.argv = argv
         self.results: list[Result] = []
         self.skipped: dict[str, str] = {}
 
@@ -158,7 +158,7 @@ class _Session:
             _clear_line()
         result.name, result.interrupted = name, lab.interrupted
         result.seconds = time.perf_counter() - begin
-        result.command = shlex.join(["quire", "bench", "compare", name, *self.flags])
+        result.command = shlex.join(["quire", "bench", "compare", name, *_repeated(self.argv, _parser(name))])
         return result
 
     @cached_property
@@ -197,21 +197,20 @@ def _clear_line() -> None:
         sys.stderr.flush()
 
 
-def _without(argv: Sequence[str], flags: dict[str, int | None]) -> list[str]:
-    """The arguments without these flags and their values; None: all values up to the next flag."""
+def _repeated(argv: Sequence[str], parser: Parser) -> list[str]:
+    """The arguments that make the same measurement again: without outputs, and without flags of `all` that this
+    comparison does not have."""
     kept: list[str] = []
-    skip: int | None = 0
+    dropped = False  # the last flag
     for argument in argv:
-        if argument.startswith("-"):
-            flag, equals, _ = argument.partition("=")
-            skip = 0
-            if flag in flags:
-                skip = 0 if equals else flags[flag]
+        if argument.startswith("--"):
+            flag = argument.partition("=")[0].replace("_", "-")
+            dropped = flag in OUTPUTS or flag not in parser.flags
+            if flag == "--json":  # the only one without a value
+                dropped = False
                 continue
-        elif skip is None:
-            continue
-        elif skip:
-            skip -= 1
-            continue
-        kept.append(argument)
+        elif argument.startswith("-"):
+            dropped = False
+        if not dropped:
+            kept.append(argument)
     return kept

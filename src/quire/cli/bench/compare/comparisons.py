@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ALL = "all"
+FIXED = ("task", "max_model_len", "max_num_seqs", "enable_prefix_caching")  # engine options that every comparison sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +13,7 @@ class Comparison:
     module: str
     what: str
     sizes: Mapping[str, Any]  # fields of Sizes that are flags of this comparison, with its defaults
+    varies: tuple[str, ...] = ()  # engine options that it sets itself, and that are no flags of it
 
 
 _HERE = "quire.cli.bench.compare"
@@ -30,6 +32,7 @@ COMPARISONS = {
         f"{_HERE}.paged",
         "contiguous reservation against pages: waste, and sequences that fit",
         {"repeats": 2, "num_prompts": 24, "batch_size": 4, "input_len": 32, "output_len": 64, "context": 1024},
+        ("kv_cache_memory_bytes",),
     ),
     "prefix-cache": Comparison(
         f"{_HERE}.prefix_cache",
@@ -40,16 +43,19 @@ COMPARISONS = {
         f"{_HERE}.chunked_prefill",
         "chunked prefill off and on: gaps between tokens while long prompts arrive",
         {"repeats": 3, "num_prompts": 2, "batch_size": 4, "input_len": 512, "output_len": 40, "chunk_size": 64},
+        ("max_num_batched_tokens", "long_prefill_token_threshold", "target_itl_ms"),
     ),
     "attention": Comparison(
         f"{_HERE}.attention",
         "naive against flash attention: time and memory by length",
         {"repeats": 3, "lengths": (128, 256, 512, 1024, 2048)},
+        ("threads", "enforce_eager"),
     ),
     "formats": Comparison(
         f"{_HERE}.formats",
         "formats of one model: size, memory, tokens/s, perplexity, KL",
         {"repeats": 3, "input_len": 128, "output_len": 32, "text": None, "text_len": 512},
+        ("max_num_batched_tokens",),
     ),
     "kv-heads": Comparison(
         f"{_HERE}.kv_heads",
@@ -59,12 +65,13 @@ COMPARISONS = {
     "speculation": Comparison(
         f"{_HERE}.speculation",
         "speculative decoding off and on, with the acceptance rate",
-        {"repeats": 3, "output_len": 64, "spec_length": 5},
+        {"repeats": 3, "output_len": 64},
     ),
     "cuda-graphs": Comparison(
         f"{_HERE}.cuda_graphs",
         "CUDA graphs off and on: time of a token by batch size",
         {"repeats": 3, "batch_sizes": (1, 8, 32), "input_len": 32, "output_len": 64},
+        ("enforce_eager",),
     ),
     "batch-size": Comparison(
         f"{_HERE}.batch_size",

@@ -116,6 +116,11 @@ def find_variants(lab: Lab) -> tuple[list[Variant], str]:
         return [stored, *(Variant(m, {"quantization": m}) for m in methods)], "weights quantized while they are loaded"
     if lab.model.latent:
         raise NotHere("the model is quantized and its cache is latent: there is one format of it", "name several files")
+    if lab.options.kv_cache_dtype != "auto":
+        raise UsageError(
+            "--kv-cache-dtype is given, and the model is compared in formats of its KV cache",
+            "leave it out, or name files",
+        )
     dtypes = ("bfloat16", "fp8", "int8") if lab.on_gpu else ("float32", "float16", "int8")
     return (
         [Variant(f"KV cache {dtype}", {"kv_cache_dtype": dtype}) for dtype in dtypes],

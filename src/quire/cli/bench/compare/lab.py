@@ -145,7 +145,7 @@ class Lab:
     def engine(self, *, length: int, num_seqs: int, **changes: Any) -> Engine:
         """An engine with room for `num_seqs` sequences of `length` tokens, and no more: several stand side by side."""
         self.check_length(length)
-        wanted = {"max_model_len": length, "max_num_seqs": num_seqs} | changes
+        wanted = {"max_model_len": length, "max_num_seqs": num_seqs, "enable_prefix_caching": False} | changes
         options = replace(self.options, **wanted)
         if options.kv_cache_memory_bytes is None:
             blocks = num_seqs * (-(-length // options.block_size) + 1)

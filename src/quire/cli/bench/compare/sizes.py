@@ -18,7 +18,6 @@ class Sizes:
     lengths: tuple[int, ...] = option((128, 256, 512), "lengths to compare, in tokens", several=True)
     chunk_size: int = option(64, "tokens of a prompt in one step at most, where prefill is chunked", minimum=1)
     context: int = option(2048, "tokens that a contiguous cache reserves for each sequence", minimum=2)
-    spec_length: int = option(5, "draft tokens a step at most", minimum=1)
     text: str | None = option(None, "a text to score instead of Python's reference manual", metavar="FILE")
     text_len: int = option(512, "tokens of the text that are scored at most", minimum=16)
 

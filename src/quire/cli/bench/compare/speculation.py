@@ -1,13 +1,18 @@
 """Speculative decoding off and on: on a text that repeats itself, and on one that does not."""
 
+from dataclasses import replace
+from typing import Any
+
 from quire.cli.bench.compare.charts import BarChart
 from quire.cli.bench.compare.lab import Lab, RunTrace, in_turn, same_tokens
 from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, doubt, times
 from quire.cli.bench.prompts import BenchRequest
 from quire.engine.engine import Engine
+from quire.engine.options import SPECULATION
 
 TITLE = "speculative decoding: off against on"
 SIDES = ("off", "on")
+DEFAULT_METHOD = "ngram"
 PASSAGE = (
     "A quire is a gathering of sheets, folded once and sewn through the fold. Four sheets make eight leaves, and "
     "eight leaves make sixteen pages.\n\n"
@@ -21,13 +26,13 @@ TEXTS = {  # name: (prompt, temperature)
 def compare(lab: Lab) -> Result:
     sizes = lab.sizes
     prompts = {name: lab.tokenizer.encode(text) for name, (text, _) in TEXTS.items()}
-    length = max(map(len, prompts.values())) + sizes.output_len + sizes.spec_length + 1
-    method = lab.options.spec_method or "ngram"
-    plain = {"speculative_config": None, "spec_method": None, "spec_tokens": None}
-    drafting = {"spec_method": method, "spec_tokens": sizes.spec_length}
+    drafting: dict[str, Any] = {} if lab.options.speculation else {"spec_method": DEFAULT_METHOD}
+    speculation = replace(lab.options, **drafting).speculation
+    assert speculation is not None
+    length = max(map(len, prompts.values())) + sizes.output_len + speculation.num_tokens + 1
     engines = {
-        "off": lab.engine(length=length, num_seqs=1, **plain),
-        "on": lab.engine(length=length, num_seqs=1, **plain | drafting),
+        "off": lab.engine(length=length, num_seqs=1, **dict.fromkeys(SPECULATION)),
+        "on": lab.engine(length=length, num_seqs=1, **drafting),
     }
 
     def one(side: str, text: str) -> tuple[RunTrace, int, int]:
@@ -72,8 +77,8 @@ def compare(lab: Lab) -> Result:
         conclusion=f"with drafts, text that repeats comes {gains[0]} times as fast, and text that does not {gains[1]} "
         "times" + doubt(*((rows[i]["tokens_per_second"], rows[i + 1]["tokens_per_second"]) for i in (0, 2))),
         held_fixed=f"the model, one sequence, {sizes.output_len} output tokens, the same seeds; at most "
-        f"{sizes.spec_length} draft tokens a step by {method}; text that repeats is greedy, the other has "
-        "temperature 1",
+        f"{speculation.num_tokens} draft tokens a step by {speculation.method}; text that repeats is greedy, the other "
+        "has temperature 1",
         notes=[
             "both sides gave the same tokens"
             if same
