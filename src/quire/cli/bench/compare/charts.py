@@ -6,7 +6,7 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Protocol
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 76, 20, 58, 48
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 76, 36, 58, 48
 BAR, GAP, LABELS = 22, 12, 170
 PLOT_HEIGHT = 230
 MAX_SERIES = 6
@@ -116,8 +116,8 @@ class LineChart:
             y = up(tick)
             parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(_text(LEFT - 8, y + 4, number(tick), anchor="end", soft=True))
-        for tick in xs if len(xs) <= 12 else [tick for tick in even_ticks(right) if left <= tick <= right]:
-            parts.append(_text(across(tick), TOP + PLOT_HEIGHT + 18, number(tick), anchor="middle", soft=True))
+        for x, label in self._x_labels(xs, across):
+            parts.append(_text(x, TOP + PLOT_HEIGHT + 18, label, anchor="middle", soft=True))
         parts.append(_text((LEFT + WIDTH - RIGHT) / 2, TOP + PLOT_HEIGHT + 38, self.x_label, anchor="middle"))
         for color, curve in zip(colors, self.series.values(), strict=True):
             corners = [(across(x), up(y)) for x, y in curve]
@@ -126,6 +126,15 @@ class LineChart:
             if len(corners) <= 24:
                 parts += [f'<circle class="f{color}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in corners]
         return parts, TOP + PLOT_HEIGHT + BOTTOM
+
+    def _x_labels(self, xs: Sequence[float], across: Callable[[float], float]) -> list[tuple[float, str]]:
+        """Where points are, or at round numbers where there are many; none on top of the one before."""
+        ticks = xs if len(xs) <= 12 else [tick for tick in even_ticks(xs[-1]) if xs[0] <= tick]
+        labels: list[tuple[float, str]] = []
+        for tick in ticks:
+            if across(tick) <= WIDTH - RIGHT + 1 and (not labels or across(tick) - labels[-1][0] > 48):
+                labels.append((across(tick), number(tick)))
+        return labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,8 @@ class _Session:
             lab.close()
             _clear_line()
         result.name, result.interrupted = name, lab.interrupted
+        if result.rounds == 1:
+            result.notes.append("one round: how much the figures vary is not known")
         result.seconds = time.perf_counter() - begin
         result.command = shlex.join(["quire", "bench", "compare", name, *_repeated(self.argv, _parser(name))])
         return result

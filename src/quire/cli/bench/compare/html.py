@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.cli.bench.compare.charts import STYLE as CHART_STYLE
 from quire.cli.bench.compare.charts import svg
-from quire.cli.bench.compare.result import Result
+from quire.cli.bench.compare.result import Result, counted
 from quire.cli.bench.compare.surroundings import in_words
 
 STYLE = """
@@ -36,7 +36,7 @@ table.facts td,table.facts th{text-align:left;white-space:normal;vertical-align:
 table.facts th{width:110px}
 nav ol{margin:0;padding-left:22px}nav li{margin:4px 0}
 figure{margin:16px 0;overflow-x:auto}figure svg{width:100%;height:auto;min-width:540px;max-width:820px;display:block}
-code{background:var(--code);border-radius:6px;padding:8px 12px;display:block;overflow-x:auto;
+code{background:var(--code);border-radius:6px;padding:8px 12px;display:block;overflow-x:auto;white-space:pre;
 font:13px ui-monospace,monospace;user-select:all}
 ul.notes{margin:8px 0;padding-left:20px;color:var(--soft);font-size:13.5px}
 details{margin-top:10px;font-size:13px;color:var(--soft)}summary{cursor:pointer}
@@ -74,7 +74,7 @@ def _contents(results: Sequence[Result], skipped: Mapping[str, str]) -> str:
 
 
 def _section(result: Result) -> str:
-    how = "computed, nothing was timed" if result.computed else f"measured in {result.rounds} rounds"
+    how = "computed, nothing was timed" if result.computed else f"measured in {counted(result.rounds, 'round')}"
     if result.interrupted:
         how += ", interrupted"
     notes = "".join(f"<li>{escape(note)}</li>" for note in result.notes)

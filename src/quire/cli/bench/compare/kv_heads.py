@@ -50,11 +50,13 @@ def compare(lab: Lab) -> Result:
             LineChart(
                 "KV cache of one sequence",
                 "tokens",
-                "MiB",
+                "MiB, logarithmic",
                 {
                     str(row["side"]): [(length, value(row, str(length))) for length in sorted(lab.sizes.lengths)]
                     for row in rows
                 },
+                log_x=True,
+                log_y=True,
             ),
         ],
         computed=True,

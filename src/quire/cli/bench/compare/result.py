@@ -83,7 +83,7 @@ class Result:
         }
 
     def as_text(self) -> str:
-        how = "computed" if self.computed else f"measured, {_count(self.rounds, 'round')}: median (lowest - highest)"
+        how = "computed" if self.computed else f"measured, {counted(self.rounds, 'round')}: median (lowest - highest)"
         lines = [f"{self.title} ({how})", "", *_table(self.cells()), "", self.conclusion]
         lines += [f"held fixed: {self.held_fixed}", *(f"note: {note}" for note in self.notes)]
         return "\n".join(lines)
@@ -160,5 +160,5 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
     return [f"{row[0]:<{widths[0]}}", *padded[1:]]
 
 
-def _count(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("s" if number != 1 else "")

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire import __version__
 from quire.cli import machine
+from quire.cli.bench.compare.comparisons import FIXED
 from quire.cli.bench.compare.lab import Lab
 
 GIB = 1 << 30
@@ -60,8 +61,8 @@ def in_words(figures: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("GPU", f"{gpu['name']}, {gpu['memory'] / GIB:.0f} GiB, torch {gpu['torch']}"))
     rows.append(("CPU", f"{host['cpu']}, {host['cores']} cores, {host['memory'] / GIB:.0f} GiB"))
     rows.append(("software", f"quire {figures['quire']}, Python {host['python']}, {host['system']}"))
-    given = {name: value for name, value in figures["options"].items() if name not in ("model", "seed")}
-    return [*rows, ("flags", " ".join(_flag(name, value) for name, value in given.items()))]
+    given = [_flag(name, value) for name, value in figures["options"].items() if name not in ("model", "seed", *FIXED)]
+    return [*rows, ("flags", " ".join(given) or "defaults")]
 
 
 def _flag(name: str, value: object) -> str:
