@@ -8,11 +8,13 @@ from quire.cli.parser import Parser, UsageError, nearest
 COMMANDS = {  # name: (module, what it measures)
     "throughput": ("quire.cli.bench.throughput", "many requests at once: tokens and requests a second"),
     "latency": ("quire.cli.bench.latency", "one batch at a time: how long it takes"),
+    "compare": ("quire.cli.bench.compare.command", "two ways of doing the same, such as with and without a KV cache"),
 }
 
 EXAMPLES = """\
   quire bench throughput --num-prompts 64 --input-len 128 --output-len 64
   quire bench latency --batch-size 1 --input-len 512 --output-len 64
+  quire bench compare all --html report.html
   quire bench latency --help
 """
 

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -19,13 +19,14 @@ from quire.hub import resolve_model
 _SERVING_ONLY = ("served_model_name", "max_queued_requests", *GENERATION, *LORA)  # flags without an effect here
 
 
-def add_engine_flags(parser: Parser) -> None:
+def add_engine_flags(parser: Parser, skip: Collection[str] = ()) -> None:
+    """`skip`: options that the benchmark sets itself."""
     add_model_flag(parser)
     about = {
         "enable_prefix_caching": {"help": "reuse the KV cache of shared prompt prefixes (default: off)"},
         "seed": {"help": "of random prompts and of sampling (default: 0)"},
     }
-    add_flags(parser, EngineOptions, "engine", about=about, skip=("model", *_SERVING_ONLY))
+    add_flags(parser, EngineOptions, "engine", about=about, skip=("model", *_SERVING_ONLY, *skip))
     add_peer_flags(parser)
 
 
