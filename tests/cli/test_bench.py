@@ -10,8 +10,9 @@ import pytest
 from quire.cli import main as cli
 from quire.cli.bench.engine import BenchRun, Phase, Timing
 from quire.cli.bench.prompts import random_prompts
-from quire.cli.bench.report import percentile, spread, spreads
+from quire.cli.bench.report import spread, spreads
 from quire.engine.engine import Engine
+from quire.planning.percentiles import percentile
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def check_minimums(flags: Any) -> None:
     """`minimum` in the metadata of a field is the smallest value it may have."""
     for spec in fields(flags):
         minimum, value = spec.metadata.get("minimum"), getattr(flags, spec.name)
-        if minimum is not None and value < minimum:
+        if None not in (minimum, value) and value < minimum:
             raise UsageError(f"--{spec.name.replace('_', '-')} is {value}", f"give at least {minimum}")
 
 
