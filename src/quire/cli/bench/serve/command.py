@@ -161,7 +161,13 @@ async def _load(
     with bar as one_more:
         limit = bench.load.max_concurrency
         return await generate_load(
-            client, bench.server.path, bodies, times, max_concurrency=limit, stop=stop, on_ended=one_more
+            client,
+            bench.server.path,
+            bodies,
+            times,
+            max_concurrency=limit,
+            stop=stop,
+            on_ended=lambda outcome: one_more(),
         )
 
 

@@ -47,7 +47,7 @@ async def generate_load(
     *,
     max_concurrency: int | None = None,
     stop: asyncio.Event | None = None,
-    on_ended: Callable[[], object] = lambda: None,
+    on_ended: Callable[[Outcome], object] = lambda outcome: None,
 ) -> LoadRun:
     """Until all have ended, or `stop` is set: then those in flight are dropped. Raises Refused if the first request
     is one that the server does not take."""
@@ -67,10 +67,9 @@ async def generate_load(
             failure = str(error)
         finally:
             free.release()
-        run.outcomes.append(
-            Outcome(index, sent, answer.ended if answer else time.perf_counter(), queued, answer, failure)
-        )
-        on_ended()
+        ended = answer.ended if answer else time.perf_counter()
+        run.outcomes.append(Outcome(index, sent, ended, queued, answer, failure))
+        on_ended(run.outcomes[-1])
 
     async def send_all() -> None:
         async with asyncio.TaskGroup() as group:
