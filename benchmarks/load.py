@@ -103,7 +103,7 @@ async def _load(url: str, bodies: list[bytes], users: int) -> LoadRun:
             on_ended=lambda outcome: stop.set() if outcome.failure else None,
         )
     finally:
-        client.close()
+        await client.close()
 
 
 async def streamed(url: str, path: str, body: bytes) -> list[Piece]:
@@ -112,7 +112,7 @@ async def streamed(url: str, path: str, body: bytes) -> list[Piece]:
     try:
         reply = await client.post(path, body)
     finally:
-        client.close()
+        await client.close()
     if reply.status != 200:
         raise LoadFailed(f"status {reply.status}: {error_message(reply.body)}")
     return reply.pieces

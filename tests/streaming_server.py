@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from ssl import SSLContext
 from typing import Any
 
 Respond = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
@@ -14,7 +15,7 @@ OnConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[
 
 
 @contextmanager
-def serving(respond: Respond, keep_alive: bool = False) -> Iterator[str]:
+def serving(respond: Respond, keep_alive: bool = False, ssl: SSLContext | None = None) -> Iterator[str]:
     """Hands every request's body to `respond`. Connections end with the first answer unless `keep_alive`."""
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -30,18 +31,18 @@ def serving(respond: Respond, keep_alive: bool = False) -> Iterator[str]:
         finally:
             writer.close()
 
-    with listening(on_connection) as url:
+    with listening(on_connection, ssl) as url:
         yield url
 
 
 @contextmanager
-def listening(on_connection: OnConnection) -> Iterator[str]:
+def listening(on_connection: OnConnection, ssl: SSLContext | None = None) -> Iterator[str]:
     """The address, while the block runs."""
     started: Future[tuple[str, Callable[[], object]]] = Future()
 
     async def listen() -> None:
-        server, stop = await asyncio.start_server(on_connection, "127.0.0.1", 0), asyncio.Event()
-        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server, stop = await asyncio.start_server(on_connection, "127.0.0.1", 0, ssl=ssl), asyncio.Event()
+        address = f"{'https' if ssl else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         started.set_result((address, partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set)))
         await stop.wait()
         server.close()

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import socket
+import ssl
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -348,6 +350,23 @@ def test_keys_and_headers_are_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert "Authorization: Bearer other\r\n" in heads[-1]
 
 
+def test_a_server_with_a_certificate_of_its_own(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-days", "1", "-subj", "/CN=localhost"]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    with serving(stream_all, keep_alive=True, ssl=context) as url:
+        flags = ["--model", "x", *lengths(3, 4, 2), "--max-concurrency", "2"]
+        assert bench(url, *flags, "--insecure")["completed"] == 3
+        assert cli.main(["bench", "serve", "--base-url", url, *flags]) == cli.USAGE_ERROR
+    error = capsys.readouterr().err
+    assert "certificate verify failed" in error and "--insecure" in error
+
+
 # ---- mistakes
 
 
@@ -389,6 +408,7 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
         ("--dataset-name custom --dataset-path /nowhere", "/nowhere cannot be read"),
         ("--dataset-name sharegpt --dataset-path /nowhere --output-len 2", "/nowhere cannot be read"),
         ("--dataset-name trace --dataset-path /nowhere", "/nowhere cannot be read"),
+        ("--dataset-name trace --dataset-path /nowhere --request-rate 2", "a trace says itself when requests come"),
         ("--dataset-name simulated --burstiness 2", "a rate and bursts only"),
         ("--num-promts 3", "did you mean `--num-prompts`?"),
     ],

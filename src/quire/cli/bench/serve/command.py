@@ -112,15 +112,12 @@ def _loop_factory() -> Any:
 
 
 async def _measure(bench: ServeBench, now: datetime) -> tuple[Path | None, ServedLoad]:
-    tokenizer = find_tokenizer(bench.server.tokenizer, bench.server.model)
-    tokens = PromptTokens(tokenizer)
-    requests = read_requests(bench.dataset, bench.load, tokens)
     client = connect(bench.server)
     try:
         model = await find_model(client, bench.server)
+        tokens = PromptTokens(find_tokenizer(bench.server.tokenizer, bench.server.model or model))
+        requests = read_requests(bench.dataset, bench.load, tokens)
         path = result_path(bench.result, bench.load, bench.server.backend, model, now)
-        if tokenizer is None:
-            tokens = PromptTokens(find_tokenizer(None, model))
         body = Body(bench.server, bench.dataset, bench.load, model)
         by_ids = await takes_ids(client, bench.server, body, tokens)
         prompts = [request.prompt(tokens, by_ids) for request in requests]
@@ -137,7 +134,7 @@ async def _measure(bench: ServeBench, now: datetime) -> tuple[Path | None, Serve
             asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
             watching.cancel()
     finally:
-        client.close()
+        await client.close()
     lengths = [_length(prompt, tokens) for prompt in prompts]
     answered = measured(run.outcomes, lengths, tokens.count)
     notes = _notes(run, answered, requests, tokens)

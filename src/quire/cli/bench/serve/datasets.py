@@ -40,6 +40,10 @@ class LoadRequest:
 
 def read_requests(flags: DatasetFlags, load: LoadFlags, tokens: PromptTokens) -> list[LoadRequest]:
     if flags.dataset == "trace":
+        if math.isfinite(load.request_rate) or load.ramp_up_strategy is not None:
+            raise UsageError(
+                "a trace says itself when requests come", "leave out --request-rate and --ramp-up-strategy"
+            )
         return _timed(read_trace(Path(flags.dataset_path or ""))[: flags.num_prompts])
     if flags.dataset == "simulated":
         return _timed(generate(workload(flags, load)))

@@ -49,6 +49,7 @@ class HttpClient:
         fields = {"Host": parts.netloc.rpartition("@")[2], "Content-Type": "application/json", **(headers or {})}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self._idle: list[_Connection] = []
+        self._open: set[_Connection] = set()
 
     async def get(self, path: str) -> Reply:
         return await self._request("GET", path, b"")
@@ -56,9 +57,10 @@ class HttpClient:
     async def post(self, path: str, body: bytes) -> Reply:
         return await self._request("POST", path, body)
 
-    def close(self) -> None:
-        while self._idle:
-            self._idle.pop().transport.close()
+    async def close(self) -> None:
+        for connection in self._open:
+            connection.transport.abort()
+        await asyncio.gather(*(connection.lost for connection in self._open))
 
     async def _request(self, method: str, path: str, body: bytes) -> Reply:
         sent = time.perf_counter()
@@ -81,12 +83,12 @@ class HttpClient:
     def _take_idle(self) -> "_Connection | None":
         while self._idle:
             connection = self._idle.pop()
-            if not connection.closed:
+            if not connection.lost.done():
                 return connection
         return None
 
     def _keep(self, connection: "_Connection") -> None:
-        if connection.response.keeps_alive and not connection.closed:
+        if connection.response.keeps_alive and not connection.lost.done():
             self._idle.append(connection)
         else:
             connection.transport.abort()
@@ -97,6 +99,8 @@ class HttpClient:
             _, connection = await loop.create_connection(_Connection, self.host, self.port, ssl=self._ssl)
         except OSError as error:
             raise Unreachable(f"no server at {self.url}: {error.strerror or error}") from error
+        self._open.add(connection)
+        connection.lost.add_done_callback(lambda _: self._open.discard(connection))
         return connection
 
 
@@ -124,7 +128,7 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self) -> None:
-        self.closed = False
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.response = _Response()
         self._ended: asyncio.Future[None] | None = None
         self._moment = 0.0
@@ -157,7 +161,8 @@ class _Connection(asyncio.Protocol):
             self._end(LoadFailed(f"the answer is not HTTP: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.closed = True
+        if not self.lost.done():
+            self.lost.set_result(None)
         response = self.response
         if response.status and not response.framed:
             self._end()

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +32,14 @@ class PromptTokens:
     def __init__(self, tokenizer: "Tokenizer | None" = None) -> None:
         self.tokenizer = tokenizer
         self._ids: Sequence[int] = UNKNOWN_VOCABULARY
-        self._words: Sequence[str] = [f" {word}" for word in COMMON_WORDS]
         if tokenizer is not None:
             special = set(tokenizer.special_ids)
             self._ids = [token for token in range(tokenizer.vocab_size) if token not in special]
-            self._words = _words(tokenizer, self._ids) or self._words
+
+    @cached_property
+    def _words(self) -> Sequence[str]:
+        found = _words(self.tokenizer, self._ids) if self.tokenizer else []
+        return found or [f" {word}" for word in COMMON_WORDS]
 
     def ids(self, numbers: Sequence[int]) -> list[int]:
         count = len(self._ids)

@@ -75,9 +75,15 @@ async def when_ready(call: Callable[[], Awaitable[T]], timeout: float) -> T:
             raise UsageError(f"the server refuses the first request: {refusal}") from refusal
         except LoadFailed as failure:
             if time.monotonic() >= end:
-                what = "start one, or give --base-url" if isinstance(failure, Unreachable) else "see the server's log"
-                raise UsageError(str(failure), f"{what}; --ready-check-timeout-sec 60 waits for it") from failure
+                raise UsageError(str(failure), _hint(failure)) from failure
         await asyncio.sleep(SECONDS_BETWEEN_TRIES)
+
+
+def _hint(failure: LoadFailed) -> str:
+    if "certificate" in str(failure).lower():
+        return "--insecure takes any certificate"
+    what = "start one, or give --base-url" if isinstance(failure, Unreachable) else "see the server's log"
+    return f"{what}; --ready-check-timeout-sec 60 waits for it"
 
 
 class Body:
