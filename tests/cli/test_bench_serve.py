@@ -98,9 +98,9 @@ def test_the_memory_of_a_server_on_this_machine(server: str, bench: Bench) -> No
     assert bench(server, *lengths(1, 4, 1))["peak_rss_bytes"] > 100e6
 
 
-def test_poisson_arrivals(server: str, bench: Bench) -> None:
-    figures = bench(server, *lengths(8, 6, 2), "--request-rate", "20", "--save-detailed")
-    assert figures["request_rate"] == 20 and figures["duration"] >= 8 / 20
+def test_arrivals_at_a_rate(server: str, bench: Bench) -> None:
+    figures = bench(server, *lengths(8, 6, 2), "--request-rate", "20", "--save-detailed", "--burstiness", "inf")
+    assert (figures["request_rate"], figures["burstiness"]) == (20, "inf") and figures["duration"] >= 8 / 20
     starts = figures["start_times"]
     assert starts == sorted(starts) and starts[-1] == pytest.approx(8 / 20, abs=0.3)
 
@@ -410,6 +410,8 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
         ("--dataset-name trace --dataset-path /nowhere", "/nowhere cannot be read"),
         ("--dataset-name trace --dataset-path /nowhere --request-rate 2", "a trace says itself when requests come"),
         ("--dataset-name simulated --burstiness 2", "a rate and bursts only"),
+        ("--result-dir /proc/nowhere", "the folder /proc/nowhere cannot be made"),
+        ("--result-dir / --result-filename proc", "/proc cannot be written"),
         ("--num-promts 3", "did you mean `--num-prompts`?"),
     ],
 )

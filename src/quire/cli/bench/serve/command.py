@@ -36,6 +36,7 @@ EXAMPLES = """\
   quire bench serve --dataset-name trace --dataset-path trace.jsonl --json
 """
 ALL_FAILED = 1
+ALWAYS_SAVED = ("latencies", "queue_times")  # vLLM's file has them without --save-detailed
 # vLLM's flags that change nothing here -> how many values they take.
 NO_EFFECT = {"--trust-remote-code": 0, "--skip-tokenizer-init": 0, "--skip-chat-template": 0, "--tokenizer-mode": 1}
 
@@ -90,13 +91,14 @@ def _run(bench: ServeBench) -> int:
         except Refused as refusal:
             raise UsageError(f"the server refuses the first request: {refusal}", "no other request was sent") from None
     figures = _figures(bench, load, now)
-    more = details(load.run, load.requests) if bench.result.save_detailed else {}
+    each = details(load.run, load.requests)
+    kept = each if bench.result.save_detailed else {key: each[key] for key in ALWAYS_SAVED}
     if bench.result.json:
-        print(as_json(figures | more))
+        print(as_json(figures | (each if bench.result.save_detailed else {})))
     else:
         print("\n".join(table(figures, bench.load, bench.result)))
     if path is not None:
-        path.write_text(as_json(figures | more) + "\n", encoding="utf-8")
+        path.write_text(as_json(figures | kept) + "\n", encoding="utf-8")
         print(f"written to {path}", file=sys.stderr)
     if load.run.interrupted:
         return INTERRUPTED
@@ -137,7 +139,7 @@ async def _measure(bench: ServeBench, now: datetime) -> tuple[Path | None, Serve
         await client.close()
     lengths = [_length(prompt, tokens) for prompt in prompts]
     answered = measured(run.outcomes, lengths, tokens.count)
-    notes = _notes(run, answered, requests, tokens)
+    notes = _notes(answered, requests, tokens)
     return path, ServedLoad(model, run, answered, _spent(memory, resources), notes)
 
 
@@ -183,7 +185,7 @@ def _spent(memory: ServerMemory, resources: Resources) -> dict[str, Any]:
     return used | spent | {"not_measured": reasons}
 
 
-def _notes(run: LoadRun, answered: list[Measured], requests: list[LoadRequest], tokens: PromptTokens) -> list[str]:
+def _notes(answered: list[Measured], requests: list[LoadRequest], tokens: PromptTokens) -> list[str]:
     """What one should know of how tokens were counted."""
     if not answered:
         return []
@@ -191,24 +193,21 @@ def _notes(run: LoadRun, answered: list[Measured], requests: list[LoadRequest], 
     if any(each.answer.num_output is None for each in answered):
         counted = "chunks" if tokens.tokenizer is None else "the tokens of their text"
         notes.append(f"the server sends no usage: outputs are counted as {counted}")
-    asked = {id(outcome.answer): requests[outcome.index] for outcome in run.outcomes}
-    made_up = [(each, asked[id(each.answer)]) for each in answered if asked[id(each.answer)].numbers is not None]
-    more = sum(each.num_prompt - len(request.numbers or ()) for each, request in made_up)
+    made_up = [(each.num_prompt, numbers) for each in answered if (numbers := requests[each.index].numbers) is not None]
+    more = sum(num_prompt - len(numbers) for num_prompt, numbers in made_up)
     if more:
-        notes.append(
-            f"prompts have {more / len(made_up):+.1f} tokens each beside those asked for, by the server's count"
-        )
+        mean = more / len(made_up)
+        notes.append(f"prompts have {mean:+.1f} tokens each beside those asked for, by the server's count")
     num_output = sum(each.num_output for each in answered)
     num_chunks = sum(len(each.answer.moments) for each in answered)
     if num_chunks < 0.95 * num_output:
         notes.append(f"{num_chunks / num_output:.2f} chunks a token: ITL is the time between chunks")
-    if num_output < 0.99 * sum(asked[id(each.answer)].num_output for each in answered):
+    if num_output < 0.99 * sum(requests[each.index].num_output for each in answered):
         notes.append("outputs are shorter than asked for: they ended by themselves (--ignore-eos lets none)")
     return notes
 
 
 def _figures(bench: ServeBench, load: ServedLoad, now: datetime) -> dict[str, Any]:
-    rate = bench.load.request_rate
     about: dict[str, Any] = {
         "date": now.strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": bench.server.backend,
@@ -218,8 +217,8 @@ def _figures(bench: ServeBench, load: ServedLoad, now: datetime) -> dict[str, An
         "tokenizer_id": bench.server.tokenizer or bench.server.model or load.model,
         "num_prompts": bench.dataset.num_prompts,
         **bench.result.more,
-        "request_rate": rate if math.isfinite(rate) else "inf",
-        "burstiness": bench.load.burstiness,
+        "request_rate": _finite(bench.load.request_rate),
+        "burstiness": _finite(bench.load.burstiness),
         "max_concurrency": bench.load.max_concurrency,
     }
     if bench.load.ramp_up_strategy is not None:
@@ -228,3 +227,8 @@ def _figures(bench: ServeBench, load: ServedLoad, now: datetime) -> dict[str, An
         }
     measures = figures_of(load.run, load.requests, bench.result.percentiles, bench.result.goals)
     return about | measures | load.spent | {"notes": load.notes}
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no infinity; vLLM writes "inf"."""
+    return value if math.isfinite(value) else "inf"

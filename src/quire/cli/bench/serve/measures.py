@@ -18,6 +18,7 @@ Count = Callable[[str], int | None]
 class Measured:
     """One answered request: seconds, tokens."""
 
+    index: int  # in the dataset
     answer: StreamedAnswer
     num_prompt: int
     num_output: int
@@ -42,7 +43,7 @@ def measured(outcomes: Sequence[Outcome], prompt_lens: Sequence[int], count: Cou
             if num_output is None:
                 counted = count(answer.text)
                 num_output = len(answer.moments) if counted is None else counted
-            results.append(Measured(answer, num_prompt, num_output))
+            results.append(Measured(outcome.index, answer, num_prompt, num_output))
     return results
 
 
@@ -120,8 +121,8 @@ def peak_concurrency(outcomes: Sequence[Outcome]) -> int:
 
 def details(run: LoadRun, requests: Sequence[Measured]) -> dict[str, Any]:
     """Each request, in the order of the dataset."""
-    by_answer = {id(each.answer): each for each in requests}
-    rows = [(outcome, by_answer.get(id(outcome.answer))) for outcome in sorted(run.outcomes, key=lambda o: o.index)]
+    answered = {each.index: each for each in requests}
+    rows = [(outcome, answered.get(outcome.index)) for outcome in sorted(run.outcomes, key=lambda o: o.index)]
     return {
         "input_lens": [each.num_prompt if each else 0 for _, each in rows],
         "output_lens": [each.num_output if each else 0 for _, each in rows],

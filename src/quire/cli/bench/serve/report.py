@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -91,21 +92,24 @@ def _failures(failures: dict[str, int]) -> list[str]:
 
 def result_path(result: ResultFlags, load: LoadFlags, backend: str, model: str, now: datetime) -> Path | None:
     """Where the figures go. Raises UsageError, before anything is measured, if they cannot go there."""
-    if not result.save_result:
+    if not (result.save_result or result.result_dir or result.result_filename):
         return None
-    folder = Path(result.result_dir or ".")
+    path = Path(result.result_dir or ".") / (result.result_filename or _file_name(result, load, backend, model, now))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--result-dir {folder} cannot be made: {error.strerror}", "give another folder") from error
-    if result.result_filename is not None:
-        return folder / result.result_filename
+        raise UsageError(f"the folder {path.parent} cannot be made: {error.strerror}", "give another one") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written", "give another --result-dir or --result-filename")
+    return path
+
+
+def _file_name(result: ResultFlags, load: LoadFlags, backend: str, model: str, now: datetime) -> str:
     rate = f"{load.request_rate}qps"
     if load.ramp_up_strategy is not None:
         rate = f"ramp-up-{load.ramp_up_strategy}-{load.ramp_up_start_rps:g}qps-{load.ramp_up_end_rps:g}qps"
     concurrency = "" if load.max_concurrency is None else f"-concurrency{load.max_concurrency}"
-    name = f"{result.label or backend}-{rate}{concurrency}-{Path(model).name}-{now:%Y%m%d-%H%M%S}.json"
-    return folder / name
+    return f"{result.label or backend}-{rate}{concurrency}-{Path(model).name}-{now:%Y%m%d-%H%M%S}.json"
 
 
 def as_json(figures: dict[str, Any]) -> str:
