@@ -81,7 +81,7 @@ def test_users_that_wait_for_their_answers(server: str, bench: Bench, tmp_path: 
     figures = bench(server, *lengths(5, 12, 4), *flags, "--result-dir", str(tmp_path), "--goodput", "ttft:60000")
     assert (figures["completed"], figures["failed"], figures["failures"]) == (5, 0, {})
     assert (figures["total_input_tokens"], figures["total_output_tokens"]) == (60, 20)
-    assert figures["max_concurrent_requests"] == 2 and figures["gpu"] == "none" and figures["notes"] == []
+    assert figures["max_concurrent_requests"] == 2 and figures["gpu"] == "none"
     assert figures["request_goodput"] == figures["request_throughput"] == pytest.approx(5 / figures["duration"])
     for metric in ("ttft", "tpot", "itl", "e2el"):
         assert 0 < figures[f"p50_{metric}_ms"] <= figures[f"p90_{metric}_ms"] <= figures[f"p99_{metric}_ms"]
@@ -89,7 +89,8 @@ def test_users_that_wait_for_their_answers(server: str, bench: Bench, tmp_path: 
     [saved] = tmp_path.glob("openai-infqps-concurrency2-smollm2-*.json")
     assert json.loads(saved.read_text()) == figures
     assert figures.keys() >= {*VLLM_KEYS.split(), *DETAILS.split()}
-    assert figures["output_lens"] == [4] * 5 and [len(gaps) for gaps in figures["itls"]] == [3] * 5
+    assert figures["output_lens"] == [4] * 5
+    assert all(1 <= len(gaps) <= 3 for gaps in figures["itls"])  # a token may be a part of a character only
 
 
 def test_the_memory_of_a_server_on_this_machine(server: str, bench: Bench) -> None:
@@ -98,11 +99,12 @@ def test_the_memory_of_a_server_on_this_machine(server: str, bench: Bench) -> No
     assert bench(server, *lengths(1, 4, 1))["peak_rss_bytes"] > 100e6
 
 
-def test_arrivals_at_a_rate(server: str, bench: Bench) -> None:
-    figures = bench(server, *lengths(8, 6, 2), "--request-rate", "20", "--save-detailed", "--burstiness", "inf")
-    assert (figures["request_rate"], figures["burstiness"]) == (20, "inf") and figures["duration"] >= 8 / 20
+@pytest.mark.parametrize("burstiness", ["1", "inf"])
+def test_poisson_and_even_arrivals(server: str, bench: Bench, burstiness: str) -> None:
+    figures = bench(server, *lengths(8, 6, 2), "--request-rate", "20", "--save-detailed", "--burstiness", burstiness)
+    assert figures["request_rate"] == 20 and figures["burstiness"] == (1 if burstiness == "1" else "inf")
     starts = figures["start_times"]
-    assert starts == sorted(starts) and starts[-1] == pytest.approx(8 / 20, abs=0.3)
+    assert starts == sorted(starts) and figures["duration"] > starts[-1] > 8 / 20 - 0.01
 
 
 def test_a_chat_is_asked_in_text(server: str, bench: Bench) -> None:

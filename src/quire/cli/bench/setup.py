@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
-from quire.engine.engine import Engine
 from quire.engine.options import GENERATION, LORA, EngineOptions
-from quire.engine.start import new_executor
-from quire.hub import resolve_model
+
+if TYPE_CHECKING:
+    from quire.engine.engine import Engine
 
 _SERVING_ONLY = ("served_model_name", "max_queued_requests", *GENERATION, *LORA)  # flags without an effect here
 
@@ -34,8 +34,12 @@ def read_engine_options(arguments: argparse.Namespace) -> EngineOptions:
     return read_flags(EngineOptions, arguments, given={"enable_prefix_caching": False, "seed": 0})
 
 
-def start(options: EngineOptions) -> tuple[Engine, float]:
+def start(options: EngineOptions) -> "tuple[Engine, float]":
     """-> the engine, and the seconds it took."""
+    from quire.engine.engine import Engine
+    from quire.engine.start import new_executor
+    from quire.hub import resolve_model
+
     files = resolve_model(options.model, revision=options.revision)
     begin = time.perf_counter()
     engine = Engine(new_executor(files.path, options), options)

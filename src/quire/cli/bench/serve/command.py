@@ -117,10 +117,10 @@ async def _measure(bench: ServeBench, now: datetime) -> tuple[Path | None, Serve
     client = connect(bench.server)
     try:
         model = await find_model(client, bench.server)
-        tokens = PromptTokens(find_tokenizer(bench.server.tokenizer, bench.server.model or model))
-        requests = read_requests(bench.dataset, bench.load, tokens)
         path = result_path(bench.result, bench.load, bench.server.backend, model, now)
         body = Body(bench.server, bench.dataset, bench.load, model)
+        tokens = PromptTokens(find_tokenizer(bench.server.tokenizer, bench.server.model or model))
+        requests = read_requests(bench.dataset, bench.load, tokens)
         by_ids = await takes_ids(client, bench.server, body, tokens)
         prompts = [request.prompt(tokens, by_ids) for request in requests]
         bodies = [body.encode(prompt, each.num_output) for prompt, each in zip(prompts, requests, strict=True)]

@@ -107,7 +107,7 @@ def _prefix_repetition(flags: DatasetFlags, tokens: PromptTokens) -> list[LoadRe
 
 
 def _draw(rng: random.Random, count: int) -> list[int]:
-    return [rng.getrandbits(48) for _ in range(count)]
+    return memoryview(rng.randbytes(8 * count)).cast("Q").tolist()
 
 
 def _vary(rng: random.Random, mean: int, ratio: float) -> int:
