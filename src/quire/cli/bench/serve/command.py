@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from quire.cli.bench.resources import Resources
@@ -84,7 +85,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _run(bench: ServeBench) -> int:
-    now = datetime.now()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        return _measure_and_tell(bench, datetime.now())
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _measure_and_tell(bench: ServeBench, now: datetime) -> int:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
             path, load = runner.run(_measure(bench, now))
@@ -126,14 +134,12 @@ async def _measure(bench: ServeBench, now: datetime) -> tuple[Path | None, Serve
         bodies = [body.encode(prompt, each.num_output) for prompt, each in zip(prompts, requests, strict=True)]
         memory = ServerMemory(client)
         watching = asyncio.create_task(memory.watch())
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
+        stop = _stopped_by_interrupts()
         try:
             await _warm_up(client, bench, bodies[0], stop)
             resources = Resources()
             run = await _load(client, bench, requests, bodies, stop)
         finally:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
             watching.cancel()
     finally:
         await client.close()
@@ -141,6 +147,18 @@ async def _measure(bench: ServeBench, now: datetime) -> tuple[Path | None, Serve
     answered = measured(run.outcomes, lengths, tokens.count)
     notes = _notes(answered, requests, tokens)
     return path, ServedLoad(model, run, answered, _spent(memory, resources), notes)
+
+
+def _stopped_by_interrupts() -> asyncio.Event:
+    """From here on Ctrl-C, once or several times, only sets the event: the report is not lost."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+
+    signal.signal(signal.SIGINT, note)
+    return stop
 
 
 async def _warm_up(client: HttpClient, bench: ServeBench, body: bytes, stop: asyncio.Event) -> None:
