@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import math
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ EXAMPLES = """\
   quire bench serve --dataset-name trace --dataset-path trace.jsonl --json
 """
 ALL_FAILED = 1
+MAX_OPEN_FILES = 65_536
 ALWAYS_SAVED = ("latencies", "queue_times")  # vLLM's file has them without --save-detailed
 # vLLM's flags that change nothing here -> how many values they take.
 NO_EFFECT = {"--trust-remote-code": 0, "--skip-tokenizer-init": 0, "--skip-chat-template": 0, "--tokenizer-mode": 1}
@@ -86,6 +88,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(bench: ServeBench) -> int:
     before = signal.getsignal(signal.SIGINT)
+    allow_open_files(MAX_OPEN_FILES)
     try:
         return _measure_and_tell(bench, datetime.now())
     finally:
@@ -111,6 +114,14 @@ def _measure_and_tell(bench: ServeBench, now: datetime) -> int:
     if load.run.interrupted:
         return INTERRUPTED
     return 0 if load.requests else ALL_FAILED
+
+
+def allow_open_files(count: int) -> None:
+    """A connection is an open file, and 1,024 of them are the usual limit that a process may raise itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _loop_factory() -> Any:

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from errno import EMFILE, ENFILE
 from ssl import CERT_NONE, SSLContext, create_default_context
 from typing import cast
 from urllib.parse import urlsplit
@@ -98,6 +99,8 @@ class HttpClient:
             loop = asyncio.get_running_loop()
             _, connection = await loop.create_connection(_Connection, self.host, self.port, ssl=self._ssl)
         except OSError as error:
+            if error.errno in (EMFILE, ENFILE):
+                raise LoadFailed("too many open files for one more connection: give --max-concurrency") from error
             raise Unreachable(f"no server at {self.url}: {error.strerror or error}") from error
         self._open.add(connection)
         connection.lost.add_done_callback(lambda _: self._open.discard(connection))
