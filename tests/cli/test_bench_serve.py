@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
 from collections.abc import Callable
@@ -352,6 +351,27 @@ def test_keys_and_headers_are_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch
     assert "Authorization: Bearer other\r\n" in heads[-1]
 
 
+def test_metrics_tell_the_memory_of_a_server_elsewhere(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.cli.bench.serve.server_memory.server_pids", lambda port: set())
+    served = "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes 2.5e+09\n"
+
+    async def with_metrics(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if body:
+            await stream_all(body, writer)
+            return
+        begin(writer)
+        send(writer, served.encode())
+        send(writer, b"")
+
+    flags = ["--model", "x", *lengths(3, 4, 2), "--max-concurrency", "1"]
+    with serving(with_metrics) as url:
+        assert bench(url, *flags)["peak_rss_bytes"] == 2_500_000_000
+        served = "# nothing"
+        figures = bench(url, *flags)
+    assert figures["peak_rss_bytes"] is None
+    assert "its /metrics do not tell" in figures["not_measured"]["peak_rss_bytes"]
+
+
 def test_a_server_with_a_certificate_of_its_own(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -367,56 +387,3 @@ def test_a_server_with_a_certificate_of_its_own(
         assert cli.main(["bench", "serve", "--base-url", url, *flags]) == cli.USAGE_ERROR
     error = capsys.readouterr().err
     assert "certificate verify failed" in error and "--insecure" in error
-
-
-# ---- mistakes
-
-
-def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        assert cli.main(["bench", "serve", "--base-url", url]) == cli.USAGE_ERROR
-    assert f"error: no server at {url}: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        ("--dataset-name shared-prefx", "did you mean `shared-prefix`?"),
-        ("--dataset-name hf", "choose from random, prefix_repetition"),
-        ("--backend tensorrt-llm", "choose from openai, vllm, openai-chat"),
-        ("--request-rate -2", "--request-rate is -2\nhint: it must be above 0"),
-        ("--request-rate 0", "--request-rate is 0"),
-        ("--request-rate nan", "--request-rate is nan"),
-        ("--burstiness 0", "--burstiness is 0"),
-        ("--num-prompts 0", "--num-prompts is 0"),
-        ("--max-concurrency 0", "--max-concurrency is 0"),
-        ("--random-range-ratio 1", "at least 0 and below 1"),
-        ("--ramp-up-strategy linear", "goes from one rate to another"),
-        ("--ramp-up-start-rps 1", "rates and no strategy"),
-        ("--goodput ttft=500", "write NAME:VALUE"),
-        ("--goodput tftt:500", "did you mean `ttft`?"),
-        ("--goodput ttft:soon", "is no time"),
-        ("--metric-percentiles 50,101", "from 0 to 100"),
-        ("--percentile-metrics ttft,tpto", "did you mean `tpot`?"),
-        ("--extra-body nonsense", "--extra-body is not JSON"),
-        ("--extra-body [1]", "--extra-body is not a JSON object"),
-        ("--header bad", "write NAME=VALUE"),
-        ("--base-url localhost:8000", "it looks like http://127.0.0.1:8000"),
-        ("--endpoint v1", "it begins with /"),
-        ("--dataset-name custom", "needs a file: give --dataset-path"),
-        ("--dataset-path x.json", "has no --dataset-path"),
-        ("--dataset-name custom --dataset-path /nowhere", "/nowhere cannot be read"),
-        ("--dataset-name sharegpt --dataset-path /nowhere --output-len 2", "/nowhere cannot be read"),
-        ("--dataset-name trace --dataset-path /nowhere", "/nowhere cannot be read"),
-        ("--dataset-name trace --dataset-path /nowhere --request-rate 2", "a trace says itself when requests come"),
-        ("--dataset-name simulated --burstiness 2", "a rate and bursts only"),
-        ("--result-dir /proc/nowhere", "the folder /proc/nowhere cannot be made"),
-        ("--result-dir / --result-filename proc", "/proc cannot be written"),
-        ("--num-promts 3", "did you mean `--num-prompts`?"),
-    ],
-)
-def test_mistakes_are_named(flags: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "serve", "--base-url", "http://127.0.0.1:9", "--model", "x", *flags.split()]) == 2
-    assert complaint in capsys.readouterr().err

@@ -24,11 +24,11 @@ from quire.cli.bench.serve.measures import Measured, details, figures_of, measur
 from quire.cli.bench.serve.prompt_tokens import PromptTokens, find_tokenizer
 from quire.cli.bench.serve.report import as_json, result_path, table
 from quire.cli.bench.serve.server_memory import ServerMemory
-from quire.cli.bench.serve.target import Body, connect, find_model, takes_ids
+from quire.cli.bench.serve.target import Body, connect, find_model, refused, takes_ids
 from quire.cli.bench.setup import progress
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.main import INTERRUPTED
-from quire.cli.parser import Parser, UsageError
+from quire.cli.parser import Parser
 
 EXAMPLES = """\
   quire bench serve --num-prompts 100 --request-rate 4                  random prompts for http://127.0.0.1:8000
@@ -100,7 +100,7 @@ def _measure_and_tell(bench: ServeBench, now: datetime) -> int:
         try:
             path, load = runner.run(_measure(bench, now))
         except Refused as refusal:
-            raise UsageError(f"the server refuses the first request: {refusal}", "no other request was sent") from None
+            raise refused(refusal) from None
     figures = _figures(bench, load, now)
     each = details(load.run, load.requests)
     kept = each if bench.result.save_detailed else {key: each[key] for key in ALWAYS_SAVED}

@@ -72,11 +72,16 @@ async def when_ready(call: Callable[[], Awaitable[T]], timeout: float) -> T:
         try:
             return await call()
         except Refused as refusal:
-            raise UsageError(f"the server refuses the first request: {refusal}") from refusal
+            raise refused(refusal) from refusal
         except LoadFailed as failure:
             if time.monotonic() >= end:
                 raise UsageError(str(failure), _hint(failure)) from failure
         await asyncio.sleep(SECONDS_BETWEEN_TRIES)
+
+
+def refused(refusal: Refused) -> UsageError:
+    hint = "change what is asked: --model, --api-key, lengths, --tokenizer or --extra-body"
+    return UsageError(f"the server refuses the first request: {refusal}", hint)
 
 
 def _hint(failure: LoadFailed) -> str:
