@@ -10,8 +10,9 @@ import pytest
 from quire.cli import main as cli
 from quire.cli.bench.engine import BenchRun, Phase, Timing
 from quire.cli.bench.prompts import random_prompts
-from quire.cli.bench.report import percentile, spread, spreads
+from quire.cli.bench.report import spread, spreads
 from quire.engine.engine import Engine
+from quire.planning.percentiles import percentile
 
 
 @pytest.fixture
@@ -42,6 +43,9 @@ def test_throughput_counts_what_was_asked_for(bench: Any) -> None:
     for name in ("ttft_ms", "tpot_ms", "e2el_ms"):
         assert 0 < figures[name]["p50"] <= figures[name]["p90"] <= figures[name]["p99"] <= figures[name]["max"]
     assert figures["ttft_ms"]["max"] < figures["e2el_ms"]["max"]
+    assert figures["peak_rss_bytes"] > figures["weight_bytes"]
+    unread = {key for key in figures if key.endswith(("_joules", "_bytes")) and figures[key] is None}
+    assert unread == figures["not_measured"].keys() >= {"peak_gpu_allocated_bytes"}  # it runs on the CPU
     assert figures["machine"]["cpu"] and figures["options"]["enable_prefix_caching"] is False
     assert not figures["interrupted"]
 
@@ -71,7 +75,20 @@ def test_random_weights_need_a_config_only(
     flags += ["--device", "cpu", "--output-len", "3", "--output-json", str(kept)]
     assert cli.main(["bench", "latency", "-m", str(tmp_path), *flags]) == 0
     told = capsys.readouterr().out
-    assert all(word in told for word in ("latency ", "machine ", "prefill ", "decode ", "p99", "first token", "tok/s"))
+    assert all(
+        word in told
+        for word in (
+            "latency ",
+            "machine ",
+            "memory      peak RSS ",
+            "energy ",
+            "prefill ",
+            "decode ",
+            "p99",
+            "first token",
+            "tok/s",
+        )
+    )
     assert json.loads(kept.read_text())["output_len"] == 3
 
 

@@ -18,7 +18,7 @@ from quire.engine.start import new_executor
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.planning.simulator import Replica, SimulatedRequest, by_prefix, least_busy, round_robin, simulate
 from quire.planning.step_times import StepWork
-from quire.planning.summary import percentile, summarize
+from quire.planning.summary import summarize
 from quire.planning.workload import Arrival, WorkloadSpec, generate, read_trace
 
 
@@ -154,8 +154,3 @@ def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None
         path.write_text(wrong)
         with pytest.raises(BadRequest, match=message):
             read_trace(path)
-
-
-def test_percentiles_are_interpolated() -> None:
-    assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
-    assert percentile([5.0], 99) == 5.0

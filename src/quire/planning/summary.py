@@ -1,21 +1,12 @@
 """Percentiles of a simulation, as benchmarks of real servers report them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.planning.percentiles import percentile
 from quire.planning.simulator import Simulation
 
 PERCENTILES = (50, 90, 99)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Interpolated between neighbours, as numpy does."""
-    ordered = sorted(values)
-    at = (len(ordered) - 1) * share / 100
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
 @dataclass(frozen=True, slots=True)

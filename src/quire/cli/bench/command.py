@@ -1,4 +1,4 @@
-"""`quire bench COMMAND ...`: how fast a model runs here."""
+"""`quire bench COMMAND ...`: how fast a model runs here, or a server answers."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -8,12 +8,14 @@ from quire.cli.parser import Parser, UsageError, nearest
 COMMANDS = {  # name: (module, what it measures)
     "throughput": ("quire.cli.bench.throughput", "many requests at once: tokens and requests a second"),
     "latency": ("quire.cli.bench.latency", "one batch at a time: how long it takes"),
+    "serve": ("quire.cli.bench.serve.command", "a server under load: latencies, throughput, goodput"),
     "compare": ("quire.cli.bench.compare.command", "two ways of doing the same, such as with and without a KV cache"),
 }
 
 EXAMPLES = """\
   quire bench throughput --num-prompts 64 --input-len 128 --output-len 64
   quire bench latency --batch-size 1 --input-len 512 --output-len 64
+  quire bench serve --base-url http://127.0.0.1:8000 --request-rate 4 --num-prompts 100
   quire bench compare all --html report.html
   quire bench latency --help
 """

@@ -7,13 +7,15 @@ from typing import Any
 
 from quire.cli.bench.engine import BenchRun, EngineBench
 from quire.cli.bench.prompts import random_prompts
-from quire.cli.bench.report import check_target, percentile, phase, report, spreads, surroundings
+from quire.cli.bench.report import check_target, phase, report, spent, spreads, surroundings
+from quire.cli.bench.resources import Resources
 from quire.cli.bench.setup import add_engine_flags, check_minimums, progress, read_engine_options, start
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.main import INTERRUPTED
 from quire.cli.parser import Parser
 from quire.engine.options import option
+from quire.planning.percentiles import percentile
 
 EXAMPLES = """\
   quire bench latency                                       8 prompts of 32 tokens, 128 tokens each
@@ -55,8 +57,11 @@ def run(argv: Sequence[str]) -> int:
     bench = EngineBench(engine, flags.temperature, options.seed or 0)
     runs: list[BenchRun] = []
     total = flags.num_iters_warmup + flags.num_iters
+    resources: Resources | None = None
     with first_interrupt_noted() as noted, progress(total, "batch") as one_more:
         for number in range(total):
+            if number == flags.num_iters_warmup:
+                resources = Resources()
             vocab_size, seed = engine.capacity.vocab_size, (options.seed or 0) + number
             requests = random_prompts(flags.batch_size, flags.input_len, flags.output_len, vocab_size, seed)
             batch = bench.run(requests, stopped=noted.is_set)
@@ -66,10 +71,11 @@ def run(argv: Sequence[str]) -> int:
             if number >= flags.num_iters_warmup:
                 runs.append(batch)
     interrupted = len(runs) < flags.num_iters
-    if not runs:
+    if not runs or resources is None:
         print("interrupted before the first measured batch was done")
         return INTERRUPTED
     figures = surroundings(options, engine, start_seconds) | measured(runs, flags, interrupted)
+    figures |= spent(resources, options)
     report(headline(figures), figures, flags.output_json)
     return INTERRUPTED if interrupted else 0
 

@@ -5,7 +5,6 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,20 +12,16 @@ from typing import Any
 from quire import __version__
 from quire.cli import machine
 from quire.cli.bench.engine import BenchRun, Phase
+from quire.cli.bench.resources import Resources, own_peak_rss, resource_lines
 from quire.cli.parser import UsageError
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import uses_gpu
+from quire.planning.percentiles import percentile
 
 PERCENTILES = (50, 90, 99)
 STDOUT = "-"
 _GIB = 1 << 30
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` percent of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(ceil(len(ordered) * share / 100), 1) - 1]
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
@@ -88,6 +83,18 @@ def surroundings(options: EngineOptions, engine: Engine, start_seconds: float) -
     return figures
 
 
+def spent(resources: Resources, options: EngineOptions) -> dict[str, Any]:
+    """Peak memory and energy of an engine in this process."""
+    figures: dict[str, Any] = {"peak_rss_bytes": own_peak_rss(), "peak_gpu_allocated_bytes": None}
+    figures |= resources.figures()
+    if uses_gpu(options.device):
+        from quire.ops.gpu.device import peak_allocated
+
+        return figures | {"peak_gpu_allocated_bytes": peak_allocated()}
+    figures["not_measured"] |= {"peak_gpu_allocated_bytes": "the engine runs on the CPU"}
+    return figures
+
+
 def lines(figures: dict[str, Any]) -> list[str]:
     """The report as text."""
     host = figures["machine"]
@@ -99,6 +106,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
         f"model       {figures['model']}, weights {figures['weight_bytes'] / _GIB:.2f} GiB, "
         f"cache {figures['cache_bytes'] / _GIB:.2f} GiB, started in {figures['start_seconds']:.1f} s",
         f"machine     {device}",
+        *resource_lines(figures),
     ]
     for name in ("prefill", "decode"):
         part = figures[name]

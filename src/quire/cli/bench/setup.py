@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
-from quire.engine.engine import Engine
 from quire.engine.options import GENERATION, LORA, EngineOptions
-from quire.engine.start import new_executor
-from quire.hub import resolve_model
+
+if TYPE_CHECKING:
+    from quire.engine.engine import Engine
 
 _SERVING_ONLY = ("served_model_name", "max_queued_requests", *GENERATION, *LORA)  # flags without an effect here
 
@@ -35,8 +35,12 @@ def read_engine_options(arguments: argparse.Namespace) -> EngineOptions:
     return read_flags(EngineOptions, arguments, given={"enable_prefix_caching": False, "seed": 0})
 
 
-def start(options: EngineOptions) -> tuple[Engine, float]:
+def start(options: EngineOptions) -> "tuple[Engine, float]":
     """-> the engine, and the seconds it took."""
+    from quire.engine.engine import Engine
+    from quire.engine.start import new_executor
+    from quire.hub import resolve_model
+
     files = resolve_model(options.model, revision=options.revision)
     begin = time.perf_counter()
     engine = Engine(new_executor(files.path, options), options)
@@ -47,7 +51,7 @@ def check_minimums(flags: Any) -> None:
     """`minimum` in the metadata of a field is the smallest value it may have."""
     for spec in fields(flags):
         minimum, value = spec.metadata.get("minimum"), getattr(flags, spec.name)
-        if minimum is not None and value < minimum:
+        if None not in (minimum, value) and value < minimum:
             raise UsageError(f"--{spec.name.replace('_', '-')} is {value}", f"give at least {minimum}")
 
 

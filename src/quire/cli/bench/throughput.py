@@ -7,7 +7,8 @@ from typing import Any
 
 from quire.cli.bench.engine import BenchRun, EngineBench
 from quire.cli.bench.prompts import BenchRequest, random_prompts, read_prompts
-from quire.cli.bench.report import check_target, phase, report, spreads, surroundings
+from quire.cli.bench.report import check_target, phase, report, spent, spreads, surroundings
+from quire.cli.bench.resources import Resources
 from quire.cli.bench.setup import add_engine_flags, check_minimums, progress, read_engine_options, start
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.interrupts import first_interrupt_noted
@@ -62,9 +63,10 @@ def run(argv: Sequence[str]) -> int:
     with first_interrupt_noted() as noted:
         warmups = requests[: flags.num_warmups]
         bench.run([BenchRequest(request.prompt_ids, min(request.output_len, 2)) for request in warmups])
+        resources = Resources()
         with progress(len(requests), "request") as one_more:
             result = bench.run(requests, one_more, noted.is_set)
-    figures = surroundings(options, engine, start_seconds) | measured(result)
+    figures = surroundings(options, engine, start_seconds) | measured(result) | spent(resources, options)
     report(headline(figures), figures, flags.output_json)
     return INTERRUPTED if result.interrupted else 0
 

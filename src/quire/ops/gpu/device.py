@@ -1,4 +1,4 @@
-"""Which GPU this is."""
+"""Which GPU this is, and how much of it torch has used."""
 
 from typing import Any
 
@@ -15,3 +15,8 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
+
+
+def peak_allocated() -> int:
+    """Bytes of tensors, since the process began."""
+    return int(torch.cuda.max_memory_allocated())

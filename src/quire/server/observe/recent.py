@@ -7,6 +7,7 @@ from itertools import islice
 import msgspec
 
 from quire.core.records import RequestRecord
+from quire.planning.percentiles import percentile
 
 NUM_REQUESTS = 512
 NUM_TOKEN_LATENCIES = 2048
@@ -51,9 +52,7 @@ class Recent:
 
 
 def percentiles(values: Iterable[float]) -> Percentiles:
-    """By nearest rank: each is a value that occurred."""
     ordered = sorted(values)
     if not ordered:
         return Percentiles(0)
-    p50, p90, p99 = (ordered[-(-len(ordered) * percent // 100) - 1] for percent in (50, 90, 99))
-    return Percentiles(len(ordered), p50, p90, p99)
+    return Percentiles(len(ordered), *(percentile(ordered, share) for share in (50, 90, 99)))
