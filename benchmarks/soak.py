@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 
 from benchmarks.crowd import metrics
 from benchmarks.machine import describe
@@ -188,9 +189,12 @@ def memory_of(process: Running) -> dict[str, dict[str, int]]:
     """Of the server, of its engine and of the process that compiles grammars: bytes by kind."""
     found = {}
     for one in process.tree():
-        words = one.cmdline()
+        try:
+            words = one.cmdline()
+            lines = [line.split() for line in Path(f"/proc/{one.pid}/status").read_text().splitlines()]
+        except (psutil.Error, OSError):
+            continue  # it has ended meanwhile
         name = next((name for name, module in MODULES.items() if module in words), "server")
-        lines = (line.split() for line in Path(f"/proc/{one.pid}/status").read_text().splitlines())
         found[name] = {line[0][:-1]: int(line[1]) * 1024 for line in lines if line[0][:-1] in KINDS}
     return found
 
