@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
 from quire.hub import DEFAULT_MODEL, resolve_model
-from quire.planning.simulator import Replica, SimulatedRequest, by_prefix, least_busy, round_robin, simulate
-from quire.planning.step_times import StepWork
+from quire.planning.replica import Replica, SimulatedRequest
+from quire.planning.routers import by_prefix, least_busy, round_robin
+from quire.planning.simulator import Simulation, _Clock, simulate
+from quire.planning.step_times import ServingCosts, StepWork
 from quire.planning.summary import percentile, summarize
 from quire.planning.workload import Arrival, WorkloadSpec, generate, read_trace
 
@@ -81,7 +84,8 @@ def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones() -> N
     outlines, step = [], 0
     while scheduler.has_work or step <= max(before_step):
         for request in before_step.get(step, []):
-            replica.add(request, SimulatedRequest(0, len(request.prompt_ids), request.params.max_tokens), 0)
+            asked = Arrival(0.0, request.prompt_ids, request.params.max_tokens)
+            replica.add(SimulatedRequest(int(request.id), asked), 0)
         replica.step(0.0)
         outlines.append(outline(simulated[-1]))
         step += 1
@@ -125,10 +129,55 @@ def test_routing_by_prefix_finds_prefixes_again() -> None:
     assert hits["by_prefix"] > hits["round_robin"] + 0.1
 
 
-def test_turns_of_a_conversation_share_their_history() -> None:
-    arrivals = generate(WorkloadSpec(num_requests=6, turns=3, prompt=10, output=5))
-    by_length = sorted(len(arrival.prompt_ids) for arrival in arrivals)
-    assert by_length == [10, 10, 25, 25, 40, 40]
+def test_the_next_turn_comes_after_the_answer_and_finds_its_history() -> None:
+    spec = WorkloadSpec(num_requests=6, turns=3, prompt=16, output=17, think_seconds=2)
+    simulation = simulate(generate(spec), [new_replica()])
+    lengths = sorted(request.num_prompt for request in simulation.requests)
+    assert lengths == [16, 16, 49, 49, 82, 82]
+    chain = sorted((r for r in simulation.requests if r.asked.prompt_ids[0] == 1), key=lambda r: r.arrival)
+    for before, after in pairwise(chain):
+        assert after.arrival == pytest.approx(before.finished + 2)
+        known = before.num_prompt + 16  # the last token of an answer is not in the cache
+        assert after.num_cached == known - known % 16
+
+
+def everything_of(simulation: Simulation) -> list[tuple]:
+    return [
+        (r.number, r.arrival, r.first_token, r.finished, r.num_cached)
+        for r in sorted(simulation.requests, key=lambda request: request.number)
+    ]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_made_at_once_change_nothing(ahead: int, seed: int) -> None:
+    """Every plan that is still made is the one with its number among those made one by one; so is every time."""
+    spec = WorkloadSpec(
+        rate=4, num_requests=60, prompt=40, output=60, spread=0.9, shared_prefix=32, num_prefixes=3, seed=seed,
+        turns=1 + seed % 3, think_seconds=0.5, priorities=2, burst=1 + seed // 2,
+    )  # fmt: skip
+    plans, results, num_blocks = [], [], (40, 60, 400)[seed % 3]
+    for compress in (False, True):
+        replica = new_replica(num_blocks=num_blocks, ahead=ahead, max_num_seqs=6)
+        replica.costs = ServingCosts(0.001, 0.0001, 0.002)
+        made, schedule = {}, replica.scheduler.schedule
+
+        def noted(made: dict = made, schedule=schedule) -> StepPlan:
+            plan = schedule()
+            made[plan.step] = outline(plan)[:2] + outline(plan)[3:]  # rows are retired in plans that are not made
+            return plan
+
+        replica.scheduler.schedule = noted
+        clock = _Clock(generate(spec), [replica], least_busy)
+        clock._compress = compress
+        results.append(everything_of(clock.run()))
+        plans.append(made)
+        replica.scheduler.check()
+    one_by_one, compressed = plans
+    assert len(compressed) < 0.95 * len(one_by_one), "few steps were made at once"
+    for number, plan in compressed.items():
+        assert plan == one_by_one[number]
+    assert results[0] == results[1]
 
 
 def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None:

@@ -123,6 +123,16 @@ class Scheduler:
             self._add_placeholders(plan)
         return plan
 
+    @property
+    def num_planned(self) -> int:
+        """Steps so far."""
+        return self._step
+
+    def skip(self, count: int) -> None:
+        """Count steps that a simulation has made by itself."""
+        self._step += count
+        self.rows.take_retired()
+
     def _decode(self, plan: StepPlan) -> list[Sequence]:
         """Plan one token for each running sequence that lacks one; returns the sequences that lack more, or a row."""
         runs, step, size, pool = plan.runs, plan.step, self.limits.block_size, self.kv_blocks.pool

@@ -9,7 +9,9 @@ from quire.core.scheduler import Scheduler
 from quire.planning.hardware import Hardware
 from quire.planning.memory import Load, plan_memory
 from quire.planning.planned_model import PlannedModel
-from quire.planning.simulator import ROUTERS, Replica, Simulation, simulate
+from quire.planning.replica import Replica
+from quire.planning.routers import ROUTERS
+from quire.planning.simulator import Simulation, simulate
 from quire.planning.step_times import StepTimes
 from quire.planning.workload import Arrival
 from quire.runtime.kv import size_cache

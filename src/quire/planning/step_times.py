@@ -17,6 +17,7 @@ class StepWork:
     num_rows: int = 0  # sequences that sample
     num_read: int = 0  # cached tokens that are read, of all sequences
     num_pairs: int = 0  # of a query and a key
+    num_chunks: int = 0  # runs of several prompt tokens; 0: all sequences decode
 
     @classmethod
     def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
@@ -25,11 +26,22 @@ class StepWork:
             work.num_tokens += run.count
             work.num_read += run.start + run.count
             work.num_pairs += run.count * run.start + run.count * (run.count + 1) // 2
+            work.num_chunks += run.count > 1 + len(run.drafts)
         return work
 
 
 class StepTimes(Protocol):
     def seconds(self, work: StepWork) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCosts:
+    """Seconds that serving takes beside the steps: the loop of the engine process, streams, HTTP."""
+
+    step: float = 0.0  # between two steps
+    row: float = 0.0  # of each token that is sent: where threads compute, the step is longer by it
+    request: float = 0.0  # from a client to the engine, and of the first token back
+    swapped_block: float = 0.0  # moved to main memory, or back
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,12 @@ class Arrival:
     prompt_ids: list[int]
     output: int  # tokens
     priority: int = 0
+    # The next turn of the conversation: its time counts from the end of this answer, and its prompt follows the answer.
+    followed_by: "Arrival | None" = None
+
+    @property
+    def num_turns(self) -> int:
+        return 1 + (self.followed_by.num_turns if self.followed_by else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +44,11 @@ class WorkloadSpec:
     turns: int = 1  # of a conversation: each prompt is the one before, its output and `prompt` tokens more
     think_seconds: float = 5.0  # between an answer and the next turn
     burst: int = 1  # requests that come together
+    priorities: int = 1  # levels, drawn evenly
     seed: int = 0
 
     def __post_init__(self) -> None:
-        positive = ("num_requests", "prompt", "output", "num_prefixes", "turns", "burst")
+        positive = ("num_requests", "prompt", "output", "num_prefixes", "turns", "burst", "priorities")
         for name in positive:
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}", f"{name} must be at least 1", param=name)
@@ -54,27 +61,32 @@ class WorkloadSpec:
 
 
 def generate(spec: WorkloadSpec) -> list[Arrival]:
-    """Poisson arrivals, in order of time."""
+    """Poisson arrivals, in order of time. Of a conversation the first turn; the others follow it."""
     rng = random.Random(spec.seed)
     fresh = count(1)  # token ids that no other prompt has
     prefixes = [[next(fresh) for _ in range(spec.shared_prefix)] for _ in range(spec.num_prefixes)]
     arrivals: list[Arrival] = []
-    now = 0.0
-    while len(arrivals) < spec.num_requests:
+    now, left = 0.0, spec.num_requests
+    while left:
         for _ in range(spec.burst):
-            history = list(rng.choice(prefixes))
-            began = now
-            for _ in range(spec.turns):
-                if len(arrivals) == spec.num_requests:
-                    break
-                history = history + [next(fresh) for _ in range(_vary(rng, spec.prompt, spec.spread))]
-                output = _vary(rng, spec.output, spec.spread)
-                arrivals.append(Arrival(began, history, output))
-                history = history + [next(fresh) for _ in range(output)]
-                began += spec.think_seconds
+            turns = min(left, spec.turns)
+            left -= turns
+            if turns:
+                arrivals.append(_conversation(spec, rng, fresh, list(rng.choice(prefixes)), now, turns))
         if math.isfinite(spec.rate):
-            now += rng.expovariate(spec.rate / spec.burst)
-    return sorted(arrivals, key=lambda arrival: arrival.time)
+            now += rng.expovariate(spec.rate / (spec.burst * spec.turns))
+    return arrivals
+
+
+def _conversation(
+    spec: WorkloadSpec, rng: random.Random, fresh: Iterator[int], prefix: list[int], now: float, turns: int
+) -> Arrival:
+    priority = rng.randrange(spec.priorities) if spec.priorities > 1 else 0
+    prompt = prefix + [next(fresh) for _ in range(_vary(rng, spec.prompt, spec.spread))]
+    first = Arrival(now, prompt, _vary(rng, spec.output, spec.spread), priority)
+    if turns > 1:
+        first.followed_by = _conversation(spec, rng, fresh, [], spec.think_seconds, turns - 1)
+    return first
 
 
 def _vary(rng: random.Random, mean: int, spread: float) -> int:

@@ -1,0 +1,262 @@
+"""One engine on a virtual clock: its scheduler, and the steps that are in flight on its device."""
+
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+
+from quire.core.params import SamplingParams
+from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
+from quire.core.request import Request
+from quire.core.scheduler import Scheduler
+from quire.core.sequence import Sequence
+from quire.planning.fast_forward import num_steps_alike, skip_steps
+from quire.planning.step_times import ServingCosts, StepTimes, StepWork
+from quire.planning.workload import Arrival
+
+_OUTPUT_IDS = 1 << 48  # first of the token ids that outputs have: no prompt has them
+_REQUEST_IDS = 1 << 24  # ids of one request's output; more than a context holds
+_REJECTED = 1 << 62  # added to the id of a token that was drafted otherwise
+
+
+@dataclass(slots=True)
+class SimulatedRequest:
+    """Times in seconds since the beginning."""
+
+    number: int
+    asked: Arrival
+    replica: int = 0
+    first_token: float = 0.0
+    finished: float = 0.0
+    num_cached: int = 0
+
+    @property
+    def arrival(self) -> float:
+        return self.asked.time
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.asked.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        return self.asked.output
+
+    @property
+    def ttft(self) -> float:
+        return self.first_token - self.arrival
+
+    @property
+    def tpot(self) -> float:
+        return (self.finished - self.first_token) / max(1, self.num_output - 1)
+
+    @property
+    def latency(self) -> float:
+        return self.finished - self.arrival
+
+    @property
+    def first_id(self) -> int:
+        """The id of its token at a position is this and the position: no other request has it."""
+        return _OUTPUT_IDS + self.number * _REQUEST_IDS
+
+    def output_ids(self) -> list[int]:
+        first = self.first_id + self.num_prompt
+        return list(range(first, first + self.num_output))
+
+    def as_request(self) -> Request:
+        return Request(
+            id=str(self.number), prompt_ids=self.asked.prompt_ids, params=_params(self.num_output),
+            arrival=self.arrival, priority=self.asked.priority,
+        )  # fmt: skip
+
+
+@lru_cache(4096)
+def _params(num_output: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_output, ignore_eos=True)
+
+
+@dataclass(slots=True)
+class SimulatedDrafts:
+    """Speculative decoding: draft tokens offered for each sequence, and how likely each is accepted after the others."""
+
+    num_tokens: int
+    acceptance: float
+    rng: Random
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    plan: StepPlan
+    work: StepWork
+    ends: float
+    seconds: float
+    output: StepOutput
+
+
+class Replica:
+    def __init__(
+        self,
+        index: int,
+        scheduler: Scheduler,
+        times: StepTimes,
+        costs: ServingCosts | None = None,
+        *,
+        ahead: int = 0,
+        drafts: SimulatedDrafts | None = None,
+    ) -> None:
+        self.index = index
+        self.scheduler = scheduler
+        self.costs = costs or ServingCosts()
+        self.num_steps = 0
+        self.busy_seconds = 0.0
+        self.queue_seconds = 0.0  # waiting sequences, over time
+        self.max_queue = 0
+        self.requests: dict[str, SimulatedRequest] = {}  # in flight
+        self._ended: list[SimulatedRequest] = []
+        self._times, self._ahead, self._drafts = times, ahead, drafts
+        self._by_row: dict[int, SimulatedRequest] = {}
+        self._known: dict[int, int] = {}  # tokens of each row
+        self._steps: deque[StepInFlight] = deque()
+        self._device_free = 0.0
+
+    @property
+    def load(self) -> int:
+        """Requests in flight."""
+        return len(self.requests)
+
+    def add(self, request: SimulatedRequest, now: float) -> None:
+        request.replica = self.index
+        submitted = request.as_request()
+        self.scheduler.add(submitted, now)
+        self.requests[submitted.id] = request
+
+    def take_ended(self) -> list[SimulatedRequest]:
+        """The requests that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def step(self, now: float, horizon: float = 0.0) -> float | None:
+        """What the engine's loop does once; or until `horizon`, as long as sequences only decode. -> when it goes on;
+        None: it waits for requests"""
+        if now < horizon:
+            now = self._decode_until(now, horizon)
+            if now >= horizon:
+                return now
+        began = now
+        if self.scheduler.has_work:
+            plan = self.scheduler.schedule()
+            self._submit(plan, now)
+            now += self._host_seconds(self._steps[-1].work) if self._ahead else 0.0
+            if plan.runs and len(self._steps) <= self._ahead:
+                return now
+        if not self._steps:
+            return None
+        step = self._steps.popleft()
+        self._finish(step)
+        after = max(now, step.ends) + (0.0 if self._ahead else self.costs.step)
+        waiting = len(self.scheduler.groups.waiting)
+        self.queue_seconds += waiting * (after - began)
+        self.max_queue = max(self.max_queue, waiting)
+        return after
+
+    # -- time
+
+    def _host_seconds(self, work: StepWork) -> float:
+        """Of the engine's loop for one step, beside the device."""
+        return self.costs.step + self.costs.row * work.num_rows
+
+    def _run(self, work: StepWork, num_swapped: int, now: float) -> tuple[float, float]:
+        """-> when the device has done a step that is submitted now, and how long it took."""
+        seconds = self._times.seconds(work) + self.costs.swapped_block * num_swapped
+        if not self._ahead:
+            seconds += self.costs.row * work.num_rows  # streams are written by the cores that compute
+        ends = max(now, self._device_free) + seconds
+        self._device_free = ends
+        self.busy_seconds += seconds
+        self.num_steps += 1
+        return ends, seconds
+
+    # -- a step
+
+    def _submit(self, plan: StepPlan, now: float) -> None:
+        for admission in plan.admitted:
+            self._known[admission.row] = len(admission.tokens)
+            self._by_row[admission.row] = self.requests[self.scheduler.rows[admission.row].group.id]
+        output = StepOutput(plan.step, self._sample(plan))
+        work = StepWork.of(plan, len(output.sampled))
+        ends, seconds = now, 0.0
+        if plan.runs:
+            ends, seconds = self._run(work, len(plan.swap_in) + len(plan.swap_out), now)
+        self._steps.append(StepInFlight(plan, work, ends, seconds, output))
+
+    def _sample(self, plan: StepPlan) -> list[SampledRow]:
+        sampled, known, by_row = [], self._known, self._by_row
+        if self._drafts is None:
+            for run in plan.runs:
+                end, row = run.start + run.count, run.row
+                if end == known[row]:
+                    known[row] = end + 1
+                    sampled.append(SampledRow(row, [by_row[row].first_id + end]))
+            return sampled
+        for run in plan.runs:
+            if run.start + run.count - len(run.drafts) == known[run.row]:
+                sampled.append(self._verify(run, known[run.row], self._drafts))
+                known[run.row] += len(sampled[-1].tokens)
+        return sampled
+
+    def _verify(self, run: Run, known: int, drafts: SimulatedDrafts) -> SampledRow:
+        """Accept drafts as they are drawn, and sample a token after them."""
+        first, accepted = self._by_row[run.row].first_id, 0
+        while accepted < len(run.drafts) and drafts.rng.random() < drafts.acceptance:
+            accepted += 1
+        last = first + known + accepted + (_REJECTED if accepted < len(run.drafts) else 0)
+        tokens = [*run.drafts[:accepted], last]
+        following = first + known + len(tokens)
+        return SampledRow(run.row, tokens, drafts=list(range(following, following + drafts.num_tokens)))
+
+    def _finish(self, step: StepInFlight) -> None:
+        for event in self.scheduler.update(step.output):
+            request = self.requests[event.request_id]
+            request.first_token = request.first_token or step.ends
+            if event.final:
+                request.finished = step.ends
+                request.num_cached = event.num_cached
+                self._ended.append(self.requests.pop(event.request_id))
+        self.scheduler.record_step(step.plan, step.seconds)
+
+    # -- many steps at once
+
+    def _decode_until(self, now: float, horizon: float) -> float:
+        """Make the steps of decoding until `horizon` that differ in nothing but time. -> when the engine goes on"""
+        most = num_steps_alike(self.scheduler, self._steps[0].plan if self._steps else None)
+        if most < 1:
+            return now
+        running, count = self.scheduler.groups.running.items, 0
+        rows, began = len(running), now
+        read = sum(seq.num_computed for seq in running)
+        work = StepWork(rows, rows, read, read)
+        step = self._steps[0] if self._steps else None
+        last_ends, seconds = step.ends if step else 0.0, 0.0
+        while count < most and now < horizon:
+            work.num_read += rows
+            work.num_pairs += rows
+            ends, seconds = self._run(work, 0, now)
+            count += 1
+            if step:
+                now, last_ends = max(now + self._host_seconds(work), last_ends), ends
+            else:
+                now = ends + self.costs.step
+        self.queue_seconds += len(self.scheduler.groups.waiting) * (now - began)
+        skip_steps(self.scheduler, step and step.plan, count, self._token_id)
+        for seq in running:
+            self._known[seq.row] += count
+        if step:
+            step.ends, step.seconds, step.work = last_ends, seconds, work
+            step.output = StepOutput(
+                step.plan.step,
+                [SampledRow(seq.row, [self._token_id(seq, self._known[seq.row] - 1)]) for seq in running],
+            )
+        return now
+
+    def _token_id(self, seq: Sequence, position: int) -> int:
+        return self._by_row[seq.row].first_id + position
