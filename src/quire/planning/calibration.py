@@ -101,10 +101,12 @@ def fingerprint(path: Path) -> str:
 
 def machine_name() -> str:
     """The CPU and how much of it is ours; the GPUs."""
-    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    names = [_field(path, "Model") for path in gpus]
     cpu = _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
-    return ", ".join([f"{available_cpus()} CPUs of {cpu}", *names])
+    return ", ".join([f"{available_cpus()} CPUs of {cpu}", *gpu_names()])
+
+
+def gpu_names() -> list[str]:
+    return [_field(path, "Model") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
 
 
 def _field(path: Path, name: str) -> str:
