@@ -192,10 +192,15 @@ def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None
     mooncake = {"timestamp": 2000, "input_length": 600, "output_length": 4, "hash_ids": [7, 8]}
     path.write_text(json.dumps(mooncake))
     (request,) = read_trace(path)
-    assert request.time == 2.0 and request.prompt_ids[:512] == list(range(7 * 512, 8 * 512))
+    assert request.time == 2.0 and list(request.prompt_ids[:512]) == list(range(7 * 512, 8 * 512))
     for wrong, message in (
         ("\n".join(json.dumps({"timestamp": at, "input_length": 1, "output_length": 1}) for at in (2, 1)),
-         "request 2 comes at 1 s"),
+         "line 2 comes at 1 s, before"),
+        ("\n".join(json.dumps({"timestamp": at, "input_length": 1, "output_length": 1}) for at in (2, 2e6)),
+         "line 2 comes 1,999,998 s after"),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n\n{"timestamp": 2}', "line 2 is empty"),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n[1]', "line 2 is not a request"),
+        ('{"timestamp": 1, "input_length": 1e9, "output_length": 1}', "line 1 has 1,000,000,001 tokens"),
         ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "line 1 has a negative time"),
         ('{"input_length": 1}', "line 1 is not a request"),
         ("", "no requests"),
@@ -203,6 +208,23 @@ def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None
         path.write_text(wrong)
         with pytest.raises(BadRequest, match=message):
             read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": -1}, "rate is -1"),
+        ({"rate": float("nan")}, "rate is nan"),
+        ({"num_requests": 0}, "num_requests is 0"),
+        ({"spread": 2}, "spread is 2"),
+        ({"think_seconds": -1}, "think_seconds is -1"),
+        ({"turns": 501}, "turns is 501"),
+        ({"prompt": 10**9}, "tokens"),
+    ],
+)
+def test_an_impossible_workload_is_refused_by_name(given: dict, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        WorkloadSpec(**given)
 
 
 def test_percentiles_are_interpolated() -> None:

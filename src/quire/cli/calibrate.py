@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SECONDS_TO_START = 300.0  # of a server: large models are read from a disk
 BURSTS = ((1, 33), (1, 33), (8, 33), (32, 25))  # streams, and tokens of each
 NUM_PROMPT = 16
-CACHE_BYTES = 1 << 30  # of a calibration: room for every step that is timed
+CACHE_BYTES = 1 << 30  # on a CPU: room for the steps that are timed
 _ADDRESS = re.compile(r"^serving .* on (http\S+)$", re.MULTILINE)
 
 
@@ -46,7 +46,9 @@ def calibrate(options: EngineOptions) -> "Calibration":
 
     path = resolve_model(options.model, revision=options.revision).path
     key = calibration_key(path, _settings(options))
-    options = replace(options, kv_cache_memory_bytes=options.kv_cache_memory_bytes or CACHE_BYTES, max_model_len=None)
+    if not uses_gpu(options.device):
+        options = replace(options, kv_cache_memory_bytes=max(options.kv_cache_memory_bytes or 0, CACHE_BYTES))
+    options = replace(options, max_model_len=None)
     with progress(100, "%") as advance:
         bursts = _serve_bursts(options, advance)
         executor = new_executor(path, options)
@@ -147,15 +149,23 @@ async def _burst(url: str, num_streams: int, num_output: int) -> "Burst":
     from quire.planning.calibration import Burst
 
     seen = await asyncio.gather(*(_stream(url, number, num_output) for number in range(num_streams)))
+    together = max(pieces[0][0] for pieces in seen)  # from here on all decode
     return Burst(
         num_streams, NUM_PROMPT, num_output,
-        ttft=median(first for first, _ in seen),
-        tpot=median((last - first) / (num_output - 1) for first, last in seen),
+        ttft=median(pieces[0][0] for pieces in seen),
+        tpot=median(_seconds_per_token(pieces, together) for pieces in seen),
     )  # fmt: skip
 
 
-async def _stream(url: str, number: int, num_output: int) -> tuple[float, float]:
-    """-> seconds until the first and the last piece. It reads nothing of them: it shares the CPUs with the server."""
+def _seconds_per_token(pieces: list[tuple[float, int]], since: float) -> float:
+    late = [piece for piece in pieces if piece[0] >= since]
+    (begin, first), (end, last) = (late if len(late) > 2 else pieces)[0], pieces[-1]
+    return (end - begin) / max(1, last - first)
+
+
+async def _stream(url: str, number: int, num_output: int) -> list[tuple[float, int]]:
+    """-> when pieces came, in seconds, and the tokens until then. It reads little of them: it shares the CPUs with the
+    server."""
     prompt = [100 + (number * 31 + i * 7) % 1000 for i in range(NUM_PROMPT)]
     fields = {"prompt": prompt, "max_tokens": num_output, "temperature": 0, "ignore_eos": True, "stream": True}
     body = json.dumps({**fields, "return_token_ids": True}).encode()
@@ -164,12 +174,14 @@ async def _stream(url: str, number: int, num_output: int) -> tuple[float, float]
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\nConnection: close"
     writer.write(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + body)
-    moments, received = [], b""
+    pieces: list[tuple[float, int]] = []
+    received, num_tokens = b"", 0
     while data := await reader.read(1 << 16):
         received = received or data
-        if b"data:" in data:
-            moments.append(time.perf_counter() - began)
+        if num_new := data.count(b"data: {"):
+            num_tokens += num_new
+            pieces.append((time.perf_counter() - began, num_tokens))
     writer.close()
-    if not received.startswith(b"HTTP/1.1 200") or not moments:
+    if not received.startswith(b"HTTP/1.1 200") or num_tokens < num_output:
         raise UsageError(f"the server that is to be measured answers {received[:300].decode(errors='replace')!r}")
-    return moments[0], moments[-1]
+    return pieces

@@ -166,8 +166,9 @@ def own_gpu() -> "Hardware":
     from quire.planning.calibration import gpu_names
     from quire.planning.hardware import HARDWARE
 
-    name = next(iter(gpu_names()), "").lower()
-    known = [row for row in HARDWARE.values() if row.name.split("-")[-1] in name.replace(" ", "-").split("-")]
+    name = next(iter(gpu_names()), "")
+    words = name.lower().replace("-", " ").split()
+    known = [row for row in HARDWARE.values() if all(part in words for part in row.name.split("-"))]
     if not known:
         raise UsageError(f"the GPU of this machine is `{name}`, and its rates are not known", "give --hardware")
     return known[0]

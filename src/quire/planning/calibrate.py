@@ -19,7 +19,8 @@ CONTEXTS = (32, 1024)  # tokens before a decode step
 CHUNKS = (16, 128, 512, 64, 256, 32, 1024, 2048, 4096, 8192)
 STARTS = (0, 1024, 3072)  # of a chunk
 MIXED = ((4, 64), (16, 192), (1, 448), (64, 64), (4, 192), (16, 16), (16, 448), (1, 64), (64, 192), (64, 448), (4, 16))
-MAX_SECONDS = 13.0  # of all steps
+MAX_SECONDS = 10.0  # of all steps
+WARM_UP_SECONDS = 6.0  # of a GPU, before
 MAX_ROUNDS = 6
 NUM_STEPS = 5  # of decoding, each time
 
@@ -79,24 +80,32 @@ def measured_steps(
     """The median of each shape. What is in the cache does not matter for the time, so contexts are not computed."""
     times: dict[CalibrationStep, list[tuple[StepWork, float]]] = defaultdict(list)
     timer = _Timer(executor, capacity.ahead, block_size)
-    warm_up = 1 if capacity.ahead else 0  # on a GPU the first step of a shape may compile kernels
+    if capacity.ahead:
+        shapes = _warm_up(timer, shapes)
     began, slowest = time.perf_counter(), 0.0  # seconds a token, of the last prompt
-    for number in range(MAX_ROUNDS + warm_up):
+    for number in range(MAX_ROUNDS):
         for shape in shapes:
             now = time.perf_counter()
             left = max_seconds - (now - began)
-            if number and left < slowest * shape.num_tokens * shape.num_steps:
+            if left < 0 or (number and left < slowest * shape.num_tokens * shape.num_steps):
                 continue
-            if left < 0:
-                break
-            measured = timer.run(shape)
-            if number >= warm_up:
-                times[shape] += measured
+            times[shape] += timer.run(shape)
             if shape.num_tokens >= CHUNKS[0]:
                 slowest = (time.perf_counter() - now) / shape.num_steps / shape.num_tokens
-            if number == warm_up:
+            if number == 0:
                 advance()
     return [_median(times[shape]) for shape in shapes if shape in times]
+
+
+def _warm_up(timer: "_Timer", shapes: list[CalibrationStep]) -> list[CalibrationStep]:
+    """Run each once, since a GPU's first step of a shape may compile kernels. -> those that the time sufficed for"""
+    began, warm = time.perf_counter(), []
+    for shape in shapes:
+        if time.perf_counter() - began > WARM_UP_SECONDS:
+            break
+        timer.run(shape)
+        warm.append(shape)
+    return warm
 
 
 def _median(measured: list[tuple[StepWork, float]]) -> MeasuredStep:

@@ -65,7 +65,7 @@ class SimulatedRequest:
 
     def as_request(self) -> Request:
         return Request(
-            id=str(self.number), prompt_ids=self.asked.prompt_ids, params=_params(self.num_output),
+            id=str(self.number), prompt_ids=list(self.asked.prompt_ids), params=_params(self.num_output),
             arrival=self.arrival, priority=self.asked.priority,
         )  # fmt: skip
 
@@ -152,8 +152,9 @@ class Replica:
         if not self._steps:
             return None
         step = self._steps.popleft()
-        self._finish(step)
-        after = max(now, step.ends) + (0.0 if self._ahead else self.costs.step)
+        after = max(now, step.ends)
+        self._finish(step, after)
+        after += 0.0 if self._ahead else self.costs.step
         waiting = len(self.scheduler.groups.waiting)
         self.queue_seconds += waiting * (after - began)
         self.max_queue = max(self.max_queue, waiting)
@@ -214,12 +215,12 @@ class Replica:
         following = first + known + len(tokens)
         return SampledRow(run.row, tokens, drafts=list(range(following, following + drafts.num_tokens)))
 
-    def _finish(self, step: StepInFlight) -> None:
+    def _finish(self, step: StepInFlight, now: float) -> None:
         for event in self.scheduler.update(step.output):
             request = self.requests[event.request_id]
-            request.first_token = request.first_token or step.ends
+            request.first_token = request.first_token or now
             if event.final:
-                request.finished = step.ends
+                request.finished = now
                 request.num_cached = event.num_cached
                 self._ended.append(self.requests.pop(event.request_id))
         self.scheduler.record_step(step.plan, step.seconds)

@@ -78,7 +78,7 @@ class _Clock:
         turn = ended.asked.followed_by
         if turn is None:
             return
-        prompt = ended.asked.prompt_ids + ended.output_ids() + turn.prompt_ids
+        prompt = [*ended.asked.prompt_ids, *ended.output_ids(), *turn.prompt_ids]
         asked = Arrival(ended.finished + turn.time, prompt, turn.output, turn.priority, turn.followed_by)
         heapq.heappush(self._pending, (asked.time + self._delay, self._num_arrivals, asked))
         self._num_arrivals += 1
