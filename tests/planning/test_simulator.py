@@ -18,7 +18,7 @@ from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.planning.replica import Replica, SimulatedRequest
-from quire.planning.routers import by_prefix, least_busy, round_robin
+from quire.planning.routers import by_prefix, least_busy, power_of_two, round_robin
 from quire.planning.simulator import Simulation, _Clock, simulate
 from quire.planning.step_times import ServingCosts, StepWork
 from quire.planning.summary import percentile, summarize
@@ -81,12 +81,12 @@ def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones() -> N
     replica, simulated = Replica(0, scheduler, RecordedTimes(seconds)), []
     schedule = scheduler.schedule
     scheduler.schedule = lambda: (simulated.append(schedule()), simulated[-1])[1]
-    outlines, step = [], 0
+    outlines, step, replica.goes_on = [], 0, 0.0
     while scheduler.has_work or step <= max(before_step):
         for request in before_step.get(step, []):
             asked = Arrival(0.0, request.prompt_ids, request.params.max_tokens)
             replica.add(SimulatedRequest(int(request.id), asked), 0)
-        replica.step(0.0)
+        replica.step()
         outlines.append(outline(simulated[-1]))
         step += 1
     assert engine._scheduler.num_preemptions > 0 and engine.stats().prefix_hits > 0, "nothing of interest happened"
@@ -117,6 +117,15 @@ def test_two_replicas_serve_twice_as_much() -> None:
     one = summarize(simulate(arrivals, [new_replica()]))
     two = summarize(simulate(arrivals, [new_replica(0), new_replica(1)], round_robin))
     assert two.output_tokens_per_second == pytest.approx(2 * one.output_tokens_per_second, rel=0.1)
+
+
+def test_many_replicas_at_once_are_as_each_step_by_itself() -> None:
+    spec = WorkloadSpec(rate=20, num_requests=120, prompt=40, output=50, spread=0.8, turns=2, think_seconds=0.3)
+    results = [
+        everything_of(_Clock(generate(spec), [new_replica(i) for i in range(4)], power_of_two, compress=c).run())
+        for c in (False, True)
+    ]
+    assert results[0] == results[1]
 
 
 def test_routing_by_prefix_finds_prefixes_again() -> None:
@@ -168,8 +177,7 @@ def test_steps_that_are_made_at_once_change_nothing(ahead: int, seed: int) -> No
             return plan
 
         replica.scheduler.schedule = noted
-        clock = _Clock(generate(spec), [replica], least_busy)
-        clock._compress = compress
+        clock = _Clock(generate(spec), [replica], least_busy, compress=compress)
         results.append(everything_of(clock.run()))
         plans.append(made)
         replica.scheduler.check()

@@ -111,6 +111,7 @@ class Replica:
         self.busy_seconds = 0.0
         self.queue_seconds = 0.0  # waiting sequences, over time
         self.max_queue = 0
+        self.goes_on: float | None = None  # when the engine's loop does; None: it waits for requests
         self.requests: dict[str, SimulatedRequest] = {}  # in flight
         self._ended: list[SimulatedRequest] = []
         self._times, self._ahead, self._drafts = times, ahead, drafts
@@ -118,6 +119,7 @@ class Replica:
         self._known: dict[int, int] = {}  # tokens of each row
         self._steps: deque[StepInFlight] = deque()
         self._device_free = 0.0
+        self._num_alike = 0  # steps from here on that only decode
 
     @property
     def load(self) -> int:
@@ -129,36 +131,48 @@ class Replica:
         submitted = request.as_request()
         self.scheduler.add(submitted, now)
         self.requests[submitted.id] = request
+        self.goes_on = now if self.goes_on is None else self.goes_on
 
     def take_ended(self) -> list[SimulatedRequest]:
         """The requests that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
-    def step(self, now: float, horizon: float = 0.0) -> float | None:
-        """What the engine's loop does once; or until `horizon`, as long as sequences only decode. -> when it goes on;
-        None: it waits for requests"""
-        if now < horizon:
-            now = self._decode_until(now, horizon)
-            if now >= horizon:
-                return now
-        began = now
+    def step(self) -> None:
+        """What the engine's loop does once."""
+        assert self.goes_on is not None
+        began = now = self.goes_on
         if self.scheduler.has_work:
             plan = self.scheduler.schedule()
             self._submit(plan, now)
             now += self._host_seconds(self._steps[-1].work) if self._ahead else 0.0
             if plan.runs and len(self._steps) <= self._ahead:
-                return now
+                self.goes_on = now
+                return
         if not self._steps:
-            return None
+            self.goes_on = None
+            return
         step = self._steps.popleft()
-        after = max(now, step.ends)
-        self._finish(step, after)
-        after += 0.0 if self._ahead else self.costs.step
+        now = max(now, step.ends)
+        self._finish(step, now)
+        self.goes_on = now if self._ahead else now + self.costs.step
         waiting = len(self.scheduler.groups.waiting)
-        self.queue_seconds += waiting * (after - began)
+        self.queue_seconds += waiting * (self.goes_on - began)
         self.max_queue = max(self.max_queue, waiting)
-        return after
+
+    def sleeps_until(self) -> float:
+        """Until then sequences only decode and none ends, unless a request comes. Steps become longer, if anything."""
+        assert self.goes_on is not None
+        self._num_alike = num_steps_alike(self.scheduler, self._steps[0].plan if self._steps else None)
+        if self._num_alike < 3:
+            return self.goes_on
+        seconds = self._times.seconds(self._decoding())
+        return self.goes_on + seconds * (self._num_alike - 2)  # with a step in flight, the first may end early
+
+    def catch_up(self, until: float) -> None:
+        """Make the steps that it slept through."""
+        if self.goes_on is not None and self.goes_on < until:
+            self.goes_on = self._decode_until(self.goes_on, until)
 
     # -- time
 
@@ -229,25 +243,21 @@ class Replica:
 
     def _decode_until(self, now: float, horizon: float) -> float:
         """Make the steps of decoding until `horizon` that differ in nothing but time. -> when the engine goes on"""
-        most = num_steps_alike(self.scheduler, self._steps[0].plan if self._steps else None)
-        if most < 1:
-            return now
-        running, count = self.scheduler.groups.running.items, 0
+        running, count, work = self.scheduler.groups.running.items, 0, self._decoding()
         rows, began = len(running), now
-        read = sum(seq.num_computed for seq in running)
-        work = StepWork(rows, rows, read, read)
         step = self._steps[0] if self._steps else None
         last_ends, seconds = step.ends if step else 0.0, 0.0
-        while count < most and now < horizon:
+        while count < self._num_alike and now < horizon:
+            ends, seconds = self._run(work, 0, now)
             work.num_read += rows
             work.num_pairs += rows
-            ends, seconds = self._run(work, 0, now)
             count += 1
             if step:
                 now, last_ends = max(now + self._host_seconds(work), last_ends), ends
             else:
                 now = ends + self.costs.step
         self.queue_seconds += len(self.scheduler.groups.waiting) * (now - began)
+        self._num_alike -= count
         skip_steps(self.scheduler, step and step.plan, count, self._token_id)
         for seq in running:
             self._known[seq.row] += count
@@ -258,6 +268,12 @@ class Replica:
                 [SampledRow(seq.row, [self._token_id(seq, self._known[seq.row] - 1)]) for seq in running],
             )
         return now
+
+    def _decoding(self) -> StepWork:
+        """The next step, if all sequences decode."""
+        running = self.scheduler.groups.running.items
+        read = sum(seq.num_computed + 1 for seq in running)
+        return StepWork(len(running), len(running), read, read)
 
     def _token_id(self, seq: Sequence, position: int) -> int:
         return self._by_row[seq.row].first_id + position

@@ -32,20 +32,23 @@ def simulate(arrivals: Sequence[Arrival], replicas: list[Replica], router: Route
 
 
 class _Clock:
-    """Events in order of time: a request comes, or an engine goes on."""
+    """Events in order of time: a request comes, or an engine goes on.
 
-    def __init__(self, arrivals: Sequence[Arrival], replicas: list[Replica], router: Router) -> None:
-        self._replicas, self._router = replicas, router
+    An engine whose sequences only decode sleeps until one of them may end, and catches up when a request comes: with
+    many engines, few are looked at."""
+
+    def __init__(
+        self, arrivals: Sequence[Arrival], replicas: list[Replica], router: Router, *, compress: bool = True
+    ) -> None:
+        """`compress`: steps that are alike are made at once."""
+        self._replicas, self._router, self._compress = replicas, router, compress
         self._simulation = Simulation(replicas=replicas)
         self._delay = replicas[0].costs.request
         self._pending = [(arrival.time + self._delay, number, arrival) for number, arrival in enumerate(arrivals)]
         heapq.heapify(self._pending)
         self._num_arrivals = len(self._pending)
-        self._due: list[tuple[float, int]] = []  # (when, replica): engines that go on
-        self._idle = {replica.index for replica in replicas}
-        # A turn that follows an answer of another engine may come at any time: then every step is made by itself.
-        turns = any(arrival.followed_by for arrival in arrivals)
-        self._compress = len(replicas) == 1 or not turns
+        self._due: list[tuple[float, int, int]] = []  # (when, replica, its alarm): engines that go on
+        self._alarms = [0] * len(replicas)  # the last of each replica: those before it do not count
 
     def run(self) -> Simulation:
         pending, due = self._pending, self._due
@@ -53,25 +56,32 @@ class _Clock:
             if pending and (not due or pending[0][0] <= due[0][0]):
                 self._add(*heapq.heappop(pending))
                 continue
-            now, index = heapq.heappop(due)
-            horizon = (pending[0][0] if pending else float("inf")) if self._compress else 0.0
-            goes_on = self._replicas[index].step(now, horizon)
-            for ended in self._replicas[index].take_ended():
-                self._follow(ended)
-            if goes_on is None:
-                self._idle.add(index)
-            else:
-                heapq.heappush(due, (goes_on, index))
+            now, index, alarm = heapq.heappop(due)
+            if alarm == self._alarms[index]:
+                self._go_on(self._replicas[index], now)
         return self._simulation
+
+    def _go_on(self, replica: Replica, now: float) -> None:
+        replica.catch_up(now)
+        if replica.goes_on == now:
+            replica.step()
+            for ended in replica.take_ended():
+                self._follow(ended)
+        if replica.goes_on is not None:
+            self._set_alarm(replica, replica.sleeps_until() if self._compress else replica.goes_on)
+
+    def _set_alarm(self, replica: Replica, when: float) -> None:
+        self._alarms[replica.index] += 1
+        heapq.heappush(self._due, (when, replica.index, self._alarms[replica.index]))
 
     def _add(self, now: float, number: int, arrival: Arrival) -> None:
         replica = self._router(self._replicas, arrival, number)
         request = SimulatedRequest(number, arrival)
         self._simulation.requests.append(request)
+        replica.catch_up(now)
         replica.add(request, now)
-        if replica.index in self._idle:
-            self._idle.remove(replica.index)
-            heapq.heappush(self._due, (now, replica.index))
+        assert replica.goes_on is not None
+        self._set_alarm(replica, replica.goes_on)
 
     def _follow(self, ended: SimulatedRequest) -> None:
         """The next turn: the prompt is what was said so far, and its own tokens."""
