@@ -220,11 +220,13 @@ class Replica:
         return sampled
 
     def _verify(self, run: Run, known: int, drafts: SimulatedDrafts) -> SampledRow:
-        """Accept drafts as they are drawn, and sample a token after them."""
-        first, accepted = self._by_row[run.row].first_id, 0
-        while accepted < len(run.drafts) and drafts.rng.random() < drafts.acceptance:
+        """Accept drafts as they are drawn, and sample a token after them. The scheduler also compares drafts that did
+        not run with what was sampled."""
+        first, accepted, offered = self._by_row[run.row].first_id, 0, len(run.drafts) or 1
+        while accepted < offered and drafts.rng.random() < drafts.acceptance:
             accepted += 1
-        last = first + known + accepted + (_REJECTED if accepted < len(run.drafts) else 0)
+        accepted, rejected = min(accepted, len(run.drafts)), accepted < offered
+        last = first + known + accepted + (_REJECTED if rejected else 0)
         tokens = [*run.drafts[:accepted], last]
         following = first + known + len(tokens)
         return SampledRow(run.row, tokens, drafts=list(range(following, following + drafts.num_tokens)))
