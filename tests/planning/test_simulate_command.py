@@ -29,9 +29,7 @@ def serve(spec: WorkloadSpec, **given: object) -> Summary:
 CROWD = WorkloadSpec(rate=float("inf"), num_requests=24, prompt=60, output=60)
 
 
-def test_the_table_and_the_picture_have_a_row_for_each_rate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_and_the_picture_have_a_row_for_each_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TARGET, "--rates", "1,50", "--svg", str(tmp_path / "load.svg")]) == 0
     printed = capsys.readouterr()
     *_, slow, fast = printed.out.splitlines()

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,12 +18,17 @@ from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
 from quire.hub import DEFAULT_MODEL, resolve_model
+from quire.planning.fleet import EngineFlags, plan_engine
+from quire.planning.hardware import find_hardware
+from quire.planning.packed_bytes import NativeFormat
+from quire.planning.planned_model import plan_model
 from quire.planning.replica import Replica, SimulatedRequest
 from quire.planning.routers import by_prefix, least_busy, power_of_two, round_robin
 from quire.planning.simulator import Simulation, _Clock, simulate
 from quire.planning.step_times import ServingCosts, StepWork
 from quire.planning.summary import percentile, summarize
 from quire.planning.workload import Arrival, WorkloadSpec, generate, read_trace
+from quire.weights.checkpoint import open_checkpoint
 
 
 class RecordedTimes:
@@ -52,10 +58,14 @@ def outline(plan: StepPlan) -> tuple:
     return plan.step, runs, plan.retired, plan.copies, plan.swap_out, plan.swap_in, admitted
 
 
-def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones() -> None:
+@pytest.mark.parametrize(
+    "given", [{}, {"swap_space": 0.01, "scheduling_policy": "priority"}, {"enable_prefix_caching": False}]
+)
+def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones(given: dict) -> None:
     options = EngineOptions(
-        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, target_itl_ms=20, kv_cache_memory_bytes=6 << 20
-    )
+        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, target_itl_ms=20, kv_cache_memory_bytes=6 << 20,
+        **given,
+    )  # fmt: skip
     engine = Engine(new_executor(resolve_model(DEFAULT_MODEL, progress=False).path, options), options)
     rng = random.Random(0)
     prefix = [rng.randrange(1000) for _ in range(40)]
@@ -64,6 +74,7 @@ def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones() -> N
             id=str(number),
             prompt_ids=prefix[: rng.choice((0, 40))] + [rng.randrange(1000) for _ in range(rng.randint(5, 150))],
             params=SamplingParams(max_tokens=rng.randint(4, 40), ignore_eos=True, temperature=0, seed=0),
+            priority=rng.randrange(3),
         )
         for number in range(12)
     ]
@@ -77,19 +88,24 @@ def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones() -> N
         engine.step()
         seconds.append(engine.record.run_seconds)
         step += 1
-    scheduler = Scheduler(engine._scheduler.limits, engine.capacity.num_blocks)
-    replica, simulated = Replica(0, scheduler, RecordedTimes(seconds)), []
+    model = plan_model("", open_checkpoint(resolve_model(DEFAULT_MODEL).path), NativeFormat())
+    flags = {spec.name: getattr(options, spec.name) for spec in fields(EngineFlags)}
+    planned = plan_engine(model, find_hardware("laptop-8-cores"), EngineFlags(**flags))
+    replica, simulated = planned.new_replica(0, RecordedTimes(seconds)), []
+    scheduler = replica.scheduler
     schedule = scheduler.schedule
     scheduler.schedule = lambda: (simulated.append(schedule()), simulated[-1])[1]
     outlines, step, replica.goes_on = [], 0, 0.0
     while scheduler.has_work or step <= max(before_step):
         for request in before_step.get(step, []):
-            asked = Arrival(0.0, request.prompt_ids, request.params.max_tokens)
+            asked = Arrival(0.0, request.prompt_ids, request.params.max_tokens, request.priority)
             replica.add(SimulatedRequest(int(request.id), asked), 0)
         replica.step()
         outlines.append(outline(simulated[-1]))
         step += 1
-    assert engine._scheduler.num_preemptions > 0 and engine.stats().prefix_hits > 0, "nothing of interest happened"
+    assert engine._scheduler.num_preemptions > 0, "nothing of interest happened"
+    assert engine.stats().prefix_hits > 0 or not options.enable_prefix_caching
+    assert bool(engine.capacity.num_host_blocks) == any(plan[4] for plan in plans), "nothing was swapped out"
     assert outlines == plans
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
@@ -18,7 +19,7 @@ from quire.cli.bench.setup import progress
 from quire.cli.parser import UsageError
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor, uses_gpu
-from quire.hub import cache_dir, resolve_model
+from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
 
 if TYPE_CHECKING:
     from quire.planning.calibration import Burst, Calibration
@@ -71,6 +72,24 @@ def calibrate(options: EngineOptions) -> "Calibration":
     calibration = Calibration(key, times, costs, fit_quality(steps))
     keep(cache_dir() / "calibrations", calibration)
     return calibration
+
+
+def calibrate_target(arguments: Namespace) -> str:
+    """The model of `quire plan` or `quire simulate`, with an engine's defaults. -> what was found"""
+    check_target(arguments)
+    options = EngineOptions(
+        model=arguments.model or DEFAULT_MODEL,
+        kv_cache_dtype=arguments.kv_cache_dtype,
+        quantization=arguments.quantization,
+    )
+    return describe(calibrate(options))
+
+
+def check_target(arguments: Namespace) -> None:
+    if arguments.shape or arguments.hardware or (arguments.model or "").endswith("config.json") or arguments.tp > 1:
+        raise UsageError(
+            "--calibrate runs the model here", "leave out --shape, --hardware and --tp, and name a model's files"
+        )
 
 
 def describe(calibration: "Calibration") -> str:

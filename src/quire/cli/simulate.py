@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   quire simulate --rate 2 --num-requests 200                       the default model on this machine
-  quire simulate --calibrate --rates 0.5,1,2                       time its steps here first (20 s), and from then on use these
+  quire simulate --calibrate --rates 0.5,1,2                       with step times measured here (20 s, once)
   quire simulate --shape llama-3.1-8b --hardware h200 --rate 20 --prompt 1000 --output 300
   quire simulate --shape llama-3.1-70b --format fp8 --hardware h100 --tp 4 --replicas 8 --rate 50
   quire simulate --shape qwen3-8b --hardware l4 --rates 1,2,4,8 --svg load.svg
@@ -105,7 +105,9 @@ def _parser() -> Parser:
         "--num-speculative-tokens", type=int, default=0, metavar="N", help="draft tokens of a sequence a step"
     )
     fleet.add_argument("--acceptance", type=float, metavar="P", help="how likely a draft token is accepted")
-    add_flags(parser, EngineOptions, "engine", skip=[spec.name for spec in fields(EngineOptions) if spec.name not in ENGINE])
+    add_flags(
+        parser, EngineOptions, "engine", skip=[spec.name for spec in fields(EngineOptions) if spec.name not in ENGINE]
+    )
     parser.add_argument("--calibrate", action="store_true", help="time steps of the model on this machine (20 s)")
     parser.add_argument("--roofline", action="store_true", help="compute step times even if measured ones are kept")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a picture of latency against load")
@@ -144,15 +146,12 @@ def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
 def _times(
     arguments: Namespace, options: EngineOptions, model: "PlannedModel", hardware: "Hardware", here: bool
 ) -> "tuple[StepTimes, ServingCosts, str]":
+    from quire.cli.calibrate import calibrate, check_target, describe, kept_calibration
     from quire.planning.step_times import default_costs, roofline_times
 
-    if arguments.calibrate and not here:
-        raise UsageError(
-            "--calibrate runs the model here", "leave out --shape and --hardware, and name a model's files"
-        )
+    if arguments.calibrate:
+        check_target(arguments)
     if here and not arguments.roofline and arguments.tp == 1:
-        from quire.cli.calibrate import calibrate, describe, kept_calibration
-
         calibration = calibrate(options) if arguments.calibrate else kept_calibration(options)
         if calibration is not None:
             return calibration.times, calibration.costs, describe(calibration)

@@ -60,7 +60,10 @@ def calibration_steps(
         [CalibrationStep(num_seqs, CONTEXTS[0]) for num_seqs in DECODE_SEQS],
         [CalibrationStep(num_seqs, CONTEXTS[1]) for num_seqs in DECODE_SEQS],
         *([CalibrationStep(chunk=chunk, start=start) for chunk in CHUNKS] for start in STARTS),
-        *([CalibrationStep(seqs, context, chunk, context - CONTEXTS[0]) for seqs, chunk in MIXED] for context in CONTEXTS),
+        *(
+            [CalibrationStep(seqs, context, chunk, context - CONTEXTS[0]) for seqs, chunk in MIXED]
+            for context in CONTEXTS
+        ),
     )
     return [
         shape

@@ -59,11 +59,12 @@ class FittedTimes:
     @classmethod
     def of(cls, values: dict[str, Any]) -> "FittedTimes":
         """What `as_json` gave."""
-        curves = {
-            name: Curve(tuple(map(float, values[name]["knots"])), tuple(map(float, values[name]["seconds"])))
+        decode, prefill = (
+            Curve(tuple(map(float, values[name]["knots"])), tuple(map(float, values[name]["seconds"])))
             for name in ("decode", "prefill")
-        }
-        return cls(**curves, **{name: float(values[name]) for name in ("per_read", "per_pair", "per_row")})
+        )
+        per_read, per_pair, per_row = (float(values[name]) for name in ("per_read", "per_pair", "per_row"))
+        return cls(decode, prefill, per_read, per_pair, per_row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,12 @@ def fit(steps: Sequence[MeasuredStep]) -> FittedTimes:
     seconds = np.array([step.seconds for step in steps])
     solution = _non_negative_least_squares(columns / seconds[:, None], np.ones(len(steps)))
     per_read, per_pair, per_row = map(float, solution[-3:])
-    curves = [
-        Curve(tuple(map(float, knots)), tuple(map(float, np.cumsum(rises))))
-        for knots, rises in ((decode, solution[: len(decode)]), (prefill, solution[len(decode) : -3]))
-    ]
-    return FittedTimes(*curves, per_read, per_pair, per_row)
+    rises = solution[: len(decode)], solution[len(decode) : -3]
+    curves = (
+        Curve(tuple(map(float, knots)), tuple(map(float, np.cumsum(rise))))
+        for knots, rise in zip((decode, prefill), rises, strict=True)
+    )
+    return FittedTimes(next(curves), next(curves), per_read, per_pair, per_row)
 
 
 def fit_quality(steps: Sequence[MeasuredStep]) -> FitQuality:

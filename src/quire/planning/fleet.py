@@ -93,7 +93,7 @@ class SimulatedEngine:
 class Fleet:
     engine: SimulatedEngine
     times: StepTimes
-    costs: ServingCosts = ServingCosts()
+    costs: ServingCosts | None = None
     num_replicas: int = 1
     router: str = "least-busy"
 
@@ -141,9 +141,7 @@ def _cache_room(model: PlannedModel, hardware: Hardware, flags: EngineFlags, tp:
     if not hardware.is_gpu:
         return max(0, min(int(hardware.memory - model.weight_bytes) // 2, MAX_CPU_CACHE))
     kv = model.kv_spec(flags.kv_cache_dtype, flags.block_size)
-    memory = plan_memory(
-        model, kv, Load(), on_gpu=hardware.is_gpu, max_num_batched_tokens=flags.max_num_batched_tokens
-    )
+    memory = plan_memory(model, kv, Load(), on_gpu=hardware.is_gpu, max_num_batched_tokens=flags.max_num_batched_tokens)
     taken, room = memory.total - memory.kv_cache, int(tp * hardware.memory * flags.gpu_memory_utilization)
     if taken >= room:
         raise DoesNotFit(

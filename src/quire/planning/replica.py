@@ -77,7 +77,7 @@ def _params(num_output: int) -> SamplingParams:
 
 @dataclass(slots=True)
 class SimulatedDrafts:
-    """Speculative decoding: draft tokens offered for each sequence, and how likely each is accepted after the others."""
+    """Draft tokens offered for each sequence, and how likely each is accepted if those before it were."""
 
     num_tokens: int
     acceptance: float
@@ -260,7 +260,7 @@ class Replica:
                 now = ends + self.costs.step
         self.queue_seconds += len(self.scheduler.groups.waiting) * (now - began)
         self._num_alike -= count
-        skip_steps(self.scheduler, step and step.plan, count, self._token_id)
+        skip_steps(self.scheduler, step.plan if step else None, count, self._token_id)
         for seq in running:
             self._known[seq.row] += count
         if step:
