@@ -146,7 +146,7 @@ def _check_time(path: Path, number: int, arrivals: list[Arrival]) -> None:
         )
     if now - before > MAX_GAP:
         raise BadRequest(
-            f"{path}: line {number} comes {now - before:,.0f} s after the line above it, and at most {MAX_GAP:,} s may be",
+            f"{path}: line {number} comes {now - before:,.0f} s after the line above it: {MAX_GAP:,} s may pass",
             "times are seconds, with `hash_ids` milliseconds; cut the trace at the gap",
             param="trace",
         )
