@@ -71,6 +71,19 @@ def test_wrong_flags_are_refused_with_a_sentence(
     assert status and message in printed and "Traceback" not in printed
 
 
+def test_only_a_model_that_is_here_is_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--shape", "llama-3.1-8b", "--calibrate"])
+    assert "--calibrate runs the model here" in capsys.readouterr().err
+
+
+def test_a_trace_is_simulated_at_its_own_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"timestamp": 0.1 * i, "input_length": 50, "output_length": 10} for i in range(40)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert main([*TARGET, "--trace", str(tmp_path / "trace.jsonl"), "--json"]) == 0
+    (load,) = json.loads(capsys.readouterr().out)["loads"]
+    assert load["num_requests"] == 40 and load["rate"] == pytest.approx(10, rel=0.1)
+
+
 def test_a_small_cache_preempts_and_swap_space_keeps_what_was_computed() -> None:
     tight = {"num_blocks": 40, "max_model_len": 256}
     roomy, preempted = serve(CROWD), serve(CROWD, **tight)

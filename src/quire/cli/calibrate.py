@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 SECONDS_TO_START = 300.0  # of a server: large models are read from a disk
 BURSTS = ((1, 33), (1, 33), (8, 33), (32, 25))  # streams, and tokens of each
 NUM_PROMPT = 16
+NUM_PARTS = 65  # of the progress bar: bursts, and shapes of steps, some of which may not fit
 CACHE_BYTES = 1 << 30  # on a CPU: room for the steps that are timed
 _ADDRESS = re.compile(r"^serving .* on (http\S+)$", re.MULTILINE)
 
@@ -50,7 +51,7 @@ def calibrate(options: EngineOptions) -> "Calibration":
     if not uses_gpu(options.device):
         options = replace(options, kv_cache_memory_bytes=max(options.kv_cache_memory_bytes or 0, CACHE_BYTES))
     options = replace(options, max_model_len=None)
-    with progress(100, "%") as advance:
+    with progress(NUM_PARTS, "part") as advance:
         bursts = _serve_bursts(options, advance)
         executor = new_executor(path, options)
         capacity = executor.allocate(executor.load())

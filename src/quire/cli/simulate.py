@@ -4,7 +4,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,8 @@ def run(argv: Sequence[str]) -> int:
     print(f"step times: {source}", file=sys.stderr)
     price = hardware.price if arguments.price is None else arguments.price
     rows = [(rate, _summary(fleet, _arrivals(arguments, rate))) for rate in rates]
+    if arguments.trace:
+        rows = [(round(summary.requests_per_second, 3), summary) for _, summary in rows]
     hourly = price * arguments.tp * arguments.replicas
     if arguments.json:
         loads = [{"rate": rate, **summary.as_json(), "cost": _cost(summary, hourly)} for rate, summary in rows]
@@ -127,12 +129,15 @@ def read_engine(arguments: Namespace) -> EngineOptions:
 def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
     """-> also what its step times are."""
     from quire.planning.fleet import EngineFlags, Fleet, plan_engine
+    from quire.planning.step_times import SWAP_BANDWIDTH
 
     options = read_engine(arguments)
     here = not (arguments.shape or arguments.hardware or (arguments.model or "").endswith("config.json"))
     hardware = own_gpu() if not arguments.hardware and uses_gpu(options.device) else read_hardware(arguments)
     model = read_model(arguments, hardware)
     times, costs, source = _times(arguments, options, model, hardware, here)
+    block_bytes = model.kv_spec(options.kv_cache_dtype, options.block_size).block_bytes
+    costs = replace(costs, swapped_block=block_bytes / SWAP_BANDWIDTH)
     flags = {spec.name: getattr(options, spec.name) for spec in fields(EngineFlags)}
     if options.target_itl_ms is None:
         flags["target_itl_ms"] = TARGET_ITL_MS

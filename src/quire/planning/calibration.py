@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from quire.ops.native.cpus import available_cpus
@@ -132,11 +133,12 @@ def fit_costs(bursts: Sequence[Burst], times: StepTimes, *, on_gpu: bool) -> Ser
     if extra:
         columns = [[1 / burst.tpot, burst.num_streams / burst.tpot] for burst, _ in extra]
         step, row = non_negative_least_squares(columns, [seconds / burst.tpot for burst, seconds in extra])
-    alone = min(bursts, key=lambda burst: burst.num_streams)
-    num_prompt = alone.num_prompt
+    fewest = min(burst.num_streams for burst in bursts)
+    alone = [burst for burst in bursts if burst.num_streams == fewest]
+    num_prompt = alone[0].num_prompt
     pairs = num_prompt * (num_prompt + 1) // 2
     prefill = times.seconds(StepWork(num_prompt, 1, num_prompt, pairs, 1))
-    request = alone.ttft - prefill - row * (not on_gpu)
+    request = median(burst.ttft for burst in alone) - prefill - row * (not on_gpu)
     return ServingCosts(step=step, row=row, request=max(0.0, request))
 
 

@@ -164,10 +164,14 @@ class Replica:
         """Until then sequences only decode and none ends, unless a request comes. Steps become longer, if anything."""
         assert self.goes_on is not None
         self._num_alike = num_steps_alike(self.scheduler, self._steps[0].plan if self._steps else None)
-        if self._num_alike < 3:
+        if self._num_alike < 1:
             return self.goes_on
-        seconds = self._times.seconds(self._decoding())
-        return self.goes_on + seconds * (self._num_alike - 2)  # with a step in flight, the first may end early
+        work, count = self._decoding(), self._num_alike
+        seconds = self._times.seconds(work)
+        if not self._steps:
+            return self.goes_on + seconds * count
+        by_host = self.goes_on + self._host_seconds(work) * count
+        return max(self.goes_on, by_host, self._steps[0].ends + seconds * (count - 1))
 
     def catch_up(self, until: float) -> None:
         """Make the steps that it slept through."""

@@ -68,11 +68,11 @@ class RooflineTimes:
 GPU_SHARES = (0.8, 0.55)  # of bandwidth and peak that kernels reach, where nothing was measured
 MEASURED_SHARES = (1.0, 1.0)  # this machine's rates are those of its kernels
 STEP_OVERHEAD = 0.0004  # seconds
-SWAP_BANDWIDTH = 20e9  # bytes a second between a GPU and main memory, or within it
+SWAP_BANDWIDTH = 20e9  # bytes a second between a GPU and main memory, or within it; not measured
 
 
 def default_costs(hardware: Hardware) -> ServingCosts:
-    """Where nothing was measured: what serving took on machines of both kinds."""
+    """Where nothing was measured: rough ones. `--calibrate` measures those of a machine."""
     return ServingCosts(step=0.0003, row=3e-5, request=0.004) if hardware.is_gpu else ServingCosts(0.0003, 1e-4, 0.004)
 
 
