@@ -40,9 +40,9 @@ def kept_calibration(options: EngineOptions) -> "Calibration | None":
     return find(cache_dir() / "calibrations", calibration_key(path, _settings(options)))
 
 
-def calibrate(options: EngineOptions) -> "Calibration":
-    """Measure, fit, and keep the fit. Takes about 20 seconds beside loading the model twice."""
-    from quire.planning.calibrate import calibration_steps, measured_steps
+def calibrate(options: EngineOptions, max_seconds: float | None = None) -> "Calibration":
+    """Measure, fit, and keep the fit. Takes at most 20 seconds beside loading the model twice."""
+    from quire.planning.calibrate import MAX_SECONDS, calibration_steps, measured_steps
     from quire.planning.calibration import Calibration, calibration_key, fit_costs, keep
     from quire.planning.fitted_times import fit, fit_quality
 
@@ -61,7 +61,10 @@ def calibrate(options: EngineOptions) -> "Calibration":
             max_num_batched_tokens=options.max_num_batched_tokens,
             block_size=options.block_size,
         )
-        steps = measured_steps(executor, capacity, shapes, block_size=options.block_size, advance=advance)
+        steps = measured_steps(
+            executor, capacity, shapes, block_size=options.block_size, max_seconds=max_seconds or MAX_SECONDS,
+            advance=advance,
+        )  # fmt: skip
         executor.stop()
     if len(steps) < 10:
         raise UsageError(
@@ -186,7 +189,7 @@ def _seconds_per_token(pieces: list[tuple[float, int]], since: float) -> float:
 async def _stream(url: str, number: int, num_output: int) -> list[tuple[float, int]]:
     """-> when pieces came, in seconds, and the tokens until then. It reads little of them: it shares the CPUs with the
     server."""
-    prompt = [100 + (number * 31 + i * 7) % 1000 for i in range(NUM_PROMPT)]
+    prompt = [3 + (number * 31 + i * 7) % 200 for i in range(NUM_PROMPT)]
     fields = {"prompt": prompt, "max_tokens": num_output, "temperature": 0, "ignore_eos": True, "stream": True}
     body = json.dumps({**fields, "return_token_ids": True}).encode()
     parts = urlsplit(url)

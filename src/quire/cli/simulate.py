@@ -17,10 +17,10 @@ from quire.engine.start import uses_gpu
 from quire.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from quire.planning.calibration import Calibration
     from quire.planning.fleet import Fleet
     from quire.planning.hardware import Hardware
     from quire.planning.planned_model import PlannedModel
-    from quire.planning.step_times import ServingCosts, StepTimes
     from quire.planning.summary import Summary
     from quire.planning.workload import Arrival
 
@@ -128,14 +128,21 @@ def read_engine(arguments: Namespace) -> EngineOptions:
 
 def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
     """-> also what its step times are."""
+    from quire.cli.calibrate import describe
     from quire.planning.fleet import EngineFlags, Fleet, plan_engine
-    from quire.planning.step_times import SWAP_BANDWIDTH
+    from quire.planning.step_times import SWAP_BANDWIDTH, StepTimes, default_costs, roofline_times
 
     options = read_engine(arguments)
-    here = not (arguments.shape or arguments.hardware or (arguments.model or "").endswith("config.json"))
-    hardware = own_gpu() if not arguments.hardware and uses_gpu(options.device) else read_hardware(arguments)
+    calibration = _calibration(arguments, options)
+    hardware = _hardware(arguments, options, measured=calibration is not None)
     model = read_model(arguments, hardware)
-    times, costs, source = _times(arguments, options, model, hardware, here)
+    if calibration is not None:
+        times: StepTimes = calibration.times
+        costs, source = calibration.costs, describe(calibration)
+    else:
+        times = roofline_times(model, options.kv_cache_dtype, hardware, tp=arguments.tp, eight_bit=not hardware.is_gpu)
+        hint = " (`--calibrate` measures them)" if _is_here(arguments) else ""
+        costs, source = default_costs(hardware), f"computed from the rates of {hardware.name}{hint}"
     block_bytes = model.kv_spec(options.kv_cache_dtype, options.block_size).block_bytes
     costs = replace(costs, swapped_block=block_bytes / SWAP_BANDWIDTH)
     flags = {spec.name: getattr(options, spec.name) for spec in fields(EngineFlags)}
@@ -148,21 +155,32 @@ def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
     return hardware, model, Fleet(engine, times, costs, arguments.replicas, arguments.router), source
 
 
-def _times(
-    arguments: Namespace, options: EngineOptions, model: "PlannedModel", hardware: "Hardware", here: bool
-) -> "tuple[StepTimes, ServingCosts, str]":
-    from quire.cli.calibrate import calibrate, check_target, describe, kept_calibration
-    from quire.planning.step_times import default_costs, roofline_times
+def _is_here(arguments: Namespace) -> bool:
+    """Whether the model can run on this machine, so that its steps can be timed."""
+    elsewhere = arguments.shape or arguments.hardware or (arguments.model or "").endswith("config.json")
+    return not elsewhere and arguments.tp == 1
+
+
+def _calibration(arguments: Namespace, options: EngineOptions) -> "Calibration | None":
+    """What is measured now, or was and is kept; None: times are computed."""
+    from quire.cli.calibrate import calibrate, check_target, kept_calibration
 
     if arguments.calibrate:
         check_target(arguments)
-    if here and not arguments.roofline and arguments.tp == 1:
-        calibration = calibrate(options) if arguments.calibrate else kept_calibration(options)
-        if calibration is not None:
-            return calibration.times, calibration.costs, describe(calibration)
-    times = roofline_times(model, options.kv_cache_dtype, hardware, tp=arguments.tp, eight_bit=not hardware.is_gpu)
-    hint = " (`--calibrate` measures them)" if here and arguments.tp == 1 else ""
-    return times, default_costs(hardware), f"computed from the rates of {hardware.name}{hint}"
+        return calibrate(options)
+    return kept_calibration(options) if _is_here(arguments) and not arguments.roofline else None
+
+
+def _hardware(arguments: Namespace, options: EngineOptions, measured: bool) -> "Hardware":
+    """`measured`: step times are known, so that the rates of this machine are not needed."""
+    if arguments.hardware or not (measured or uses_gpu(options.device)):
+        return read_hardware(arguments)
+    if uses_gpu(options.device):
+        return own_gpu()
+    from quire.planning.hardware import Hardware
+    from quire.runtime.available_memory import available_memory
+
+    return Hardware("this machine", available_memory(), 0, 0, 0, 0, measured=True, is_gpu=False)
 
 
 def own_gpu() -> "Hardware":
