@@ -19,7 +19,7 @@ from quire.core.prefill import Prefill
 from quire.core.records import SchedulerStats
 from quire.core.request import Request, SequenceEvent
 from quire.core.row_table import RowTable
-from quire.core.sequence import Sequence
+from quire.core.sequence import PLACEHOLDER, Sequence
 from quire.core.sliding_window import SlidingWindow
 from quire.core.speculation import Speculation
 from quire.core.step_time import StepTimeController
@@ -174,7 +174,8 @@ class Scheduler:
             if run.drafts or group.needs_last_token or (self.speculation and self.speculation.should_wait(seq)):
                 continue
             if end == len(seq.tokens) and end + 1 < group.length:
-                seq.add_placeholders()
+                seq.tokens.append(PLACEHOLDER)
+                seq.num_placeholders += 1
 
     # ---- update
 
@@ -258,10 +259,11 @@ class Scheduler:
 
     def record_step(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took: steps with prompts bound later ones, the others tell what drafts cost."""
-        if plan.num_tokens - plan.num_drafts > len(plan.runs):
-            self.step_time.record_step(plan.num_tokens, seconds)
+        num_tokens = plan.num_tokens
+        if num_tokens - (plan.num_drafts if self.speculation else 0) > len(plan.runs):
+            self.step_time.record_step(num_tokens, seconds)
         elif self.speculation and plan.runs:
-            self.speculation.budget.step_cost.record_step(plan.num_tokens, seconds)
+            self.speculation.budget.step_cost.record_step(num_tokens, seconds)
 
     @property
     def num_preemptions(self) -> int:
