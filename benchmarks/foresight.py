@@ -88,8 +88,8 @@ GPU = (
     Case("8b shared prefixes", 0.6, {"prompt": 128, "output": 128, "spread": 0.5, "shared_prefix": 2048,
          "num_prefixes": 8}, model="8b"),
     Case("8b at once", 0.0, _LONG_CHAT, model="8b"),
-    Case("135m busy", 0.5, {"prompt": 256, "output": 128, "spread": 0.5}),
-    Case("135m conversations", 0.3, {"prompt": 128, "output": 96, "spread": 0.5, "turns": 4, "think_seconds": 1.0}),
+    Case("135m busy", 0.25, {"prompt": 256, "output": 128, "spread": 0.5}),
+    Case("135m conversations", 0.15, {"prompt": 128, "output": 96, "spread": 0.5, "turns": 4, "think_seconds": 1.0}),
 )  # fmt: skip
 
 
