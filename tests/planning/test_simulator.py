@@ -2,6 +2,8 @@
 
 import json
 import random
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,17 @@ from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
 from quire.hub import DEFAULT_MODEL, resolve_model
-from quire.planning.simulator import Replica, SimulatedRequest, by_prefix, least_busy, round_robin, simulate
-from quire.planning.step_times import StepWork
+from quire.planning.fleet import EngineFlags, plan_engine
+from quire.planning.hardware import find_hardware
+from quire.planning.packed_bytes import NativeFormat
+from quire.planning.planned_model import plan_model
+from quire.planning.replica import Replica, SimulatedRequest
+from quire.planning.routers import by_prefix, least_busy, power_of_two, round_robin
+from quire.planning.simulator import Simulation, _Clock, simulate
+from quire.planning.step_times import ServingCosts, StepWork
 from quire.planning.summary import summarize
 from quire.planning.workload import Arrival, WorkloadSpec, generate, read_trace
+from quire.weights.checkpoint import open_checkpoint
 
 
 class RecordedTimes:
@@ -49,18 +58,21 @@ def outline(plan: StepPlan) -> tuple:
     return plan.step, runs, plan.retired, plan.copies, plan.swap_out, plan.swap_in, admitted
 
 
-def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones() -> None:
+@pytest.mark.parametrize("given", [{}, {"swap_space": 0.01, "scheduling_policy": "priority"}])
+def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones(given: dict) -> None:
     options = EngineOptions(
-        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, target_itl_ms=20, kv_cache_memory_bytes=6 << 20
-    )
+        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, target_itl_ms=20, kv_cache_memory_bytes=6 << 20,
+        threads=1, **given,
+    )  # fmt: skip
     engine = Engine(new_executor(resolve_model(DEFAULT_MODEL, progress=False).path, options), options)
     rng = random.Random(0)
     prefix = [rng.randrange(1000) for _ in range(40)]
     requests = [
         Request(
             id=str(number),
-            prompt_ids=prefix[: rng.choice((0, 40))] + [rng.randrange(1000) for _ in range(rng.randint(5, 150))],
-            params=SamplingParams(max_tokens=rng.randint(4, 40), ignore_eos=True, temperature=0, seed=0),
+            prompt_ids=prefix[: rng.choice((0, 40))] + [rng.randrange(1000) for _ in range(rng.randint(5, 90))],
+            params=SamplingParams(max_tokens=rng.randint(20, 50), ignore_eos=True, temperature=0, seed=0),
+            priority=rng.randrange(3),
         )
         for number in range(12)
     ]
@@ -74,18 +86,24 @@ def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones() -> N
         engine.step()
         seconds.append(engine.record.run_seconds)
         step += 1
-    scheduler = Scheduler(engine._scheduler.limits, engine.capacity.num_blocks)
-    replica, simulated = Replica(0, scheduler, RecordedTimes(seconds)), []
+    model = plan_model("", open_checkpoint(resolve_model(DEFAULT_MODEL).path), NativeFormat())
+    flags = {spec.name: getattr(options, spec.name) for spec in fields(EngineFlags)}
+    planned = plan_engine(model, find_hardware("laptop-8-cores"), EngineFlags(**flags))
+    replica, simulated = planned.new_replica(0, RecordedTimes(seconds)), []
+    scheduler = replica.scheduler
     schedule = scheduler.schedule
     scheduler.schedule = lambda: (simulated.append(schedule()), simulated[-1])[1]
-    outlines, step = [], 0
+    outlines, step, replica.goes_on = [], 0, 0.0
     while scheduler.has_work or step <= max(before_step):
         for request in before_step.get(step, []):
-            replica.add(request, SimulatedRequest(0, len(request.prompt_ids), request.params.max_tokens), 0)
-        replica.step(0.0)
+            asked = Arrival(0.0, request.prompt_ids, request.params.max_tokens, request.priority)
+            replica.add(SimulatedRequest(int(request.id), asked), 0)
+        replica.step()
         outlines.append(outline(simulated[-1]))
         step += 1
-    assert engine._scheduler.num_preemptions > 0 and engine.stats().prefix_hits > 0, "nothing of interest happened"
+    assert engine._scheduler.num_preemptions > 0, "nothing of interest happened"
+    assert engine.stats().prefix_hits > 0 or not options.enable_prefix_caching
+    assert bool(engine.capacity.num_host_blocks) == any(plan[4] for plan in plans), "nothing was swapped out"
     assert outlines == plans
 
 
@@ -115,6 +133,15 @@ def test_two_replicas_serve_twice_as_much() -> None:
     assert two.output_tokens_per_second == pytest.approx(2 * one.output_tokens_per_second, rel=0.1)
 
 
+def test_many_replicas_at_once_are_as_each_step_by_itself() -> None:
+    spec = WorkloadSpec(rate=20, num_requests=120, prompt=40, output=50, spread=0.8, turns=2, think_seconds=0.3)
+    results = [
+        everything_of(_Clock(generate(spec), [new_replica(i) for i in range(4)], power_of_two, compress=c).run())
+        for c in (False, True)
+    ]
+    assert results[0] == results[1]
+
+
 def test_routing_by_prefix_finds_prefixes_again() -> None:
     spec = WorkloadSpec(rate=2, num_requests=60, prompt=20, output=4, shared_prefix=128, num_prefixes=12)
     arrivals = generate(spec)
@@ -125,10 +152,54 @@ def test_routing_by_prefix_finds_prefixes_again() -> None:
     assert hits["by_prefix"] > hits["round_robin"] + 0.1
 
 
-def test_turns_of_a_conversation_share_their_history() -> None:
-    arrivals = generate(WorkloadSpec(num_requests=6, turns=3, prompt=10, output=5))
-    by_length = sorted(len(arrival.prompt_ids) for arrival in arrivals)
-    assert by_length == [10, 10, 25, 25, 40, 40]
+def test_the_next_turn_comes_after_the_answer_and_finds_its_history() -> None:
+    spec = WorkloadSpec(num_requests=6, turns=3, prompt=16, output=17, think_seconds=2)
+    simulation = simulate(generate(spec), [new_replica()])
+    lengths = sorted(request.num_prompt for request in simulation.requests)
+    assert lengths == [16, 16, 49, 49, 82, 82]
+    chain = sorted((r for r in simulation.requests if r.asked.prompt_ids[0] == 1), key=lambda r: r.arrival)
+    for before, after in pairwise(chain):
+        assert after.arrival == pytest.approx(before.finished + 2)
+        known = before.num_prompt + 16  # the last token of an answer is not in the cache
+        assert after.num_cached == known - known % 16
+
+
+def everything_of(simulation: Simulation) -> list[tuple]:
+    return [
+        (r.number, r.arrival, r.first_token, r.finished, r.num_cached)
+        for r in sorted(simulation.requests, key=lambda request: request.number)
+    ]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_made_at_once_change_nothing(ahead: int, seed: int) -> None:
+    """Every plan that is still made is the one with its number among those made one by one; so is every time."""
+    spec = WorkloadSpec(
+        rate=4, num_requests=60, prompt=40, output=60, spread=0.9, shared_prefix=32, num_prefixes=3, seed=seed,
+        turns=1 + seed % 3, think_seconds=0.5, priorities=2, burst=1 + seed // 2,
+    )  # fmt: skip
+    plans, results, num_blocks = [], [], (40, 60, 400)[seed % 3]
+    for compress in (False, True):
+        replica = new_replica(num_blocks=num_blocks, ahead=ahead, max_num_seqs=6)
+        replica.costs = ServingCosts(0.001, 0.0001, 0.002)
+        made, schedule = {}, replica.scheduler.schedule
+
+        def noted(made: dict = made, schedule=schedule) -> StepPlan:
+            plan = schedule()
+            made[plan.step] = outline(plan)[:2] + outline(plan)[3:]  # rows are retired in plans that are not made
+            return plan
+
+        replica.scheduler.schedule = noted
+        clock = _Clock(generate(spec), [replica], least_busy, compress=compress)
+        results.append(everything_of(clock.run()))
+        plans.append(made)
+        replica.scheduler.check()
+    one_by_one, compressed = plans
+    assert len(compressed) < 0.95 * len(one_by_one), "few steps were made at once"
+    for number, plan in compressed.items():
+        assert plan == one_by_one[number]
+    assert results[0] == results[1]
 
 
 def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None:
@@ -143,10 +214,15 @@ def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None
     mooncake = {"timestamp": 2000, "input_length": 600, "output_length": 4, "hash_ids": [7, 8]}
     path.write_text(json.dumps(mooncake))
     (request,) = read_trace(path)
-    assert request.time == 2.0 and request.prompt_ids[:512] == list(range(7 * 512, 8 * 512))
+    assert request.time == 2.0 and list(request.prompt_ids[:512]) == list(range(7 * 512, 8 * 512))
     for wrong, message in (
         ("\n".join(json.dumps({"timestamp": at, "input_length": 1, "output_length": 1}) for at in (2, 1)),
-         "request 2 comes at 1 s"),
+         "line 2 comes at 1 s, before"),
+        ("\n".join(json.dumps({"timestamp": at, "input_length": 1, "output_length": 1}) for at in (2, 2e6)),
+         "line 2 comes 1,999,998 s after"),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n\n{"timestamp": 2}', "line 2 is empty"),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n[1]', "line 2 is not a request"),
+        ('{"timestamp": 1, "input_length": 1e9, "output_length": 1}', "line 1 has 1,000,000,001 tokens"),
         ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "line 1 has a negative time"),
         ('{"input_length": 1}', "line 1 is not a request"),
         ("", "no requests"),
@@ -154,3 +230,20 @@ def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None
         path.write_text(wrong)
         with pytest.raises(BadRequest, match=message):
             read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": -1}, "rate is -1"),
+        ({"rate": float("nan")}, "rate is nan"),
+        ({"num_requests": 0}, "num_requests is 0"),
+        ({"spread": 2}, "spread is 2"),
+        ({"think_seconds": -1}, "think_seconds is -1"),
+        ({"turns": 501}, "turns is 501"),
+        ({"prompt": 10**9}, "tokens"),
+    ],
+)
+def test_an_impossible_workload_is_refused_by_name(given: dict, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        WorkloadSpec(**given)

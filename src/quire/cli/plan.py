@@ -12,6 +12,7 @@ EXAMPLES = """\
   quire plan ./model.gguf --users 8 --context 8192
   quire plan --shape llama-3.1-70b --format awq --hardware h100 --tp 2 --users 64
   quire plan --shape qwen3-8b --hardware h200 --users 32 --explain
+  quire plan --calibrate ./model.gguf                        time its steps here, for `quire simulate`
   quire plan --list                                          the shapes, formats and hardware that are known
   quire plan ./config.json --format q4_k_m --json | jq .memory
 """
@@ -35,11 +36,19 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of one device for an hour")
     parser.add_argument("--explain", action="store_true", help="show the formulas with their numbers")
     parser.add_argument("--tensors", action="store_true", help="list every weight with its type and bytes")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="time steps of the model here (20 s) for `quire simulate`, and end"
+    )
     parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse(argv)
     if arguments.list:
         print(_known())
+        return 0
+    if arguments.calibrate:
+        from quire.cli.calibrate import calibrate_target
+
+        print(calibrate_target(arguments))
         return 0
     _plan(arguments)
     return 0

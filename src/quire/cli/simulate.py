@@ -4,30 +4,75 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.planning_flags import add_target_flags, read_hardware, read_model
+from quire.engine.options import EngineOptions
+from quire.engine.process import TARGET_ITL_MS
+from quire.engine.start import uses_gpu
+from quire.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from quire.planning.step_times import StepTimes
+    from quire.planning.calibration import Calibration
+    from quire.planning.fleet import Fleet
+    from quire.planning.hardware import Hardware
+    from quire.planning.planned_model import PlannedModel
     from quire.planning.summary import Summary
     from quire.planning.workload import Arrival
 
 EXAMPLES = """\
   quire simulate --rate 2 --num-requests 200                       the default model on this machine
+  quire simulate --calibrate --rates 0.5,1,2                       with step times measured here (20 s, once)
   quire simulate --shape llama-3.1-8b --hardware h200 --rate 20 --prompt 1000 --output 300
   quire simulate --shape llama-3.1-70b --format fp8 --hardware h100 --tp 4 --replicas 8 --rate 50
   quire simulate --shape qwen3-8b --hardware l4 --rates 1,2,4,8 --svg load.svg
+  quire simulate --shape qwen3-8b --hardware h100 --num-speculative-tokens 3 --acceptance 0.7
+  quire simulate --shape qwen3-8b --hardware h100 --turns 5 --replicas 4 --router prefix
   quire simulate --shape qwen3-8b --hardware h100 --trace trace.jsonl --json
 """
 
+# The engine's options that a simulation heeds; the others change no plan and no time.
+ENGINE = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "long_prefill_token_threshold", "target_itl_ms",
+    "block_size", "enable_prefix_caching", "kv_cache_memory_bytes", "swap_space", "gpu_memory_utilization",
+    "scheduling_policy", "threads", "device", "dtype", "enforce_eager", "batch_invariant",
+)  # fmt: skip
+
 
 def run(argv: Sequence[str]) -> int:
+    arguments = _parser().parse(argv)
+    if arguments.replicas < 1:
+        raise UsageError(f"--replicas is {arguments.replicas}", "it must be at least 1")
+    if arguments.num_speculative_tokens and arguments.acceptance is None:
+        raise UsageError("--num-speculative-tokens is given", "say how likely a draft is accepted: --acceptance 0.7")
+    rates = _rates(arguments)
+    hardware, model, fleet, source = _fleet(arguments)
+    print(f"step times: {source}", file=sys.stderr)
+    price = hardware.price if arguments.price is None else arguments.price
+    rows = [(rate, _summary(fleet, _arrivals(arguments, rate))) for rate in rates]
+    if arguments.trace:
+        rows = [(round(summary.requests_per_second, 3), summary) for _, summary in rows]
+    hourly = price * arguments.tp * arguments.replicas
+    if arguments.json:
+        loads = [{"rate": rate, **summary.as_json(), "cost": _cost(summary, hourly)} for rate, summary in rows]
+        print(json.dumps({"model": model.name, "hardware": hardware.name, "step_times": source, "loads": loads}))
+    else:
+        print(_table(rows, hourly))
+    if arguments.svg:
+        from quire.planning.picture import load_picture
+
+        arguments.svg.write_text(load_picture(rows))
+    return 0
+
+
+def _parser() -> Parser:
     parser = Parser(
         "simulate [MODEL]",
-        "Show how engines would serve a workload: latencies, throughput, cache hits, queue.",
+        "Show how engines would serve a workload: latencies, throughput, cache hits, queue, cost.",
         EXAMPLES,
     )
     add_target_flags(parser)
@@ -40,87 +85,128 @@ def run(argv: Sequence[str]) -> int:
     workload.add_argument("--spread", type=float, default=0.5, metavar="S", help="lengths vary by this share (0.5)")
     workload.add_argument("--shared-prefix", type=int, default=0, metavar="N", help="tokens that prompts begin with")
     workload.add_argument("--num-prefixes", type=int, default=1, metavar="N", help="different ones (default: 1)")
-    workload.add_argument("--turns", type=int, default=1, metavar="N", help="of a conversation (default: 1)")
+    workload.add_argument(
+        "--turns", type=int, default=1, metavar="N", help="of a conversation: each follows the answer before (1)"
+    )
+    workload.add_argument(
+        "--think-seconds", type=float, default=5.0, metavar="S", help="from an answer to the next turn (default: 5)"
+    )
     workload.add_argument("--burst", type=int, default=1, metavar="N", help="requests that come together (default: 1)")
+    workload.add_argument("--priorities", type=int, default=1, metavar="N", help="levels of priority (default: 1)")
     workload.add_argument(
         "--trace", type=Path, metavar="FILE", help="JSON lines: timestamp, input_length, output_length"
     )
     workload.add_argument("--seed", type=int, default=0, metavar="N", help="of the workload")
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument("--replicas", type=int, default=1, metavar="N", help="engines (default: 1)")
-    fleet.add_argument("--router", default="least-busy", metavar="NAME", help="round-robin, least-busy or prefix")
-    fleet.add_argument("--max-num-seqs", type=int, default=256, metavar="N", help="as `quire serve` has it")
-    fleet.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="as `quire serve` has it")
-    fleet.add_argument("--scheduling-policy", default="fcfs", metavar="NAME", help="as `quire serve` has it")
+    fleet.add_argument(
+        "--router", default="least-busy", metavar="NAME", help="round-robin, least-busy, power-of-two or prefix"
+    )
     fleet.add_argument("--price", type=float, metavar="DOLLARS", help="of one device for an hour")
+    fleet.add_argument(
+        "--num-speculative-tokens", type=int, default=0, metavar="N", help="draft tokens of a sequence a step"
+    )
+    fleet.add_argument("--acceptance", type=float, metavar="P", help="how likely a draft token is accepted")
+    add_flags(
+        parser, EngineOptions, "engine", skip=[spec.name for spec in fields(EngineOptions) if spec.name not in ENGINE]
+    )
     parser.add_argument("--calibrate", action="store_true", help="time steps of the model on this machine (20 s)")
+    parser.add_argument("--roofline", action="store_true", help="compute step times even if measured ones are kept")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a picture of latency against load")
-    parser.add_argument("--json", action="store_true", help="one JSON object a rate")
-    arguments = parser.parse(argv)
-    if arguments.replicas < 1:
-        raise UsageError(f"--replicas is {arguments.replicas}", "it must be at least 1")
-    rows = _simulate(arguments)
-    if arguments.json:
-        for rate, summary in rows:
-            print(json.dumps({"rate": rate, **summary.as_json()}))
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def read_engine(arguments: Namespace) -> EngineOptions:
+    """The options of the engine that is simulated, or measured."""
+    given = {"model": arguments.model or DEFAULT_MODEL, "kv_cache_dtype": arguments.kv_cache_dtype}
+    if arguments.quantization:
+        given["quantization"] = arguments.quantization
+    own = Namespace(**{name: value for name, value in vars(arguments).items() if name in ENGINE})
+    return read_flags(EngineOptions, own, given=given)
+
+
+def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
+    """-> also what its step times are."""
+    from quire.cli.calibrate import describe
+    from quire.planning.fleet import EngineFlags, Fleet, plan_engine
+    from quire.planning.step_times import SWAP_BANDWIDTH, StepTimes, default_costs, roofline_times
+
+    options = read_engine(arguments)
+    calibration = _calibration(arguments, options)
+    hardware = _hardware(arguments, options, measured=calibration is not None)
+    model = read_model(arguments, hardware)
+    if calibration is not None:
+        times: StepTimes = calibration.times
+        costs, source = calibration.costs, describe(calibration)
     else:
-        print(_table(rows))
-    if arguments.svg:
-        from quire.planning.picture import load_picture
+        times = roofline_times(model, options.kv_cache_dtype, hardware, tp=arguments.tp, eight_bit=not hardware.is_gpu)
+        hint = " (`--calibrate` measures them)" if _is_here(arguments) else ""
+        costs, source = default_costs(hardware), f"computed from the rates of {hardware.name}{hint}"
+    block_bytes = model.kv_spec(options.kv_cache_dtype, options.block_size).block_bytes
+    costs = replace(costs, swapped_block=block_bytes / SWAP_BANDWIDTH)
+    flags = {spec.name: getattr(options, spec.name) for spec in fields(EngineFlags)}
+    if options.target_itl_ms is None:
+        flags["target_itl_ms"] = TARGET_ITL_MS
+    engine = plan_engine(
+        model, hardware, EngineFlags(**flags), tp=arguments.tp, acceptance=arguments.acceptance or 0.0,
+        num_speculative_tokens=arguments.num_speculative_tokens,
+    )  # fmt: skip
+    return hardware, model, Fleet(engine, times, costs, arguments.replicas, arguments.router), source
 
-        arguments.svg.write_text(load_picture(rows))
-    return 0
+
+def _is_here(arguments: Namespace) -> bool:
+    """Whether the model can run on this machine, so that its steps can be timed."""
+    elsewhere = arguments.shape or arguments.hardware or (arguments.model or "").endswith("config.json")
+    return not elsewhere and arguments.tp == 1
 
 
-def _simulate(arguments: Namespace) -> "list[tuple[float, Summary]]":
-    from quire.planning.fleet import Fleet
-    from quire.planning.step_times import roofline_times
+def _calibration(arguments: Namespace, options: EngineOptions) -> "Calibration | None":
+    """What is measured now, or was and is kept; None: times are computed."""
+    from quire.cli.calibrate import calibrate, check_target, kept_calibration
+
+    if arguments.calibrate:
+        check_target(arguments)
+        return calibrate(options)
+    return kept_calibration(options) if _is_here(arguments) and not arguments.roofline else None
+
+
+def _hardware(arguments: Namespace, options: EngineOptions, measured: bool) -> "Hardware":
+    """`measured`: step times are known, so that the rates of this machine are not needed."""
+    if arguments.hardware or not (measured or uses_gpu(options.device)):
+        return read_hardware(arguments)
+    if uses_gpu(options.device):
+        return own_gpu()
+    from quire.planning.hardware import Hardware
+    from quire.runtime.available_memory import available_memory
+
+    return Hardware("this machine", available_memory(), 0, 0, 0, 0, measured=True, is_gpu=False)
+
+
+def own_gpu() -> "Hardware":
+    """This machine's GPU, by the data sheet of its name."""
+    from quire.planning.calibration import gpu_names
+    from quire.planning.hardware import HARDWARE
+
+    name = next(iter(gpu_names()), "")
+    words = name.lower().replace("-", " ").split()
+    known = [row for row in HARDWARE.values() if all(part in words for part in row.name.split("-"))]
+    if not known:
+        raise UsageError(f"the GPU of this machine is `{name}`, and its rates are not known", "give --hardware")
+    return known[0]
+
+
+def _summary(fleet: "Fleet", arrivals: "list[Arrival]") -> "Summary":
     from quire.planning.summary import summarize
 
-    hardware = read_hardware(arguments)
-    model = read_model(arguments, hardware)
-    max_num_batched_tokens = arguments.max_num_batched_tokens or (8192 if hardware.is_gpu else 512)
-    if arguments.calibrate:
-        times: StepTimes = _calibrated(arguments, max_num_batched_tokens)
-    else:
-        kv_dtype = arguments.kv_cache_dtype
-        times = roofline_times(model, kv_dtype, hardware, tp=arguments.tp, eight_bit=not hardware.is_gpu)
-    fleet = Fleet(
-        model, hardware, times, tp=arguments.tp, num_replicas=arguments.replicas, router=arguments.router,
-        kv_dtype=arguments.kv_cache_dtype, policy=arguments.scheduling_policy, max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )  # fmt: skip
-    return [(rate, summarize(fleet.serve(_arrivals(arguments, rate)))) for rate in _rates(arguments)]
-
-
-def _calibrated(arguments: Namespace, max_num_batched_tokens: int) -> "StepTimes":
-    """Step times fitted to steps of the model, on this machine."""
-    from quire.executors.local import LocalExecutor
-    from quire.executors.options import ExecutorOptions
-    from quire.hub import DEFAULT_MODEL, resolve_model
-    from quire.planning.calibrate import measured_steps
-    from quire.planning.fitted_times import fit
-
-    if arguments.shape or arguments.hardware or (arguments.model or "").endswith("config.json"):
-        raise UsageError(
-            "--calibrate runs the model here", "leave out --shape and --hardware, and name a model's files"
-        )
-    options = ExecutorOptions(
-        max_num_seqs=arguments.max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_dtype=arguments.kv_cache_dtype,
-        quantization=arguments.quantization,
-    )
-    executor = LocalExecutor(resolve_model(arguments.model or DEFAULT_MODEL).path, options)
-    capacity = executor.allocate(executor.load())
-    print("timing steps of the model (20 seconds)", file=sys.stderr)
-    limits = {"max_num_seqs": options.max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    return fit(measured_steps(executor, capacity, block_size=options.block_size, **limits))
+    return summarize(fleet.serve(arrivals))
 
 
 def _rates(arguments: Namespace) -> list[float]:
     if not arguments.rates:
         return [arguments.rate]
+    if arguments.trace:
+        raise UsageError("--rates and --trace are given", "a trace has its own rate")
     try:
         return [float(rate) for rate in arguments.rates.split(",")]
     except ValueError:
@@ -132,26 +218,33 @@ def _arrivals(arguments: Namespace, rate: float) -> "list[Arrival]":
 
     if arguments.trace:
         return read_trace(arguments.trace)
-    return generate(
-        WorkloadSpec(
-            rate=rate, num_requests=arguments.num_requests, prompt=arguments.prompt, output=arguments.output,
-            spread=arguments.spread, shared_prefix=arguments.shared_prefix, num_prefixes=arguments.num_prefixes,
-            turns=arguments.turns, burst=arguments.burst, seed=arguments.seed,
-        )
-    )  # fmt: skip
+    given = {spec.name: getattr(arguments, spec.name) for spec in fields(WorkloadSpec) if spec.name != "rate"}
+    return generate(WorkloadSpec(rate=rate, **given))
 
 
-def _table(rows: "list[tuple[float, Summary]]") -> str:
+def _cost(summary: "Summary", hourly: float) -> dict[str, Any] | None:
+    """In US dollars; None where no price is known."""
+    if not hourly:
+        return None
+    tokens = summary.output_tokens_per_second * 3600
+    return {"per_hour": hourly, "per_million_output_tokens": 1e6 * hourly / tokens}
+
+
+def _table(rows: "list[tuple[float, Summary]]", hourly: float) -> str:
     lines = [
-        f"{'':>8} {'TTFT ms':^24} {'TPOT ms':^24} {'output':>9} {'cache':>6} {'busy':>5} {'pre-':>6}",
-        f"{'req/s':>8} {'p50':>7} {'p90':>7} {'p99':>8} {'p50':>7} {'p90':>7} {'p99':>8} {'tokens/s':>9} {'hits':>6} "
-        f"{'':>5} {'empted':>6}",
+        f"{'':>8} {'TTFT ms':^24} {'TPOT ms':^24} {'end to end s':^20} {'output':>8} {'cache':>5} {'':>5} {'mean':>6} "
+        f"{'pre-':>6} {'$ for a':>8}",
+        f"{'req/s':>8} {'p50':>7} {'p90':>7} {'p99':>8} {'p50':>7} {'p90':>7} {'p99':>8} {'p50':>6} {'p90':>6} "
+        f"{'p99':>6} {'tokens/s':>8} {'hits':>5} {'busy':>5} {'queue':>6} {'empted':>6} {'million':>8}",
     ]
     for rate, summary in rows:
         times = [*(1e3 * value for value in summary.ttft.values()), *(1e3 * value for value in summary.tpot.values())]
         cells = " ".join(f"{value:>{8 if i % 3 == 2 else 7},.1f}" for i, value in enumerate(times))
+        whole = " ".join(f"{value:>6,.1f}" for value in summary.latency.values())
+        cost = _cost(summary, hourly)
         lines.append(
-            f"{rate:>8g} {cells} {summary.output_tokens_per_second:>9,.0f} {summary.hit_rate:>6.0%} "
-            f"{summary.utilization:>5.0%} {summary.preemptions:>6,}"
+            f"{rate:>8g} {cells} {whole} {summary.output_tokens_per_second:>8,.0f} {summary.hit_rate:>5.0%} "
+            f"{summary.utilization:>5.0%} {summary.mean_queue:>6,.1f} {summary.preemptions:>6,} "
+            + (f"{cost['per_million_output_tokens']:>8,.2f}" if cost else f"{'':>8}")
         )
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)

@@ -2,8 +2,15 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import lru_cache
 
 from quire.core.prefix_tree import PrefixTree
+
+
+@lru_cache(4)
+def _block_ids(num_blocks: int) -> list[int]:
+    """The pools of a simulated fleet share the numbers: a list of its own would take five times the memory."""
+    return list(range(num_blocks - 1, -1, -1))
 
 
 class BlockPool:
@@ -15,7 +22,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
         self.tree = tree
-        self._free = list(range(num_blocks - 1, -1, -1))  # without a prefix; the last is taken first
+        self._free = _block_ids(num_blocks)[:]  # without a prefix; the last is taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # free, in the tree; least recently used first
 
     @property

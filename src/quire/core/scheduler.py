@@ -19,7 +19,7 @@ from quire.core.prefill import Prefill
 from quire.core.records import SchedulerStats
 from quire.core.request import Request, SequenceEvent
 from quire.core.row_table import RowTable
-from quire.core.sequence import Sequence
+from quire.core.sequence import PLACEHOLDER, Sequence
 from quire.core.sliding_window import SlidingWindow
 from quire.core.speculation import Speculation
 from quire.core.step_time import StepTimeController
@@ -123,6 +123,16 @@ class Scheduler:
             self._add_placeholders(plan)
         return plan
 
+    @property
+    def num_planned(self) -> int:
+        """Steps so far."""
+        return self._step
+
+    def skip(self, count: int) -> None:
+        """Count steps that a simulation has made by itself."""
+        self._step += count
+        self.rows.take_retired()
+
     def _decode(self, plan: StepPlan) -> list[Sequence]:
         """Plan one token for each running sequence that lacks one; returns the sequences that lack more, or a row."""
         runs, step, size, pool = plan.runs, plan.step, self.limits.block_size, self.kv_blocks.pool
@@ -164,7 +174,8 @@ class Scheduler:
             if run.drafts or group.needs_last_token or (self.speculation and self.speculation.should_wait(seq)):
                 continue
             if end == len(seq.tokens) and end + 1 < group.length:
-                seq.add_placeholders()
+                seq.tokens.append(PLACEHOLDER)
+                seq.num_placeholders += 1
 
     # ---- update
 
@@ -248,10 +259,11 @@ class Scheduler:
 
     def record_step(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took: steps with prompts bound later ones, the others tell what drafts cost."""
-        if plan.num_tokens - plan.num_drafts > len(plan.runs):
-            self.step_time.record_step(plan.num_tokens, seconds)
+        num_tokens = plan.num_tokens
+        if num_tokens - (plan.num_drafts if self.speculation else 0) > len(plan.runs):
+            self.step_time.record_step(num_tokens, seconds)
         elif self.speculation and plan.runs:
-            self.speculation.budget.step_cost.record_step(plan.num_tokens, seconds)
+            self.speculation.budget.step_cost.record_step(num_tokens, seconds)
 
     @property
     def num_preemptions(self) -> int:

@@ -85,9 +85,10 @@ class SequenceGroup:
         self.held_events: dict[int, SequenceEvent] = {}  # of a ranked group: by sample, not delivered yet
         self.held_prompt_logprobs: list[list[IdLogprob]] = []  # delivered with the first result
         self.shares_prompt = params.num_samples > 1
-        self.row_params = replace(
-            params, prompt_logprobs=None, logprobs=params.logprobs or 0 if self.ranked else params.logprobs
-        )
+        self.row_params = params
+        if self.ranked or params.prompt_logprobs is not None:
+            logprobs = params.logprobs or 0 if self.ranked else params.logprobs
+            self.row_params = replace(params, prompt_logprobs=None, logprobs=logprobs)
         self.resumed = any(request.resumed)  # tokens of it were delivered by another engine
         self.num_prompt_logprobs = self.num_prompt - 1 if self.resumed else 0  # delivered
         self.num_cached = 0

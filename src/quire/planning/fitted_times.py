@@ -1,14 +1,17 @@
 """Step times of this machine, fitted to steps that it ran: seconds by number of tokens, and what attention adds."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from quire.planning.step_times import StepWork
 
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # tokens of a step
+HELD_OUT = 5  # every fifth step tells how good a fit is
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,51 +23,104 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedTimes:
-    """Piecewise linear in the number of tokens, since few tokens are bound by memory and many by compute; linear in
-    the cached tokens that are read, in pairs of queries and keys, and in sampled rows."""
+class Curve:
+    """Linear between knots, and beyond the last."""
 
     knots: tuple[float, ...]  # tokens
-    seconds_at: tuple[float, ...]  # of each knot
+    seconds: tuple[float, ...]  # of each knot
+
+    def at(self, tokens: float) -> float:
+        knots, seconds = self.knots, self.seconds
+        i = min(max(bisect_left(knots, tokens), 1), len(knots) - 1)
+        low, left = seconds[i - 1], knots[i - 1]
+        return low + (seconds[i] - low) * (tokens - left) / (knots[i] - left)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTimes:
+    """Piecewise linear in the number of tokens, since few tokens are bound by memory and many by compute; linear in
+    the cached tokens that are read, in pairs of queries and keys, and in sampled rows. Steps that only decode have a
+    curve of their own: on a GPU they replay graphs."""
+
+    decode: Curve
+    prefill: Curve
     per_read: float
     per_pair: float
     per_row: float
 
     def seconds(self, work: StepWork) -> float:
-        base = _interpolate(self.knots, self.seconds_at, work.num_tokens)
+        base = (self.prefill if work.num_chunks else self.decode).at(work.num_tokens)
         extra = self.per_read * work.num_read + self.per_pair * work.num_pairs + self.per_row * work.num_rows
         return max(1e-6, base + extra)
 
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
-def _interpolate(knots: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Linear between knots, and beyond the last."""
-    for (left, low), (right, high) in pairwise(zip(knots, values, strict=True)):
-        if at <= right:
-            return low + (high - low) * (at - left) / (right - left)
-    slope = (values[-1] - values[-2]) / (knots[-1] - knots[-2])
-    return values[-1] + slope * (at - knots[-1])
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "FittedTimes":
+        """What `as_json` gave."""
+        decode, prefill = (
+            Curve(tuple(map(float, values[name]["knots"])), tuple(map(float, values[name]["seconds"])))
+            for name in ("decode", "prefill")
+        )
+        per_read, per_pair, per_row = (float(values[name]) for name in ("per_read", "per_pair", "per_row"))
+        return cls(decode, prefill, per_read, per_pair, per_row)
+
+
+@dataclass(frozen=True, slots=True)
+class FitQuality:
+    """Relative errors for steps that were left out of a fit."""
+
+    median: float
+    p95: float
+    num_steps: int  # measured
 
 
 def fit(steps: Sequence[MeasuredStep]) -> FittedTimes:
     """Least squares of relative errors, with no negative coefficient."""
-    most = max(step.work.num_tokens for step in steps)
-    knots = [knot for knot in KNOTS if knot < most] + [most]
-    columns = np.array([_features(step.work, knots) for step in steps])
+    decode = _knots([step for step in steps if not step.work.num_chunks])
+    prefill = _knots([step for step in steps if step.work.num_chunks])
+    columns = np.array([_features(step.work, decode, prefill) for step in steps])
     seconds = np.array([step.seconds for step in steps])
     solution = _non_negative_least_squares(columns / seconds[:, None], np.ones(len(steps)))
-    rises, (per_read, per_pair, per_row) = solution[: len(knots)], solution[len(knots) :]
-    return FittedTimes(
-        tuple(map(float, knots)), tuple(map(float, np.cumsum(rises))), float(per_read), float(per_pair), float(per_row)
+    per_read, per_pair, per_row = map(float, solution[-3:])
+    rises = solution[: len(decode)], solution[len(decode) : -3]
+    curves = (
+        Curve(tuple(map(float, knots)), tuple(map(float, np.cumsum(rise))))
+        for knots, rise in zip((decode, prefill), rises, strict=True)
     )
+    return FittedTimes(next(curves), next(curves), per_read, per_pair, per_row)
 
 
-def _features(work: StepWork, knots: Sequence[int]) -> list[float]:
+def fit_quality(steps: Sequence[MeasuredStep]) -> FitQuality:
+    """How well a fit to four steps in five predicts the fifth."""
+    errors = []
+    for first in range(HELD_OUT):
+        held_out = steps[first::HELD_OUT]
+        fitted = fit([step for number, step in enumerate(steps) if number % HELD_OUT != first])
+        errors += [abs(fitted.seconds(step.work) / step.seconds - 1) for step in held_out]
+    return FitQuality(float(np.percentile(errors, 50)), float(np.percentile(errors, 95)), len(steps))
+
+
+def _knots(steps: Sequence[MeasuredStep]) -> list[int]:
+    most = max((step.work.num_tokens for step in steps), default=1)
+    return [knot for knot in KNOTS if knot < most] + [most]
+
+
+def _features(work: StepWork, decode: Sequence[int], prefill: Sequence[int]) -> list[float]:
     """Each knot's column is how far the step goes into the interval that ends there: its coefficient is the rise of
     the curve over that interval, which is not negative."""
-    into = [1.0]
-    for left, right in pairwise(knots):
-        into.append(min(1.0, max(0.0, (work.num_tokens - left) / (right - left))))
-    return [*into, work.num_read, work.num_pairs, work.num_rows]
+    columns: list[float] = []
+    for knots, used in ((decode, not work.num_chunks), (prefill, work.num_chunks)):
+        columns.append(1.0 if used else 0.0)
+        for left, right in pairwise(knots):
+            into = min(1.0, max(0.0, (work.num_tokens - left) / (right - left)))
+            columns.append(into if used else 0.0)
+    return [*columns, work.num_read, work.num_pairs, work.num_rows]
+
+
+def non_negative_least_squares(a: Sequence[Sequence[float]], b: Sequence[float]) -> list[float]:
+    return [float(value) for value in _non_negative_least_squares(np.array(a), np.array(b))]
 
 
 def _non_negative_least_squares(a: np.ndarray, b: np.ndarray, rounds: int = 100) -> np.ndarray:

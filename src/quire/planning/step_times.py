@@ -17,6 +17,7 @@ class StepWork:
     num_rows: int = 0  # sequences that sample
     num_read: int = 0  # cached tokens that are read, of all sequences
     num_pairs: int = 0  # of a query and a key
+    num_chunks: int = 0  # runs of several prompt tokens; 0: all sequences decode
 
     @classmethod
     def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
@@ -25,11 +26,22 @@ class StepWork:
             work.num_tokens += run.count
             work.num_read += run.start + run.count
             work.num_pairs += run.count * run.start + run.count * (run.count + 1) // 2
+            work.num_chunks += run.count > 1 + len(run.drafts)
         return work
 
 
 class StepTimes(Protocol):
     def seconds(self, work: StepWork) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCosts:
+    """Seconds that serving takes beside the steps: the loop of the engine process, streams, HTTP."""
+
+    step: float = 0.0  # between two steps
+    row: float = 0.0  # of each token that is sent: where threads compute, the step is longer by it
+    request: float = 0.0  # from a client to the engine, and of the first token back
+    swapped_block: float = 0.0  # moved to main memory, or back
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,12 @@ class RooflineTimes:
 GPU_SHARES = (0.8, 0.55)  # of bandwidth and peak that kernels reach, where nothing was measured
 MEASURED_SHARES = (1.0, 1.0)  # this machine's rates are those of its kernels
 STEP_OVERHEAD = 0.0004  # seconds
+SWAP_BANDWIDTH = 20e9  # bytes a second between a GPU and main memory, or within it; not measured
+
+
+def default_costs(hardware: Hardware) -> ServingCosts:
+    """Where nothing was measured: rough ones. `--calibrate` measures those of a machine."""
+    return ServingCosts(step=0.0003, row=3e-5, request=0.004) if hardware.is_gpu else ServingCosts(0.0003, 1e-4, 0.004)
 
 
 def roofline_times(

@@ -23,6 +23,10 @@ class Summary:
     hit_rate: float  # share of prompt tokens that came from the prefix cache
     utilization: float  # share of the time that devices computed
     preemptions: int
+    mean_queue: float  # sequences that wait, of all replicas
+    max_queue: int  # of one replica
+    requests_per_second: float
+    num_steps: int
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -48,4 +52,8 @@ def summarize(simulation: Simulation) -> Summary:
         hit_rate=cached / num_prompt,
         utilization=sum(replica.busy_seconds for replica in replicas) / (seconds * len(replicas)),
         preemptions=sum(replica.scheduler.num_preemptions for replica in replicas),
+        mean_queue=sum(replica.queue_seconds for replica in replicas) / seconds,
+        max_queue=max(replica.max_queue for replica in replicas),
+        requests_per_second=len(requests) / seconds,
+        num_steps=sum(replica.num_steps for replica in replicas),
     )

@@ -3,14 +3,16 @@
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
 from pathlib import Path
 
 from quire.core.errors import BadRequest
 
 MAX_TRACE_LINES = 10_000_000
+MAX_GAP = 86_400  # seconds between two requests: more is a mistake in the unit
+MAX_TOKENS = 10_000_000  # of a request
+MAX_TURNS = 500
 TRACE_BLOCK = 512  # tokens that one entry of `hash_ids` stands for, as in Mooncake's traces
 
 
@@ -19,9 +21,15 @@ class Arrival:
     """A request that comes at `time` seconds: tokens, so that equal prefixes are found as they are in an engine."""
 
     time: float
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]  # a range where nothing is shared: an hour of prompts takes little memory
     output: int  # tokens
     priority: int = 0
+    # The next turn of the conversation: its time counts from the end of this answer, and its prompt follows the answer.
+    followed_by: "Arrival | None" = None
+
+    @property
+    def num_turns(self) -> int:
+        return 1 + (self.followed_by.num_turns if self.followed_by else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +46,11 @@ class WorkloadSpec:
     turns: int = 1  # of a conversation: each prompt is the one before, its output and `prompt` tokens more
     think_seconds: float = 5.0  # between an answer and the next turn
     burst: int = 1  # requests that come together
+    priorities: int = 1  # levels, drawn evenly
     seed: int = 0
 
     def __post_init__(self) -> None:
-        positive = ("num_requests", "prompt", "output", "num_prefixes", "turns", "burst")
+        positive = ("num_requests", "prompt", "output", "num_prefixes", "turns", "burst", "priorities")
         for name in positive:
             if getattr(self, name) < 1:
                 raise BadRequest(f"{name} is {getattr(self, name)}", f"{name} must be at least 1", param=name)
@@ -49,32 +58,57 @@ class WorkloadSpec:
             raise BadRequest(f"rate is {self.rate}", "it must be above 0; inf: all requests at once", param="rate")
         if not 0 <= self.spread <= 1:
             raise BadRequest(f"spread is {self.spread}", "it is a share: from 0 to 1", param="spread")
-        if self.shared_prefix < 0 or self.think_seconds < 0:
-            raise BadRequest("shared_prefix and think_seconds must be at least 0", param="shared_prefix")
+        for name in ("shared_prefix", "think_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadRequest(f"{name} is {getattr(self, name)}", f"{name} must be at least 0", param=name)
+        if self.turns > MAX_TURNS:
+            raise BadRequest(f"turns is {self.turns}", f"a conversation has {MAX_TURNS} at most", param="turns")
+        longest = self.shared_prefix + self.turns * 2 * (self.prompt + self.output)
+        if longest > MAX_TOKENS:
+            raise BadRequest(
+                f"a request may have {longest:,} tokens", f"let prompt and output be at most {MAX_TOKENS:,} together",
+                param="prompt",
+            )  # fmt: skip
 
 
 def generate(spec: WorkloadSpec) -> list[Arrival]:
-    """Poisson arrivals, in order of time."""
+    """Poisson arrivals, in order of time. Of a conversation the first turn; the others follow it."""
     rng = random.Random(spec.seed)
-    fresh = count(1)  # token ids that no other prompt has
-    prefixes = [[next(fresh) for _ in range(spec.shared_prefix)] for _ in range(spec.num_prefixes)]
+    fresh = _FreshIds(1)
+    prefixes = [fresh.take(spec.shared_prefix) for _ in range(spec.num_prefixes)]
     arrivals: list[Arrival] = []
-    now = 0.0
-    while len(arrivals) < spec.num_requests:
+    now, left = 0.0, spec.num_requests
+    while left:
         for _ in range(spec.burst):
-            history = list(rng.choice(prefixes))
-            began = now
-            for _ in range(spec.turns):
-                if len(arrivals) == spec.num_requests:
-                    break
-                history = history + [next(fresh) for _ in range(_vary(rng, spec.prompt, spec.spread))]
-                output = _vary(rng, spec.output, spec.spread)
-                arrivals.append(Arrival(began, history, output))
-                history = history + [next(fresh) for _ in range(output)]
-                began += spec.think_seconds
+            turns = min(left, spec.turns)
+            left -= turns
+            if turns:
+                arrivals.append(_conversation(spec, rng, fresh, rng.choice(prefixes), now, turns))
         if math.isfinite(spec.rate):
-            now += rng.expovariate(spec.rate / spec.burst)
-    return sorted(arrivals, key=lambda arrival: arrival.time)
+            now += rng.expovariate(spec.rate / (spec.burst * spec.turns))
+    return arrivals
+
+
+def _conversation(
+    spec: WorkloadSpec, rng: random.Random, fresh: "_FreshIds", prefix: range, now: float, turns: int
+) -> Arrival:
+    priority = rng.randrange(spec.priorities) if spec.priorities > 1 else 0
+    own = fresh.take(_vary(rng, spec.prompt, spec.spread))
+    first = Arrival(now, [*prefix, *own] if prefix else own, _vary(rng, spec.output, spec.spread), priority)
+    if turns > 1:
+        first.followed_by = _conversation(spec, rng, fresh, range(0), spec.think_seconds, turns - 1)
+    return first
+
+
+class _FreshIds:
+    """Token ids that no other prompt has."""
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+
+    def take(self, count: int) -> range:
+        self._next += count
+        return range(self._next - count, self._next)
 
 
 def _vary(rng: random.Random, mean: int, spread: float) -> int:
@@ -84,23 +118,43 @@ def _vary(rng: random.Random, mean: int, spread: float) -> int:
 def read_trace(path: Path) -> list[Arrival]:
     """JSON lines: `timestamp` (seconds, or milliseconds in Mooncake's traces, which have `hash_ids`), `input_length`,
     `output_length`; or `arrival`, `prompt_tokens`, `output_tokens`."""
-    fresh = count(1 << 32)
-    arrivals = [_read_line(path, number, line, fresh) for number, line in enumerate(_lines(path), 1) if line.strip()]
+    fresh = _FreshIds(1 << 32)
+    arrivals: list[Arrival] = []
+    empty = 0  # the first line without a request, if any
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            empty = empty or number
+            continue
+        if empty:
+            raise BadRequest(f"{path}: line {empty} is empty, and requests follow", "remove it", param="trace")
+        arrivals.append(_read_line(path, number, line, fresh))
+        _check_time(path, number, arrivals)
     if not arrivals:
         raise BadRequest(f"{path} has no requests", param="trace")
-    for number, (before, after) in enumerate(pairwise(arrivals), 2):
-        if after.time < before.time:
-            raise BadRequest(
-                f"{path}: request {number} comes at {after.time:g} s, before the one above it at {before.time:g} s",
-                "sort the trace by time",
-                param="trace",
-            )
     return arrivals
+
+
+def _check_time(path: Path, number: int, arrivals: list[Arrival]) -> None:
+    if len(arrivals) < 2:
+        return
+    before, now = arrivals[-2].time, arrivals[-1].time
+    if now < before:
+        raise BadRequest(
+            f"{path}: line {number} comes at {now:g} s, before the line above it at {before:g} s",
+            "sort the trace by time",
+            param="trace",
+        )
+    if now - before > MAX_GAP:
+        raise BadRequest(
+            f"{path}: line {number} comes {now - before:,.0f} s after the line above it: {MAX_GAP:,} s may pass",
+            "times are seconds, with `hash_ids` milliseconds; cut the trace at the gap",
+            param="trace",
+        )
 
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             for number, line in enumerate(file):
                 if number == MAX_TRACE_LINES:
                     raise BadRequest(f"{path} has more than {MAX_TRACE_LINES:,} lines", "cut it", param="trace")
@@ -109,14 +163,16 @@ def _lines(path: Path) -> Iterator[str]:
         raise BadRequest(f"{path} cannot be read: {error.strerror}", param="trace") from error
 
 
-def _read_line(path: Path, number: int, line: str, fresh: Iterator[int]) -> Arrival:
+def _read_line(path: Path, number: int, line: str, fresh: _FreshIds) -> Arrival:
     try:
         values = json.loads(line)
         hashes = values.get("hash_ids")
         time = float(values.get("timestamp", values.get("arrival"))) / (1000 if hashes is not None else 1)
         num_prompt = int(values.get("input_length", values.get("prompt_tokens")))
         output = int(values.get("output_length", values.get("output_tokens")))
-    except (ValueError, TypeError, AttributeError) as error:
+        priority = int(values.get("priority", 0))
+        shared = [int(block) for block in hashes or ()]
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadRequest(
             f"{path}: line {number} is not a request",
             'write {"timestamp": 0.5, "input_length": 100, "output_length": 20}',
@@ -124,6 +180,11 @@ def _read_line(path: Path, number: int, line: str, fresh: Iterator[int]) -> Arri
         ) from error
     if not (math.isfinite(time) and time >= 0 and num_prompt >= 1 and output >= 1):
         raise BadRequest(f"{path}: line {number} has a negative time or no tokens", param="trace")
-    prompt = [int(block) * TRACE_BLOCK + i for block in hashes or () for i in range(TRACE_BLOCK)][:num_prompt]
-    prompt += [next(fresh) for _ in range(num_prompt - len(prompt))]
-    return Arrival(time, prompt, output, int(values.get("priority", 0)))
+    if num_prompt + output > MAX_TOKENS:
+        raise BadRequest(
+            f"{path}: line {number} has {num_prompt + output:,} tokens, and a request may have {MAX_TOKENS:,}",
+            param="trace",
+        )
+    prompt = [block * TRACE_BLOCK + i for block in shared for i in range(TRACE_BLOCK)][:num_prompt]
+    own = fresh.take(num_prompt - len(prompt))
+    return Arrival(time, [*prompt, *own] if prompt else own, output, priority)

@@ -1,0 +1,130 @@
+"""A real run beside its simulation: what was measured, what is predicted, and the errors. Kept as JSON for a gate."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quire.planning.calibration import Calibration
+from quire.planning.fleet import Fleet, SimulatedEngine
+from quire.planning.simulator import Simulation
+from quire.planning.step_times import ServingCosts, StepTimes
+from quire.planning.summary import percentile
+from quire.planning.workload import Arrival, WorkloadSpec, generate
+
+DIGITS = 5  # of seconds: a file stays small
+# What a prediction may be off by, as a share of what was measured.
+AIMS = {
+    "output tokens/s": 0.02, "TPOT p50": 0.03, "TPOT p99": 0.10, "end to end p50": 0.04, "end to end p99": 0.10,
+    "TTFT p50": 0.05, "TTFT p99": 0.10,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Of every request, in seconds from when it was sent."""
+
+    ttft: list[float]
+    latency: list[float]
+    num_output: list[int]
+    seconds: float  # from the first request to the end of the last answer
+
+    def figures(self) -> dict[str, float]:
+        """By the names of AIMS."""
+        pairs = zip(self.latency, self.ttft, self.num_output, strict=True)
+        tpot = [(latency - ttft) / (count - 1) for latency, ttft, count in pairs if count > 1] or [0.0]
+        spread = {"TTFT": self.ttft, "TPOT": tpot, "end to end": self.latency}
+        return {"output tokens/s": sum(self.num_output) / self.seconds} | {
+            f"{name} p{share}": percentile(values, share) for name, values in spread.items() for share in (50, 99)
+        }
+
+
+def simulated_latencies(simulation: Simulation) -> Latencies:
+    requests = simulation.requests
+    return Latencies(
+        [r.ttft for r in requests], [r.latency for r in requests], [r.num_output for r in requests], simulation.seconds
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """One workload, as it was served."""
+
+    workload: str
+    spec: WorkloadSpec
+    engine: SimulatedEngine
+    sent: list[float]  # when the first turn of each conversation was, in the order of the workload
+    real: Latencies
+
+    def arrivals(self) -> list[Arrival]:
+        """As they were sent."""
+        arrivals = generate(self.spec)
+        for arrival, sent in zip(arrivals, self.sent, strict=True):
+            arrival.time = sent
+        return sorted(arrivals, key=lambda arrival: arrival.time)
+
+    def simulate(self, times: StepTimes, costs: ServingCosts) -> Simulation:
+        return Fleet(self.engine, times, costs).serve(self.arrivals())
+
+    def errors(self, predicted: Mapping[str, float]) -> dict[str, float]:
+        """Relative: 0.05 is a prediction that is 5 % too high."""
+        return {name: predicted[name] / value - 1 for name, value in self.real.figures().items()}
+
+    def as_json(self) -> dict[str, Any]:
+        spec = {**asdict(self.spec), "rate": self.spec.rate if math.isfinite(self.spec.rate) else None}
+        real = {**asdict(self.real), "ttft": _rounded(self.real.ttft), "latency": _rounded(self.real.latency)}
+        sent = _rounded(self.sent)
+        return {"workload": self.workload, "spec": spec, "engine": asdict(self.engine), "sent": sent, "real": real}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "RecordedRun":
+        spec = {**values["spec"], "rate": math.inf if values["spec"]["rate"] is None else values["spec"]["rate"]}
+        return cls(
+            values["workload"], WorkloadSpec(**spec), SimulatedEngine(**values["engine"]), values["sent"],
+            Latencies(**values["real"]),
+        )  # fmt: skip
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [round(value, DIGITS) for value in values]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Runs on one machine, the calibration they were predicted with, and the errors at the time."""
+
+    machine: dict[str, Any]
+    calibrations: dict[str, Calibration]  # by model
+    runs: list[tuple[str, RecordedRun, dict[str, float]]]  # model, run, errors
+
+    def replay(self) -> list[tuple[str, dict[str, float], dict[str, float]]]:
+        """-> of each run: its workload, the errors that were kept, and those of a simulation now."""
+        rows = []
+        for model, run, kept in self.runs:
+            calibration = self.calibrations[model]
+            now = simulated_latencies(run.simulate(calibration.times, calibration.costs)).figures()
+            rows.append((run.workload, kept, run.errors(now)))
+        return rows
+
+    def write(self, path: Path) -> None:
+        runs = [{"model": model, **run.as_json(), "errors": errors} for model, run, errors in self.runs]
+        calibrations = {model: calibration.as_json() for model, calibration in self.calibrations.items()}
+        head = {"benchmark": "foresight", "machine": self.machine, "calibrations": calibrations}
+        lines = ",\n".join(json.dumps(run) for run in runs)
+        path.write_text(f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n')
+
+    @classmethod
+    def read(cls, path: Path) -> "Record":
+        values = json.loads(path.read_text())
+        return cls(
+            values["machine"],
+            {model: Calibration.of(kept) for model, kept in values["calibrations"].items()},
+            [(run["model"], RecordedRun.of(run), run["errors"]) for run in values["runs"]],
+        )
+
+
+def at_once(spec: WorkloadSpec, num_requests: int) -> WorkloadSpec:
+    """The same requests, as fast as they can be served."""
+    return replace(spec, rate=math.inf, think_seconds=0.0, num_requests=num_requests, burst=1)

@@ -1,0 +1,210 @@
+"""Calibration: how long steps of a model take on this machine, and what its server adds, for `quire simulate`."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from quire.cli.bench.setup import progress
+from quire.cli.parser import UsageError
+from quire.engine.options import EngineOptions
+from quire.engine.start import new_executor, uses_gpu
+from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
+
+if TYPE_CHECKING:
+    from quire.planning.calibration import Burst, Calibration
+
+SECONDS_TO_START = 300.0  # of a server: large models are read from a disk
+BURSTS = ((1, 33), (1, 33), (8, 33), (32, 25))  # streams, and tokens of each
+NUM_PROMPT = 16
+NUM_PARTS = 65  # of the progress bar: bursts, and shapes of steps, some of which may not fit
+CACHE_BYTES = 1 << 30  # on a CPU: room for the steps that are timed
+_ADDRESS = re.compile(r"^serving .* on (http\S+)$", re.MULTILINE)
+
+
+def kept_calibration(options: EngineOptions) -> "Calibration | None":
+    """What was measured of this model, here, earlier."""
+    from quire.planning.calibration import calibration_key, find
+
+    path = resolve_model(options.model, revision=options.revision).path
+    return find(cache_dir() / "calibrations", calibration_key(path, _settings(options)))
+
+
+def calibrate(options: EngineOptions, max_seconds: float | None = None) -> "Calibration":
+    """Measure, fit, and keep the fit. Takes at most 20 seconds beside loading the model twice."""
+    from quire.planning.calibrate import MAX_SECONDS, calibration_steps, measured_steps
+    from quire.planning.calibration import Calibration, calibration_key, fit_costs, keep
+    from quire.planning.fitted_times import fit, fit_quality
+
+    path = resolve_model(options.model, revision=options.revision).path
+    key = calibration_key(path, _settings(options))
+    if not uses_gpu(options.device):
+        options = replace(options, kv_cache_memory_bytes=max(options.kv_cache_memory_bytes or 0, CACHE_BYTES))
+    options = replace(options, max_model_len=None)
+    with progress(NUM_PARTS, "part") as advance:
+        bursts = _serve_bursts(options, advance)
+        executor = new_executor(path, options)
+        capacity = executor.allocate(executor.load())
+        shapes = calibration_steps(
+            capacity,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            block_size=options.block_size,
+        )
+        steps = measured_steps(
+            executor, capacity, shapes, block_size=options.block_size, max_seconds=max_seconds or MAX_SECONDS,
+            advance=advance,
+        )  # fmt: skip
+        executor.stop()
+    if len(steps) < 10:
+        raise UsageError(
+            f"{len(steps)} steps of the model were timed in 20 seconds, and a fit needs 10",
+            "stop what else runs here, or leave out --calibrate: times are then computed",
+        )
+    times = fit(steps)
+    costs = fit_costs(bursts, times, on_gpu=capacity.ahead > 0)
+    calibration = Calibration(key, times, costs, fit_quality(steps))
+    keep(cache_dir() / "calibrations", calibration)
+    return calibration
+
+
+def calibrate_target(arguments: Namespace) -> str:
+    """The model of `quire plan` or `quire simulate`, with an engine's defaults. -> what was found"""
+    check_target(arguments)
+    options = EngineOptions(
+        model=arguments.model or DEFAULT_MODEL,
+        kv_cache_dtype=arguments.kv_cache_dtype,
+        quantization=arguments.quantization,
+    )
+    return describe(calibrate(options))
+
+
+def check_target(arguments: Namespace) -> None:
+    if arguments.shape or arguments.hardware or (arguments.model or "").endswith("config.json") or arguments.tp > 1:
+        raise UsageError(
+            "--calibrate runs the model here", "leave out --shape, --hardware and --tp, and name a model's files"
+        )
+
+
+def describe(calibration: "Calibration") -> str:
+    quality, costs = calibration.quality, calibration.costs
+    return (
+        f"step times of this machine, fitted to {quality.num_steps} measured steps: a step that was left out is "
+        f"predicted within {quality.median:.1%} (median) and {quality.p95:.1%} (p95); serving adds "
+        f"{1e3 * costs.step:.2f} ms a step, {1e6 * costs.row:.0f} us a token and {1e3 * costs.request:.1f} ms a request"
+    )
+
+
+def _settings(options: EngineOptions) -> dict[str, Any]:
+    """Options by name, with those resolved that depend on the machine."""
+    return {**asdict(options), "device": "cuda" if uses_gpu(options.device) else "cpu"}
+
+
+# -- through the server
+
+
+def _serve_bursts(options: EngineOptions, advance: Callable[[], Any]) -> "list[Burst]":
+    with running_server(options) as url:
+        asyncio.run(_burst(url, 4, 8))  # warms up
+        bursts = []
+        for num_streams, num_output in BURSTS:
+            bursts.append(asyncio.run(_burst(url, num_streams, num_output)))
+            advance()
+    return bursts
+
+
+@contextmanager
+def running_server(options: EngineOptions) -> Iterator[str]:
+    """`quire serve` in a process of its own. -> its address"""
+    command = [sys.executable, "-m", "quire.cli.main", "serve", *as_flags(options), "--port", "0"]
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True)
+        try:
+            yield _address(server, log)
+        finally:
+            server.terminate()
+            try:
+                server.wait(15)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _address(server: "subprocess.Popen[str]", log: Any) -> str:
+    began = time.monotonic()
+    while True:
+        log.seek(0)
+        text = log.read()
+        if (found := _ADDRESS.search(text)) is not None:
+            return found[1]
+        if server.poll() is not None or time.monotonic() > began + SECONDS_TO_START:
+            raise UsageError(f"the server that is to be measured does not start: {text.strip()[-500:]}")
+        time.sleep(0.05)
+
+
+def as_flags(options: EngineOptions) -> list[str]:
+    """The flags that make these options."""
+    flags = []
+    for spec in fields(options):
+        value, name = getattr(options, spec.name), "--" + spec.name.replace("_", "-")
+        if value == spec.default:
+            continue
+        if isinstance(value, bool):
+            flags.append(name if value else name.replace("--", "--no-", 1))
+        elif isinstance(value, tuple):
+            flags += [name, *value]
+        else:
+            flags += [name, str(value)]
+    return flags
+
+
+async def _burst(url: str, num_streams: int, num_output: int) -> "Burst":
+    from quire.planning.calibration import Burst
+
+    seen = await asyncio.gather(*(_stream(url, number, num_output) for number in range(num_streams)))
+    together = max(pieces[0][0] for pieces in seen)  # from here on all decode
+    return Burst(
+        num_streams, NUM_PROMPT, num_output,
+        ttft=median(pieces[0][0] for pieces in seen),
+        tpot=median(_seconds_per_token(pieces, together) for pieces in seen),
+    )  # fmt: skip
+
+
+def _seconds_per_token(pieces: list[tuple[float, int]], since: float) -> float:
+    late = [piece for piece in pieces if piece[0] >= since]
+    (begin, first), (end, last) = (late if len(late) > 2 else pieces)[0], pieces[-1]
+    return (end - begin) / max(1, last - first)
+
+
+async def _stream(url: str, number: int, num_output: int) -> list[tuple[float, int]]:
+    """-> when pieces came, in seconds, and the tokens until then. It reads little of them: it shares the CPUs with the
+    server."""
+    prompt = [3 + (number * 31 + i * 7) % 200 for i in range(NUM_PROMPT)]
+    fields = {"prompt": prompt, "max_tokens": num_output, "temperature": 0, "ignore_eos": True, "stream": True}
+    body = json.dumps({**fields, "return_token_ids": True}).encode()
+    parts = urlsplit(url)
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\nConnection: close"
+    writer.write(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + body)
+    pieces: list[tuple[float, int]] = []
+    received, num_tokens = b"", 0
+    while data := await reader.read(1 << 16):
+        received = received or data
+        if num_new := data.count(b"data: {"):
+            num_tokens += num_new
+            pieces.append((time.perf_counter() - began, num_tokens))
+    writer.close()
+    if not received.startswith(b"HTTP/1.1 200") or num_tokens < num_output:
+        raise UsageError(f"the server that is to be measured answers {received[:300].decode(errors='replace')!r}")
+    return pieces

@@ -1,0 +1,148 @@
+"""What was measured of a model on this machine, kept in a file: step times, and what serving adds to them."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from quire.ops.native.cpus import available_cpus
+from quire.planning.fitted_times import FitQuality, FittedTimes, non_negative_least_squares
+from quire.planning.step_times import ServingCosts, StepTimes, StepWork
+
+VERSION = 1  # of the file; others are measured again
+FINGERPRINT_BYTES = 1 << 20  # of a file's beginning
+HOST_BOUND = 1.02  # tokens of a GPU that come this much later than its steps end wait for the engine's loop
+
+# What changes step times, by the names of the engine's options.
+OPTIONS = (
+    "threads", "device", "kv_cache_dtype", "quantization", "dtype", "load_format", "block_size", "enforce_eager",
+    "batch_invariant",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Streams that began together, through the server, as their clients saw them: medians in seconds."""
+
+    num_streams: int
+    num_prompt: int
+    num_output: int
+    ttft: float
+    tpot: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    about: dict[str, Any]  # model, machine and options: the key
+    times: FittedTimes
+    costs: ServingCosts
+    quality: FitQuality
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION, "about": self.about, "times": self.times.as_json(), "costs": asdict(self.costs),
+            "quality": asdict(self.quality),
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> "Calibration":
+        """What `as_json` gave. Raises KeyError, TypeError or ValueError where it is something else."""
+        if values["version"] != VERSION:
+            raise ValueError(f"version {values['version']}")
+        return cls(
+            values["about"],
+            FittedTimes.of(values["times"]),
+            ServingCosts(**values["costs"]),
+            FitQuality(**values["quality"]),
+        )
+
+
+def calibration_key(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options`: values of the engine's options, those of OPTIONS at least."""
+    return {
+        "model": fingerprint(path),
+        "machine": machine_name(),
+        **{name: options[name] for name in OPTIONS},
+    }
+
+
+def keep(directory: Path, calibration: Calibration) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / _file_name(calibration.about)
+    path.write_text(json.dumps(calibration.as_json(), indent=1) + "\n")
+    return path
+
+
+def find(directory: Path, about: dict[str, Any]) -> Calibration | None:
+    """What was kept of this model on this machine, if it can be read."""
+    try:
+        kept = Calibration.of(json.loads((directory / _file_name(about)).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return kept if kept.about == about else None
+
+
+def _file_name(about: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16] + ".json"
+
+
+def fingerprint(path: Path) -> str:
+    """Of a model's files: names, sizes, and how each begins."""
+    digest = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(path.glob("*")):
+        if file.is_file():
+            with file.open("rb") as opened:
+                digest.update(f"{file.name} {file.stat().st_size} ".encode() + opened.read(FINGERPRINT_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def machine_name() -> str:
+    """The CPU and how much of it is ours; the GPUs."""
+    cpu = _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
+    return ", ".join([f"{available_cpus()} CPUs of {cpu}", *gpu_names()])
+
+
+def gpu_names() -> list[str]:
+    return [_field(path, "Model") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+
+
+def _field(path: Path, name: str) -> str:
+    """The value in the first line `name: value`."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def fit_costs(bursts: Sequence[Burst], times: StepTimes, *, on_gpu: bool) -> ServingCosts:
+    """What clients saw of bursts, less the steps of these. On a GPU the engine's loop works while the device does, so
+    only what it takes longer than a step is seen."""
+    extra = []
+    for burst in bursts:
+        seconds = times.seconds(_decoding(burst))
+        if not on_gpu:
+            extra.append((burst, burst.tpot - seconds))
+        elif burst.tpot > HOST_BOUND * seconds:
+            extra.append((burst, burst.tpot))
+    step = row = 0.0
+    if extra:
+        columns = [[1 / burst.tpot, burst.num_streams / burst.tpot] for burst, _ in extra]
+        step, row = non_negative_least_squares(columns, [seconds / burst.tpot for burst, seconds in extra])
+    fewest = min(burst.num_streams for burst in bursts)
+    alone = [burst for burst in bursts if burst.num_streams == fewest]
+    num_prompt = alone[0].num_prompt
+    pairs = num_prompt * (num_prompt + 1) // 2
+    prefill = times.seconds(StepWork(num_prompt, 1, num_prompt, pairs, 1))
+    request = median(burst.ttft for burst in alone) - prefill - row * (not on_gpu)
+    return ServingCosts(step=step, row=row, request=max(0.0, request))
+
+
+def _decoding(burst: Burst) -> StepWork:
+    """A step in the middle of a burst."""
+    read = burst.num_streams * (burst.num_prompt + burst.num_output // 2)
+    return StepWork(burst.num_streams, burst.num_streams, read, read)

@@ -1,0 +1,45 @@
+"""A model is calibrated through its server, and its real runs are compared with simulated ones."""
+
+from pathlib import Path
+
+import pytest
+from benchmarks.foresight_client import Client, step_seconds
+from benchmarks.foresight_record import AIMS, Record, RecordedRun, simulated_latencies
+
+from quire.cli.calibrate import calibrate, kept_calibration, running_server
+from quire.cli.main import main
+from quire.engine.options import EngineOptions
+from quire.planning.fleet import SimulatedEngine
+from quire.planning.workload import WorkloadSpec, generate
+
+
+@pytest.fixture
+def options(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineOptions:
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
+    return EngineOptions(model=str(tiny_model), threads=1, device="cpu")
+
+
+def test_a_calibration_is_used_from_then_on(options: EngineOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    calibration = calibrate(options, max_seconds=0.5)
+    assert calibration.costs.request > 0 and calibration.quality.num_steps >= 10
+    assert kept_calibration(options) == calibration
+    command = ["simulate", options.model, "--threads", "1", "--device", "cpu", "--num-requests", "5", "--prompt", "20"]
+    assert main([*command, "--output", "10"]) == 0
+    assert f"fitted to {calibration.quality.num_steps} measured steps" in capsys.readouterr().err
+
+
+def test_a_workload_is_served_as_it_is_simulated(options: EngineOptions, tmp_path: Path) -> None:
+    spec = WorkloadSpec(rate=20, num_requests=12, prompt=20, output=20, turns=2, think_seconds=0.05, shared_prefix=32)
+    with running_server(options) as url:
+        sent, real = Client(url, 250, seed=1).run(generate(spec))
+        num_steps, seconds = step_seconds(url)
+    assert real.num_output == [20] * 12 and len(sent) == 6 and sent[0] == 0 and sent == sorted(sent)
+    assert all(0 < ttft <= latency < real.seconds for ttft, latency in zip(real.ttft, real.latency, strict=True))
+    assert num_steps >= 20 and 0 < seconds < real.seconds
+    calibration = calibrate(options, max_seconds=0.3)
+    run = RecordedRun("turns", spec, SimulatedEngine(num_blocks=1000), sent, real)
+    errors = run.errors(simulated_latencies(run.simulate(calibration.times, calibration.costs)).figures())
+    assert set(errors) == set(AIMS)
+    Record({}, {"tiny": calibration}, [("tiny", run, errors)]).write(tmp_path / "record.json")
+    ((_, kept, now),) = Record.read(tmp_path / "record.json").replay()
+    assert now == pytest.approx(kept, abs=0.01)

@@ -1,0 +1,122 @@
+"""`quire simulate`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.cli.main import main
+from quire.core.errors import BadRequest
+from quire.planning.fleet import SimulatedEngine
+from quire.planning.simulator import simulate
+from quire.planning.step_times import StepWork
+from quire.planning.summary import Summary, summarize
+from quire.planning.workload import WorkloadSpec, generate
+
+TARGET = ["simulate", "--shape", "llama-3.1-8b", "--hardware", "h200", "--num-requests", "30", "--prompt", "64"]
+
+
+class FixedTimes:
+    def seconds(self, work: StepWork) -> float:
+        return 0.01 + 0.0005 * work.num_tokens
+
+
+def serve(spec: WorkloadSpec, **given: object) -> Summary:
+    engine = SimulatedEngine(**{"num_blocks": 400, "max_num_seqs": 16, "max_num_batched_tokens": 128, **given})
+    return summarize(simulate(generate(spec), [engine.new_replica(0, FixedTimes())]))
+
+
+CROWD = WorkloadSpec(rate=float("inf"), num_requests=24, prompt=60, output=60)
+
+
+def test_the_table_and_the_picture_have_a_row_for_each_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TARGET, "--rates", "1,50", "--svg", str(tmp_path / "load.svg")]) == 0
+    printed = capsys.readouterr()
+    *_, slow, fast = printed.out.splitlines()
+    assert slow.split()[0] == "1" and fast.split()[0] == "50"
+    assert "computed from the rates of h200" in printed.err
+    assert (tmp_path / "load.svg").read_text().count("<polyline") >= 4
+
+
+def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TARGET, "--json", "--price", "2", "--replicas", "2", "--router", "power-of-two"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    (load,) = printed["loads"]
+    assert load["cost"]["per_hour"] == 4 and load["num_requests"] == 30 and set(load["latency"]) == {"50", "90", "99"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rate", "-1"], "rate is -1"),
+        (["--router", "rond-robin"], "did you mean round-robin?"),
+        (["--rates", "1,x"], "write numbers with commas"),
+        (["--trace", "missing.jsonl"], "missing.jsonl cannot be read"),
+        (["--num-speculative-tokens", "3"], "--acceptance 0.7"),
+        (["--num-speculative-tokens", "3", "--acceptance", "2"], "acceptance is 2.0"),
+        (["--calibrate"], "--calibrate runs the model here"),
+        (["--prompt", "200000"], "the context holds"),
+        (["--scheduling-policy", "lifo"], "fcfs"),
+        (["--kv-cache-memory-bytes", "1MiB", "--max-model-len", "4096"], "kv_cache_memory_bytes"),
+    ],
+)
+def test_wrong_flags_are_refused_with_a_sentence(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main([*TARGET, *flags])
+    except SystemExit as ended:
+        status = ended.code
+    printed = capsys.readouterr().err
+    assert status and message in printed and "Traceback" not in printed
+
+
+def test_only_a_model_that_is_here_is_calibrated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--shape", "llama-3.1-8b", "--calibrate"])
+    assert "--calibrate runs the model here" in capsys.readouterr().err
+
+
+def test_a_trace_is_simulated_at_its_own_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [{"timestamp": 0.1 * i, "input_length": 50, "output_length": 10} for i in range(40)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert main([*TARGET, "--trace", str(tmp_path / "trace.jsonl"), "--json"]) == 0
+    (load,) = json.loads(capsys.readouterr().out)["loads"]
+    assert load["num_requests"] == 40 and load["rate"] == pytest.approx(10, rel=0.1)
+
+
+def test_a_small_cache_preempts_and_swap_space_keeps_what_was_computed() -> None:
+    tight = {"num_blocks": 40, "max_model_len": 256}
+    roomy, preempted = serve(CROWD), serve(CROWD, **tight)
+    swapped = serve(CROWD, **tight, num_host_blocks=400, prefix_caching=False)
+    computed_again = serve(CROWD, **tight, prefix_caching=False)
+    assert roomy.preemptions == 0 < preempted.preemptions
+    assert preempted.output_tokens_per_second < roomy.output_tokens_per_second
+    assert swapped.output_tokens_per_second > computed_again.output_tokens_per_second
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_accepted_drafts_save_steps(ahead: int) -> None:
+    spec = WorkloadSpec(rate=1, num_requests=6, prompt=30, output=100)
+    plain = serve(spec, ahead=ahead)
+    drafted = serve(spec, ahead=ahead, num_speculative_tokens=3, acceptance=0.9)
+    hopeless = serve(spec, ahead=ahead, num_speculative_tokens=3, acceptance=0.0)
+    assert drafted.tpot[50] < 0.7 * plain.tpot[50]
+    assert hopeless.tpot[50] < 1.2 * plain.tpot[50], "the scheduler stops drafting where nothing is accepted"
+
+
+def test_priorities_decide_who_waits() -> None:
+    arrivals = generate(WorkloadSpec(rate=float("inf"), num_requests=60, prompt=60, output=30, priorities=2))
+    engine = SimulatedEngine(num_blocks=400, max_num_seqs=8, max_num_batched_tokens=128, policy="priority")
+    simulation = simulate(arrivals, [engine.new_replica(0, FixedTimes())])
+    waited = {level: [r.ttft for r in simulation.requests if r.asked.priority == level] for level in (0, 1)}
+    assert max(waited[0]) < min(waited[1])
+
+
+def test_a_shared_prefix_pays_only_with_the_prefix_cache() -> None:
+    spec = WorkloadSpec(rate=5, num_requests=20, prompt=16, output=8, shared_prefix=256)
+    assert serve(spec).hit_rate > 0.8 and serve(spec, prefix_caching=False).hit_rate == 0
+
+
+def test_impossible_drafts_are_refused() -> None:
+    with pytest.raises(BadRequest, match="num_speculative_tokens is -1"):
+        SimulatedEngine(num_blocks=10, num_speculative_tokens=-1)
