@@ -22,6 +22,8 @@ class Hardware:
     price: float = 0.0  # US dollars an hour; 0: not known
     measured: bool = False  # by this program, on this machine
     is_gpu: bool = True
+    threads: int = 8  # of a CPU, that compute
+    process_bytes: int | None = None  # of an engine process without a model; None: not measured
 
     @property
     def ridge(self) -> float:
@@ -59,6 +61,11 @@ _ROWS = (
     _cpu("raspberry-pi-5", 8, 17, 77, 307),
 )
 HARDWARE = {row.name: row for row in _ROWS}
+
+
+def usable_memory(hardware: Hardware, num_devices: int = 1) -> int:
+    """Bytes of all devices: 90 % of a GPU's, as `--gpu-memory-utilization` has it."""
+    return int(num_devices * hardware.memory * (0.9 if hardware.is_gpu else 1.0))
 
 
 def find_hardware(name: str) -> Hardware:
