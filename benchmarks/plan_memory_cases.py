@@ -68,6 +68,9 @@ MODELS: dict[str, dict[str, Any]] = {
     **{name: SHAPES[name] for name in ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "qwen3-4b", "llama-3.1-8b")},
 }  # fmt: skip
 
+GGUF_FORMATS = (
+    "float32", "float16", "bfloat16", "q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_1", "q3_k_m", "q2_k",
+)  # fmt: skip
 CPU_CASES = [
     MemoryCase(model="default"),
     MemoryCase(model="default", users=16, context=64),
@@ -76,10 +79,10 @@ CPU_CASES = [
     MemoryCase(model="default", kv_cache_dtype="float32"),
     MemoryCase(model="default", users=8, max_num_batched_tokens=64),
     MemoryCase(model="default", num_loras=2, rank=16, users=32, context=32),
-    MemoryCase(model="mha", format="q8_0", num_drafts=4),
+    MemoryCase(model="mha", format="q8_0", num_drafts=4, users=8),
     *(
         MemoryCase(format=name, users=8)
-        for name in ("float32", "float16", "bfloat16", "q8_0", "q6_k", "q5_k_m", "q5_0", "q4_k_m", "q4_1", "q3_k_m", "q2_k")
+        for name in GGUF_FORMATS
     ),
     *(MemoryCase(quantization=name) for name in (None, "int8", "int4", "nf4")),
     *(MemoryCase(kv_cache_dtype=name, users=2, context=512) for name in ("float16", "bfloat16", "float32", "int8")),

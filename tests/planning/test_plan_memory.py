@@ -104,7 +104,8 @@ def test_more_of_anything_takes_more_memory() -> None:
 
     least = total(Load(users=2, context=512))
     for more in (
-        total(Load(users=3, context=512)), total(Load(users=2, context=1024)), total(Load(users=2, context=512), threads=16),
+        total(Load(users=3, context=512)), total(Load(users=2, context=1024)),
+        total(Load(users=2, context=512), threads=16),
         total(Load(users=2, context=512), max_num_batched_tokens=1024), total(Load(users=2, context=512), num_drafts=4),
         total(Load(users=2, context=512), num_loras=1, lora_rank=16),
     ):  # fmt: skip

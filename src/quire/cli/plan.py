@@ -123,9 +123,7 @@ def _draft(arguments: Namespace, hardware: "Hardware") -> "Draft":
     from quire.planning.shapes import SHAPES
 
     if arguments.num_speculative_tokens < 1:
-        raise UsageError(
-            f"--num-speculative-tokens is {arguments.num_speculative_tokens}", "it must be at least 1"
-        )
+        raise UsageError(f"--num-speculative-tokens is {arguments.num_speculative_tokens}", "it must be at least 1")
     name = arguments.draft_model
     is_shape = name.lower() in SHAPES
     has_format = is_shape or name.endswith("config.json")
@@ -157,9 +155,7 @@ def _search(arguments: Namespace) -> None:
     @cache
     def counted(is_gpu: bool, format_name: str) -> "PlannedModel":
         hardware = next(machine for machine in machines if machine.is_gpu == is_gpu)
-        return count_model(
-            name, hardware, format_name or None, arguments.quantization, is_shape=bool(arguments.shape)
-        )
+        return count_model(name, hardware, format_name or None, arguments.quantization, is_shape=bool(arguments.shape))
 
     found = search(
         target,

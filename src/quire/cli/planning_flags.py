@@ -11,9 +11,9 @@ from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
 THIS = "this"  # the name of this machine
 
 if TYPE_CHECKING:
-    from quire.weights.checkpoint import Checkpoint
     from quire.planning.hardware import Hardware
     from quire.planning.planned_model import PlannedModel
+    from quire.weights.checkpoint import Checkpoint
 
 
 def add_target_flags(parser: Parser) -> None:

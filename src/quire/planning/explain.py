@@ -70,8 +70,8 @@ def _parallel(plan: Plan) -> list[str]:
     if tp > 1:
         each = all_reduce_bytes(plan.model, 1, tp) / config.layers
         lines.append(
-            f"all-reduce     = 2 a layer x 2 x ({tp} - 1) / {tp} x {config.hidden} columns x 2 bytes = {each:,.0f} bytes "
-            "a layer and token"
+            f"all-reduce     = 2 a layer x 2 x ({tp} - 1) / {tp} x {config.hidden} columns x 2 bytes = {each:,.0f} "
+            "bytes a layer and token"
         )
     if pp > 1:
         chunks = ceil(plan.load.prompt / plan.setup.limits.max_num_batched_tokens)
@@ -85,8 +85,8 @@ def _cost(plan: Plan) -> list[str]:
         return []
     weighted = cost.prompt_tokens_per_second + cost.output_weight * cost.output_tokens_per_second
     return [
-        f"$/M prompt     = ${cost.per_hour:.2f} an hour / 3600 / ({cost.prompt_tokens_per_second:,.0f} prompt tokens/s + "
-        f"{cost.output_weight:g} x {cost.output_tokens_per_second:,.0f} output tokens/s = {weighted:,.0f}) x 1e6 = "
+        f"$/M prompt     = ${cost.per_hour:.2f} an hour / 3600 / ({cost.prompt_tokens_per_second:,.0f} prompt tokens/s "
+        f"+ {cost.output_weight:g} x {cost.output_tokens_per_second:,.0f} output tokens/s = {weighted:,.0f}) x 1e6 = "
         f"${cost.per_million_prompt:.3f}; an output token costs {cost.output_weight:g} times that",
     ]
 

@@ -75,9 +75,7 @@ def plan_memory(
     return plan(model, kv, load, limits, process)
 
 
-def _plan_cpu(
-    model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None
-) -> MemoryPlan:
+def _plan_cpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None) -> MemoryPlan:
     step = model.step(StepShape(1), kv)
     max_tokens = max(limits.max_num_batched_tokens, load.users)
     buffers = native_memory.step_buffers(
@@ -99,9 +97,7 @@ def _plan_cpu(
     return replace(plan, loading=max(0, loading - plan.total))
 
 
-def _plan_gpu(
-    model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None
-) -> MemoryPlan:
+def _plan_gpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None) -> MemoryPlan:
     step = model.step(StepShape(1), kv)
     max_tokens = max(limits.max_num_batched_tokens, load.users)
     rows = load.users

@@ -13,7 +13,7 @@ from quire.planning.step_counter import StepCounter
 HUGE_PAGE = 2 << 20
 SHARED_PAGES = 4 * HUGE_PAGE  # smaller matrices share such a range
 PANEL_BYTES = 256 << 10  # of a thread, for matmuls of many rows
-ADAPTER_BYTES = 512 << 10  # Python's objects of an adapter
+MATRIX_BYTES = 5632  # Python's objects of a matrix of an adapter
 START_BYTES = 1000 << 10  # Python's objects of the first steps, and what the allocator keeps
 GROUP = 32  # inputs that are quantized together, in 64 bytes
 GROUP_BYTES = 64
@@ -79,13 +79,15 @@ def adapter_bytes(linears: Sequence[PackedWeight], rank: int, num_loras: int) ->
     for w in linears:
         sizes.append(2 * w.num_inputs * _whole(len(w.layers) * rank, 16))
         sizes += [2 * rank * _whole(layer.num_outputs, 16) for layer in w.layers]
-    return weight_pages(num_loras * sizes) + num_loras * ADAPTER_BYTES
+    return weight_pages(num_loras * sizes) + num_loras * len(sizes) * MATRIX_BYTES
 
 
 def adapter_buffers(linears: Sequence[PackedWeight], rank: int, max_tokens: int) -> int:
     """Inputs, hidden values and outputs of the tokens that have an adapter."""
-    widest = (max(of) for of in zip(*((w.num_inputs, len(w.layers) * rank, w.num_outputs) for w in linears), strict=True))
-    return 4 * max_tokens * sum(widest)
+    inputs = max((w.num_inputs for w in linears), default=0)
+    hidden = max((len(w.layers) * rank for w in linears), default=0)
+    outputs = max((w.num_outputs for w in linears), default=0)
+    return 4 * max_tokens * (inputs + hidden + outputs)
 
 
 def _whole(count: int, unit: int) -> int:

@@ -25,12 +25,15 @@ REASONS = (
     ),
     Reason(
         lambda plan: plan.hardware.name in NOT_CUDA,
-        lambda plan: f"Quire's GPU kernels need NVIDIA's CUDA; for {plan.hardware.name} choose "
-        f"{NOT_CUDA[plan.hardware.name]}",
+        lambda plan: (
+            f"Quire's GPU kernels need NVIDIA's CUDA; for {plan.hardware.name} choose {NOT_CUDA[plan.hardware.name]}"
+        ),
     ),
     Reason(
         lambda plan: plan.draft is not None and not set(METHODS) - {"ngram"},
-        lambda plan: "Quire proposes draft tokens by prompt lookup; with a draft model choose vLLM, SGLang or llama.cpp",
+        lambda plan: (
+            "Quire proposes draft tokens by prompt lookup; with a draft model choose vLLM, SGLang or llama.cpp"
+        ),
     ),
 )
 

@@ -1,6 +1,6 @@
 """A plan: what a model needs on a machine, what it can reach there, what that costs, and what to do about it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from quire.core.errors import BadRequest
@@ -34,7 +34,7 @@ class Setup:
     hardware: Hardware
     tp: int = 1  # devices that share every matrix
     pp: int = 1  # stages of layers, one after the other
-    limits: EngineLimits = EngineLimits()
+    limits: EngineLimits = field(default_factory=EngineLimits)
     price: float | None = None  # of one device for an hour; None: the usual one
     eight_bit: bool = False  # matmuls run in 8 bits
     rate: float | None = None  # requests a second that are to be served
@@ -113,7 +113,7 @@ class Plan:
 
 
 def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None = None) -> Plan:
-    hardware, limits = setup.hardware, setup.limits
+    hardware = setup.hardware
     memory = _memory(model, kv, load, setup, draft)
     middle = load.prompt + load.output // 2
 
@@ -150,9 +150,7 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
 def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> MemoryPlan:
     """Of all devices together: each has a process and activations of its own."""
     hardware = setup.hardware
-    memory = plan_memory(
-        model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes
-    )
+    memory = plan_memory(model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes)
     held = 0
     if draft is not None:
         held = draft.model.weight_bytes + load.users * sequence_bytes(draft.model, draft.kv, load.context)

@@ -45,7 +45,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "speculation": {
             "draft_cost": plan.speculation.draft_cost,
             "speedup": {
-                str(acceptance): {str(k): plan.speculation.speedup(acceptance, k) for k in plan.speculation.verify_costs}
+                str(acceptance): {
+                    str(k): plan.speculation.speedup(acceptance, k) for k in plan.speculation.verify_costs
+                }
                 for acceptance in ACCEPTANCES
             },
         },

@@ -128,9 +128,7 @@ def _configure(
     replicas = _replicas(target, times, hardware, room)
     if replicas is None:
         return replace(found, replicas=MAX_REPLICAS, expected=alone, why_not=f"more than {MAX_REPLICAS} replicas")
-    return replace(
-        found, replicas=replicas, expected=_estimate(target, times, hardware, room, target.rate / replicas)
-    )
+    return replace(found, replicas=replicas, expected=_estimate(target, times, hardware, room, target.rate / replicas))
 
 
 def _max_seqs(target: Target, hardware: Hardware, model: PlannedModel, kv_dtype: str, tp: int) -> int:

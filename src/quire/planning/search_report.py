@@ -46,9 +46,8 @@ def _row(target: Target, one: Configuration) -> str:
     ttft, tpot = one.summary.ttft, one.summary.tpot
     times = f"{1e3 * ttft[50]:>10,.0f}{1e3 * ttft[99]:>7,.0f}{1e3 * tpot[50]:>10,.1f}{1e3 * tpot[99]:>7,.1f}"
     price = f"{one.per_hour:>9,.2f}{one.per_million(target):>12,.3f}" if one.per_hour else f"{'-':>9}{'-':>12}"
-    return (
-        f"  {one.hardware.name:<28}{one.format or 'own':<10}{one.kv_dtype:<10}{one.tp:>3}{one.replicas:>7}{price}{times}"
-    )
+    what = f"  {one.hardware.name:<28}{one.format or 'own':<10}{one.kv_dtype:<10}{one.tp:>3}{one.replicas:>7}"
+    return what + price + times
 
 
 def as_json(target: Target, findings: Findings) -> dict[str, Any]:

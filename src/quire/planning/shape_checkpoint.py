@@ -8,7 +8,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.tensors import BF16, F16, F32, Q2_K, Q3_K, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, StorageType, StoredTensor
+from quire.ops.tensors import (
+    BF16,
+    F16,
+    F32,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    StorageType,
+    StoredTensor,
+)
 from quire.planning.formats import TypeOf, find_format
 from quire.weights.config import CheckpointConfig
 from quire.weights.dummy_checkpoint import DummyCheckpoint

@@ -37,7 +37,8 @@ from quire.ops.tensors import (
 # By option value. Groups of 32; 8.5, 5 and 5 bits per weight.
 QUANTIZED = {"int8": Q8_0, "int4": Q4_1, "nf4": NF4}
 FLOATS = (F32, F16, BF16, F8_E4M3, F8_E5M2, FP8)
-RELEASE_BYTES = 8 << 20  # of copies, after which freed memory is given back
+M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+LOADING_ARRAY_BYTES, USUAL_ARRAY_BYTES = 1 << 20, 32 << 20  # the latter is what glibc comes to by itself
 
 
 # Storage types that no layout holds exactly, or in as few bits, and the warning about each.
@@ -66,7 +67,7 @@ class NativeOps:
         self.quantization = quantization
         self.fp16 = fp16
         self._warned: set[str] = set()
-        self._copied = 0  # bytes of copies made while packing, since freed memory was given back
+        _free_at_once(LOADING_ARRAY_BYTES)
 
     def pack(
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
@@ -78,8 +79,6 @@ class NativeOps:
         self._warn(parts)
         segments = [_pack(list(alike)) for _, alike in groupby(parts, key=_kind)]
         vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
-        if quantization is not None or not parts[0].data.flags.c_contiguous:
-            self._note_copies(parts)
         return PackedWeight(
             num_outputs=sum(part.num_rows for part in parts),
             num_inputs=parts[0].num_columns,
@@ -87,12 +86,6 @@ class NativeOps:
             packed=segments,
             bias=vector,
         )
-
-    def _note_copies(self, parts: Sequence[StoredTensor]) -> None:
-        self._copied += sum(part.data.size for part in parts)
-        if self._copied >= RELEASE_BYTES:
-            _release_free_memory()
-            self._copied = 0
 
     def _warn(self, parts: Sequence[StoredTensor]) -> None:
         """Log each warning about a storage type once."""
@@ -161,15 +154,18 @@ class NativeOps:
         sources: bool = False,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
-        _release_free_memory()
+        _free_at_once(USUAL_ARRAY_BYTES)
         return NativeProgram(forward, cache, max_tokens, self.threads)
 
 
-def _release_free_memory() -> None:
-    """Return to the system what the C library keeps of freed memory: copies of matrices leave holes between others."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-    if trim is not None:
-        trim(0)
+def _free_at_once(num_bytes: int) -> None:
+    """Let the C library return arrays of this size to the system when they are freed, and what it has kept so far.
+
+    Copies of matrices would otherwise leave holes between those that are packed."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc's
+        libc.mallopt(M_MMAP_THRESHOLD, num_bytes)
+        libc.malloc_trim(0)
 
 
 def _to_fp16(part: StoredTensor) -> StoredTensor:
