@@ -10,7 +10,7 @@ from quire.planning.hardware import find_hardware
 from quire.planning.packed_bytes import GpuFormat
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.queueing import SATURATED, estimate
-from quire.planning.search import Target, search
+from quire.planning.search import Demand, search
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import shape_config
 from quire.planning.slo import Slo, read_slo
@@ -52,13 +52,13 @@ def test_an_engine_is_saturated_where_requests_come_faster_than_it_serves() -> N
 
 def test_the_cheapest_hardware_that_serves_is_found_and_the_rest_explained() -> None:
     model = counted("llama-3.2-1b")
-    target = Target(rate=4, prompt=256, output=32, slo=read_slo("ttft=300ms,tpot=20ms"))
+    demand = Demand(rate=4, prompt=256, output=32, slo=read_slo("ttft=300ms,tpot=20ms"))
     machines = [find_hardware(name) for name in ("h100", "l4", "raspberry-pi-5")]
-    found = search(target, machines, lambda hardware, name: model, formats=["bfloat16"], num_results=2)
+    found = search(demand, machines, lambda hardware, name: model, formats=["bfloat16"], num_results=2)
     best = found.feasible[0]
     assert best.hardware.name == "l4" and best.replicas == best.tp == 1 and best.per_hour == 0.8
     assert best.summary is not None and best.summary.ttft[99] <= 0.3 and best.summary.tpot[99] <= 0.02
-    assert best.per_million(target) == pytest.approx(0.8 / 3600 / (4 * 288) * 1e6)
+    assert best.per_million(demand) == pytest.approx(0.8 / 3600 / (4 * 288) * 1e6)
     assert [one.hardware.name for one in found.near_misses] == ["raspberry-pi-5"]
     assert "ttft p99" in found.near_misses[0].why_not
 
@@ -68,7 +68,7 @@ def test_a_higher_rate_takes_more_replicas() -> None:
     slo = read_slo("tpot=150ms")
     replicas = [
         search(
-            Target(rate=rate, prompt=128, output=16, slo=slo), [find_hardware("l4")], lambda hardware, name: model,
+            Demand(rate=rate, prompt=128, output=16, slo=slo), [find_hardware("l4")], lambda hardware, name: model,
             formats=["bfloat16"], kv_dtype="bfloat16", tp=1, num_results=1,
         ).feasible[0].replicas
         for rate in (2, 400)

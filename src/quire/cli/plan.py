@@ -134,7 +134,7 @@ def _draft(arguments: Namespace, hardware: "Hardware") -> "Draft":
 def _search(arguments: Namespace) -> None:
     """What keeps the limits of --slo, the cheapest first."""
     from quire.planning.hardware import HARDWARE
-    from quire.planning.search import Target, search
+    from quire.planning.search import Demand, search
     from quire.planning.search_report import as_json, as_text
     from quire.planning.slo import read_slo
 
@@ -143,7 +143,7 @@ def _search(arguments: Namespace) -> None:
         raise UsageError("a model and --shape are given", "give one of them")
     load = _load(arguments)
     rate = arguments.rate if arguments.rate is not None else users_rate(load, slo)
-    target = Target(rate=rate, prompt=load.prompt, output=load.output, slo=slo)
+    demand = Demand(rate=rate, prompt=load.prompt, output=load.output, slo=slo)
     if arguments.hardware:
         names = arguments.hardware.split(",")
         machines = [hardware_called(name.strip(), measure_again=arguments.measure) for name in names]
@@ -158,7 +158,7 @@ def _search(arguments: Namespace) -> None:
         return count_model(name, hardware, format_name or None, arguments.quantization, is_shape=bool(arguments.shape))
 
     found = search(
-        target,
+        demand,
         machines,
         lambda hardware, format_name: counted(hardware.is_gpu, format_name),
         formats=[arguments.format or ""] if arguments.format or not by_shape else None,
@@ -166,7 +166,7 @@ def _search(arguments: Namespace) -> None:
         tp=arguments.tp if arguments.tp > 1 else None,
         price=arguments.price,
     )
-    print(json.dumps(as_json(target, found), indent=2) if arguments.json else as_text(target, found))
+    print(json.dumps(as_json(demand, found), indent=2) if arguments.json else as_text(demand, found))
 
 
 def users_rate(load: "Load", slo: "Slo") -> float:

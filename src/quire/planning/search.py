@@ -30,7 +30,7 @@ MAX_TRIES = 3  # of a configuration, each with more replicas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Demand:
     """What is to be served."""
 
     rate: float  # requests a second
@@ -68,9 +68,9 @@ class Configuration:
         """The cheapest first; among equals, and where prices are not known, the one with the fewest devices."""
         return self.per_hour, self.replicas * self.tp
 
-    def per_million(self, target: Target) -> float:
+    def per_million(self, demand: Demand) -> float:
         """Dollars for a million tokens, of prompts and outputs together."""
-        return self.per_hour / 3600 / (target.rate * (target.prompt + target.output)) * 1e6
+        return self.per_hour / 3600 / (demand.rate * (demand.prompt + demand.output)) * 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ Counted = Callable[[Hardware, str], PlannedModel]  # (hardware, format) -> the m
 
 
 def search(
-    target: Target, hardware: Sequence[Hardware], count_model: Counted, *, formats: Sequence[str] | None = None,
+    demand: Demand, hardware: Sequence[Hardware], count_model: Counted, *, formats: Sequence[str] | None = None,
     kv_dtype: str | None = None, tp: int | None = None, price: float | None = None, num_results: int = 4,
 ) -> Findings:  # fmt: skip
     """None: all that are worth a try. `formats` of one empty name: the model has files."""
@@ -94,9 +94,9 @@ def search(
             for dtype in [kv_dtype] if kv_dtype else _kv_dtypes(model, device):
                 for devices in [tp] if tp else DEVICES if device.link else (1,):
                     paid = device.price if price is None else price
-                    candidates.append(_configure(target, device, model, format_name, dtype, devices, paid))
+                    candidates.append(_configure(demand, device, model, format_name, dtype, devices, paid))
     possible = sorted((one for one in candidates if not one.why_not), key=lambda one: one.order)
-    feasible, missed = _confirm(target, _cheapest_of_each(possible), num_results)
+    feasible, missed = _confirm(demand, _cheapest_of_each(possible), num_results)
     served = {one.hardware.name for one in [*possible, *feasible]} - {one.hardware.name for one in missed}
     failed = [one for one in [*missed, *candidates] if one.why_not and one.hardware.name not in served]
     return Findings(feasible, _near_misses(failed))
@@ -108,50 +108,50 @@ def _kv_dtypes(model: PlannedModel, hardware: Hardware) -> Iterable[str]:
 
 
 def _configure(
-    target: Target, hardware: Hardware, model: PlannedModel, format_name: str, kv_dtype: str, tp: int, price: float
+    demand: Demand, hardware: Hardware, model: PlannedModel, format_name: str, kv_dtype: str, tp: int, price: float
 ) -> Configuration:
     """With as many replicas as the estimate asks for."""
     times = roofline_times(model, kv_dtype, hardware, tp=tp, eight_bit=not hardware.is_gpu)
-    room = _max_seqs(target, hardware, model, kv_dtype, tp)
+    room = _max_seqs(demand, hardware, model, kv_dtype, tp)
     found = Configuration(
         hardware=hardware, model=model, format=format_name, kv_dtype=kv_dtype, tp=tp, replicas=1, price=price,
-        expected=_estimate(target, times, hardware, room, target.rate),
+        expected=_estimate(demand, times, hardware, room, demand.rate),
     )  # fmt: skip
     if room < 1:
         share = model.weight_bytes / tp / hardware.memory
         why = f"weights take {share:.0%} of each device: no sequence fits beside them"
         return replace(found, why_not=why, excess=share)
-    alone = _estimate(target, times, hardware, room, 1e-3)
-    if misses := target.slo.misses(alone.p99(target.output)):
-        excess = target.slo.excess(alone.p99(target.output))
+    alone = _estimate(demand, times, hardware, room, 1e-3)
+    if misses := demand.slo.misses(alone.p99(demand.output)):
+        excess = demand.slo.excess(alone.p99(demand.output))
         return replace(found, expected=alone, why_not=f"even without load: {'; '.join(misses)}", excess=excess)
-    replicas = _replicas(target, times, hardware, room)
+    replicas = _replicas(demand, times, hardware, room)
     if replicas is None:
         return replace(found, replicas=MAX_REPLICAS, expected=alone, why_not=f"more than {MAX_REPLICAS} replicas")
-    return replace(found, replicas=replicas, expected=_estimate(target, times, hardware, room, target.rate / replicas))
+    return replace(found, replicas=replicas, expected=_estimate(demand, times, hardware, room, demand.rate / replicas))
 
 
-def _max_seqs(target: Target, hardware: Hardware, model: PlannedModel, kv_dtype: str, tp: int) -> int:
+def _max_seqs(demand: Demand, hardware: Hardware, model: PlannedModel, kv_dtype: str, tp: int) -> int:
     """Sequences that fit beside the weights."""
     kv = model.kv_spec(kv_dtype)
     limits = EngineLimits(max_num_batched_tokens=STEP_TOKENS[hardware.is_gpu], threads=hardware.threads)
-    load = Load(context=target.prompt + target.output, prompt=target.prompt, output=target.output)
+    load = Load(context=demand.prompt + demand.output, prompt=demand.prompt, output=demand.output)
     memory = plan_memory(model, kv, load, limits=limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes)
     beside = memory.total - memory.kv_cache + (tp - 1) * (memory.process + memory.activations)
     room = usable_memory(hardware, tp) - beside
     return min(MAX_NUM_SEQS, room // sequence_bytes(model, kv, load.context)) if room > 0 else 0
 
 
-def _estimate(target: Target, times: RooflineTimes, hardware: Hardware, max_seqs: int, rate: float) -> Estimate:
-    return estimate(times, rate, target.prompt, target.output, max_seqs, STEP_TOKENS[hardware.is_gpu])
+def _estimate(demand: Demand, times: RooflineTimes, hardware: Hardware, max_seqs: int, rate: float) -> Estimate:
+    return estimate(times, rate, demand.prompt, demand.output, max_seqs, STEP_TOKENS[hardware.is_gpu])
 
 
-def _replicas(target: Target, times: RooflineTimes, hardware: Hardware, max_seqs: int) -> int | None:
+def _replicas(demand: Demand, times: RooflineTimes, hardware: Hardware, max_seqs: int) -> int | None:
     """The fewest that keep the limits, by bisection; None: more than MAX_REPLICAS."""
 
     def keeps(count: int) -> bool:
-        expected = _estimate(target, times, hardware, max_seqs, target.rate / count)
-        return not target.slo.misses(expected.p99(target.output))
+        expected = _estimate(demand, times, hardware, max_seqs, demand.rate / count)
+        return not demand.slo.misses(expected.p99(demand.output))
 
     if not keeps(MAX_REPLICAS):
         return None
@@ -171,7 +171,7 @@ def _cheapest_of_each(ordered: Iterable[Configuration]) -> list[Configuration]:
 
 
 def _confirm(
-    target: Target, ordered: list[Configuration], num_results: int
+    demand: Demand, ordered: list[Configuration], num_results: int
 ) -> tuple[list[Configuration], list[Configuration]]:
     """-> those that keep the limits when simulated, the cheapest first, and those that do not."""
     feasible: list[Configuration] = []
@@ -179,28 +179,28 @@ def _confirm(
     for one in ordered:
         if len(feasible) >= num_results:
             break
-        shown = _simulate_until_kept(target, one)
+        shown = _simulate_until_kept(demand, one)
         (missed if shown.why_not else feasible).append(shown)
     return sorted(feasible, key=lambda one: one.order), missed
 
 
-def _simulate_until_kept(target: Target, configuration: Configuration) -> Configuration:
+def _simulate_until_kept(demand: Demand, configuration: Configuration) -> Configuration:
     """With half as many replicas more, and again, until the limits are kept."""
-    shown = _simulated(target, configuration)
+    shown = _simulated(demand, configuration)
     for _ in range(MAX_TRIES - 1):
         if not shown.why_not:
             break
-        shown = _simulated(target, replace(configuration, replicas=ceil(1.5 * shown.replicas)))
+        shown = _simulated(demand, replace(configuration, replicas=ceil(1.5 * shown.replicas)))
     return shown
 
 
-def _simulated(target: Target, configuration: Configuration) -> Configuration:
+def _simulated(demand: Demand, configuration: Configuration) -> Configuration:
     hardware, replicas = configuration.hardware, configuration.replicas
     served = replicas if replicas <= MAX_SIMULATED_REPLICAS else 1
-    rate = target.rate * served / replicas
+    rate = demand.rate * served / replicas
     spec = WorkloadSpec(
         rate=rate, num_requests=min(MAX_REQUESTS, max(MIN_REQUESTS, ceil(rate * SIMULATED_SECONDS))),
-        prompt=target.prompt, output=target.output, spread=0.3,
+        prompt=demand.prompt, output=demand.output, spread=0.3,
     )  # fmt: skip
     times = roofline_times(
         configuration.model, configuration.kv_dtype, hardware, tp=configuration.tp, eight_bit=not hardware.is_gpu
@@ -214,8 +214,8 @@ def _simulated(target: Target, configuration: Configuration) -> Configuration:
     except QuireError as refusal:
         return replace(configuration, why_not=str(refusal))
     p99 = {"ttft": summary.ttft[99], "tpot": summary.tpot[99], "e2e": summary.latency[99]}
-    why = "; ".join(target.slo.misses(p99))
-    return replace(configuration, summary=summary, why_not=why, excess=target.slo.excess(p99) if why else 0.0)
+    why = "; ".join(demand.slo.misses(p99))
+    return replace(configuration, summary=summary, why_not=why, excess=demand.slo.excess(p99) if why else 0.0)
 
 
 def _near_misses(failed: list[Configuration], count: int = 5) -> list[Configuration]:

@@ -4,13 +4,13 @@ from typing import Any
 
 from quire.planning.hardware import PRICE_SOURCE
 from quire.planning.other_engines import NOT_CUDA
-from quire.planning.search import Configuration, Findings, Target
+from quire.planning.search import Configuration, Findings, Demand
 
 
-def as_text(target: Target, findings: Findings) -> str:
-    limits = ", ".join(f"{name} {1e3 * limit:g} ms" for name, limit in target.slo.limits.items())
+def as_text(demand: Demand, findings: Findings) -> str:
+    limits = ", ".join(f"{name} {1e3 * limit:g} ms" for name, limit in demand.slo.limits.items())
     lines = [
-        f"{target.rate:g} requests a second of {target.prompt:,} + {target.output:,} tokens; 99 of 100 within {limits}",
+        f"{demand.rate:g} requests a second of {demand.prompt:,} + {demand.output:,} tokens; 99 of 100 within {limits}",
         "",
     ]
     if findings.feasible:
@@ -18,7 +18,7 @@ def as_text(target: Target, findings: Findings) -> str:
             f"  {'hardware':<28}{'format':<10}{'KV':<10}{'tp':>3}{'repl.':>7}{'$/hour':>9}{'$/M tokens':>12}"
             f"{'TTFT p50':>10}{'p99':>7}{'TPOT p50':>10}{'p99':>7}  ms"
         )
-        lines += [_row(target, one) for one in findings.feasible]
+        lines += [_row(demand, one) for one in findings.feasible]
         if others := [one for one in findings.feasible if not _is_ours(one)]:
             names = ", ".join(f"{one.tp} x {one.hardware.name}" for one in others)
             lines.append(f"  Quire computes on one CPU or NVIDIA GPU; for {names} choose vLLM or SGLang")
@@ -41,27 +41,27 @@ def _name(one: Configuration) -> str:
     return f"{one.replicas} x {one.tp} x {one.hardware.name}{stored}, KV {one.kv_dtype}"
 
 
-def _row(target: Target, one: Configuration) -> str:
+def _row(demand: Demand, one: Configuration) -> str:
     assert one.summary is not None
     ttft, tpot = one.summary.ttft, one.summary.tpot
     times = f"{1e3 * ttft[50]:>10,.0f}{1e3 * ttft[99]:>7,.0f}{1e3 * tpot[50]:>10,.1f}{1e3 * tpot[99]:>7,.1f}"
-    price = f"{one.per_hour:>9,.2f}{one.per_million(target):>12,.3f}" if one.per_hour else f"{'-':>9}{'-':>12}"
+    price = f"{one.per_hour:>9,.2f}{one.per_million(demand):>12,.3f}" if one.per_hour else f"{'-':>9}{'-':>12}"
     what = f"  {one.hardware.name:<28}{one.format or 'own':<10}{one.kv_dtype:<10}{one.tp:>3}{one.replicas:>7}"
     return what + price + times
 
 
-def as_json(target: Target, findings: Findings) -> dict[str, Any]:
+def as_json(demand: Demand, findings: Findings) -> dict[str, Any]:
     return {
-        "rate": target.rate,
-        "prompt": target.prompt,
-        "output": target.output,
-        "slo_seconds": dict(target.slo.limits),
-        "feasible": [_configuration(target, one) for one in findings.feasible],
-        "near_misses": [{**_configuration(target, one), "why_not": one.why_not} for one in findings.near_misses],
+        "rate": demand.rate,
+        "prompt": demand.prompt,
+        "output": demand.output,
+        "slo_seconds": dict(demand.slo.limits),
+        "feasible": [_configuration(demand, one) for one in findings.feasible],
+        "near_misses": [{**_configuration(demand, one), "why_not": one.why_not} for one in findings.near_misses],
     }
 
 
-def _configuration(target: Target, one: Configuration) -> dict[str, Any]:
+def _configuration(demand: Demand, one: Configuration) -> dict[str, Any]:
     return {
         "hardware": one.hardware.name,
         "format": one.format or None,
@@ -69,7 +69,7 @@ def _configuration(target: Target, one: Configuration) -> dict[str, Any]:
         "tp": one.tp,
         "replicas": one.replicas,
         "per_hour": one.per_hour,
-        "per_million_tokens": one.per_million(target),
+        "per_million_tokens": one.per_million(demand),
         "engine": "quire" if _is_ours(one) else "vllm or sglang",
         "simulated": one.summary.as_json() if one.summary else None,
     }
