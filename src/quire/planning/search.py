@@ -74,7 +74,7 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class SearchResult:
     feasible: list[Configuration]  # simulated, the cheapest first
     near_misses: list[Configuration]
 
@@ -85,7 +85,7 @@ Counted = Callable[[Hardware, str], PlannedModel]  # (hardware, format) -> the m
 def search(
     demand: Demand, hardware: Sequence[Hardware], count_model: Counted, *, formats: Sequence[str] | None = None,
     kv_dtype: str | None = None, tp: int | None = None, price: float | None = None, num_results: int = 4,
-) -> Findings:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """None: all that are worth a try. `formats` of one empty name: the model has files."""
     candidates: list[Configuration] = []
     for device in hardware:
@@ -99,7 +99,7 @@ def search(
     feasible, missed = _confirm(demand, _cheapest_of_each(possible), num_results)
     served = {one.hardware.name for one in [*possible, *feasible]} - {one.hardware.name for one in missed}
     failed = [one for one in [*missed, *candidates] if one.why_not and one.hardware.name not in served]
-    return Findings(feasible, _near_misses(failed))
+    return SearchResult(feasible, _near_misses(failed))
 
 
 def _kv_dtypes(model: PlannedModel, hardware: Hardware) -> Iterable[str]:

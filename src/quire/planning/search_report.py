@@ -4,31 +4,31 @@ from typing import Any
 
 from quire.planning.hardware import PRICE_SOURCE
 from quire.planning.other_engines import NOT_CUDA
-from quire.planning.search import Configuration, Findings, Demand
+from quire.planning.search import Configuration, Demand, SearchResult
 
 
-def as_text(demand: Demand, findings: Findings) -> str:
+def as_text(demand: Demand, result: SearchResult) -> str:
     limits = ", ".join(f"{name} {1e3 * limit:g} ms" for name, limit in demand.slo.limits.items())
     lines = [
         f"{demand.rate:g} requests a second of {demand.prompt:,} + {demand.output:,} tokens; 99 of 100 within {limits}",
         "",
     ]
-    if findings.feasible:
+    if result.feasible:
         lines.append(
             f"  {'hardware':<28}{'format':<10}{'KV':<10}{'tp':>3}{'repl.':>7}{'$/hour':>9}{'$/M tokens':>12}"
             f"{'TTFT p50':>10}{'p99':>7}{'TPOT p50':>10}{'p99':>7}  ms"
         )
-        lines += [_row(demand, one) for one in findings.feasible]
-        if others := [one for one in findings.feasible if not _is_ours(one)]:
+        lines += [_row(demand, one) for one in result.feasible]
+        if others := [one for one in result.feasible if not _is_ours(one)]:
             names = ", ".join(f"{one.tp} x {one.hardware.name}" for one in others)
             lines.append(f"  Quire computes on one CPU or NVIDIA GPU; for {names} choose vLLM or SGLang")
-        if any(one.per_hour and one.price == one.hardware.price for one in findings.feasible):
+        if any(one.per_hour and one.price == one.hardware.price for one in result.feasible):
             lines.append(f"  ({PRICE_SOURCE})")
     else:
         lines.append("  no configuration keeps the limits")
-    if findings.near_misses:
+    if result.near_misses:
         lines += ["", "what fails, and why"]
-        lines += [f"  {_name(one)}: {one.why_not}" for one in findings.near_misses]
+        lines += [f"  {_name(one)}: {one.why_not}" for one in result.near_misses]
     return "\n".join(lines)
 
 
@@ -50,14 +50,14 @@ def _row(demand: Demand, one: Configuration) -> str:
     return what + price + times
 
 
-def as_json(demand: Demand, findings: Findings) -> dict[str, Any]:
+def as_json(demand: Demand, result: SearchResult) -> dict[str, Any]:
     return {
         "rate": demand.rate,
         "prompt": demand.prompt,
         "output": demand.output,
         "slo_seconds": dict(demand.slo.limits),
-        "feasible": [_configuration(demand, one) for one in findings.feasible],
-        "near_misses": [{**_configuration(demand, one), "why_not": one.why_not} for one in findings.near_misses],
+        "feasible": [_configuration(demand, one) for one in result.feasible],
+        "near_misses": [{**_configuration(demand, one), "why_not": one.why_not} for one in result.near_misses],
     }
 
 
