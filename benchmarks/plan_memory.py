@@ -11,6 +11,7 @@ holds for the process beside that: its context, kernels and graphs."""
 
 import argparse
 import json
+import platform
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hollow_files import write_llama_gguf, write_lora_adapter
-from benchmarks.machine import describe
 from benchmarks.plan_memory_cases import CPU_CASES, GPU_CASES, MODELS, MemoryCase
+from quire.core.errors import QuireError
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.planning.memory import EngineLimits, Load, MemoryPlan, plan_memory
 from quire.planning.packed_bytes import GpuFormat, NativeFormat
@@ -76,16 +77,23 @@ def main() -> None:
                 break
             try:
                 rows.append(measure(case, Path(folder), args.device))
-            except subprocess.CalledProcessError as failure:
-                print(f"{case.name}: {failure.stderr.strip()[-600:]}", file=sys.stderr)
+            except (subprocess.SubprocessError, QuireError, OSError) as failure:
+                said = str(getattr(failure, "stderr", "") or failure)
+                print(f"{case.name}: {said.strip()[-600:]}", file=sys.stderr)
                 continue
             print(rows[-1].line(), flush=True)
-            result = {"machine": describe(), "device": args.device, "rows": [row.as_json() for row in rows]}
             if args.json:
-                args.json.write_text(json.dumps(result))
+                args.json.write_text(result_of(args.device, rows))
     errors = [row.error for row in rows]
     if errors:
         print(f"{len(errors)} combinations: error {min(errors):.2%} to {max(errors):.2%}")
+        print(result_of(args.device, rows))
+
+
+def result_of(device: str, rows: list[Row]) -> str:
+    """One line of JSON."""
+    machine = {"architecture": platform.machine(), "system": platform.release(), "python": platform.python_version()}
+    return json.dumps({"machine": machine, "device": device, "rows": [row.as_json() for row in rows]})
 
 
 def measure(case: MemoryCase, folder: Path, device: str) -> Row:

@@ -80,6 +80,7 @@ def _device_memory() -> dict[str, Any]:
     beside = total - free - reserved
     return {
         "peak": torch.cuda.max_memory_reserved() + beside,
+        "name": torch.cuda.get_device_name(),
         "beside_torch": beside,
         "reserved": reserved,
         "allocated": torch.cuda.memory_allocated(),

@@ -11,10 +11,12 @@ from quire.planning.step_counter import StepCounter
 MIB = 1 << 20
 SMALL, LARGE = MIB, 10 * MIB  # below SMALL, 2 MiB segments are shared; below LARGE, 20 MiB segments; else one each
 SMALL_SEGMENT, SHARED_SEGMENT = 2 * MIB, 20 * MIB
+# Estimates, until benchmarks/plan_memory.py has run on a GPU: it prints what a device holds beside torch's segments.
 CONTEXT_BYTES = 560 * MIB  # of a process: CUDA's context, cuBLAS with its workspaces, loaded kernels
-SAMPLER_ROW_BYTES = 4 * (128 + 2048 + 10) + 8 * 16  # histogram, open tokens and parameters
 GRAPH_NODE_BYTES = 6 << 10  # that a driver keeps for one kernel of a captured graph
 KERNELS_PER_LAYER = 9
+# As ops/gpu has them.
+SAMPLER_ROW_BYTES = 4 * (128 + 2048 + 10) + 8 * 16  # histogram, open tokens and parameters
 SMALLEST_TILE = 1024  # tokens of the vocabulary that a program of the sampler takes
 PREFILL_GRAPH_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 MAX_CAPTURED_SEQS = 512
