@@ -80,7 +80,7 @@ def _plan_cpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits,
     max_tokens = max(limits.max_num_batched_tokens, load.users)
     buffers = native_memory.step_buffers(
         step, kv, max_tokens=min(max_tokens, load.users * load.context), context=load.context, threads=limits.threads,
-        num_logits=min(load.users * (1 + limits.num_drafts), max_tokens),
+        num_rows=load.users, num_drafts=limits.num_drafts,
     )  # fmt: skip
     rank = limits.lora_rank if limits.num_loras else 0
     plan = MemoryPlan(

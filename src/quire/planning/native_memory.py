@@ -51,12 +51,22 @@ def loading_peak(allocations: Sequence[int], copies: Sequence[int]) -> int:
     return max(map(add, packed_pages(allocations), copies), default=0)
 
 
-def step_buffers(step: StepCounter, kv: KVSpec, *, max_tokens: int, num_logits: int, context: int, threads: int) -> int:
-    """Of a recorded forward pass, when steps have up to `max_tokens` tokens and `num_logits` rows of logits."""
-    logits = 4 * num_logits * step.vocab
-    kept = min(logits // 4, HUGE_PAGE)  # of buffers for fewer rows, which were freed
-    if logits >= 2 * HUGE_PAGE:  # numpy asks for huge pages
-        logits = _whole(logits, HUGE_PAGE)
+def logits_bytes(num_rows: int, vocab: int, drafts: bool) -> int:
+    """The buffer, and what the allocator keeps of those for fewer rows, which were freed: more where draft tokens let
+    the number of rows vary."""
+    logits = 4 * num_rows * vocab
+    if logits < 2 * HUGE_PAGE:
+        return logits + logits // 4
+    kept = logits * 3 // 4 if drafts else min(logits // 4, HUGE_PAGE)
+    return _whole(logits, HUGE_PAGE) + kept  # numpy asks for huge pages
+
+
+def step_buffers(
+    step: StepCounter, kv: KVSpec, *, max_tokens: int, num_rows: int, num_drafts: int, context: int, threads: int
+) -> int:
+    """Of a recorded forward pass, when steps have up to `max_tokens` tokens, in `num_rows` sequences that sample."""
+    num_logits = min(num_rows * (1 + num_drafts), max_tokens)
+    logits = logits_bytes(num_logits, step.vocab, num_drafts > 0)
     groups = GROUP_BYTES * max_tokens * -(-step.integer_inputs // GROUP)
     gathered = 4 * num_logits * step.head_inputs
     partial = TILE_QUERIES * (_whole(kv.value_dim, LANES) + LANES)  # floats
@@ -65,7 +75,7 @@ def step_buffers(step: StepCounter, kv: KVSpec, *, max_tokens: int, num_logits: 
     experts = sum(step.expert_buffers(max_tokens))
     arena = step.written_arena_bytes(max_tokens, num_logits)
     of_threads = threads * (4 * (scratch + TILES_PER_THREAD * partial * -(-context // SPLIT)) + PANEL_BYTES)
-    return START_BYTES + arena + logits + kept + groups + gathered + of_threads + experts
+    return START_BYTES + arena + logits + groups + gathered + of_threads + experts
 
 
 def token_bytes(num_rows: int, context: int, block_size: int) -> int:
