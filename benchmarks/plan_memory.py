@@ -6,7 +6,8 @@
 
 Each process starts an engine and lets every user fill its context, with prompts in the largest chunks. On a CPU the
 peak is VmHWM, all that was resident: RssAnon, and the pages of mapped files, which are libraries and embedding tables.
-The system may drop the latter, so they stand apart. On a GPU it is the most that torch reserved, and what the device
+The system may drop the latter, so they stand apart. With draft tokens the peak varies from run to run: an engine takes
+as many as pay by the time of its steps. On a GPU it is the most that torch reserved, and what the device
 holds for the process beside that: its context, kernels and graphs."""
 
 import argparse
