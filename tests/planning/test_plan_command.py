@@ -61,6 +61,7 @@ def test_several_devices_and_other_engines_are_told(capsys: pytest.CaptureFixtur
         (["--shape", "qwen3-8b", "--kv-cache-dtype", "int3"], "float16"),
         (["--shape", "qwen3-8b", "--hardware", "graviton4", "--tp", "2"], "one device"),
         (["--shape", "qwen3-8b", "--hardware", "graviton4", "--quantization", "fp8"], "int8"),
+        (["--shape", "qwen3-8b", "--hardware", "l4,h100"], "--slo"),
         (["./no/such/config.json"], "no/such"),
     ],
 )

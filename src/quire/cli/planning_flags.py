@@ -31,6 +31,8 @@ def read_hardware(arguments: Namespace) -> "Hardware":
     """This machine, measured once, or the one that is named."""
     if arguments.tp < 1:
         raise UsageError(f"--tp is {arguments.tp}", "it must be at least 1")
+    if "," in (arguments.hardware or ""):
+        raise UsageError(f"--hardware is {arguments.hardware}", "name one, or search several with `quire plan --slo`")
     hardware = hardware_called(arguments.hardware or THIS, measure_again=arguments.measure)
     if arguments.tp > 1 and not hardware.link:
         raise UsageError(f"--tp is {arguments.tp}", f"{hardware.name} is one device: leave it out")
