@@ -13,7 +13,7 @@ from quire.planning.step_counter import StepCounter
 HUGE_PAGE = 2 << 20
 SHARED_PAGES = 4 * HUGE_PAGE  # smaller matrices share such a range
 PANEL_BYTES = 256 << 10  # of a thread, for matmuls of many rows
-MATRIX_BYTES = 5632  # Python's objects of a matrix of an adapter
+MATRIX_BYTES = 8 << 10  # Python's objects of a matrix of an adapter
 START_BYTES = 1000 << 10  # Python's objects of the first steps, and what the allocator keeps
 GROUP = 32  # inputs that are quantized together, in 64 bytes
 GROUP_BYTES = 64
