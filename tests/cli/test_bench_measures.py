@@ -170,7 +170,7 @@ def test_every_prefix_is_repeated_as_often() -> None:
 
 def test_a_simulated_load_is_the_workload_of_quire_simulate() -> None:
     spec = WorkloadSpec(
-        rate=3.0, num_requests=9, prompt=30, output=5, spread=0.5, shared_prefix=6, num_prefixes=2, turns=3, seed=4
+        rate=3.0, num_requests=9, prompt=30, output=5, spread=0.5, shared_prefix=6, num_prefixes=2, seed=4
     )
     lengths = {"random_input_len": 30, "random_output_len": 5, "random_range_ratio": 0.5, "random_prefix_len": 6}
     drawn = requests(
@@ -178,12 +178,11 @@ def test_a_simulated_load_is_the_workload_of_quire_simulate() -> None:
         dataset_name="simulated",
         num_prompts=9,
         simulated_num_prefixes=2,
-        simulated_turns=3,
         seed=4,
         **lengths,
     )
     arrivals = generate(spec)
-    assert [each.numbers for each in drawn] == [arrival.prompt_ids for arrival in arrivals]
+    assert [each.numbers for each in drawn] == [list(arrival.prompt_ids) for arrival in arrivals]
     assert [each.time for each in drawn] == [arrival.time - arrivals[0].time for arrival in arrivals]
 
 

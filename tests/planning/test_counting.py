@@ -117,7 +117,7 @@ def test_a_plan_is_printed_explained_and_given_as_json(capsys: pytest.CaptureFix
     assert plan["kv"]["variants"]["MHA"] == 8 * plan["kv"]["variants"]["GQA"]
     assert plan["decode"][0]["bound"] == "memory" and plan["prefill"]["bound"] == "compute"
     assert main([*flags, "--explain"]) == 0
-    assert "80 layers x 2 x 8 heads x 128 columns x 2 bytes = 320.0 KiB" in capsys.readouterr().out
+    assert "80 layers x 2 x 8 heads x 128 columns x 2 bytes = 327,680 bytes = 320.0 KiB" in capsys.readouterr().out
 
 
 def test_too_small_a_machine_and_unknown_names_are_told(capsys: pytest.CaptureFixture[str]) -> None:

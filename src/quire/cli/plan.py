@@ -3,15 +3,34 @@
 import json
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
-from quire.cli.parser import Parser
-from quire.cli.planning_flags import add_target_flags, read_hardware, read_model
+from quire.cli.parser import Parser, UsageError
+from quire.cli.planning_flags import (
+    add_target_flags,
+    count_model,
+    hardware_called,
+    kv_dtype,
+    read_hardware,
+    read_model,
+)
+from quire.hub import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from quire.planning.hardware import Hardware
+    from quire.planning.memory import EngineLimits, Load
+    from quire.planning.plan import Draft
+    from quire.planning.planned_model import PlannedModel
+    from quire.planning.slo import Slo
 
 EXAMPLES = """\
   quire plan                                                 the default model on this machine
   quire plan ./model.gguf --users 8 --context 8192
   quire plan --shape llama-3.1-70b --format awq --hardware h100 --tp 2 --users 64
   quire plan --shape qwen3-8b --hardware h200 --users 32 --explain
+  quire plan --shape llama-3.1-70b --format fp8 --hardware h100 --tp 2 --draft-model llama-3.2-1b --explain
+  quire plan --shape llama-3.1-8b --hardware this,l4,h100 --slo ttft=500ms,tpot=40ms --rate 20
   quire plan --calibrate ./model.gguf                        time its steps here, for `quire simulate`
   quire plan --list                                          the shapes, formats and hardware that are known
   quire plan ./config.json --format q4_k_m --json | jq .memory
@@ -25,14 +44,24 @@ def run(argv: Sequence[str]) -> int:
         EXAMPLES,
     )
     add_target_flags(parser)
-    parser.add_argument("--users", type=int, default=1, metavar="N", help="requests in flight at once (default: 1)")
-    parser.add_argument(
-        "--context", type=int, metavar="N", help="tokens of a user at most (default: prompt and output)"
+    parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of layers, one device after the other")
+    load = parser.add_argument_group("load")
+    load.add_argument("--users", type=int, default=1, metavar="N", help="requests in flight at once (default: 1)")
+    load.add_argument("--context", type=int, metavar="N", help="tokens of a user at most (default: prompt and output)")
+    load.add_argument("--prompt", type=int, default=1024, metavar="N", help="tokens of a prompt (default: 1024)")
+    load.add_argument("--output", type=int, default=256, metavar="N", help="tokens of an output (default: 256)")
+    load.add_argument("--rate", type=float, metavar="R", help="requests a second that are to be served")
+    load.add_argument(
+        "--slo", metavar="LIMITS", help="search what serves --rate (or --users) within ttft=500ms,tpot=40ms,e2e=10s"
     )
-    parser.add_argument("--prompt", type=int, default=1024, metavar="N", help="tokens of a prompt (default: 1024)")
-    parser.add_argument("--output", type=int, default=256, metavar="N", help="tokens of an output (default: 256)")
-    parser.add_argument("--max-loras", type=int, default=0, metavar="N", help="LoRA adapters in memory")
-    parser.add_argument("--max-lora-rank", type=int, default=16, metavar="N", help="their rank (default: 16)")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--max-num-batched-tokens", type=int, default=512, metavar="N", help="as `quire serve` has it (default: 512)"
+    )
+    engine.add_argument("--max-loras", type=int, default=0, metavar="N", help="LoRA adapters in memory")
+    engine.add_argument("--max-lora-rank", type=int, default=16, metavar="N", help="their rank (default: 16)")
+    engine.add_argument("--draft-model", metavar="MODEL", help="a model, or a shape, that proposes draft tokens")
+    engine.add_argument("--num-speculative-tokens", type=int, default=4, metavar="N", help="of a step (default: 4)")
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of one device for an hour")
     parser.add_argument("--explain", action="store_true", help="show the formulas with their numbers")
     parser.add_argument("--tensors", action="store_true", help="list every weight with its type and bytes")
@@ -44,29 +73,30 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     if arguments.list:
         print(_known())
-        return 0
-    if arguments.calibrate:
+    elif arguments.calibrate:
         from quire.cli.calibrate import calibrate_target
 
         print(calibrate_target(arguments))
-        return 0
-    _plan(arguments)
+    elif arguments.slo:
+        _search(arguments)
+    else:
+        _plan(arguments)
     return 0
 
 
 def _plan(arguments: Namespace) -> None:
-    from quire.planning.memory import Load
-    from quire.planning.plan import make_plan
-    from quire.planning.report import as_json, as_text, explain
+    from quire.planning.explain import explain
+    from quire.planning.plan import Setup, make_plan
+    from quire.planning.report import as_json, as_text
 
     hardware = read_hardware(arguments)
     model = read_model(arguments, hardware)
-    context = arguments.context or arguments.prompt + arguments.output
-    load = Load(users=arguments.users, context=context, prompt=arguments.prompt, output=arguments.output)
-    plan = make_plan(
-        model, model.kv_spec(arguments.kv_cache_dtype), load, hardware, tp=arguments.tp, price=arguments.price,
-        lora_rank=arguments.max_lora_rank, num_loras=arguments.max_loras, eight_bit=not hardware.is_gpu,
+    setup = Setup(
+        hardware=hardware, tp=arguments.tp, pp=arguments.pp, limits=_limits(arguments, hardware),
+        price=arguments.price, eight_bit=not hardware.is_gpu, rate=arguments.rate,
     )  # fmt: skip
+    draft = _draft(arguments, hardware) if arguments.draft_model else None
+    plan = make_plan(model, model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments), setup, draft)
     if arguments.json:
         print(json.dumps(as_json(plan), indent=2))
         return
@@ -76,6 +106,82 @@ def _plan(arguments: Namespace) -> None:
     if arguments.tensors:
         for tensor in model.tensors:
             print(f"{tensor.nbytes:>14,}  {tensor.type:<9} {[*tensor.shape]!s:<20} {tensor.name}")
+
+
+def _load(arguments: Namespace) -> "Load":
+    from quire.planning.memory import Load
+
+    context = arguments.prompt + arguments.output if arguments.context is None else arguments.context
+    return Load(users=arguments.users, context=context, prompt=arguments.prompt, output=arguments.output)
+
+
+def _limits(arguments: Namespace, hardware: "Hardware") -> "EngineLimits":
+    from quire.planning.memory import EngineLimits
+
+    return EngineLimits(
+        max_num_batched_tokens=arguments.max_num_batched_tokens, num_loras=arguments.max_loras,
+        lora_rank=arguments.max_lora_rank, threads=hardware.threads,
+        num_drafts=arguments.num_speculative_tokens if arguments.draft_model else 0,
+    )  # fmt: skip
+
+
+def _draft(arguments: Namespace, hardware: "Hardware") -> "Draft":
+    """A shape, or a model that is here. It has the format of the model, where that is given."""
+    from quire.planning.plan import Draft
+    from quire.planning.shapes import SHAPES
+
+    if arguments.num_speculative_tokens < 1:
+        raise UsageError(f"--num-speculative-tokens is {arguments.num_speculative_tokens}", "it must be at least 1")
+    name = arguments.draft_model
+    is_shape = name.lower() in SHAPES
+    has_format = is_shape or name.endswith("config.json")
+    model = count_model(name, hardware, arguments.format if has_format else None, is_shape=is_shape)
+    return Draft(model, model.kv_spec(kv_dtype(arguments, hardware)), arguments.num_speculative_tokens)
+
+
+def _search(arguments: Namespace) -> None:
+    """What keeps the limits of --slo, the cheapest first."""
+    from quire.planning.hardware import HARDWARE
+    from quire.planning.search import Demand, search
+    from quire.planning.search_report import as_json, as_text
+    from quire.planning.slo import read_slo
+
+    slo = read_slo(arguments.slo)
+    if arguments.model and arguments.shape:
+        raise UsageError("a model and --shape are given", "give one of them")
+    load = _load(arguments)
+    rate = arguments.rate if arguments.rate is not None else users_rate(load, slo)
+    demand = Demand(rate=rate, prompt=load.prompt, output=load.output, slo=slo)
+    if arguments.hardware:
+        names = arguments.hardware.split(",")
+        machines = [hardware_called(name.strip(), measure_again=arguments.measure) for name in names]
+    else:
+        machines = [row for row in HARDWARE.values() if row.is_gpu and row.price]
+    name = arguments.shape or arguments.model or DEFAULT_MODEL
+    by_shape = bool(arguments.shape) or name.endswith("config.json")
+
+    @cache
+    def counted(is_gpu: bool, format_name: str) -> "PlannedModel":
+        hardware = next(machine for machine in machines if machine.is_gpu == is_gpu)
+        return count_model(name, hardware, format_name or None, arguments.quantization, is_shape=bool(arguments.shape))
+
+    found = search(
+        demand,
+        machines,
+        lambda hardware, format_name: counted(hardware.is_gpu, format_name),
+        formats=[arguments.format or ""] if arguments.format or not by_shape else None,
+        kv_dtype=None if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype,
+        tp=arguments.tp if arguments.tp > 1 else None,
+        price=arguments.price,
+    )
+    print(json.dumps(as_json(demand, found), indent=2) if arguments.json else as_text(demand, found))
+
+
+def users_rate(load: "Load", slo: "Slo") -> float:
+    """Requests a second of users who each send the next when they have an answer, just within the limits."""
+    limits = slo.limits
+    seconds = limits.get("e2e") or limits.get("ttft", 0.0) + load.output * limits.get("tpot", 0.0)
+    return load.users / seconds
 
 
 def _known() -> str:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from quire.cli.parser import Parser, UsageError
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
 
+THIS = "this"  # the name of this machine
+
 if TYPE_CHECKING:
     from quire.planning.hardware import Hardware
     from quire.planning.planned_model import PlannedModel
+    from quire.weights.checkpoint import Checkpoint
 
 
 def add_target_flags(parser: Parser) -> None:
@@ -26,41 +29,70 @@ def add_target_flags(parser: Parser) -> None:
 
 def read_hardware(arguments: Namespace) -> "Hardware":
     """This machine, measured once, or the one that is named."""
-    from quire.planning.hardware import find_hardware
-
     if arguments.tp < 1:
         raise UsageError(f"--tp is {arguments.tp}", "it must be at least 1")
-    if arguments.hardware:
-        return find_hardware(arguments.hardware)
+    if "," in (arguments.hardware or ""):
+        raise UsageError(f"--hardware is {arguments.hardware}", "name one, or search several with `quire plan --slo`")
+    hardware = hardware_called(arguments.hardware or THIS, measure_again=arguments.measure)
+    if arguments.tp > 1 and not hardware.link:
+        raise UsageError(f"--tp is {arguments.tp}", f"{hardware.name} is one device: leave it out")
+    return hardware
+
+
+def hardware_called(name: str, *, measure_again: bool = False) -> "Hardware":
+    from quire.planning.hardware import find_hardware
+
+    if name != THIS:
+        return find_hardware(name)
     from quire.planning.this_machine import this_machine
 
     kept = cache_dir() / "machine.json"
-    if arguments.measure or not kept.exists():
+    if measure_again or not kept.exists():
         print("measuring this machine (a few seconds, once)", file=sys.stderr)
-    return this_machine(kept, measure_again=arguments.measure)
+    return this_machine(kept, measure_again=measure_again)
 
 
 def read_model(arguments: Namespace, hardware: "Hardware") -> "PlannedModel":
     """Counted for the backend of that hardware."""
-    from quire.planning.packed_bytes import GpuFormat, NativeFormat, PackedFormat
-    from quire.planning.planned_model import plan_model
-    from quire.planning.shape_checkpoint import shape_checkpoint
-    from quire.planning.shapes import shape_config
-    from quire.weights.checkpoint import Checkpoint, open_checkpoint
-    from quire.weights.huggingface import read_config
-
     if arguments.model and arguments.shape:
         raise UsageError("a model and --shape are given", "give one of them")
-    packing: PackedFormat = GpuFormat() if hardware.is_gpu else NativeFormat()
-    checkpoint: Checkpoint
-    if arguments.shape:
-        checkpoint, name = shape_checkpoint(shape_config(arguments.shape), arguments.format), arguments.shape
-    elif arguments.model and arguments.model.endswith("config.json"):
-        path = Path(arguments.model)
-        checkpoint, name = shape_checkpoint(read_config(path.parent), arguments.format), path.parent.resolve().name
-    else:
-        if arguments.format:
-            raise UsageError("--format is given for a model with files", "its files say how it is stored")
-        files = resolve_model(arguments.model or DEFAULT_MODEL)
-        checkpoint, name = open_checkpoint(files.path), files.name
-    return plan_model(name, checkpoint, packing, arguments.quantization)
+    return count_model(arguments.shape or arguments.model or DEFAULT_MODEL, hardware, arguments.format,
+                       arguments.quantization, is_shape=bool(arguments.shape))  # fmt: skip
+
+
+def count_model(
+    name: str, hardware: "Hardware", format_name: str | None = None, quantization: str | None = None, *,
+    is_shape: bool = False,
+) -> "PlannedModel":  # fmt: skip
+    """Of a path, a name of the hub, a config.json or, with `is_shape`, a shape."""
+    from quire.planning.packed_bytes import packing_of
+    from quire.planning.planned_model import plan_model
+
+    if quantization == "fp8" and not hardware.is_gpu:
+        raise UsageError("--quantization is fp8, which is for GPUs", "on a CPU, use int8, int4 or nf4")
+    checkpoint, short = _checkpoint(name, format_name, is_shape)
+    return plan_model(short, checkpoint, packing_of(checkpoint.config, on_gpu=hardware.is_gpu), quantization)
+
+
+def _checkpoint(name: str, format_name: str | None, is_shape: bool) -> "tuple[Checkpoint, str]":
+    """-> its tensors, by their shapes at least, and a short name."""
+    from quire.planning.shape_checkpoint import shape_checkpoint
+    from quire.planning.shapes import shape_config
+    from quire.weights.checkpoint import open_checkpoint
+    from quire.weights.huggingface import read_config
+
+    if is_shape:
+        return shape_checkpoint(shape_config(name), format_name), name
+    if name.endswith("config.json"):
+        path = Path(name)
+        return shape_checkpoint(read_config(path.parent), format_name), path.parent.resolve().name
+    if format_name:
+        raise UsageError("--format is given for a model with files", "its files say how it is stored")
+    files = resolve_model(name)
+    return open_checkpoint(files.path), files.name
+
+
+def kv_dtype(arguments: Namespace, hardware: "Hardware") -> str:
+    from quire.planning.hardware import kv_dtype_on
+
+    return kv_dtype_on(hardware, arguments.kv_cache_dtype)

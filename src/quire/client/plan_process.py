@@ -20,13 +20,14 @@ from quire.client.this_gpu import this_gpu
 from quire.core.errors import BadRequest, QuireError
 from quire.hub import cache_dir
 from quire.ops.opset import GPU_KV_DTYPES, KVSpec
+from quire.planning.explain import explain
 from quire.planning.formats import FORMATS, find_format
-from quire.planning.hardware import HARDWARE, PRICE_SOURCE, Hardware, find_hardware
-from quire.planning.memory import Load
-from quire.planning.packed_bytes import GpuFormat, NativeFormat
-from quire.planning.plan import Plan, make_plan
+from quire.planning.hardware import HARDWARE, PRICE_SOURCE, Hardware, find_hardware, kv_dtype_on
+from quire.planning.memory import EngineLimits, Load
+from quire.planning.packed_bytes import packing_of
+from quire.planning.plan import Plan, Setup, make_plan
 from quire.planning.planned_model import PlannedModel, plan_model
-from quire.planning.report import as_json, explain
+from quire.planning.report import as_json
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import SHAPES, shape_config
 from quire.planning.this_machine import machine_as_kept
@@ -65,7 +66,7 @@ def plan_reply(request: PlanRequest) -> dict[str, Any]:
         raise BadRequest(f"`{hardware.name}` has no links to others", "use tp 1, or other hardware", param="tp")
     model = _model(request, hardware.is_gpu)
     with _field("kv_cache_dtype"):
-        kv = model.kv_spec(request.kv_cache_dtype, request.block_size)
+        kv = model.kv_spec(kv_dtype_on(hardware, request.kv_cache_dtype), request.block_size)
     plan = _plan(request, model, kv, hardware)
     reply = {**as_json(plan), "explain": explain(plan).splitlines(), "note": note}
     reply["kv"]["attention"] = _attention(model)
@@ -76,17 +77,10 @@ def plan_reply(request: PlanRequest) -> dict[str, Any]:
 
 def _plan(request: PlanRequest, model: PlannedModel, kv: KVSpec, hardware: Hardware) -> Plan:
     """As `quire plan` makes it."""
-    return make_plan(
-        model,
-        kv,
-        Load(users=request.users, context=request.context, prompt=request.prompt, output=request.output),
-        hardware,
-        tp=request.tp,
-        price=request.price,
-        lora_rank=request.rank,
-        num_loras=request.loras,
-        eight_bit=not hardware.is_gpu,
-    )
+    load = Load(users=request.users, context=request.context, prompt=request.prompt, output=request.output)
+    limits = EngineLimits(num_loras=request.loras, lora_rank=request.rank, threads=hardware.threads)
+    setup = Setup(hardware=hardware, tp=request.tp, limits=limits, price=request.price, eight_bit=not hardware.is_gpu)
+    return make_plan(model, kv, load, setup)
 
 
 def _hardware(request: PlanRequest) -> tuple[Hardware, str | None]:
@@ -128,7 +122,7 @@ def _counted(name: str, shape: str | None, stored: str | None, quantization: str
         checkpoint = shape_checkpoint(shape_config(shape), stored)
     else:
         checkpoint = open_checkpoint(Path(stored or ""))
-    return plan_model(name, checkpoint, GpuFormat() if on_gpu else NativeFormat(), quantization)
+    return plan_model(name, checkpoint, packing_of(checkpoint.config, on_gpu=on_gpu), quantization)
 
 
 def _attention(model: PlannedModel) -> str:

@@ -1,14 +1,18 @@
 """What to try, in order, each with the gain that the ceilings predict."""
 
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING
 
-from quire.planning.speculation import best_num_drafts
+from quire.planning.hardware import usable_memory
 
 if TYPE_CHECKING:
     from quire.planning.plan import Plan
 
 NGRAM_ACCEPTANCE = 0.4  # of prompt lookup on text that repeats itself, as code edits and summaries do
+DRAFT_ACCEPTANCE = 0.7  # of a draft model of the same family
+FOUR_BITS = 4.8  # bits a weight of a Q4_K_M, AWQ or GPTQ model, its 16-bit tables included
+MAX_TP = 8  # devices of a server
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Advice:
 
 
 def advise(plan: "Plan") -> list[Advice]:
-    found = [*_fit(plan), *_weights(plan), *_kv(plan), *_batch(plan), *_speculation(plan)]
+    found = [*_fit(plan), *_replicas(plan), *_weights(plan), *_kv(plan), *_batch(plan), *_speculation(plan)]
     return sorted(found, key=lambda advice: -advice.gain)
 
 
@@ -30,11 +34,34 @@ def _fit(plan: "Plan") -> list[Advice]:
     if plan.fits:
         return []
     short = plan.memory.total - plan.room
-    needed = -(-plan.memory.total // (plan.room // plan.tp))
     why = f"{short / 2**30:.1f} GiB are missing for {plan.load.users} users of {plan.load.context} tokens"
-    if plan.hardware.is_gpu:
-        return [Advice(f"use {needed} devices, or fewer users", f"--tp {needed}", why, float("inf"))]
-    return [Advice("shorten the context, or quantize more", "--max-model-len", why, float("inf"))]
+    if not plan.hardware.is_gpu or not plan.hardware.link:
+        return [Advice("shorten the context, or quantize more", "--max-model-len", why, float("inf"))]
+    needed = tp_that_fits(plan)
+    if needed is None:
+        return [Advice("take larger devices, or fewer bits", "--format awq", why, float("inf"))]
+    return [Advice(f"use {needed} devices, or fewer users", f"--tp {needed}", why, float("inf"))]
+
+
+def tp_that_fits(plan: "Plan") -> int | None:
+    """The smallest power of two of devices that holds the plan; None: no server has as many."""
+    memory, now = plan.memory, plan.setup.num_devices
+    of_device = (memory.process + memory.activations) // now
+    shared = memory.total - memory.process - memory.activations
+    sizes = (2**power for power in range(MAX_TP.bit_length()))
+    return next((n for n in sizes if shared + n * of_device <= usable_memory(plan.hardware, n)), None)
+
+
+def _replicas(plan: "Plan") -> list[Advice]:
+    """As many engines as the rate needs, at 70 % of the ceiling: queues grow without bound before it is reached."""
+    if plan.setup.rate is None:
+        return []
+    wanted = plan.setup.rate * plan.load.output
+    count = ceil(wanted / (0.7 * plan.tokens_per_second))
+    if count < 2:
+        return []
+    why = f"{wanted:,.0f} output tokens/s are asked for, and one engine gives {plan.tokens_per_second:,.0f} at best"
+    return [Advice(f"run {count} replicas", f"{count} x quire serve behind a router", why, float(count))]
 
 
 def _weights(plan: "Plan") -> list[Advice]:
@@ -43,7 +70,7 @@ def _weights(plan: "Plan") -> list[Advice]:
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
     if step.bound != "memory" or bits < 6:
         return []
-    saved = step.count.weight_bytes * (1 - 4.8 / bits) / plan.tp / plan.hardware.bandwidth
+    saved = step.count.weight_bytes * (1 - FOUR_BITS / bits) / plan.setup.tp / plan.hardware.bandwidth
     gain = step.seconds / (step.seconds - saved)
     return [
         Advice(
@@ -67,7 +94,7 @@ def _kv(plan: "Plan") -> list[Advice]:
 def _batch(plan: "Plan") -> list[Advice]:
     """More users at once read the same weights."""
     now = plan.at_load
-    larger = [step for step in plan.decode if step.shape.num_seqs > now.shape.num_seqs]
+    larger = [step for step in plan.decode if now.shape.num_seqs < step.shape.num_seqs <= plan.max_users]
     if not larger or now.bound != "memory":
         return []
     best = larger[-1]
@@ -80,9 +107,14 @@ def _batch(plan: "Plan") -> list[Advice]:
 
 
 def _speculation(plan: "Plan") -> list[Advice]:
-    step = plan.at_load
-    if step.bound != "memory" or step.memory_seconds < 2 * step.compute_seconds:
+    """The best number of draft tokens at a usual acceptance rate, by the ceilings of both models."""
+    acceptance = NGRAM_ACCEPTANCE if plan.draft is None else DRAFT_ACCEPTANCE
+    k, gain = plan.speculation.best(acceptance)
+    if gain < 1.05:
         return []
-    k, gain = best_num_drafts(NGRAM_ACCEPTANCE, draft_cost=0.0, most=4)
-    why = f"where {NGRAM_ACCEPTANCE:.0%} of draft tokens are accepted, as in text that repeats; drafts are free here"
-    return [Advice("speculative decoding by prompt lookup", f"--spec-method ngram --spec-tokens {k}", why, gain)]
+    if plan.draft is None:
+        why = f"where {acceptance:.0%} of draft tokens are accepted, as in text that repeats; proposing them is free"
+        return [Advice("speculative decoding by prompt lookup", f"--spec-method ngram --spec-tokens {k}", why, gain)]
+    cost = plan.speculation.draft_cost
+    why = f"at an acceptance rate of {acceptance:.0%}; a draft token costs {cost:.0%} of a step of the model"
+    return [Advice(f"speculative decoding with {plan.draft.model.name}", f"--num-speculative-tokens {k}", why, gain)]

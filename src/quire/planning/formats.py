@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from difflib import get_close_matches
 
 from quire.core.errors import Unsupported
 from quire.ops.tensors import (
@@ -91,5 +92,7 @@ def find_format(name: str) -> TypeOf:
         name.lower(), name.lower()
     )
     if key not in FORMATS:
-        raise Unsupported(f"the format `{name}` is not known", f"choose from {', '.join(FORMATS)}")
+        near = get_close_matches(key, FORMATS, 3, 0.5)
+        hint = f"near it: {', '.join(near)}" if near else f"choose from {', '.join(FORMATS)}"
+        raise Unsupported(f"the format `{name}` is not known", hint)
     return FORMATS[key]

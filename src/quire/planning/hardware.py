@@ -22,6 +22,8 @@ class Hardware:
     price: float = 0.0  # US dollars an hour; 0: not known
     measured: bool = False  # by this program, on this machine
     is_gpu: bool = True
+    threads: int = 8  # of a CPU, that compute
+    process_bytes: int | None = None  # of an engine process without a model; None: not measured
 
     @property
     def ridge(self) -> float:
@@ -61,6 +63,11 @@ _ROWS = (
 HARDWARE = {row.name: row for row in _ROWS}
 
 
+def usable_memory(hardware: Hardware, num_devices: int = 1) -> int:
+    """Bytes of all devices: 90 % of a GPU's, as `--gpu-memory-utilization` has it."""
+    return int(num_devices * hardware.memory * (0.9 if hardware.is_gpu else 1.0))
+
+
 def find_hardware(name: str) -> Hardware:
     key = name.lower().replace(" ", "-").replace("_", "-")
     if (row := HARDWARE.get(key)) is None:
@@ -68,3 +75,8 @@ def find_hardware(name: str) -> Hardware:
         hint = f"near it: {', '.join(near)}" if near else f"choose from {', '.join(HARDWARE)}"
         raise BadRequest(f"no hardware is called `{name}`", hint, param="hardware")
     return row
+
+
+def kv_dtype_on(hardware: Hardware, asked: str) -> str:
+    """auto: float16 on a CPU, and on a GPU what it computes in."""
+    return "bfloat16" if asked == "auto" and hardware.is_gpu else asked

@@ -1,11 +1,12 @@
 """What fills the memory: weights, KV cache, activations, adapters and the process itself."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil
 
 from quire.core.errors import BadRequest
 from quire.core.sliding_window import SlidingWindow
 from quire.ops.opset import KVSpec
+from quire.planning import gpu_memory, native_memory
 from quire.planning.planned_model import PlannedModel
 from quire.planning.step_counter import StepShape
 
@@ -28,54 +29,102 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes."""
+    """Bytes at the peak of a load."""
 
     weights: int
     kv_cache: int
-    activations: int
+    activations: int  # of a step, its logits, and buffers of kernels; on a GPU also CUDA graphs
     adapters: int
-    process: int  # interpreter, libraries, buffers; on a GPU its context and graphs
+    draft: int  # the draft model's weights and KV cache
+    process: int  # interpreter and libraries; on a GPU torch's and CUDA's context
+    tables: int  # embedding tables in mapped files: the system may drop these pages, and reads them again
+    loading: int = 0  # what loading the weights takes for a moment, where that is more than all of the above
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv_cache + self.activations + self.adapters + self.process
+        return sum(getattr(self, field.name) for field in fields(self))
 
 
-CPU_PROCESS_BYTES = 96 << 20  # of the engine process before a model is loaded, and buffers of its first steps
-GPU_PROCESS_BYTES = 1 << 30  # a CUDA context, the kernels, and graphs
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """The options of an engine that its memory depends on, besides the model."""
+
+    max_num_batched_tokens: int = 512
+    lora_rank: int = 0
+    num_loras: int = 0
+    num_drafts: int = 0  # draft tokens a sequence and step
+    threads: int = 8  # of a CPU
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            least = 1 if field.name in ("max_num_batched_tokens", "threads") else 0
+            if (value := getattr(self, field.name)) < least:
+                raise BadRequest(f"{field.name} is {value}", f"it must be at least {least}", param=field.name)
+
+
+CPU_PROCESS_BYTES = 42 << 20  # of an engine process without a model, on Linux; this machine's own is measured
 
 
 def plan_memory(
-    model: PlannedModel, kv: KVSpec, load: Load, *, max_num_batched_tokens: int = 512, lora_rank: int = 0,
-    num_loras: int = 0, on_gpu: bool = False,
+    model: PlannedModel, kv: KVSpec, load: Load, *, limits: EngineLimits | None = None, on_gpu: bool = False,
+    process: int | None = None, max_num_batched_tokens: int = 512,
 ) -> MemoryPlan:  # fmt: skip
-    step = model.step(StepShape(1, 1, 1), kv)
-    arena = step.arena_bytes(max_num_batched_tokens)
-    logits = 4 * model.config.vocab * min(load.users, max_num_batched_tokens)
+    """`process`: bytes of an engine process without a model; None: a usual one."""
+    limits = limits or EngineLimits(max_num_batched_tokens=max_num_batched_tokens)
+    plan = _plan_gpu if on_gpu else _plan_cpu
+    return plan(model, kv, load, limits, process)
+
+
+def _plan_cpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None) -> MemoryPlan:
+    step = model.step(StepShape(1), kv)
+    max_tokens = max(limits.max_num_batched_tokens, load.users)
+    buffers = native_memory.step_buffers(
+        step, kv, max_tokens=min(max_tokens, load.users * load.context), context=load.context, threads=limits.threads,
+        num_rows=load.users, num_drafts=limits.num_drafts,
+    )  # fmt: skip
+    rank = limits.lora_rank if limits.num_loras else 0
+    plan = MemoryPlan(
+        weights=native_memory.weight_pages(model.allocations) + model.vector_bytes,
+        kv_cache=load.users * sequence_bytes(model, kv, load.context, limits.max_num_batched_tokens),
+        activations=buffers + native_memory.token_bytes(load.users, load.context, kv.block_size),
+        adapters=native_memory.adapter_bytes(model.linears, rank, limits.num_loras)
+        + (native_memory.adapter_buffers(model.linears, rank, max_tokens) if rank else 0),
+        draft=0,
+        process=CPU_PROCESS_BYTES if process is None else process,
+        tables=model.table_bytes + native_memory.MAPPED_ENDS,
+    )
+    loading = plan.process + native_memory.loading_peak(model.allocations, model.copies)
+    return replace(plan, loading=max(0, loading - plan.total))
+
+
+def _plan_gpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None) -> MemoryPlan:
+    step = model.step(StepShape(1), kv)
+    max_tokens = max(limits.max_num_batched_tokens, load.users)
+    rows = load.users
+    eager = gpu_memory.step_bytes(step, max_tokens, min(rows * (1 + limits.num_drafts), max_tokens))
+    captured = gpu_memory.step_bytes(step, min(max_tokens, gpu_memory.PREFILL_GRAPH_SIZES[-1]), min(rows, max_tokens))
+    graphs = gpu_memory.graph_bytes(model.config.layers, max_tokens, rows, load.context, kv.block_size)
+    rank = limits.lora_rank if limits.num_loras else 0
     return MemoryPlan(
-        weights=model.weight_bytes,
-        kv_cache=load.users * sequence_bytes(model, kv, load.context, max_num_batched_tokens),
-        activations=(arena // 2 if on_gpu else arena) + logits,
-        adapters=num_loras * lora_bytes(model, lora_rank),
-        process=GPU_PROCESS_BYTES if on_gpu else CPU_PROCESS_BYTES,
+        weights=gpu_memory.reserved(model.allocations) + model.vector_bytes,
+        kv_cache=load.users * sequence_bytes(model, kv, load.context, limits.max_num_batched_tokens, ahead=1),
+        activations=eager + captured + graphs + gpu_memory.sampler_bytes(rows, step.vocab),
+        adapters=limits.num_loras * gpu_memory.slot_bytes(model.linears, rank),
+        draft=0,
+        process=gpu_memory.CONTEXT_BYTES if process is None else process,
+        tables=0,
     )
 
 
-def sequence_bytes(model: PlannedModel, kv: KVSpec, context: int, max_chunk: int = 512) -> int:
+def sequence_bytes(model: PlannedModel, kv: KVSpec, context: int, max_chunk: int = 512, ahead: int = 0) -> int:
     """KV cache of one sequence: whole blocks, no more than its windows need."""
-    window = SlidingWindow(model.config.window, kv.block_size, max_chunk=max_chunk, ahead=0)
+    window = SlidingWindow(model.config.window, kv.block_size, max_chunk=max_chunk, ahead=ahead)
     return window.max_blocks(context) * kv.block_bytes
 
 
 def users_that_fit(model: PlannedModel, kv: KVSpec, context: int, room: int) -> int:
     """Sequences of `context` tokens whose KV cache fits in `room` bytes."""
     return max(0, room // sequence_bytes(model, kv, context))
-
-
-def lora_bytes(model: PlannedModel, rank: int) -> int:
-    """One adapter of all linear layers but the head, in 16 bits."""
-    matrices = [t.shape for t in model.tensors if len(t.shape) == 2 and not t.is_table and "head" not in t.name]
-    return sum(2 * rank * (outputs + inputs) for outputs, inputs in matrices)
 
 
 @dataclass(frozen=True, slots=True)

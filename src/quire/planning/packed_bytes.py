@@ -1,9 +1,11 @@
 """How many bytes a stored matrix takes when a backend has packed it."""
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Protocol
 
 from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, FP8, StoredTensor
+from quire.weights.config import CheckpointConfig
 
 _TILE = 16  # outputs: the CPU's kernels pad the last tile
 _FLOATS = (F32, F16, BF16, F8_E4M3, F8_E5M2, FP8)
@@ -17,15 +19,17 @@ NATIVE_BITS = {
     "IQ3_S": 4.375, "NVFP4": 5, "Q4_Z": 5, "Q4_F": 6, "Q8_F": 9, "Q8_M": 10, "NF4": 5, "FP4": 5,
 }  # fmt: skip
 
-# Bits of a value, and of scale and offset of a group; groups as stored (ops/gpu/linear/quantized_weights.py).
+# Bits of a value, bits of its group's scale and offset, and weights of a group: as formats usually have them, where
+# neighbours with one scale are merged (ops/gpu/linear/quantized_weights.py).
 _GPU_GROUPED = {
-    "Q4_0": (4, 16, 32), "Q4_1": (4, 32, 32), "Q8_0": (8, 16, 32), "Q4_Z": (4, 48, 32), "Q4_F": (4, 64, 32),
-    "Q8_F": (8, 32, 32), "Q8_M": (8, 64, 32), "NF4": (4, 32, 32), "FP4": (4, 32, 32), "IQ4_NL": (4, 16, 32),
+    "Q4_0": (4, 16, 32), "Q4_1": (4, 32, 32), "Q8_0": (8, 16, 32), "Q4_Z": (4, 48, 128), "Q4_F": (4, 64, 64),
+    "Q8_F": (8, 32, 128), "Q8_M": (8, 64, 128), "NF4": (4, 32, 64), "FP4": (4, 32, 64), "IQ4_NL": (4, 16, 32),
     "Q5_0": (8, 32, 32), "Q5_1": (8, 64, 32), "IQ4_XS": (4, 32, 32), "MXFP4": (4, 32, 32), "NVFP4": (8, 32, 16),
     "IQ1_S": (4, 32, 32), "IQ1_M": (8, 32, 16), "IQ2_XXS": (4, 32, 32), "IQ2_XS": (8, 32, 16), "IQ2_S": (8, 32, 16),
     "IQ3_XXS": (4, 32, 32), "IQ3_S": (4, 32, 32), "TQ1_0": (8, 32, 32), "TQ2_0": (8, 32, 32),
 }  # fmt: skip
-_GPU_K_BITS = {"Q2_K": 5.125, "Q3_K": 4.625, "Q4_K": 4.5, "Q5_K": 5.5, "Q6_K": 6.625}
+_MERGED = ("Q4_Z", "Q4_F", "Q8_F", "Q8_M", "NF4", "FP4")  # whose groups a checkpoint chooses
+_GPU_K_BITS = {"Q2_K": 5.125, "Q3_K": 4.625, "Q4_K": 4.5, "Q5_K": 5.625, "Q6_K": 6.625}
 _GPU_FLOAT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 # What `--quantization` makes of float matrices: a storage type on a CPU, (bits, bits of a group, group) on a GPU.
@@ -35,6 +39,10 @@ GPU_QUANTIZED = {"int8": (8, 16, 128), "int4": (4, 32, 128), "nf4": (4, 32, 64)}
 
 class PackedFormat(Protocol):
     """How a backend keeps weights."""
+
+    @property
+    def stacks(self) -> bool:
+        """Whether the matrices of all experts, or heads, are one."""
 
     def packed(self, tensor: StoredTensor, quantization: str | None) -> tuple[str, int]:
         """-> the type that the backend keeps a matrix in, and its bytes. `quantization`: of float matrices."""
@@ -46,6 +54,10 @@ class PackedFormat(Protocol):
 @dataclass(frozen=True, slots=True)
 class NativeFormat:
     """The CPU's kernels."""
+
+    @property
+    def stacks(self) -> bool:
+        return False
 
     def packed(self, tensor: StoredTensor, quantization: str | None) -> tuple[str, int]:
         name = tensor.type.name
@@ -60,10 +72,14 @@ class NativeFormat:
 
 @dataclass(frozen=True, slots=True)
 class GpuFormat:
-    """The Triton kernels. `group`: weights that share a scale, where a checkpoint's format has groups beyond 32."""
+    """The Triton kernels. `group`: weights that share a scale, where a checkpoint says so."""
 
     dtype: str = "bfloat16"
-    group: int = 32
+    group: int | None = None
+
+    @property
+    def stacks(self) -> bool:
+        return True
 
     def packed(self, tensor: StoredTensor, quantization: str | None) -> tuple[str, int]:
         name, numbers = tensor.type.name, tensor.num_rows * tensor.num_columns
@@ -72,14 +88,16 @@ class GpuFormat:
         if quantization is not None and tensor.type in _FLOATS and tensor.num_columns % 16 == 0:
             if quantization == "fp8":
                 return "FP8", numbers + 4 * tensor.num_rows
-            return quantization, _grouped(numbers, *GPU_QUANTIZED[quantization])
+            bits, fields, group = GPU_QUANTIZED[quantization]
+            return quantization, _grouped(tensor, bits, fields, gcd(tensor.num_columns, group))
         if name == "FP8":
             return name, numbers + 4 * tensor.num_rows
         if name in _GPU_K_BITS:
             return name, int(numbers * _GPU_K_BITS[name] / 8)
         if name in _GPU_GROUPED and not tensor.dummy:
             bits, fields, group = _GPU_GROUPED[name]
-            return name, _grouped(numbers, bits, fields, max(group, self.group))
+            group = min(self.group or group, 128) if name in _MERGED else group
+            return name, _grouped(tensor, bits, fields, gcd(tensor.num_columns, group))
         return self._floats(numbers)
 
     def table(self, tensor: StoredTensor) -> tuple[str, int]:
@@ -91,5 +109,17 @@ class GpuFormat:
         return self.dtype, numbers * _GPU_FLOAT_BYTES[self.dtype]
 
 
-def _grouped(numbers: int, bits: int, field_bits: int, group: int) -> int:
-    return int(numbers * (bits + field_bits / group) / 8)
+def _grouped(tensor: StoredTensor, bits: int, field_bits: int, group: int) -> int:
+    """Rows are padded to whole chunks of words (ops/gpu/linear/grouped_layout.py)."""
+    planes, columns = 32 // bits, tensor.num_columns
+    chunks = [planes * width for width in (16, 32) if width <= group]
+    chunk = min(chunks, key=lambda size: (-columns % size, -size))
+    padded = -(-columns // chunk) * chunk
+    return tensor.num_rows * (padded * bits + -(-padded // group) * field_bits) // 8
+
+
+def packing_of(config: CheckpointConfig, *, on_gpu: bool) -> PackedFormat:
+    """As the backend packs the weights of a checkpoint."""
+    groups = config.section("quantization_config").get("group_size")
+    group = groups if isinstance(groups, int) and groups > 0 else None
+    return GpuFormat(group=group) if on_gpu else NativeFormat()

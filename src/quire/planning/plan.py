@@ -1,18 +1,65 @@
 """A plan: what a model needs on a machine, what it can reach there, what that costs, and what to do about it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import ceil
 
+from quire.core.errors import BadRequest
 from quire.ops.opset import KVSpec
 from quire.planning.advice import Advice, advise
 from quire.planning.cost import Cost
-from quire.planning.hardware import Hardware
-from quire.planning.memory import KVVariant, Load, MemoryPlan, kv_variants, plan_memory, users_that_fit
+from quire.planning.hardware import Hardware, usable_memory
+from quire.planning.memory import (
+    EngineLimits,
+    KVVariant,
+    Load,
+    MemoryPlan,
+    kv_variants,
+    plan_memory,
+    sequence_bytes,
+    users_that_fit,
+)
 from quire.planning.planned_model import PlannedModel
-from quire.planning.roofline import StepCeiling, step_ceiling
+from quire.planning.roofline import StepCeiling, pipeline_bubble, step_ceiling
+from quire.planning.speculation import NUM_DRAFTS, SpeculationTable
 from quire.planning.step_counter import StepShape
 
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)  # of the table of users
 BATCHES = (1, 8, 32, 128)  # of the table of decode steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Where and how a model is to run."""
+
+    hardware: Hardware
+    tp: int = 1  # devices that share every matrix
+    pp: int = 1  # stages of layers, one after the other
+    limits: EngineLimits = field(default_factory=EngineLimits)
+    price: float | None = None  # of one device for an hour; None: the usual one
+    eight_bit: bool = False  # matmuls run in 8 bits
+    rate: float | None = None  # requests a second that are to be served
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"{name} is {getattr(self, name)}", "it must be at least 1", param=name)
+        if self.rate is not None and not self.rate > 0:
+            raise BadRequest(f"rate is {self.rate}", "it must be above 0", param="rate")
+        if self.pp > 1 and not self.hardware.is_gpu:
+            raise BadRequest(f"pp is {self.pp}", f"{self.hardware.name} is one device", param="pp")
+
+    @property
+    def num_devices(self) -> int:
+        return self.tp * self.pp
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A smaller model that proposes `num_tokens` draft tokens a step."""
+
+    model: PlannedModel
+    kv: KVSpec
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +69,26 @@ class Plan:
     model: PlannedModel
     kv: KVSpec
     load: Load
-    hardware: Hardware
-    tp: int
+    setup: Setup
     memory: MemoryPlan  # of all devices together
     prefill: StepCeiling  # of one prompt
     decode: list[StepCeiling]  # by batch size, in the middle of an output
     users_by_context: list[tuple[int, int]]
+    max_users: int  # of the load's context, that fit
     variants: list[KVVariant]
+    speculation: SpeculationTable
     cost: Cost
     advice: list[Advice]
+    draft: Draft | None = None
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.setup.hardware
 
     @property
     def room(self) -> int:
         """Bytes of all devices, 90 % of a GPU's."""
-        return int(self.tp * self.hardware.memory * (0.9 if self.hardware.is_gpu else 1.0))
+        return usable_memory(self.hardware, self.setup.num_devices)
 
     @property
     def fits(self) -> bool:
@@ -47,47 +100,76 @@ class Plan:
         return next(step for step in self.decode if step.shape.num_seqs == self.load.users)
 
     @property
+    def bubble(self) -> float:
+        """Of a pipeline while it computes a prompt in chunks."""
+        chunks = ceil(self.load.prompt / self.setup.limits.max_num_batched_tokens)
+        return pipeline_bubble(self.setup.pp, chunks)
+
+    @property
     def tokens_per_second(self) -> float:
         """Output tokens of all users, while the device computes their prompts too."""
         one_request = self.load.output * self.at_load.seconds / self.load.users + self.prefill.seconds
-        return self.load.output / one_request
+        return self.load.output / one_request * self.setup.pp * (1 - self.bubble)
 
 
-def make_plan(
-    model: PlannedModel, kv: KVSpec, load: Load, hardware: Hardware, *, tp: int = 1, price: float | None = None,
-    lora_rank: int = 0, num_loras: int = 0, eight_bit: bool = False,
-) -> Plan:  # fmt: skip
-    memory = plan_memory(
-        model, kv, load, lora_rank=lora_rank, num_loras=num_loras, on_gpu=hardware.is_gpu,
-        max_num_batched_tokens=8192 if hardware.is_gpu else 512,
-    )  # fmt: skip
+def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None = None) -> Plan:
+    hardware = setup.hardware
+    memory = _memory(model, kv, load, setup, draft)
     middle = load.prompt + load.output // 2
 
     def ceiling(shape: StepShape) -> StepCeiling:
-        return step_ceiling(model, kv, hardware, shape, tp=tp, eight_bit=eight_bit)
+        return step_ceiling(model, kv, hardware, shape, tp=setup.tp, eight_bit=setup.eight_bit)
 
-    batches = sorted({*BATCHES, load.users})
-    empty = replace(load, users=1)
-    fixed = plan_memory(model, kv, empty, on_gpu=hardware.is_gpu).total - plan_memory(model, kv, empty).kv_cache
-    room = int(tp * hardware.memory * (0.9 if hardware.is_gpu else 1.0)) - fixed
+    decode = [ceiling(StepShape(batch, 1, middle)) for batch in sorted({*BATCHES, load.users})]
+    one_user = replace(load, users=1)
+    alone = _memory(model, kv, one_user, setup, draft)
+    room = usable_memory(hardware, setup.num_devices) - (alone.total - alone.kv_cache)
     contexts = [context for context in CONTEXTS if context <= model.config.max_length] or [model.config.max_length]
     plan = Plan(
         model=model,
         kv=kv,
         load=load,
-        hardware=hardware,
-        tp=tp,
+        setup=setup,
         memory=memory,
         prefill=ceiling(StepShape(1, load.prompt, load.prompt)),
-        decode=[ceiling(StepShape(batch, 1, middle)) for batch in batches],
+        decode=decode,
         users_by_context=[(context, users_that_fit(model, kv, context, room)) for context in contexts],
+        max_users=users_that_fit(model, kv, load.context, room),
         variants=kv_variants(model, kv.block_bytes / kv.block_size / _numbers(kv)),
-        cost=Cost(0, tp, 0, 0),
+        speculation=_speculation(model, kv, load, setup, draft),
+        cost=Cost(0, setup.num_devices, 0, 0),
         advice=[],
+        draft=draft,
     )
     rate = plan.tokens_per_second
-    cost = Cost(hardware.price if price is None else price, tp, rate * load.prompt / load.output, rate)
+    price = hardware.price if setup.price is None else setup.price
+    cost = Cost(price, setup.num_devices, rate * load.prompt / load.output, rate)
     return replace(plan, cost=cost, advice=advise(plan))
+
+
+def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> MemoryPlan:
+    """Of all devices together: each has a process and activations of its own."""
+    hardware = setup.hardware
+    memory = plan_memory(model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes)
+    held = 0
+    if draft is not None:
+        held = draft.model.weight_bytes + load.users * sequence_bytes(draft.model, draft.kv, load.context)
+    devices = setup.num_devices
+    return replace(memory, draft=held, activations=devices * memory.activations, process=devices * memory.process)
+
+
+def _speculation(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> SpeculationTable:
+    """By the ceilings of the steps of both models, with every user decoding."""
+    middle, drafts = load.prompt + load.output // 2, draft.num_tokens if draft is not None else 0
+
+    def seconds(of: PlannedModel, cache: KVSpec, new_tokens: int) -> float:
+        shape = StepShape(load.users, new_tokens, middle + new_tokens - 1)
+        return step_ceiling(of, cache, setup.hardware, shape, tp=setup.tp, eight_bit=setup.eight_bit).seconds
+
+    plain = seconds(model, kv, 1)
+    verify = {k: seconds(model, kv, k + 1) / plain for k in sorted({*NUM_DRAFTS, *([drafts] if drafts else [])})}
+    draft_cost = seconds(draft.model, draft.kv, 1) / plain if draft is not None else 0.0
+    return SpeculationTable(draft_cost, verify)
 
 
 def _numbers(kv: KVSpec) -> int:

@@ -1,13 +1,14 @@
 """A model as a plan sees it: its sizes, its weights by tensor, and what a step of it takes. Nothing is loaded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from quire.models.config import ModelConfig
 from quire.models.registry import family
 from quire.ops.opset import KVSpec
+from quire.ops.tensors import PackedWeight
 from quire.planning.packed_bytes import PackedFormat
 from quire.planning.step_counter import StepCounter, StepShape, count_step
 from quire.planning.weight_counter import CountedTensor, WeightCounter
@@ -23,6 +24,12 @@ class PlannedModel:
     config: ModelConfig
     tensors: list[CountedTensor]
     forward: Callable[[Any, Any], Any]
+    linears: list[PackedWeight]  # that LoRA adapts
+    allocations: list[int]  # bytes of every matrix, in the order of packing
+    copies: list[int]  # bytes that are held beside each of these while it is packed
+    table_bytes: int  # of embedding tables, as they are stored
+    vector_bytes: int  # fp32: norms and biases
+    _steps: dict[tuple[StepShape, KVSpec], StepCounter] = field(default_factory=dict)
 
     @property
     def weight_bytes(self) -> int:
@@ -39,7 +46,9 @@ class PlannedModel:
         return kv_spec(self.config, block_size, dtype)
 
     def step(self, shape: StepShape, kv: KVSpec) -> StepCounter:
-        return count_step(self.forward, kv, shape)
+        if (shape, kv) not in self._steps:
+            self._steps[shape, kv] = count_step(self.forward, kv, shape)
+        return self._steps[shape, kv]
 
 
 def plan_model(
@@ -50,4 +59,15 @@ def plan_model(
     config = model_family.config(checkpoint.config)
     counter = WeightCounter(packing, quantization)
     loaded = model_family.load(counter, checkpoint, config, config.max_position)  # type: ignore[arg-type]
-    return PlannedModel(name, config, counter.tensors, loaded.forward)
+    vectors = sum(tensor.nbytes for tensor in counter.tensors if len(tensor.shape) == 1)
+    return PlannedModel(
+        name,
+        config,
+        counter.tensors,
+        loaded.forward,
+        linears=loaded.linears,
+        allocations=counter.allocations,
+        copies=counter.copies,
+        table_bytes=counter.table_bytes,
+        vector_bytes=vectors + counter.biases_bytes,
+    )

@@ -1,10 +1,13 @@
 """A plan as text, and as JSON."""
 
+from dataclasses import asdict
 from typing import Any
 
 from quire.planning.hardware import PRICE_SOURCE
-from quire.planning.memory import sequence_bytes
+from quire.planning.other_engines import choose_another
 from quire.planning.plan import Plan
+from quire.planning.roofline import StepCeiling, all_reduce_bytes
+from quire.planning.speculation import ACCEPTANCES
 
 _GIB = 1 << 30
 
@@ -19,17 +22,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "layers": model.config.layers,
             "context": model.config.max_length,
         },
-        "hardware": {"name": plan.hardware.name, "devices": plan.tp, "memory_bytes": plan.room},
+        "hardware": {"name": plan.hardware.name, "devices": plan.setup.num_devices, "memory_bytes": plan.room},
         "load": {"users": load.users, "context": load.context, "prompt": load.prompt, "output": load.output},
-        "memory": {
-            "weights": memory.weights,
-            "kv_cache": memory.kv_cache,
-            "activations": memory.activations,
-            "adapters": memory.adapters,
-            "process": memory.process,
-            "total": memory.total,
-            "fits": plan.fits,
-        },
+        "memory": {**asdict(memory), "total": memory.total, "fits": plan.fits},
         "kv": {
             "dtype": plan.kv.dtype,
             "bytes_per_token": plan.kv.block_bytes / plan.kv.block_size,
@@ -47,6 +42,22 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "per_million_prompt_tokens": plan.cost.per_million_prompt,
             "per_million_output_tokens": plan.cost.per_million_output,
         },
+        "speculation": {
+            "draft_cost": plan.speculation.draft_cost,
+            "speedup": {
+                str(acceptance): {
+                    str(k): plan.speculation.speedup(acceptance, k) for k in plan.speculation.verify_costs
+                }
+                for acceptance in ACCEPTANCES
+            },
+        },
+        "parallel": {
+            "tp": plan.setup.tp,
+            "pp": plan.setup.pp,
+            "all_reduce_bytes_per_layer_and_token": _all_reduce(plan),
+            "pipeline_bubble": plan.bubble,
+        },
+        "other_engines": choose_another(plan),
         "advice": [
             {"what": advice.what, "flags": advice.flags, "why": advice.why, "gain": advice.gain}
             for advice in plan.advice
@@ -54,7 +65,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _step_json(step: Any) -> dict[str, Any]:
+def _step_json(step: StepCeiling) -> dict[str, Any]:
     return {
         "sequences": step.shape.num_seqs,
         "new_tokens": step.shape.new_tokens,
@@ -70,7 +81,16 @@ def _step_json(step: Any) -> dict[str, Any]:
 
 
 def as_text(plan: Plan) -> str:
-    sections = [_model(plan), _memory(plan), _kv(plan), _speed(plan), _cost(plan), _advice(plan)]
+    sections = [
+        _model(plan),
+        _memory(plan),
+        _kv(plan),
+        _speed(plan),
+        _parallel(plan),
+        _cost(plan),
+        _advice(plan),
+        choose_another(plan),
+    ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
@@ -81,7 +101,7 @@ def _model(plan: Plan) -> list[str]:
     return [
         f"{plan.model.name}: {plan.model.num_parameters / 1e9:.3g} B parameters, {bits:.2f} bits each in memory",
         f"{config.layers} layers of {config.hidden}, {heads}, context {config.max_length:,}, {config.architecture}",
-        f"on {plan.tp} x {plan.hardware.name}" if plan.tp > 1 else f"on {plan.hardware.name}",
+        f"on {f'{plan.setup.num_devices} x ' if plan.setup.num_devices > 1 else ''}{plan.hardware.name}",
     ]
 
 
@@ -91,8 +111,11 @@ def _memory(plan: Plan) -> list[str]:
         ("weights", memory.weights, ""),
         ("KV cache", memory.kv_cache, f"{load.users} x {load.context:,} tokens in {plan.kv.dtype}"),
         ("activations", memory.activations, ""),
-        ("LoRA adapters", memory.adapters, ""),
-        ("process", memory.process, ""),
+        ("LoRA adapters", memory.adapters, f"{plan.setup.limits.num_loras} of rank {plan.setup.limits.lora_rank}"),
+        ("draft model", memory.draft, plan.draft.model.name if plan.draft else ""),
+        ("process", memory.process, "interpreter, libraries" + (", CUDA" if plan.hardware.is_gpu else "")),
+        ("mapped tables", memory.tables, "embeddings in the file: the system may drop these pages"),
+        ("loading", memory.loading, "for a moment, while weights are packed"),
         ("total", memory.total, f"of {plan.room / _GIB:.1f} GiB: {'it fits' if plan.fits else 'it does NOT fit'}"),
     ]
     return ["memory, GiB", *(f"  {name:<14}{size / _GIB:>9.2f}  {note}".rstrip() for name, size, note in rows if size)]
@@ -131,6 +154,25 @@ def _speed(plan: Plan) -> list[str]:
     return lines
 
 
+def _all_reduce(plan: Plan) -> float:
+    return all_reduce_bytes(plan.model, 1, plan.setup.tp) / plan.model.config.layers
+
+
+def _parallel(plan: Plan) -> list[str]:
+    lines = []
+    if plan.setup.tp > 1:
+        total = all_reduce_bytes(plan.model, plan.load.users, plan.setup.tp)
+        lines.append(
+            f"tensor parallel over {plan.setup.tp}: all-reduces of {_all_reduce(plan) / 1024:.1f} KiB a layer and "
+            f"token, {total / 1e6:,.2f} MB a decode step and device"
+        )
+    if plan.setup.pp > 1:
+        lines.append(
+            f"pipeline of {plan.setup.pp} stages: while a prompt is computed, {plan.bubble:.0%} of the time is a bubble"
+        )
+    return lines
+
+
 def _cost(plan: Plan) -> list[str]:
     cost = plan.cost
     if not cost.price:
@@ -151,29 +193,3 @@ def _advice(plan: Plan) -> list[str]:
         gain = "needed" if advice.gain == float("inf") else f"{advice.gain:.2f}x" if advice.gain > 1 else ""
         lines += [f"  {gain:>7}  {advice.what}: {advice.flags}", f"           {advice.why}"]
     return lines
-
-
-def explain(plan: Plan) -> str:
-    """The formulas with their numbers filled in."""
-    config, kv, load, hardware = plan.model.config, plan.kv, plan.load, plan.hardware
-    decode = plan.at_load
-    per_token = kv.block_bytes / kv.block_size
-    keys = f"{config.head_dim} columns" if config.latent else f"2 x {config.kv_heads} heads x {config.head_dim} columns"
-    width = per_token / config.layers / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
-    return "\n".join(
-        [
-            f"KV of a token  = {config.layers} layers x {keys} x {width:g} bytes = {per_token / 1024:,.1f} KiB",
-            f"KV of a user   = whole blocks of {kv.block_size} tokens for {load.context:,} tokens = "
-            f"{sequence_bytes(plan.model, kv, load.context) / _GIB:.3f} GiB",
-            f"prefill        = about 2 x {plan.model.num_parameters / 1e9:.3g} B parameters x {load.prompt:,} tokens, "
-            f"and attention = {plan.prefill.count.flops / 1e12:.3g} TFLOP",
-            f"decode step    = weights {decode.count.weight_bytes / 1e9:.3g} GB + KV of {decode.shape.num_seqs} users "
-            f"{decode.count.kv_bytes / 1e9:.3g} GB = {decode.count.nbytes / 1e9:.3g} GB",
-            f"intensity      = {decode.count.flops / 1e9:,.4g} GFLOP / {decode.count.nbytes / 1e9:.3g} GB = "
-            f"{decode.intensity:.1f} operations a byte; the ridge is {hardware.flops / 1e12:.4g} TFLOP/s / "
-            f"{hardware.bandwidth / 1e12:.4g} TB/s = {hardware.ridge:.0f}",
-            f"TPOT           = max({decode.count.nbytes / 1e9:.3g} GB / {hardware.bandwidth / 1e9:,.0f} GB/s, "
-            f"{decode.count.flops / 1e9:,.4g} GFLOP / {hardware.flops / 1e12:.4g} TFLOP/s) = "
-            f"{1e3 * decode.seconds:.2f} ms",
-        ]
-    )

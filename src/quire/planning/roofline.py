@@ -55,3 +55,8 @@ def step_ceiling(
 def all_reduce_bytes(model: PlannedModel, num_tokens: int, tp: int) -> float:
     """Bytes that each of `tp` devices sends in a step: two ring all-reduces a layer, of 16-bit hidden states."""
     return 2 * model.config.layers * 2 * (tp - 1) / tp * num_tokens * model.config.hidden * 2
+
+
+def pipeline_bubble(num_stages: int, num_microbatches: int) -> float:
+    """The share of the time in which a stage of a pipeline waits."""
+    return (num_stages - 1) / (num_microbatches + num_stages - 1)

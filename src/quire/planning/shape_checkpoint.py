@@ -1,13 +1,29 @@
 """A checkpoint that is known by its config.json alone: every tensor the model needs, in the types of a format."""
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.tensors import BF16, F32, Q2_K, Q3_K, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, StorageType, StoredTensor
+from quire.ops.tensors import (
+    BF16,
+    F16,
+    F32,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    StorageType,
+    StoredTensor,
+)
 from quire.planning.formats import TypeOf, find_format
 from quire.weights.config import CheckpointConfig
 from quire.weights.dummy_checkpoint import DummyCheckpoint
@@ -24,6 +40,7 @@ class ShapeCheckpoint(DummyCheckpoint):
     config: CheckpointConfig = field(kw_only=True)
     type_of: TypeOf = field(kw_only=True)
     num_layers: int = field(kw_only=True)
+    _kinds: dict[str, StorageType] = field(default_factory=dict)  # by name: those of all experts are alike
 
     def __post_init__(self) -> None: ...
 
@@ -35,14 +52,33 @@ class ShapeCheckpoint(DummyCheckpoint):
         shape = self.shapes[name]
         if len(shape) < 2 or name.endswith("bias"):
             return StoredTensor(name, shape, F32, _zeros(shape, F32))
-        kind = self.type_of(name, self.num_layers)
-        while shape[-1] % kind.block:
-            kind = _WITHOUT_SUPER_BLOCKS.get(kind, BF16)
+        kind = self._kind(_without_expert(name), shape[-1])
         return ShapeTensor(name, shape, kind, _zeros(shape, kind))
+
+    def _kind(self, name: str, num_columns: int) -> StorageType:
+        if (kind := self._kinds.get(name)) is None:
+            kind = self.type_of(name, self.num_layers)
+            while num_columns % kind.block:
+                kind = _WITHOUT_SUPER_BLOCKS.get(kind, BF16)
+            self._kinds[name] = kind
+        return kind
 
 
 class ShapeTensor(StoredTensor):
     """A stored tensor that may be turned around in any type: its bytes mean nothing."""
+
+    def part(self, first: int, count: int) -> StoredTensor:
+        """Heads that are cut out of a quantized matrix become fp16 (`as_floats`), which nothing has to compute here."""
+        kind = F16 if len(self.shape) == 2 and self.type.block > 1 else self.type
+        shape = (count, *self.shape[1:])
+        return ShapeTensor(self.name, shape, kind, _zeros(shape, kind))
+
+    def squeezed(self) -> StoredTensor:
+        return ShapeTensor(self.name, self.shape[1:], self.type, self.data)
+
+    def ordered(self, order: NDArray[np.int32]) -> StoredTensor:
+        shape = (len(order), *self.shape[1:])
+        return ShapeTensor(self.name, shape, self.type, _zeros(shape, self.type))
 
     def transposed(self) -> StoredTensor:
         *outer, rows, columns = self.shape
@@ -51,6 +87,12 @@ class ShapeTensor(StoredTensor):
         return replace(self, shape=shape, type=kind, data=_zeros(shape, kind), row_order=None)
 
 
+def _without_expert(name: str) -> str:
+    before, experts, rest = name.partition(".experts.")
+    return before + experts + rest.partition(".")[2] if experts else name
+
+
+@cache
 def _zeros(shape: tuple[int, ...], kind: StorageType) -> NDArray[np.uint8]:
     row_bytes = shape[-1] // kind.block * kind.block_bytes
     return np.broadcast_to(np.uint8(0), (prod(shape[:-1]), row_bytes))

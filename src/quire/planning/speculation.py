@@ -1,5 +1,11 @@
 """When speculative decoding pays: the tokens that a step is expected to give, over what the step costs."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ACCEPTANCES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+NUM_DRAFTS = (1, 2, 3, 4, 5, 8)
+
 
 def expected_tokens(acceptance: float, num_drafts: int) -> float:
     """Tokens of one verification step if each draft token is accepted with probability `acceptance`, the bonus token
@@ -15,8 +21,26 @@ def speedup(acceptance: float, num_drafts: int, draft_cost: float, verify_cost: 
     return expected_tokens(acceptance, num_drafts) / (verify_cost + num_drafts * draft_cost)
 
 
-def best_num_drafts(acceptance: float, draft_cost: float, most: int = 16) -> tuple[int, float]:
-    """-> how many draft tokens pay best, and the speedup; (0, 1.0) where none does."""
-    gains = [(speedup(acceptance, k, draft_cost), k) for k in range(1, most + 1)]
-    gain, k = max(gains)
-    return (k, gain) if gain > 1 else (0, 1.0)
+@dataclass(frozen=True, slots=True)
+class SpeculationTable:
+    """Speedups over acceptance a and k draft tokens, for one model and load."""
+
+    draft_cost: float  # of one draft token, as a share of a plain step; 0: prompt lookup
+    verify_costs: Mapping[int, float]  # by k, of the step that verifies them
+
+    def speedup(self, acceptance: float, num_drafts: int) -> float:
+        return speedup(acceptance, num_drafts, self.draft_cost, self.verify_costs[num_drafts])
+
+    def best(self, acceptance: float) -> tuple[int, float]:
+        """-> how many draft tokens pay best, and the speedup; (0, 1.0) where none does."""
+        gain, k = max((self.speedup(acceptance, k), k) for k in self.verify_costs)
+        return (k, gain) if gain > 1 else (0, 1.0)
+
+    def lines(self) -> list[str]:
+        """As text: a row for each acceptance, a column for each k."""
+        head = "  acceptance" + "".join(f"{f'k={k}':>8}" for k in self.verify_costs)
+        rows = [
+            f"  {acceptance:>10.0%}" + "".join(f"{self.speedup(acceptance, k):>7.2f}x" for k in self.verify_costs)
+            for acceptance in ACCEPTANCES
+        ]
+        return [head, *rows]

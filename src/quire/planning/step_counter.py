@@ -75,17 +75,52 @@ class StepCounter(Recorder):
         self.count = StepCount()
         self._kv, self._shape = kv, shape
         self._kv_bytes = kv.block_bytes / kv.block_size / kv.num_layers  # of one token in one layer
+        self._arenas: dict[int, int] = {}  # bytes, by the tokens of a step
+        self.vocab = self.head_inputs = 0
+        self.integer_inputs = 0  # of the matrix of integers that has most: they are quantized for it
+        self.experts: tuple[PackedExperts, PackedExperts, int] | None = None  # the largest: gate and up, down, top k
 
     def arena_bytes(self, max_tokens: int) -> int:
         """Of activations on a CPU, for steps of at most `max_tokens`."""
-        _, size = assign_offsets(self.uses, max_tokens, needed_for_logits(self.uses))
-        return 4 * size
+        if max_tokens not in self._arenas:
+            _, size = assign_offsets(self.uses, max_tokens, needed_for_logits(self.uses))
+            self._arenas[max_tokens] = 4 * size
+        return self._arenas[max_tokens]
+
+    def written_arena_bytes(self, max_tokens: int, num_logits: int) -> int:
+        """What steps write of it: values that only logits depend on have `num_logits` rows."""
+        logits_only = needed_for_logits(self.uses)
+        offsets, _ = assign_offsets(self.uses, max_tokens, logits_only)
+        written = sorted(
+            (offset, offset + storage.columns * (num_logits if storage in logits_only else max_tokens))
+            for storage, offset in offsets.items()
+        )
+        total = end = 0
+        for first, last in written:
+            total += max(0, last - max(first, end))
+            end = max(end, last)
+        return 4 * total
+
+    def expert_buffers(self, max_tokens: int) -> tuple[int, ...]:
+        """Bytes of inputs, hidden values and outputs of the experts that tokens are routed to."""
+        if self.experts is None:
+            return (0,)
+        gate_up, down, top_k = self.experts
+        routes = max_tokens * top_k
+        widest = max(gate_up.num_inputs, down.num_inputs)
+        inputs = 2 * widest if _is_integer(gate_up) or _is_integer(down) else 4 * widest
+        return routes * inputs, 4 * routes * gate_up.num_outputs, 4 * routes * down.num_outputs, 16 * routes
+
+    def _note_inputs(self, w: PackedWeight) -> None:
+        if _is_integer(w):
+            self.integer_inputs = max(self.integer_inputs, w.num_inputs)
 
     def _add(self, op: str, flops: float, weight_bytes: float = 0, kv_bytes: float = 0) -> None:
         self.count.ops.setdefault(op, OpCount()).add(OpCount(flops, weight_bytes, kv_bytes))
 
     def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
         self._add("linear", 2.0 * self._shape.num_tokens * w.num_inputs * w.num_outputs, w.nbytes)
+        self._note_inputs(w)
         return super().linear(x, w)
 
     def linear_heads(self, x: RecordedColumns, w: PackedHeads) -> RecordedColumns:
@@ -101,10 +136,14 @@ class StepCounter(Recorder):
         for experts in (gate_up, down):
             flops = 2.0 * rows * experts.num_inputs * experts.num_outputs
             self._add("experts", flops, experts.nbytes * read)
+        if self.experts is None or gate_up.nbytes > self.experts[0].nbytes:
+            self.experts = gate_up, down, routing.top_k
         return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
 
     def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
         self._add("head", 2.0 * self._shape.num_seqs * head.num_inputs * head.num_outputs, head.nbytes)
+        self.vocab, self.head_inputs = head.num_outputs, head.num_inputs
+        self._note_inputs(head)
         return super().logits(x, head, batch, softcap)
 
     def write_kv(self, k: RecordedColumns, v: RecordedColumns, batch: Any, layer: int) -> None:
@@ -148,6 +187,14 @@ class StepCounter(Recorder):
         pairs = shape.attended(window) if causal else shape.new_tokens * shape.read(window)
         self._add("attention", 4.0 * q.columns * shape.num_seqs * pairs)
         return super().attention(q, k, v, batch, head_dim, scale, causal, window, biases)
+
+
+_FLOATS = {"F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "FP8"}
+
+
+def _is_integer(w: PackedWeight | PackedExperts) -> bool:
+    """Whether a CPU multiplies it with quantized inputs."""
+    return bool(w.packed - _FLOATS)
 
 
 def count_step(forward: Callable[[Any, Any], Any], kv: KVSpec, shape: StepShape) -> StepCounter:

@@ -2,8 +2,11 @@
 
 import json
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ def this_machine(kept: Path, *, measure_again: bool = False) -> Hardware:
     if not measure_again and (row := machine_as_kept(kept)) is not None:
         return row
     threads = NativeOps().threads
-    rates = measure(threads)
+    rates = {**measure(threads), "process_bytes": float(engine_process_bytes() or 0)}
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps({**_read(kept), _key(threads): rates}, indent=2))
     return _row(threads, rates)
@@ -40,6 +43,19 @@ def machine_as_kept(kept: Path) -> Hardware | None:
 
 def _key(threads: int) -> str:
     return f"{platform.node()} {platform.machine()} {threads}"
+
+
+ENGINE = "import quire.engine.process, quire.executors.local, quire.ops.native, quire.models.llama"
+READ = "import re; print(re.search(r'VmRSS:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+
+
+@cache
+def engine_process_bytes(*more: str) -> int | None:
+    """What an engine process takes before it has a model: a Python that imports what it does. None: not on Linux.
+    `more`: modules that it imports besides."""
+    imports = ", ".join((ENGINE, *more))
+    done = subprocess.run([sys.executable, "-c", f"{imports}; {READ}"], capture_output=True, text=True, check=False)
+    return 1024 * int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else None
 
 
 def measure(threads: int) -> dict[str, float]:
@@ -101,6 +117,8 @@ def _row(threads: int, rates: dict[str, float]) -> Hardware:
         link=0,
         measured=True,
         is_gpu=False,
+        threads=threads,
+        process_bytes=int(rates.get("process_bytes", 0)) or None,
     )
 
 

@@ -1,5 +1,6 @@
 """NativeOps: packs weights, makes KV caches, and compiles forward passes."""
 
+import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ from quire.ops.tensors import (
 # By option value. Groups of 32; 8.5, 5 and 5 bits per weight.
 QUANTIZED = {"int8": Q8_0, "int4": Q4_1, "nf4": NF4}
 FLOATS = (F32, F16, BF16, F8_E4M3, F8_E5M2, FP8)
+M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+LOADING_ARRAY_BYTES, USUAL_ARRAY_BYTES = 1 << 20, 32 << 20  # the latter is what glibc comes to by itself
 
 
 # Storage types that no layout holds exactly, or in as few bits, and the warning about each.
@@ -64,6 +67,7 @@ class NativeOps:
         self.quantization = quantization
         self.fp16 = fp16
         self._warned: set[str] = set()
+        _free_at_once(LOADING_ARRAY_BYTES)
 
     def pack(
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
@@ -150,7 +154,18 @@ class NativeOps:
         sources: bool = False,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
+        _free_at_once(USUAL_ARRAY_BYTES)
         return NativeProgram(forward, cache, max_tokens, self.threads)
+
+
+def _free_at_once(num_bytes: int) -> None:
+    """Let the C library return arrays of this size to the system when they are freed, and what it has kept so far.
+
+    Copies of matrices would otherwise leave holes between those that are packed."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc's
+        libc.mallopt(M_MMAP_THRESHOLD, num_bytes)
+        libc.malloc_trim(0)
 
 
 def _to_fp16(part: StoredTensor) -> StoredTensor:

@@ -6,7 +6,7 @@ from quire.cli.bench.compare.charts import BarChart, TimelineChart
 from quire.cli.bench.compare.lab import Lab, RequestTrace, RunTrace, in_turn, same_tokens
 from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, doubt, times
 from quire.cli.bench.prompts import BenchRequest, random_prompts
-from quire.cli.bench.report import percentile
+from quire.planning.percentiles import percentile
 
 TITLE = "static against continuous batching"
 SIDES = ("static", "continuous")

@@ -6,7 +6,7 @@ from quire.cli.bench.compare.charts import BarChart, LineChart
 from quire.cli.bench.compare.lab import Lab, RunTrace, in_turn, same_tokens
 from quire.cli.bench.compare.result import Column, Figure, Result, Row, bars, doubt, times, value
 from quire.cli.bench.prompts import random_prompts
-from quire.cli.bench.report import percentile
+from quire.planning.percentiles import percentile
 
 TITLE = "chunked prefill: off against on"
 SIDES = ("off", "on")

@@ -64,7 +64,6 @@ def workload(flags: DatasetFlags, load: LoadFlags) -> WorkloadSpec:
         spread=flags.random_range_ratio,
         shared_prefix=flags.random_prefix_len,
         num_prefixes=flags.simulated_num_prefixes,
-        turns=flags.simulated_turns,
         burst=flags.simulated_burst,
         seed=flags.seed,
     )
@@ -72,7 +71,7 @@ def workload(flags: DatasetFlags, load: LoadFlags) -> WorkloadSpec:
 
 def _timed(arrivals: list[Arrival]) -> list[LoadRequest]:
     begin = arrivals[0].time
-    return [LoadRequest(each.output, each.prompt_ids, time=each.time - begin) for each in arrivals]
+    return [LoadRequest(each.output, list(each.prompt_ids), time=each.time - begin) for each in arrivals]
 
 
 def _random(flags: DatasetFlags, tokens: PromptTokens) -> list[LoadRequest]:

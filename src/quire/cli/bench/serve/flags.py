@@ -94,7 +94,6 @@ class DatasetFlags:
     custom_output_len: int = option(
         256, "custom: tokens of an output, where a line has no `output_tokens`; -1: every line has them"
     )
-    simulated_turns: int = option(1, "simulated: turns of a conversation", minimum=1)
     simulated_burst: int = option(1, "simulated: requests that come together", minimum=1)
     simulated_num_prefixes: int = option(1, "simulated: different prefixes of --random-prefix-len", minimum=1)
     disable_shuffle: bool = option(False, "take the prompts of a file in its order")

@@ -1,0 +1,101 @@
+"""The formulas of a plan, with their numbers filled in."""
+
+from math import ceil
+
+from quire.planning.memory import sequence_bytes
+from quire.planning.plan import Plan
+from quire.planning.roofline import all_reduce_bytes
+
+_GIB = 1 << 30
+
+
+def explain(plan: Plan) -> str:
+    sections = [_memory(plan), _roofline(plan), _parallel(plan), _cost(plan), _speculation(plan)]
+    return "\n".join(line for section in sections for line in section)
+
+
+def _memory(plan: Plan) -> list[str]:
+    config, kv, load, memory = plan.model.config, plan.kv, plan.load, plan.memory
+    per_token = kv.block_bytes / kv.block_size
+    if config.latent:
+        keys = f"({config.latent} latent + {config.head_dim - config.latent} rope) columns"
+    else:
+        keys = f"2 x {config.kv_heads} heads x {config.head_dim} columns"
+    width = per_token / config.layers / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
+    bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
+    parts = [f"{size / _GIB:.3f}" for size in _parts(memory)]
+    return [
+        f"weights        = {plan.model.num_parameters / 1e9:.4g} B parameters x {bits:.2f} bits / 8 = "
+        f"{plan.model.weight_bytes / _GIB:.3f} GiB",
+        f"KV of a token  = {config.layers} layers x {keys} x {width:g} bytes = {per_token:,.0f} bytes = "
+        f"{per_token / 1024:,.1f} KiB",
+        f"KV of a user   = whole blocks of {kv.block_size} tokens for {load.context:,} tokens = "
+        f"{sequence_bytes(plan.model, kv, load.context) / _GIB:.3f} GiB",
+        f"memory         = {' + '.join(parts)} = {memory.total / _GIB:.3f} GiB",
+    ]
+
+
+def _parts(memory: object) -> list[int]:
+    names = ("weights", "kv_cache", "activations", "adapters", "draft", "process", "tables", "loading")
+    return [size for name in names if (size := getattr(memory, name))]
+
+
+def _roofline(plan: Plan) -> list[str]:
+    load, hardware, decode = plan.load, plan.hardware, plan.at_load
+    flops = hardware.flops_8bit if plan.setup.eight_bit and hardware.flops_8bit else hardware.flops
+    devices = f" x {plan.setup.tp}" if plan.setup.tp > 1 else ""
+    sent = f" + {1e3 * decode.link_seconds:.3g} ms of all-reduces" if decode.link_seconds else ""
+    return [
+        f"prefill        = about 2 x {plan.model.num_parameters / 1e9:.3g} B parameters x {load.prompt:,} tokens, "
+        f"and attention = {plan.prefill.count.flops / 1e12:.3g} TFLOP",
+        f"TTFT           = {plan.prefill.count.flops / 1e12:.3g} TFLOP / ({flops / 1e12:.4g} TFLOP/s{devices}) = "
+        f"{1e3 * plan.prefill.compute_seconds:.2f} ms, or {plan.prefill.count.nbytes / 1e9:.3g} GB of memory: "
+        f"{1e3 * plan.prefill.memory_seconds:.2f} ms; the larger",
+        f"decode step    = weights {decode.count.weight_bytes / 1e9:.3g} GB + KV of {decode.shape.num_seqs} users "
+        f"{decode.count.kv_bytes / 1e9:.3g} GB = {decode.count.nbytes / 1e9:.3g} GB",
+        f"intensity      = {decode.count.flops / 1e9:,.4g} GFLOP / {decode.count.nbytes / 1e9:.3g} GB = "
+        f"{decode.intensity:.1f} operations a byte; the ridge is {hardware.flops / 1e12:.4g} TFLOP/s / "
+        f"{hardware.bandwidth / 1e12:.4g} TB/s = {hardware.ridge:.0f}",
+        f"TPOT           = max({decode.count.nbytes / 1e9:.3g} GB / ({hardware.bandwidth / 1e9:,.0f} GB/s{devices}), "
+        f"{decode.count.flops / 1e9:,.4g} GFLOP / ({flops / 1e12:.4g} TFLOP/s{devices})){sent} = "
+        f"{1e3 * decode.seconds:.2f} ms",
+        f"tokens/s       = {load.output} / ({load.output} x {1e3 * decode.seconds:.2f} ms / {load.users} users + "
+        f"{1e3 * plan.prefill.seconds:.2f} ms of prefill) = {plan.tokens_per_second:,.0f}",
+    ]
+
+
+def _parallel(plan: Plan) -> list[str]:
+    config, tp, pp = plan.model.config, plan.setup.tp, plan.setup.pp
+    lines = []
+    if tp > 1:
+        each = all_reduce_bytes(plan.model, 1, tp) / config.layers
+        lines.append(
+            f"all-reduce     = 2 a layer x 2 x ({tp} - 1) / {tp} x {config.hidden} columns x 2 bytes = {each:,.0f} "
+            "bytes a layer and token"
+        )
+    if pp > 1:
+        chunks = ceil(plan.load.prompt / plan.setup.limits.max_num_batched_tokens)
+        lines.append(f"bubble         = ({pp} - 1) / ({chunks} chunks + {pp} - 1) = {plan.bubble:.1%}")
+    return lines
+
+
+def _cost(plan: Plan) -> list[str]:
+    cost = plan.cost
+    if not cost.price:
+        return []
+    weighted = cost.prompt_tokens_per_second + cost.output_weight * cost.output_tokens_per_second
+    return [
+        f"$/M prompt     = ${cost.per_hour:.2f} an hour / 3600 / ({cost.prompt_tokens_per_second:,.0f} prompt tokens/s "
+        f"+ {cost.output_weight:g} x {cost.output_tokens_per_second:,.0f} output tokens/s = {weighted:,.0f}) x 1e6 = "
+        f"${cost.per_million_prompt:.3f}; an output token costs {cost.output_weight:g} times that",
+    ]
+
+
+def _speculation(plan: Plan) -> list[str]:
+    table = plan.speculation
+    by = plan.draft.model.name if plan.draft else "prompt lookup"
+    return [
+        f"speculation    = (1 - a^(k+1)) / (1 - a) tokens a step / (cost of verifying k + k x {table.draft_cost:.3f}), "
+        f"drafts by {by}",
+        *table.lines(),
+    ]

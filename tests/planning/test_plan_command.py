@@ -1,0 +1,88 @@
+"""What can be planned, and what is said of wrong input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.hollow_files import write_llama_gguf
+from benchmarks.plan_memory_cases import MODELS
+
+from quire.cli.main import main
+
+GPU = ["--hardware", "l4"]
+
+
+def test_a_gguf_header_a_folder_and_a_config_are_planned_alike(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_llama_gguf(tmp_path / "model.gguf", MODELS["dense"], "bfloat16")
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["dense"]))
+    sizes = []
+    for model in (path, tmp_path / "config.json"):
+        assert main(["plan", str(model), *GPU, "--json"]) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["memory"])
+    assert sizes[0] == sizes[1]
+
+
+def test_a_gpu_keeps_keys_and_values_in_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--shape", "llama-3.2-1b", *GPU, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kv"]["dtype"] == "bfloat16"
+
+
+def test_several_devices_and_other_engines_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["plan", "--shape", "llama-3.1-8b", "--tp", "2", "--pp", "2", "--explain", "--draft-model", "llama-3.2-1b"]
+    assert main([*flags, "--hardware", "mi300x"]) == 0
+    said = capsys.readouterr().out
+    for words in ("all-reduces of", "is a bubble", "choose vLLM or SGLang", "ROCm", "acceptance", "k=4", "draft model"):
+        assert words in said
+    assert main(["plan", "--shape", "llama-3.1-8b", "--hardware", "h200"]) == 0
+    assert "vLLM" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--shape", "lama-3.1-8b"], "llama-3.1-8b"),
+        (["--shape", "qwen3-8b", "--hardware", "h20"], "h200"),
+        (["--shape", "qwen3-8b", "--format", "q4_k"], "q4_k_m"),
+        (["--shape", "qwen3-8b", "--users", "-1"], "users is -1"),
+        (["--shape", "qwen3-8b", "--context", "0"], "context is 0"),
+        (["--shape", "qwen3-8b", "--max-num-batched-tokens", "-5"], "max_num_batched_tokens is -5"),
+        (["--shape", "qwen3-8b", "--max-loras", "-1"], "num_loras is -1"),
+        (["--shape", "qwen3-8b", "--price", "-1"], "price is -1"),
+        (["--shape", "qwen3-8b", "--tp", "0"], "--tp is 0"),
+        (["--shape", "qwen3-8b", "--pp", "0"], "pp is 0"),
+        (["--shape", "qwen3-8b", "--rate", "-2"], "rate is -2"),
+        (["--shape", "qwen3-8b", "--slo", "ttft=fast", "--rate", "2"], "500ms"),
+        (["--shape", "qwen3-8b", "--slo", "ttft=1s", "--rate", "-2"], "rate is -2"),
+        (["--shape", "qwen3-8b", "--draft-model", "qwen3-0.6b", "--num-speculative-tokens", "0"], "at least 1"),
+        (["--shape", "qwen3-8b", "--kv-cache-dtype", "int3"], "float16"),
+        (["--shape", "qwen3-8b", "--hardware", "graviton4", "--tp", "2"], "one device"),
+        (["--shape", "qwen3-8b", "--hardware", "graviton4", "--quantization", "fp8"], "int8"),
+        (["--shape", "qwen3-8b", "--hardware", "l4,h100"], "--slo"),
+        (["./no/such/config.json"], "no/such"),
+    ],
+)
+def test_wrong_input_is_one_sentence_with_what_is_near(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *([] if "--hardware" in flags else GPU), *flags]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said and said.count("error:") == 1
+
+
+def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    (tmp_path / "config.json").write_text('{"architectures": ["LlavaForConditionalGeneration"]}')
+    for model in (broken, tmp_path / "config.json"):
+        assert main(["plan", str(model), *GPU]) == 2
+        assert capsys.readouterr().err.startswith("error:")
+
+
+def test_planning_imports_no_torch() -> None:
+    code = "import sys; from quire.cli.main import main; main(['plan', '--shape', 'qwen3-0.6b', '--hardware', 'l4']); "
+    check = "sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code + check], check=False, capture_output=True).returncode == 0
