@@ -81,8 +81,10 @@ def task_of(path: Path, options: EngineOptions) -> Task:
         return cast(Task, options.task)
     from quire.models.registry import purpose
     from quire.weights.checkpoint import open_checkpoint
+    from quire.weights.dummy_checkpoint import DummyCheckpoint
 
-    return purpose(open_checkpoint(path).config.architecture)
+    opened = DummyCheckpoint(path) if options.load_format == "dummy" else open_checkpoint(path)
+    return purpose(opened.config.architecture)
 
 
 def uses_gpu(device: str) -> bool:
