@@ -6,15 +6,17 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.datastructures import Headers
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.access.quota import Quota, QuotaLimits
 from quire.server.errors import ModelNotAllowed, Unauthorized
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
 
 log = logging.getLogger("quire.server")
 
@@ -91,7 +93,7 @@ class KeyRing:
         else:
             log.info("%d keys reloaded from %s", len(self._keys) - len(self._given), self._file)
 
-    def find(self, headers: Headers) -> Key | None:
+    def find(self, headers: "Headers") -> Key | None:
         """The key of a request; None where no keys are needed. Raises Unauthorized."""
         if not self._keys:
             return None

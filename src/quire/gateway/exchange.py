@@ -1,0 +1,365 @@
+"""One request on its way through the gateway: admitted, sent to a worker, its response passed on to the client."""
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from quire.core.errors import QuireError
+from quire.gateway.client_connection import ClientConnection
+from quire.gateway.event_scanner import EventScanner
+from quire.gateway.outgoing import OutgoingBody, outgoing_body, outgoing_head
+from quire.gateway.policies import PickContext
+from quire.gateway.request_facts import RequestFacts
+from quire.gateway.routes import RouteKind
+from quire.gateway.tenants import Tenant
+from quire.gateway.upstream import UpstreamConnection
+from quire.gateway.usage import TokenUsage, read_usage
+from quire.gateway.wire import ClientRequest, Headers, error_body, response_head, whole_response
+from quire.gateway.worker import Worker
+
+if TYPE_CHECKING:
+    from quire.gateway.gateway import Gateway
+
+RETRIED_STATUSES = frozenset({429, 502, 503})  # another worker may do better; 500 may be the request's own fault
+FAILED_STATUSES = frozenset({500, 502, 503, 504})  # count against the worker
+MAX_DEATHS = 2  # of workers that had the request: a third does not get it
+HELD_BYTES = 1 << 20  # of a response that is not streamed: until then nothing is sent, and another worker may be asked
+CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class BadUpstream(QuireError):
+    status, code = 502, "bad_upstream"
+
+
+class UpstreamTimeout(QuireError):
+    status, code = 504, "upstream_timeout"
+
+
+class Exchange:
+    """Implements `Answering` for the client, `Sink` for the worker and `Admissible` for the queue."""
+
+    def __init__(
+        self,
+        gateway: "Gateway",
+        connection: ClientConnection,
+        request: ClientRequest,
+        request_id: str,
+        tenant: Tenant,
+        kind: RouteKind,
+        facts: RequestFacts,
+        targets: list[str | None],
+    ) -> None:
+        self._gateway, self._connection, self.request = gateway, connection, request
+        self.id, self.tenant, self.kind, self.facts, self.targets = request_id, tenant, kind, facts, targets
+        self._loop = gateway.loop
+        self.began = self._loop.time()
+        self.max_wait = math.inf
+        self.tried: set[Worker] = set()
+        self.pinned: Worker | None = None  # the only worker that can answer
+        self.worker: Worker | None = None
+        self.model: str | None = None
+        self.context = PickContext(f"{tenant.name}/{targets[0]}", facts.prompt, gateway.session_of(request, facts))
+        self.status = 0  # of the response to the client
+        self.error = ""
+        self.num_attempts = 0
+        self.first_token: float | None = None
+        self.queue_seconds = 0.0
+        self.usage: TokenUsage | None = None
+        self.num_counted = 0  # what the tenant's concurrency counts for it
+        self.reserved = 0  # of the tenant's budget
+        self._num_deaths = 0
+        self._upstream: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_heard = self.began
+        self._last_token = 0.0
+        self._sent_at = 0.0
+        self._ended = False
+        self._outgoing: OutgoingBody
+        self._clear_response()
+
+    def _clear_response(self) -> None:
+        self._response_status = 0
+        self._headers: Headers = []
+        self._scanner: EventScanner | None = None
+        self._held: list[bytes] = []
+        self._num_held = 0
+        self._is_passing = False  # some of the response is with the client
+        self._chunked = False
+
+    # -- admission
+
+    @property
+    def expected_tokens(self) -> float:
+        return self._gateway.weighted(TokenUsage(self.facts.prompt_tokens, 0, self.expected_output))
+
+    @property
+    def expected_output(self) -> int:
+        return self.facts.output_tokens if self.kind is RouteKind.GENERATE else 0
+
+    def choose(self) -> tuple[str | None, Worker | None] | None:
+        router = self._gateway.router
+        if self.pinned is not None:
+            return (None, self.pinned) if self.pinned not in self.tried else None
+        for model in self.targets:
+            if router.can_take(model, self.tried):
+                return model, router.pick(model, self.context, self.tried)
+        return None
+
+    def start(self, model: str | None, worker: Worker) -> None:
+        if not self.num_attempts:
+            self.queue_seconds = self._loop.time() - self.began
+        self.model, self.worker = model, worker
+        self.num_attempts += 1
+        self.tried.add(worker)
+        worker.begin(self.facts.prompt_tokens + self.expected_output)
+        self._clear_response()
+        self._outgoing = outgoing_body(self.request, self.facts, model, worker, self.tenant)
+        self._sent_at = self._last_heard = self._loop.time()
+        if self._timer is None:
+            self._watch()
+        self._connect()
+
+    def _connect(self) -> None:
+        assert self.worker is not None
+        upstream = self.worker.pool.take()
+        if upstream is not None:
+            self._send(upstream)
+        else:
+            self._connecting = self._loop.create_task(self._connect_new(self.worker))
+
+    async def _connect_new(self, worker: Worker) -> None:
+        try:
+            upstream = await worker.pool.connect()
+        except (OSError, TimeoutError) as error:
+            self._connecting = None
+            self._attempt_failed(f"cannot be reached ({type(error).__name__})", died=False)
+        else:
+            self._connecting = None
+            self._send(upstream)
+
+    def _send(self, upstream: UpstreamConnection) -> None:
+        assert self.worker is not None
+        self._upstream = upstream
+        body = self._outgoing.body
+        head = outgoing_head(self.request, self._outgoing, self.worker, self.id, self._connection.peer, self._gateway)
+        upstream.send(head, body, self)
+
+    # -- the response
+
+    def response_began(self, status: int, headers: Headers, length: int | None) -> None:
+        assert self.worker is not None
+        self._last_heard = now = self._loop.time()
+        self.worker.answered(now - self._sent_at)
+        if status in RETRIED_STATUSES and self._may_ask_another():
+            self._cancel_upstream()
+            self._attempt_failed(f"answered {status}", died=False)
+            return
+        self._response_status, self._headers = status, headers
+        media_type = next((value for name, value in headers if name == b"content-type"), b"")
+        if media_type.startswith((b"text/event-stream", b"application/x-ndjson")):
+            is_sse = media_type.startswith(b"text/event-stream")
+            self._scanner = EventScanner(is_sse, self._outgoing.drop_usage)
+            self._begin_response(None)
+
+    def response_data(self, data: bytes) -> None:
+        self._last_heard = now = self._loop.time()
+        if self._scanner is not None:
+            num_events = self._scanner.num_events
+            if events := self._scanner.feed(data):
+                self._count_tokens(now, self._scanner.num_events - num_events)
+                self._write(events)
+        elif self._is_passing:
+            self._write(data)
+        else:
+            self._held.append(data)
+            self._num_held += len(data)
+            if self._num_held > HELD_BYTES:
+                self._begin_response(None)
+                self._write(b"".join(self._held))
+                self._held = []
+
+    def response_ended(self) -> None:
+        self._upstream = None
+        self._mark_worker()
+        if self._scanner is not None:
+            if rest := self._scanner.rest():
+                self._write(rest)
+            self.usage = self._scanner.usage
+        elif not self._is_passing:
+            body = b"".join(self._held)
+            self.usage = read_usage(body)
+            self._gateway.remember_response(self, body)
+            self._count_tokens(self._loop.time(), 1)
+            self._begin_response(len(body))
+            self._connection.write(body)
+        if self._chunked:
+            self._connection.write(LAST_CHUNK)
+        self._end(self._response_status)
+
+    def upstream_failed(self, reason: str, is_stale: bool) -> None:
+        self._upstream = None
+        if is_stale:
+            self._connect()
+        else:
+            self._attempt_failed(reason, died=True)
+
+    def _mark_worker(self) -> None:
+        assert self.worker is not None
+        if self._response_status in FAILED_STATUSES:
+            self.worker.failed()
+        else:
+            self.worker.breaker.succeeded()
+
+    def _count_tokens(self, now: float, count: int) -> None:
+        if self.first_token is None:
+            self.first_token = now
+        elif count:
+            self._gateway.metrics.token(self, now - self._last_token, count)
+        self._last_token = now
+
+    def _begin_response(self, length: int | None) -> None:
+        """`length`: of the body, where it is known."""
+        self._is_passing = True
+        framing = b"" if length is None else b"content-length: %d" % length
+        if length is None and not self.request.is_http10:
+            self._chunked, framing = True, b"transfer-encoding: chunked"
+        extra = self._gateway.response_headers(self)
+        head = response_head(self._response_status, self._headers, framing, self._keeps_alive, extra)
+        self.status = self._response_status
+        self._connection.write(head)
+
+    @property
+    def _keeps_alive(self) -> bool:
+        return self.request.keep_alive and not self._gateway.draining
+
+    def _write(self, data: bytes) -> None:
+        self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    # -- failures
+
+    def _may_ask_another(self) -> bool:
+        return self.num_attempts < self._gateway.config.faults.max_attempts and self.choose() is not None
+
+    def _attempt_failed(self, reason: str, died: bool) -> None:
+        """Ask another worker if nothing was sent to the client; else tell the client in its stream."""
+        worker = self.worker
+        assert worker is not None
+        worker.failed()
+        self._num_deaths += died
+        self._gateway.audit.write("attempt_failed", request=self.id, worker=worker.name, reason=reason)
+        error = BadUpstream(f"worker {worker.name} {reason}", "try again")
+        if self._is_passing:
+            self._break_off(error)
+            return
+        self._leave_worker()
+        if self._num_deaths < MAX_DEATHS and self._may_ask_another():
+            self._gateway.metrics.retried(self)
+            self._gateway.queue.submit(self, again=True)
+        else:
+            self.refuse(error)
+
+    def _break_off(self, error: QuireError) -> None:
+        """Some of the response is with the client: a stream of events ends with an error, all else is cut off."""
+        self.error = error.code
+        self.usage = self._scanner.usage if self._scanner else None
+        if self._scanner is not None and self._chunked:
+            event = error_body(self.request.path, error)
+            is_sse = b"event-stream" in b"".join(value for name, value in self._headers if name == b"content-type")
+            self._write(b"data: " + event + b"\n\n" if is_sse else event + b"\n")
+            self._connection.write(LAST_CHUNK)
+            self._end(self._response_status)
+        else:
+            connection = self._connection
+            self._finish(self._response_status)
+            connection.abort()
+
+    def refuse(self, error: QuireError) -> None:
+        """Answer with an error. Nothing was sent before."""
+        if self._ended:
+            return
+        self.error = error.code
+        extra = self._gateway.response_headers(self)
+        if (seconds := getattr(error, "retry_after", None)) is not None:
+            extra.append((b"retry-after", str(seconds).encode()))
+        body = error_body(self.request.path, error)
+        self._connection.write(whole_response(error.status, body, extra, self._keeps_alive, b"application/json"))
+        self._end(error.status)
+
+    def _watch(self) -> None:
+        """Give up a worker that is silent for too long."""
+        limit = self._gateway.config.faults.response_timeout
+        left = self._last_heard + limit - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._watch)
+            return
+        self._cancel_upstream()
+        assert self.worker is not None
+        self.worker.failed()
+        error = UpstreamTimeout(f"worker {self.worker.name} was silent for {limit:g} s", "try again later")
+        if self._is_passing:
+            self._break_off(error)
+        else:
+            self.refuse(error)
+
+    # -- the client
+
+    def client_gone(self) -> None:
+        self._gateway.queue.remove(self)
+        self._cancel_upstream()
+        if self.worker is not None:
+            self.worker.breaker.gave_up()
+        self.usage = self._scanner.usage if self._scanner else None
+        self._finish(CLIENT_CLOSED)
+
+    def client_paused(self) -> None:
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def client_resumed(self) -> None:
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    # -- the end
+
+    def _cancel_upstream(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        if self._upstream is not None:
+            self._upstream.cancel()
+            self._upstream = None
+
+    def _leave_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.end(self.facts.prompt_tokens + self.expected_output)
+            self.worker = None
+
+    def _end(self, status: int) -> None:
+        connection = self._connection
+        if self._finish(status):
+            connection.end(self._keeps_alive)
+
+    def _finish(self, status: int) -> bool:
+        """Settle everything, once."""
+        if self._ended:
+            return False
+        self._ended = True
+        self.status = status
+        if self._timer is not None:
+            self._timer.cancel()
+        worker = self.worker
+        self._leave_worker()
+        self._gateway.settle(self, worker)
+        return True
+
+    @property
+    def spent(self) -> TokenUsage:
+        """What it took: as the worker says, else estimated from what came back."""
+        if self.usage is not None:
+            return self.usage
+        if self.first_token is None or self.status not in (200, CLIENT_CLOSED):
+            return TokenUsage()
+        output = self._scanner.num_events if self._scanner is not None else 0
+        return TokenUsage(self.facts.prompt_tokens, 0, output if self.kind is RouteKind.GENERATE else 0)

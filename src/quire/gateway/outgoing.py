@@ -1,0 +1,62 @@
+"""What is sent to a worker: the body, with the model's own name and what the gateway adds, and the head."""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from quire.gateway.request_facts import RequestFacts, with_fields
+from quire.gateway.routes import OPENAI_STREAMS, SALTED, path_model
+from quire.gateway.tenants import Tenant
+from quire.gateway.wire import CREDENTIALS, ClientRequest, request_head
+from quire.gateway.worker import Worker
+
+if TYPE_CHECKING:
+    from quire.gateway.gateway import Gateway
+
+
+@dataclass(slots=True)
+class OutgoingBody:
+    body: bytes
+    target: bytes
+    drop_usage: bool = False  # the usage was asked for by the gateway: the client does not get it
+
+
+def outgoing_body(
+    request: ClientRequest, facts: RequestFacts, model: str | None, worker: Worker, tenant: Tenant
+) -> OutgoingBody:
+    """The body as it came, unless something has to change."""
+    changes: dict[str, Any] = {}
+    target, drop_usage = request.target, False
+    if model is not None and facts.model is not None and model != facts.model:
+        if (named := path_model(request.path)) is not None:
+            target = target.replace(named.encode("latin-1"), quote(model, safe="").encode(), 1)
+        else:
+            changes["name" if "model" not in facts.fields else "model"] = model
+    if tenant.name and facts.stream and request.path in OPENAI_STREAMS and "stream_options" not in facts.fields:
+        changes["stream_options"] = {"include_usage": True}
+        drop_usage = True
+    if tenant.salt and worker.is_quire and request.path in SALTED:
+        changes["cache_salt"] = tenant.salt + _own_salt(facts)
+    return OutgoingBody(with_fields(facts, changes) if changes else request.body, target, drop_usage)
+
+
+def _own_salt(facts: RequestFacts) -> str:
+    """What the client itself asks for stays apart within the tenant."""
+    given = json.loads(bytes(facts.fields.get("cache_salt", b"null")))
+    return f":{given}" if given is not None else ""
+
+
+def outgoing_head(
+    request: ClientRequest, outgoing: OutgoingBody, worker: Worker, request_id: str, peer: bytes, gateway: "Gateway"
+) -> bytes:
+    extra = [(b"x-request-id", request_id.encode("ascii"))]
+    extra += worker.credentials() or ([] if gateway.tenants.is_open else [(name, b"") for name in CREDENTIALS])
+    forwarded = request.header(b"x-forwarded-for").encode("latin-1")
+    extra.append((b"x-forwarded-for", forwarded + b", " + peer if forwarded else peer))
+    changed = request if outgoing.target is request.target else _with_target(request, outgoing.target)
+    return request_head(changed, worker.pool.host, worker.pool.prefix, len(outgoing.body), extra)
+
+
+def _with_target(request: ClientRequest, target: bytes) -> ClientRequest:
+    return ClientRequest(request.method, target, request.path, request.headers)
