@@ -93,22 +93,24 @@ def table(upstream: Upstream, name: str) -> str:
 
 
 def test_a_worker_that_is_not_healthy_gets_nothing_until_it_is(tmp_path: Path) -> None:
-    with upstreams(answers("A"), answers("B")) as [first, second]:
-        with gateway(CONFIG + table(first, "a") + table(second, "b"), folder=tmp_path) as running:
-            first.healthy = False
-            wait_for(lambda: running.workers()["a"]["state"] == "unhealthy")
-            asked = len(first.asked)
-            assert all("B" in running.chat().text for _ in range(6))
-            assert len(first.asked) == asked
-            second.healthy = False
-            wait_for(lambda: running.workers()["b"]["state"] == "unhealthy")
-            assert running.http.get(f"{running.url}/ready").status_code == 503
-            assert running.http.get(f"{running.url}/health").status_code == 200, "the gateway itself lives"
-            refused = running.chat()
-            assert refused.status_code == 503 and "a is unhealthy" in refused.json()["error"]["message"]
-            first.healthy = second.healthy = True
-            wait_for(lambda: running.http.get(f"{running.url}/ready").json()["ready_workers"] == 2)
-            assert {running.chat().json()["choices"][0]["message"]["content"] for _ in range(4)} == {"A", "B"}
+    with (
+        upstreams(answers("A"), answers("B")) as [first, second],
+        gateway(CONFIG + table(first, "a") + table(second, "b"), folder=tmp_path) as running,
+    ):
+        first.healthy = False
+        wait_for(lambda: running.workers()["a"]["state"] == "unhealthy")
+        asked = len(first.asked)
+        assert all("B" in running.chat().text for _ in range(6))
+        assert len(first.asked) == asked
+        second.healthy = False
+        wait_for(lambda: running.workers()["b"]["state"] == "unhealthy")
+        assert running.http.get(f"{running.url}/ready").status_code == 503
+        assert running.http.get(f"{running.url}/health").status_code == 200, "the gateway itself lives"
+        refused = running.chat()
+        assert refused.status_code == 503 and "a is unhealthy" in refused.json()["error"]["message"]
+        first.healthy = second.healthy = True
+        wait_for(lambda: running.http.get(f"{running.url}/ready").json()["ready_workers"] == 2)
+        assert {running.chat().json()["choices"][0]["message"]["content"] for _ in range(4)} == {"A", "B"}
 
 
 def test_a_breaker_opens_by_itself_and_closes_again(tmp_path: Path) -> None:
@@ -174,11 +176,14 @@ def test_a_gateway_that_ends_lets_streams_end(tmp_path: Path) -> None:
         go.wait(20)
         return streams("late")(connection, asked)
 
-    with upstreams(waiting) as [only], gateway(CONFIG + table(only, "a"), folder=tmp_path) as running:
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(running.chat, stream=True)
-            assert begun.wait(20)
-            running.process.terminate()
-            time.sleep(0.1)
-            go.set()
-            assert "late" in answer.result().text
+    with (
+        upstreams(waiting) as [only],
+        gateway(CONFIG + table(only, "a"), folder=tmp_path) as running,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(running.chat, stream=True)
+        assert begun.wait(20)
+        running.process.terminate()
+        time.sleep(0.1)
+        go.set()
+        assert "late" in answer.result().text
