@@ -104,6 +104,7 @@ class Faults(Table):
     health_interval: Seconds = 2.0
     breaker_failures: Count = 5  # in a row: the breaker opens
     breaker_seconds: Seconds = 5.0  # that it stays open at first; doubled each time, up to 60
+    resume_seconds: Annotated[float, Meta(ge=0)] = 30.0  # that a broken stream waits for a worker that goes on with it
     outlier_ratio: Annotated[float, Meta(gt=1)] = 5.0  # a worker so many times slower than the median is ejected
 
 

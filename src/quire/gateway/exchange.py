@@ -10,7 +10,8 @@ from quire.gateway.event_scanner import EventScanner
 from quire.gateway.outgoing import OutgoingBody, outgoing_body, outgoing_head
 from quire.gateway.policies import PickContext
 from quire.gateway.request_facts import RequestFacts
-from quire.gateway.routes import RouteKind
+from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner
+from quire.gateway.routes import OPENAI_STREAMS, RouteKind
 from quire.gateway.tenants import Tenant
 from quire.gateway.upstream import UpstreamConnection
 from quire.gateway.usage import TokenUsage, read_usage
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 RETRIED_STATUSES = frozenset({429, 502, 503})  # another worker may do better; 500 may be the request's own fault
 FAILED_STATUSES = frozenset({500, 502, 503, 504})  # count against the worker
+SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
+MAX_FRUITLESS_RESUMES = 4  # one after the other: the stream itself may be what ends workers
+SECONDS_BETWEEN_TRIES = 0.05
 MAX_DEATHS = 2  # of workers that had the request: a third does not get it
 HELD_BYTES = 1 << 20  # of a response that is not streamed: until then nothing is sent, and another worker may be asked
 CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
@@ -69,9 +73,15 @@ class Exchange:
         self.num_counted = 0  # what the tenant's concurrency counts for it
         self.reserved = 0  # of the tenant's budget
         self._num_deaths = 0
+        can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
+        self._delivered = DeliveredStream() if can_resume else None
+        self._broken_at: float | None = None  # since then a stream waits for a worker that goes on with it
+        self._num_fruitless = 0  # workers that were to go on with it and have added nothing
+        self._is_paused = False
         self._upstream: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.TimerHandle | None = None  # for a worker that goes on with the stream
         self._last_heard = self.began
         self._last_token = 0.0
         self._sent_at = 0.0
@@ -114,8 +124,9 @@ class Exchange:
         self.num_attempts += 1
         self.tried.add(worker)
         worker.begin(self.facts.prompt_tokens + self.expected_output)
-        self._clear_response()
-        self._outgoing = outgoing_body(self.request, self.facts, model, worker, self.tenant)
+        if not self._is_passing:
+            self._clear_response()
+        self._outgoing = outgoing_body(self.request, self.facts, model, worker, self.tenant, self._delivered)
         self._sent_at = self._last_heard = self._loop.time()
         if self._timer is None:
             self._watch()
@@ -145,6 +156,8 @@ class Exchange:
         body = self._outgoing.body
         head = outgoing_head(self.request, self._outgoing, self.worker, self.id, self._connection.peer, self._gateway)
         upstream.send(head, body, self)
+        if self._is_paused:
+            upstream.pause()
 
     # -- the response
 
@@ -152,6 +165,12 @@ class Exchange:
         assert self.worker is not None
         self._last_heard = now = self._loop.time()
         self.worker.answered(now - self._sent_at)
+        resumes = any(name == RESUME_HEADER for name, _ in headers)
+        if self._is_passing:  # a stream goes on
+            if status != 200 or not resumes:
+                self._cancel_upstream()
+                self._attempt_failed(f"answered {status} to a stream that was to go on", died=True)
+            return
         if status in RETRIED_STATUSES and self._may_ask_another():
             self._cancel_upstream()
             self._attempt_failed(f"answered {status}", died=False)
@@ -160,7 +179,10 @@ class Exchange:
         media_type = next((value for name, value in headers if name == b"content-type"), b"")
         if media_type.startswith((b"text/event-stream", b"application/x-ndjson")):
             is_sse = media_type.startswith(b"text/event-stream")
-            self._scanner = EventScanner(is_sse, self._outgoing.drop_usage)
+            if resumes and self._delivered is not None:
+                self._scanner = ResumableScanner(self._delivered, self._outgoing.drop_usage)
+            else:
+                self._scanner = EventScanner(is_sse, self._outgoing.drop_usage)
             self._begin_response(None)
 
     def response_data(self, data: bytes) -> None:
@@ -168,6 +190,7 @@ class Exchange:
         if self._scanner is not None:
             num_events = self._scanner.num_events
             if events := self._scanner.feed(data):
+                self._broken_at, self._num_fruitless = None, 0
                 self._count_tokens(now, self._scanner.num_events - num_events)
                 self._write(events)
         elif self._is_passing:
@@ -182,6 +205,9 @@ class Exchange:
 
     def response_ended(self) -> None:
         self._upstream = None
+        if isinstance(self._scanner, ResumableScanner) and self._scanner.was_sent_away:
+            self._attempt_failed("shuts down", died=True)
+            return
         self._mark_worker()
         if self._scanner is not None:
             if rest := self._scanner.rest():
@@ -250,6 +276,11 @@ class Exchange:
         self._num_deaths += died
         self._gateway.audit.write("attempt_failed", request=self.id, worker=worker.name, reason=reason)
         error = BadUpstream(f"worker {worker.name} {reason}", "try again")
+        if isinstance(self._scanner, ResumableScanner):
+            self._leave_worker()
+            self._scanner.break_off()
+            self._go_on(worker, error)
+            return
         if self._is_passing:
             self._break_off(error)
             return
@@ -259,6 +290,26 @@ class Exchange:
             self._gateway.queue.submit(self, again=True)
         else:
             self.refuse(error)
+
+    def _go_on(self, lost: Worker, error: QuireError) -> None:
+        """Give the stream to another worker, as soon as there is one."""
+        if self._ended:
+            return
+        now = self._loop.time()
+        self._broken_at = self._last_heard = now if self._broken_at is None else self._broken_at
+        router, tried = self._gateway.router, {lost} if now < self._broken_at + SECONDS_APART else set()
+        worker = router.pick(self.model, self.context, tried)
+        if self._num_fruitless >= MAX_FRUITLESS_RESUMES:
+            self._break_off(error)
+        elif worker is not None and worker.resumes:
+            self._num_fruitless += 1
+            self._gateway.metrics.resumed(self)
+            self._gateway.audit.write("resumed", request=self.id, worker=worker.name, lost=lost.name)
+            self.start(self.model, worker)
+        elif now < self._broken_at + self._gateway.config.faults.resume_seconds:
+            self._waiting = self._loop.call_later(SECONDS_BETWEEN_TRIES, self._go_on, lost, error)
+        else:
+            self._break_off(error)
 
     def _break_off(self, error: QuireError) -> None:
         """Some of the response is with the client: a stream of events ends with an error, all else is cut off."""
@@ -294,8 +345,10 @@ class Exchange:
         if left > 0:
             self._timer = self._loop.call_later(left, self._watch)
             return
+        if self.worker is None:  # the stream waits for one
+            self._timer = self._loop.call_later(limit, self._watch)
+            return
         self._cancel_upstream()
-        assert self.worker is not None
         self.worker.failed()
         error = UpstreamTimeout(f"worker {self.worker.name} was silent for {limit:g} s", "try again later")
         if self._is_passing:
@@ -314,10 +367,12 @@ class Exchange:
         self._finish(CLIENT_CLOSED)
 
     def client_paused(self) -> None:
+        self._is_paused = True
         if self._upstream is not None:
             self._upstream.pause()
 
     def client_resumed(self) -> None:
+        self._is_paused = False
         if self._upstream is not None:
             self._upstream.resume()
 
@@ -347,8 +402,9 @@ class Exchange:
             return False
         self._ended = True
         self.status = status
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._waiting):
+            if timer is not None:
+                timer.cancel()
         worker = self.worker
         self._leave_worker()
         self._gateway.settle(self, worker)

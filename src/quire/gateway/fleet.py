@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from quire.core.errors import BadRequest, QuireError
 from quire.gateway.config import Faults, WorkerEntry, url_problem
+from quire.gateway.resuming import RESUME_HEADER
 from quire.gateway.worker import Worker
 
 log = logging.getLogger("quire.gateway")
@@ -129,10 +130,10 @@ class WorkerFleet:
     async def _check(self, worker: Worker, with_models: bool) -> None:
         was_healthy, was_ready, timeout = worker.healthy, worker.ready, self.faults.connect_timeout
         try:
-            status, _ = await worker.get("/health", timeout)
-            worker.healthy = status < 500
-            ready, _ = await worker.get("/ready", timeout)
-            worker.ready = worker.healthy and (ready == 200 or ready in (404, 405))  # others have no such path
+            worker.healthy = (await worker.get("/health", timeout)).status < 500
+            answer = await worker.get("/ready", timeout)
+            worker.ready = worker.healthy and answer.status in (200, 404, 405)  # others have no such path
+            worker.resumes = any(name == RESUME_HEADER for name, _ in answer.headers)
             if worker.ready and (with_models or not was_ready or not worker.cards):
                 await worker.ask_models(timeout)
         except (OSError, TimeoutError):

@@ -23,6 +23,7 @@ class GatewayMetrics:
         self.errors: Counter[str] = Counter()  # by code
         self.decisions: Counter[tuple[str, str]] = Counter()  # by model and worker
         self.retries: Counter[str] = Counter()  # by model
+        self.resumes: Counter[str] = Counter()  # by model
         self.tokens: Counter[tuple[str, str, str]] = Counter()  # by model, tenant, kind
         self.cost: Counter[str] = Counter()  # by tenant, in billionths
         self.first_token: dict[Labels, Histogram] = {}
@@ -37,6 +38,9 @@ class GatewayMetrics:
 
     def retried(self, exchange: "Exchange") -> None:
         self.retries[exchange.model or ""] += 1
+
+    def resumed(self, exchange: "Exchange") -> None:
+        self.resumes[exchange.model or ""] += 1
 
     def token(self, exchange: "Exchange", seconds: float, count: int) -> None:
         _of(self.next_token, exchange).observe(seconds / count, count)

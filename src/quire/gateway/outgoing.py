@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from quire.gateway.request_facts import RequestFacts, with_fields
+from quire.gateway.resuming import RESUME_HEADER, DeliveredStream
 from quire.gateway.routes import OPENAI_STREAMS, SALTED, path_model
 from quire.gateway.tenants import Tenant
 from quire.gateway.wire import CREDENTIALS, ClientRequest, request_head
@@ -19,13 +20,19 @@ if TYPE_CHECKING:
 class OutgoingBody:
     body: bytes
     target: bytes
+    is_wrapped: bool = False  # with what another worker needs to go on
     drop_usage: bool = False  # the usage was asked for by the gateway: the client does not get it
 
 
 def outgoing_body(
-    request: ClientRequest, facts: RequestFacts, model: str | None, worker: Worker, tenant: Tenant
+    request: ClientRequest,
+    facts: RequestFacts,
+    model: str | None,
+    worker: Worker,
+    tenant: Tenant,
+    delivered: DeliveredStream | None,
 ) -> OutgoingBody:
-    """The body as it came, unless something has to change."""
+    """The body as it came, unless something has to change. `delivered`: of a stream that may be resumed."""
     changes: dict[str, Any] = {}
     target, drop_usage = request.target, False
     if model is not None and facts.model is not None and model != facts.model:
@@ -38,7 +45,11 @@ def outgoing_body(
         drop_usage = True
     if tenant.salt and worker.is_quire and request.path in SALTED:
         changes["cache_salt"] = tenant.salt + _own_salt(facts)
-    return OutgoingBody(with_fields(facts, changes) if changes else request.body, target, drop_usage)
+    body = with_fields(facts, changes) if changes else request.body
+    is_wrapped = delivered is not None and worker.resumes
+    if delivered is not None and is_wrapped:
+        body = delivered.wrap(body)
+    return OutgoingBody(body, target, is_wrapped, drop_usage)
 
 
 def _own_salt(facts: RequestFacts) -> str:
@@ -51,6 +62,8 @@ def outgoing_head(
     request: ClientRequest, outgoing: OutgoingBody, worker: Worker, request_id: str, peer: bytes, gateway: "Gateway"
 ) -> bytes:
     extra = [(b"x-request-id", request_id.encode("ascii"))]
+    if outgoing.is_wrapped:
+        extra.append((RESUME_HEADER, b"1"))
     extra += worker.credentials() or ([] if gateway.tenants.is_open else [(name, b"") for name in CREDENTIALS])
     forwarded = request.header(b"x-forwarded-for").encode("latin-1")
     extra.append((b"x-forwarded-for", forwarded + b", " + peer if forwarded else peer))

@@ -29,6 +29,7 @@ class Worker:
         self.checked = False
         self.draining = False
         self.is_quire = False
+        self.resumes = False  # it takes over streams of other workers, and lets go of its own
         self.cards: dict[str, dict[str, Any]] = {name: {"id": name} for name in entry.models or ()}  # by model
         self.num_in_flight = 0
         self.tokens_in_flight = 0
@@ -109,17 +110,18 @@ class Worker:
         secret = self.entry.secret.encode()
         return [(b"authorization", b"Bearer " + secret), (b"x-api-key", b"")] if secret else []
 
-    async def get(self, path: str, timeout: float) -> tuple[int, bytes]:
+    async def get(self, path: str, timeout: float) -> "WorkerAnswer":
         """GET `path`. Raises OSError or TimeoutError."""
         request = ClientRequest("GET", path.encode(), path, [])
         head = request_head(request, self.pool.host, self.pool.prefix, 0, self.credentials())
         async with asyncio.timeout(timeout):
             while True:
                 connection = self.pool.take() or await self.pool.connect()
-                answer = _Answer()
+                answer = WorkerAnswer()
                 connection.send(head, b"", answer)
                 try:
-                    return await answer.done
+                    await answer.done
+                    return answer
                 except _Stale:
                     continue
                 except asyncio.CancelledError:
@@ -128,11 +130,11 @@ class Worker:
 
     async def ask_models(self, timeout: float) -> None:
         """What it serves, unless the configuration says."""
-        status, body = await self.get("/v1/models", timeout)
-        if status != 200:
+        answer = await self.get("/v1/models", timeout)
+        if answer.status != 200:
             return
         try:
-            cards = msgspec.json.decode(body, type=_ModelCards).data
+            cards = msgspec.json.decode(answer.body, type=_ModelCards).data
         except msgspec.MsgspecError:
             return
         named = {str(card["id"]): card for card in cards if "id" in card}
@@ -151,24 +153,25 @@ class _Stale(Exception):
     """An idle connection was closed; another one may do."""
 
 
-class _Answer:
-    """A whole response. Implements `Sink`."""
+class WorkerAnswer:
+    """A whole response, once it is `done`. Implements `Sink`."""
 
     def __init__(self) -> None:
-        self.done: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._status = 0
-        self._body = bytearray()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.status = 0
+        self.headers: Headers = []
+        self.body = bytearray()
 
     def response_began(self, status: int, headers: Headers, length: int | None) -> None:
-        self._status = status
+        self.status, self.headers = status, headers
 
     def response_data(self, data: bytes) -> None:
-        if len(self._body) <= MAX_ANSWER_BYTES:
-            self._body += data
+        if len(self.body) <= MAX_ANSWER_BYTES:
+            self.body += data
 
     def response_ended(self) -> None:
         if not self.done.done():
-            self.done.set_result((self._status, bytes(self._body)))
+            self.done.set_result(None)
 
     def upstream_failed(self, reason: str, is_stale: bool) -> None:
         if not self.done.done():
