@@ -26,10 +26,7 @@ class Admissible(Protocol):
     targets: list[str | None]
     tried: set[Worker]
     max_wait: float  # seconds
-
-    @property
-    def expected_tokens(self) -> float:
-        """Weighted, as the shares count them."""
+    expected_tokens: float  # weighted, as the shares count them
 
     def choose(self) -> tuple[str | None, Worker | None] | None:
         """The model to ask, and its worker, or None where all are full; None: no worker can take it now."""

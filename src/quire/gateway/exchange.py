@@ -56,6 +56,8 @@ class Exchange:
     ) -> None:
         self._gateway, self._connection, self.request = gateway, connection, request
         self.id, self.tenant, self.kind, self.facts, self.targets = request_id, tenant, kind, facts, targets
+        self.expected_output = facts.output_tokens if kind is RouteKind.GENERATE else 0
+        self.expected_tokens = gateway.weighted(TokenUsage(facts.prompt_tokens, 0, self.expected_output))
         self._loop = gateway.loop
         self.began = self._loop.time()
         self.max_wait = math.inf
@@ -99,14 +101,6 @@ class Exchange:
         self._chunked = False
 
     # -- admission
-
-    @property
-    def expected_tokens(self) -> float:
-        return self._gateway.weighted(TokenUsage(self.facts.prompt_tokens, 0, self.expected_output))
-
-    @property
-    def expected_output(self) -> int:
-        return self.facts.output_tokens if self.kind is RouteKind.GENERATE else 0
 
     def choose(self) -> tuple[str | None, Worker | None] | None:
         router = self._gateway.router
@@ -218,8 +212,7 @@ class Exchange:
             self.usage = read_usage(body)
             self._gateway.remember_response(self, body)
             self._count_tokens(self._loop.time(), 1)
-            self._begin_response(len(body))
-            self._connection.write(body)
+            self._begin_response(len(body), body)
         if self._chunked:
             self._connection.write(LAST_CHUNK)
         self._end(self._response_status)
@@ -245,8 +238,8 @@ class Exchange:
             self._gateway.metrics.token(self, now - self._last_token, count)
         self._last_token = now
 
-    def _begin_response(self, length: int | None) -> None:
-        """`length`: of the body, where it is known."""
+    def _begin_response(self, length: int | None, body: bytes = b"") -> None:
+        """`length`: of the body, where it is known; then the whole `body` goes out with the head."""
         self._is_passing = True
         framing = b"" if length is None else b"content-length: %d" % length
         if length is None and not self.request.is_http10:
@@ -254,7 +247,7 @@ class Exchange:
         extra = self._gateway.response_headers(self)
         head = response_head(self._response_status, self._headers, framing, self._keeps_alive, extra)
         self.status = self._response_status
-        self._connection.write(head)
+        self._connection.write(head + body)
 
     @property
     def _keeps_alive(self) -> bool:

@@ -1,10 +1,10 @@
 """The gateway: every request is authenticated, understood, admitted and routed here."""
 
 import asyncio
+import os
 import re
 from collections import OrderedDict
 from typing import Any
-from uuid import uuid4
 
 from quire import __version__
 from quire.core.errors import BadRequest, QuireError
@@ -67,7 +67,7 @@ class Gateway:
 
     def handle(self, connection: ClientConnection, request: ClientRequest) -> Exchange | None:
         asked = request.header(b"x-request-id")
-        request_id = asked if _GOOD_ID.fullmatch(asked) else uuid4().hex
+        request_id = asked if _GOOD_ID.fullmatch(asked) else os.urandom(16).hex()
         try:
             return self._begin(connection, request, request_id)
         except QuireError as error:

@@ -64,7 +64,7 @@ def outgoing_head(
     extra = [(b"x-request-id", request_id.encode("ascii"))]
     if outgoing.is_wrapped:
         extra.append((RESUME_HEADER, b"1"))
-    extra += worker.credentials() or ([] if gateway.tenants.is_open else [(name, b"") for name in CREDENTIALS])
+    extra += worker.credentials or ([] if gateway.tenants.is_open else [(name, b"") for name in CREDENTIALS])
     forwarded = request.header(b"x-forwarded-for").encode("latin-1")
     extra.append((b"x-forwarded-for", forwarded + b", " + peer if forwarded else peer))
     changed = request if outgoing.target is request.target else _with_target(request, outgoing.target)

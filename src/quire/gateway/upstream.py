@@ -39,6 +39,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._heard = False  # anything of the response
         self._until_close = False  # no length: the end of the connection ends the response
         self._ended = False
+        self._keeps_alive = False
         self._began = False
         self._parts: list[bytes] = []
         self._headers: Headers = []
@@ -47,7 +48,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def send(self, head: bytes, body: bytes, sink: Sink) -> None:
         self._sink, self._parser = sink, httptools.HttpResponseParser(self)
-        self._heard = self._until_close = self._ended = self._began = False
+        self._heard = self._until_close = self._ended = self._began = self._keeps_alive = False
         if len(body) <= WRITE_TOGETHER:
             self._transport.write(head + body)
         else:
@@ -142,6 +143,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._began:
             self._ended = True
+            self._keeps_alive = self._parser.should_keep_alive()  # the parser knows it only here
 
     def _flush(self) -> None:
         if self._parts and self._sink is not None:
@@ -151,7 +153,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _finish(self) -> None:
         sink, self._sink = self._sink, None
-        if self._parser.should_keep_alive() and not self._until_close:
+        if self._keeps_alive and not self._until_close:
             self._reused = True
             self._pool.put(self)
         else:

@@ -24,6 +24,9 @@ class Worker:
         self.entry, self.name, self.bit = entry, entry.label, bit
         self.pool = ConnectionPool(entry.url, faults.connect_timeout)
         self.breaker = CircuitBreaker(faults.breaker_failures, faults.breaker_seconds, loop.time)
+        secret = entry.secret.encode()
+        # Headers for the gateway's own key at this worker.
+        self.credentials: Headers = [(b"authorization", b"Bearer " + secret), (b"x-api-key", b"")] if secret else []
         self.healthy = False
         self.ready = False
         self.checked = False
@@ -105,15 +108,10 @@ class Worker:
             "failures": self.num_failures,
         }
 
-    def credentials(self) -> Headers:
-        """Headers for the gateway's own key at this worker."""
-        secret = self.entry.secret.encode()
-        return [(b"authorization", b"Bearer " + secret), (b"x-api-key", b"")] if secret else []
-
     async def get(self, path: str, timeout: float) -> "WorkerAnswer":
         """GET `path`. Raises OSError or TimeoutError."""
         request = ClientRequest("GET", path.encode(), path, [])
-        head = request_head(request, self.pool.host, self.pool.prefix, 0, self.credentials())
+        head = request_head(request, self.pool.host, self.pool.prefix, 0, self.credentials)
         async with asyncio.timeout(timeout):
             while True:
                 connection = self.pool.take() or await self.pool.connect()
