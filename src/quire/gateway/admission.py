@@ -27,6 +27,7 @@ class Admissible(Protocol):
     tried: set[Worker]
     max_wait: float  # seconds
     expected_tokens: float  # weighted, as the shares count them
+    is_charged: bool  # its tenant's share has paid for it: it was started before, and goes first
 
     def choose(self) -> tuple[str | None, Worker | None] | None:
         """The model to ask, and its worker, or None where all are full; None: no worker can take it now."""
@@ -49,15 +50,15 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return len(self._timers)
 
-    def submit(self, request: Admissible, *, again: bool = False) -> None:
-        """Start it, let it wait, or refuse it. `again`: it was started before, and is charged already."""
+    def submit(self, request: Admissible) -> None:
+        """Start it, let it wait, or refuse it."""
         chosen = request.choose()
         if chosen is None:
             return request.refuse(self._router.unavailable(request.targets))
         model, worker = chosen
         lane = (request.tenant.priority, request.tenant.name, model or "")
-        if worker is not None and (again or not self._is_behind(lane)):
-            return self._start(request, model, worker, charged=again)
+        if worker is not None and (request.is_charged or not self._is_behind(lane)):
+            return self._start(request, model, worker)
         if len(self) >= self.settings.max_requests:
             message = f"{len(self)} requests wait for a worker, and {self.settings.max_requests} may"
             return request.refuse(QueueFull(message, "try again later", retry_after=self.retry_after()))
@@ -106,8 +107,9 @@ class AdmissionQueue:
                 return True
         return False
 
-    def _start(self, request: Admissible, model: str | None, worker: Worker, charged: bool = False) -> None:
-        if not charged:
+    def _start(self, request: Admissible, model: str | None, worker: Worker) -> None:
+        if not request.is_charged:
+            request.is_charged = True
             self.counters.serve(request.tenant.name, request.expected_tokens, request.tenant.weight)
         request.start(model, worker)
 

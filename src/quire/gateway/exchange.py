@@ -9,13 +9,14 @@ from quire.gateway.client_connection import ClientConnection
 from quire.gateway.event_scanner import EventScanner
 from quire.gateway.outgoing import OutgoingBody, outgoing_body, outgoing_head
 from quire.gateway.policies import PickContext
+from quire.gateway.relay import ResponseRelay, is_sse, is_stream
 from quire.gateway.request_facts import RequestFacts
 from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner
 from quire.gateway.routes import OPENAI_STREAMS, RouteKind
 from quire.gateway.tenants import Tenant
 from quire.gateway.upstream import UpstreamConnection
-from quire.gateway.usage import TokenUsage, read_usage
-from quire.gateway.wire import ClientRequest, Headers, error_body, response_head, whole_response
+from quire.gateway.usage import TokenUsage
+from quire.gateway.wire import ClientRequest, Headers
 from quire.gateway.worker import Worker
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go
 MAX_FRUITLESS_RESUMES = 4  # one after the other: the stream itself may be what ends workers
 SECONDS_BETWEEN_TRIES = 0.05
 MAX_DEATHS = 2  # of workers that had the request: a third does not get it
-HELD_BYTES = 1 << 20  # of a response that is not streamed: until then nothing is sent, and another worker may be asked
 CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
-LAST_CHUNK = b"0\r\n\r\n"
 
 
 class BadUpstream(QuireError):
@@ -74,6 +73,7 @@ class Exchange:
         self.usage: TokenUsage | None = None
         self.num_counted = 0  # what the tenant's concurrency counts for it
         self.reserved = 0  # of the tenant's budget
+        self.is_charged = False  # its tenant's share has paid for it
         self._num_deaths = 0
         can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
         self._delivered = DeliveredStream() if can_resume else None
@@ -89,16 +89,9 @@ class Exchange:
         self._sent_at = 0.0
         self._ended = False
         self._outgoing: OutgoingBody
-        self._clear_response()
-
-    def _clear_response(self) -> None:
-        self._response_status = 0
-        self._headers: Headers = []
-        self._scanner: EventScanner | None = None
-        self._held: list[bytes] = []
-        self._num_held = 0
-        self._is_passing = False  # some of the response is with the client
-        self._chunked = False
+        self._relay = ResponseRelay(
+            connection, request, lambda: gateway.response_headers(self), lambda: self._keeps_alive
+        )
 
     # -- admission
 
@@ -118,8 +111,8 @@ class Exchange:
         self.num_attempts += 1
         self.tried.add(worker)
         worker.begin(self.facts.prompt_tokens + self.expected_output)
-        if not self._is_passing:
-            self._clear_response()
+        if not self._relay.is_passing:
+            self._relay.clear()
         self._outgoing = outgoing_body(self.request, self.facts, model, worker, self.tenant, self._delivered)
         self._sent_at = self._last_heard = self._loop.time()
         if self._timer is None:
@@ -137,7 +130,7 @@ class Exchange:
     async def _connect_new(self, worker: Worker) -> None:
         try:
             upstream = await worker.pool.connect()
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # a name that is no host is a ValueError
             self._connecting = None
             self._attempt_failed(f"cannot be reached ({type(error).__name__})", died=False)
         else:
@@ -160,7 +153,7 @@ class Exchange:
         self._last_heard = now = self._loop.time()
         self.worker.answered(now - self._sent_at)
         resumes = any(name == RESUME_HEADER for name, _ in headers)
-        if self._is_passing:  # a stream goes on
+        if self._relay.is_passing:  # a stream goes on
             if status != 200 or not resumes:
                 self._cancel_upstream()
                 self._attempt_failed(f"answered {status} to a stream that was to go on", died=True)
@@ -169,53 +162,34 @@ class Exchange:
             self._cancel_upstream()
             self._attempt_failed(f"answered {status}", died=False)
             return
-        self._response_status, self._headers = status, headers
-        media_type = next((value for name, value in headers if name == b"content-type"), b"")
-        if media_type.startswith((b"text/event-stream", b"application/x-ndjson")):
-            is_sse = media_type.startswith(b"text/event-stream")
-            if resumes and self._delivered is not None:
-                self._scanner = ResumableScanner(self._delivered, self._outgoing.drop_usage)
-            else:
-                self._scanner = EventScanner(is_sse, self._outgoing.drop_usage)
-            self._begin_response(None)
+        self._relay.begin(status, headers, self._scanner(headers, resumes))
+
+    def _scanner(self, headers: Headers, resumes: bool) -> EventScanner | None:
+        if not is_stream(headers):
+            return None
+        if resumes and self._delivered is not None:
+            return ResumableScanner(self._delivered, self._outgoing.drop_usage)
+        return EventScanner(is_sse(headers), self._outgoing.drop_usage)
 
     def response_data(self, data: bytes) -> None:
-        self._last_heard = now = self._loop.time()
-        if self._scanner is not None:
-            num_events = self._scanner.num_events
-            if events := self._scanner.feed(data):
-                self._broken_at, self._num_fruitless = None, 0
-                self._count_tokens(now, self._scanner.num_events - num_events)
-                self._write(events)
-        elif self._is_passing:
-            self._write(data)
-        else:
-            self._held.append(data)
-            self._num_held += len(data)
-            if self._num_held > HELD_BYTES:
-                self._begin_response(None)
-                self._write(b"".join(self._held))
-                self._held = []
+        self._last_heard = self._loop.time()
+        if num_tokens := self._relay.push(data):
+            self._broken_at, self._num_fruitless = None, 0
+            self._count_tokens(num_tokens)
 
     def response_ended(self) -> None:
         self._upstream = None
-        if isinstance(self._scanner, ResumableScanner) and self._scanner.was_sent_away:
+        scanner = self._relay.scanner
+        if isinstance(scanner, ResumableScanner) and scanner.was_sent_away:
             self._attempt_failed("shuts down", died=True)
             return
         self._mark_worker()
-        if self._scanner is not None:
-            if rest := self._scanner.rest():
-                self._write(rest)
-            self.usage = self._scanner.usage
-        elif not self._is_passing:
-            body = b"".join(self._held)
-            self.usage = read_usage(body)
+        body = self._relay.finish()
+        if scanner is None:
+            self._count_tokens(1)
             self._gateway.remember_response(self, body)
-            self._count_tokens(self._loop.time(), 1)
-            self._begin_response(len(body), body)
-        if self._chunked:
-            self._connection.write(LAST_CHUNK)
-        self._end(self._response_status)
+        self.usage = self._relay.usage(body)
+        self._end(self._relay.status)
 
     def upstream_failed(self, reason: str, is_stale: bool) -> None:
         self._upstream = None
@@ -226,40 +200,29 @@ class Exchange:
 
     def _mark_worker(self) -> None:
         assert self.worker is not None
-        if self._response_status in FAILED_STATUSES:
+        if self._relay.status in FAILED_STATUSES:
             self.worker.failed()
         else:
             self.worker.breaker.succeeded()
 
-    def _count_tokens(self, now: float, count: int) -> None:
+    def _count_tokens(self, count: int) -> None:
+        now = self._last_heard
         if self.first_token is None:
             self.first_token = now
-        elif count:
+        else:
             self._gateway.metrics.token(self, now - self._last_token, count)
         self._last_token = now
-
-    def _begin_response(self, length: int | None, body: bytes = b"") -> None:
-        """`length`: of the body, where it is known; then the whole `body` goes out with the head."""
-        self._is_passing = True
-        framing = b"" if length is None else b"content-length: %d" % length
-        if length is None and not self.request.is_http10:
-            self._chunked, framing = True, b"transfer-encoding: chunked"
-        extra = self._gateway.response_headers(self)
-        head = response_head(self._response_status, self._headers, framing, self._keeps_alive, extra)
-        self.status = self._response_status
-        self._connection.write(head + body)
 
     @property
     def _keeps_alive(self) -> bool:
         return self.request.keep_alive and not self._gateway.draining
 
-    def _write(self, data: bytes) -> None:
-        self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
-
     # -- failures
 
     def _may_ask_another(self) -> bool:
-        return self.num_attempts < self._gateway.config.faults.max_attempts and self.choose() is not None
+        if self.num_attempts >= self._gateway.config.faults.max_attempts or self.pinned is not None:
+            return False
+        return any(self._gateway.router.can_take(model, self.tried) for model in self.targets)
 
     def _attempt_failed(self, reason: str, died: bool) -> None:
         """Ask another worker if nothing was sent to the client; else tell the client in its stream."""
@@ -269,18 +232,18 @@ class Exchange:
         self._num_deaths += died
         self._gateway.audit.write("attempt_failed", request=self.id, worker=worker.name, reason=reason)
         error = BadUpstream(f"worker {worker.name} {reason}", "try again")
-        if isinstance(self._scanner, ResumableScanner):
+        if isinstance(self._relay.scanner, ResumableScanner):
             self._leave_worker()
-            self._scanner.break_off()
+            self._relay.scanner.break_off()
             self._go_on(worker, error)
             return
-        if self._is_passing:
+        if self._relay.is_passing:
             self._break_off(error)
             return
         self._leave_worker()
         if self._num_deaths < MAX_DEATHS and self._may_ask_another():
             self._gateway.metrics.retried(self)
-            self._gateway.queue.submit(self, again=True)
+            self._gateway.queue.submit(self)
         else:
             self.refuse(error)
 
@@ -307,29 +270,19 @@ class Exchange:
     def _break_off(self, error: QuireError) -> None:
         """Some of the response is with the client: a stream of events ends with an error, all else is cut off."""
         self.error = error.code
-        self.usage = self._scanner.usage if self._scanner else None
-        if self._scanner is not None and self._chunked:
-            event = error_body(self.request.path, error)
-            is_sse = b"event-stream" in b"".join(value for name, value in self._headers if name == b"content-type")
-            self._write(b"data: " + event + b"\n\n" if is_sse else event + b"\n")
-            self._connection.write(LAST_CHUNK)
-            self._end(self._response_status)
+        self.usage = self._relay.usage(b"")
+        if self._relay.break_off(error):
+            self._end(self._relay.status)
         else:
-            connection = self._connection
-            self._finish(self._response_status)
-            connection.abort()
+            self._finish(self._relay.status)
+            self._connection.abort()
 
     def refuse(self, error: QuireError) -> None:
         """Answer with an error. Nothing was sent before."""
-        if self._ended:
-            return
-        self.error = error.code
-        extra = self._gateway.response_headers(self)
-        if (seconds := getattr(error, "retry_after", None)) is not None:
-            extra.append((b"retry-after", str(seconds).encode()))
-        body = error_body(self.request.path, error)
-        self._connection.write(whole_response(error.status, body, extra, self._keeps_alive, b"application/json"))
-        self._end(error.status)
+        if not self._ended:
+            self.error = error.code
+            self._relay.refuse(error)
+            self._end(error.status)
 
     def _watch(self) -> None:
         """Give up a worker that is silent for too long."""
@@ -344,7 +297,7 @@ class Exchange:
         self._cancel_upstream()
         self.worker.failed()
         error = UpstreamTimeout(f"worker {self.worker.name} was silent for {limit:g} s", "try again later")
-        if self._is_passing:
+        if self._relay.is_passing:
             self._break_off(error)
         else:
             self.refuse(error)
@@ -356,7 +309,7 @@ class Exchange:
         self._cancel_upstream()
         if self.worker is not None:
             self.worker.breaker.gave_up()
-        self.usage = self._scanner.usage if self._scanner else None
+        self.usage = self._relay.usage(b"")
         self._finish(CLIENT_CLOSED)
 
     def client_paused(self) -> None:
@@ -410,5 +363,5 @@ class Exchange:
             return self.usage
         if self.first_token is None or self.status not in (200, CLIENT_CLOSED):
             return TokenUsage()
-        output = self._scanner.num_events if self._scanner is not None else 0
+        output = self._relay.scanner.num_events if self._relay.scanner is not None else 0
         return TokenUsage(self.facts.prompt_tokens, 0, output if self.kind is RouteKind.GENERATE else 0)

@@ -62,6 +62,7 @@ def outgoing_head(
     request: ClientRequest, outgoing: OutgoingBody, worker: Worker, request_id: str, peer: bytes, gateway: "Gateway"
 ) -> bytes:
     extra = [(b"x-request-id", request_id.encode("ascii"))]
+    extra.append((b"accept-encoding", b""))  # the gateway reads what passes
     if outgoing.is_wrapped:
         extra.append((RESUME_HEADER, b"1"))
     extra += worker.credentials or ([] if gateway.tenants.is_open else [(name, b"") for name in CREDENTIALS])
