@@ -58,9 +58,9 @@ class Admin:
             case ("POST", "workers"):
                 return self._add(request.body)
             case ("POST", "workers", name, "drain"):
-                return self._changed("drained", self._gateway.fleet.drain(name).describe())
+                return self._changed("worker_drained", self._gateway.fleet.drain(name).describe())
             case ("POST", "workers", name, "resume"):
-                return self._changed("resumed", self._gateway.fleet.resume(name).describe())
+                return self._changed("worker_resumed", self._gateway.fleet.resume(name).describe())
             case ("DELETE", "workers", name):
                 return await self._remove(name)
             case (_, "workers" | "health" | "metrics", *_):
@@ -72,15 +72,15 @@ class Admin:
             entry = msgspec.json.decode(body, type=WorkerEntry)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise BadRequest(f"the worker: {error}", 'send {"url": "http://HOST:PORT"}') from None
-        return self._changed("added", self._gateway.fleet.add(entry).describe(), 201)
+        return self._changed("worker_added", self._gateway.fleet.add(entry).describe(), 201)
 
     async def _remove(self, name: str) -> Reply:
         """Answers when the requests in flight at the worker have ended."""
         await self._gateway.fleet.remove(name, self._gateway.config.drain_timeout)
-        return self._changed("removed", {"name": name, "state": "removed"})
+        return self._changed("worker_removed", {"name": name, "state": "removed"})
 
-    def _changed(self, what: str, shown: dict[str, Any], status: int = 200) -> Reply:
-        self._gateway.audit.write(f"worker_{what}", worker=shown["name"])
+    def _changed(self, decision: str, shown: dict[str, Any], status: int = 200) -> Reply:
+        self._gateway.audit.write(decision, worker=shown["name"])
         return _json(status, shown)
 
 
