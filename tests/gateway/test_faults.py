@@ -7,10 +7,13 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from gateway.gateways import Asked, Upstream, answers, gateway, response, streams, upstreams, wait_for
 from quire.gateway.breaker import MAX_OPEN_SECONDS, CircuitBreaker
 from quire.gateway.config import Faults, WorkerEntry
 from quire.gateway.fleet import WorkerFleet
+from trials import LENGTH
 
 
 class Clock:
@@ -133,6 +136,8 @@ def test_a_breaker_opens_by_itself_and_closes_again(tmp_path: Path) -> None:
         assert running.metric("breaker_state", 'state="closed"', 'worker="a"') == 1
 
 
+@pytest.mark.trial
+@pytest.mark.timeout(60 * 60)
 def test_rolling_restarts_lose_no_request(tmp_path: Path) -> None:
     """Each of three workers in turn is drained, ended, started again at another port and added, under load."""
 
@@ -153,7 +158,7 @@ def test_rolling_restarts_lose_no_request(tmp_path: Path) -> None:
 
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             loads = [pool.submit(load) for _ in range(4)]
-            for turn in range(6):
+            for turn in range(6 if LENGTH == 1 else 100 * LENGTH):
                 name = f"w{turn % 3}"
                 assert running.http.delete(f"{running.admin}/workers/{name}").status_code == 200
                 made[turn % 3].close()

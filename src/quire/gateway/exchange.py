@@ -140,9 +140,11 @@ class Exchange:
     def _send(self, upstream: UpstreamConnection) -> None:
         assert self.worker is not None
         self._upstream = upstream
-        body = self._outgoing.body
-        head = outgoing_head(self.request, self._outgoing, self.worker, self.id, self._connection.peer, self._gateway)
-        upstream.send(head, body, self)
+        left = self.max_wait - (self._loop.time() - self.began)
+        head = outgoing_head(
+            self.request, self._outgoing, self.worker, self.id, self._connection.peer, left, self._gateway
+        )
+        upstream.send(head, self._outgoing.body, self)
         if self._is_paused:
             upstream.pause()
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -59,13 +60,22 @@ def _own_salt(facts: RequestFacts) -> str:
 
 
 def outgoing_head(
-    request: ClientRequest, outgoing: OutgoingBody, worker: Worker, request_id: str, peer: bytes, gateway: "Gateway"
+    request: ClientRequest,
+    outgoing: OutgoingBody,
+    worker: Worker,
+    request_id: str,
+    peer: bytes,
+    seconds_left: float,
+    gateway: "Gateway",
 ) -> bytes:
+    """`seconds_left`: until the deadline of the client, infinite where it has none."""
     extra = [(b"x-request-id", request_id.encode("ascii"))]
     extra.append((b"accept-encoding", b""))  # the gateway reads what passes
     if outgoing.is_wrapped:
         extra.append((RESUME_HEADER, b"1"))
     extra += worker.credentials or ([] if gateway.tenants.is_open else [(name, b"") for name in CREDENTIALS])
+    if isfinite(seconds_left):
+        extra.append((b"x-request-timeout", b"%.3f" % max(seconds_left, 0.001)))
     forwarded = request.header(b"x-forwarded-for").encode("latin-1")
     extra.append((b"x-forwarded-for", forwarded + b", " + peer if forwarded else peer))
     changed = request if outgoing.target is request.target else _with_target(request, outgoing.target)

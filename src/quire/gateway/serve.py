@@ -12,7 +12,7 @@ from quire.gateway.client_connection import Answering, ClientConnection, Connect
 from quire.gateway.config import LOOPBACK, GatewayConfig
 from quire.gateway.gateway import Gateway
 from quire.gateway.wire import ClientRequest
-from quire.server.http.tcp_socket import BACKLOG, bind
+from quire.server.http.tcp_socket import BACKLOG, allow_open_files, bind
 
 log = logging.getLogger("quire.gateway")
 
@@ -126,4 +126,5 @@ def run_gateway(
 ) -> None:
     import uvloop
 
+    allow_open_files()
     uvloop.run(serve_gateway(config, reload=reload, on_ready=on_ready))

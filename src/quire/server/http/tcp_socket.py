@@ -1,6 +1,7 @@
 """The socket that clients connect to."""
 
 import socket
+import sys
 
 from quire.core.errors import QuireError
 
@@ -43,3 +44,12 @@ def listen(bound: socket.socket) -> socket.socket:
 def _cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
     why = error.strerror or error
     return CannotListen(f"cannot listen on {host}:{port}: {why}", "choose another `--host` or `--port`")
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files as far as allowed: a connection takes one, and 1024 is the usual default."""
+    if sys.platform != "win32":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
