@@ -4,8 +4,8 @@
     python -m benchmarks.gateway_kills --streams 12 --servers 2 --every 4 --seconds 20
 
 A server is killed with its engine (kill -9), as a machine that goes down, and started again at the same port. Each
-stream is read once undisturbed, and then again and again; its tokens have to be the same. Told at the end: streams read,
-how many were lost or differed (none should), and how long no stream gained a token after a kill."""
+stream is read once undisturbed, and then again and again; its tokens have to be the same. Told at the end: streams
+read, how many were lost or differed (none should), and how long no stream gained a token after a kill."""
 
 import argparse
 import asyncio
