@@ -59,7 +59,7 @@ def gateway(config: str = "", *flags: str, folder: Path | None = None) -> Iterat
         said.append(line)
         if line.strip().startswith("curl"):
             break
-    addresses = re.findall(r"http://[\d.]+:\d+", "".join(said[-2:]))
+    addresses = re.findall(r"https?://[\d.]+:\d+", "".join(said[-2:]))
     assert len(addresses) == 2, "".join(said)
     rest = threading.Thread(target=lambda: said.extend(process.stderr or ()), daemon=True)
     rest.start()

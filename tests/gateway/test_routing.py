@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.gateways import RunningGateway, Upstream, answers, gateway, upstreams, wait_for
 from quire.core.errors import UnknownModel
@@ -123,6 +125,23 @@ def test_prefixes_are_bounded_and_forgotten() -> None:
     assert index.longest(blocks, 0b11)[0] == 4, "the tail of a prompt is forgotten before its head"
     index.forget(0)
     assert index.longest(blocks, 0b11) == (4, 0b10)
+
+
+@given(
+    st.lists(st.tuples(st.text("ab", max_size=6), st.integers(0, 3), st.integers(0, 9)), max_size=60),
+    st.integers(1, 12),
+)
+def test_the_longest_known_prefix_is_found(steps: list[tuple[str, int, int]], max_blocks: int) -> None:
+    """By halving, what a look at every block finds: also when blocks and workers were forgotten."""
+    index = ApproximatePrefixes(max_blocks)
+    for text, worker, action in steps:
+        blocks = prompt_blocks("t", b"".join(bytes([ord(letter)]) * BLOCK_BYTES for letter in text))
+        index.forget(worker) if action == 0 else index.insert(blocks, worker)
+        assert len(index) <= max_blocks
+        depth, knowing = 0, 0b1111
+        while depth < len(blocks) and (found := index._workers.get(blocks[depth], 0) & knowing):
+            depth, knowing = depth + 1, found
+        assert index.longest(blocks, 0b1111) == (depth, knowing if depth else 0)
 
 
 CONFIG = """

@@ -1,5 +1,6 @@
 """`quire gateway`: one address in front of many engines."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +57,7 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("--config", metavar="FILE", help="the configuration (TOML); flags override it; read again on SIGHUP")
     add("--worker", action="append", default=[], metavar="URL", help="an engine; may be given several times")
+    add("--worker-urls", nargs="+", default=[], metavar="URL", help="the same, several in one flag, as in sgl-router")
     add("--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine alone)")
     add("--port", type=int, metavar="N", help="port to listen on; 0 takes any free one (default: 8080)")
     add("--admin-host", metavar="ADDRESS", help="address of the admin listener (default: 127.0.0.1)")
@@ -68,10 +70,9 @@ def make_parser() -> Parser:
     return parser
 
 
-def _with_flags(config: GatewayConfig, arguments: object) -> GatewayConfig:
+def _with_flags(config: GatewayConfig, arguments: argparse.Namespace) -> GatewayConfig:
     names = ("host", "port", "admin_host", "admin_port", "policy")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    workers = [*config.workers, *(WorkerEntry(url=url) for url in getattr(arguments, "worker", ()))]
-    flags = getattr(arguments, "api_key", ())
-    keys = [*config.keys, *(GatewayKey(name=f"key-{index}", key=key) for index, key in enumerate(flags))]
+    workers = [*config.workers, *(WorkerEntry(url=url) for url in (*arguments.worker, *arguments.worker_urls))]
+    keys = [*config.keys, *(GatewayKey(name=f"key-{index}", key=key) for index, key in enumerate(arguments.api_key))]
     return msgspec.structs.replace(config, workers=workers, keys=keys, **given)

@@ -28,8 +28,7 @@ class CircuitBreaker:
 
     @property
     def allows(self) -> bool:
-        state = self.state
-        return state == "closed" or (state == "half_open" and not self._trying)
+        return self._opened is None or (self.state == "half_open" and not self._trying)
 
     def begin(self) -> None:
         """A request is sent."""

@@ -1,6 +1,7 @@
 """The gateway's configuration: one TOML file, checked as a whole before any of it is used."""
 
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -32,6 +33,8 @@ class WorkerEntry(Table):
     models: list[str] | None = None  # that it serves; without it, it is asked
     api_key: str | None = None  # that the gateway sends to it
     api_key_env: str | None = None  # the same, from an environment variable
+    ca_file: str | None = None  # of https: certificates (PEM) to verify it with, instead of the system's
+    client_cert_file: str | None = None  # of https: certificate and key (PEM) that the gateway shows
     weight: Weight = 1.0  # of its share of the load
     max_in_flight: Count = 256  # requests; more wait at the gateway
 
@@ -120,6 +123,8 @@ class CacheAware(Table):
 class GatewayConfig(Table):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    ssl_certfile: str | None = None  # certificate (PEM), for HTTPS; it may hold the key
+    ssl_keyfile: str | None = None
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, Meta(ge=0, le=65535)] = 8081
     admin_key: str | None = None
@@ -170,6 +175,10 @@ def _problems(config: GatewayConfig) -> Iterator[str]:
     yield from _worker_problems(config.workers)
     yield from (f"keys: {problem}" for problem in key_problems(config.keys))
     yield from _model_problems(config)
+    try:
+        server_tls(config)
+    except (OSError, ValueError) as error:
+        yield f"cannot use {config.ssl_certfile} for TLS: {error}"
     if config.admin_host not in LOOPBACK and not config.admin_key:
         yield f"admin_host is {config.admin_host}, and there is no admin_key: any client there could add workers"
 
@@ -179,12 +188,48 @@ def _worker_problems(workers: list[WorkerEntry]) -> Iterator[str]:
     for worker in workers:
         if problem := url_problem(worker.url):
             yield problem
+        if (worker.ca_file or worker.client_cert_file) and not worker.url.startswith("https:"):
+            yield f"worker {worker.label} has files for TLS, and its url is not https"
+        elif problem := tls_problem(worker):
+            yield problem
         if worker.api_key and worker.api_key_env:
             yield f"worker {worker.label} has api_key and api_key_env: give one"
         if worker.api_key_env and worker.api_key_env not in os.environ:
             yield f"worker {worker.label}: there is no environment variable {worker.api_key_env}"
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield f"two workers are called {label}: give one another `name`"
+
+
+def server_tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    """Of the main listener. Raises OSError or ValueError if a file cannot be used."""
+    if config.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_no_password)
+    return context
+
+
+def tls_context(worker: WorkerEntry) -> ssl.SSLContext | None:
+    """Raises OSError or ValueError if a file cannot be used."""
+    if not worker.url.startswith("https:"):
+        return None
+    context = ssl.create_default_context(cafile=worker.ca_file)
+    if worker.client_cert_file:
+        context.load_cert_chain(worker.client_cert_file, password=_no_password)
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the private key is encrypted")  # OpenSSL would ask the terminal
+
+
+def tls_problem(worker: WorkerEntry) -> str:
+    try:
+        tls_context(worker)
+    except (OSError, ValueError) as error:
+        files = " and ".join(file for file in (worker.ca_file, worker.client_cert_file) if file)
+        return f"worker {worker.label}: cannot use {files} for TLS: {error}"
+    return ""
 
 
 def url_problem(url: str) -> str:

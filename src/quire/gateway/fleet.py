@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable
 
 from quire.core.errors import BadRequest, QuireError
-from quire.gateway.config import Faults, WorkerEntry, url_problem
+from quire.gateway.config import Faults, WorkerEntry, tls_problem, url_problem
 from quire.gateway.resuming import RESUME_HEADER
 from quire.gateway.worker import Worker
 
@@ -34,7 +34,7 @@ class WorkerFleet:
         self._configured: list[WorkerEntry] = []
 
     def add(self, entry: WorkerEntry) -> Worker:
-        if problem := url_problem(entry.url):
+        if problem := url_problem(entry.url) or tls_problem(entry):
             raise BadRequest(problem, param="url")
         if any(worker.name == entry.label for worker in self.workers):
             raise BadRequest(f"there is a worker {entry.label}", "remove it first, or give another name", param="name")

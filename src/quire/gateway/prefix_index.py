@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
-BLOCK_BYTES = 128  # of a prompt as JSON: about two blocks of 16 tokens
-MAX_PROMPT_BLOCKS = 1024  # of one prompt; what comes behind them does not count
+BLOCK_BYTES = 256  # of a prompt as JSON: about 64 tokens
+MAX_PROMPT_BLOCKS = 512  # of one prompt; what comes behind them does not count
 
 
 class KnownPrefixes(Protocol):
@@ -29,7 +29,9 @@ def prompt_blocks(namespace: str, prompt: bytes) -> list[int]:
 
 
 class ApproximatePrefixes:
-    """A set of workers for each block, as bits; the least recently sent blocks are forgotten first."""
+    """A set of workers for each block, as bits; the least recently sent blocks are forgotten first.
+
+    Invariant: a worker that knows a block knows all blocks before it."""
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
@@ -39,13 +41,14 @@ class ApproximatePrefixes:
         return len(self._workers)
 
     def longest(self, blocks: Sequence[int], workers: int) -> tuple[int, int]:
-        depth = 0
-        for block in blocks:
-            knowing = self._workers.get(block, 0) & workers
-            if not knowing:
-                break
-            depth, workers = depth + 1, knowing
-        return depth, workers if depth else 0
+        depth, beyond, knowing = 0, len(blocks) + 1, 0
+        while beyond - depth > 1:  # the first `depth` are known, the first `beyond` are not
+            middle = (depth + beyond) // 2
+            if found := self._workers.get(blocks[middle - 1], 0) & workers:
+                depth, knowing = middle, found
+            else:
+                beyond = middle
+        return depth, knowing
 
     def insert(self, blocks: Sequence[int], worker: int) -> None:
         bit = 1 << worker

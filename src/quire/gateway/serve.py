@@ -4,12 +4,13 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 
 from quire.core.errors import QuireError
 from quire.gateway.admin import Admin
 from quire.gateway.client_connection import Answering, ClientConnection, ConnectionBounds
-from quire.gateway.config import LOOPBACK, GatewayConfig
+from quire.gateway.config import LOOPBACK, GatewayConfig, server_tls
 from quire.gateway.gateway import Gateway
 from quire.gateway.wire import ClientRequest
 from quire.server.http.tcp_socket import BACKLOG, allow_open_files, bind
@@ -40,7 +41,7 @@ async def serve_gateway(
     _on_signals(gateway, stopping, forced, reload)
     bounds = _bounds(config, config.max_connections)
     servers = [
-        await _listen(gateway, sockets[0], gateway.handle, bounds),
+        await _listen(gateway, sockets[0], gateway.handle, bounds, server_tls(config)),
         await _listen(gateway, sockets[1], Admin(gateway).handle, _bounds(config, NUM_ADMIN_CONNECTIONS)),
     ]
     try:
@@ -49,7 +50,8 @@ async def serve_gateway(
     except TimeoutError:
         log.warning("some workers have not answered yet")
     if on_ready is not None:
-        on_ready(*(_address(bound) for bound in sockets))
+        scheme = "https" if config.ssl_certfile else "http"
+        on_ready(_address(sockets[0], scheme), _address(sockets[1], "http"))
     await stopping.wait()
     await _drain(gateway, servers[0], bounds, forced)
     servers[1].close()
@@ -67,12 +69,18 @@ def _bounds(config: GatewayConfig, max_connections: int) -> ConnectionBounds:
     )
 
 
-async def _listen(gateway: Gateway, bound: socket.socket, handle: Handle, bounds: ConnectionBounds) -> asyncio.Server:
+async def _listen(
+    gateway: Gateway,
+    bound: socket.socket,
+    handle: Handle,
+    bounds: ConnectionBounds,
+    tls: ssl.SSLContext | None = None,
+) -> asyncio.Server:
     def refused(error: QuireError) -> None:
         gateway.metrics.refused(error.code)
 
     return await gateway.loop.create_server(
-        lambda: ClientConnection(handle, bounds, refused), sock=bound, backlog=BACKLOG
+        lambda: ClientConnection(handle, bounds, refused), sock=bound, backlog=BACKLOG, ssl=tls
     )
 
 
@@ -113,9 +121,9 @@ async def _drain(gateway: Gateway, server: asyncio.Server, bounds: ConnectionBou
     await asyncio.sleep(0)
 
 
-def _address(bound: socket.socket) -> str:
+def _address(bound: socket.socket, scheme: str) -> str:
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def run_gateway(

@@ -169,14 +169,14 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    def __init__(self, url: str, connect_timeout: float) -> None:
+    def __init__(self, url: str, connect_timeout: float, tls: ssl.SSLContext | None = None) -> None:
         self.url: SplitResult = urlsplit(url)
         assert self.url.hostname is not None, url
         port = self.url.port
         self.host = self.url.netloc.rpartition("@")[2].encode()
         self.prefix = self.url.path.rstrip("/").encode()
         self._address = (self.url.hostname, port or (443 if self.url.scheme == "https" else 80))
-        self._ssl = ssl.create_default_context() if self.url.scheme == "https" else None
+        self._ssl = tls
         self._connect_timeout = connect_timeout
         self._idle: deque[UpstreamConnection] = deque()
         self._loop = asyncio.get_running_loop()

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from quire.gateway.breaker import CircuitBreaker
-from quire.gateway.config import Faults, WorkerEntry
+from quire.gateway.config import Faults, WorkerEntry, tls_context
 from quire.gateway.upstream import ConnectionPool
 from quire.gateway.wire import ClientRequest, Headers, request_head
 
@@ -22,7 +22,7 @@ class Worker:
     def __init__(self, entry: WorkerEntry, faults: Faults, bit: int) -> None:
         loop = asyncio.get_running_loop()
         self.entry, self.name, self.bit = entry, entry.label, bit
-        self.pool = ConnectionPool(entry.url, faults.connect_timeout)
+        self.pool = ConnectionPool(entry.url, faults.connect_timeout, tls_context(entry))
         self.breaker = CircuitBreaker(faults.breaker_failures, faults.breaker_seconds, loop.time)
         secret = entry.secret.encode()
         # Headers for the gateway's own key at this worker.
