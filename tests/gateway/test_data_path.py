@@ -336,6 +336,19 @@ def test_errors_have_the_shape_of_their_dialect(through: Through) -> None:
     assert "no model" in post(f"{url}/api/chat", json={"model": "x"}).json()["error"]
 
 
+def test_what_a_worker_tells_clients_reaches_them(through: Through) -> None:
+    """`x-quire-ignored`, and what a browser asks for before it sends a request."""
+    tools = [{"type": "web_search"}]
+    asked = {"model": through.server.service.info.name, "input": "Hello", "max_output_tokens": 2, "tools": tools}
+    answer = through.gateway.http.post(f"{through.gateway.url}/v1/responses", json=asked)
+    assert "web_search" in answer.headers["x-quire-ignored"]
+    wanted = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    for path, status in (("/v1/responses", 200), ("/api/pull", 404)):
+        preflight = through.gateway.http.options(f"{through.gateway.url}{path}", headers=wanted)
+        assert preflight.status_code == status
+    through.upstream.script = answers()
+
+
 def test_request_ids_and_head_requests(through: Through) -> None:
     through.upstream.script = answers()
     assert through.gateway.chat(headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"

@@ -23,6 +23,7 @@ class Admissible(Protocol):
     """A request that can wait."""
 
     tenant: Tenant
+    priority: int
     targets: list[str | None]
     tried: set[Worker]
     max_wait: float  # seconds
@@ -56,7 +57,7 @@ class AdmissionQueue:
         if chosen is None:
             return request.refuse(self._router.unavailable(request.targets))
         model, worker = chosen
-        lane = (request.tenant.priority, request.tenant.name, model or "")
+        lane = (request.priority, request.tenant.name, model or "")
         if worker is not None and (request.is_charged or not self._is_behind(lane)):
             return self._start(request, model, worker)
         if len(self) >= self.settings.max_requests:

@@ -29,6 +29,10 @@ class AuditLog:
         self.close()
         self._path, self._file = path, opened
 
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
     def write(self, decision: str, **facts: Any) -> None:
         if self._file is None:
             return

@@ -57,6 +57,7 @@ class Exchange:
         self.id, self.tenant, self.kind, self.facts, self.targets = request_id, tenant, kind, facts, targets
         self.expected_output = facts.output_tokens if kind is RouteKind.GENERATE else 0
         self.expected_tokens = gateway.weighted(TokenUsage(facts.prompt_tokens, 0, self.expected_output))
+        self.priority = tenant.priority + facts.priority  # a client may only lower that of its key
         self._loop = gateway.loop
         self.began = self._loop.time()
         self.max_wait = math.inf

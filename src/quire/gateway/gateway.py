@@ -83,7 +83,8 @@ class Gateway:
         if request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
             self._probe(connection, request)
             return None
-        tenant = self.tenants.find(request)
+        preflight = request.method == "OPTIONS"  # a browser asks before it sends a key
+        tenant = self.tenants.anonymous if preflight else self.tenants.find(request)
         if request.method in ("GET", "HEAD") and (body := self._own_answer(request.path, tenant)) is not None:
             self._reply(connection, request, 200, body)
             return None
@@ -93,7 +94,8 @@ class Gateway:
                 f"the gateway does not pass on {request.method} {request.path}", "docs/gateway.md lists paths"
             )
         facts = read_facts(request.path, request.body) if request.method == "POST" and request.body else RequestFacts()
-        tenant.check(request.path, facts.model if kind not in (RouteKind.ANY, RouteKind.STORED) else "")
+        if not preflight:
+            tenant.check(request.path, facts.model if kind not in (RouteKind.ANY, RouteKind.STORED) else "")
         exchange = Exchange(
             self, connection, request, request_id, tenant, kind, facts, self._targets(kind, facts, request)
         )
@@ -150,10 +152,16 @@ class Gateway:
             difference = self.weighted(usage) - exchange.expected_tokens
             self.queue.counters.correct(tenant.name, difference, tenant.weight)
         self.metrics.ended(exchange, worker.name if worker else "", usage, spent, self.loop.time())
+        if self.audit.is_open:
+            self._note(exchange, worker, usage, spent)
+        if exchange.num_attempts:
+            self.queue.ended()
+
+    def _note(self, exchange: Exchange, worker: Worker | None, usage: TokenUsage, spent: int) -> None:
         self.audit.write(
             "served" if exchange.num_attempts else "refused",
             request=exchange.id,
-            tenant=tenant.name or None,
+            tenant=exchange.tenant.name or None,
             path=exchange.request.path,
             asked=exchange.facts.model,
             model=exchange.model,
@@ -166,8 +174,6 @@ class Gateway:
             cost=spent / 1e9 if spent else None,
             queue_seconds=round(exchange.queue_seconds, 6),
         )
-        if exchange.num_attempts:
-            self.queue.ended()
 
     def weighted(self, usage: TokenUsage) -> float:
         """Tokens as tenants' shares count them."""

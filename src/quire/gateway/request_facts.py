@@ -20,6 +20,7 @@ LIMIT_FIELDS = (
     "n_predict",
 )
 SCHEMA_FIELDS = ("response_format", "structured_outputs", "guided_json", "format")
+MAX_PRIORITY = 1000
 MAX_MODEL_NAME = 512  # characters
 
 _items = msgspec.json.Decoder(list[msgspec.Raw])
@@ -35,6 +36,7 @@ class RequestFacts:
     n: int = 1  # completions of all prompts
     max_tokens: int | None = None
     user: str = ""
+    priority: int = 0  # what it asks for: lower is served earlier
     prompt: bytes = b""  # as JSON
     fields: dict[str, Any] = field(default_factory=dict)  # name -> JSON
 
@@ -68,6 +70,7 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
         n=max(_count(fields, "n") or 1, _count(fields, "best_of") or 1) * _num_prompts(fields),
         max_tokens=next((limit for limit in limits if limit is not None), None),
         user=_text(fields, "user") or "",
+        priority=min(_count(fields, "priority") or 0, MAX_PRIORITY),
         prompt=b"".join(bytes(fields[name]) for name in PROMPT_FIELDS if name in fields),
         fields=fields,
     )

@@ -54,6 +54,8 @@ def route_kind(method: str, path: str) -> RouteKind | None:
         return RouteKind.GENERATE
     if stored_id(path) and (method in ("GET", "DELETE") or (method == "POST" and path.endswith("/cancel"))):
         return RouteKind.STORED
+    if method == "OPTIONS":  # of a browser, before a request of a page from elsewhere: the worker says who may
+        return RouteKind.ANY if path in _POSTED or path in ANY_PATHS or stored_id(path) or path_model(path) else None
     return RouteKind.ANY if method == "GET" and path in ANY_PATHS else None
 
 

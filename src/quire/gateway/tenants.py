@@ -52,7 +52,7 @@ class Tenants:
         self._clock = clock
         self._by_hash: dict[bytes, tuple[bytes, Tenant]] = {}
         self._by_name: dict[str, Tenant] = {}
-        self._open = Tenant(None, Quota("", QuotaLimits()), Budget("", None, clock))
+        self.anonymous = Tenant(None, Quota("", QuotaLimits()), Budget("", None, clock))
         self.update(keys)
 
     def update(self, keys: list[GatewayKey]) -> None:
@@ -71,7 +71,7 @@ class Tenants:
     def find(self, request: ClientRequest) -> Tenant:
         """Raises Unauthorized."""
         if not self._by_hash:
-            return self._open
+            return self.anonymous
         given = given_key(request.header(b"authorization"), request.header(b"x-api-key"))
         digest = key_digest(given)
         entry = self._by_hash.get(self._hash(digest))
@@ -85,7 +85,7 @@ class Tenants:
         return not self._by_hash
 
     def all(self) -> list[Tenant]:
-        return [self._open] if self.is_open else list(self._by_name.values())
+        return [self.anonymous] if self.is_open else list(self._by_name.values())
 
     def _hash(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")

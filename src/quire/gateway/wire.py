@@ -14,7 +14,8 @@ from quire.core.errors import QuireError
 Headers = list[tuple[bytes, bytes]]  # names in lower case
 
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-PRIVATE_PREFIX = b"x-quire-"  # headers that a gateway and its workers tell each other; never taken from a client
+PRIVATE_PREFIX = b"x-quire-"  # headers that a gateway tells its workers; never taken from a client
+KEPT_BACK = frozenset({b"x-quire-resume"})  # headers that a worker tells the gateway; never passed to a client
 
 # Of one connection, or written anew.
 HOP_BY_HOP = frozenset(
@@ -71,10 +72,10 @@ def request_head(
 
 def response_head(status: int, headers: Headers, framing: bytes, keep_alive: bool, extra: Headers) -> bytes:
     """`framing`: `content-length: N`, `transfer-encoding: chunked`, or nothing where closing the connection ends it."""
-    skipped = {name for name, _ in extra} | connection_names(headers)
+    skipped = KEPT_BACK | {name for name, _ in extra} | connection_names(headers)
     lines = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
     for name, value in headers:
-        if name not in HOP_BY_HOP and name not in skipped and not name.startswith(PRIVATE_PREFIX):
+        if name not in HOP_BY_HOP and name not in skipped:
             lines += (name, b": ", value, b"\r\n")
     for name, value in extra:
         lines += (name, b": ", value, b"\r\n")
