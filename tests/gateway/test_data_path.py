@@ -323,9 +323,12 @@ def test_heads_and_bodies_are_bounded(through: Through) -> None:
         with suppress(OSError):
             answer = client.recv(65536)
     assert answer.startswith(b"HTTP/1.1 413") or answer == b""
-    for body in (b"[1]", b'{"a":', b"\xff", b"[" * 100_000, b'{"model": 1}x'):
+    for body in (b"[1]", b'{"a":', b"\xff", b"[" * 60_000, b'{"model": 1}x'):
         answer = through.gateway.http.post(f"{through.gateway.url}/v1/completions", content=body)
         assert answer.status_code == 400 and "JSON" in answer.json()["error"]["message"]
+    many = b'{"model": "m", "prompt": [' + b'"",' * 1_100_000 + b'""]}'
+    answer = through.gateway.http.post(f"{through.gateway.url}/v1/completions", content=many)
+    assert answer.status_code == 400 and "more than 1048576 values" in answer.json()["error"]["message"]
     assert through.gateway.http.get(f"{through.gateway.url}/health").status_code == 200
 
 

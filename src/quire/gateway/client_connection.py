@@ -156,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # trailers of a chunked body are dropped
-            self._headers.append((name.lower(), value))
+            self._headers.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self._in_head, self._num_head_bytes = False, 0

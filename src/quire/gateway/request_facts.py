@@ -7,6 +7,7 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.gateway.routes import path_model
+from quire.server.http.json_size import check_json_size
 
 BYTES_PER_TOKEN = 4  # of English text; tokens of a prompt are estimated before a worker has counted them
 DEFAULT_OUTPUT_TOKENS = 256  # that a request without a limit is expected to take
@@ -53,6 +54,7 @@ class RequestFacts:
 
 def read_facts(path: str, body: bytes) -> RequestFacts:
     """Raises BadRequest for a body that is no JSON object. Fields of a wrong type are for the worker to refuse."""
+    check_json_size(body)
     try:
         fields = _fields.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

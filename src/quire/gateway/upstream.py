@@ -121,7 +121,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._began:  # trailers are dropped
-            self._headers.append((name.lower(), value))
+            self._headers.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
