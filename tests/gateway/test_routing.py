@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -127,6 +127,54 @@ def test_prefixes_are_bounded_and_forgotten() -> None:
     assert index.longest(blocks, 0b11) == (4, 0b10)
 
 
+class Cache:
+    """The prefix cache of an engine: the least recently used blocks go first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._blocks, self._capacity = OrderedDict[int, None](), capacity
+
+    def serve(self, blocks: list[int]) -> int:
+        """-> how many leading blocks it had"""
+        hits = next((number for number, block in enumerate(blocks) if block not in self._blocks), len(blocks))
+        for block in reversed(blocks):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)
+        return hits
+
+
+def hit_rate(policy: Policy, workers: list[Worker], capacity: int) -> float:
+    """Of conversations that take turns at random, all with the same instructions; 16 requests are in flight."""
+    rng, caches = random.Random(5), [Cache(capacity // len(workers)) for _ in workers]
+    system = rng.randbytes(16 * BLOCK_BYTES)
+    talks = [system + rng.randbytes(4 * BLOCK_BYTES) for _ in range(80)]
+    hits = total = 0
+    in_flight: list[Worker] = []
+    for _ in range(1200):
+        number = rng.randrange(len(talks))
+        worker = policy.pick(workers, PickContext("t", talks[number]))
+        worker.begin(len(talks[number]) // 4)
+        in_flight.append(worker)
+        if len(in_flight) > 16:
+            in_flight.pop(0).end(0)
+        blocks = prompt_blocks("t", talks[number])
+        hits += caches[worker.bit].serve(blocks)
+        total += len(blocks)
+        talks[number] += rng.randbytes(2 * BLOCK_BYTES)  # an answer, and the next question
+    return hits / total
+
+
+def test_cache_aware_hits_nearly_as_often_as_one_large_cache(make_workers: Make) -> None:
+    """Room for all conversations: spread over four workers, which know a quarter each."""
+    capacity = 16 * 4 + 80 * 40
+    one = hit_rate(RoundRobin(), make_workers(1), capacity)
+    aware = hit_rate(CacheAwarePolicy(CacheAware()), make_workers(4), capacity)
+    turns = hit_rate(RoundRobin(), make_workers(4), capacity)
+    assert aware > 0.97 * one > turns, f"one {one:.3f}, cache_aware {aware:.3f}, round_robin {turns:.3f}"
+    print(f"hit rate: one large cache {one:.3f}, cache_aware {aware:.3f}, round_robin {turns:.3f}")
+
+
 @given(
     st.lists(st.tuples(st.text("ab", max_size=6), st.integers(0, 3), st.integers(0, 9)), max_size=60),
     st.integers(1, 12),
@@ -139,7 +187,7 @@ def test_the_longest_known_prefix_is_found(steps: list[tuple[str, int, int]], ma
         index.forget(worker) if action == 0 else index.insert(blocks, worker)
         assert len(index) <= max_blocks
         depth, knowing = 0, 0b1111
-        while depth < len(blocks) and (found := index._workers.get(blocks[depth], 0) & knowing):
+        while depth < len(blocks) and (found := index.workers(blocks[depth]) & knowing):
             depth, knowing = depth + 1, found
         assert index.longest(blocks, 0b1111) == (depth, knowing if depth else 0)
 

@@ -72,7 +72,10 @@ def _rank(session: bytes, worker: Worker) -> float:
 
 
 class CacheAwarePolicy:
-    """The worker that knows most of the prompt, unless that is little or it is much busier than the others."""
+    """The worker that knows most of the prompt, unless that is little or it is much busier than the others.
+
+    What many conversations have in common does not count: every worker learns that soon, and if it counted, all of them
+    would go to the worker that had it first."""
 
     def __init__(self, settings: CacheAware, known: KnownPrefixes | None = None) -> None:
         self._settings = settings
@@ -82,6 +85,8 @@ class CacheAwarePolicy:
     def pick(self, workers: Sequence[Worker], context: PickContext) -> Worker:
         blocks = prompt_blocks(context.namespace, context.prompt)
         worker = self._of_known(workers, blocks, context) or self._least.pick(workers, context)
+        if blocks:
+            context.predicted_hit = self.known.longest(blocks, 1 << worker.bit)[0] / len(blocks)
         self.known.insert(blocks, worker.bit)
         return worker
 
@@ -89,9 +94,10 @@ class CacheAwarePolicy:
         if not self._is_balanced(workers):
             return None
         num_known, bits = self.known.longest(blocks, sum(1 << worker.bit for worker in workers))
-        if not bits or num_known < self._settings.cache_threshold * len(blocks):
+        num_shared = self.known.num_shared(blocks[:num_known])
+        num_own, num_own_known = len(blocks) - num_shared, num_known - num_shared
+        if not num_own_known or num_own_known < self._settings.cache_threshold * num_own:
             return None
-        context.predicted_hit = num_known / len(blocks)
         return self._least.pick([worker for worker in workers if bits >> worker.bit & 1], context)
 
     def _is_balanced(self, workers: Sequence[Worker]) -> bool:
