@@ -113,6 +113,7 @@ class Upstream:
     script: Script
     model: str = "m"
     healthy: bool = True
+    resumes: bool = False  # as Quire's servers do
     asked: list[Asked] = field(default_factory=list)
     num_closed: int = 0  # connections that the gateway has closed while a script ran or waited
 
@@ -155,6 +156,8 @@ class Upstream:
             return response(b"{}", status=503)
         if path == "/v1/models":
             return response(json.dumps({"object": "list", "data": [{"id": self.model, "object": "model"}]}).encode())
+        if path == "/ready" and self.resumes:
+            return response(b"{}", extra="x-quire-resume: 1\r\n")
         return response(b"{}", status=200 if path == "/health" else 404)
 
 

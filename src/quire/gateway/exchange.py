@@ -170,7 +170,7 @@ class Exchange:
     def _scanner(self, headers: Headers, resumes: bool) -> EventScanner | None:
         if not is_stream(headers):
             return None
-        if resumes and self._delivered is not None:
+        if resumes and self._outgoing.is_wrapped and self._delivered is not None:
             return ResumableScanner(self._delivered, self._outgoing.drop_usage)
         return EventScanner(is_sse(headers), self._outgoing.drop_usage)
 
