@@ -1,6 +1,7 @@
 """One worker as the gateway sees it: where it is, what it serves, how it is, and what it has in flight."""
 
 import asyncio
+import logging
 from typing import Any, Literal
 
 import msgspec
@@ -9,6 +10,8 @@ from quire.gateway.breaker import CircuitBreaker
 from quire.gateway.config import Faults, WorkerEntry, tls_context
 from quire.gateway.upstream import ConnectionPool
 from quire.gateway.wire import ClientRequest, Headers, request_head
+
+log = logging.getLogger("quire.gateway")
 
 MAX_ANSWER_BYTES = 4 << 20  # of a health check or a list of models
 SLOWNESS_DECAY = 0.1  # weight of the newest time to the first byte in the running mean
@@ -86,7 +89,10 @@ class Worker:
 
     def failed(self) -> None:
         self.num_failures += 1
+        num_opened = self.breaker.num_opened
         self.breaker.failed()
+        if self.breaker.num_opened > num_opened:
+            log.warning("worker %s fails: nothing is sent to it for a while", self.name)
 
     async def drained(self) -> None:
         """Returns when nothing is in flight."""
