@@ -3,15 +3,19 @@
 import asyncio
 import json
 import random
+import signal
+import socket
+import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.gateways import RunningGateway, Upstream, answers, gateway, upstreams, wait_for
+from gateway.gateways import Asked, RunningGateway, Upstream, answers, gateway, streams, upstreams, wait_for
 from quire.core.errors import UnknownModel
 from quire.gateway.config import CacheAware, Faults, GatewayConfig, WorkerEntry, parse_config
 from quire.gateway.policies import (
@@ -329,16 +333,26 @@ def test_a_worker_is_added_drained_and_removed_while_it_runs(routed: tuple[Runni
 
 
 def test_config_is_read_again_and_stays_where_it_is_wrong(tmp_path: Path) -> None:
-    import signal
+    """A stream in flight ends at its worker, although the file does not have it any more."""
+    begun, go = threading.Event(), threading.Event()
 
-    with upstreams(answers("A"), answers("B")) as [first, second]:
+    def waiting(connection: socket.socket, asked: Asked) -> bool:
+        begun.set()
+        assert go.wait(20)
+        return streams("late")(connection, asked)
+
+    with upstreams(waiting, answers("B")) as [first, second], ThreadPoolExecutor(1) as pool:
         table = '[[workers]]\nurl = "{}"\nname = "{}"\n'
         with gateway(table.format(first.url, "one"), folder=tmp_path) as running:
             file = tmp_path / "gateway.toml"
+            stream = pool.submit(running.chat, stream=True)
+            assert begun.wait(20)
             file.write_text(table.format(second.url, "two") + '[models.nick]\ntargets = [{model = "m"}]\n')
             running.process.send_signal(signal.SIGHUP)
             wait_for(lambda: list(running.workers()) == ["two"] and running.workers()["two"]["state"] == "ready")
             assert "B" in running.chat("nick").text
+            go.set()
+            assert "late" in stream.result().text
             file.write_text("nonsense = 1")
             running.process.send_signal(signal.SIGHUP)
             wait_for(lambda: any("stays as it was" in line for line in running.said))
