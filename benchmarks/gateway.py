@@ -6,8 +6,8 @@
 
 Latency at a fixed rate of requests, sent when they are due whether or not others have ended, directly and through the
 gateway in turn; the difference of the quantiles is what the gateway adds. `--beside` measures another gateway, which
-has to run, on the first core, and to send requests for the model `m` to `--worker-port`. Gateways that ask their workers
-before they start need the worker first: `python -m benchmarks.gateway --run-worker 9100`, until they are ready.
+has to run, on the first core, and to send requests for the model `m` to `--worker-port`. Gateways that ask their
+workers before they start need the worker first: `python -m benchmarks.gateway --run-worker 9100`, until they are ready.
 
     taskset -c 0 vllm-router --worker-urls http://127.0.0.1:9100 --port 9201 --policy round_robin
     taskset -c 0 smg launch --worker-urls http://127.0.0.1:9100 --port 9202 --policy round_robin"""

@@ -136,6 +136,21 @@ def test_a_breaker_opens_by_itself_and_closes_again(tmp_path: Path) -> None:
         assert running.metric("breaker_state", 'state="closed"', 'worker="a"') == 1
 
 
+def test_a_worker_that_is_full_is_not_broken(tmp_path: Path) -> None:
+    def full(connection: socket.socket, asked: Asked) -> bool:
+        connection.sendall(response(b"{}", status=429, extra="Retry-After: 7\r\n"))
+        return True
+
+    with (
+        upstreams(full, answers("B")) as [first, second],
+        gateway(CONFIG + table(first, "a") + table(second, "b"), folder=tmp_path) as running,
+    ):
+        assert all("B" in running.chat().text for _ in range(10))
+        assert running.workers()["a"]["breaker"] == "closed" and len(first.asked) > 3
+        second.script = full
+        assert running.chat().headers["retry-after"] == "7", "where all are full, the client is told by a worker"
+
+
 @pytest.mark.trial
 @pytest.mark.timeout(60 * 60)
 def test_rolling_restarts_lose_no_request(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Transport:
     """Keeps what is written."""
 
     def __init__(self) -> None:
-        self.written, self.closed = b"", False
+        self.written, self.closed, self.reading = b"", False, True
 
     def write(self, data: bytes) -> None:
         self.written += data
@@ -40,6 +40,12 @@ class Transport:
         self.closed = True
 
     abort = close
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
 
     def get_extra_info(self, name: str) -> object:
         return ("127.0.0.1", 1)
@@ -162,6 +168,22 @@ def test_responses_however_they_are_cut(places: list[int]) -> None:
 @given(st.binary(max_size=300), st.booleans(), cuts)
 def test_every_response_ends_once_whatever_its_bytes_are(data: bytes, is_http: bool, places: list[int]) -> None:
     assert len(received(b"HTTP/1.1 200 OK\r\n" * is_http + data, places, lost=True).ends) == 1
+
+
+def test_a_connection_that_was_paused_at_its_end_is_read_again() -> None:
+    """The last piece of a response may be what was too much for its client."""
+
+    def run() -> None:
+        pool, transport = ConnectionPool("http://127.0.0.1:1", 1.0), Transport()
+        connection = UpstreamConnection(pool)
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        sink = Kept()
+        sink.response_data = lambda data: connection.pause()  # type: ignore[method-assign]
+        connection.send(b"", b"", sink)
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
+        assert sink.ends == ["ended"] and transport.reading and pool.take() is connection
+
+    on_loop(run)
 
 
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3}}\n\n'

@@ -22,7 +22,8 @@ from quire.gateway.worker import Worker
 if TYPE_CHECKING:
     from quire.gateway.gateway import Gateway
 
-RETRIED_STATUSES = frozenset({429, 502, 503})  # another worker may do better; 500 may be the request's own fault
+BUSY = 429  # a worker that is full is not broken
+RETRIED_STATUSES = frozenset({BUSY, 502, 503})  # another worker may do better; 500 may be the request's own fault
 FAILED_STATUSES = frozenset({500, 502, 503, 504})  # count against the worker
 SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
 MAX_FRUITLESS_RESUMES = 4  # one after the other: the stream itself may be what ends workers
@@ -163,7 +164,7 @@ class Exchange:
             return
         if status in RETRIED_STATUSES and self._may_ask_another():
             self._cancel_upstream()
-            self._attempt_failed(f"answered {status}", died=False)
+            self._attempt_failed(f"answered {status}", died=False, is_failure=status != BUSY)
             return
         self._relay.begin(status, headers, self._scanner(headers, resumes))
 
@@ -227,11 +228,13 @@ class Exchange:
             return False
         return any(self._gateway.router.can_take(model, self.tried) for model in self.targets)
 
-    def _attempt_failed(self, reason: str, died: bool) -> None:
-        """Ask another worker if nothing was sent to the client; else tell the client in its stream."""
+    def _attempt_failed(self, reason: str, died: bool, is_failure: bool = True) -> None:
+        """Ask another worker if nothing was sent to the client; else tell the client in its stream.
+
+        `is_failure`: it counts against the worker."""
         worker = self.worker
         assert worker is not None
-        worker.failed()
+        worker.failed() if is_failure else worker.breaker.succeeded()
         self._num_deaths += died
         self._gateway.audit.write("attempt_failed", request=self.id, worker=worker.name, reason=reason)
         error = BadUpstream(f"worker {worker.name} {reason}", "try again")

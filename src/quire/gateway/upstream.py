@@ -36,6 +36,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._sink: Sink | None = None
         self._reused = False
+        self._is_paused = False
         self._heard = False  # anything of the response
         self._until_close = False  # no length: the end of the connection ends the response
         self._ended = False
@@ -56,11 +57,13 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.write(body)
 
     def pause(self) -> None:
-        if not self._transport.is_closing():
+        if not self._is_paused and not self._transport.is_closing():
+            self._is_paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        if not self._transport.is_closing():
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
             self._transport.resume_reading()
 
     def cancel(self) -> None:
@@ -155,6 +158,7 @@ class UpstreamConnection(asyncio.Protocol):
         sink, self._sink = self._sink, None
         if self._keeps_alive and not self._until_close:
             self._reused = True
+            self.resume()  # the last piece may have been too much for its client
             self._pool.put(self)
         else:
             self._transport.close()
