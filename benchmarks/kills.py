@@ -11,7 +11,9 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 from benchmarks.crowd import ROUTE, metrics, read_head, read_piece
@@ -68,8 +70,9 @@ async def read_all(url: str, num_streams: int, num_tokens: int) -> list[list[int
 
 
 async def read_while_killed(
-    url: str, process: Running, undisturbed: list[list[int]], every: float, seconds: float
+    url: str, kill: Callable[[], int], undisturbed: list[list[int]], every: float, seconds: float
 ) -> Kills:
+    """`kill` kills, and returns how many."""
     kills, end, rng = Kills(), time.monotonic() + seconds, random.Random(1)
 
     async def read_until_the_end(number: int) -> None:
@@ -87,13 +90,17 @@ async def read_while_killed(
     async def kill_until_the_end() -> None:
         while time.monotonic() + every < end:
             await asyncio.sleep(every * rng.uniform(0.8, 1.2))
-            for one in process.tree():
-                if "quire.engine.process" in one.cmdline():
-                    kills.pauses.append(0.0)
-                    one.kill()
+            kills.pauses += [0.0] * kill()
 
     await asyncio.gather(kill_until_the_end(), *map(read_until_the_end, range(len(undisturbed))))
     return kills
+
+
+def kill_engines(process: Running) -> int:
+    engines = [one for one in process.tree() if "quire.engine.process" in one.cmdline()]
+    for engine in engines:
+        engine.kill()
+    return len(engines)
 
 
 def main() -> None:
@@ -107,7 +114,8 @@ def main() -> None:
     interruptible()
     with own_server(args.model) as (url, process):
         undisturbed = asyncio.run(read_all(url, args.streams, args.tokens))
-        kills = asyncio.run(read_while_killed(url, process, undisturbed, args.every, args.seconds))
+        kill = partial(kill_engines, process)
+        kills = asyncio.run(read_while_killed(url, kill, undisturbed, args.every, args.seconds))
         found = metrics(url)
         log = process.said()
     restarts, retried, charged = (

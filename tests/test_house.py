@@ -10,11 +10,13 @@ import quire
 ROOT = Path(quire.__file__).parent
 
 # Top to bottom, as in docs/architecture.md. A floor imports itself and what stands after it.
-FLOORS = ["cli", "server", "api", "client", "engine", "hub", "text", "planning", "executors", "runtime"]
+FLOORS = ["cli", "gateway", "server", "api", "client", "engine", "hub", "text", "planning", "executors", "runtime"]
 FLOORS += ["models", "weights", "ops", "ipc", "core"]
 
 STDLIB_ONLY = {"core"}
-NO_ARRAYS = {"server", "cli"}  # they know text and HTTP
+NO_ARRAYS = {"gateway", "server", "cli"}  # they know text and HTTP
+GATEWAY_IMPORTS = ("gateway", "core", "server.access", "server.errors", "server.http.tcp_socket")
+GATEWAY_IMPORTS += ("server.http.json_size", "server.observe")
 TORCH_ALLOWED = {"ops/reference", "ops/gpu"}
 
 
@@ -63,6 +65,19 @@ def test_core_imports_the_standard_library_only() -> None:
                 top = module.split(".")[0]
                 if top != "quire" and top not in sys.stdlib_module_names:
                     wrong.append(f"{name} imports {module}: core may import only the standard library")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_gateway_knows_no_engine() -> None:
+    """It passes bytes on: what it shares with the server are keys, quotas, sockets and logs."""
+    wrong = [
+        f"{name} imports {module}: the gateway may import {', '.join(GATEWAY_IMPORTS)}"
+        for path, name in python_files()
+        for module in imports(path)
+        if name.startswith("gateway/")
+        and module.startswith("quire.")
+        and not module.removeprefix("quire.").startswith(GATEWAY_IMPORTS)
+    ]
     assert not wrong, "\n".join(wrong)
 
 

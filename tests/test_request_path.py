@@ -35,7 +35,7 @@ from quire.runtime.batch import BatchedStep
 from quire.server.app import create_app
 from quire.server.dialects.openai.chat import ChatBody
 from quire.server.dialects.openai.shapes import CompletionObject
-from quire.server.http.listen import bind, listen
+from quire.server.http.tcp_socket import bind, listen
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.serve import configuration

@@ -17,7 +17,7 @@ from quire.client.one_model import OneModel
 from quire.client.service import Models
 from quire.engine.options import EngineOptions
 from quire.server.app import create_app
-from quire.server.http.listen import bind, listen
+from quire.server.http.tcp_socket import bind, listen
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 

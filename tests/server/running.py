@@ -11,7 +11,7 @@ import uvicorn
 
 from quire.client.one_model import OneModel
 from quire.server.app import create_app
-from quire.server.http.listen import bind, listen
+from quire.server.http.tcp_socket import bind, listen
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 from quire.server.serve import configuration

@@ -11,7 +11,8 @@ import pytest
 from quire.core.errors import BadRequest, UnknownModel
 from quire.server.dialects.token_spans import token_spans
 from quire.server.http.json_size import MAX_MEMBERS, MAX_VALUES, SCAN_BYTES, check_json_size
-from quire.server.http.listen import CannotListen, open_listener
+from quire.server.http.listen import open_listener
+from quire.server.http.tcp_socket import CannotListen
 from quire.server.options import ServerOptions
 from server.fake_service import ByteTokenizer
 from server.running import Running, running

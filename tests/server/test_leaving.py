@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from quire.server.http.connection import CONTINUE
-from quire.server.http.listen import CannotListen, bind, listen
+from quire.server.http.tcp_socket import CannotListen, bind, listen
 from quire.server.options import ServerOptions
 from server.running import running
 

@@ -153,9 +153,17 @@ def test_the_page_tells_of_all_metrics() -> None:
     assert tool.page() == tool.PAGE.read_text(), "docs/metrics.md is stale: run python tools/metrics_page.py"
 
 
-@pytest.mark.parametrize("file", ["grafana/quire.json", "prometheus/alerts.yml"])
-def test_what_is_deployed_asks_for_metrics_that_exist(file: str) -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text()
+@pytest.mark.parametrize(
+    ("file", "page_name"),
+    [
+        ("grafana/quire.json", "metrics.md"),
+        ("prometheus/alerts.yml", "metrics.md"),
+        ("grafana/gateway.json", "gateway.md"),
+        ("prometheus/gateway-alerts.yml", "gateway.md"),
+    ],
+)
+def test_what_is_deployed_asks_for_metrics_that_exist(file: str, page_name: str) -> None:
+    page = (ROOT / "docs" / page_name).read_text()
     kinds = dict(re.findall(r"^\| `(quire_\w+)` \| (\w+) ", page, re.MULTILINE))
     exist = {name for name, kind in kinds.items() if kind != "histogram"}
     exist |= {
@@ -174,7 +182,7 @@ def test_what_is_deployed_asks_for_metrics_that_exist(file: str) -> None:
         promql_parser.parse(expression.replace("$__rate_interval", "5m"))
         used = set(re.findall(r"[{,]\s*(\w+)\s*=~?", expression))
         used |= {name.strip() for group in re.findall(r"by \(([^)]*)\)", expression) for name in group.split(",")}
-        assert used <= labels | {"le", "job"}, expression
+        assert used <= labels | {"le", "job", "instance"}, expression
 
 
 def _expressions(deployed: Any) -> Iterator[str]:

@@ -22,7 +22,8 @@ from quire.core.errors import QuireError
 from quire.engine.options import EngineOptions
 from quire.server.access.keys import KeyRing
 from quire.server.app import create_app
-from quire.server.http.listen import Listener, bind, listen, open_listener, reload
+from quire.server.http.listen import Listener, open_listener, reload
+from quire.server.http.tcp_socket import bind, listen
 from quire.server.observe.logs import JsonLines
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions

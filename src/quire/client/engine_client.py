@@ -215,7 +215,10 @@ class EngineClient:
             await self._grammar_check.check(structured)
         prepared.adapter = self.adapters.key(request.adapter)  # last: it may have been unloaded meanwhile
         stream = GenerateStream(prepared, self.tokenizer, self)
-        self._begin(stream)
+        for tokens in request.delivered:
+            stream.replay(tokens)
+        if not stream.finished:
+            self._begin(stream)
         return stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:

@@ -32,6 +32,7 @@ class GenerateRequest:
     priority: int = 0
     adapter: str = ""  # the name of a LoRA adapter; none: the model as it is
     timeout: float | None = None  # seconds until the request is given up
+    delivered: list[list[int]] = field(default_factory=list)  # tokens of the one completion, by event: it goes on there
 
 
 @dataclass(frozen=True, slots=True)

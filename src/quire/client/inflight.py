@@ -100,6 +100,12 @@ class GenerateStream:
         ended = [Cancel(self.id, index) for index in self.live.ended_samples]
         return [Submit(self.live.resumption()), *ended]
 
+    def replay(self, tokens: list[int]) -> None:
+        """Take an event that another server has delivered."""
+        text = self.live.push(SequenceEvent(request_id=self.id, index=0, tokens=tokens))
+        if text is not None:
+            self._put(text)
+
     def push(self, event: SequenceEvent) -> Cancel | None:
         text = self.live.push(event)
         if text is None:

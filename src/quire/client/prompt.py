@@ -93,6 +93,8 @@ class Prompter:
             room = max(request.window - len(ids), 1)
             params.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         self._check_length(len(ids), params, request.window)
+        for tokens in request.delivered:
+            self._check_ids("delivered", tokens)
         return Request(
             id=request.id,
             prompt_ids=ids,

@@ -17,6 +17,7 @@ from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions, named_values
 from quire.hub import model_name
 from quire.server.http.listen import open_listener
+from quire.server.http.tcp_socket import allow_open_files
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions, named_models
 
@@ -32,7 +33,7 @@ def launch(
 
     `on_ready` gets the address; `spawned` is an engine process that was started early."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the server tokenizes in threads of its own
-    _allow_open_files()
+    allow_open_files()
     _run(_main(engine, server, on_ready, spawned))
 
 
@@ -87,15 +88,6 @@ def engine_options_per_model(engine: EngineOptions, models: Mapping[str, str]) -
         name: replace(engine, model=model, served_model_name=name, lora_modules=tuple(adapters[name]))
         for name, model in models.items()
     }
-
-
-def _allow_open_files() -> None:
-    """Raise the limit of open files as far as allowed: a connection takes one, and 1024 is the usual default."""
-    if sys.platform != "win32":
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:

@@ -14,7 +14,8 @@ from starlette.applications import Starlette
 
 from quire.server.app import create_app
 from quire.server.http.connection import Connection, ConnectionLimits
-from quire.server.http.listen import Listener, listen, open_listener, reload
+from quire.server.http.listen import Listener, open_listener, reload
+from quire.server.http.tcp_socket import listen
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
 

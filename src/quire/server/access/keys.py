@@ -3,18 +3,20 @@
 import hashlib
 import hmac
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta, Struct
-from starlette.datastructures import Headers
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.access.quota import Quota, QuotaLimits
 from quire.server.errors import ModelNotAllowed, Unauthorized
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
 
 log = logging.getLogger("quire.server")
 
@@ -34,6 +36,10 @@ class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int = 0  # under the priority policy: lower runs earlier
     models: list[str] | None = None  # null: all
     live: bool = False  # may use /live, which shows the load of all tenants
+
+    @property
+    def digest(self) -> bytes:
+        return bytes.fromhex(self.sha256) if self.sha256 else key_digest((self.key or "").encode())
 
     @property
     def limits(self) -> QuotaLimits:
@@ -72,7 +78,7 @@ class KeyRing:
 
     def __init__(self, given: Iterable[str] = (), file: str | None = None) -> None:
         self._given = [
-            Key(f"key-{index}", _digest(key.encode()), Quota(f"key-{index}", QuotaLimits()))
+            Key(f"key-{index}", key_digest(key.encode()), Quota(f"key-{index}", QuotaLimits()))
             for index, key in enumerate(given)
         ]
         self._file = Path(file) if file else None
@@ -87,12 +93,12 @@ class KeyRing:
         else:
             log.info("%d keys reloaded from %s", len(self._keys) - len(self._given), self._file)
 
-    def find(self, headers: Headers) -> Key | None:
+    def find(self, headers: "Headers") -> Key | None:
         """The key of a request; None where no keys are needed. Raises Unauthorized."""
         if not self._keys:
             return None
-        given = _given(headers)
-        digest = _digest(given)
+        given = given_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
+        digest = key_digest(given)
         matches = [hmac.compare_digest(digest, key.digest) for key in self._keys]  # every key, in equal time
         if not any(matches):
             raise Unauthorized(
@@ -110,9 +116,8 @@ class KeyRing:
             quota = old.get(entry.name)
             if quota is None or quota.limits != entry.limits:
                 quota = Quota(entry.name, entry.limits)
-            digest = bytes.fromhex(entry.sha256) if entry.sha256 else _digest((entry.key or "").encode())
             models = None if entry.models is None else frozenset(entry.models)
-            keys.append(Key(entry.name, digest, quota, entry.priority, models, entry.live))
+            keys.append(Key(entry.name, entry.digest, quota, entry.priority, models, entry.live))
         return keys
 
 
@@ -124,24 +129,32 @@ def _entries(path: Path) -> list[KeyEntry]:
         raise BadRequest(f"cannot read {path}: {error.strerror}", param="keys_file") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadRequest(f"{path}: {error}", "docs/operating.md has an example", param="keys_file") from None
-    for entry in entries:
-        if bool(entry.key) == bool(entry.sha256):
-            raise BadRequest(f"{path}: `{entry.name}` has to have one of key and sha256", param="keys_file")
-    for what in ("name", "key", "sha256"):
-        values = [value for entry in entries if (value := getattr(entry, what)) is not None]
-        if twice := next((value for value in values if values.count(value) > 1), None):
-            named = f" `{twice}`" if what == "name" else ""
-            raise BadRequest(f"{path}: two entries have the same {what}{named}", param="keys_file")
+    for problem in key_problems(entries):
+        raise BadRequest(f"{path}: {problem}", param="keys_file")
     return entries
 
 
-def _given(headers: Headers) -> bytes:
-    """The bytes that were sent: headers are decoded as latin-1."""
-    kind, _, key = headers.get("authorization", "").partition(" ")
+def key_problems(entries: Iterable[KeyEntry]) -> Iterator[str]:
+    """What is wrong with a list of keys. No problem quotes a key."""
+    names, digests = set[str](), set[bytes]()
+    for entry in entries:
+        if bool(entry.key) == bool(entry.sha256):
+            yield f"`{entry.name}` has to have one of key and sha256"
+        elif entry.digest in digests:
+            yield f"`{entry.name}` and an entry before it have the same key"
+        if entry.name in names:
+            yield f"two entries have the same name `{entry.name}`"
+        names.add(entry.name)
+        digests.add(entry.digest)
+
+
+def given_key(authorization: str, x_api_key: str) -> bytes:
+    """The key in one of these headers, as it was sent: headers are decoded as latin-1."""
+    kind, _, key = authorization.partition(" ")
     if kind.lower() != "bearer":
-        key = headers.get("x-api-key", "")  # Anthropic's
+        key = x_api_key  # Anthropic's
     return key.strip().encode("latin-1")
 
 
-def _digest(key: bytes) -> bytes:
+def key_digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()

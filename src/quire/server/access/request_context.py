@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from quire.core.errors import QuireError
 from quire.core.records import RequestRecord
 from quire.server.access.keys import Key
+from quire.server.access.resumption import Resumption
 
 MAX_IGNORED = 16  # that a header names
 
@@ -32,6 +33,7 @@ class RequestContext:
     aborted: bool = False  # cancelled by its id
     error: str = ""  # the code of the error it was answered with
     ignored: list[str] = field(default_factory=list)  # what of its body has no effect; its client is told
+    resumption: Resumption | None = None  # of a stream that a gateway can give to another server
     is_open: bool = False  # the HTTP request is in flight
     num_sequences: int = 0  # in flight: completions of its prompts, which may outlive the HTTP request
     num_counted: int = 0  # what its key has in flight because of it

@@ -5,13 +5,16 @@ Leaving a handler, for any reason, closes the streams, and that cancels the requ
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
+from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import BadRequest, EngineFailed, Unavailable
 from quire.server.access.request_context import current_request_context, current_tenant
+from quire.server.access.resumption import RESUME_HEADER, Resumption, delivered, unwrap
 from quire.server.app_state import AppState
 from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Call, Context, Dialect
@@ -36,6 +39,8 @@ INLINE_LOGPROBS = 1 << 12  # an answer with more is written in a thread, so that
 def generation_route(state: AppState, dialect: Dialect, parse: Callable[[bytes, Context], Call]) -> Endpoint:
     async def handle(http: Request) -> Response:
         body = await read_body(http, state.options.max_body_bytes, dialect.json_only)
+        if RESUME_HEADER in http.headers:
+            body = _begin_resumption(body)
         model = http.path_params.get("model") or await in_thread_if_large(body, dialect.model, body)
         service, call = await parse_call(state.models, state.options, model, body, parse)
         return await respond(http, dialect.wire, service, call, state.options.sse_keep_alive)
@@ -58,7 +63,42 @@ async def parse_call(
     check_prompts([request.params for request in call.requests], service.info.max_requests)
     for request in call.requests:
         request.adapter = adapter
+    _resume(call)
     return service, call
+
+
+def _begin_resumption(wrapped: bytes) -> bytes:
+    """-> the body of the client"""
+    context = current_request_context()
+    assert context is not None, "a route runs within a request"
+    body, context.resumption = unwrap(wrapped)
+    return body
+
+
+def _resume(call: Call) -> None:
+    """Let the call go on where its answer was broken off, if it is one that can be resumed."""
+    context = current_request_context()
+    if context is None or context.resumption is None:
+        return
+    if not _is_resumable(call):
+        if context.resumption.events:
+            raise BadRequest("this request cannot be resumed", "it has one completion, without logprobs or mirostat")
+        context.resumption = None
+        return
+    [request] = call.requests
+    if request.params.seed is None:
+        request.params = replace(request.params, seed=context.resumption.seed)
+    request.delivered = context.resumption.events
+    request.id += f"-{uuid4().hex[:8]}"  # the same answer may still be in flight here, for a connection that broke
+
+
+def _is_resumable(call: Call) -> bool:
+    """One completion, whose tokens alone decide how it goes on."""
+    if not call.stream or len(call.requests) != 1:
+        return False
+    params = call.requests[0].params
+    plain = params.logprobs is None and params.prompt_logprobs is None and not params.mirostat
+    return plain and params.num_samples == 1 and not params.beam_width
 
 
 async def respond(http: Request, wire: WireFormat, service: "Service", call: Call, keep_alive: float) -> Response:
@@ -67,7 +107,13 @@ async def respond(http: Request, wire: WireFormat, service: "Service", call: Cal
         answer = await unless_disconnected(http.receive, complete(service, call))
         return await asyncio.to_thread(json_response, answer) if _asks_much(call) else json_response(answer)
     streams = await _submit(service, call)  # before the response begins, so that a refusal has its HTTP status
-    return EventStream(wire, _frames(wire, call, streams), keep_alive, close=lambda: _close(streams))
+    context = current_request_context()
+    resumption = context.resumption if context else None
+    frames = _frames(wire, call, streams, resumption)
+    response = EventStream(wire, frames, keep_alive, close=lambda: _close(streams))
+    if resumption is not None:
+        response.headers[RESUME_HEADER] = "1"
+    return response
 
 
 async def complete(service: "Service", call: Call) -> object:
@@ -129,14 +175,25 @@ async def _close(streams: list["TextStream"]) -> None:
     await asyncio.gather(*(stream.aclose() for stream in streams))
 
 
-async def _frames(wire: WireFormat, call: Call, streams: list["TextStream"]) -> AsyncGenerator[bytes, None]:
-    """Frames that are ready together are one write: a server that falls behind spends less on each token."""
+async def _frames(
+    wire: WireFormat, call: Call, streams: list["TextStream"], resumption: Resumption | None = None
+) -> AsyncGenerator[bytes, None]:
+    """Frames that are ready together are one write: a server that falls behind spends less on each token.
+
+    Of a resumed stream, frames of events that were delivered are not sent again."""
     pending = bytearray()
+    num_delivered = len(resumption.events) if resumption else 0
     try:
         async with aclosing(_events(streams)) as events:
             async for prompt, event in events:
-                for chunk in call.chunks(prompt, event):
+                chunks = call.chunks(prompt, event)
+                if num_delivered:
+                    num_delivered -= 1
+                    continue
+                for chunk in chunks:
                     pending += wire.frame(chunk)
+                if resumption is not None and event.token_ids and not event.final:
+                    pending += delivered(event.token_ids)
                 if pending and (len(pending) >= MAX_WRITE_BYTES or not any(stream.num_ready for stream in streams)):
                     yield bytes(pending)
                     pending.clear()

@@ -7,16 +7,11 @@ from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, QuireError
 from quire.server.access.keys import KeyRing
+from quire.server.http.tcp_socket import CannotListen, bind
 from quire.server.http.unix_socket import BoundFile, bind_unix
 from quire.server.options import ServerOptions
 
 log = logging.getLogger("quire.server")
-
-BACKLOG = 2048  # connections that may wait to be accepted
-
-
-class CannotListen(QuireError):
-    code = "cannot_listen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,40 +41,6 @@ def _bind_unix(path: str) -> socket.socket:
         return bind_unix(path)
     except OSError as error:
         raise CannotListen(f"cannot listen on {path}: {error.strerror or error}", "choose another `--uds`") from error
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that says it is TCP. Only then does asyncio send a small write, such as a token, at once, and not up to
-    40 ms later."""
-    bound = None
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, _, _, address = min(
-            addresses, key=lambda one: one[0] != socket.AF_INET
-        )  # 127.0.0.1 for localhost
-        bound = socket.socket(family, kind, socket.IPPROTO_TCP)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        return bound
-    except OSError as error:
-        if bound is not None:
-            bound.close()
-        raise _cannot_listen(host, port, error) from error
-
-
-def listen(bound: socket.socket) -> socket.socket:
-    """Let clients connect. Raises CannotListen if another process took the port meanwhile."""
-    try:
-        bound.listen(BACKLOG)
-        return bound
-    except OSError as error:
-        host, port = bound.getsockname()[:2]
-        raise _cannot_listen(host, port, error) from error
-
-
-def _cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
-    why = error.strerror or error
-    return CannotListen(f"cannot listen on {host}:{port}: {why}", "choose another `--host` or `--port`")
 
 
 def load_certificate(context: ssl.SSLContext, options: ServerOptions) -> None:

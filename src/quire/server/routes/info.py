@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from quire import __version__
 from quire.client.one_model import unknown_model
+from quire.server.access.resumption import RESUME_HEADER
 from quire.server.app_state import AppState
 from quire.server.http.openapi import JSON, responses
 from quire.server.http.replies import json_response
@@ -104,7 +105,7 @@ class InfoRoutes:
     @responses({JSON: ServerStatus}, also=(503,))
     async def ready(self, http: Request) -> Response:
         state = self._models.state
-        return json_response(ServerStatus(state), 200 if state == "ready" else 503)
+        return json_response(ServerStatus(state), 200 if state == "ready" else 503, {RESUME_HEADER: "1"})
 
     @responses({"text/plain": str})
     async def metrics(self, http: Request) -> Response:

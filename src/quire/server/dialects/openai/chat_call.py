@@ -1,12 +1,11 @@
 """POST /v1/chat/completions: the response."""
 
-import time
-
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.client.generate_request import GenerateRequest
 from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
+from quire.server.dialects.fields import created_now
 from quire.server.dialects.openai.fields import StreamOptions
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.tool_calls import ToolCallDelta, ToolCallDeltas, merge_tool_calls
@@ -84,7 +83,7 @@ class ChatCall:
         self._custom, self._short_ids = custom, context.chat_format().short_ids
         self._echo = echo
         self._id = request.id
-        self._created = int(time.time())
+        self._created = created_now()
         self._top = top_logprobs
         self._ids_too, self._by_id = token_ids, by_id
         self._reasoning_too = reasoning

@@ -1,6 +1,5 @@
 """POST /v1/completions"""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
-from quire.server.dialects.fields import Int, new_id
+from quire.server.dialects.fields import Int, created_now, new_id
 from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params, truncation
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.structured import structured_output
@@ -115,7 +114,7 @@ class CompletionCall:
         self.requests = requests
         self.stream = bool(body.stream)
         self._id = name
-        self._created = int(time.time())
+        self._created = created_now()
         self._model = context.model
         self._tokenizer = context.tokenizer
         self._echo = bool(body.echo)

@@ -1,0 +1,122 @@
+"""Streams through a gateway while the servers behind it are killed again and again: is any lost, is any token another?
+
+    python -m benchmarks.gateway_kills              100 streams over 3 servers, one killed every 5 s for 5 minutes
+    python -m benchmarks.gateway_kills --streams 12 --servers 2 --every 4 --seconds 20
+
+A server is killed with its engine (kill -9), as a machine that goes down, and started again at the same port. Each
+stream is read once undisturbed, and then again and again; its tokens have to be the same. Told at the end: streams
+read, how many were lost or differed (none should), and how long no stream gained a token after a kill."""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.gateway import free_port
+from benchmarks.kills import read_all, read_while_killed
+from benchmarks.machine import describe
+from benchmarks.processes import Running, interruptible, progress, running
+
+SECONDS_TO_START = 120.0
+AIM = 1.5  # seconds that a kill may cost
+
+
+class Servers:
+    """Of one model, each at a port of its own."""
+
+    def __init__(self, stack: ExitStack, model: str, count: int, flags: list[str]) -> None:
+        self._stack, self._model, self._flags = stack, model, flags
+        self.ports = [free_port() for _ in range(count)]
+        self._rng = random.Random(2)
+        self._processes = {port: self._start(port) for port in self.ports}
+
+    def _start(self, port: int) -> Running:
+        command = [sys.executable, "-m", "quire.cli.main", "serve", self._model, "--port", str(port), *self._flags]
+        return self._stack.enter_context(running(command))
+
+    def kill_one(self) -> int:
+        """One that is ready, while another one is."""
+        ready = [port for port in self.ports if is_ready(port)]
+        if len(ready) < 2:
+            return 0
+        port = self._rng.choice(ready)
+        for process in reversed(self._processes[port].tree()):
+            process.kill()
+        self._processes[port].process.wait()
+        self._processes[port] = self._start(port)
+        return 1
+
+
+def is_ready(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def wait_until_ready(ports: list[int]) -> None:
+    end = time.monotonic() + SECONDS_TO_START
+    while not all(map(is_ready, ports)):
+        if time.monotonic() > end:
+            raise SystemExit(f"the servers were not ready within {SECONDS_TO_START:.0f} s")
+        time.sleep(0.1)
+
+
+def config(ports: list[int]) -> str:
+    workers = "".join(f'[[workers]]\nurl = "http://127.0.0.1:{port}"\n' for port in ports)
+    return f"port = 0\nadmin_port = 0\n[faults]\nhealth_interval = 0.2\nbreaker_seconds = 0.5\n{workers}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=100)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds from kill to kill, give or take a fifth")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--tokens", type=int, default=48, help="of a stream")
+    args = parser.parse_args()
+    interruptible()
+    with ExitStack() as stack:
+        flags = ["--threads", "1", "--kv-cache-memory-bytes", "128MiB"]
+        servers = Servers(stack, args.model, args.servers, flags)
+        progress(f"starting {args.servers} servers")
+        wait_until_ready(servers.ports)
+        file = Path(stack.enter_context(TemporaryDirectory())) / "gateway.toml"
+        file.write_text(config(servers.ports))
+        gateway = stack.enter_context(
+            running([sys.executable, "-m", "quire.cli.main", "gateway", "--config", str(file)])
+        )
+        while not (found := re.search(r"on (http://\S+)\n  curl (http://\S+)/workers", gateway.said())):
+            gateway.check()
+            time.sleep(0.05)
+        url, admin = found.groups()
+        undisturbed = asyncio.run(read_all(url, args.streams, args.tokens))
+        kills = asyncio.run(read_while_killed(url, servers.kill_one, undisturbed, args.every, args.seconds))
+        with urllib.request.urlopen(f"{admin}/metrics") as answer:
+            resumed = sum(map(float, re.findall(r"quire_gateway_resumes_total\{.*\} (\S+)", answer.read().decode())))
+        log = gateway.said()
+    pauses = sorted(kills.pauses)
+    print(
+        f"{len(pauses)} kills, {kills.read} streams of {args.tokens} tokens were read, {resumed:.0f} times one went on"
+    )
+    if pauses:
+        print(f"a kill cost {pauses[len(pauses) // 2]:.1f} s (median), {pauses[-1]:.1f} s (most; {AIM} is the aim)")
+    print(f"{len(kills.problems)} lost", *kills.problems[:20], sep="\n  ")
+    print(json.dumps({"benchmark": "gateway_kills", "machine": describe(), "resumed": resumed, **asdict(kills)}))
+    if kills.problems:
+        print(log)
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One address in front of many engines: routing, admission, faults."""

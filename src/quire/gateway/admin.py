@@ -1,0 +1,88 @@
+"""The admin listener: workers are listed, added, drained and removed while the gateway runs; metrics are read."""
+
+import asyncio
+import hmac
+from typing import Any
+
+import msgspec
+
+from quire.core.errors import BadRequest, QuireError
+from quire.gateway.client_connection import ClientConnection
+from quire.gateway.config import WorkerEntry
+from quire.gateway.gateway import JSON, Gateway
+from quire.gateway.wire import ClientRequest, error_body, json_bytes, whole_response
+from quire.server.access.keys import given_key, key_digest
+from quire.server.errors import MethodNotAllowed, Unauthorized, UnknownPath
+
+Reply = tuple[int, bytes, bytes]  # status, body, media type
+
+
+class Admin:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, connection: ClientConnection, request: ClientRequest) -> None:
+        task = self._gateway.loop.create_task(self._answer(connection, request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, connection: ClientConnection, request: ClientRequest) -> None:
+        try:
+            self._check_key(request)
+            status, body, media_type = await self._reply(request)
+        except QuireError as error:
+            status, body, media_type = error.status, error_body(request.path, error), JSON
+        if connection.is_open:
+            connection.write(whole_response(status, body, [], request.keep_alive, media_type))
+            connection.end(request.keep_alive)
+
+    def _check_key(self, request: ClientRequest) -> None:
+        key = self._gateway.config.admin_key
+        given = key_digest(given_key(request.header(b"authorization"), request.header(b"x-api-key")))
+        if key is not None and not hmac.compare_digest(given, key_digest(key.encode())):
+            raise Unauthorized("no valid admin key", "send `Authorization: Bearer <admin_key>`")
+
+    async def _reply(self, request: ClientRequest) -> Reply:
+        match (request.method, *request.path.strip("/").split("/")):
+            case ("GET", "health"):
+                return _json(200, {"status": "ok"})
+            case ("GET", "metrics"):
+                from quire.gateway.exposition import MEDIA_TYPE, prometheus_text
+
+                return 200, prometheus_text(self._gateway), MEDIA_TYPE.encode()
+            case ("GET", "workers"):
+                return _json(200, {"workers": [worker.describe() for worker in self._gateway.fleet.workers]})
+            case ("GET", "workers", name):
+                return _json(200, self._gateway.fleet.find(name).describe())
+            case ("POST", "workers"):
+                return self._add(request.body)
+            case ("POST", "workers", name, "drain"):
+                return self._changed("worker_drained", self._gateway.fleet.drain(name).describe())
+            case ("POST", "workers", name, "resume"):
+                return self._changed("worker_resumed", self._gateway.fleet.resume(name).describe())
+            case ("DELETE", "workers", name):
+                return await self._remove(name)
+            case (_, "workers" | "health" | "metrics", *_):
+                raise MethodNotAllowed(f"{request.method} is not for {request.path}", "docs/gateway.md lists what is")
+        raise UnknownPath(f"there is no {request.path}", "the admin listener has /workers, /metrics and /health")
+
+    def _add(self, body: bytes) -> Reply:
+        try:
+            entry = msgspec.json.decode(body, type=WorkerEntry)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise BadRequest(f"the worker: {error}", 'send {"url": "http://HOST:PORT"}') from None
+        return self._changed("worker_added", self._gateway.fleet.add(entry).describe(), 201)
+
+    async def _remove(self, name: str) -> Reply:
+        """Answers when the requests in flight at the worker have ended."""
+        await self._gateway.fleet.remove(name, self._gateway.config.drain_timeout)
+        return self._changed("worker_removed", {"name": name, "state": "removed"})
+
+    def _changed(self, decision: str, shown: dict[str, Any], status: int = 200) -> Reply:
+        self._gateway.audit.write(decision, worker=shown["name"])
+        return _json(status, shown)
+
+
+def _json(status: int, value: object) -> Reply:
+    return status, json_bytes(value), JSON

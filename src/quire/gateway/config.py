@@ -1,0 +1,271 @@
+"""The gateway's configuration: one TOML file, checked as a whole before any of it is used."""
+
+import os
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from quire.core.errors import BadRequest
+from quire.core.nearest import nearest
+from quire.server.access.keys import Count, KeyEntry, key_problems
+
+Seconds = Annotated[float, Meta(gt=0)]
+Weight = Annotated[float, Meta(gt=0)]
+Price = Annotated[float, Meta(ge=0, le=1e6)]
+PolicyName = Literal["round_robin", "power_of_two", "least_tokens", "session", "cache_aware"]
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Table(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file. A key that is not a field is an error."""
+
+
+class WorkerEntry(Table):
+    """One engine: a Quire server, or any server with OpenAI's API."""
+
+    url: str
+    name: str = ""  # in metrics and logs; without it, host:port
+    models: list[str] | None = None  # that it serves; without it, it is asked
+    api_key: str | None = None  # that the gateway sends to it
+    api_key_env: str | None = None  # the same, from an environment variable
+    ca_file: str | None = None  # of https: certificates (PEM) to verify it with, instead of the system's
+    client_cert_file: str | None = None  # of https: certificate and key (PEM) that the gateway shows
+    weight: Weight = 1.0  # of its share of the load
+    max_in_flight: Count = 256  # requests; more wait at the gateway
+
+    @property
+    def label(self) -> str:
+        return self.name or urlsplit(self.url).netloc
+
+    @property
+    def secret(self) -> str:
+        return self.api_key or os.environ.get(self.api_key_env or "", "")
+
+
+class RouteRule(Table):
+    """A request that meets all conditions goes to `model`. The first rule that fits decides."""
+
+    model: str
+    min_prompt_tokens: int | None = None  # estimated, from the bytes of the prompt
+    max_prompt_tokens: int | None = None
+    tools: bool | None = None
+    schema: bool | None = None
+    header: dict[str, str] | None = None
+
+
+class RouteTarget(Table):
+    model: str
+    weight: Weight = 1.0
+
+
+class TokenPrices(Table):
+    """For a million tokens, in the currency of the budgets."""
+
+    prompt: Price = 0.0
+    cached: Price | None = None  # without it, as `prompt`
+    output: Price = 0.0
+
+
+class ModelRoute(Table):
+    """A name that clients ask for. Without rules and targets it is a model that workers serve under this name."""
+
+    rules: list[RouteRule] = field(default_factory=list)
+    targets: list[RouteTarget] = field(default_factory=list)  # one is an alias; several share by weight (canary)
+    fallbacks: list[str] = field(default_factory=list)  # asked when no worker of the target can take the request
+    policy: PolicyName | None = None
+    price: TokenPrices | None = None
+
+    @property
+    def leads_to(self) -> list[str]:
+        return [rule.model for rule in self.rules] + [target.model for target in self.targets] + self.fallbacks
+
+
+class GatewayKey(KeyEntry):
+    """A key of the server's kind, and what the gateway adds."""
+
+    routes: list[str] | None = None  # paths that it may call; without it, all
+    weight: Weight = 1.0  # of its share when requests wait
+    monthly_budget: Price | None = None  # in the currency of the prices
+
+
+class Queue(Table):
+    max_requests: Count = 1024  # that wait for a worker
+    max_seconds: Seconds = 60.0  # that one may wait
+    cached_weight: float = 0.1  # what a cached prompt token counts in a tenant's share; a prompt token is 1
+    output_weight: float = 2.0
+
+
+class Faults(Table):
+    connect_timeout: Seconds = 3.0
+    response_timeout: Seconds = 600.0  # silence of a worker with a request
+    max_attempts: Count = 3  # workers that one request is sent to, while nothing of a response is with the client
+    health_interval: Seconds = 2.0
+    breaker_failures: Count = 5  # in a row: the breaker opens
+    breaker_seconds: Seconds = 5.0  # that it stays open at first; doubled each time, up to 60
+    resume_seconds: Annotated[float, Meta(ge=0)] = 30.0  # that a broken stream waits for a worker that goes on with it
+    outlier_ratio: Annotated[float, Meta(gt=1)] = 5.0  # a worker so many times slower than the median is ejected
+
+
+class CacheAware(Table):
+    """Thresholds of the policy `cache_aware`, as sgl-router has them."""
+
+    cache_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5  # of the prompt that has to be known at a worker
+    balance_abs_threshold: Count = 32  # requests by which the busiest may lead
+    balance_rel_threshold: Annotated[float, Meta(ge=1)] = 1.5
+    max_blocks: Count = 1 << 18  # that the index remembers
+
+
+class GatewayConfig(Table):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    ssl_certfile: str | None = None  # certificate (PEM), for HTTPS; it may hold the key
+    ssl_keyfile: str | None = None
+    admin_host: str = "127.0.0.1"
+    admin_port: Annotated[int, Meta(ge=0, le=65535)] = 8081
+    admin_key: str | None = None
+    policy: PolicyName = "power_of_two"
+    session_header: str = "x-session-id"  # of the policy `session`; without it, the body's `user`
+    default_model: str | None = None  # of requests that name none
+    workers: list[WorkerEntry] = field(default_factory=list)
+    models: dict[str, ModelRoute] = field(default_factory=dict)
+    keys: list[GatewayKey] = field(default_factory=list)
+    queue: Queue = field(default_factory=Queue)
+    faults: Faults = field(default_factory=Faults)
+    cache_aware: CacheAware = field(default_factory=CacheAware)
+    audit_log: str | None = None  # a file that decisions are appended to
+    max_body_bytes: Count = 32 << 20
+    max_connections: Count = 16384
+    receive_timeout: Seconds = 60.0
+    send_timeout: Seconds = 60.0
+    keep_alive: Seconds = 60.0
+    drain_timeout: Annotated[float, Meta(ge=0)] = 30.0
+
+
+def read_config(path: Path) -> GatewayConfig:
+    """Raises BadRequest that lists every problem."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"cannot read {path}: {error.strerror}", param="config") from None
+    return parse_config(text, str(path))
+
+
+def parse_config(text: bytes, name: str) -> GatewayConfig:
+    hint = "docs/gateway.md has an example"
+    try:
+        config = msgspec.toml.decode(text, type=GatewayConfig)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(f"{name}: {error}", hint, param="config") from None
+    check_config(config, name)
+    return config
+
+
+def check_config(config: GatewayConfig, name: str) -> None:
+    if problems := list(_problems(config)):
+        count = f"{len(problems)} problems: " if len(problems) > 1 else ""
+        raise BadRequest(f"{name}: {count}{'; '.join(problems)}", "docs/gateway.md has an example", param="config")
+
+
+def _problems(config: GatewayConfig) -> Iterator[str]:
+    yield from _worker_problems(config.workers)
+    yield from (f"keys: {problem}" for problem in key_problems(config.keys))
+    yield from _model_problems(config)
+    try:
+        server_tls(config)
+    except (OSError, ValueError) as error:
+        yield f"cannot use {config.ssl_certfile} for TLS: {error}"
+    if config.admin_host not in LOOPBACK and not config.admin_key:
+        yield f"admin_host is {config.admin_host}, and there is no admin_key: any client there could add workers"
+
+
+def _worker_problems(workers: list[WorkerEntry]) -> Iterator[str]:
+    labels = [worker.label for worker in workers]
+    for worker in workers:
+        if problem := url_problem(worker.url):
+            yield problem
+        if (worker.ca_file or worker.client_cert_file) and not worker.url.startswith("https:"):
+            yield f"worker {worker.label} has files for TLS, and its url is not https"
+        elif problem := tls_problem(worker):
+            yield problem
+        if worker.api_key and worker.api_key_env:
+            yield f"worker {worker.label} has api_key and api_key_env: give one"
+        if worker.api_key_env and worker.api_key_env not in os.environ:
+            yield f"worker {worker.label}: there is no environment variable {worker.api_key_env}"
+    for label in sorted({label for label in labels if labels.count(label) > 1}):
+        yield f"two workers are called {label}: give one another `name`"
+
+
+def server_tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    """Of the main listener. Raises OSError or ValueError if a file cannot be used."""
+    if config.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_no_password)
+    return context
+
+
+def tls_context(worker: WorkerEntry) -> ssl.SSLContext | None:
+    """Raises OSError or ValueError if a file cannot be used."""
+    if not worker.url.startswith("https:"):
+        return None
+    context = ssl.create_default_context(cafile=worker.ca_file)
+    if worker.client_cert_file:
+        context.load_cert_chain(worker.client_cert_file, password=_no_password)
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the private key is encrypted")  # OpenSSL would ask the terminal
+
+
+def tls_problem(worker: WorkerEntry) -> str:
+    try:
+        tls_context(worker)
+    except (OSError, ValueError) as error:
+        files = " and ".join(file for file in (worker.ca_file, worker.client_cert_file) if file)
+        return f"worker {worker.label}: cannot use {files} for TLS: {error}"
+    return ""
+
+
+def url_problem(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment or "@" in parts.netloc or any(c.isspace() for c in url):
+        return f"`{url}` is no address of a worker: write http://HOST:PORT"
+    return ""
+
+
+def _model_problems(config: GatewayConfig) -> Iterator[str]:
+    served = {model for worker in config.workers for model in worker.models or ()}
+    asks_workers = any(worker.models is None for worker in config.workers) or not config.workers
+    known = served | config.models.keys()
+    for name, route in config.models.items():
+        for target in route.leads_to:
+            if not asks_workers and target not in known:
+                near = nearest(target, known)
+                yield f"model `{name}` leads to `{target}`, which no worker serves" + (
+                    f" (did you mean `{near[0]}`?)" if near else ""
+                )
+        if _leads_back(config, name):
+            yield f"model `{name}` leads back to itself"
+
+
+def _leads_back(config: GatewayConfig, name: str) -> bool:
+    """A target of its own name is a model of the workers, not the route."""
+    seen, open_names = set[str](), [other for other in config.models[name].leads_to if other != name]
+    while open_names:
+        other = open_names.pop()
+        if other == name:
+            return True
+        if other in config.models and other not in seen:
+            seen.add(other)
+            open_names += [next_name for next_name in config.models[other].leads_to if next_name != other]
+    return False

@@ -1,0 +1,373 @@
+"""One request on its way through the gateway: admitted, sent to a worker, its response passed on to the client."""
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from quire.core.errors import QuireError
+from quire.gateway.client_connection import ClientConnection
+from quire.gateway.event_scanner import EventScanner
+from quire.gateway.outgoing import OutgoingBody, outgoing_body, outgoing_head
+from quire.gateway.policies import PickContext
+from quire.gateway.relay import ResponseRelay, is_sse, is_stream
+from quire.gateway.request_facts import RequestFacts
+from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner
+from quire.gateway.routes import OPENAI_STREAMS, RouteKind
+from quire.gateway.tenants import Tenant
+from quire.gateway.upstream import UpstreamConnection
+from quire.gateway.usage import TokenUsage
+from quire.gateway.wire import ClientRequest, Headers
+from quire.gateway.worker import Worker
+
+if TYPE_CHECKING:
+    from quire.gateway.gateway import Gateway
+
+BUSY = 429  # a worker that is full is not broken
+RETRIED_STATUSES = frozenset({BUSY, 502, 503})  # another worker may do better; 500 may be the request's own fault
+FAILED_STATUSES = frozenset({500, 502, 503, 504})  # count against the worker
+SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
+MAX_FRUITLESS_RESUMES = 4  # one after the other: the stream itself may be what ends workers
+SECONDS_BETWEEN_TRIES = 0.05
+MAX_DEATHS = 2  # of workers that had the request: a third does not get it
+CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
+
+
+class BadUpstream(QuireError):
+    status, code = 502, "bad_upstream"
+
+
+class UpstreamTimeout(QuireError):
+    status, code = 504, "upstream_timeout"
+
+
+class Exchange:
+    """Implements `Answering` for the client, `Sink` for the worker and `Admissible` for the queue."""
+
+    def __init__(
+        self,
+        gateway: "Gateway",
+        connection: ClientConnection,
+        request: ClientRequest,
+        request_id: str,
+        tenant: Tenant,
+        kind: RouteKind,
+        facts: RequestFacts,
+        targets: list[str | None],
+    ) -> None:
+        self._gateway, self._connection, self.request = gateway, connection, request
+        self.id, self.tenant, self.kind, self.facts, self.targets = request_id, tenant, kind, facts, targets
+        self.expected_output = facts.output_tokens if kind is RouteKind.GENERATE else 0
+        self.expected_tokens = gateway.weighted(TokenUsage(facts.prompt_tokens, 0, self.expected_output))
+        self.priority = tenant.priority + facts.priority  # a client may only lower that of its key
+        self._loop = gateway.loop
+        self.began = self._loop.time()
+        self.max_wait = math.inf
+        self.tried: set[Worker] = set()
+        self.pinned: Worker | None = None  # the only worker that can answer
+        self.worker: Worker | None = None
+        self.model: str | None = None
+        self.context = PickContext(f"{tenant.name}/{targets[0]}", facts.prompt, gateway.session_of(request, facts))
+        self.status = 0  # of the response to the client
+        self.error = ""
+        self.num_attempts = 0
+        self.first_token: float | None = None
+        self.queue_seconds = 0.0
+        self.usage: TokenUsage | None = None
+        self.num_counted = 0  # what the tenant's concurrency counts for it
+        self.reserved = 0  # of the tenant's budget
+        self.is_charged = False  # its tenant's share has paid for it
+        self._num_deaths = 0
+        can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
+        self._delivered = DeliveredStream() if can_resume else None
+        self._broken_at: float | None = None  # since then a stream waits for a worker that goes on with it
+        self._num_fruitless = 0  # workers that were to go on with it and have added nothing
+        self._is_paused = False
+        self._upstream: UpstreamConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.TimerHandle | None = None  # for a worker that goes on with the stream
+        self._last_heard = self.began
+        self._last_token = 0.0
+        self._sent_at = 0.0
+        self._ended = False
+        self._outgoing: OutgoingBody
+        self._relay = ResponseRelay(
+            connection, request, lambda: gateway.response_headers(self), lambda: self._keeps_alive
+        )
+
+    # -- admission
+
+    def choose(self) -> tuple[str | None, Worker | None] | None:
+        router = self._gateway.router
+        if self.pinned is not None:
+            return (None, self.pinned) if self.pinned not in self.tried else None
+        for model in self.targets:
+            if router.can_take(model, self.tried):
+                return model, router.pick(model, self.context, self.tried)
+        return None
+
+    def start(self, model: str | None, worker: Worker) -> None:
+        if not self.num_attempts:
+            self.queue_seconds = self._loop.time() - self.began
+        self.model, self.worker = model, worker
+        self.num_attempts += 1
+        self.tried.add(worker)
+        worker.begin(self.facts.prompt_tokens + self.expected_output)
+        if not self._relay.is_passing:
+            self._relay.clear()
+        self._outgoing = outgoing_body(self.request, self.facts, model, worker, self.tenant, self._delivered)
+        self._sent_at = self._last_heard = self._loop.time()
+        if self._timer is None:
+            self._watch()
+        self._connect()
+
+    def _connect(self) -> None:
+        assert self.worker is not None
+        upstream = self.worker.pool.take()
+        if upstream is not None:
+            self._send(upstream)
+        else:
+            self._connecting = self._loop.create_task(self._connect_new(self.worker))
+
+    async def _connect_new(self, worker: Worker) -> None:
+        try:
+            upstream = await worker.pool.connect()
+        except (OSError, TimeoutError, ValueError) as error:  # a name that is no host is a ValueError
+            self._connecting = None
+            self._attempt_failed(f"cannot be reached ({type(error).__name__})", died=False)
+        else:
+            self._connecting = None
+            self._send(upstream)
+
+    def _send(self, upstream: UpstreamConnection) -> None:
+        assert self.worker is not None
+        self._upstream = upstream
+        left = self.max_wait - (self._loop.time() - self.began)
+        head = outgoing_head(
+            self.request, self._outgoing, self.worker, self.id, self._connection.peer, left, self._gateway
+        )
+        upstream.send(head, self._outgoing.body, self)
+        if self._is_paused:
+            upstream.pause()
+
+    # -- the response
+
+    def response_began(self, status: int, headers: Headers, length: int | None) -> None:
+        assert self.worker is not None
+        self._last_heard = now = self._loop.time()
+        self.worker.answered(now - self._sent_at)
+        resumes = any(name == RESUME_HEADER for name, _ in headers)
+        if self._relay.is_passing:  # a stream goes on
+            if status != 200 or not resumes:
+                self._cancel_upstream()
+                self._attempt_failed(f"answered {status} to a stream that was to go on", died=True)
+            return
+        if status in RETRIED_STATUSES and self._may_ask_another():
+            self._cancel_upstream()
+            self._attempt_failed(f"answered {status}", died=False, is_failure=status != BUSY)
+            return
+        self._relay.begin(status, headers, self._scanner(headers, resumes))
+
+    def _scanner(self, headers: Headers, resumes: bool) -> EventScanner | None:
+        if not is_stream(headers):
+            return None
+        if resumes and self._outgoing.is_wrapped and self._delivered is not None:
+            return ResumableScanner(self._delivered, self._outgoing.drop_usage)
+        return EventScanner(is_sse(headers), self._outgoing.drop_usage)
+
+    def response_data(self, data: bytes) -> None:
+        self._last_heard = self._loop.time()
+        if num_tokens := self._relay.push(data):
+            self._broken_at, self._num_fruitless = None, 0
+            self._count_tokens(num_tokens)
+
+    def response_ended(self) -> None:
+        self._upstream = None
+        scanner = self._relay.scanner
+        if isinstance(scanner, ResumableScanner) and scanner.was_sent_away:
+            self._attempt_failed("shuts down", died=True)
+            return
+        self._mark_worker()
+        body = self._relay.finish()
+        if scanner is None:
+            self._count_tokens(1)
+            self._gateway.remember_response(self, body)
+        self.usage = self._relay.usage(body)
+        self._end(self._relay.status)
+
+    def upstream_failed(self, reason: str, is_stale: bool) -> None:
+        self._upstream = None
+        if is_stale:
+            self._connect()
+        else:
+            self._attempt_failed(reason, died=True)
+
+    def _mark_worker(self) -> None:
+        assert self.worker is not None
+        if self._relay.status in FAILED_STATUSES:
+            self.worker.failed()
+        else:
+            self.worker.breaker.succeeded()
+
+    def _count_tokens(self, count: int) -> None:
+        now = self._last_heard
+        if self.first_token is None:
+            self.first_token = now
+        else:
+            self._gateway.metrics.token(self, now - self._last_token, count)
+        self._last_token = now
+
+    @property
+    def _keeps_alive(self) -> bool:
+        return self.request.keep_alive and not self._gateway.draining
+
+    # -- failures
+
+    def _may_ask_another(self) -> bool:
+        if self.num_attempts >= self._gateway.config.faults.max_attempts or self.pinned is not None:
+            return False
+        return any(self._gateway.router.can_take(model, self.tried) for model in self.targets)
+
+    def _attempt_failed(self, reason: str, died: bool, is_failure: bool = True) -> None:
+        """Ask another worker if nothing was sent to the client; else tell the client in its stream.
+
+        `is_failure`: it counts against the worker."""
+        worker = self.worker
+        assert worker is not None
+        worker.failed() if is_failure else worker.breaker.succeeded()
+        self._num_deaths += died
+        self._gateway.audit.write("attempt_failed", request=self.id, worker=worker.name, reason=reason)
+        error = BadUpstream(f"worker {worker.name} {reason}", "try again")
+        if isinstance(self._relay.scanner, ResumableScanner):
+            self._leave_worker()
+            self._relay.scanner.break_off()
+            self._go_on(worker, error)
+            return
+        if self._relay.is_passing:
+            self._break_off(error)
+            return
+        self._leave_worker()
+        if self._num_deaths < MAX_DEATHS and self._may_ask_another():
+            self._gateway.metrics.retried(self)
+            self._gateway.queue.submit(self)
+        else:
+            self.refuse(error)
+
+    def _go_on(self, lost: Worker, error: QuireError) -> None:
+        """Give the stream to another worker, as soon as there is one."""
+        if self._ended:
+            return
+        now = self._loop.time()
+        self._broken_at = self._last_heard = now if self._broken_at is None else self._broken_at
+        router, tried = self._gateway.router, {lost} if now < self._broken_at + SECONDS_APART else set()
+        worker = router.pick(self.model, self.context, tried)
+        if self._num_fruitless >= MAX_FRUITLESS_RESUMES:
+            self._break_off(error)
+        elif worker is not None and worker.resumes:
+            self._num_fruitless += 1
+            self._gateway.metrics.resumed(self)
+            self._gateway.audit.write("resumed", request=self.id, worker=worker.name, lost=lost.name)
+            self.start(self.model, worker)
+        elif now < self._broken_at + self._gateway.config.faults.resume_seconds:
+            self._waiting = self._loop.call_later(SECONDS_BETWEEN_TRIES, self._go_on, lost, error)
+        else:
+            self._break_off(error)
+
+    def _break_off(self, error: QuireError) -> None:
+        """Some of the response is with the client: a stream of events ends with an error, all else is cut off."""
+        self.error = error.code
+        self.usage = self._relay.usage(b"")
+        if self._relay.break_off(error):
+            self._end(self._relay.status)
+        else:
+            self._finish(self._relay.status)
+            self._connection.abort()
+
+    def refuse(self, error: QuireError) -> None:
+        """Answer with an error. Nothing was sent before."""
+        if not self._ended:
+            self.error = error.code
+            self._relay.refuse(error)
+            self._end(error.status)
+
+    def _watch(self) -> None:
+        """Give up a worker that is silent for too long."""
+        limit = self._gateway.config.faults.response_timeout
+        left = self._last_heard + limit - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._watch)
+            return
+        if self.worker is None:  # the stream waits for one
+            self._timer = self._loop.call_later(limit, self._watch)
+            return
+        self._cancel_upstream()
+        self.worker.failed()
+        error = UpstreamTimeout(f"worker {self.worker.name} was silent for {limit:g} s", "try again later")
+        if self._relay.is_passing:
+            self._break_off(error)
+        else:
+            self.refuse(error)
+
+    # -- the client
+
+    def client_gone(self) -> None:
+        self._gateway.queue.remove(self)
+        self._cancel_upstream()
+        if self.worker is not None:
+            self.worker.breaker.gave_up()
+        self.usage = self._relay.usage(b"")
+        self._finish(CLIENT_CLOSED)
+
+    def client_paused(self) -> None:
+        self._is_paused = True
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def client_resumed(self) -> None:
+        self._is_paused = False
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    # -- the end
+
+    def _cancel_upstream(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
+        if self._upstream is not None:
+            self._upstream.cancel()
+            self._upstream = None
+
+    def _leave_worker(self) -> None:
+        if self.worker is not None:
+            self.worker.end(self.facts.prompt_tokens + self.expected_output)
+            self.worker = None
+
+    def _end(self, status: int) -> None:
+        connection = self._connection
+        if self._finish(status):
+            connection.end(self._keeps_alive)
+
+    def _finish(self, status: int) -> bool:
+        """Settle everything, once."""
+        if self._ended:
+            return False
+        self._ended = True
+        self.status = status
+        for timer in (self._timer, self._waiting):
+            if timer is not None:
+                timer.cancel()
+        worker = self.worker
+        self._leave_worker()
+        self._gateway.settle(self, worker)
+        return True
+
+    @property
+    def spent(self) -> TokenUsage:
+        """What it took: as the worker says, else estimated from what came back."""
+        if self.usage is not None:
+            return self.usage
+        if self.first_token is None or self.status not in (200, CLIENT_CLOSED):
+            return TokenUsage()
+        output = self._relay.scanner.num_events if self._relay.scanner is not None else 0
+        return TokenUsage(self.facts.prompt_tokens, 0, output if self.kind is RouteKind.GENERATE else 0)

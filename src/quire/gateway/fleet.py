@@ -1,0 +1,167 @@
+"""The workers: from the configuration and from the admin listener; each is checked, drained and removed here."""
+
+import asyncio
+import logging
+import statistics
+from collections.abc import Callable
+
+from quire.core.errors import BadRequest, QuireError
+from quire.gateway.config import Faults, WorkerEntry, tls_problem, url_problem
+from quire.gateway.resuming import RESUME_HEADER
+from quire.gateway.worker import Worker
+
+log = logging.getLogger("quire.gateway")
+
+CHECKS_PER_MODELS = 5  # the models of a worker are asked for at every fifth check
+MIN_WORKERS_TO_EJECT = 3  # of two, nothing tells which is the slow one
+NUM_REQUESTS_TO_EJECT = 10
+MIN_SLOW_SECONDS = 0.1  # a first byte that comes sooner is never too slow
+
+
+class UnknownWorker(QuireError):
+    status, code = 404, "worker_not_found"
+
+
+class WorkerFleet:
+    """`on_change` is called when a worker may take requests that it could not take before; `on_reset` when its caches
+    are empty."""
+
+    def __init__(self, faults: Faults, on_change: Callable[[], None], on_reset: Callable[[Worker], None]) -> None:
+        self.faults = faults
+        self.workers: list[Worker] = []
+        self._on_change, self._on_reset = on_change, on_reset
+        self._checks: dict[Worker, asyncio.Task[None]] = {}
+        self._configured: list[WorkerEntry] = []
+
+    def add(self, entry: WorkerEntry) -> Worker:
+        if problem := url_problem(entry.url) or tls_problem(entry):
+            raise BadRequest(problem, param="url")
+        if any(worker.name == entry.label for worker in self.workers):
+            raise BadRequest(f"there is a worker {entry.label}", "remove it first, or give another name", param="name")
+        taken = {worker.bit for worker in self.workers}
+        bit = next(bit for bit in range(len(taken) + 1) if bit not in taken)
+        worker = Worker(entry, self.faults, bit)
+        self.workers.append(worker)
+        self._checks[worker] = asyncio.create_task(self._watch(worker))
+        log.info("worker %s at %s is added", worker.name, entry.url)
+        return worker
+
+    def find(self, name: str) -> Worker:
+        for worker in self.workers:
+            if worker.name == name:
+                return worker
+        names = ", ".join(worker.name for worker in self.workers) or "none"
+        raise UnknownWorker(f"there is no worker {name}", f"the workers are {names}")
+
+    def drain(self, name: str) -> Worker:
+        """It gets no new requests; those in flight end."""
+        worker = self.find(name)
+        worker.draining = True
+        log.info("worker %s drains %d requests", worker.name, worker.num_in_flight)
+        return worker
+
+    def resume(self, name: str) -> Worker:
+        worker = self.find(name)
+        worker.draining = False
+        self._on_change()
+        return worker
+
+    async def remove(self, name: str, timeout: float) -> None:
+        """Drain it, wait for its requests as long as allowed, and forget it."""
+        worker = self.drain(name)
+        await self._wait(worker, timeout)
+        self._forget(worker)
+
+    async def _wait(self, worker: Worker, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await worker.drained()
+        except TimeoutError:
+            log.warning("worker %s still has %d requests in flight", worker.name, worker.num_in_flight)
+        worker.pool.close()
+
+    def _forget(self, worker: Worker) -> None:
+        if worker in self.workers:
+            worker.draining = True
+            self.workers.remove(worker)
+            self._checks.pop(worker).cancel()
+            self._on_reset(worker)
+            log.info("worker %s is removed", worker.name)
+
+    def configure(self, entries: list[WorkerEntry], faults: Faults, timeout: float) -> list[asyncio.Task[None]]:
+        """Add what is new in the configuration and remove what is gone from it; workers that were added by the admin
+        listener stay. -> what waits for the requests in flight at removed workers"""
+        self.faults = faults
+        old, self._configured = self._configured, entries
+        waits = []
+        for worker in [worker for worker in self.workers if worker.entry in old and worker.entry not in entries]:
+            self._forget(worker)
+            waits.append(asyncio.create_task(self._wait(worker, timeout)))
+        for entry in entries:
+            if entry not in old:
+                self.add(entry)
+        return waits
+
+    async def first_checks(self) -> None:
+        """Returns when every worker was asked once."""
+        while any(not worker.checked for worker in self.workers):
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        for task in self._checks.values():
+            task.cancel()
+        await asyncio.gather(*self._checks.values(), return_exceptions=True)
+        for worker in self.workers:
+            worker.pool.close()
+
+    # -- health
+
+    async def _watch(self, worker: Worker) -> None:
+        number = 0
+        while True:
+            try:
+                await self._check(worker, number % CHECKS_PER_MODELS == 0)
+            except Exception:
+                log.exception("worker %s could not be checked", worker.name)
+            number += 1
+            self._eject_outliers()
+            await asyncio.sleep(self.faults.health_interval)
+
+    async def _check(self, worker: Worker, with_models: bool) -> None:
+        was_healthy, was_ready, timeout = worker.healthy, worker.ready, self.faults.connect_timeout
+        try:
+            worker.healthy = (await worker.get("/health", timeout)).status < 500
+            answer = await worker.get("/ready", timeout)
+            worker.ready = worker.healthy and answer.status in (200, 404, 405)  # others have no such path
+            worker.resumes = any(name == RESUME_HEADER for name, _ in answer.headers)
+            if worker.ready and (with_models or not was_ready or not worker.cards):
+                await worker.ask_models(timeout)
+        except (OSError, TimeoutError):
+            worker.healthy = worker.ready = False
+        first, worker.checked = not worker.checked, True
+        if worker.ready != was_ready or first:
+            level = logging.INFO if worker.ready else logging.WARNING
+            log.log(level, "worker %s is %s", worker.name, worker.state)
+        if was_healthy and not worker.healthy:
+            self._on_reset(worker)  # whatever comes back there has computed nothing yet
+        if worker.ready:
+            self._on_change()
+
+    def _eject_outliers(self) -> None:
+        """Open the breaker of a worker whose first bytes come much later than those of the others."""
+        known = [
+            worker
+            for worker in self.workers
+            if worker.takes_requests and worker.first_byte is not None and worker.num_requests >= NUM_REQUESTS_TO_EJECT
+        ]
+        if len(known) < MIN_WORKERS_TO_EJECT:
+            return
+        usual = statistics.median(worker.first_byte or 0.0 for worker in known)
+        slowest = max(known, key=lambda worker: worker.first_byte or 0.0)
+        seconds = slowest.first_byte or 0.0
+        if seconds > max(self.faults.outlier_ratio * usual, MIN_SLOW_SECONDS):
+            log.warning(
+                "worker %s is ejected: its first byte takes %.3f s, the median %.3f s", slowest.name, seconds, usual
+            )
+            slowest.breaker.eject()
+            slowest.first_byte = None

@@ -1,0 +1,265 @@
+"""The gateway: every request is authenticated, understood, admitted and routed here."""
+
+import asyncio
+import os
+import re
+from collections import OrderedDict
+from typing import Any
+
+from quire import __version__
+from quire.core.errors import BadRequest, QuireError
+from quire.gateway.admission import AdmissionQueue
+from quire.gateway.audit import AuditLog
+from quire.gateway.client_connection import ClientConnection
+from quire.gateway.config import GatewayConfig
+from quire.gateway.exchange import Exchange
+from quire.gateway.fleet import WorkerFleet
+from quire.gateway.ledger import cost
+from quire.gateway.metrics import GatewayMetrics
+from quire.gateway.request_facts import RequestFacts, read_facts
+from quire.gateway.router import Router
+from quire.gateway.routes import RouteKind, route_kind, stored_id
+from quire.gateway.tenants import Tenant, Tenants
+from quire.gateway.usage import TokenUsage
+from quire.gateway.wire import ClientRequest, Headers, error_body, json_bytes, whole_response
+from quire.gateway.worker import Worker
+from quire.server.errors import UnknownPath
+
+JSON = b"application/json"
+MAX_STORED = 10_000  # responses whose worker is remembered
+
+_GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,120})"')
+OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/ready"})  # need no key: probes have none
+
+
+class Gateway:
+    def __init__(self, config: GatewayConfig) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.config = config
+        self.draining = False
+        self.metrics = GatewayMetrics()
+        self.audit = AuditLog(config.audit_log)
+        self.tenants = Tenants(config.keys)
+        self.fleet = WorkerFleet(config.faults, self._workers_changed, self._worker_reset)
+        self.router = Router(config, self.fleet.workers)
+        self.queue = AdmissionQueue(config.queue, self.router, self.loop.time)
+        self._stored: OrderedDict[str, Worker] = OrderedDict()  # by the id of a response
+        self.in_flight: set[Exchange] = set()
+        self._removals = self.fleet.configure(config.workers, config.faults, config.drain_timeout)
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Take over another configuration; all but addresses and connection limits. Raises before anything changes."""
+        self.audit.reopen(config.audit_log)
+        self.config, self.queue.settings = config, config.queue
+        self.tenants.update(config.keys)
+        self.router.reconfigure(config)
+        self._removals += self.fleet.configure(config.workers, config.faults, config.drain_timeout)
+        self.queue.pump()
+
+    def _workers_changed(self) -> None:
+        self.queue.pump()
+
+    def _worker_reset(self, worker: Worker) -> None:
+        self.router.forget(worker)
+
+    # -- requests
+
+    def handle(self, connection: ClientConnection, request: ClientRequest) -> Exchange | None:
+        asked = request.header(b"x-request-id")
+        request_id = asked if _GOOD_ID.fullmatch(asked) else os.urandom(16).hex()
+        try:
+            return self._begin(connection, request, request_id)
+        except QuireError as error:
+            self.metrics.refused(error.code)
+            self.audit.write("refused", request=request_id, path=request.path, code=error.code)
+            extra = [(b"x-request-id", request_id.encode())]
+            if (seconds := getattr(error, "retry_after", None)) is not None:
+                extra.append((b"retry-after", str(seconds).encode()))
+            self._reply(connection, request, error.status, error_body(request.path, error), extra)
+            return None
+
+    def _begin(self, connection: ClientConnection, request: ClientRequest, request_id: str) -> Exchange | None:
+        if request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
+            self._probe(connection, request)
+            return None
+        preflight = request.method == "OPTIONS"  # a browser asks before it sends a key
+        tenant = self.tenants.anonymous if preflight else self.tenants.find(request)
+        if request.method in ("GET", "HEAD") and (body := self._own_answer(request.path, tenant)) is not None:
+            self._reply(connection, request, 200, body)
+            return None
+        kind = route_kind(request.method, request.path)
+        if kind is None:
+            raise UnknownPath(
+                f"the gateway does not pass on {request.method} {request.path}", "docs/gateway.md lists paths"
+            )
+        facts = read_facts(request.path, request.body) if request.method == "POST" and request.body else RequestFacts()
+        if not preflight:
+            tenant.check(request.path, facts.model if kind not in (RouteKind.ANY, RouteKind.STORED) else "")
+        exchange = Exchange(
+            self, connection, request, request_id, tenant, kind, facts, self._targets(kind, facts, request)
+        )
+        exchange.max_wait = _timeout(request)
+        self._pin(exchange)
+        self._enter(exchange)
+        self.in_flight.add(exchange)
+        self.queue.submit(exchange)
+        return exchange if exchange in self.in_flight else None
+
+    def _targets(self, kind: RouteKind, facts: RequestFacts, request: ClientRequest) -> list[str | None]:
+        return [None] if kind in (RouteKind.ANY, RouteKind.STORED) else self.router.targets(facts, request)
+
+    def _pin(self, exchange: Exchange) -> None:
+        """A stored response is where it was made."""
+        previous = exchange.facts.fields.get("previous_response_id")
+        name = stored_id(exchange.request.path) or (bytes(previous).decode("latin-1").strip('"') if previous else None)
+        if name is not None:
+            exchange.pinned = self._stored.get(name)
+
+    def remember_response(self, exchange: Exchange, body: bytes) -> None:
+        if exchange.request.path == "/v1/responses" and exchange.worker and (match := _RESPONSE_ID.search(body)):
+            self._stored[match[1].decode()] = exchange.worker
+            while len(self._stored) > MAX_STORED:
+                self._stored.popitem(last=False)
+
+    def _enter(self, exchange: Exchange) -> None:
+        """Charge the request to its tenant, or raise why it may not begin."""
+        if exchange.kind not in (RouteKind.GENERATE, RouteKind.ENCODE):
+            return
+        quota, num = exchange.tenant.quota, exchange.facts.n
+        quota.check_concurrency(num, num)
+        quota.enter()
+        exchange.num_counted = num
+        quota.running += num - 1
+        exchange.reserved = self._cost(exchange, TokenUsage(exchange.facts.prompt_tokens, 0, exchange.expected_output))
+        try:
+            exchange.tenant.budget.reserve(exchange.reserved)
+        except QuireError:
+            quota.running -= num
+            exchange.num_counted = 0
+            raise
+
+    def settle(self, exchange: Exchange, worker: Worker | None) -> None:
+        """The exchange has ended: charge what it took."""
+        self.in_flight.discard(exchange)
+        tenant, usage = exchange.tenant, exchange.spent
+        spent = self._cost(exchange, usage)
+        if exchange.num_counted:
+            tenant.quota.running -= exchange.num_counted
+            tenant.quota.charge(usage.prompt + usage.output)
+            tenant.budget.settle(exchange.reserved, spent)
+        if exchange.num_attempts:
+            difference = self.weighted(usage) - exchange.expected_tokens
+            self.queue.counters.correct(tenant.name, difference, tenant.weight)
+        self.metrics.ended(exchange, worker.name if worker else "", usage, spent, self.loop.time())
+        if self.audit.is_open:
+            self._note(exchange, worker, usage, spent)
+        if exchange.num_attempts:
+            self.queue.ended()
+
+    def _note(self, exchange: Exchange, worker: Worker | None, usage: TokenUsage, spent: int) -> None:
+        self.audit.write(
+            "served" if exchange.num_attempts else "refused",
+            request=exchange.id,
+            tenant=exchange.tenant.name or None,
+            path=exchange.request.path,
+            asked=exchange.facts.model,
+            model=exchange.model,
+            worker=worker.name if worker else None,
+            status=exchange.status,
+            code=exchange.error or None,
+            attempts=exchange.num_attempts,
+            prompt_tokens=usage.prompt,
+            output_tokens=usage.output,
+            cost=spent / 1e9 if spent else None,
+            queue_seconds=round(exchange.queue_seconds, 6),
+        )
+
+    def weighted(self, usage: TokenUsage) -> float:
+        """Tokens as tenants' shares count them."""
+        settings = self.config.queue
+        computed = usage.prompt - usage.cached
+        return computed + settings.cached_weight * usage.cached + settings.output_weight * usage.output
+
+    def _cost(self, exchange: Exchange, usage: TokenUsage) -> int:
+        for name in (exchange.model, exchange.facts.model, exchange.targets[0]):
+            if name is not None and (route := self.config.models.get(name)) is not None and route.price is not None:
+                return cost(usage, route.price)
+        return 0
+
+    def session_of(self, request: ClientRequest, facts: RequestFacts) -> str:
+        return request.header(self.config.session_header.lower().encode()) or facts.user
+
+    def response_headers(self, exchange: Exchange) -> Headers:
+        shown = [(b"x-request-id", exchange.id.encode())]
+        if exchange.num_counted:
+            shown += [(name.encode(), value.encode()) for name, value in exchange.tenant.quota.headers().items()]
+        return shown
+
+    # -- what the gateway answers itself
+
+    def _probe(self, connection: ClientConnection, request: ClientRequest) -> None:
+        """/health: the gateway lives. /ready: some worker takes requests."""
+        status, answer = 200, json_bytes({"status": "ok"})
+        if request.path == "/ready":
+            ready = sum(worker.takes_requests for worker in self.fleet.workers)
+            status = 200 if ready and not self.draining else 503
+            answer = json_bytes({"ready_workers": ready})
+        self._reply(connection, request, status, answer)
+
+    def _own_answer(self, path: str, tenant: Tenant) -> bytes | None:
+        if path == "/version":
+            return json_bytes({"version": __version__})
+        if path in ("/v1/models", "/models"):
+            return json_bytes({"object": "list", "data": self._cards(tenant)})
+        if path.startswith("/v1/models/"):
+            name = path.removeprefix("/v1/models/")
+            if card := next((card for card in self._cards(tenant) if card["id"] == name), None):
+                return json_bytes(card)
+            raise UnknownPath(f"there is no model `{name}`")
+        if path == "/api/tags":
+            names = [str(card["id"]) for card in self._cards(tenant)]
+            return json_bytes({"models": [{"name": name, "model": name} for name in names]})
+        return None
+
+    def _cards(self, tenant: Tenant) -> list[dict[str, Any]]:
+        """Every name that the tenant may ask for, with what workers say of it."""
+        cards: dict[str, dict[str, Any]] = {
+            name: {"id": name, "object": "model", "owned_by": "quire-gateway"} for name in self.config.models
+        }
+        for worker in self.fleet.workers:
+            for name, card in worker.cards.items():
+                cards[name] = {"object": "model", **card}
+        return [card for name, card in sorted(cards.items()) if tenant.allows(name)]
+
+    def _reply(
+        self,
+        connection: ClientConnection,
+        request: ClientRequest,
+        status: int,
+        body: bytes,
+        extra: Headers | None = None,
+    ) -> None:
+        keep_alive = request.keep_alive and not self.draining
+        response = whole_response(status, body, extra or [], keep_alive, JSON)
+        connection.write(response[: -len(body)] if request.method == "HEAD" and body else response)
+        connection.end(keep_alive)
+
+    async def close(self) -> None:
+        for task in self._removals:
+            task.cancel()
+        await self.fleet.close()
+        self.audit.close()
+
+
+def _timeout(request: ClientRequest) -> float:
+    asked = request.header(b"x-request-timeout")
+    if not asked:
+        return float("inf")
+    try:
+        seconds = float(asked)
+    except ValueError:
+        seconds = float("nan")
+    if not seconds > 0:
+        raise BadRequest(f"the header x-request-timeout is {asked!r}", "it is a number of seconds, above 0")
+    return seconds

@@ -1,0 +1,70 @@
+"""Counters and histograms of the gateway. exposition.py makes their text."""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from quire.gateway.routes import route_label
+from quire.gateway.usage import TokenUsage
+from quire.server.observe.histogram import Histogram
+
+if TYPE_CHECKING:
+    from quire.gateway.exchange import Exchange
+
+SECONDS = [m * 10.0**e for e in range(-3, 2) for m in (1, 2.5, 5)] + [100.0, 250.0, 600.0]  # 1 ms .. 10 min
+
+Labels = tuple[str, str]  # model, tenant
+
+
+class GatewayMetrics:
+    """Names of models and tenants come from the configuration and from workers, never from clients."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, str, str, str]] = Counter()  # by route, model, tenant, status
+        self.errors: Counter[str] = Counter()  # by code
+        self.decisions: Counter[tuple[str, str]] = Counter()  # by model and worker
+        self.retries: Counter[str] = Counter()  # by model
+        self.resumes: Counter[str] = Counter()  # by model
+        self.tokens: Counter[tuple[str, str, str]] = Counter()  # by model, tenant, kind
+        self.cost: Counter[str] = Counter()  # by tenant, in billionths
+        self.first_token: dict[Labels, Histogram] = {}
+        self.next_token: dict[Labels, Histogram] = {}
+        self.whole: dict[Labels, Histogram] = {}
+        self.queued: dict[Labels, Histogram] = {}
+        self.predicted_tokens = 0.0  # prompt tokens that the chosen worker was believed to have cached
+
+    def refused(self, code: str) -> None:
+        """Of a request that was refused before it had a route."""
+        self.errors[code] += 1
+
+    def retried(self, exchange: "Exchange") -> None:
+        self.retries[exchange.model or ""] += 1
+
+    def resumed(self, exchange: "Exchange") -> None:
+        self.resumes[exchange.model or ""] += 1
+
+    def token(self, exchange: "Exchange", seconds: float, count: int) -> None:
+        _of(self.next_token, exchange).observe(seconds / count, count)
+
+    def ended(self, exchange: "Exchange", worker: str, usage: TokenUsage, cost: int, now: float) -> None:
+        model, tenant = exchange.model or "", exchange.tenant.name
+        self.requests[route_label(exchange.request.path), model, tenant, str(exchange.status)] += 1
+        if exchange.error:
+            self.errors[exchange.error] += 1
+        if not worker:
+            return
+        self.decisions[model, worker] += 1
+        self.cost[tenant] += cost
+        self.predicted_tokens += exchange.context.predicted_hit * exchange.facts.prompt_tokens
+        for kind, count in (("prompt", usage.prompt), ("cached", usage.cached), ("output", usage.output)):
+            self.tokens[model, tenant, kind] += count
+        _of(self.queued, exchange).observe(exchange.queue_seconds)
+        _of(self.whole, exchange).observe(now - exchange.began)
+        if exchange.first_token is not None:
+            _of(self.first_token, exchange).observe(exchange.first_token - exchange.began)
+
+
+def _of(histograms: dict[Labels, Histogram], exchange: "Exchange") -> Histogram:
+    labels = (exchange.model or "", exchange.tenant.name)
+    if labels not in histograms:
+        histograms[labels] = Histogram(SECONDS)
+    return histograms[labels]

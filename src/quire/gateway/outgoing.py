@@ -1,0 +1,86 @@
+"""What is sent to a worker: the body, with the model's own name and what the gateway adds, and the head."""
+
+import json
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from quire.gateway.request_facts import RequestFacts, with_fields
+from quire.gateway.resuming import RESUME_HEADER, DeliveredStream
+from quire.gateway.routes import OPENAI_STREAMS, SALTED, path_model
+from quire.gateway.tenants import Tenant
+from quire.gateway.wire import CREDENTIALS, ClientRequest, request_head
+from quire.gateway.worker import Worker
+
+if TYPE_CHECKING:
+    from quire.gateway.gateway import Gateway
+
+
+@dataclass(slots=True)
+class OutgoingBody:
+    body: bytes
+    target: bytes
+    is_wrapped: bool = False  # with what another worker needs to go on
+    drop_usage: bool = False  # the usage was asked for by the gateway: the client does not get it
+
+
+def outgoing_body(
+    request: ClientRequest,
+    facts: RequestFacts,
+    model: str | None,
+    worker: Worker,
+    tenant: Tenant,
+    delivered: DeliveredStream | None,
+) -> OutgoingBody:
+    """The body as it came, unless something has to change. `delivered`: of a stream that may be resumed."""
+    changes: dict[str, Any] = {}
+    target, drop_usage = request.target, False
+    if model is not None and facts.model is not None and model != facts.model:
+        if (named := path_model(request.path)) is not None:
+            target = target.replace(named.encode("latin-1"), quote(model, safe="").encode(), 1)
+        else:
+            changes["name" if "model" not in facts.fields else "model"] = model
+    if tenant.name and facts.stream and request.path in OPENAI_STREAMS and "stream_options" not in facts.fields:
+        changes["stream_options"] = {"include_usage": True}
+        drop_usage = True
+    if tenant.salt and worker.is_quire and request.path in SALTED:
+        changes["cache_salt"] = tenant.salt + _own_salt(facts)
+    body = with_fields(facts, changes) if changes else request.body
+    is_wrapped = delivered is not None and worker.resumes
+    if delivered is not None and is_wrapped:
+        body = delivered.wrap(body)
+    return OutgoingBody(body, target, is_wrapped, drop_usage)
+
+
+def _own_salt(facts: RequestFacts) -> str:
+    """What the client itself asks for stays apart within the tenant."""
+    given = json.loads(bytes(facts.fields.get("cache_salt", b"null")))
+    return f":{given}" if given is not None else ""
+
+
+def outgoing_head(
+    request: ClientRequest,
+    outgoing: OutgoingBody,
+    worker: Worker,
+    request_id: str,
+    peer: bytes,
+    seconds_left: float,
+    gateway: "Gateway",
+) -> bytes:
+    """`seconds_left`: until the deadline of the client, infinite where it has none."""
+    extra = [(b"x-request-id", request_id.encode("ascii"))]
+    extra.append((b"accept-encoding", b""))  # the gateway reads what passes
+    if outgoing.is_wrapped:
+        extra.append((RESUME_HEADER, b"1"))
+    extra += worker.credentials or ([] if gateway.tenants.is_open else [(name, b"") for name in CREDENTIALS])
+    if isfinite(seconds_left):
+        extra.append((b"x-request-timeout", b"%.3f" % max(seconds_left, 0.001)))
+    forwarded = request.header(b"x-forwarded-for").encode("latin-1")
+    extra.append((b"x-forwarded-for", forwarded + b", " + peer if forwarded else peer))
+    changed = request if outgoing.target is request.target else _with_target(request, outgoing.target)
+    return request_head(changed, worker.pool.host, worker.pool.prefix, len(outgoing.body), extra)
+
+
+def _with_target(request: ClientRequest, target: bytes) -> ClientRequest:
+    return ClientRequest(request.method, target, request.path, request.headers)

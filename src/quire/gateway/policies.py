@@ -1,0 +1,122 @@
+"""Which of several workers that serve a model takes a request."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Protocol
+
+from quire.gateway.config import CacheAware, PolicyName
+from quire.gateway.prefix_index import ApproximatePrefixes, KnownPrefixes, prompt_blocks
+from quire.gateway.worker import Worker
+
+
+@dataclass(slots=True)
+class PickContext:
+    """What a policy may know of a request."""
+
+    namespace: str  # tenant and model: prefixes are shared within it
+    prompt: bytes = b""
+    session: str = ""
+    predicted_hit: float = 0.0  # share of the prompt that the chosen worker knows; set by `cache_aware`
+
+
+class Policy(Protocol):
+    def pick(self, workers: Sequence[Worker], context: PickContext) -> Worker:
+        """One of `workers`, of which there is at least one."""
+
+
+class RoundRobin:
+    def __init__(self) -> None:
+        self._next = 0
+
+    def pick(self, workers: Sequence[Worker], context: PickContext) -> Worker:
+        self._next += 1
+        return workers[self._next % len(workers)]
+
+
+class PowerOfTwo:
+    """The less loaded of two drawn at random: nearly as even as the least loaded of all, without herds."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()
+
+    def pick(self, workers: Sequence[Worker], context: PickContext) -> Worker:
+        if len(workers) == 1:
+            return workers[0]
+        first, second = self._rng.sample(workers, 2)
+        return first if first.load <= second.load else second
+
+
+class LeastTokens:
+    def pick(self, workers: Sequence[Worker], context: PickContext) -> Worker:
+        return min(workers, key=lambda worker: (worker.token_load, worker.num_requests))
+
+
+class SessionAffinity:
+    """Rendezvous hashing: a session stays at its worker, and when one leaves only its sessions move."""
+
+    def __init__(self) -> None:
+        self._without_session = PowerOfTwo()
+
+    def pick(self, workers: Sequence[Worker], context: PickContext) -> Worker:
+        if not context.session:
+            return self._without_session.pick(workers, context)
+        session = context.session.encode(errors="replace")
+        return max(workers, key=lambda worker: _rank(session, worker))
+
+
+def _rank(session: bytes, worker: Worker) -> float:
+    drawn = int.from_bytes(blake2b(session + b"\0" + worker.name.encode(), digest_size=6).digest()) + 1
+    return float((drawn / (1 << 48)) ** (1 / worker.entry.weight))
+
+
+class CacheAwarePolicy:
+    """The worker that knows most of the prompt, unless that is little or it is much busier than the others.
+
+    What many conversations have in common does not count: every worker learns that soon, and if it counted, all of them
+    would go to the worker that had it first."""
+
+    def __init__(self, settings: CacheAware, known: KnownPrefixes | None = None) -> None:
+        self._settings = settings
+        self.known = known or ApproximatePrefixes(settings.max_blocks)
+        self._least = LeastTokens()
+
+    def pick(self, workers: Sequence[Worker], context: PickContext) -> Worker:
+        blocks = prompt_blocks(context.namespace, context.prompt)
+        worker = self._of_known(workers, blocks, context) or self._least.pick(workers, context)
+        if blocks:
+            context.predicted_hit = self.known.longest(blocks, 1 << worker.bit)[0] / len(blocks)
+        self.known.insert(blocks, worker.bit)
+        return worker
+
+    def _of_known(self, workers: Sequence[Worker], blocks: list[int], context: PickContext) -> Worker | None:
+        if not self._is_balanced(workers):
+            return None
+        num_known, bits = self.known.longest(blocks, sum(1 << worker.bit for worker in workers))
+        num_shared = self.known.num_shared(blocks[:num_known])
+        num_own, num_own_known = len(blocks) - num_shared, num_known - num_shared
+        if not num_own_known or num_own_known < self._settings.cache_threshold * num_own:
+            return None
+        return self._least.pick([worker for worker in workers if bits >> worker.bit & 1], context)
+
+    def _is_balanced(self, workers: Sequence[Worker]) -> bool:
+        loads = [worker.load for worker in workers]
+        most, least = max(loads), min(loads)
+        settings = self._settings
+        return most - least <= settings.balance_abs_threshold or most <= settings.balance_rel_threshold * least
+
+    def forget(self, worker: Worker) -> None:
+        self.known.forget(worker.bit)
+
+
+PLAIN_POLICIES: dict[str, Callable[[], Policy]] = {
+    "round_robin": RoundRobin,
+    "power_of_two": PowerOfTwo,
+    "least_tokens": LeastTokens,
+    "session": SessionAffinity,
+}
+
+
+def make_policy(name: PolicyName, settings: CacheAware) -> Policy:
+    return CacheAwarePolicy(settings) if name == "cache_aware" else PLAIN_POLICIES[name]()

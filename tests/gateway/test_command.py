@@ -1,0 +1,79 @@
+"""`quire gateway` as a command: its errors, and the limits of connections."""
+
+import contextlib
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.gateways import SSE_HEAD, Asked, answers, chunk, event, gateway, upstreams, wait_for
+from quire.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "no worker is named"),
+        (["--worker", "localhost:8000"], "`localhost:8000` is no address of a worker: write http://HOST:PORT"),
+        (["--config", "/no/such.toml"], "cannot read /no/such.toml"),
+        (["--worker", "http://a:1", "--polcy", "x"], "did you mean `--policy`?"),
+        (["--worker", "http://a:1", "--policy", "x"], "invalid choice"),
+        (["--worker", "http://a:1", "--worker", "http://a:1"], "two workers are called a:1"),
+        (["--worker", "http://a:1", "--admin-host", "0.0.0.0"], "admin_key"),
+    ],
+)
+def test_mistakes_are_explained(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gateway", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[[workers]]\nurl = "http://a:1"\n[[keys]]\nname = "k"\nkey = "a secret"\n')
+    assert main(["gateway", "--config", str(file), "--check"]) == 0
+    assert "1 workers, 1 keys" in capsys.readouterr().out
+    file.write_text('[[workers]]\nurl = "http://a:1"\ncolour = 3\n')
+    assert main(["gateway", "--config", str(file), "--check"]) == 2
+    assert "colour" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["gateway", "--worker", "http://127.0.0.1:9", "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_slow_and_idle_and_too_many_clients(tmp_path: Path) -> None:
+    def endless(connection: socket.socket, asked: Asked) -> bool:
+        connection.sendall(SSE_HEAD)
+        with contextlib.suppress(OSError):
+            while True:
+                connection.sendall(chunk(event("x" * 60_000)))
+        return False
+
+    config = "receive_timeout = 0.3\nsend_timeout = 0.3\nkeep_alive = 0.3\nmax_connections = 3\n"
+    with (
+        upstreams(answers()) as [only],
+        gateway(f'{config}[[workers]]\nurl = "{only.url}"\n', folder=tmp_path) as running,
+    ):
+        place = ("127.0.0.1", running.port)
+        with socket.create_connection(place, timeout=20) as slow:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+            assert slow.recv(4096).startswith(b"HTTP/1.1 408")
+        with socket.create_connection(place, timeout=20) as idle:
+            begin = time.monotonic()
+            assert idle.recv(1) == b"" and time.monotonic() - begin > 0.2
+        only.script = endless
+        with socket.create_connection(place, timeout=20) as deaf:
+            body = b'{"model": "m", "stream": true, "messages": []}'
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+            deaf.sendall(head + body)
+            wait_for(lambda: next(iter(running.workers().values()))["in_flight"] == 1)
+            wait_for(lambda: next(iter(running.workers().values()))["in_flight"] == 0)
+        held = [socket.create_connection(place, timeout=20) for _ in range(4)]
+        answers_of = [each.recv(4096) for each in held[3:]]
+        assert answers_of[0].startswith(b"HTTP/1.1 503") and b"too_many_connections" in answers_of[0]
+        for each in held:
+            each.close()

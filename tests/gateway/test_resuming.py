@@ -1,0 +1,161 @@
+"""A stream goes on at another worker: what it is told, when it waits, and when it ends with an error."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.gateways import Asked, RunningGateway, Script, Upstream, chunk, event, gateway, response, wait_for
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Quire-Resume: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+WORDS = ["one ", "two ", "three ", "four "]  # the whole answer; a token is the number of its word
+SENT_AWAY = b'data: {"error":{"message":"the server is shutting down","code":"unavailable"}}\n\n'
+
+
+def told(number: int) -> bytes:
+    return chunk(event(WORDS[number]) + b": quire %d\n\n" % number)
+
+
+def goes_on(connection: socket.socket, asked: Asked) -> bool:
+    """As a server does: it sends what was not delivered."""
+    first = len(asked.json["resume"]["events"])  # type: ignore[index]
+    rest = b"".join(map(told, range(first, len(WORDS))))
+    connection.sendall(HEAD + rest + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+    return True
+
+
+def dies_behind(data: bytes, ends: bytes = b"") -> Script:
+    def script(connection: socket.socket, asked: Asked) -> bool:
+        connection.sendall(HEAD + data + ends)
+        return False
+
+    return script
+
+
+@pytest.fixture(scope="module")
+def resumable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningGateway, Upstream, Upstream]]:
+    """Two workers; `first` is asked first."""
+    first, second = (Upstream(goes_on, resumes=True) for _ in range(2))
+    config = "[faults]\nhealth_interval = 0.05\nresume_seconds = 1.5\nbreaker_failures = 1000\n"
+    config += '[models.m]\npolicy = "session"\n'
+    config += f'[[workers]]\nurl = "{first.url}"\nname = "first"\nweight = 1000\n'
+    config += f'[[workers]]\nurl = "{second.url}"\nname = "second"\nweight = 0.001\n'
+    with gateway(config, folder=tmp_path_factory.mktemp("resumable")) as running:
+        yield running, first, second
+    first.close()
+    second.close()
+
+
+Resumable = tuple[RunningGateway, Upstream, Upstream]
+
+
+@pytest.fixture(autouse=True)
+def fresh(resumable: Resumable) -> None:
+    running, first, second = resumable
+    for upstream in (first, second):
+        upstream.script, upstream.resumes = goes_on, True
+        upstream.asked.clear()
+    wait_for(lambda: all(worker["state"] == "ready" for worker in running.workers().values()))
+
+
+def texts(answer: str) -> list[str]:
+    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+    return [chunk["choices"][0]["delta"]["content"] for chunk in chunks if "choices" in chunk]
+
+
+def ask(running: RunningGateway, **fields: object) -> str:
+    return running.chat(stream=True, user="one session", **fields).text
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        told(0),
+        told(0) + told(1)[:-20],  # in the middle of an event
+        told(0) + chunk(event("two ")),  # its tokens were not told: it comes again
+        told(0) + told(1) + told(2) + told(3),  # the end was not told
+        told(0) + chunk(b": keep-alive\n\n"),
+    ],
+)
+def test_the_client_sees_one_whole_stream(resumable: Resumable, broken: bytes) -> None:
+    running, first, second = resumable
+    first.script = dies_behind(broken)
+    answer = ask(running)
+    assert texts(answer) == WORDS and answer.endswith("data: [DONE]\n\n") and "quire" not in answer
+    [asked], [again] = first.asked, second.asked
+    assert again.json["body"] == asked.json["body"]
+    before, after = asked.json["resume"], again.json["resume"]
+    assert before["events"] == [] and after == {**before, "events": [[n] for n in range(broken.count(b": quire"))]}  # type: ignore[index, dict-item, call-overload]
+
+
+def test_a_worker_that_shuts_down_sends_its_streams_away(resumable: Resumable) -> None:
+    running, first, _ = resumable
+    first.script = dies_behind(told(0) + chunk(SENT_AWAY), b"0\r\n\r\n")
+    assert texts(ask(running)) == WORDS
+
+
+def test_an_error_of_the_request_is_passed_on(resumable: Resumable) -> None:
+    running, first, second = resumable
+    failed = b'data: {"error":{"message":"no","code":"engine_failed"}}\n\n'
+    first.script = dies_behind(told(0) + chunk(failed), b"0\r\n\r\n")
+    assert "engine_failed" in ask(running) and not second.asked
+
+
+def test_it_waits_for_a_worker_and_then_ends_with_an_error(resumable: Resumable) -> None:
+    running, first, second = resumable
+    first.script = second.script = dies_behind(told(0))
+    first.asked.clear()
+
+    def once(connection: socket.socket, asked: Asked) -> bool:
+        first.healthy = second.healthy = False
+        connection.sendall(HEAD + told(0))
+        wait_for(lambda: all(worker["state"] == "unhealthy" for worker in running.workers().values()))
+        return False
+
+    first.script = once
+    answer = ask(running)
+    first.healthy = second.healthy = True
+    assert texts(answer) == ["one "] and '"bad_upstream"' in answer and "[DONE]" not in answer
+
+
+def test_a_stream_that_ends_every_worker_is_given_up(resumable: Resumable) -> None:
+    running, first, second = resumable
+    first.script = second.script = lambda connection, asked: dies_behind(
+        told(0) if not asked.json["resume"]["events"] else b""  # type: ignore[index]
+    )(connection, asked)
+    answer = ask(running)
+    assert texts(answer) == ["one "] and '"bad_upstream"' in answer
+    assert 2 < len(first.asked) + len(second.asked) <= 6
+
+
+def test_a_refusal_to_go_on_is_tried_elsewhere(resumable: Resumable) -> None:
+    running, first, second = resumable
+    first.script = lambda connection, asked: (
+        goes_on(connection, asked) if asked.json["resume"]["events"] else dies_behind(told(0))(connection, asked)  # type: ignore[index]
+    )
+    second.script = lambda connection, asked: connection.sendall(response(b"{}", status=400)) is None
+    assert texts(ask(running)) == WORDS and len(second.asked) == 1
+
+
+def test_only_what_can_be_resumed_is_wrapped(resumable: Resumable) -> None:
+    running, first, _ = resumable
+
+    def plain(connection: socket.socket, asked: Asked) -> bool:
+        connection.sendall(response(b"{}"))
+        return True
+
+    first.script = plain
+    for fields in ({"stream": False}, {"stream": True, "n": 2}):
+        assert running.chat(user="one session", **fields).status_code == 200
+        assert "resume" not in first.asked[-1].json and b"x-quire" not in first.asked[-1].head
+
+
+def test_streams_of_other_servers_are_not_wrapped(tmp_path: Path) -> None:
+    other = Upstream(dies_behind(chunk(event("a"))))
+    with gateway(f'[[workers]]\nurl = "{other.url}"\n', folder=tmp_path) as running:
+        assert '"bad_upstream"' in ask(running)
+    assert "resume" not in other.asked[0].json
+    other.close()
