@@ -10,7 +10,7 @@ import quire
 ROOT = Path(quire.__file__).parent
 
 # Top to bottom, as in docs/architecture.md. A floor imports itself and what stands after it.
-FLOORS = ["cli", "server", "api", "client", "engine", "hub", "text", "planning", "executors", "runtime"]
+FLOORS = ["cli", "server", "api", "client", "engine", "hub", "quantize", "text", "planning", "executors", "runtime"]
 FLOORS += ["models", "weights", "ops", "ipc", "core"]
 
 STDLIB_ONLY = {"core"}

@@ -1,0 +1,110 @@
+"""Texts become token sequences, and a forward pass over them tells how large the inputs of each linear layer are."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from quire.models.registry import family, read_model_config
+from quire.ops.tensors import StoredTensor
+from quire.quantize.eager_ops import EagerBatch, EagerOps
+from quire.quantize.floats import Floats, read_floats
+from quire.quantize.plan import Importance, QuantizeError
+from quire.text.tokenizers.tokenizer import Tokenizer
+from quire.weights.checkpoint import Checkpoint
+
+BATCH_TOKENS = 4096  # computed at once
+MIN_TOKENS = 64
+HELD_OUT = 10  # every tenth sequence is kept for measuring
+MAX_TEXT_BYTES = 64 << 20
+
+Report = Callable[[str, float, float], None]
+
+
+def default_text() -> str:
+    """Python's own reference, which comes with it: English and code."""
+    from pydoc_data.topics import topics  # type: ignore[import-untyped]
+
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def read_text(path: Path | None) -> str:
+    """None: the default text."""
+    if path is None:
+        return default_text()
+    try:
+        if (size := path.stat().st_size) > MAX_TEXT_BYTES:
+            raise QuantizeError(f"{path} has {size} bytes, and {MAX_TEXT_BYTES} are read at most", "cut it")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise QuantizeError(f"{path} cannot be read: {error.strerror}", "name a text file") from error
+    except UnicodeDecodeError as error:
+        raise QuantizeError(f"{path} is not UTF-8: {error.reason}", "convert it, with iconv say") from error
+    if not text.strip():
+        raise QuantizeError(f"{path} is empty", "name a file with some pages of text like what the model will see")
+    return text
+
+
+def sequences(model: Path, text: str, length: int, num_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+    """-> sequences of `length` tokens to calibrate with, about `num_tokens` in all and spread over the text, and others
+    that are held out."""
+    tokenizer = Tokenizer.load(model)
+    bos = tokenizer.bos_id
+    prefix = [bos] if bos is not None and tokenizer.encode("a")[:1] == [bos] else []
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) < MIN_TOKENS:
+        raise QuantizeError(
+            f"the calibration text has {len(ids)} tokens, and {MIN_TOKENS} are the least", "give some pages"
+        )
+    size = min(length, max(len(ids) // 2, 16)) - len(prefix)
+    every = [prefix + ids[first : first + size] for first in range(0, len(ids) - size + 1, size)]
+    held_out = every[HELD_OUT // 2 :: HELD_OUT] or every[-1:]
+    used = [sequence for index, sequence in enumerate(every) if index % HELD_OUT != HELD_OUT // 2] or every[:1]
+    wanted = max(num_tokens // (size + len(prefix)), 1)
+    step = max(len(used) // wanted, 1)
+    return used[::step][:wanted], held_out
+
+
+class ImportanceSums:
+    """A hook that sums the squares of the inputs of every linear layer."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Floats] = {}
+        self.counts: dict[str, int] = {}
+
+    def weights(self, parts: Sequence[StoredTensor], x: Floats) -> Sequence[Floats]:
+        squares = np.einsum("ij,ij->j", x, x) if len(x) else np.zeros(x.shape[1], np.float32)
+        for part in parts:
+            self.sums[part.name] = self.sums.get(part.name, np.float32(0)) + squares
+            self.counts[part.name] = self.counts.get(part.name, 0) + len(x)
+        return [read_floats(part) for part in parts]
+
+
+def batches(all_sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    batch: list[Sequence[int]] = []
+    for sequence in all_sequences:
+        batch.append(sequence)
+        if sum(map(len, batch)) >= BATCH_TOKENS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def collect_importance(
+    checkpoint: Checkpoint, all_sequences: Sequence[Sequence[int]], source: str, report: Report
+) -> Importance:
+    hook = ImportanceSums()
+    ops = EagerOps(hook)
+    model_family = family(checkpoint.config.architecture)
+    config = read_model_config(model_family, checkpoint.config)
+    longest = max(map(len, all_sequences))
+    model = model_family.load(ops, checkpoint, config, min(longest, config.max_length))
+    total, done = sum(map(len, all_sequences)), 0
+    report("calibrating", 0, total)
+    for batch in batches(all_sequences):
+        model.forward(ops, EagerBatch.of(batch))
+        checkpoint.drop_pages()
+        done += sum(map(len, batch))
+        report("calibrating", done, total)
+    return Importance(hook.sums, hook.counts, source)
