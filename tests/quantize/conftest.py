@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from quantize.plain_models import write_plain
 
 

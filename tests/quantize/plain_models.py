@@ -1,4 +1,4 @@
-"""Small random models in Hugging Face's layout, as transformers saves them, with widths that quantized blocks divide."""
+"""Small random models in Hugging Face's layout, as transformers saves them. Their widths are whole blocks of 256."""
 
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {"tie_word_embeddings": False},
     "Qwen2": {"tie_word_embeddings": True},
     "Qwen3": {"head_dim": 64},
-    "Gemma3": {"head_dim": 64, "sliding_window": 16},
+    "Gemma3": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 16},
     "Mixtral": {**EXPERTS, "num_local_experts": 4},
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}

@@ -5,8 +5,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from quantize.plain_models import FAMILIES, write_plain
 
+from quantize.plain_models import FAMILIES, write_plain
 from quire.ops.dequantize import dequantize
 from quire.quantize.command import CalibrationOptions, quantize
 from quire.quantize.gptq import GPTQOptions

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quantize.plain_models import write_plain
 
+from quantize.plain_models import write_plain
 from quire.core.errors import QuireError
 from quire.ops.dequantize import dequantize
 from quire.quantize.command import CalibrationOptions, quantize

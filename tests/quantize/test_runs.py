@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from quantize.plain_models import write_plain
 from safetensors.torch import load_file, save_file
 
+from quantize.plain_models import write_plain
 from quire.cli.main import main
 from quire.core.errors import QuireError
 from quire.quantize import output
@@ -145,7 +145,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(
     plain_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(QuireError, match="GB on the disk, and 0.00 GB are free"):
+    with pytest.raises(QuireError, match=r"GB on the disk, and 0\.00 GB are free"):
         finished(run_of(plain_llama, tmp_path / "out.gguf", "Q8_0"))
     assert [*tmp_path.iterdir()] == []
 
@@ -214,3 +214,14 @@ def test_the_command_reports_as_text_and_as_json(
     assert 0 < outcome["quality"]["kl"]["value"] < 1 and np.isfinite(outcome["quality"]["perplexity"])
     assert main(["quantize", "--list"]) == 0
     assert "FP8_BLOCK" in capsys.readouterr().out
+
+
+def test_the_table_has_a_line_for_each_method(plain_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--report-tokens", "96", "--sequence-length", "64", "--calibration-tokens", "128", "-q"]
+    assert main(["quantize", "--table", str(plain_llama), "--methods", "Q8_0,Q4_0,W4A16", *flags, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["methods"]
+    divergences = [row["quality"]["kl"]["value"] for row in rows]
+    assert [row["method"] for row in rows] == ["Q8_0", "Q4_0", "W4A16"]
+    assert divergences[0] < 0.1 * divergences[1]
+    assert main(["quantize", "--table", str(plain_llama), "--methods", "Q8_0", *flags]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("Q8_0")

@@ -36,7 +36,9 @@ def run(argv: Sequence[str]) -> int:
         print(_methods())
         return 0
     if arguments.model is None:
-        raise UsageError("there is no model to quantize", "name one: `quire quantize ./llama llama.gguf --method Q4_K_M`")
+        raise UsageError(
+            "there is no model to quantize", "name one: `quire quantize ./llama llama.gguf --method Q4_K_M`"
+        )
     if arguments.table:
         from quire.cli.quantize_table import print_table
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quire.models.registry import family, read_model_config
 from quire.ops.tensors import StoredTensor
-from quire.quantize.eager_ops import EagerBatch, EagerOps
+from quire.quantize.eager_model import eager_forward
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.plan import Importance, QuantizeError
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -23,7 +22,7 @@ Report = Callable[[str, float, float], None]
 
 def default_text() -> str:
     """Python's own reference, which comes with it: English and code."""
-    from pydoc_data.topics import topics  # type: ignore[import-untyped]
+    from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))
 
@@ -95,15 +94,11 @@ def collect_importance(
     checkpoint: Checkpoint, all_sequences: Sequence[Sequence[int]], source: str, report: Report
 ) -> Importance:
     hook = ImportanceSums()
-    ops = EagerOps(hook)
-    model_family = family(checkpoint.config.architecture)
-    config = read_model_config(model_family, checkpoint.config)
-    longest = max(map(len, all_sequences))
-    model = model_family.load(ops, checkpoint, config, min(longest, config.max_length))
+    forward = eager_forward(checkpoint, max(map(len, all_sequences)), hook)
     total, done = sum(map(len, all_sequences)), 0
     report("calibrating", 0, total)
     for batch in batches(all_sequences):
-        model.forward(ops, EagerBatch.of(batch))
+        forward(batch)
         checkpoint.drop_pages()
         done += sum(map(len, batch))
         report("calibrating", done, total)

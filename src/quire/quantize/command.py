@@ -91,7 +91,9 @@ def _algorithm(run: QuantizeRun, algorithm: str | None) -> str:
     chosen = algorithm or default
     if chosen == "gptq" and (run.form is None or run.form.grid is None):
         known = [name for name, row in LINEAR_METHODS.items() if "symmetric" in row.options]
-        raise QuantizeError(f"GPTQ chooses integers, and {method} has none", f"use one of {', '.join(known)}, W8A8, AWQ")
+        raise QuantizeError(
+            f"GPTQ chooses integers, and {method} has none", f"use one of {', '.join(known)}, W8A8, AWQ"
+        )
     if run.formats.act_order and chosen != "gptq":
         raise QuantizeError("--act-order is an order of GPTQ", "add `--algorithm gptq`")
     return chosen
@@ -155,9 +157,7 @@ def _measured_tokens(calibration: CalibrationOptions, num_weights: int) -> int:
     return DEFAULT_MEASURED_TOKENS if num_weights <= MEASURED_WEIGHTS else 0
 
 
-def _measure(
-    original: Checkpoint, out: Path, held_out: list[list[int]], num_tokens: int, report: Report
-) -> Quality:
+def _measure(original: Checkpoint, out: Path, held_out: list[list[int]], num_tokens: int, report: Report) -> Quality:
     chosen = cut_to(held_out, num_tokens)
     report("measuring", 0, 3)
     first = quality.last_states(original, chosen)
@@ -177,3 +177,35 @@ def cut_to(held_out: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]
             break
         chosen.append([*sequence[:left]])
     return chosen
+
+
+class Comparison:
+    """Several methods on one model: the original's forward pass and the importance of inputs are computed once."""
+
+    def __init__(self, run: QuantizeRun, calibration: CalibrationOptions, report: Report) -> None:
+        self._calibration, self._report = calibration, report
+        self._checkpoint = run.open()
+        text = read_text(calibration.text)
+        self._calibrated, held_out = sequences(run.source, text, calibration.length, calibration.num_tokens)
+        self._measured = cut_to(held_out, calibration.measured_tokens or DEFAULT_MEASURED_TOKENS)
+        source = calibration.text.name if calibration.text else "the default text"
+        self._importance = _importance(
+            run, self._checkpoint, calibration, "nearest", self._calibrated, source, report
+        )  # fmt: skip
+        self._original = quality.last_states(self._checkpoint, self._measured)
+
+    def row(self, run: QuantizeRun, algorithm: str | None, options: GPTQOptions) -> dict[str, Any]:
+        run = replace(run, importance=self._importance)
+        plan = run.plan(self._checkpoint)
+        if _algorithm(run, algorithm) == "gptq":
+            _write_gptq(run, plan, self._checkpoint, options, self._calibrated, self._report, [], {})
+        else:
+            write(plan, run.settings(), self._report)
+        states = quality.last_states(open_checkpoint(run.out), self._measured)
+        compared = quality.compare(self._original, states, self._measured)
+        return {
+            "method": run.options.method,
+            "bytes": plan.nbytes,
+            "bits_per_weight": round(plan.bits_a_weight, 4),
+            "quality": compared.as_json(),
+        }

@@ -4,20 +4,19 @@ Model files cannot tell it from a backend, so every family of decoders can be ca
 file: one at a time is read when it is multiplied, whatever the model's size. All sequences are whole, so there is no
 KV cache: keys and values live as long as their layer."""
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.native.cpus import compute_threads
 from quire.ops.opset import Activation, Keep, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.routing import routed
+from quire.quantize.threads import in_threads, row_spans
 
 MAX_LOGIT_ROWS = 256  # computed at once
 
@@ -50,6 +49,11 @@ class EagerBatch:
         positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
         starts = np.cumsum([0, *lengths]).astype(np.int32)
         return cls(np.concatenate([np.asarray(s, np.int32) for s in sequences]), positions, starts)
+
+    @property
+    def spans(self) -> list[slice]:
+        """The rows of each sequence."""
+        return [slice(first, last) for first, last in pairwise(self.seq_starts)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +112,7 @@ class EagerOps:
         return PackedExperts(len(experts), *shape, 0, [tuple(parts) for parts in experts], added)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
-        return PackedHeads(len(heads), *heads[0].shape[:2], 0, tuple(heads))
+        return PackedHeads(len(heads), heads[0].shape[0], heads[0].shape[1], 0, tuple(heads))
 
     def vector(self, tensor: StoredTensor) -> Floats:
         return read_floats(tensor).reshape(-1)
@@ -132,12 +136,15 @@ class EagerOps:
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         groups = x.reshape(len(x), -1, len(weight))
         mean = np.mean(np.square(groups), axis=2, keepdims=True)
-        return (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+        normal: Floats = groups / np.sqrt(mean + np.float32(eps)) * weight
+        return normal.reshape(x.shape)
 
     def layer_norm(self, x: Floats, weight: Floats | None, bias: Floats | None, eps: float, groups: int = 1) -> Floats:
         parts = x.reshape(len(x), groups, -1)
         centred = parts - parts.mean(2, keepdims=True)
-        normal = (centred / np.sqrt(np.mean(centred * centred, axis=2, keepdims=True) + np.float32(eps))).reshape(x.shape)
+        normal = (centred / np.sqrt(np.mean(centred * centred, axis=2, keepdims=True) + np.float32(eps))).reshape(
+            x.shape
+        )
         for vector, op in ((weight, np.multiply), (bias, np.add)):
             if vector is not None:
                 normal = op(normal, np.tile(vector, x.shape[1] // len(vector)))
@@ -182,9 +189,7 @@ class EagerOps:
         written, k, v = self._kv
         assert written == layer and biases is None, "keys and values are those of the layer itself"
         head = _AttentionHeads(head_dim, scale, window, softcap, slopes, sinks)
-        starts = batch.seq_starts
-        spans = [slice(first, last) for first, last in zip(starts[:-1], starts[1:], strict=True)]
-        return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), spans))
+        return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), batch.spans))
 
     def write_latent(self, latent: Floats, k_rope: Floats, batch: EagerBatch, layer: int) -> None:
         self._kv = (layer, np.concatenate((latent, k_rope), axis=1), latent)
@@ -196,9 +201,7 @@ class EagerOps:
         parts = (q_latent.reshape(len(k), heads, latent), q_rope.reshape(len(k), heads, -1))
         q = np.concatenate(parts, axis=2).reshape(len(k), -1)
         head = _AttentionHeads(width, scale)
-        starts = batch.seq_starts
-        spans = [slice(first, last) for first, last in zip(starts[:-1], starts[1:], strict=True)]
-        return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), spans))
+        return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), batch.spans))
 
     def activate(self, x: Floats, kind: Activation) -> Floats:
         return ACTIVATIONS[kind](x)
@@ -286,7 +289,8 @@ class _AttentionHeads:
 
 
 def _sigmoid(x: Floats) -> Floats:
-    return np.float32(0.5) * np.tanh(x * np.float32(0.5)) + np.float32(0.5)
+    y: Floats = np.float32(0.5) * np.tanh(x * np.float32(0.5)) + np.float32(0.5)
+    return y
 
 
 def _gelu(x: Floats) -> Floats:
@@ -295,15 +299,17 @@ def _gelu(x: Floats) -> Floats:
     t = 1 / (1 + np.float32(0.3275911) * z)
     series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     erf = np.sign(x) * (1 - series * np.exp(-z * z))
-    return (np.float32(0.5) * x * (1 + erf)).astype(np.float32)
+    y: Floats = (np.float32(0.5) * x * (1 + erf)).astype(np.float32)
+    return y
 
 
 def _gelu_tanh(x: Floats) -> Floats:
     inner = np.float32(0.79788456) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (1 + np.tanh(inner))
+    y: Floats = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return y
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {
     Activation.SILU: lambda x: x * _sigmoid(x),
     Activation.GELU: _gelu,
     Activation.GELU_TANH: _gelu_tanh,
@@ -318,18 +324,9 @@ ACTIVATIONS = {
 def matmul(x: Floats, matrix: Floats, out: Floats | None = None) -> Floats:
     """x @ matrix.T, its rows divided among threads."""
     result = np.empty((len(x), len(matrix)), np.float32) if out is None else out
-    step = max(-(-len(x) // compute_threads()), 64)
-    spans = [slice(first, first + step) for first in range(0, len(x), step)]
 
     def multiply(span: slice) -> None:
         result[span] = x[span] @ matrix.T
 
-    in_threads(multiply, spans)
+    in_threads(multiply, row_spans(len(x)))
     return result
-
-
-def in_threads(work: Any, items: Sequence[Any]) -> list[Any]:
-    if len(items) == 1 or compute_threads() == 1:
-        return [work(item) for item in items]
-    with ThreadPoolExecutor(compute_threads()) as pool:
-        return list(pool.map(partial(work), items))

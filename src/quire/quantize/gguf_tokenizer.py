@@ -11,8 +11,17 @@ from typing import Any
 import tokenizers
 
 from quire.core.errors import Unsupported
-from quire.text.tokenizers.gguf import CHAT_TEMPLATE, CONTROL, KEY, NORMAL, READERS, UNKNOWN, UNUSED, USER_DEFINED
-from quire.text.tokenizers.gguf import GGUFTokens
+from quire.text.tokenizers.gguf import (
+    CHAT_TEMPLATE,
+    CONTROL,
+    KEY,
+    NORMAL,
+    READERS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    GGUFTokens,
+)
 from quire.text.tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
 from quire.text.tokenizers.huggingface import read_vocabulary
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -94,7 +103,7 @@ def _words(pre_tokenizer: Any, text: str) -> Any:
     return [text] if pre_tokenizer is None else pre_tokenizer.pre_tokenize_str(text)
 
 
-def _scores(tokens: list[str], merges: list[str]) -> array:
+def _scores(tokens: list[str], merges: list[str]) -> "array[float]":
     """Earlier merges first, then what no merge makes."""
     rank: dict[str, int] = {}
     for index, merge in enumerate(merges):

@@ -100,7 +100,7 @@ def _q4_0(x: Floats, importance: Floats | None) -> Bytes:
 
 def _q5_0(x: Floats, importance: Floats | None) -> Bytes:
     scales, q = _symmetric_32(x, importance, 16)
-    return np.concatenate((_as_bytes(scales), _fifth_bits(q), _nibbles(q & 15)), 1)
+    return np.concatenate((_as_bytes(scales), _fifth_bits(q), _nibbles(q & np.uint8(15))), 1)
 
 
 def _q4_1(x: Floats, importance: Floats | None) -> Bytes:
@@ -110,7 +110,7 @@ def _q4_1(x: Floats, importance: Floats | None) -> Bytes:
 
 def _q5_1(x: Floats, importance: Floats | None) -> Bytes:
     fields, q = _offset_32(x, importance, 31)
-    return np.concatenate((_as_bytes(fields), _fifth_bits(q), _nibbles(q & 15)), 1)
+    return np.concatenate((_as_bytes(fields), _fifth_bits(q), _nibbles(q & np.uint8(15))), 1)
 
 
 def _q8_0(x: Floats, importance: Floats | None) -> Bytes:
@@ -126,18 +126,26 @@ def nearest_entry(values: Floats, codebook: Floats) -> NDArray[np.uint8]:
     return order[np.searchsorted((ordered[1:] + ordered[:-1]) / 2, values)].astype(np.uint8)
 
 
+# The entry of IQ4's codebook that is nearest to half of index - 256: midpoints are whole numbers of halves.
+_IQ4_NEAREST = nearest_entry(np.arange(-256, 256, dtype=np.float32) / 2, IQ4_VALUES)
+
+
+def _nearest_iq4(values: Floats) -> NDArray[np.uint8]:
+    return _IQ4_NEAREST[(rounded(values * 2, -256, 255) + 256).astype(np.intp)]
+
+
 def _iq4_nl(x: Floats, importance: Floats | None) -> Bytes:
     weights = error_weights(x, importance)
-    largest = largest_magnitude(x)
+    weighted, largest = weights * x, largest_magnitude(x)
     best, scales = np.full_like(largest, -1), np.zeros_like(largest)
     for step in range(-7, 8):
-        entries = IQ4_VALUES[nearest_entry(x * (np.float32(step - 127) * inverse(largest)), IQ4_VALUES)]
-        product = np.einsum("ij,ij,ij->i", weights, x, entries)[:, None]
-        scale = product * inverse(np.einsum("ij,ij,ij->i", weights, entries, entries)[:, None])
+        entries = IQ4_VALUES[_nearest_iq4(x * (np.float32(step - 127) * inverse(largest)))]
+        product = np.einsum("ij,ij->i", weighted, entries)[:, None]
+        scale = product * inverse(np.einsum("ij,ij->i", weights, entries * entries)[:, None])
         better = product * scale > best
         best, scales = np.where(better, product * scale, best), np.where(better, scale, scales)
     stored = to_fp16(scales)
-    q = nearest_entry(x * inverse(stored.astype(np.float32)), IQ4_VALUES)
+    q = _nearest_iq4(x * inverse(stored.astype(np.float32)))
     return np.concatenate((_as_bytes(stored), _nibbles(q)), 1)
 
 
@@ -220,7 +228,7 @@ def _q3_k(x: Floats, importance: Floats | None) -> Bytes:
     low = (scales & 15).reshape(len(x), 2, 8)
     high = (scales >> 4).reshape(len(x), 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
     packed = np.concatenate((low[:, 0] | low[:, 1] << 4, np.bitwise_or.reduce(high, axis=1)), 1)
-    return np.concatenate((_bit_planes(q >> 2), _crumbs(q & 3), packed, _as_bytes(d)), 1)
+    return np.concatenate((_bit_planes(q >> np.uint8(2)), _crumbs(q & np.uint8(3)), packed, _as_bytes(d)), 1)
 
 
 def _q4_k(x: Floats, importance: Floats | None) -> Bytes:
@@ -230,13 +238,20 @@ def _q4_k(x: Floats, importance: Floats | None) -> Bytes:
 
 def _q5_k(x: Floats, importance: Floats | None) -> Bytes:
     fields, scales, offsets, q = _with_offsets(x, importance, 31, 32, 63)
-    parts = (_as_bytes(fields), _six_bit_pairs(scales, offsets), _bit_planes(q >> 4), _nibbles(q & 15, 32))
+    parts = (
+        _as_bytes(fields),
+        _six_bit_pairs(scales, offsets),
+        _bit_planes(q >> np.uint8(4)),
+        _nibbles(q & np.uint8(15), 32),
+    )
     return np.concatenate(parts, 1)
 
 
 def _q6_k(x: Floats, importance: Floats | None) -> Bytes:
     d, scales, q = _without_offsets(x, importance, 32, 128)
-    return np.concatenate((_nibbles(q & 15, 64), _crumbs(q >> 4), _as_bytes(scales), _as_bytes(d)), 1)
+    return np.concatenate(
+        (_nibbles(q & np.uint8(15), 64), _crumbs(q >> np.uint8(4)), _as_bytes(scales), _as_bytes(d)), 1
+    )
 
 
 ENCODERS: dict[str, Encoder] = {

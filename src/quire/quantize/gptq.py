@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quire.quantize.integers import GroupedIntegers, IntegerGrid, ranges
 from quire.quantize.search import Floats, inverse
+from quire.quantize.threads import in_threads, row_spans
 
 BLOCK = 128  # inputs whose errors are carried on together
 MAX_DAMPING = 10.0  # times the mean of the diagonal
@@ -27,7 +28,9 @@ class GPTQOptions:
 
 def second_moments(x: Floats) -> NDArray[np.float32]:
     """X^T X / rows"""
-    return (x.T @ x) / np.float32(max(len(x), 1))
+    sums = in_threads(lambda span: x[span].T @ x[span], row_spans(len(x)))
+    total: Floats = sum(sums[1:], start=sums[0])
+    return total / np.float32(len(x))
 
 
 def gptq(w: Floats, moments: Floats, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:

@@ -2,12 +2,12 @@
 multiplied as it was written."""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
-from quire.models.registry import family, read_model_config
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import StoredTensor
-from quire.quantize.eager_ops import EagerBatch, EagerOps
+from quire.quantize.eager_model import eager_forward
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gptq import GPTQOptions, gptq, second_moments
 from quire.quantize.huggingface_plan import linear_pieces
@@ -51,7 +51,7 @@ class GPTQPass:
             if task is None:
                 matrices.append(read_floats(part))
                 continue
-            if all(tensor.name in self._there for tensor in task.outputs):
+            if task.is_in(self._there):
                 matrices.append(self._written(task, part.name))
             elif not len(x):
                 self.unseen.append(part.name)
@@ -81,8 +81,6 @@ class GPTQPass:
         """From the partial output, by the reader of its format."""
         raw = _partial_tensors(self._output.folder, {tensor.name for tensor in task.outputs})
         config = CheckpointConfig(self._output.folder, self._form.config([]))
-        from importlib import import_module
-
         derived = import_module(FORMATS[config.str("quant_method")]).read(config, raw)
         return dequantize(derived[name].derive())
 
@@ -93,8 +91,4 @@ def _partial_tensors(folder: Path, names: set[str]) -> RawTensors:
 
 
 def run_gptq(checkpoint: Checkpoint, hook: GPTQPass, all_sequences: Sequence[Sequence[int]]) -> None:
-    ops = EagerOps(hook)
-    model_family = family(checkpoint.config.architecture)
-    config = read_model_config(model_family, checkpoint.config)
-    model = model_family.load(ops, checkpoint, config, min(max(map(len, all_sequences)), config.max_length))
-    model.forward(ops, EagerBatch.of(all_sequences))
+    eager_forward(checkpoint, max(map(len, all_sequences)), hook)(all_sequences)

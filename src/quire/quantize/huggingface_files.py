@@ -101,10 +101,10 @@ def _with_merges(path: Path, vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     space = [normalizers.Prepend("▁")] if vocabulary.strips_space else []
     backend.normalizer = normalizers.Sequence([*space, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if vocabulary.strips_space else []
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
-    )
-    special = [AddedToken(pieces.tokens[index], normalized=False, special=True) for index in pieces.of(CONTROL, UNKNOWN)]
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    special = [
+        AddedToken(pieces.tokens[index], normalized=False, special=True) for index in pieces.of(CONTROL, UNKNOWN)
+    ]
     backend.add_special_tokens(special)
     backend.add_tokens([AddedToken(pieces.tokens[index], normalized=False) for index in pieces.of(USER_DEFINED)])
     return backend

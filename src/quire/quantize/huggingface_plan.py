@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.models.registry import family, read_model_config
 from quire.ops.opset import Keep
-from quire.quantize.eager_ops import EagerOps
+from quire.quantize.eager_model import linear_layers
 from quire.quantize.floats import read_floats
 from quire.quantize.gguf_plan import READ_WEIGHTS, encode_rows
 from quire.quantize.huggingface_files import small_files
@@ -30,10 +29,8 @@ def plan_huggingface(
     options: QuantizeOptions,
     form: LinearFormat | None,
     importance: Importance,
-    encode: Mapping[str, Any] | None = None,
 ) -> WritePlan:
-    """`form`: None for a plain conversion, to the dtype that is the method. `encode`: linear layers whose tensors are
-    made elsewhere, by the name of their weight."""
+    """`form`: None for a plain conversion, to the dtype that is the method."""
     dtype = options.method if form is None else options.dtype or _dtype(checkpoint)
     linears = {} if form is None else linear_layers(checkpoint)
     chosen = {} if form is None else _chosen(checkpoint, linears, form, options)
@@ -56,14 +53,6 @@ def plan_huggingface(
     if left := [name for name, use in linears.items() if name not in chosen and use.keep is Keep.NOTHING]:
         notes.append(f"{len(left)} of {len(linears)} linear layers stay as they are, such as {_module(left[0])}")
     return WritePlan(out, layouts, tasks, small, notes)
-
-
-def linear_layers(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The linear layers of the model, by the name of their stored weight."""
-    ops = EagerOps()
-    model_family = family(checkpoint.config.architecture)
-    model_family.load(ops, checkpoint, read_model_config(model_family, checkpoint.config), 1)
-    return {use.name: use for use in ops.linears}
 
 
 def _chosen(

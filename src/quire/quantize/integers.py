@@ -120,7 +120,8 @@ def packed(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
         each = 8 // bits
         padded = np.pad(values, ((0, 0), (0, -values.shape[1] % (32 // bits)))).reshape(len(values), -1, each)
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        return np.bitwise_or.reduce(padded << shifts, axis=2).astype(np.uint8).view(np.int32)
+        in_bytes: NDArray[np.uint8] = np.bitwise_or.reduce(padded << shifts, axis=2).astype(np.uint8)
+        return in_bytes.view(np.int32)
     stream = np.unpackbits(values[..., None], axis=2, bitorder="little")[..., :bits].reshape(len(values), -1)
     stream = np.pad(stream, ((0, 0), (0, -stream.shape[1] % 32)))
     return np.packbits(stream, axis=1, bitorder="little").view(np.int32)
@@ -174,4 +175,3 @@ def packed_tensors(integers: GroupedIntegers, *, symmetric: bool) -> dict[str, N
 
 def int8_tensors(integers: GroupedIntegers) -> dict[str, NDArray[Any]]:
     return {"weight": (integers.q ^ 128).view(np.int8), "weight_scale": integers.scales}
-

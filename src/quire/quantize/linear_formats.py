@@ -221,5 +221,5 @@ def llm_int8() -> LinearFormat:
     return LinearFormat(config, shapes, lambda w, importance: bitsandbytes.eight_bits(w))
 
 
-def encoded_bytes(array: NDArray[Any]) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+def encoded_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -59,6 +59,7 @@ class PartialOutput:
         self._places = {name: (file.name, *place) for file in files for name, place in file.places.items()}
         self._checksums: dict[str, int] = {}
         self._open: dict[str, BinaryIO] = {}
+        self._journal: BinaryIO | None = None
 
     @property
     def nbytes(self) -> int:
@@ -73,18 +74,19 @@ class PartialOutput:
         first = {"output": digest.hexdigest()}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._journal = (self.folder / JOURNAL).open("a+b")
-            fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._journal = journal = (self.folder / JOURNAL).open("a+b")
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OutputError(
                 f"{self.folder} is being written by another process", "wait for it, or name another output"
             ) from error
         except OSError as error:
             raise OutputError(f"{self.folder} cannot be written: {error.strerror}") from error
-        self._journal.seek(0)
-        lines = self._journal.read().splitlines()
+        journal.seek(0)
+        lines = journal.read().splitlines()
         done = self._done(lines) if lines and lines[0] == json.dumps(first).encode() else set()
         if not done:
+            journal.truncate(0)
             self._start_over(first)
         self._check_space()
         for file in self._files:
@@ -120,7 +122,6 @@ class PartialOutput:
         return None if size else checksum
 
     def _start_over(self, first: Mapping[str, str]) -> None:
-        self._journal.truncate(0)
         for file in self._files:
             (self.folder / file.name).unlink(missing_ok=True)
         self._append(first)
@@ -129,7 +130,7 @@ class PartialOutput:
         used = sum(path.stat().st_blocks * 512 for path in self.folder.iterdir())
         needed = self.nbytes + SPARE_BYTES - used
         if (free := shutil.disk_usage(self.folder).free) < needed:
-            self._journal.close()
+            self.close()
             shutil.rmtree(self.folder)
             raise DoesNotFit(
                 f"{self.out} needs {needed / 1e9:.2f} GB on the disk, and {free / 1e9:.2f} GB are free",
@@ -162,6 +163,7 @@ class PartialOutput:
         self._checksums |= checksums
 
     def _append(self, entry: Mapping[str, Any]) -> None:
+        assert self._journal is not None
         self._journal.write(json.dumps(entry).encode() + b"\n")
         self._journal.flush()
 
@@ -170,11 +172,11 @@ class PartialOutput:
         missing = self._places.keys() - self._checksums.keys()
         assert not missing, f"{len(missing)} tensors are not written: {sorted(missing)[:3]}"
         for stream in self._open.values():
+            stream.flush()
             os.fsync(stream.fileno())
-            stream.close()
         if self._small is None:
             (self.folder / self._files[0].name).replace(self.out)
-            self._journal.close()
+            self.close()
             shutil.rmtree(self.folder)
             return
         for name, data in self._small.items():
@@ -182,8 +184,13 @@ class PartialOutput:
         if self.out.exists():
             self.out.rmdir()  # checked to be empty
         (self.folder / JOURNAL).unlink()
-        self._journal.close()
+        self.close()
         self.folder.replace(self.out)
+
+    def close(self) -> None:
+        """What is done stays in the partial output, for another run."""
+        for stream in (*self._open.values(), *([self._journal] if self._journal else [])):
+            stream.close()
 
 
 def check_free(out: Path, source: Path) -> None:

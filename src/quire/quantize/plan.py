@@ -1,6 +1,6 @@
 """What a run will write: files whose layout is known, and a task for each weight of the source."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -67,6 +67,10 @@ class Task:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.outputs)
+
+    def is_in(self, tensors: Container[str]) -> bool:
+        """Whether all its outputs are among the names."""
+        return all(tensor.name in tensors for tensor in self.outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.models.registry import family, read_model_config
-from quire.quantize.eager_ops import MAX_LOGIT_ROWS, EagerBatch, EagerLogits, EagerOps
+from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_ops import MAX_LOGIT_ROWS, EagerLogits
 from quire.quantize.floats import Floats
 from quire.weights.checkpoint import Checkpoint
 
@@ -44,13 +44,7 @@ class Quality:
 
 
 def last_states(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]]) -> EagerLogits:
-    ops = EagerOps()
-    model_family = family(checkpoint.config.architecture)
-    config = read_model_config(model_family, checkpoint.config)
-    model = model_family.load(ops, checkpoint, config, min(max(map(len, sequences)), config.max_length))
-    logits = model.forward(ops, EagerBatch.of(sequences))
-    assert isinstance(logits, EagerLogits)
-    return logits
+    return eager_forward(checkpoint, max(map(len, sequences)))(sequences)
 
 
 def compare(first: EagerLogits, second: EagerLogits, sequences: Sequence[Sequence[int]]) -> Quality:
@@ -83,4 +77,5 @@ def compare(first: EagerLogits, second: EagerLogits, sequences: Sequence[Sequenc
 
 def log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    logprobs: Floats = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return logprobs

@@ -17,7 +17,7 @@ def routed(logits: Floats, routing: Routing, correction: Floats | None) -> tuple
     else:
         powers = np.exp(logits - logits.max(1, keepdims=True))
         scores = powers / powers.sum(1, keepdims=True)
-    ranked = scores if correction is None else scores + correction
+    ranked: Floats = (scores if correction is None else scores + correction).astype(np.float32)
     if routing.num_groups > 1:
         ranked = np.where(_in_best_groups(ranked, routing), ranked, -np.inf)
     experts = np.argsort(-ranked, axis=1, kind="stable")[:, : routing.top_k]

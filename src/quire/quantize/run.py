@@ -97,25 +97,31 @@ class Written:
 
 
 def write(
-    plan: WritePlan, settings: Mapping[str, Any], report: Report, first: Callable[[PartialOutput, set[str]], None] | None = None
+    plan: WritePlan,
+    settings: Mapping[str, Any],
+    report: Report,
+    first: Callable[[PartialOutput, set[str]], None] | None = None,
 ) -> Written:
     """`first` writes tasks of its own, such as those that need a forward pass; it is told which tensors are there."""
     _check_memory(plan)
     output = PartialOutput(plan.out, plan.files, plan.small)
-    there = output.begin(settings)
-    resumed = sum(all(tensor.name in there for tensor in task.outputs) for task in plan.tasks)
-    if first is not None:
-        first(output, there)
-    done = 0
-    report("writing", 0, plan.num_weights)
-    for task in plan.tasks:
-        if not all(tensor.name in there for tensor in task.outputs):
-            output.write(task.pieces)
-            if task.finish is not None:
-                task.finish()
-        done += task.num_weights
-        report("writing", done, plan.num_weights)
-    output.finish()
+    try:
+        there = output.begin(settings)
+        resumed = sum(task.is_in(there) for task in plan.tasks)
+        if first is not None:
+            first(output, there)
+        done = 0
+        report("writing", 0, plan.num_weights)
+        for task in plan.tasks:
+            if not task.is_in(there):
+                output.write(task.pieces)
+                if task.finish is not None:
+                    task.finish()
+            done += task.num_weights
+            report("writing", done, plan.num_weights)
+        output.finish()
+    finally:
+        output.close()
     return Written(plan, resumed)
 
 
