@@ -9,8 +9,8 @@ import pytest
 from quantize.plain_models import FAMILIES, write_plain
 from quire.ops.dequantize import dequantize
 from quire.quantize.command import CalibrationOptions, quantize
+from quire.quantize.file_types import FileTypeContext, tensor_type
 from quire.quantize.gptq import GPTQOptions
-from quire.quantize.mixtures import MixtureContext, tensor_type
 from quire.quantize.plan import QuantizeOptions
 from quire.quantize.run import QuantizeRun
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -87,7 +87,7 @@ def test_a_gguf_file_becomes_a_folder_and_a_file_again(plain_llama: Path, tmp_pa
 
 
 def test_rows_that_are_no_whole_blocks_get_another_type() -> None:
-    context = MixtureContext(num_layers=30)
+    context = FileTypeContext(num_layers=30)
     shapes = {"blk.0.attn_q.weight": (576, 576), "blk.0.ffn_down.weight": (576, 1536), "output.weight": (99, 576)}
     types = {name: tensor_type("Q4_K_M", name, shape, context) for name, shape in shapes.items()}
     assert types == {"blk.0.attn_q.weight": "Q5_0", "blk.0.ffn_down.weight": "Q6_K", "output.weight": "Q8_0"}
@@ -96,7 +96,7 @@ def test_rows_that_are_no_whole_blocks_get_another_type() -> None:
 
 
 def test_q4_k_m_of_32_layers_has_the_types_that_llama_cpp_gives() -> None:
-    context = MixtureContext(num_layers=32, heads_a_kv_head=4)
+    context = FileTypeContext(num_layers=32, heads_a_kv_head=4)
     six = [
         layer for layer in range(32)
         if tensor_type("Q4_K_M", f"blk.{layer}.ffn_down.weight", (4096, 14336), context) == "Q6_K"

@@ -25,7 +25,7 @@ Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 ERRORS = {
     "W4A16": 0.12, "W4A16_ASYM": 0.11, "W3A16": 0.26, "W2A16": 0.75, "W8A16": 0.007, "W8A8": 0.008, "FP8": 0.03,
     "FP8_DYNAMIC": 0.03, "FP8_BLOCK": 0.03, "GPTQ": 0.12, "GPTQ_V2": 0.12, "AWQ": 0.11, "NF4": 0.1, "FP4": 0.13,
-    "LLM.INT8": 0.008,
+    "LLM_INT8": 0.008,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.progress import ProgressLine
-from quire.cli.quantize import calibration_options, make_run
+from quire.cli.quantize_flags import calibration_options, make_run
 
 COLUMNS = ("method", "bits", "MB", "perplexity", "KL mean", "KL p99", "same top")
 

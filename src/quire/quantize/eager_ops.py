@@ -142,12 +142,12 @@ class EagerOps:
     def layer_norm(self, x: Floats, weight: Floats | None, bias: Floats | None, eps: float, groups: int = 1) -> Floats:
         parts = x.reshape(len(x), groups, -1)
         centred = parts - parts.mean(2, keepdims=True)
-        normal = (centred / np.sqrt(np.mean(centred * centred, axis=2, keepdims=True) + np.float32(eps))).reshape(
-            x.shape
-        )
-        for vector, op in ((weight, np.multiply), (bias, np.add)):
-            if vector is not None:
-                normal = op(normal, np.tile(vector, x.shape[1] // len(vector)))
+        variance = np.mean(centred * centred, axis=2, keepdims=True)
+        normal: Floats = (centred / np.sqrt(variance + np.float32(eps))).reshape(x.shape)
+        if weight is not None:
+            normal *= np.tile(weight, x.shape[1] // len(weight))
+        if bias is not None:
+            normal += np.tile(bias, x.shape[1] // len(bias))
         return normal
 
     def linear(self, x: Floats, w: PackedWeight) -> Floats:

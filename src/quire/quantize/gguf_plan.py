@@ -12,12 +12,12 @@ import numpy as np
 from quire.ops.native.cpus import compute_threads
 from quire.ops.tensors import GGUF_TYPES, StoredTensor, stored_floats
 from quire.quantize import gguf_source
+from quire.quantize.file_types import FILE_TYPES, FileTypeContext, tensor_type
 from quire.quantize.gguf_files import encoded, gguf_layout, planned, stored_keys
 from quire.quantize.gguf_metadata import check_metadata, gguf_architecture, metadata_of, rope_freqs
 from quire.quantize.gguf_source import GGUFTensor
 from quire.quantize.gguf_tokenizer import tokenizer_keys
 from quire.quantize.gguf_types import ENCODERS
-from quire.quantize.mixtures import FILE_TYPES, MixtureContext, tensor_type
 from quire.quantize.plan import Floats, Importance, QuantizeError, QuantizeOptions, Task, WritePlan, count
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -73,11 +73,11 @@ def _converted(checkpoint: Checkpoint) -> tuple[list[GGUFTensor], dict[str, Any]
 
 def _context(
     config: CheckpointConfig, tensors: Sequence[GGUFTensor], options: QuantizeOptions, has_importance: bool
-) -> MixtureContext:
+) -> FileTypeContext:
     heads = config.get("num_attention_heads", config.get("n_head", 1))
     experts = next((config.int(key) for key in EXPERT_COUNTS if key in config), 0)
     layers = {match[1] for tensor in tensors if (match := re.match(r"blk\.(\d+)\.", tensor.name))}
-    return MixtureContext(
+    return FileTypeContext(
         num_layers=len(layers),
         heads_a_kv_head=int(heads) // max(int(config.get("num_key_value_heads", heads)), 1),
         num_experts=experts,
@@ -89,7 +89,7 @@ def _context(
     )
 
 
-def _type(tensor: GGUFTensor, context: MixtureContext, options: QuantizeOptions) -> str:
+def _type(tensor: GGUFTensor, context: FileTypeContext, options: QuantizeOptions) -> str:
     chosen = tensor_type(options.method, tensor.name, tensor.shape, context)
     ignored = any(re.search(pattern, tensor.name) for pattern in options.ignore)
     if ignored and chosen != "F32":

@@ -5,6 +5,7 @@ An encoder takes weights fp32 [n, block] and their importance (the mean square o
 searched where the importance is known, and span the range of their weights where it is not."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +15,23 @@ from quire.ops.dequantize import E2M1_VALUES, IQ4_VALUES
 from quire.quantize.search import Floats, inverse, largest_magnitude, offset_scales, rounded, symmetric_scales
 
 Bytes = NDArray[np.uint8]
+Quants = NDArray[Any]  # whole numbers of at most 8 bits
 Encoder = Callable[[Floats, Floats | None], Bytes]
 
 MAX_FP16 = np.float32(65504)
 
 
-def to_fp16(values: Floats) -> NDArray[np.float16]:
-    return np.clip(values, -MAX_FP16, MAX_FP16).astype(np.float16)
+def to_fp16(values: NDArray[Any]) -> NDArray[np.float16]:
+    stored: NDArray[np.float16] = np.clip(values, -MAX_FP16, MAX_FP16).astype(np.float16)
+    return stored
 
 
 def error_weights(x: Floats, importance: Floats | None) -> Floats:
     """How much an error counts. Larger weights matter more than their importance says: a block is chosen as a whole."""
     mean = np.mean(x * x, axis=1, keepdims=True)
     if importance is None:
-        return np.abs(x) + np.sqrt(mean)
+        plain: Floats = np.abs(x) + np.sqrt(mean)
+        return plain
     weights: Floats = importance * np.sqrt(mean + x * x)
     return np.where(weights.sum(1, keepdims=True) > 0, weights, np.float32(1))  # inputs that are never other than 0
 
@@ -79,17 +83,18 @@ def _offset_32(x: Floats, importance: Floats | None, levels: int) -> tuple[NDArr
     return stored, rounded((x - offset) * inverse(scale), 0, levels).astype(np.uint8)
 
 
-def _nibbles(q: NDArray[np.uint8], run: int = 16) -> Bytes:
+def _nibbles(q: Quants, run: int = 16) -> Bytes:
     """Of every 2 * run values, the first `run` in the low halves of bytes and the others in the high halves."""
     runs = q.reshape(len(q), -1, 2, run)
-    return (runs[:, :, 0] | runs[:, :, 1] << 4).reshape(len(q), -1)
+    pairs: Bytes = runs[:, :, 0] | runs[:, :, 1] << 4
+    return pairs.reshape(len(q), -1)
 
 
-def _fifth_bits(q: NDArray[np.uint8]) -> Bytes:
+def _fifth_bits(q: Quants) -> Bytes:
     return np.packbits(q >> 4, axis=1, bitorder="little")
 
 
-def _as_bytes(values: NDArray) -> Bytes:
+def _as_bytes(values: NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(values).view(np.uint8)
 
 
@@ -100,7 +105,7 @@ def _q4_0(x: Floats, importance: Floats | None) -> Bytes:
 
 def _q5_0(x: Floats, importance: Floats | None) -> Bytes:
     scales, q = _symmetric_32(x, importance, 16)
-    return np.concatenate((_as_bytes(scales), _fifth_bits(q), _nibbles(q & np.uint8(15))), 1)
+    return np.concatenate((_as_bytes(scales), _fifth_bits(q), _nibbles(q & 15)), 1)
 
 
 def _q4_1(x: Floats, importance: Floats | None) -> Bytes:
@@ -110,7 +115,7 @@ def _q4_1(x: Floats, importance: Floats | None) -> Bytes:
 
 def _q5_1(x: Floats, importance: Floats | None) -> Bytes:
     fields, q = _offset_32(x, importance, 31)
-    return np.concatenate((_as_bytes(fields), _fifth_bits(q), _nibbles(q & np.uint8(15))), 1)
+    return np.concatenate((_as_bytes(fields), _fifth_bits(q), _nibbles(q & 15)), 1)
 
 
 def _q8_0(x: Floats, importance: Floats | None) -> Bytes:
@@ -119,7 +124,7 @@ def _q8_0(x: Floats, importance: Floats | None) -> Bytes:
     return blocks
 
 
-def nearest_entry(values: Floats, codebook: Floats) -> NDArray[np.uint8]:
+def nearest_entry(values: NDArray[Any], codebook: Floats) -> NDArray[np.uint8]:
     """The index of the nearest entry of a codebook that may be in any order."""
     order = np.argsort(codebook, kind="stable")
     ordered = codebook[order]
@@ -199,19 +204,21 @@ def _without_offsets(
     return stored, whole.astype(np.int8), (q + levels).astype(np.uint8).reshape(count, 256)
 
 
-def _crumbs(q: NDArray[np.uint8]) -> Bytes:
+def _crumbs(q: Quants) -> Bytes:
     """Two bits a value: of every 128, values 0-31 in the lowest bits of 32 bytes, 32-63 in the next, and so on."""
     runs = q.reshape(len(q), -1, 4, 32)
-    return (runs[:, :, 0] | runs[:, :, 1] << 2 | runs[:, :, 2] << 4 | runs[:, :, 3] << 6).reshape(len(q), -1)
+    fours: Bytes = runs[:, :, 0] | runs[:, :, 1] << 2 | runs[:, :, 2] << 4 | runs[:, :, 3] << 6
+    return fours.reshape(len(q), -1)
 
 
-def _bit_planes(bits: NDArray[np.uint8]) -> Bytes:
+def _bit_planes(bits: Quants) -> Bytes:
     """Bit j of byte i is that of value 32 * j + i."""
     planes = bits.reshape(len(bits), 8, 32) << np.arange(8, dtype=np.uint8)[:, None]
-    return np.bitwise_or.reduce(planes, axis=1)
+    stacked: Bytes = np.bitwise_or.reduce(planes, axis=1)
+    return stacked
 
 
-def _six_bit_pairs(scales: NDArray[np.uint8], offsets: NDArray[np.uint8]) -> Bytes:
+def _six_bit_pairs(scales: Quants, offsets: Quants) -> Bytes:
     first = scales[:, :4] | (scales[:, 4:] >> 4) << 6
     second = offsets[:, :4] | (offsets[:, 4:] >> 4) << 6
     return np.concatenate((first, second, (scales[:, 4:] & 15) | (offsets[:, 4:] & 15) << 4), 1)
@@ -228,7 +235,7 @@ def _q3_k(x: Floats, importance: Floats | None) -> Bytes:
     low = (scales & 15).reshape(len(x), 2, 8)
     high = (scales >> 4).reshape(len(x), 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]
     packed = np.concatenate((low[:, 0] | low[:, 1] << 4, np.bitwise_or.reduce(high, axis=1)), 1)
-    return np.concatenate((_bit_planes(q >> np.uint8(2)), _crumbs(q & np.uint8(3)), packed, _as_bytes(d)), 1)
+    return np.concatenate((_bit_planes(q >> 2), _crumbs(q & 3), packed, _as_bytes(d)), 1)
 
 
 def _q4_k(x: Floats, importance: Floats | None) -> Bytes:
@@ -241,17 +248,15 @@ def _q5_k(x: Floats, importance: Floats | None) -> Bytes:
     parts = (
         _as_bytes(fields),
         _six_bit_pairs(scales, offsets),
-        _bit_planes(q >> np.uint8(4)),
-        _nibbles(q & np.uint8(15), 32),
+        _bit_planes(q >> 4),
+        _nibbles(q & 15, 32),
     )
     return np.concatenate(parts, 1)
 
 
 def _q6_k(x: Floats, importance: Floats | None) -> Bytes:
     d, scales, q = _without_offsets(x, importance, 32, 128)
-    return np.concatenate(
-        (_nibbles(q & np.uint8(15), 64), _crumbs(q >> np.uint8(4)), _as_bytes(scales), _as_bytes(d)), 1
-    )
+    return np.concatenate((_nibbles(q & 15, 64), _crumbs(q >> 4), _as_bytes(scales), _as_bytes(d)), 1)
 
 
 ENCODERS: dict[str, Encoder] = {

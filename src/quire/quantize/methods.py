@@ -1,4 +1,4 @@
-"""The methods that `--method` names: GGUF types and mixtures, and formats of linear layers."""
+"""The methods that `--method` names: GGUF types and mixes, and formats of linear layers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from quire.core.errors import QuireError
 from quire.core.nearest import nearest
 from quire.quantize import linear_formats
+from quire.quantize.file_types import FILE_TYPES, SHORT_NAMES
 from quire.quantize.linear_formats import LinearFormat
-from quire.quantize.mixtures import FILE_TYPES, SHORT_NAMES
 
 PLAIN = ("F32", "F16", "BF16")  # in either layout
 
@@ -30,7 +30,7 @@ class FormatOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class QuantizeMethod:
     """A row of the table: bits that a weight takes, about, and what the method is."""
 
     bits: float
@@ -55,39 +55,41 @@ def _gptq(second: bool) -> Callable[[FormatOptions], LinearFormat]:
 
 _INTEGER = ("group_size", "symmetric", "act_order")
 
-LINEAR_METHODS: dict[str, Method] = {
-    "W4A16": Method(4.13, "compressed-tensors: 4-bit integers in groups of 128", _weights_only(4, 128, True), _INTEGER),
-    "W4A16_ASYM": Method(4.16, "the same with zero points", _weights_only(4, 128, False), _INTEGER),
-    "W3A16": Method(3.13, "3-bit integers", _weights_only(3, 128, True), _INTEGER),
-    "W2A16": Method(2.25, "2-bit integers in groups of 64", _weights_only(2, 64, True), _INTEGER),
-    "W8A16": Method(8.13, "8-bit integers in groups of 128", _weights_only(8, 128, True), _INTEGER),
-    "W8A8": Method(8.02, "8-bit integers for weights and activations", lambda o: linear_formats.int8()),
-    "FP8": Method(8.0, "fp8, a scale for each tensor", lambda o: linear_formats.fp8("tensor")),
-    "FP8_DYNAMIC": Method(8.02, "fp8, a scale for each output", lambda o: linear_formats.fp8("channel")),
-    "FP8_BLOCK": Method(8.0, "fp8, a scale for 128 x 128 weights", lambda o: linear_formats.fp8("block")),
-    "GPTQ": Method(4.13, "GPTQ's layout, version 1", _gptq(False), ("bits", *_INTEGER), "gptq"),
-    "GPTQ_V2": Method(4.13, "GPTQ's layout, version 2", _gptq(True), ("bits", *_INTEGER), "gptq"),
-    "AWQ": Method(
+LINEAR_METHODS: dict[str, QuantizeMethod] = {
+    "W4A16": QuantizeMethod(
+        4.13, "compressed-tensors: 4-bit integers in groups of 128", _weights_only(4, 128, True), _INTEGER
+    ),
+    "W4A16_ASYM": QuantizeMethod(4.16, "the same with zero points", _weights_only(4, 128, False), _INTEGER),
+    "W3A16": QuantizeMethod(3.13, "3-bit integers", _weights_only(3, 128, True), _INTEGER),
+    "W2A16": QuantizeMethod(2.25, "2-bit integers in groups of 64", _weights_only(2, 64, True), _INTEGER),
+    "W8A16": QuantizeMethod(8.13, "8-bit integers in groups of 128", _weights_only(8, 128, True), _INTEGER),
+    "W8A8": QuantizeMethod(8.02, "8-bit integers for weights and activations", lambda o: linear_formats.int8()),
+    "FP8": QuantizeMethod(8.0, "fp8, a scale for each tensor", lambda o: linear_formats.fp8("tensor")),
+    "FP8_DYNAMIC": QuantizeMethod(8.02, "fp8, a scale for each output", lambda o: linear_formats.fp8("channel")),
+    "FP8_BLOCK": QuantizeMethod(8.0, "fp8, a scale for 128 x 128 weights", lambda o: linear_formats.fp8("block")),
+    "GPTQ": QuantizeMethod(4.13, "GPTQ's layout, version 1", _gptq(False), ("bits", *_INTEGER), "gptq"),
+    "GPTQ_V2": QuantizeMethod(4.13, "GPTQ's layout, version 2", _gptq(True), ("bits", *_INTEGER), "gptq"),
+    "AWQ": QuantizeMethod(
         4.16,
         "AutoAWQ's layout: 4-bit integers with zero points",
         lambda o: linear_formats.awq(_grid(o, 4, 128, False)[1]),
         ("group_size",),
     ),
-    "NF4": Method(
+    "NF4": QuantizeMethod(
         4.13,
         "bitsandbytes: quantiles of a normal distribution",
         lambda o: linear_formats.four_bit_floats("nf4", o.double_quantization),
         ("double_quantization",),
     ),
-    "FP4": Method(
+    "FP4": QuantizeMethod(
         4.13,
         "bitsandbytes: floats of 4 bits",
         lambda o: linear_formats.four_bit_floats("fp4", o.double_quantization),
         ("double_quantization",),
     ),
-    "LLM.INT8": Method(8.02, "bitsandbytes: 8-bit integers", lambda o: linear_formats.llm_int8()),
+    "LLM_INT8": QuantizeMethod(8.02, "bitsandbytes: 8-bit integers", lambda o: linear_formats.llm_int8()),
 }
-OTHER_NAMES = {"INT8": "W8A8", "W8A8_INT8": "W8A8", "LLM_INT8": "LLM.INT8", "GPTQ_V1": "GPTQ", "MXFP4": "MXFP4_MOE"}
+OTHER_NAMES = {"INT8": "W8A8", "W8A8_INT8": "W8A8", "LLM.INT8": "LLM_INT8", "GPTQ_V1": "GPTQ", "MXFP4": "MXFP4_MOE"}
 OTHER_NAMES |= SHORT_NAMES
 
 

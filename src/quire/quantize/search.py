@@ -23,13 +23,15 @@ def inverse(scale: Floats) -> Floats:
 
 def rounded(values: Floats, low: int, high: int) -> Floats:
     whole: Floats = np.rint(values)
-    return np.clip(whole, low, high, out=whole)
+    np.clip(whole, low, high, out=whole)
+    return whole
 
 
 def largest_magnitude(x: Floats) -> Floats:
     """[groups, size] -> [groups, 1], with its sign"""
     low, high = x.min(1, keepdims=True), x.max(1, keepdims=True)
-    return np.where(-low > high, low, high)
+    largest: Floats = np.where(-low > high, low, high)
+    return largest
 
 
 def symmetric_scales(x: Floats, weights: Floats, levels: int) -> Floats:

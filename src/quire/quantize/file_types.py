@@ -1,6 +1,6 @@
 """Which type each tensor of a GGUF file gets: llama.cpp's choices, so that a file called Q4_K_M is one.
 
-Values of attention and the second matrices of feed-forward layers lose most, so mixtures give them more bits, in all
+Values of attention and the second matrices of feed-forward layers lose most, so mixes give them more bits, in all
 layers or in the first, the last and some between."""
 
 import re
@@ -42,8 +42,8 @@ NOT_QUANTIZED = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureContext:
-    """What a mixture asks of the model and the command line."""
+class FileTypeContext:
+    """What a mix asks of the model and the command line."""
 
     num_layers: int
     heads_a_kv_head: int = 1
@@ -55,7 +55,7 @@ class MixtureContext:
     table_type: str | None = None
 
 
-def tensor_type(method: str, name: str, shape: tuple[int, ...], context: MixtureContext) -> str:
+def tensor_type(method: str, name: str, shape: tuple[int, ...], context: FileTypeContext) -> str:
     """F32 for tensors that are not quantized."""
     if len(shape) < 2 or NOT_QUANTIZED.fullmatch(name):
         return "F32"
@@ -65,7 +65,7 @@ def tensor_type(method: str, name: str, shape: tuple[int, ...], context: Mixture
     return chosen if shape[-1] % GGUF_TYPES[chosen].block == 0 else "F16"
 
 
-def _chosen(method: str, name: str, shape: tuple[int, ...], context: MixtureContext) -> str:
+def _chosen(method: str, name: str, shape: tuple[int, ...], context: FileTypeContext) -> str:
     most = FILE_TYPES[method][1]
     if name == "output.weight" or (name == "token_embd.weight" and not context.has_head):
         if context.head_type or most in ("F32", "F16", "BF16", "Q8_0") or context.pure:
@@ -87,7 +87,7 @@ def _more_bits(layer: int, num_layers: int) -> bool:
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _values(method: str, most: str, layer: int, context: MixtureContext) -> str:
+def _values(method: str, most: str, layer: int, context: FileTypeContext) -> str:
     if context.num_experts == 8:
         return "Q8_0"
     shared, more = context.heads_a_kv_head >= 4, _more_bits(layer, context.num_layers)
@@ -107,11 +107,11 @@ def _values(method: str, most: str, layer: int, context: MixtureContext) -> str:
     return chosen
 
 
-def _keys(method: str, most: str, layer: int, context: MixtureContext) -> str:
+def _keys(method: str, most: str, layer: int, context: FileTypeContext) -> str:
     return "Q8_0" if context.num_experts == 8 else most
 
 
-def _down(method: str, most: str, layer: int, context: MixtureContext) -> str:
+def _down(method: str, most: str, layer: int, context: FileTypeContext) -> str:
     first, more = layer < context.num_layers // 8, _more_bits(layer, context.num_layers)
     importance = context.has_importance
     choices = {
@@ -129,13 +129,13 @@ def _down(method: str, most: str, layer: int, context: MixtureContext) -> str:
     return choices.get(method, most)
 
 
-def _output(method: str, most: str, layer: int, context: MixtureContext) -> str:
+def _output(method: str, most: str, layer: int, context: FileTypeContext) -> str:
     if context.num_experts == 8:
         return "Q5_K" if method in ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL") else most
     return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(method, most)
 
 
-def _stacked_qkv(method: str, most: str, layer: int, context: MixtureContext) -> str:
+def _stacked_qkv(method: str, most: str, layer: int, context: FileTypeContext) -> str:
     return {"Q3_K_M": "Q4_K", "Q3_K_L": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(method, most)
 
 
