@@ -172,7 +172,7 @@ def test_an_output_is_never_overwritten(plain_llama: Path, tmp_path: Path) -> No
         (["out.gguf", "--method", "NF4"], "NF4 is written to a folder"),
         (["out", "--method", "NF4", "--group-size", "64"], "NF4 has no --group-size"),
         (["out", "--method", "W4A16", "--group-size", "48"], "--group-size is 48"),
-        (["out", "--method", "FP8", "--algorithm", "gptq"], "GPTQ chooses integers"),
+        (["out", "--method", "FP8", "--algorithm", "gptq"], "--algorithm gptq is for integers"),
         (["out", "--method", "W4A16", "--act-order"], "--act-order is an order of GPTQ"),
         (["out", "--method", "W4A16", "--ignore", "("], "is no regex"),
         (["out.gguf", "--method", "Q4_0", "--output-tensor-type", "Q9"], "--output-tensor-type is Q9"),

@@ -20,7 +20,11 @@ def add_flags(parser: Parser) -> None:
     add("model", nargs="?", metavar="MODEL", help="a directory, a GGUF file or a hub repository")
     add("out", nargs="?", metavar="OUT", help="a folder, or a file that ends in .gguf")
     add("--method", metavar="NAME", help="such as Q4_K_M, W4A16, FP8_DYNAMIC, NF4: see --list")
-    add("--algorithm", choices=("nearest", "gptq"), help="how weights are rounded (default: the method's own)")
+    add(
+        "--algorithm",
+        choices=("nearest", "gptq", "awq", "smoothquant"),
+        help="how weights are rounded (default: the method's own)",
+    )
     add("--calibrate", nargs="?", const="", metavar="FILE", help="weigh errors by the inputs that a text gives")
     add("--calibration-tokens", type=int, default=16384, metavar="N", help="of the text (default: 16384)")
     add("--sequence-length", type=int, default=512, metavar="N", help="tokens of a sequence (default: 512)")

@@ -7,6 +7,7 @@ import numpy as np
 
 from quire.ops.tensors import StoredTensor
 from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_ops import InputSource
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.plan import Importance, QuantizeError
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -71,7 +72,7 @@ class ImportanceSums:
         self.sums: dict[str, Floats] = {}
         self.counts: dict[str, int] = {}
 
-    def weights(self, parts: Sequence[StoredTensor], x: Floats) -> Sequence[Floats]:
+    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
         squares = np.einsum("ij,ij->j", x, x) if len(x) else np.zeros(x.shape[1], np.float32)
         for part in parts:
             self.sums[part.name] = self.sums.get(part.name, np.float32(0)) + squares

@@ -17,9 +17,10 @@ from quire.quantize.output import PartialOutput
 from quire.quantize.plan import Importance, QuantizeError, WritePlan
 from quire.quantize.quality import Quality
 from quire.quantize.run import QuantizeRun, Report, Written, write
+from quire.quantize.smoothing import smoothed
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 
-ALGORITHMS = ("nearest", "gptq")
+SMOOTHING = ("awq", "smoothquant")
 MEASURED_WEIGHTS = 2 * 10**9  # larger models are measured only when asked to
 DEFAULT_MEASURED_TOKENS = 1024
 
@@ -64,7 +65,7 @@ def quantize(
     chosen = _algorithm(run, algorithm)
     checkpoint = run.open()
     run.plan(checkpoint)  # what cannot be written is refused before the work
-    text_needed = calibration.wanted or chosen == "gptq"
+    text_needed = calibration.wanted or chosen != "nearest"
     calibrated: list[list[int]] = []
     held_out: list[list[int]] = []
     source = str(calibration.text.name) if calibration.text else "the default text"
@@ -72,8 +73,15 @@ def quantize(
     if text_needed or measured:
         text = read_text(calibration.text)
         calibrated, held_out = sequences(run.source, text, calibration.length, calibration.num_tokens)
-    run = replace(run, importance=_importance(run, checkpoint, calibration, chosen, calibrated, source, report))
-    plan = run.plan(checkpoint)
+    weights: Checkpoint = checkpoint
+    if chosen in SMOOTHING:
+        grid = run.form.grid if run.form is not None else None
+        assert grid is not None
+        weights, importance = smoothed(checkpoint, chosen, grid, calibrated, source, report)
+    else:
+        importance = _importance(run, checkpoint, calibration, chosen, calibrated, source, report)
+    run = replace(run, importance=importance)
+    plan = run.plan(weights)
     notes: list[str] = []
     losses: dict[str, float] = {}
     if chosen == "gptq":
@@ -89,10 +97,10 @@ def _algorithm(run: QuantizeRun, algorithm: str | None) -> str:
     method = run.options.method
     default = LINEAR_METHODS[method].algorithm if method in LINEAR_METHODS else "nearest"
     chosen = algorithm or default
-    if chosen == "gptq" and (run.form is None or run.form.grid is None):
+    if chosen != "nearest" and (run.form is None or run.form.grid is None):
         known = [name for name, row in LINEAR_METHODS.items() if "symmetric" in row.options]
         raise QuantizeError(
-            f"GPTQ chooses integers, and {method} has none", f"use one of {', '.join(known)}, W8A8, AWQ"
+            f"--algorithm {chosen} is for integers, and {method} has none", f"use one of {', '.join(known)}, W8A8, AWQ"
         )
     if run.formats.act_order and chosen != "gptq":
         raise QuantizeError("--act-order is an order of GPTQ", "add `--algorithm gptq`")

@@ -21,17 +21,26 @@ from quire.quantize.threads import in_threads, row_spans
 MAX_LOGIT_ROWS = 256  # computed at once
 
 
+@dataclass(frozen=True, slots=True)
+class InputSource:
+    """Where the inputs of a matmul come from, if dividing them there is exact: the weights of a norm, or the rows of a
+    linear layer that is multiplied with an activated gate."""
+
+    vectors: tuple[tuple[str, bytes], ...] = ()  # stored name, and values as the model has them
+    rows_of: str | None = None
+
+
 class MatmulHook(Protocol):
     """Sees every linear layer with its inputs, and may give other weights in place of the stored ones."""
 
-    def weights(self, parts: Sequence[StoredTensor], x: Floats) -> Sequence[Floats]:
+    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
         """The matrices [outputs, inputs] of linear layers that share the input x [rows, inputs]."""
 
 
 class StoredWeights:
     """The hook that changes nothing."""
 
-    def weights(self, parts: Sequence[StoredTensor], x: Floats) -> Sequence[Floats]:
+    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
         return [read_floats(part) for part in parts]
 
 
@@ -88,6 +97,10 @@ class EagerOps:
     def __init__(self, hook: MatmulHook | None = None) -> None:
         self.hook = hook or StoredWeights()
         self.linears: list[LinearUse] = []
+        self._vectors: dict[int, tuple[str, Floats]] = {}  # by id, which the array keeps
+        self._normal: tuple[Floats | None, InputSource | None] = (None, None)  # the last output of a norm
+        self._linear: tuple[Floats | None, str | None] = (None, None)  # that of gate and up, and the name of up
+        self._product: tuple[Floats | None, InputSource | None] = (None, None)  # of an activated gate and up
         self._kv: tuple[int, Floats, Floats] = (-1, np.empty(0, np.float32), np.empty(0, np.float32))
 
     # -- when a model is loaded
@@ -115,7 +128,9 @@ class EagerOps:
         return PackedHeads(len(heads), heads[0].shape[0], heads[0].shape[1], 0, tuple(heads))
 
     def vector(self, tensor: StoredTensor) -> Floats:
-        return read_floats(tensor).reshape(-1)
+        values = read_floats(tensor).reshape(-1)
+        self._vectors[id(values)] = (tensor.name, values)
+        return values
 
     def table(self, tensor: StoredTensor) -> StoredTensor:
         return tensor
@@ -136,8 +151,9 @@ class EagerOps:
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         groups = x.reshape(len(x), -1, len(weight))
         mean = np.mean(np.square(groups), axis=2, keepdims=True)
-        normal: Floats = groups / np.sqrt(mean + np.float32(eps)) * weight
-        return normal.reshape(x.shape)
+        normal: Floats = (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+        self._normal = (normal, self._norm_source(x, weight))
+        return normal
 
     def layer_norm(self, x: Floats, weight: Floats | None, bias: Floats | None, eps: float, groups: int = 1) -> Floats:
         parts = x.reshape(len(x), groups, -1)
@@ -148,14 +164,32 @@ class EagerOps:
             normal *= np.tile(weight, x.shape[1] // len(weight))
         if bias is not None:
             normal += np.tile(bias, x.shape[1] // len(bias))
+        self._normal = (normal, self._norm_source(x, weight, *([] if bias is None else [bias])))
         return normal
+
+    def _norm_source(self, x: Floats, *vectors: Floats | None) -> InputSource | None:
+        """None where a vector is not one of the checkpoint's, or serves several heads."""
+        stored = []
+        for vector in vectors:
+            if vector is None or id(vector) not in self._vectors or len(vector) != x.shape[1]:
+                return None
+            name, values = self._vectors[id(vector)]
+            stored.append((name, values.tobytes()))
+        return InputSource(tuple(stored))
+
+    def _source(self, x: Floats) -> InputSource | None:
+        for output, source in (self._normal, self._product):
+            if x is output:
+                return source
+        return None
 
     def linear(self, x: Floats, w: PackedWeight) -> Floats:
         out = np.empty((len(x), w.num_outputs), np.float32)
         first = 0
-        for matrix in self.hook.weights(w.packed, x):
+        for matrix in self.hook.weights(w.packed, x, self._source(x)):
             matmul(x, matrix, out[:, first : first + len(matrix)])
             first += len(matrix)
+        self._linear = (out, w.packed[1].name if len(w.packed) == 2 and _halves(w.packed) else None)
         return out if w.bias is None else np.add(out, w.bias, out=out)
 
     def linear_heads(self, x: Floats, w: PackedHeads) -> Floats:
@@ -211,7 +245,10 @@ class EagerOps:
         if kind is Activation.CLAMPED_SWIGLU:
             gate = np.minimum(gate, 7)
             return gate * _sigmoid(np.float32(1.702) * gate) * (np.clip(up, -7, 7) + 1)
-        return ACTIVATIONS[kind](gate) * up
+        product = ACTIVATIONS[kind](gate) * up
+        output, name = self._linear
+        self._product = (product, InputSource(rows_of=name) if output is x and name else None)
+        return product
 
     def moe(
         self, x: Floats, router_logits: Floats, gate_up: PackedExperts, down: PackedExperts, routing: Routing,
@@ -249,6 +286,10 @@ class EagerOps:
 
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
         return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap)
+
+
+def _halves(parts: Sequence[StoredTensor]) -> bool:
+    return parts[0].shape == parts[1].shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import StoredTensor
 from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_ops import InputSource
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gptq import GPTQOptions, gptq, second_moments
 from quire.quantize.huggingface_plan import linear_pieces
@@ -43,7 +44,7 @@ class GPTQPass:
         self.unseen: list[str] = []
         self.losses: dict[str, float] = {}  # share of the output's energy that is lost
 
-    def weights(self, parts: Sequence[StoredTensor], x: Floats) -> Sequence[Floats]:
+    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
         moments: Floats | None = None
         matrices = []
         for part in parts:

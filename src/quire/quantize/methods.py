@@ -74,6 +74,7 @@ LINEAR_METHODS: dict[str, QuantizeMethod] = {
         "AutoAWQ's layout: 4-bit integers with zero points",
         lambda o: linear_formats.awq(_grid(o, 4, 128, False)[1]),
         ("group_size",),
+        "awq",
     ),
     "NF4": QuantizeMethod(
         4.13,
