@@ -40,7 +40,7 @@ def test_sums_are_those_of_the_inputs_of_each_layer(plain_llama: Path) -> None:
     seen: dict[str, np.ndarray] = {}
 
     class Inputs:
-        def weights(self, parts, x):  # type: ignore[no-untyped-def]
+        def weights(self, parts, x, source=None):  # type: ignore[no-untyped-def]
             seen.update({part.name: x for part in parts})
             return StoredWeights().weights(parts, x)
 
@@ -87,6 +87,7 @@ def test_held_out_sequences_are_not_calibrated_with(plain_llama: Path) -> None:
     assert sum(map(len, cut_to(held_out, 300))) == 300
 
 
+@pytest.mark.slow
 def test_importance_lowers_the_divergence_of_the_default_model(default_model: Path, tmp_path: Path) -> None:
     """Of its dequantized weights: the file is a 4-bit one. Two of 30 layers are quantized, to keep this quick."""
     checkpoint = open_checkpoint(default_model)

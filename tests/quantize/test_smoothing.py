@@ -35,6 +35,15 @@ def test_a_scaled_model_computes_the_same(family: str, algorithm: str, tmp_path:
         assert not np.array_equal(scaled.tensor(name).data, checkpoint.tensor(name).data)
 
 
+def test_inputs_that_experts_share_are_not_scaled(tmp_path: Path) -> None:
+    write_plain(tmp_path, "Mixtral")
+    checkpoint = open_checkpoint(tmp_path)
+    scaled, _ = smoothed(checkpoint, "smoothquant", GRID, IDS, "ids", lambda *_: None)
+    tensors = ((name, checkpoint.tensor(name), scaled.tensor(name)) for name in checkpoint.names())
+    changed = {name for name, before, after in tensors if not np.array_equal(before.data, after.data)}
+    assert {name.split(".")[3] for name in changed} == {"self_attn", "input_layernorm"}
+
+
 def with_outliers(folder: Path) -> Path:
     """A Llama some of whose inputs are much larger than others, as in real models."""
     write_plain(folder)
@@ -57,7 +66,7 @@ def test_outliers_cost_less_with_awq(method: str, tmp_path: Path) -> None:
         run = QuantizeRun(source, out, QuantizeOptions(method))
         quantize(run, options, algorithm, GPTQOptions(), lambda *_: None)
         losses.append(compare(original, last_states(open_checkpoint(out), IDS), IDS).kl.value)
-    assert losses[1] < 0.8 * losses[0]
+    assert losses[1] < 0.9 * losses[0]
 
 
 def test_smoothquant_evens_out_the_inputs(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ BATCH_TOKENS = 4096  # computed at once
 MIN_TOKENS = 64
 HELD_OUT = 10  # every tenth sequence is kept for measuring
 MAX_TEXT_BYTES = 64 << 20
+CHARACTERS_A_TOKEN = 6  # of a long text, kept for each token that is needed
+SPARE_TOKENS = 8192  # held-out ones among them
+WINDOWS = 32
 
 Report = Callable[[str, float, float], None]
 
@@ -51,7 +54,7 @@ def sequences(model: Path, text: str, length: int, num_tokens: int) -> tuple[lis
     tokenizer = Tokenizer.load(model)
     bos = tokenizer.bos_id
     prefix = [bos] if bos is not None and tokenizer.encode("a")[:1] == [bos] else []
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = tokenizer.encode(_spread(text, CHARACTERS_A_TOKEN * (num_tokens + SPARE_TOKENS)), add_special_tokens=False)
     if len(ids) < MIN_TOKENS:
         raise QuantizeError(
             f"the calibration text has {len(ids)} tokens, and {MIN_TOKENS} are the least", "give some pages"
@@ -63,6 +66,14 @@ def sequences(model: Path, text: str, length: int, num_tokens: int) -> tuple[lis
     wanted = max(num_tokens // (size + len(prefix)), 1)
     step = max(len(used) // wanted, 1)
     return used[::step][:wanted], held_out
+
+
+def _spread(text: str, limit: int) -> str:
+    """At most `limit` characters, from all over the text: what is not needed is not tokenized."""
+    if len(text) <= limit:
+        return text
+    window, kept = len(text) // WINDOWS, limit // WINDOWS
+    return "".join(text[first : first + kept] for first in range(0, len(text) - window + 1, window))
 
 
 class ImportanceSums:

@@ -73,22 +73,11 @@ def quantize(
     if text_needed or measured:
         text = read_text(calibration.text)
         calibrated, held_out = sequences(run.source, text, calibration.length, calibration.num_tokens)
-    weights: Checkpoint = checkpoint
-    if chosen in SMOOTHING:
-        grid = run.form.grid if run.form is not None else None
-        assert grid is not None
-        weights, importance = smoothed(checkpoint, chosen, grid, calibrated, source, report)
-    else:
-        importance = _importance(run, checkpoint, calibration, chosen, calibrated, source, report)
-    run = replace(run, importance=importance)
-    plan = run.plan(weights)
+    if chosen not in SMOOTHING:
+        run = replace(run, importance=_importance(run, checkpoint, calibration, chosen, calibrated, source, report))
     notes: list[str] = []
     losses: dict[str, float] = {}
-    if chosen == "gptq":
-        written = _write_gptq(run, plan, checkpoint, options, calibrated, report, notes, losses)
-    else:
-        written = write(plan, run.settings(), report)
-        notes += _unseen(plan, run.importance)
+    written = _write(run, chosen, checkpoint, options, calibrated, source, report, notes, losses)
     result = _measure(checkpoint, run.out, held_out, measured, report) if measured else None
     return Outcome(written, result, losses, notes)
 
@@ -127,6 +116,23 @@ def gguf_tensors(source: Path, checkpoint: Checkpoint) -> list[GGUFTensor]:
     if not checkpoint.path.is_dir():
         return gguf_source.of_gguf(checkpoint.path)[1]
     return gguf_source.of_checkpoint(checkpoint, gguf_architecture(checkpoint.config)[1])
+
+
+def _write(
+    run: QuantizeRun, algorithm: str, checkpoint: Checkpoint, options: GPTQOptions, calibrated: list[list[int]],
+    source: str, report: Report, notes: list[str], losses: dict[str, float],
+) -> Written:  # fmt: skip
+    weights: Checkpoint = checkpoint
+    if algorithm in SMOOTHING:
+        grid = run.form.grid if run.form is not None else None
+        assert grid is not None
+        weights, importance = smoothed(checkpoint, algorithm, grid, calibrated, source, report)
+        run = replace(run, importance=importance)
+    plan = run.plan(weights)
+    if algorithm == "gptq":
+        return _write_gptq(run, plan, checkpoint, options, calibrated, report, notes, losses)
+    notes += _unseen(plan, run.importance)
+    return write(plan, run.settings(), report)
 
 
 def _write_gptq(
@@ -204,11 +210,10 @@ class Comparison:
 
     def row(self, run: QuantizeRun, algorithm: str | None, options: GPTQOptions) -> dict[str, Any]:
         run = replace(run, importance=self._importance)
-        plan = run.plan(self._checkpoint)
-        if _algorithm(run, algorithm) == "gptq":
-            _write_gptq(run, plan, self._checkpoint, options, self._calibrated, self._report, [], {})
-        else:
-            write(plan, run.settings(), self._report)
+        chosen = _algorithm(run, algorithm if run.options.method in LINEAR_METHODS else None)
+        plan = _write(
+            run, chosen, self._checkpoint, options, self._calibrated, "text", self._report, [], {}
+        ).plan  # fmt: skip
         states = quality.last_states(open_checkpoint(run.out), self._measured)
         compared = quality.compare(self._original, states, self._measured)
         return {

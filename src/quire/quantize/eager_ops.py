@@ -255,17 +255,18 @@ class EagerOps:
         kind: Activation, correction: Floats | None = None,
     ) -> Floats:  # fmt: skip
         experts, shares = routed(router_logits, routing, correction)
+        source = self._source(x)
         out = np.zeros((len(x), down.num_outputs), np.float32)
         for expert in range(gate_up.num_experts):
             tokens, places = np.nonzero(experts == expert)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
-            hidden = self._expert(x[tokens], gate_up, expert)
+            hidden = self._expert(x[tokens], gate_up, expert, source)
             result = self._expert(self.activate_and_mul(hidden, kind), down, expert)
             np.add.at(out, tokens, result * shares[tokens, places, None])
         return out
 
-    def _expert(self, x: Floats, w: PackedExperts, expert: int) -> Floats:
-        matrices = self.hook.weights(w.packed[expert], x)
+    def _expert(self, x: Floats, w: PackedExperts, expert: int, source: InputSource | None = None) -> Floats:
+        matrices = self.hook.weights(w.packed[expert], x, source)
         out = np.concatenate([matmul(x, matrix) for matrix in matrices], axis=1)
         return out if w.biases is None else out + w.biases[expert]
 

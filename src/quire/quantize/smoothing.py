@@ -80,7 +80,7 @@ def awq_scales(group: ScaledInputs, grid: IntegerGrid) -> Floats:
     matrices = [read_floats(part) for part in group.parts]
     x = np.concatenate(group.sample)[:SAMPLE_ROWS]
     mean = np.maximum(group.mean / max(float(group.mean.mean()), 1e-30), np.float32(1e-4))
-    best, chosen = np.inf, np.ones_like(mean)
+    best, chosen = np.inf, np.ones(mean.shape, np.float32)
     for exponent in EXPONENTS:
         scales = (mean**exponent).astype(np.float32)
         scales /= np.sqrt(scales.max() * scales.min())
@@ -96,8 +96,8 @@ def awq_scales(group: ScaledInputs, grid: IntegerGrid) -> Floats:
 def smoothquant_scales(group: ScaledInputs) -> Floats:
     columns = np.max([np.abs(read_floats(part)).max(0) for part in group.parts], axis=0)
     ratio = np.maximum(group.largest, np.float32(1e-5)) / np.maximum(columns, np.float32(1e-5))
-    scales = np.sqrt(ratio)
-    return (scales / np.exp(np.log(scales).mean())).astype(np.float32)
+    scales: Floats = np.sqrt(ratio).astype(np.float32)
+    return scales / np.exp(np.log(scales).mean())
 
 
 class ScaledCheckpoint:
@@ -137,7 +137,9 @@ class ScaledCheckpoint:
         if name in self._vectors:
             # What is stored may differ from the model's values by an offset, which stays.
             values, s = self._vectors[name]
-            return stored_floats(name, read_floats(tensor).reshape(tensor.shape) + values * (1 / s - 1))
+            return stored_floats(
+                name, read_floats(tensor).reshape(tensor.shape) + values * (np.float32(1) / s - np.float32(1))
+            )
         if name not in self._columns and name not in self._rows:
             return tensor
         weights = read_floats(tensor).reshape(tensor.shape)
