@@ -15,10 +15,10 @@ from quire.weights.checkpoint import Checkpoint
 
 BATCH_TOKENS = 4096  # computed at once
 MIN_TOKENS = 64
-HELD_OUT = 10  # every tenth sequence is kept for measuring
+HELD_OUT = 10  # the last tenth of the text is kept for measuring
 MAX_TEXT_BYTES = 64 << 20
 CHARACTERS_A_TOKEN = 6  # of a long text, kept for each token that is needed
-SPARE_TOKENS = 8192  # held-out ones among them
+HELD_OUT_TOKENS = 8192
 WINDOWS = 32
 
 Report = Callable[[str, float, float], None]
@@ -49,23 +49,28 @@ def read_text(path: Path | None) -> str:
 
 
 def sequences(model: Path, text: str, length: int, num_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
-    """-> sequences of `length` tokens to calibrate with, about `num_tokens` in all and spread over the text, and others
-    that are held out."""
+    """-> sequences of `length` tokens to calibrate with, about `num_tokens` in all and spread over the text, and those
+    of its last tenth, which are held out."""
     tokenizer = Tokenizer.load(model)
-    bos = tokenizer.bos_id
-    prefix = [bos] if bos is not None and tokenizer.encode("a")[:1] == [bos] else []
-    ids = tokenizer.encode(_spread(text, CHARACTERS_A_TOKEN * (num_tokens + SPARE_TOKENS)), add_special_tokens=False)
-    if len(ids) < MIN_TOKENS:
+    cut = len(text) - len(text) // HELD_OUT
+    used = _sequences(tokenizer, _spread(text[:cut], CHARACTERS_A_TOKEN * num_tokens), length)
+    held_out = _sequences(tokenizer, _spread(text[cut:], CHARACTERS_A_TOKEN * HELD_OUT_TOKENS), length)
+    if (count := sum(map(len, used))) < MIN_TOKENS:
         raise QuantizeError(
-            f"the calibration text has {len(ids)} tokens, and {MIN_TOKENS} are the least", "give some pages"
+            f"the calibration text has {count} tokens, and {MIN_TOKENS} are the least", "give some pages"
         )
-    size = min(length, max(len(ids) // 2, 16)) - len(prefix)
-    every = [prefix + ids[first : first + size] for first in range(0, len(ids) - size + 1, size)]
-    held_out = every[HELD_OUT // 2 :: HELD_OUT] or every[-1:]
-    used = [sequence for index, sequence in enumerate(every) if index % HELD_OUT != HELD_OUT // 2] or every[:1]
-    wanted = max(num_tokens // (size + len(prefix)), 1)
+    wanted = max(num_tokens // len(used[0]), 1)
     step = max(len(used) // wanted, 1)
     return used[::step][:wanted], held_out
+
+
+def _sequences(tokenizer: Tokenizer, text: str, length: int) -> list[list[int]]:
+    """Of one length, which is less than `length` where the text is short; each begins as the model expects."""
+    bos = tokenizer.bos_id
+    prefix = [bos] if bos is not None and tokenizer.encode("a")[:1] == [bos] else []
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    size = max(min(length - len(prefix), len(ids)), 1)
+    return [prefix + ids[first : first + size] for first in range(0, len(ids) - size + 1, size)]
 
 
 def _spread(text: str, limit: int) -> str:

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from quire.quantize.gguf_types import to_fp16
 from quire.quantize.search import Floats, inverse, largest_magnitude, offset_scales, rounded
+from quire.quantize.threads import in_threads
 
+CHUNK_WEIGHTS = 1 << 16  # searched at once, so that all arrays stay in a core's cache
 SHRINKS = np.linspace(1.0, 0.6, 21)  # of the range of a group, tried where the importance of inputs is known
 
 
@@ -98,19 +100,25 @@ def _searched(
 
 def to_nearest(w: Floats, grid: IntegerGrid, importance: Floats | None) -> GroupedIntegers:
     """`importance` [inputs]"""
-    outputs, inputs = w.shape
-    size = grid.group_of(inputs)
-    x = w.reshape(-1, size)
-    weights = None
+    step = max(CHUNK_WEIGHTS // w.shape[1], 1)
+    counted = None
     if importance is not None:
-        weights = np.broadcast_to(importance / max(float(importance.mean()), 1e-30) + np.float32(1e-6), w.shape)
-        weights = weights.reshape(-1, size)
+        counted = importance / max(float(importance.mean()), 1e-30) + np.float32(1e-6)
+    chunks = [w[first : first + step] for first in range(0, len(w), step)]
+    parts = in_threads(lambda rows: _rows_to_nearest(rows, grid, counted), chunks)
+    q, scales, zeros = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return GroupedIntegers(grid.bits, q, scales, zeros)
+
+
+def _rows_to_nearest(
+    w: Floats, grid: IntegerGrid, importance: Floats | None
+) -> tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.uint8]]:
+    size = grid.group_of(w.shape[1])
+    x = w.reshape(-1, size)
+    weights = None if importance is None else np.broadcast_to(importance, w.shape).reshape(-1, size)
     scales, zeros = ranges(x, grid, weights)
     q = rounded(x * inverse(scales.astype(np.float32)) + zeros.astype(np.float32), 0, grid.levels)
-    shape = (outputs, inputs // size)
-    return GroupedIntegers(
-        grid.bits, q.astype(np.uint8).reshape(outputs, inputs), scales.reshape(shape), zeros.reshape(shape)
-    )
+    return q.astype(np.uint8).reshape(w.shape), scales.reshape(len(w), -1), zeros.reshape(len(w), -1)
 
 
 def packed(values: NDArray[Any], bits: int) -> NDArray[np.int32]:

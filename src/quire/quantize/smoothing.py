@@ -97,7 +97,8 @@ def smoothquant_scales(group: ScaledInputs) -> Floats:
     columns = np.max([np.abs(read_floats(part)).max(0) for part in group.parts], axis=0)
     ratio = np.maximum(group.largest, np.float32(1e-5)) / np.maximum(columns, np.float32(1e-5))
     scales: Floats = np.sqrt(ratio).astype(np.float32)
-    return scales / np.exp(np.log(scales).mean())
+    even: Floats = scales / np.exp(np.log(scales).mean())
+    return even
 
 
 class ScaledCheckpoint:
@@ -162,6 +163,7 @@ def smoothed(
     hook = InputStatistics()
     forward = eager_forward(checkpoint, max(map(len, sequences)), hook)
     total, done = sum(map(len, sequences)), 0
+    report("calibrating", 0, total)
     for batch in batches(sequences):
         forward(batch)
         done += sum(map(len, batch))
@@ -173,6 +175,7 @@ def smoothed(
             "use `--algorithm gptq`",
         )
     scales: dict[InputSource, tuple[ScaledInputs, Floats]] = {}
+    report("scaling", 0, len(groups))
     sums = dict(hook.sums)
     for index, group in enumerate(groups, 1):
         chosen = awq_scales(group, grid) if algorithm == "awq" else smoothquant_scales(group)
