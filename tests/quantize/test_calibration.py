@@ -20,7 +20,7 @@ from quire.quantize.run import QuantizeRun, write
 from quire.weights.checkpoint import open_checkpoint
 
 RNG = np.random.default_rng(3)
-IDS = [RNG.integers(3, VOCAB - 5, length).tolist() for length in (40, 25)]
+IDS = [RNG.integers(3, VOCAB - 5, length).tolist() for length in (140, 25)]  # the first is two blocks of queries
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -28,7 +28,7 @@ def test_the_forward_pass_has_the_logits_of_transformers(name: str, tmp_path: Pa
     model = write_plain(tmp_path, name)
     logits = last_states(open_checkpoint(tmp_path), IDS)
     assert isinstance(logits, EagerLogits)
-    ours = logits.rows(0, 65)
+    ours = logits.rows(0, sum(map(len, IDS)))
     with torch.no_grad():
         theirs = np.concatenate([model(torch.tensor([ids])).logits[0].numpy() for ids in IDS])
     assert np.abs(ours - theirs).max() < 2e-5 * np.abs(theirs).max()
@@ -44,11 +44,11 @@ def test_sums_are_those_of_the_inputs_of_each_layer(plain_llama: Path) -> None:
             seen.update({part.name: x for part in parts})
             return StoredWeights().weights(parts, x)
 
-    eager_forward(checkpoint, 64, Inputs())(IDS)  # type: ignore[arg-type]
+    eager_forward(checkpoint, 140, Inputs())(IDS)  # type: ignore[arg-type]
     assert importance.sums.keys() == seen.keys()
     name = "model.layers.1.mlp.down_proj.weight"
     assert np.allclose(importance.of(name), (seen[name] ** 2).mean(0), rtol=1e-4)
-    assert importance.counts[name] == 65
+    assert importance.counts[name] == 165
 
 
 def test_an_imatrix_is_written_as_llama_cpp_does_and_read_back(plain_llama: Path, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_an_imatrix_is_written_as_llama_cpp_does_and_read_back(plain_llama: Path
     assert reader.fields["imatrix.datasets"].contents() == ["ids.txt"]
     stored = {tensor.name: tensor.data for tensor in reader.tensors}
     assert stored["blk.0.attn_q.weight.in_sum2"].shape == (1, 256)
-    assert stored["blk.0.attn_q.weight.counts"].item() == 65
+    assert stored["blk.0.attn_q.weight.counts"].item() == 165
     again = read_imatrix(path, tensors)
     for name, vector in again.sums.items():
         assert np.array_equal(vector, importance.sums[name])
@@ -77,7 +77,7 @@ def test_a_model_differs_from_itself_in_nothing(plain_llama: Path) -> None:
     logits = last_states(open_checkpoint(plain_llama), IDS)
     same = compare(logits, logits, IDS)
     assert same.kl.value == same.kl_p99 == 0 and same.same_top.value == same.perplexity_ratio.value == 1
-    assert same.num_tokens == 65
+    assert same.num_tokens == 165
 
 
 def test_held_out_sequences_are_not_calibrated_with(plain_llama: Path) -> None:

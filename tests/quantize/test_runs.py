@@ -150,6 +150,16 @@ def test_a_full_disk_is_seen_before_anything_is_written(
     assert [*tmp_path.iterdir()] == []
 
 
+def test_activations_that_do_not_fit_are_refused_with_a_number_that_does(
+    plain_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.quantize.gptq_pass.available_memory", lambda: 1 << 20)
+    with pytest.raises(QuireError, match=r"GPTQ of 512 tokens needs 0\.0 GB") as caught:
+        finished(run_of(plain_llama, tmp_path / "out", "GPTQ"))
+    assert "--calibration-tokens 56" in caught.value.hint
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_an_output_is_never_overwritten(plain_llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     out.write_bytes(b"mine")

@@ -10,7 +10,7 @@ from quire.quantize.calibration import collect_importance, read_text, sequences
 from quire.quantize.gguf_metadata import gguf_architecture
 from quire.quantize.gguf_source import GGUFTensor
 from quire.quantize.gptq import GPTQOptions
-from quire.quantize.gptq_pass import GPTQPass, run_gptq
+from quire.quantize.gptq_pass import GPTQPass, check_activations, run_gptq
 from quire.quantize.imatrix import read_imatrix, write_imatrix
 from quire.quantize.methods import LINEAR_METHODS
 from quire.quantize.output import PartialOutput
@@ -64,12 +64,12 @@ def quantize(
 ) -> Outcome:
     chosen = _algorithm(run, algorithm)
     checkpoint = run.open()
-    run.plan(checkpoint)  # what cannot be written is refused before the work
+    num_weights = run.plan(checkpoint).num_weights  # what cannot be written is refused before the work
     text_needed = calibration.wanted or chosen != "nearest"
     calibrated: list[list[int]] = []
     held_out: list[list[int]] = []
     source = str(calibration.text.name) if calibration.text else "the default text"
-    measured = _measured_tokens(calibration, run.plan(checkpoint).num_weights)
+    measured = _measured_tokens(calibration, num_weights)
     if text_needed or measured:
         text = read_text(calibration.text)
         calibrated, held_out = sequences(run.source, text, calibration.length, calibration.num_tokens)
@@ -142,6 +142,7 @@ def _write_gptq(
     form, method = run.form, run.options.method
     assert form is not None
     tasks = {name: task for task in plan.tasks if task.type == method for name in task.published}
+    check_activations(checkpoint, sum(map(len, calibrated)))
 
     def first(output: PartialOutput, there: set[str]) -> None:
         hook = GPTQPass(tasks, form, options, output, there, report)

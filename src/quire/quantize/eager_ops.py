@@ -7,7 +7,7 @@ KV cache: keys and values live as long as their layer."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from quire.quantize.routing import routed
 from quire.quantize.threads import in_threads, row_spans
 
 MAX_LOGIT_ROWS = 256  # computed at once
+QUERY_BLOCK = 128  # queries whose scores are computed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,26 +309,34 @@ class _AttentionHeads:
         queries = q.reshape(length, -1, self.head_dim).swapaxes(0, 1)
         keys = k.reshape(length, -1, self.head_dim).swapaxes(0, 1)
         values = v.reshape(length, len(keys), -1).swapaxes(0, 1)
-        distance = np.arange(length)[:, None] - np.arange(length)
-        hidden = (distance < 0) | ((distance >= self.window) if self.window else False)
         shared = len(queries) // len(keys)
         out = np.empty((length, len(queries), values.shape[2]), np.float32)
-        for head, query in enumerate(queries):
-            scores = (query @ keys[head // shared].T) * np.float32(self.scale)
-            if self.softcap:
-                scores = np.float32(self.softcap) * np.tanh(scores / np.float32(self.softcap))
-            if self.slopes is not None:
-                scores -= self.slopes[head] * distance.astype(np.float32)
-            scores[hidden] = -np.inf
-            highest = scores.max(1, keepdims=True)
-            if self.sinks is not None:
-                highest = np.maximum(highest, self.sinks[head])
-            np.exp(np.subtract(scores, highest, out=scores), out=scores)
-            total = scores.sum(1, keepdims=True)
-            if self.sinks is not None:
-                total += np.exp(self.sinks[head] - highest)
-            out[:, head] = (scores @ values[head // shared]) / total
+        for first in range(0, length, QUERY_BLOCK):
+            last = min(first + QUERY_BLOCK, length)  # no query sees what follows
+            distance = np.arange(first, last)[:, None] - np.arange(last)
+            hidden = (distance < 0) | ((distance >= self.window) if self.window else False)
+            for head, query in enumerate(queries):
+                scores = query[first:last] @ keys[head // shared, :last].T
+                out[first:last, head] = self._softmax(scores, head, distance, hidden) @ values[head // shared, :last]
         return out.reshape(length, -1)
+
+    def _softmax(self, scores: Floats, head: int, distance: NDArray[Any], hidden: NDArray[np.bool_]) -> Floats:
+        """In place."""
+        scores *= np.float32(self.scale)
+        if self.softcap:
+            scores = np.float32(self.softcap) * np.tanh(scores / np.float32(self.softcap))
+        if self.slopes is not None:
+            scores -= self.slopes[head] * distance.astype(np.float32)
+        scores[hidden] = -np.inf
+        highest = scores.max(1, keepdims=True)
+        if self.sinks is not None:
+            highest = np.maximum(highest, self.sinks[head])
+        np.exp(np.subtract(scores, highest, out=scores), out=scores)
+        total = scores.sum(1, keepdims=True)
+        if self.sinks is not None:
+            total += np.exp(self.sinks[head] - highest)
+        scores /= total
+        return scores
 
 
 def _sigmoid(x: Floats) -> Floats:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from quire.core.errors import DoesNotFit
 from quire.ops.dequantize import dequantize
+from quire.ops.opset import Keep
 from quire.ops.tensors import StoredTensor
-from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_model import eager_forward, linear_layers
 from quire.quantize.eager_ops import InputSource
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gptq import GPTQOptions, gptq, second_moments
@@ -15,11 +17,14 @@ from quire.quantize.huggingface_plan import linear_pieces
 from quire.quantize.linear_formats import LinearFormat
 from quire.quantize.output import PartialOutput
 from quire.quantize.plan import Task
+from quire.runtime.available_memory import available_memory
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 from quire.weights.formats import FORMATS
 from quire.weights.raw import RawTensors
 from quire.weights.safetensors import SafetensorsFile
+
+ACTIVATION_COPIES = 3  # inputs and outputs of the widest layer, and what is computed of them
 
 Report = Callable[[str, float, float], None]
 
@@ -89,6 +94,17 @@ class GPTQPass:
 def _partial_tensors(folder: Path, names: set[str]) -> RawTensors:
     files = [SafetensorsFile(path) for path in sorted(folder.glob("*.safetensors"))]
     return RawTensors(folder, {name: file for file in files for name in file.entries if name in names})
+
+
+def check_activations(checkpoint: Checkpoint, num_tokens: int) -> None:
+    """Raises where the activations of all tokens at once do not fit in memory."""
+    widest = max(sum(use.shape) for use in linear_layers(checkpoint).values() if use.keep is Keep.NOTHING)
+    needed, free = 4 * ACTIVATION_COPIES * widest * num_tokens, available_memory()
+    if needed > free:
+        raise DoesNotFit(
+            f"GPTQ of {num_tokens} tokens needs {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free",
+            f"use `--calibration-tokens {num_tokens * free // needed // 2}`",
+        )
 
 
 def run_gptq(checkpoint: Checkpoint, hook: GPTQPass, all_sequences: Sequence[Sequence[int]]) -> None:
