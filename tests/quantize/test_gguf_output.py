@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from quantize.plain_models import FAMILIES, write_plain
+from quire.core.errors import QuireError
 from quire.ops.dequantize import dequantize
 from quire.quantize.command import CalibrationOptions, quantize
 from quire.quantize.file_types import FileTypeContext, tensor_type
@@ -106,3 +107,53 @@ def test_q4_k_m_of_32_layers_has_the_types_that_llama_cpp_gives() -> None:
     assert tensor_type("Q2_K", "blk.9.attn_v.weight", (1024, 4096), context) == "Q4_K"
     assert tensor_type("Q3_K_M", "blk.1.attn_v.weight", (1024, 4096), context) == "Q5_K"
     assert tensor_type("Q4_K_M", "blk.1.ffn_gate_inp.weight", (8, 4096), context) == "F32"
+
+
+def sentencepiece_tokenizer(folder: Path) -> None:
+    """BPE over characters with bytes to fall back on, as Llama 2 and Gemma have it."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    merges = [("▁", "h"), ("e", "l"), ("▁h", "el"), ("l", "o"), ("▁hel", "lo"), ("▁", "w"), ("o", "r")]
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"helowrd"]
+    vocab = {piece: index for index, piece in enumerate([*pieces, *(a + b for a, b in merges)])}
+    backend = Backend(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    wrapped.save_pretrained(folder)
+
+
+def test_a_sentencepiece_tokenizer_goes_to_gguf_and_back(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    write_plain(source)
+    for file in source.glob("*token*"):
+        file.unlink()
+    (source / "chat_template.jinja").unlink(missing_ok=True)
+    sentencepiece_tokenizer(source)
+    file = converted(source, tmp_path / "model.gguf", "F16")
+    folder = converted(file, tmp_path / "folder", "F16")
+    assert gguf.GGUFReader(file).fields["tokenizer.ggml.model"].contents() == "llama"
+    old, new, back = (Tokenizer.load(path) for path in (source, file, folder))
+    for text in ("hello world", "hell  or \n low</s>ed", "naïve"):
+        assert old.encode(text) == new.encode(text) == back.encode(text), text
+        assert back.decode(back.encode(text)) == old.decode(old.encode(text))
+
+
+def test_a_tokenizer_that_gguf_cannot_say_is_refused(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import pre_tokenizers
+
+    source = tmp_path / "model"
+    write_plain(source)
+    backend = Backend.from_file(str(source / "tokenizer.json"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("q", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.save(str(source / "tokenizer.json"))
+    with pytest.raises(QuireError, match="the pre-tokenizer is none that GGUF has a name for"):
+        converted(source, tmp_path / "out.gguf", "F16")
