@@ -17,7 +17,7 @@ from quire.weights.gguf.architecture import GGUFArchitecture
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.names import TensorName, find_architecture, translate_name
 from quire.weights.gguf.splits import all_splits
-from quire.weights.gguf.tensors import half_split_order, read_directory, stored_tensor
+from quire.weights.gguf.tensors import TensorEntry, half_split_order, read_directory, stored_tensor
 
 NOT_CONVERTED = re.compile(r".*rotary_emb\.inv_freq|.*\.attention\.(bias|masked_bias)|.*\.attn\.(bias|masked_bias)")
 
@@ -57,8 +57,8 @@ def of_gguf(path: Path) -> tuple[GGUFFile, list[GGUFTensor]]:
             experts = range(entry.shape[0]) if translated and "{}" in translated.name else (0,)
             published = tuple(translated.name.format(index) for index in experts) if translated else ()
 
-            def parts(split: GGUFFile = split, name: str = name) -> list[StoredTensor]:
-                return [stored_tensor(split, read_directory(split)[name])]
+            def parts(split: GGUFFile = split, entry: TensorEntry = entry) -> list[StoredTensor]:
+                return [stored_tensor(split, entry)]
 
             tensors.append(GGUFTensor(name, published, entry.shape, parts, entry.type.name))
     return first, tensors
