@@ -18,7 +18,7 @@ from quire.quantize.gguf_metadata import check_metadata, gguf_architecture, meta
 from quire.quantize.gguf_source import GGUFTensor
 from quire.quantize.gguf_tokenizer import tokenizer_keys
 from quire.quantize.gguf_types import ENCODERS
-from quire.quantize.plan import Floats, Importance, QuantizeError, QuantizeOptions, Task, WritePlan, count
+from quire.quantize.plan import Floats, Importance, QuantizeOptions, Task, WritePlan, count
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
@@ -159,6 +159,3 @@ def stored_as(name: str, values: Floats, kind: str, importance: Floats | None = 
 def is_quantized(path: Path) -> bool:
     """Whether a GGUF file has other types than floats."""
     return any(tensor.type not in FLOATS for tensor in gguf_source.of_gguf(path)[1])
-
-
-__all__ = ["QuantizeError", "encode_rows", "is_quantized", "plan_gguf", "stored_as"]

@@ -11,7 +11,7 @@ from quire.quantize.huggingface_plan import plan_huggingface
 from quire.quantize.linear_formats import LinearFormat
 from quire.quantize.merged import merged
 from quire.quantize.methods import LINEAR_METHODS, PLAIN, FormatOptions, linear_format
-from quire.quantize.output import OutputError, PartialOutput, check_free
+from quire.quantize.output import PartialOutput, check_free
 from quire.quantize.plan import Importance, QuantizeError, QuantizeOptions, Task, WritePlan, source_state
 from quire.runtime.available_memory import available_memory
 from quire.weights.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
@@ -137,6 +137,3 @@ def _check_memory(plan: WritePlan) -> None:
             f"{free / 1e9:.1f} GB are free",
             "stop other programs",
         )
-
-
-__all__ = ["OutputError", "QuantizeRun", "Report", "Written", "write"]
