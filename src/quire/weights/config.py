@@ -142,6 +142,11 @@ class CheckpointConfig:
         return value
 
     @property
+    def values(self) -> Mapping[builtins.str, Any]:
+        """All keys, for those who write them again."""
+        return self._values
+
+    @property
     def architecture(self) -> builtins.str:
         """Such as "LlamaForCausalLM", under the name it has in the tables of models."""
         names = self._values.get("architectures")

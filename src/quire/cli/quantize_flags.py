@@ -1,0 +1,105 @@
+"""The flags of `quire quantize`, and what they ask for."""
+
+import argparse
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.cli.parser import Parser, UsageError
+
+if TYPE_CHECKING:
+    from quire.quantize.command import CalibrationOptions
+    from quire.quantize.run import QuantizeRun
+
+TABLE_METHODS = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,Q4_0,Q3_K_M,Q2_K"
+
+
+def add_flags(parser: Parser) -> None:
+    add = parser.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a directory, a GGUF file or a hub repository")
+    add("out", nargs="?", metavar="OUT", help="a folder, or a file that ends in .gguf")
+    add("--method", metavar="NAME", help="such as Q4_K_M, W4A16, FP8_DYNAMIC, NF4: see --list")
+    add(
+        "--algorithm",
+        choices=("nearest", "gptq", "awq", "smoothquant"),
+        help="how weights are rounded (default: the method's own)",
+    )
+    add("--calibrate", nargs="?", const="", metavar="FILE", help="weigh errors by the inputs that a text gives")
+    add("--calibration-tokens", type=int, default=16384, metavar="N", help="of the text (default: 16384)")
+    add("--sequence-length", type=int, default=512, metavar="N", help="tokens of a sequence (default: 512)")
+    add("--imatrix", metavar="FILE", help="importance of inputs, as llama.cpp keeps it")
+    add("--save-imatrix", metavar="FILE", help="write the importance of inputs there")
+    add("--bits", type=int, metavar="N", help="of GPTQ: 2, 3, 4 or 8")
+    add("--group-size", type=int, metavar="N", help="weights that share a scale; -1: a whole row")
+    add("--symmetric", action=argparse.BooleanOptionalAction, default=None, help="without zero points")
+    add("--act-order", action="store_true", help="of GPTQ: the inputs that matter most first")
+    add("--damping", type=float, default=0.01, metavar="X", help="of GPTQ's second moments (default: 0.01)")
+    add("--double-quantization", action=argparse.BooleanOptionalAction, default=True, help="of NF4's and FP4's scales")
+    add("--ignore", action="append", default=[], metavar="REGEX", help="names of weights that stay as they are")
+    add("--dtype", choices=("F32", "F16", "BF16"), help="of quantized tensors that the output has in floats")
+    add("--pure", action="store_true", help="of GGUF: one type for all matrices")
+    add("--output-tensor-type", metavar="TYPE", help="of GGUF: the type of the head")
+    add("--token-embedding-type", metavar="TYPE", help="of GGUF: the type of the embedding table")
+    add("--lora", metavar="PATH", help="an adapter to merge first")
+    add("--requantize", "--allow-requantize", action="store_true", help="even if the model is quantized already")
+    add("--report-tokens", type=int, metavar="N", help="to measure the quality on (default: 1024); 0: do not")
+    add("--table", action="store_true", help="compare methods on MODEL, without an output")
+    add("--methods", default=TABLE_METHODS, metavar="LIST", help=f"of --table (default: {TABLE_METHODS})")
+    add("--list", action="store_true", help="list the methods")
+    add("--json", action="store_true", help="one JSON object")
+    add("-q", "--quiet", action="store_true", help="show no progress")
+
+
+def make_run(arguments: Namespace, source: Path, out: Path, method: str) -> "QuantizeRun":
+    from quire.quantize.methods import FormatOptions, method_name
+    from quire.quantize.plan import QuantizeOptions
+    from quire.quantize.run import QuantizeRun
+
+    options = QuantizeOptions(
+        method=method_name(method),
+        ignore=tuple(map(_regex, arguments.ignore)),
+        dtype=arguments.dtype,
+        pure=arguments.pure,
+        head_type=_gguf_type(arguments.output_tensor_type, "--output-tensor-type"),
+        table_type=_gguf_type(arguments.token_embedding_type, "--token-embedding-type"),
+        requantize=arguments.requantize,
+        lora=arguments.lora,
+    )
+    formats = FormatOptions(
+        arguments.bits, arguments.group_size, arguments.symmetric, arguments.act_order, arguments.double_quantization
+    )
+    return QuantizeRun(source, out, options, formats)
+
+
+def calibration_options(arguments: Namespace) -> "CalibrationOptions":
+    from quire.quantize.command import CalibrationOptions
+
+    for flag, least in (("calibration_tokens", 64), ("sequence_length", 16)):
+        if (value := getattr(arguments, flag)) < least:
+            raise UsageError(f"--{flag.replace('_', '-')} is {value}", f"give {least} or more")
+    return CalibrationOptions(
+        wanted=arguments.calibrate is not None or arguments.save_imatrix is not None,
+        text=Path(arguments.calibrate) if arguments.calibrate else None,
+        num_tokens=arguments.calibration_tokens,
+        length=arguments.sequence_length,
+        imatrix=Path(arguments.imatrix) if arguments.imatrix else None,
+        save_imatrix=Path(arguments.save_imatrix) if arguments.save_imatrix else None,
+        measured_tokens=arguments.report_tokens,
+    )
+
+
+def _regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--ignore {pattern} is no regex: {error}", "`lm_head` or `layers.0.` are") from error
+    return pattern
+
+
+def _gguf_type(name: str | None, flag: str) -> str | None:
+    from quire.quantize.gguf_types import ENCODERS
+
+    if name is None or name.upper() in ENCODERS:
+        return name.upper() if name else None
+    raise UsageError(f"{flag} is {name}", f"use one of {', '.join(ENCODERS)}")

@@ -1,0 +1,1 @@
+"""Writers of quantized checkpoints: the twins of the readers in weights/."""

@@ -1,0 +1,122 @@
+"""Texts become token sequences, and a forward pass over them tells how large the inputs of each linear layer are."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from quire.ops.tensors import StoredTensor
+from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_ops import InputSource
+from quire.quantize.floats import Floats, read_floats
+from quire.quantize.plan import Importance, QuantizeError
+from quire.text.tokenizers.tokenizer import Tokenizer
+from quire.weights.checkpoint import Checkpoint
+
+BATCH_TOKENS = 4096  # computed at once
+MIN_TOKENS = 64
+HELD_OUT = 10  # the last tenth of the text is kept for measuring
+MAX_TEXT_BYTES = 64 << 20
+CHARACTERS_A_TOKEN = 6  # of a long text, kept for each token that is needed
+HELD_OUT_TOKENS = 8192
+WINDOWS = 32
+
+Report = Callable[[str, float, float], None]
+
+
+def default_text() -> str:
+    """Python's own reference, which comes with it: English and code."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def read_text(path: Path | None) -> str:
+    """None: the default text."""
+    if path is None:
+        return default_text()
+    try:
+        if (size := path.stat().st_size) > MAX_TEXT_BYTES:
+            raise QuantizeError(f"{path} has {size} bytes, and {MAX_TEXT_BYTES} are read at most", "cut it")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise QuantizeError(f"{path} cannot be read: {error.strerror}", "name a text file") from error
+    except UnicodeDecodeError as error:
+        raise QuantizeError(f"{path} is not UTF-8: {error.reason}", "convert it, with iconv say") from error
+    if not text.strip():
+        raise QuantizeError(f"{path} is empty", "name a file with some pages of text like what the model will see")
+    return text
+
+
+def sequences(model: Path, text: str, length: int, num_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+    """-> sequences of `length` tokens to calibrate with, about `num_tokens` in all and spread over the text, and those
+    of its last tenth, which are held out."""
+    tokenizer = Tokenizer.load(model)
+    cut = len(text) - len(text) // HELD_OUT
+    used = _sequences(tokenizer, _spread(text[:cut], CHARACTERS_A_TOKEN * num_tokens), length)
+    held_out = _sequences(tokenizer, _spread(text[cut:], CHARACTERS_A_TOKEN * HELD_OUT_TOKENS), length)
+    if (count := sum(map(len, used))) < MIN_TOKENS:
+        raise QuantizeError(
+            f"the calibration text has {count} tokens, and {MIN_TOKENS} are the least", "give some pages"
+        )
+    wanted = max(num_tokens // len(used[0]), 1)
+    step = max(len(used) // wanted, 1)
+    return used[::step][:wanted], held_out
+
+
+def _sequences(tokenizer: Tokenizer, text: str, length: int) -> list[list[int]]:
+    """Of one length, which is less than `length` where the text is short; each begins as the model expects."""
+    bos = tokenizer.bos_id
+    prefix = [bos] if bos is not None and tokenizer.encode("a")[:1] == [bos] else []
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    size = max(min(length - len(prefix), len(ids)), 1)
+    return [prefix + ids[first : first + size] for first in range(0, len(ids) - size + 1, size)]
+
+
+def _spread(text: str, limit: int) -> str:
+    """At most `limit` characters, from all over the text: what is not needed is not tokenized."""
+    if len(text) <= limit:
+        return text
+    window, kept = len(text) // WINDOWS, limit // WINDOWS
+    return "".join(text[first : first + kept] for first in range(0, len(text) - window + 1, window))
+
+
+class ImportanceSums:
+    """A hook that sums the squares of the inputs of every linear layer."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Floats] = {}
+        self.counts: dict[str, int] = {}
+
+    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
+        squares = np.einsum("ij,ij->j", x, x) if len(x) else np.zeros(x.shape[1], np.float32)
+        for part in parts:
+            self.sums[part.name] = self.sums.get(part.name, np.float32(0)) + squares
+            self.counts[part.name] = self.counts.get(part.name, 0) + len(x)
+        return [read_floats(part) for part in parts]
+
+
+def batches(all_sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    batch: list[Sequence[int]] = []
+    for sequence in all_sequences:
+        batch.append(sequence)
+        if sum(map(len, batch)) >= BATCH_TOKENS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def collect_importance(
+    checkpoint: Checkpoint, all_sequences: Sequence[Sequence[int]], source: str, report: Report
+) -> Importance:
+    hook = ImportanceSums()
+    forward = eager_forward(checkpoint, max(map(len, all_sequences)), hook)
+    total, done = sum(map(len, all_sequences)), 0
+    report("calibrating", 0, total)
+    for batch in batches(all_sequences):
+        forward(batch)
+        checkpoint.drop_pages()
+        done += sum(map(len, batch))
+        report("calibrating", done, total)
+    return Importance(hook.sums, hook.counts, source)

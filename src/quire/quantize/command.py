@@ -1,0 +1,225 @@
+"""What `quire quantize` does: calibrate, write, measure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from quire.quantize import gguf_source, quality
+from quire.quantize.calibration import collect_importance, read_text, sequences
+from quire.quantize.gguf_metadata import gguf_architecture
+from quire.quantize.gguf_source import GGUFTensor
+from quire.quantize.gptq import GPTQOptions
+from quire.quantize.gptq_pass import GPTQPass, check_activations, run_gptq
+from quire.quantize.imatrix import read_imatrix, write_imatrix
+from quire.quantize.methods import LINEAR_METHODS
+from quire.quantize.output import PartialOutput
+from quire.quantize.plan import Importance, QuantizeError, WritePlan
+from quire.quantize.quality import Quality
+from quire.quantize.run import QuantizeRun, Report, Written, write
+from quire.quantize.smoothing import smoothed
+from quire.weights.checkpoint import Checkpoint, open_checkpoint
+
+SMOOTHING = ("awq", "smoothquant")
+MEASURED_WEIGHTS = 2 * 10**9  # larger models are measured only when asked to
+DEFAULT_MEASURED_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationOptions:
+    """`text`: a file; None: the default text. `wanted`: whether the command line asks for a calibration at all."""
+
+    wanted: bool = False
+    text: Path | None = None
+    num_tokens: int = 16384
+    length: int = 512
+    imatrix: Path | None = None
+    save_imatrix: Path | None = None
+    measured_tokens: int | None = None  # None: DEFAULT_MEASURED_TOKENS, unless the model is large
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    written: Written
+    quality: Quality | None
+    losses: dict[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        plan = self.written.plan
+        return {
+            "output": str(plan.out),
+            "bytes": plan.nbytes,
+            "bits_per_weight": round(plan.bits_a_weight, 4),
+            "types": {kind: {"tensors": t, "weights": w} for kind, (t, w) in plan.types().items()},
+            "resumed_tensors": self.written.resumed,
+            "quality": None if self.quality is None else self.quality.as_json(),
+            "losses": self.losses,
+            "notes": [*plan.notes, *self.notes],
+        }
+
+
+def quantize(
+    run: QuantizeRun, calibration: CalibrationOptions, algorithm: str | None, options: GPTQOptions, report: Report
+) -> Outcome:
+    chosen = _algorithm(run, algorithm)
+    checkpoint = run.open()
+    num_weights = run.plan(checkpoint).num_weights  # what cannot be written is refused before the work
+    text_needed = calibration.wanted or chosen != "nearest"
+    calibrated: list[list[int]] = []
+    held_out: list[list[int]] = []
+    source = str(calibration.text.name) if calibration.text else "the default text"
+    measured = _measured_tokens(calibration, num_weights)
+    if text_needed or measured:
+        text = read_text(calibration.text)
+        calibrated, held_out = sequences(run.source, text, calibration.length, calibration.num_tokens)
+    if chosen not in SMOOTHING:
+        run = replace(run, importance=_importance(run, checkpoint, calibration, chosen, calibrated, source, report))
+    notes: list[str] = []
+    losses: dict[str, float] = {}
+    written = _write(run, chosen, checkpoint, options, calibrated, source, report, notes, losses)
+    result = _measure(checkpoint, run.out, held_out, measured, report) if measured else None
+    return Outcome(written, result, losses, notes)
+
+
+def _algorithm(run: QuantizeRun, algorithm: str | None) -> str:
+    method = run.options.method
+    default = LINEAR_METHODS[method].algorithm if method in LINEAR_METHODS else "nearest"
+    chosen = algorithm or default
+    if chosen != "nearest" and (run.form is None or run.form.grid is None):
+        known = [name for name, row in LINEAR_METHODS.items() if "symmetric" in row.options]
+        raise QuantizeError(
+            f"--algorithm {chosen} is for integers, and {method} has none", f"use one of {', '.join(known)}, W8A8, AWQ"
+        )
+    if run.formats.act_order and chosen != "gptq":
+        raise QuantizeError("--act-order is an order of GPTQ", "add `--algorithm gptq`")
+    return chosen
+
+
+def _importance(
+    run: QuantizeRun, checkpoint: Checkpoint, calibration: CalibrationOptions, algorithm: str,
+    calibrated: Sequence[Sequence[int]], source: str, report: Report,
+) -> Importance:  # fmt: skip
+    if calibration.imatrix is not None:
+        return read_imatrix(calibration.imatrix, gguf_tensors(run.source, checkpoint))
+    if not calibration.wanted or algorithm == "gptq":
+        return Importance()
+    importance = collect_importance(checkpoint, calibrated, source, report)
+    if calibration.save_imatrix is not None:
+        tensors = gguf_tensors(run.source, checkpoint)
+        write_imatrix(calibration.save_imatrix, importance, tensors, len(calibrated), calibration.length)
+    return importance
+
+
+def gguf_tensors(source: Path, checkpoint: Checkpoint) -> list[GGUFTensor]:
+    """The model's tensors under their names in GGUF."""
+    if not checkpoint.path.is_dir():
+        return gguf_source.of_gguf(checkpoint.path)[1]
+    return gguf_source.of_checkpoint(checkpoint, gguf_architecture(checkpoint.config)[1])
+
+
+def _write(
+    run: QuantizeRun, algorithm: str, checkpoint: Checkpoint, options: GPTQOptions, calibrated: list[list[int]],
+    source: str, report: Report, notes: list[str], losses: dict[str, float],
+) -> Written:  # fmt: skip
+    weights: Checkpoint = checkpoint
+    if algorithm in SMOOTHING:
+        grid = run.form.grid if run.form is not None else None
+        assert grid is not None
+        weights, importance = smoothed(checkpoint, algorithm, grid, calibrated, source, report)
+        run = replace(run, importance=importance)
+    plan = run.plan(weights)
+    if algorithm == "gptq":
+        return _write_gptq(run, plan, checkpoint, options, calibrated, report, notes, losses)
+    notes += _unseen(plan, run.importance)
+    return write(plan, run.settings(), report)
+
+
+def _write_gptq(
+    run: QuantizeRun, plan: WritePlan, checkpoint: Checkpoint, options: GPTQOptions, calibrated: list[list[int]],
+    report: Report, notes: list[str], losses: dict[str, float],
+) -> Written:  # fmt: skip
+    form, method = run.form, run.options.method
+    assert form is not None
+    tasks = {name: task for task in plan.tasks if task.type == method for name in task.published}
+    check_activations(checkpoint, sum(map(len, calibrated)))
+
+    def first(output: PartialOutput, there: set[str]) -> None:
+        hook = GPTQPass(tasks, form, options, output, there, report)
+        run_gptq(checkpoint, hook, calibrated)
+        losses.update(hook.losses)
+        if hook.unseen:
+            notes.append(f"{len(hook.unseen)} layers had no inputs and are rounded to nearest: {hook.unseen[0]}, ...")
+
+    settings = {**run.settings(), "gptq": repr(options), "tokens": [sum(map(sum, calibrated)), len(calibrated)]}
+    return write(plan, settings, report, first)
+
+
+def _unseen(plan: WritePlan, importance: Importance) -> list[str]:
+    """Matrices that were quantized without the importance of their inputs."""
+    if not importance:
+        return []
+    missing = [
+        name for task in plan.tasks if len(task.outputs[0].shape) > 1 for name in task.published
+        if name in importance.counts and not importance.counts[name]
+    ]  # fmt: skip
+    return [f"{len(missing)} layers had no inputs and are rounded to nearest: {missing[0]}, ..."] if missing else []
+
+
+def _measured_tokens(calibration: CalibrationOptions, num_weights: int) -> int:
+    if calibration.measured_tokens is not None:
+        return calibration.measured_tokens
+    return DEFAULT_MEASURED_TOKENS if num_weights <= MEASURED_WEIGHTS else 0
+
+
+def _measure(original: Checkpoint, out: Path, held_out: list[list[int]], num_tokens: int, report: Report) -> Quality:
+    chosen = cut_to(held_out, num_tokens)
+    report("measuring", 0, 3)
+    first = quality.last_states(original, chosen)
+    report("measuring", 1, 3)
+    second = quality.last_states(open_checkpoint(out), chosen)
+    report("measuring", 2, 3)
+    compared = quality.compare(first, second, chosen)
+    report("measuring", 3, 3)
+    return compared
+
+
+def cut_to(held_out: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+    """The first sequences, the last of them cut, `num_tokens` in all."""
+    chosen: list[list[int]] = []
+    for sequence in held_out:
+        if (left := num_tokens - sum(map(len, chosen))) < 2:
+            break
+        chosen.append([*sequence[:left]])
+    return chosen
+
+
+class Comparison:
+    """Several methods on one model: the original's forward pass and the importance of inputs are computed once."""
+
+    def __init__(self, run: QuantizeRun, calibration: CalibrationOptions, report: Report) -> None:
+        self._calibration, self._report = calibration, report
+        self._checkpoint = run.open()
+        text = read_text(calibration.text)
+        self._calibrated, held_out = sequences(run.source, text, calibration.length, calibration.num_tokens)
+        self._measured = cut_to(held_out, calibration.measured_tokens or DEFAULT_MEASURED_TOKENS)
+        source = calibration.text.name if calibration.text else "the default text"
+        self._importance = _importance(
+            run, self._checkpoint, calibration, "nearest", self._calibrated, source, report
+        )  # fmt: skip
+        self._original = quality.last_states(self._checkpoint, self._measured)
+
+    def row(self, run: QuantizeRun, algorithm: str | None, options: GPTQOptions) -> dict[str, Any]:
+        run = replace(run, importance=self._importance)
+        chosen = _algorithm(run, algorithm if run.options.method in LINEAR_METHODS else None)
+        plan = _write(
+            run, chosen, self._checkpoint, options, self._calibrated, "text", self._report, [], {}
+        ).plan  # fmt: skip
+        states = quality.last_states(open_checkpoint(run.out), self._measured)
+        compared = quality.compare(self._original, states, self._measured)
+        return {
+            "method": run.options.method,
+            "bytes": plan.nbytes,
+            "bits_per_weight": round(plan.bits_a_weight, 4),
+            "quality": compared.as_json(),
+        }

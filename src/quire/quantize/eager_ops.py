@@ -1,0 +1,383 @@
+"""An op set that computes at once, in numpy, and shows the inputs of every matmul to a hook.
+
+Model files cannot tell it from a backend, so every family of decoders can be calibrated. Matrices stay in the mapped
+file: one at a time is read when it is multiplied, whatever the model's size. All sequences are whole, so there is no
+KV cache: keys and values live as long as their layer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.ops.opset import Activation, Keep, Routing
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.quantize.floats import Floats, read_floats
+from quire.quantize.routing import routed
+from quire.quantize.threads import in_threads, row_spans
+
+MAX_LOGIT_ROWS = 256  # computed at once
+QUERY_BLOCK = 128  # queries whose scores are computed at once
+
+
+@dataclass(frozen=True, slots=True)
+class InputSource:
+    """Where the inputs of a matmul come from, if dividing them there is exact: the weights of a norm, or the rows of a
+    linear layer that is multiplied with an activated gate."""
+
+    vectors: tuple[tuple[str, bytes], ...] = ()  # stored name, and values as the model has them
+    rows_of: str | None = None
+
+
+class MatmulHook(Protocol):
+    """Sees every linear layer with its inputs, and may give other weights in place of the stored ones."""
+
+    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
+        """The matrices [outputs, inputs] of linear layers that share the input x [rows, inputs]."""
+
+
+class StoredWeights:
+    """The hook that changes nothing."""
+
+    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
+        return [read_floats(part) for part in parts]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EagerBatch:
+    """Whole sequences, one after the other; logits of all tokens."""
+
+    ids: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    seq_starts: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, sequences: Sequence[Sequence[int]]) -> "EagerBatch":
+        lengths = [len(sequence) for sequence in sequences]
+        positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+        starts = np.cumsum([0, *lengths]).astype(np.int32)
+        return cls(np.concatenate([np.asarray(s, np.int32) for s in sequences]), positions, starts)
+
+    @property
+    def spans(self) -> list[slice]:
+        """The rows of each sequence."""
+        return [slice(first, last) for first, last in pairwise(self.seq_starts)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EagerLogits:
+    """Hidden states and the head: logits are computed a few rows at a time."""
+
+    x: Floats
+    head: Sequence[Floats]
+    bias: Floats | None
+    softcap: float
+
+    def rows(self, first: int, last: int) -> Floats:
+        logits = np.concatenate([matmul(self.x[first:last], part) for part in self.head], axis=1)
+        if self.bias is not None:
+            logits += self.bias
+        return np.float32(self.softcap) * np.tanh(logits / np.float32(self.softcap)) if self.softcap else logits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearUse:
+    """A linear layer as the model loads it."""
+
+    name: str  # of the stored weight
+    shape: tuple[int, int]
+    keep: Keep
+    expert: bool = False
+
+
+class EagerOps:
+    """`linears` lists the linear layers that were loaded, in the order of the files."""
+
+    def __init__(self, hook: MatmulHook | None = None) -> None:
+        self.hook = hook or StoredWeights()
+        self.linears: list[LinearUse] = []
+        self._vectors: dict[int, tuple[str, Floats]] = {}  # by id, which the array keeps
+        self._normal: tuple[Floats | None, InputSource | None] = (None, None)  # the last output of a norm
+        self._linear: tuple[Floats | None, str | None] = (None, None)  # that of gate and up, and the name of up
+        self._product: tuple[Floats | None, InputSource | None] = (None, None)  # of an activated gate and up
+        self._kv: tuple[int, Floats, Floats] = (-1, np.empty(0, np.float32), np.empty(0, np.float32))
+
+    # -- when a model is loaded
+
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
+    ) -> PackedWeight:
+        self.linears += [LinearUse(part.name, (part.num_rows, part.num_columns), keep) for part in parts]
+        vector = np.concatenate([self.vector(part) for part in bias]) if bias else None
+        return PackedWeight(sum(p.num_rows for p in parts), parts[0].num_columns, 0, tuple(parts), vector)
+
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
+        shape = (sum(part.num_rows for part in experts[0]), experts[0][0].num_columns)
+        self.linears += [
+            LinearUse(p.name, (p.num_rows, p.num_columns), Keep.NOTHING, True) for parts in experts for p in parts
+        ]
+        added = None
+        if biases is not None:
+            added = np.stack([np.concatenate([self.vector(part) for part in parts]) for parts in biases])
+        return PackedExperts(len(experts), *shape, 0, [tuple(parts) for parts in experts], added)
+
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        return PackedHeads(len(heads), heads[0].shape[0], heads[0].shape[1], 0, tuple(heads))
+
+    def vector(self, tensor: StoredTensor) -> Floats:
+        values = read_floats(tensor).reshape(-1)
+        self._vectors[id(values)] = (tensor.name, values)
+        return values
+
+    def table(self, tensor: StoredTensor) -> StoredTensor:
+        return tensor
+
+    def biases(self, table: Floats) -> Floats:
+        return table
+
+    def frequencies(self, inv_freq: Floats, scale: float) -> tuple[Floats, float]:
+        return inv_freq, scale
+
+    # -- in a forward pass
+
+    def embedding(self, ids: NDArray[np.int32], table: StoredTensor) -> Floats:
+        rows = ids if table.row_order is None else table.row_order[ids]
+        shape = (len(ids), table.num_columns)
+        return read_floats(replace(table, data=table.data[rows], shape=shape, row_order=None))
+
+    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
+        groups = x.reshape(len(x), -1, len(weight))
+        mean = np.mean(np.square(groups), axis=2, keepdims=True)
+        normal: Floats = (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+        self._normal = (normal, self._norm_source(x, weight))
+        return normal
+
+    def layer_norm(self, x: Floats, weight: Floats | None, bias: Floats | None, eps: float, groups: int = 1) -> Floats:
+        parts = x.reshape(len(x), groups, -1)
+        centred = parts - parts.mean(2, keepdims=True)
+        variance = np.mean(centred * centred, axis=2, keepdims=True)
+        normal: Floats = (centred / np.sqrt(variance + np.float32(eps))).reshape(x.shape)
+        if weight is not None:
+            normal *= np.tile(weight, x.shape[1] // len(weight))
+        if bias is not None:
+            normal += np.tile(bias, x.shape[1] // len(bias))
+        self._normal = (normal, self._norm_source(x, weight, *([] if bias is None else [bias])))
+        return normal
+
+    def _norm_source(self, x: Floats, *vectors: Floats | None) -> InputSource | None:
+        """None where a vector is not one of the checkpoint's, or serves several heads."""
+        stored = []
+        for vector in vectors:
+            if vector is None or id(vector) not in self._vectors or len(vector) != x.shape[1]:
+                return None
+            name, values = self._vectors[id(vector)]
+            stored.append((name, values.tobytes()))
+        return InputSource(tuple(stored))
+
+    def _source(self, x: Floats) -> InputSource | None:
+        for output, source in (self._normal, self._product):
+            if x is output:
+                return source
+        return None
+
+    def linear(self, x: Floats, w: PackedWeight) -> Floats:
+        out = np.empty((len(x), w.num_outputs), np.float32)
+        first = 0
+        for matrix in self.hook.weights(w.packed, x, self._source(x)):
+            matmul(x, matrix, out[:, first : first + len(matrix)])
+            first += len(matrix)
+        self._linear = (out, w.packed[1].name if len(w.packed) == 2 and _halves(w.packed) else None)
+        return out if w.bias is None else np.add(out, w.bias, out=out)
+
+    def linear_heads(self, x: Floats, w: PackedHeads) -> Floats:
+        heads = x.reshape(len(x), w.num_heads, w.num_inputs)
+        outs = [heads[:, index] @ read_floats(head).T for index, head in enumerate(w.packed)]
+        return np.concatenate(outs, axis=1)
+
+    def split(self, x: Floats, sizes: Sequence[int]) -> tuple[Floats, ...]:
+        return tuple(np.split(x, np.cumsum(sizes)[:-1], axis=1))
+
+    def rope_angles(self, positions: NDArray[np.int32], frequencies: tuple[Floats, float]) -> Floats:
+        inv_freq, scale = frequencies
+        angles = positions[:, None].astype(np.float32) * inv_freq
+        return np.concatenate((np.cos(angles), np.sin(angles)), axis=1) * np.float32(scale)
+
+    def rope(self, x: Floats, angles: Floats, head_dim: int) -> Floats:
+        half = angles.shape[1] // 2
+        cos, sin = angles[:, None, :half], angles[:, None, half:]
+        heads = x.reshape(len(x), -1, head_dim)
+        left, right = heads[..., :half], heads[..., half : 2 * half]
+        turned = (left * cos - right * sin, right * cos + left * sin, heads[..., 2 * half :])
+        return np.concatenate(turned, axis=2).reshape(x.shape)
+
+    def write_kv(self, k: Floats, v: Floats, batch: EagerBatch, layer: int) -> None:
+        self._kv = (layer, k, v)
+
+    def paged_attention(
+        self, q: Floats, batch: EagerBatch, layer: int, head_dim: int, scale: float, window: int = 0,
+        softcap: float = 0.0, slopes: Floats | None = None, sinks: Floats | None = None, biases: Floats | None = None,
+    ) -> Floats:  # fmt: skip
+        written, k, v = self._kv
+        assert written == layer and biases is None, "keys and values are those of the layer itself"
+        head = _AttentionHeads(head_dim, scale, window, softcap, slopes, sinks)
+        return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), batch.spans))
+
+    def write_latent(self, latent: Floats, k_rope: Floats, batch: EagerBatch, layer: int) -> None:
+        self._kv = (layer, np.concatenate((latent, k_rope), axis=1), latent)
+
+    def mla_attention(self, q_latent: Floats, q_rope: Floats, batch: EagerBatch, layer: int, scale: float) -> Floats:
+        _, k, v = self._kv
+        width, latent = k.shape[1], v.shape[1]
+        heads = q_latent.shape[1] // latent
+        parts = (q_latent.reshape(len(k), heads, latent), q_rope.reshape(len(k), heads, -1))
+        q = np.concatenate(parts, axis=2).reshape(len(k), -1)
+        head = _AttentionHeads(width, scale)
+        return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), batch.spans))
+
+    def activate(self, x: Floats, kind: Activation) -> Floats:
+        return ACTIVATIONS[kind](x)
+
+    def activate_and_mul(self, x: Floats, kind: Activation) -> Floats:
+        gate, up = np.split(x, 2, axis=1)
+        if kind is Activation.CLAMPED_SWIGLU:
+            gate = np.minimum(gate, 7)
+            return gate * _sigmoid(np.float32(1.702) * gate) * (np.clip(up, -7, 7) + 1)
+        product = ACTIVATIONS[kind](gate) * up
+        output, name = self._linear
+        self._product = (product, InputSource(rows_of=name) if output is x and name else None)
+        return product
+
+    def moe(
+        self, x: Floats, router_logits: Floats, gate_up: PackedExperts, down: PackedExperts, routing: Routing,
+        kind: Activation, correction: Floats | None = None,
+    ) -> Floats:  # fmt: skip
+        experts, shares = routed(router_logits, routing, correction)
+        source = self._source(x)
+        out = np.zeros((len(x), down.num_outputs), np.float32)
+        for expert in range(gate_up.num_experts):
+            tokens, places = np.nonzero(experts == expert)
+            # An expert without tokens is shown to the hook too, which counts it as unseen.
+            hidden = self._expert(x[tokens], gate_up, expert, source)
+            result = self._expert(self.activate_and_mul(hidden, kind), down, expert)
+            np.add.at(out, tokens, result * shares[tokens, places, None])
+        return out
+
+    def _expert(self, x: Floats, w: PackedExperts, expert: int, source: InputSource | None = None) -> Floats:
+        matrices = self.hook.weights(w.packed[expert], x, source)
+        out = np.concatenate([matmul(x, matrix) for matrix in matrices], axis=1)
+        return out if w.biases is None else out + w.biases[expert]
+
+    def mul_sigmoid(self, x: Floats, gate: Floats) -> Floats:
+        return x * _sigmoid(gate)
+
+    def scale(self, x: Floats, factor: float) -> Floats:
+        return x * np.float32(factor)
+
+    def scale_by_position(self, x: Floats, positions: NDArray[np.int32], growth: float, length: int) -> Floats:
+        return x * (1 + growth * np.log1p(positions // length))[:, None].astype(np.float32)
+
+    def clamp(self, x: Floats, limit: float) -> Floats:
+        return np.clip(x, -np.float32(limit), np.float32(limit))
+
+    def add(self, x: Floats, y: Floats) -> Floats:
+        return x + y
+
+    def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
+        return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap)
+
+
+def _halves(parts: Sequence[StoredTensor]) -> bool:
+    return parts[0].shape == parts[1].shape
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionHeads:
+    head_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    slopes: Floats | None = None
+    sinks: Floats | None = None
+
+    def attend(self, q: Floats, k: Floats, v: Floats) -> Floats:
+        """Causal attention of one sequence: q [T, heads * head_dim], k and v [T, kv_heads * ...]"""
+        length = len(q)
+        queries = q.reshape(length, -1, self.head_dim).swapaxes(0, 1)
+        keys = k.reshape(length, -1, self.head_dim).swapaxes(0, 1)
+        values = v.reshape(length, len(keys), -1).swapaxes(0, 1)
+        shared = len(queries) // len(keys)
+        out = np.empty((length, len(queries), values.shape[2]), np.float32)
+        for first in range(0, length, QUERY_BLOCK):
+            last = min(first + QUERY_BLOCK, length)  # no query sees what follows
+            distance = np.arange(first, last)[:, None] - np.arange(last)
+            hidden = (distance < 0) | ((distance >= self.window) if self.window else False)
+            for head, query in enumerate(queries):
+                scores = query[first:last] @ keys[head // shared, :last].T
+                out[first:last, head] = self._softmax(scores, head, distance, hidden) @ values[head // shared, :last]
+        return out.reshape(length, -1)
+
+    def _softmax(self, scores: Floats, head: int, distance: NDArray[Any], hidden: NDArray[np.bool_]) -> Floats:
+        """In place."""
+        scores *= np.float32(self.scale)
+        if self.softcap:
+            scores = np.float32(self.softcap) * np.tanh(scores / np.float32(self.softcap))
+        if self.slopes is not None:
+            scores -= self.slopes[head] * distance.astype(np.float32)
+        scores[hidden] = -np.inf
+        highest = scores.max(1, keepdims=True)
+        if self.sinks is not None:
+            highest = np.maximum(highest, self.sinks[head])
+        np.exp(np.subtract(scores, highest, out=scores), out=scores)
+        total = scores.sum(1, keepdims=True)
+        if self.sinks is not None:
+            total += np.exp(self.sinks[head] - highest)
+        scores /= total
+        return scores
+
+
+def _sigmoid(x: Floats) -> Floats:
+    y: Floats = np.float32(0.5) * np.tanh(x * np.float32(0.5)) + np.float32(0.5)
+    return y
+
+
+def _gelu(x: Floats) -> Floats:
+    """With Abramowitz and Stegun's 7.1.26 for erf, whose error is below 1.5e-7."""
+    z = np.abs(x) * np.float32(0.70710678)
+    t = 1 / (1 + np.float32(0.3275911) * z)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    erf = np.sign(x) * (1 - series * np.exp(-z * z))
+    y: Floats = (np.float32(0.5) * x * (1 + erf)).astype(np.float32)
+    return y
+
+
+def _gelu_tanh(x: Floats) -> Floats:
+    inner = np.float32(0.79788456) * (x + np.float32(0.044715) * x * x * x)
+    y: Floats = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return y
+
+
+ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {
+    Activation.SILU: lambda x: x * _sigmoid(x),
+    Activation.GELU: _gelu,
+    Activation.GELU_TANH: _gelu_tanh,
+    Activation.RELU: lambda x: np.maximum(x, 0),
+    Activation.RELU_SQUARED: lambda x: np.square(np.maximum(x, 0)),
+    Activation.QUICK_GELU: lambda x: x * _sigmoid(np.float32(1.702) * x),
+    Activation.TANH: np.tanh,
+    Activation.ELU: lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+}
+
+
+def matmul(x: Floats, matrix: Floats, out: Floats | None = None) -> Floats:
+    """x @ matrix.T, its rows divided among threads."""
+    result = np.empty((len(x), len(matrix)), np.float32) if out is None else out
+
+    def multiply(span: slice) -> None:
+        result[span] = x[span] @ matrix.T
+
+    in_threads(multiply, row_spans(len(x)))
+    return result

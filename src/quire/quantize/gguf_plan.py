@@ -1,0 +1,161 @@
+"""A GGUF file: the type of every tensor, its keys, and how its blocks are made."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.ops.native.cpus import compute_threads
+from quire.ops.tensors import GGUF_TYPES, StoredTensor, stored_floats
+from quire.quantize import gguf_source
+from quire.quantize.file_types import FILE_TYPES, FileTypeContext, tensor_type
+from quire.quantize.gguf_files import encoded, gguf_layout, planned, stored_keys
+from quire.quantize.gguf_metadata import check_metadata, gguf_architecture, metadata_of, rope_freqs
+from quire.quantize.gguf_source import GGUFTensor
+from quire.quantize.gguf_tokenizer import tokenizer_keys
+from quire.quantize.gguf_types import ENCODERS
+from quire.quantize.plan import Floats, Importance, QuantizeOptions, Task, WritePlan, count
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+QUANTIZATION_VERSION = 2
+READ_WEIGHTS = 1 << 22  # read as fp32 at once
+ENCODE_WEIGHTS = 1 << 17  # encoded at once on one thread
+WRITTEN_ANEW = re.compile(r"general\.(file_type|quantization_version)|split\..*|quantize\.imatrix\..*")
+FLOATS = ("F32", "F16", "BF16")
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def plan_gguf(
+    checkpoint: Checkpoint, is_gguf: bool, out: Path, options: QuantizeOptions, importance: Importance
+) -> WritePlan:
+    """`is_gguf`: whether the source is a GGUF file, whose keys are kept as they are."""
+    config, method = checkpoint.config, options.method
+    if is_gguf:
+        gguf, tensors = gguf_source.of_gguf(checkpoint.path)
+        keys = {key: value for key, value in stored_keys(gguf).items() if not WRITTEN_ANEW.fullmatch(key)}
+    else:
+        tensors, metadata = _converted(checkpoint)
+        keys = {key: encoded(value) for key, value in metadata.items()}
+    keys["general.file_type"] = encoded(FILE_TYPES[method][0])
+    keys["general.quantization_version"] = encoded(QUANTIZATION_VERSION)
+    if importance:
+        keys["quantize.imatrix.file"] = encoded(importance.source)
+        keys["quantize.imatrix.entries_count"] = encoded(len(importance.sums))
+    context = _context(config, tensors, options, bool(importance))
+    tasks = [_task(checkpoint, tensor, _type(tensor, context, options), options, importance) for tensor in tensors]
+    layout = gguf_layout(out.name, keys, [output for task in tasks for output in task.outputs])
+    notes = []
+    if fallen := [t for t in tasks if _fell_back(t, options.method)]:
+        notes.append(
+            f"{len(fallen)} of {len(tasks)} tensors have rows that are not whole blocks of 256, and get a type with "
+            "blocks of 32"
+        )
+    return WritePlan(out, [layout], tasks, None, notes)
+
+
+def _converted(checkpoint: Checkpoint) -> tuple[list[GGUFTensor], dict[str, Any]]:
+    config = checkpoint.config
+    arch, row = gguf_architecture(config)
+    tensors = gguf_source.of_checkpoint(checkpoint, row)
+    if (factors := rope_freqs(config)) is not None:
+        stored = stored_floats("rope_freqs", factors)
+        tensors.insert(0, GGUFTensor("rope_freqs.weight", ("rope_freqs",), factors.shape, lambda: [stored]))
+    metadata = metadata_of(config, arch, row)
+    metadata["general.name"] = checkpoint.path.resolve().name
+    check_metadata(config, row, metadata, {tensor.name: None for tensor in tensors})
+    return tensors, metadata | tokenizer_keys(checkpoint.path, config.int("vocab_size"))
+
+
+def _context(
+    config: CheckpointConfig, tensors: Sequence[GGUFTensor], options: QuantizeOptions, has_importance: bool
+) -> FileTypeContext:
+    heads = config.get("num_attention_heads", config.get("n_head", 1))
+    experts = next((config.int(key) for key in EXPERT_COUNTS if key in config), 0)
+    layers = {match[1] for tensor in tensors if (match := re.match(r"blk\.(\d+)\.", tensor.name))}
+    return FileTypeContext(
+        num_layers=len(layers),
+        heads_a_kv_head=int(heads) // max(int(config.get("num_key_value_heads", heads)), 1),
+        num_experts=experts,
+        has_head=any(tensor.name == "output.weight" for tensor in tensors),
+        has_importance=has_importance,
+        pure=options.pure,
+        head_type=options.head_type,
+        table_type=options.table_type,
+    )
+
+
+def _type(tensor: GGUFTensor, context: FileTypeContext, options: QuantizeOptions) -> str:
+    chosen = tensor_type(options.method, tensor.name, tensor.shape, context)
+    ignored = any(re.search(pattern, tensor.name) for pattern in options.ignore)
+    if ignored and chosen != "F32":
+        return tensor.type or "F16"
+    if chosen == "F32" and options.method != "F32" and tensor.type is not None:
+        return tensor.type  # what is not quantized stays as the file has it
+    if options.method in FLOATS and len(tensor.shape) > 1 and tensor.type is None and chosen != "F32":
+        return options.method
+    return chosen
+
+
+def _fell_back(task: Task, method: str) -> bool:
+    most = GGUF_TYPES[FILE_TYPES[method][1]]
+    return most.block == 256 and bool(task.outputs[0].shape[-1] % 256) and task.type not in FLOATS
+
+
+def _task(
+    checkpoint: Checkpoint, tensor: GGUFTensor, kind: str, options: QuantizeOptions, importance: Importance
+) -> Task:
+    copied = kind == tensor.type
+    pieces = partial(_copied, tensor) if copied else partial(_encoded, tensor, kind, importance)
+    output = planned(tensor.name, kind, tensor.shape)
+    return Task((output,), count(tensor.shape), pieces, kind, tensor.published, checkpoint.drop_pages)
+
+
+def _copied(tensor: GGUFTensor) -> Iterator[tuple[str, int, Any]]:
+    first = 0
+    for part in tensor.parts():
+        data = np.ascontiguousarray(part.data).reshape(-1)
+        yield tensor.name, first, data
+        first += data.nbytes
+
+
+def _encoded(tensor: GGUFTensor, kind: str, importance: Importance) -> Iterator[tuple[str, int, Any]]:
+    vectors = [importance.of(name) for name in tensor.published] or [None]
+    columns, first = tensor.shape[-1], 0
+    rows = max(READ_WEIGHTS // columns, 1)
+    rows_of_part = tensor.num_rows // max(len(vectors), 1)
+    done = 0
+    with ThreadPoolExecutor(compute_threads()) as pool:
+        for chunk in tensor.chunks(rows):
+            vector = vectors[min(done // max(rows_of_part, 1), len(vectors) - 1)]
+            step = max(ENCODE_WEIGHTS // columns, 1)
+            cuts = [chunk[cut : cut + step] for cut in range(0, len(chunk), step)]
+            for blocks in pool.map(partial(encode_rows, kind, vector), cuts):
+                yield tensor.name, first, blocks
+                first += blocks.nbytes
+            done += len(chunk)
+
+
+def encode_rows(kind: str, importance: Floats | None, rows: Floats) -> np.ndarray:
+    """Rows of weights as blocks of a GGUF type; `importance` [columns]."""
+    size = GGUF_TYPES[kind].block
+    weights = None
+    if importance is not None and size > 1:
+        weights = np.broadcast_to(importance, rows.shape).reshape(-1, size)
+    encode: Callable[..., Any] = ENCODERS[kind]
+    return np.asarray(encode(rows.reshape(-1, size), weights)).reshape(-1)
+
+
+def stored_as(name: str, values: Floats, kind: str, importance: Floats | None = None) -> StoredTensor:
+    """A matrix in a GGUF type, in memory."""
+    data = encode_rows(kind, importance, values).reshape(len(values), -1)
+    return StoredTensor(name, values.shape, GGUF_TYPES[kind], data)
+
+
+def is_quantized(path: Path) -> bool:
+    """Whether a GGUF file has other types than floats."""
+    return any(tensor.type not in FLOATS for tensor in gguf_source.of_gguf(path)[1])

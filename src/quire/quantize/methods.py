@@ -1,0 +1,123 @@
+"""The methods that `--method` names: GGUF types and mixes, and formats of linear layers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.core.errors import QuireError
+from quire.core.nearest import nearest
+from quire.quantize import linear_formats
+from quire.quantize.file_types import FILE_TYPES, SHORT_NAMES
+from quire.quantize.linear_formats import LinearFormat
+
+PLAIN = ("F32", "F16", "BF16")  # in either layout
+
+
+class UnknownMethod(QuireError):
+    """A method, or an option of one, that there is not."""
+
+    status, code = 400, "unknown_method"
+
+
+@dataclass(frozen=True, slots=True)
+class FormatOptions:
+    """What the command line says about a format; None: the method's own."""
+
+    bits: int | None = None
+    group_size: int | None = None
+    symmetric: bool | None = None
+    act_order: bool = False
+    double_quantization: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeMethod:
+    """A row of the table: bits that a weight takes, about, and what the method is."""
+
+    bits: float
+    about: str
+    make: Callable[[FormatOptions], LinearFormat] | None = None  # None: GGUF
+    options: tuple[str, ...] = ()  # fields of FormatOptions that it has
+    algorithm: str = "nearest"
+
+
+def _grid(options: FormatOptions, bits: int, group: int, symmetric: bool) -> tuple[int, int, bool]:
+    size = group if options.group_size is None else max(options.group_size, 0)
+    return options.bits or bits, size, symmetric if options.symmetric is None else options.symmetric
+
+
+def _weights_only(bits: int, group: int, symmetric: bool) -> Callable[[FormatOptions], LinearFormat]:
+    return lambda o: linear_formats.weights_only(*_grid(o, bits, group, symmetric), o.act_order)
+
+
+def _gptq(second: bool) -> Callable[[FormatOptions], LinearFormat]:
+    return lambda o: linear_formats.gptq(*_grid(o, 4, 128, True), second, o.act_order)
+
+
+_INTEGER = ("group_size", "symmetric", "act_order")
+
+LINEAR_METHODS: dict[str, QuantizeMethod] = {
+    "W4A16": QuantizeMethod(
+        4.13, "compressed-tensors: 4-bit integers in groups of 128", _weights_only(4, 128, True), _INTEGER
+    ),
+    "W4A16_ASYM": QuantizeMethod(4.16, "the same with zero points", _weights_only(4, 128, False), _INTEGER),
+    "W3A16": QuantizeMethod(3.13, "3-bit integers", _weights_only(3, 128, True), _INTEGER),
+    "W2A16": QuantizeMethod(2.25, "2-bit integers in groups of 64", _weights_only(2, 64, True), _INTEGER),
+    "W8A16": QuantizeMethod(8.13, "8-bit integers in groups of 128", _weights_only(8, 128, True), _INTEGER),
+    "W8A8": QuantizeMethod(8.02, "8-bit integers for weights and activations", lambda o: linear_formats.int8()),
+    "FP8": QuantizeMethod(8.0, "fp8, a scale for each tensor", lambda o: linear_formats.fp8("tensor")),
+    "FP8_DYNAMIC": QuantizeMethod(8.02, "fp8, a scale for each output", lambda o: linear_formats.fp8("channel")),
+    "FP8_BLOCK": QuantizeMethod(8.0, "fp8, a scale for 128 x 128 weights", lambda o: linear_formats.fp8("block")),
+    "GPTQ": QuantizeMethod(4.13, "GPTQ's layout, version 1", _gptq(False), ("bits", *_INTEGER), "gptq"),
+    "GPTQ_V2": QuantizeMethod(4.13, "GPTQ's layout, version 2", _gptq(True), ("bits", *_INTEGER), "gptq"),
+    "AWQ": QuantizeMethod(
+        4.16,
+        "AutoAWQ's layout: 4-bit integers with zero points",
+        lambda o: linear_formats.awq(_grid(o, 4, 128, False)[1]),
+        ("group_size",),
+        "awq",
+    ),
+    "NF4": QuantizeMethod(
+        4.13,
+        "bitsandbytes: quantiles of a normal distribution",
+        lambda o: linear_formats.four_bit_floats("nf4", o.double_quantization),
+        ("double_quantization",),
+    ),
+    "FP4": QuantizeMethod(
+        4.13,
+        "bitsandbytes: floats of 4 bits",
+        lambda o: linear_formats.four_bit_floats("fp4", o.double_quantization),
+        ("double_quantization",),
+    ),
+    "LLM_INT8": QuantizeMethod(8.02, "bitsandbytes: 8-bit integers", lambda o: linear_formats.llm_int8()),
+}
+OTHER_NAMES = {"INT8": "W8A8", "W8A8_INT8": "W8A8", "LLM.INT8": "LLM_INT8", "GPTQ_V1": "GPTQ", "MXFP4": "MXFP4_MOE"}
+OTHER_NAMES |= SHORT_NAMES
+
+
+def method_name(given: str) -> str:
+    """The name of the table, in capitals."""
+    name = given.upper().replace("-", "_")
+    name = OTHER_NAMES.get(name, name)
+    if name in FILE_TYPES or name in LINEAR_METHODS:
+        return name
+    known = [*FILE_TYPES, *LINEAR_METHODS]
+    near = nearest(name, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"the methods are {', '.join(known)}"
+    raise UnknownMethod(f"there is no method `{given}`", hint)
+
+
+def linear_format(name: str, options: FormatOptions) -> LinearFormat:
+    method = LINEAR_METHODS[name]
+    defaults = FormatOptions()
+    for field in ("bits", "group_size", "symmetric", "act_order", "double_quantization"):
+        if getattr(options, field) != getattr(defaults, field) and field not in method.options:
+            flags = ", ".join(f"--{option.replace('_', '-')}" for option in method.options) or "no such flags"
+            raise UnknownMethod(f"{name} has no --{field.replace('_', '-')}", f"it has {flags}")
+    if options.bits is not None and options.bits not in (2, 3, 4, 8):
+        raise UnknownMethod(f"--bits is {options.bits}", "GPTQ has 2, 3, 4 and 8")
+    if options.group_size is not None and options.group_size > 0 and options.group_size % 32:
+        raise UnknownMethod(
+            f"--group-size is {options.group_size}", "give a multiple of 32, or -1 for one group of a whole row"
+        )
+    assert method.make is not None
+    return method.make(options)

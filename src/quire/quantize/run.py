@@ -1,0 +1,139 @@
+"""A run: the plan is made and checked, then written task by task."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import DoesNotFit
+from quire.quantize.gguf_plan import is_quantized, plan_gguf
+from quire.quantize.huggingface_plan import plan_huggingface
+from quire.quantize.linear_formats import LinearFormat
+from quire.quantize.merged import merged
+from quire.quantize.methods import LINEAR_METHODS, PLAIN, FormatOptions, linear_format
+from quire.quantize.output import PartialOutput, check_free
+from quire.quantize.plan import Importance, QuantizeError, QuantizeOptions, Task, WritePlan, source_state
+from quire.runtime.available_memory import available_memory
+from quire.weights.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from quire.weights.formats import stored_format
+
+WORKING_COPIES = 8  # of a tensor as fp32, at most, while it is encoded
+CHUNKED_WEIGHTS = 1 << 24  # a GGUF tensor is encoded at most so many weights at a time
+
+Report = Callable[[str, float, float], None]  # (phase, done, of): called often
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeRun:
+    """`source`: a directory or a GGUF file."""
+
+    source: Path
+    out: Path
+    options: QuantizeOptions
+    formats: FormatOptions = field(default_factory=FormatOptions)
+    importance: Importance = field(default_factory=Importance)
+
+    @property
+    def to_gguf(self) -> bool:
+        return self.out.suffix == ".gguf"
+
+    @property
+    def form(self) -> LinearFormat | None:
+        """Of linear layers in Hugging Face's layout; None for plain conversions and GGUF."""
+        method = self.options.method
+        return linear_format(method, self.formats) if method in LINEAR_METHODS else None
+
+    def open(self) -> Checkpoint:
+        checkpoint = open_checkpoint(self.source)
+        return merged(checkpoint, Path(self.options.lora)) if self.options.lora else checkpoint
+
+    def plan(self, checkpoint: Checkpoint) -> WritePlan:
+        self._check()
+        check_free(self.out, self.source)
+        from_gguf = not find_checkpoint(self.source).is_dir()
+        if self.to_gguf:
+            copies_keys = from_gguf and not self.options.lora
+            if from_gguf and self.options.lora:
+                raise QuantizeError(
+                    "an adapter is merged into a GGUF file by way of Hugging Face's layout",
+                    "first `--method F16` with --lora into a folder, then quantize that",
+                )
+            return plan_gguf(checkpoint, copies_keys, self.out, self.options, self.importance)
+        return plan_huggingface(checkpoint, self.out, self.options, self.form, self.importance)
+
+    def _check(self) -> None:
+        method, source = self.options.method, find_checkpoint(self.source)
+        if method in LINEAR_METHODS and self.to_gguf:
+            raise QuantizeError(f"{method} is written to a folder, and {self.out} is a file", "leave out `.gguf`")
+        if method not in LINEAR_METHODS and method not in PLAIN and not self.to_gguf:
+            raise QuantizeError(f"{method} is a type of GGUF", f"name a file: {self.out}.gguf")
+        if self.options.requantize or method in PLAIN:
+            return
+        if source.is_dir():
+            stored = stored_format(open_checkpoint(source).config, source)
+        else:
+            stored = "GGUF types" if is_quantized(source) else ""
+        if stored:
+            raise QuantizeError(
+                f"{source.name} is quantized already ({stored}): what that lost is lost, and this loses more",
+                "quantize the original, or add --requantize",
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """All that the bytes depend on, for resuming."""
+        vectors = {name: float(vector.sum()) for name, vector in self.importance.sums.items()}
+        return {
+            "source": source_state(find_checkpoint(self.source)),
+            "options": repr(self.options),
+            "formats": repr(self.formats),
+            "importance": vectors,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    plan: WritePlan
+    resumed: int  # tasks that an earlier run had done
+
+
+def write(
+    plan: WritePlan,
+    settings: Mapping[str, Any],
+    report: Report,
+    first: Callable[[PartialOutput, set[str]], None] | None = None,
+) -> Written:
+    """`first` writes tasks of its own, such as those that need a forward pass; it is told which tensors are there."""
+    _check_memory(plan)
+    output = PartialOutput(plan.out, plan.files, plan.small)
+    try:
+        there = output.begin(settings)
+        resumed = sum(task.is_in(there) for task in plan.tasks)
+        if first is not None:
+            first(output, there)
+        done = 0
+        report("writing", 0, plan.num_weights)
+        for task in plan.tasks:
+            if not task.is_in(there):
+                output.write(task.pieces)
+                if task.finish is not None:
+                    task.finish()
+            done += task.num_weights
+            report("writing", done, plan.num_weights)
+        output.finish()
+    finally:
+        output.close()
+    return Written(plan, resumed)
+
+
+def _check_memory(plan: WritePlan) -> None:
+    def needed(task: Task) -> int:
+        weights = min(task.num_weights, CHUNKED_WEIGHTS) if plan.small is None else task.num_weights
+        return 4 * WORKING_COPIES * weights if task.type not in PLAIN else 8 * min(task.num_weights, CHUNKED_WEIGHTS)
+
+    largest = max(plan.tasks, key=needed)
+    if (free := available_memory()) < needed(largest):
+        raise DoesNotFit(
+            f"{largest.outputs[0].name} needs {needed(largest) / 1e9:.1f} GB of memory while it is quantized, and "
+            f"{free / 1e9:.1f} GB are free",
+            "stop other programs",
+        )

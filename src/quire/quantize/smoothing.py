@@ -1,0 +1,199 @@
+"""Scales that move the difficulty of quantizing from some inputs to others, without changing what a model computes.
+
+The inputs of a linear layer are divided by a vector s, and its columns multiplied with s. The division costs nothing
+where the inputs come out of a norm, or out of a gated product: the norm's weights, or the rows of the layer before, are
+divided instead.
+
+    AWQ          s = mean|x| ^ a, a searched for the least error of the rounded layers    (Lin et al., 2023)
+    SmoothQuant  s = (max|x| / max|w|) ^ 1/2: activations can be quantized to 8 bits       (Xiao et al., 2022)
+
+Which layers can be scaled is seen in a forward pass; another checks that the scaled model computes the same."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from quire.ops.tensors import StoredTensor, stored_floats
+from quire.quantize.calibration import ImportanceSums, batches
+from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_ops import InputSource
+from quire.quantize.floats import Floats, read_floats
+from quire.quantize.integers import IntegerGrid, to_nearest
+from quire.quantize.plan import Importance, QuantizeError
+from quire.quantize.quality import last_states
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+SAMPLE_ROWS = 256  # of the inputs of a layer, for the search
+EXPONENTS = np.arange(20) / 20
+CHECKED_TOKENS = 32
+TOLERANCE = 1e-3  # of the largest logit
+
+Report = Callable[[str, float, float], None]
+
+
+@dataclass(slots=True)
+class ScaledInputs:
+    """The inputs of linear layers that share them, and can be divided where they come from."""
+
+    source: InputSource
+    parts: tuple[StoredTensor, ...]
+    mean: Floats
+    largest: Floats
+    sample: list[Floats] = field(default_factory=list)
+
+
+class InputStatistics(ImportanceSums):
+    """A hook: sums of squares, and of inputs that can be divided, their magnitudes and a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups: dict[InputSource, ScaledInputs] = {}
+        self._shared: set[InputSource] = set()  # inputs that several matmuls take
+
+    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
+        if source is not None and len(x):
+            self._add(source, tuple(parts), x)
+        return super().weights(parts, x)
+
+    def _add(self, source: InputSource, parts: tuple[StoredTensor, ...], x: Floats) -> None:
+        sums, largest = np.abs(x).sum(0), np.abs(x).max(0)
+        rows = x[:: max(len(x) * 4 // SAMPLE_ROWS, 1)].copy()
+        known = self.groups.get(source)
+        if known is None:
+            self.groups[source] = ScaledInputs(source, parts, sums, largest, [rows])
+        elif {part.name for part in known.parts} != {part.name for part in parts}:
+            self._shared.add(source)
+        else:
+            known.mean = known.mean + sums
+            known.largest = np.maximum(known.largest, largest)
+            if sum(map(len, known.sample)) < SAMPLE_ROWS:
+                known.sample.append(rows)
+
+    def scalable(self) -> list[ScaledInputs]:
+        return [group for source, group in self.groups.items() if source not in self._shared]
+
+
+def awq_scales(group: ScaledInputs, grid: IntegerGrid) -> Floats:
+    matrices = [read_floats(part) for part in group.parts]
+    x = np.concatenate(group.sample)[:SAMPLE_ROWS]
+    mean = np.maximum(group.mean / max(float(group.mean.mean()), 1e-30), np.float32(1e-4))
+    best, chosen = np.inf, np.ones(mean.shape, np.float32)
+    for exponent in EXPONENTS:
+        scales = (mean**exponent).astype(np.float32)
+        scales /= np.sqrt(scales.max() * scales.min())
+        loss = 0.0
+        for w in matrices:
+            error = to_nearest(w * scales, grid, None).values() / scales - w
+            loss += float(np.square(x @ error.T).sum())
+        if loss < best:
+            best, chosen = loss, scales
+    return chosen
+
+
+def smoothquant_scales(group: ScaledInputs) -> Floats:
+    columns = np.max([np.abs(read_floats(part)).max(0) for part in group.parts], axis=0)
+    ratio = np.maximum(group.largest, np.float32(1e-5)) / np.maximum(columns, np.float32(1e-5))
+    scales: Floats = np.sqrt(ratio).astype(np.float32)
+    even: Floats = scales / np.exp(np.log(scales).mean())
+    return even
+
+
+class ScaledCheckpoint:
+    """A checkpoint with scales folded into its weights, which become fp32 where they change."""
+
+    def __init__(self, checkpoint: Checkpoint, scales: Mapping[InputSource, tuple[ScaledInputs, Floats]]) -> None:
+        self._checkpoint = checkpoint
+        self._columns = {part.name: s for group, s in scales.values() for part in group.parts}
+        self._rows: dict[str, Floats] = {}
+        self._vectors: dict[str, tuple[Floats, Floats]] = {}  # name -> (its values in the model, divisors)
+        for source, (_, s) in scales.items():
+            if source.rows_of is not None:
+                self._rows[source.rows_of] = self._rows[source.rows_of.removesuffix("weight") + "bias"] = s
+            for name, values in source.vectors:
+                self._vectors[name] = (np.frombuffer(values, np.float32), s)
+
+    @property
+    def path(self) -> Path:
+        return self._checkpoint.path
+
+    @property
+    def config(self) -> CheckpointConfig:
+        return self._checkpoint.config
+
+    @property
+    def nbytes(self) -> int:
+        return self._checkpoint.nbytes
+
+    def names(self) -> list[str]:
+        return self._checkpoint.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._checkpoint.shape(name)
+
+    def tensor(self, name: str) -> StoredTensor:
+        tensor = self._checkpoint.tensor(name)
+        if name in self._vectors:
+            # What is stored may differ from the model's values by an offset, which stays.
+            values, s = self._vectors[name]
+            return stored_floats(
+                name, read_floats(tensor).reshape(tensor.shape) + values * (np.float32(1) / s - np.float32(1))
+            )
+        if name not in self._columns and name not in self._rows:
+            return tensor
+        weights = read_floats(tensor).reshape(tensor.shape)
+        if name in self._columns:
+            weights = weights * self._columns[name]
+        if name in self._rows:
+            s = self._rows[name]
+            weights = weights / (s if weights.ndim == 1 else s[:, None])
+        return stored_floats(name, weights)
+
+    def drop_pages(self) -> None:
+        self._checkpoint.drop_pages()
+
+
+def smoothed(
+    checkpoint: Checkpoint, algorithm: str, grid: IntegerGrid, sequences: Sequence[Sequence[int]], source: str,
+    report: Report,
+) -> tuple[ScaledCheckpoint, Importance]:  # fmt: skip
+    """The scaled checkpoint, and the importance of its inputs."""
+    hook = InputStatistics()
+    forward = eager_forward(checkpoint, max(map(len, sequences)), hook)
+    total, done = sum(map(len, sequences)), 0
+    report("calibrating", 0, total)
+    for batch in batches(sequences):
+        forward(batch)
+        done += sum(map(len, batch))
+        report("calibrating", done, total)
+    groups = hook.scalable()
+    if not groups:
+        raise QuantizeError(
+            f"no layer of `{checkpoint.config.architecture}` takes its inputs from a norm alone",
+            "use `--algorithm gptq`",
+        )
+    scales: dict[InputSource, tuple[ScaledInputs, Floats]] = {}
+    report("scaling", 0, len(groups))
+    sums = dict(hook.sums)
+    for index, group in enumerate(groups, 1):
+        chosen = awq_scales(group, grid) if algorithm == "awq" else smoothquant_scales(group)
+        scales[group.source] = (group, chosen)
+        for part in group.parts:
+            sums[part.name] = sums[part.name] / (chosen * chosen)
+        report("scaling", index, len(groups))
+    scaled = ScaledCheckpoint(checkpoint, scales)
+    _check_equal(checkpoint, scaled, [[*sequences[0][:CHECKED_TOKENS]]])
+    return scaled, Importance(sums, hook.counts, source)
+
+
+def _check_equal(checkpoint: Checkpoint, scaled: Checkpoint, sequences: Sequence[Sequence[int]]) -> None:
+    count = len(sequences[0])
+    before, after = (last_states(each, sequences).rows(0, count) for each in (checkpoint, scaled))
+    if (difference := float(np.abs(before - after).max() / np.abs(before).max())) > TOLERANCE:
+        raise QuantizeError(
+            f"scaled, a `{checkpoint.config.architecture}` computes something else (by {difference:.2g} of its largest "
+            "logit): its inputs are used elsewhere too",
+            "use `--algorithm gptq`",
+        )

@@ -1,0 +1,63 @@
+"""Small random models in Hugging Face's layout, as transformers saves them. Their widths are whole blocks of 256."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
+
+SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+VOCAB = len(SPECIALS) + 256 + 5  # five rows more than there are tokens
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "initializer_range": 0.08,
+}
+EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 256}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"tie_word_embeddings": False},
+    "Qwen2": {"tie_word_embeddings": True},
+    "Qwen3": {"head_dim": 64},
+    "Gemma3": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 16},
+    "Mixtral": {**EXPERTS, "num_local_experts": 4},
+}
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+
+
+@cache
+def _model(family: str) -> Any:
+    torch.manual_seed(11)
+    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**COMMON | FAMILIES[family])
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def write_plain(folder: Path, family: str = "Llama", dtype: torch.dtype = torch.float32) -> Any:
+    """-> the model, in fp32."""
+    model = _model(family)
+    model.to(dtype).save_pretrained(folder)
+    vocab = {token: index for index, token in enumerate([*SPECIALS, *sorted(ByteLevel.alphabet())])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIALS)
+    wrapped = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=SPECIALS[1], eos_token=SPECIALS[2]
+    )
+    wrapped.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    wrapped.save_pretrained(folder)
+    return model.to(torch.float32)

@@ -1,0 +1,105 @@
+"""The forward pass that calibrates, what it sums, and what that gains."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from quantize.plain_models import FAMILIES, VOCAB, write_plain
+from quire.quantize.calibration import collect_importance, default_text, sequences
+from quire.quantize.command import CalibrationOptions, cut_to, gguf_tensors, quantize
+from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_ops import EagerLogits, StoredWeights
+from quire.quantize.gptq import GPTQOptions
+from quire.quantize.imatrix import read_imatrix, write_imatrix
+from quire.quantize.plan import Importance, QuantizeOptions
+from quire.quantize.quality import compare, last_states
+from quire.quantize.run import QuantizeRun, write
+from quire.weights.checkpoint import open_checkpoint
+
+RNG = np.random.default_rng(3)
+IDS = [RNG.integers(3, VOCAB - 5, length).tolist() for length in (140, 25)]  # the first is two blocks of queries
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_forward_pass_has_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
+    model = write_plain(tmp_path, name)
+    logits = last_states(open_checkpoint(tmp_path), IDS)
+    assert isinstance(logits, EagerLogits)
+    ours = logits.rows(0, sum(map(len, IDS)))
+    with torch.no_grad():
+        theirs = np.concatenate([model(torch.tensor([ids])).logits[0].numpy() for ids in IDS])
+    assert np.abs(ours - theirs).max() < 2e-5 * np.abs(theirs).max()
+
+
+def test_sums_are_those_of_the_inputs_of_each_layer(plain_llama: Path) -> None:
+    checkpoint = open_checkpoint(plain_llama)
+    importance = collect_importance(checkpoint, IDS, "ids", lambda *_: None)
+    seen: dict[str, np.ndarray] = {}
+
+    class Inputs:
+        def weights(self, parts, x, source=None):  # type: ignore[no-untyped-def]
+            seen.update({part.name: x for part in parts})
+            return StoredWeights().weights(parts, x)
+
+    eager_forward(checkpoint, 140, Inputs())(IDS)  # type: ignore[arg-type]
+    assert importance.sums.keys() == seen.keys()
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert np.allclose(importance.of(name), (seen[name] ** 2).mean(0), rtol=1e-4)
+    assert importance.counts[name] == 165
+
+
+def test_an_imatrix_is_written_as_llama_cpp_does_and_read_back(plain_llama: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(plain_llama)
+    importance = collect_importance(checkpoint, IDS, "ids.txt", lambda *_: None)
+    tensors = gguf_tensors(plain_llama, checkpoint)
+    path = tmp_path / "imatrix.gguf"
+    assert write_imatrix(path, importance, tensors, 2, 40) == 15
+    reader = gguf.GGUFReader(path)
+    assert reader.fields["general.type"].contents() == "imatrix"
+    assert reader.fields["imatrix.datasets"].contents() == ["ids.txt"]
+    stored = {tensor.name: tensor.data for tensor in reader.tensors}
+    assert stored["blk.0.attn_q.weight.in_sum2"].shape == (1, 256)
+    assert stored["blk.0.attn_q.weight.counts"].item() == 165
+    again = read_imatrix(path, tensors)
+    for name, vector in again.sums.items():
+        assert np.array_equal(vector, importance.sums[name])
+    run = QuantizeRun(plain_llama, tmp_path / "out.gguf", QuantizeOptions("Q4_K_S"))
+    options = CalibrationOptions(imatrix=path, measured_tokens=0)
+    outcome = quantize(run, options, None, GPTQOptions(), lambda *_: None)
+    assert gguf.GGUFReader(tmp_path / "out.gguf").fields["quantize.imatrix.file"].contents() == "imatrix.gguf"
+    assert outcome.written.plan.bits_a_weight < 6
+
+
+def test_a_model_differs_from_itself_in_nothing(plain_llama: Path) -> None:
+    logits = last_states(open_checkpoint(plain_llama), IDS)
+    same = compare(logits, logits, IDS)
+    assert same.kl.value == same.kl_p99 == 0 and same.same_top.value == same.perplexity_ratio.value == 1
+    assert same.num_tokens == 165
+
+
+def test_held_out_sequences_are_not_calibrated_with(plain_llama: Path) -> None:
+    used, held_out = sequences(plain_llama, default_text()[:50_000], 128, 10_000)
+    assert sum(map(len, used)) <= 10_000 and len(used[0]) == 128
+    assert not {tuple(s) for s in used} & {tuple(s) for s in held_out}
+    assert sum(map(len, cut_to(held_out, 300))) == 300
+
+
+@pytest.mark.slow
+def test_importance_lowers_the_divergence_of_the_default_model(default_model: Path, tmp_path: Path) -> None:
+    """Of its dequantized weights: the file is a 4-bit one. One of 30 layers is quantized, to keep this quick."""
+    checkpoint = open_checkpoint(default_model)
+    used, held_out = sequences(default_model, default_text()[:60_000], 64, 192)
+    importance = collect_importance(checkpoint, used, "the default text", lambda *_: None)
+    measured = cut_to(held_out, 64)
+    original = last_states(checkpoint, measured)
+    losses = []
+    for index, given in enumerate((Importance(), importance)):
+        out = tmp_path / f"{index}.gguf"
+        options = QuantizeOptions("Q4_0", requantize=True, pure=True, ignore=(r"blk\.([1-9]|\d\d)\.", "token_embd"))
+        run = QuantizeRun(default_model, out, options, importance=given)
+        write(run.plan(checkpoint), run.settings(), lambda *_: None)
+        losses.append(compare(original, last_states(open_checkpoint(out), measured), measured).kl.value)
+    assert losses[1] < 0.8 * losses[0], losses

@@ -1,0 +1,134 @@
+"""Folders in Hugging Face's layout: every method is read back by the reader of its format."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantize.plain_models import write_plain
+from quire.core.errors import QuireError
+from quire.ops.dequantize import dequantize
+from quire.quantize.command import CalibrationOptions, quantize
+from quire.quantize.float8 import to_e4m3
+from quire.quantize.floats import read_floats
+from quire.quantize.gptq import GPTQOptions, gptq, second_moments
+from quire.quantize.integers import IntegerGrid, to_nearest
+from quire.quantize.methods import LINEAR_METHODS, FormatOptions, method_name
+from quire.quantize.plan import QuantizeOptions
+from quire.quantize.run import QuantizeRun
+from quire.text.tokenizers.tokenizer import Tokenizer
+from quire.weights.checkpoint import open_checkpoint
+
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+# Root mean square of the error over that of the weights, normally distributed.
+ERRORS = {
+    "W4A16": 0.12, "W4A16_ASYM": 0.11, "W3A16": 0.26, "W2A16": 0.75, "W8A16": 0.007, "W8A8": 0.008, "FP8": 0.03,
+    "FP8_DYNAMIC": 0.03, "FP8_BLOCK": 0.03, "GPTQ": 0.12, "GPTQ_V2": 0.12, "AWQ": 0.11, "NF4": 0.1, "FP4": 0.13,
+    "LLM_INT8": 0.008,
+}  # fmt: skip
+
+
+def written(source: Path, out: Path, method: str, algorithm: str | None = "nearest", **formats: object) -> Path:
+    run = QuantizeRun(source, out, QuantizeOptions(method), FormatOptions(**formats))  # type: ignore[arg-type]
+    options = CalibrationOptions(measured_tokens=0, num_tokens=512, length=128)
+    quantize(run, options, algorithm, GPTQOptions(act_order=bool(formats.get("act_order"))), lambda *_: None)
+    return out
+
+
+def error(source: Path, out: Path, name: str = Q_PROJ) -> float:
+    before, after = (read_floats(open_checkpoint(path).tensor(name)) for path in (source, out))
+    return float(np.sqrt(((before - after) ** 2).mean() / (before**2).mean()))
+
+
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+def test_every_method_is_read_back_with_little_loss(method: str, plain_llama: Path, tmp_path: Path) -> None:
+    out = written(plain_llama, tmp_path / "out", method)
+    assert 0 < error(plain_llama, out) < ERRORS[method]
+    before, after = open_checkpoint(plain_llama), open_checkpoint(out)
+    assert set(after.names()) == set(before.names())
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+        assert np.array_equal(after.tensor(name).data, before.tensor(name).data), name
+    assert Tokenizer.load(out).encode("as before") == Tokenizer.load(plain_llama).encode("as before")
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("method", ["W4A16", "W4A16_ASYM", "W3A16", "GPTQ", "GPTQ_V2", "AWQ", "W8A8"])
+def test_values_are_those_of_the_integers(method: str, plain_llama: Path, tmp_path: Path) -> None:
+    out = written(plain_llama, tmp_path / "out", method)
+    grid = QuantizeRun(plain_llama, out, QuantizeOptions(method)).form.grid  # type: ignore[union-attr]
+    assert grid is not None
+    integers = to_nearest(read_floats(open_checkpoint(plain_llama).tensor(Q_PROJ)), grid, None)
+    assert np.array_equal(dequantize(open_checkpoint(out).tensor(Q_PROJ)), integers.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "formats"),
+    [
+        ("GPTQ", {"bits": 2, "group_size": 32}),
+        ("GPTQ", {"bits": 3, "symmetric": False, "act_order": True}),
+        ("GPTQ_V2", {"bits": 8, "group_size": -1}),
+        ("W4A16", {"act_order": True}),
+        ("W4A16_ASYM", {"group_size": 64}),
+        ("AWQ", {}),
+    ],
+)
+def test_gptq_is_read_back_and_loses_less_of_what_layers_compute(
+    method: str, formats: dict[str, object], plain_llama: Path, tmp_path: Path
+) -> None:
+    out = written(plain_llama, tmp_path / "out", method, "gptq", **formats)
+    assert 0 < error(plain_llama, out) < 1.2
+    w = read_floats(open_checkpoint(plain_llama).tensor(Q_PROJ))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(512, w.shape[1])).astype(np.float32) @ rng.normal(size=(w.shape[1],) * 2).astype(np.float32)
+    moments = second_moments(x)
+    grid = IntegerGrid(3, 64, symmetric=True)
+    nearest = to_nearest(w, grid, np.diagonal(moments).copy()).values()
+    chosen = gptq(w, moments, grid, GPTQOptions()).values()
+    lost = [float((((v - w) @ moments) * (v - w)).sum()) for v in (nearest, chosen)]
+    assert lost[1] < 0.8 * lost[0]
+
+
+def test_e4m3_is_rounded_as_torch_does() -> None:
+    import torch
+
+    x = np.concatenate([np.random.default_rng(0).normal(0, s, 500) for s in (1e-3, 0.02, 1, 100)]).astype(np.float32)
+    x = np.concatenate((x, np.float32([0, -0.0, 448, 500, 2**-6, 2**-9, 2**-10, 17, 19])))
+    theirs = torch.from_numpy(np.clip(x, -448, 448)).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    assert np.array_equal(to_e4m3(x), theirs)
+
+
+def test_layers_that_are_ignored_or_do_not_fit_stay_and_are_listed(plain_llama: Path, tmp_path: Path) -> None:
+    run = QuantizeRun(plain_llama, tmp_path / "out", QuantizeOptions("W4A16", ignore=("layers.0.mlp",)))
+    outcome = quantize(run, CalibrationOptions(measured_tokens=0), None, GPTQOptions(), lambda *_: None)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert "lm_head" in config["ignore"] and "model.layers.0.mlp.up_proj" in config["ignore"]
+    assert error(plain_llama, tmp_path / "out", "model.layers.0.mlp.up_proj.weight") == 0
+    assert "3 of" in outcome.written.plan.notes[0]
+
+
+def test_methods_are_found_by_the_names_people_know() -> None:
+    assert [method_name(name) for name in ("q4_k_m", "int8", "fp8-dynamic", "q4_k", "mxfp4")] == [
+        "Q4_K_M", "W8A8", "FP8_DYNAMIC", "Q4_K_M", "MXFP4_MOE",
+    ]  # fmt: skip
+    with pytest.raises(QuireError, match="no method `Q4_K_X`") as caught:
+        method_name("Q4_K_X")
+    assert "Q4_K_M" in caught.value.hint
+
+
+def test_a_lora_adapter_is_merged(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    source, adapter = tmp_path / "model", tmp_path / "adapter"
+    model = write_plain(source, dtype=torch.bfloat16)
+    adapter.mkdir()
+    a, b = torch.randn(4, 256), torch.randn(256, 4)
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    save_file({f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+    run = QuantizeRun(source, tmp_path / "out", QuantizeOptions("F32", lora=str(adapter)))
+    quantize(run, CalibrationOptions(measured_tokens=0), None, GPTQOptions(), lambda *_: None)
+    base = model.model.layers[0].self_attn.q_proj.weight.detach().bfloat16().float()
+    expected = (base + 2 * b @ a).numpy()
+    assert np.allclose(read_floats(open_checkpoint(tmp_path / "out").tensor(Q_PROJ)), expected, atol=1e-5)
