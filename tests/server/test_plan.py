@@ -52,7 +52,7 @@ def test_the_plan_of_the_served_model_stands_beside_the_truth(server: Served) ->
     reply = ask(server, users=2, context=2048).json()
     here, made = reply["served"], reply["plan"]
     assert here["name"] == made["model"]["name"] == server.engine.info.name
-    assert made["memory"]["weights"] == pytest.approx(here["weights"], rel=0.01)
+    assert here["weights"] <= made["memory"]["weights"] < 1.05 * here["weights"]  # pages and panels
     assert made["kv"]["bytes_per_token"] == here["kv_bytes_per_token"]
     assert made["memory"]["kv_cache"] == 2 * 2048 * here["kv_bytes_per_token"]
     assert here["weights"] < here["resident"] < made["hardware"]["memory_bytes"]

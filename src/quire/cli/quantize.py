@@ -12,7 +12,7 @@ from quire.cli.quantize_flags import add_flags, calibration_options, make_run
 from quire.cli.quantize_table import print_table
 
 if TYPE_CHECKING:
-    from quire.quantize.command import Outcome
+    from quire.quantize.command import QuantizeResult
 
 EXAMPLES = """\
   quire quantize ./llama llama-q4.gguf --method Q4_K_M --calibrate       ranges weighted by importance
@@ -62,7 +62,7 @@ def _quantize(arguments: Namespace) -> int:
     return 0
 
 
-def report(outcome: "Outcome") -> str:
+def report(outcome: "QuantizeResult") -> str:
     plan, quality = outcome.written.plan, outcome.quality
     lines = [f"{plan.out}: {plan.nbytes / 1e6:,.1f} MB, {plan.bits_a_weight:.2f} bits a weight"]
     lines += [f"  {kind:<10} {tensors:>5} tensors {weights / 1e6:>9,.1f} M weights"

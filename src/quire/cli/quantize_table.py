@@ -17,7 +17,7 @@ COLUMNS = ("method", "bits", "MB", "perplexity", "KL mean", "KL p99", "same top"
 
 def print_table(arguments: Namespace) -> int:
     from quire.hub import resolve_model
-    from quire.quantize.command import Comparison
+    from quire.quantize.command import MethodComparison
     from quire.quantize.gptq import GPTQOptions
     from quire.quantize.methods import LINEAR_METHODS, method_name
 
@@ -33,7 +33,7 @@ def print_table(arguments: Namespace) -> int:
                 name = method if method in LINEAR_METHODS else f"{method}.gguf"
                 run = make_run(arguments, source, folder / name, method)
                 runs.append(replace(run, options=replace(run.options, requantize=True)))
-            comparison = Comparison(runs[0], calibration_options(arguments), progress.update)
+            comparison = MethodComparison(runs[0], calibration_options(arguments), progress.update)
             for run in runs:
                 rows.append(comparison.row(run, arguments.algorithm, options))
                 if not arguments.json:

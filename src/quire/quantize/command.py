@@ -39,7 +39,7 @@ class CalibrationOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class QuantizeResult:
     written: Written
     quality: Quality | None
     losses: dict[str, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Outcome:
 
 def quantize(
     run: QuantizeRun, calibration: CalibrationOptions, algorithm: str | None, options: GPTQOptions, report: Report
-) -> Outcome:
+) -> QuantizeResult:
     chosen = _algorithm(run, algorithm)
     checkpoint = run.open()
     num_weights = run.plan(checkpoint).num_weights  # what cannot be written is refused before the work
@@ -79,7 +79,7 @@ def quantize(
     losses: dict[str, float] = {}
     written = _write(run, chosen, checkpoint, options, calibrated, source, report, notes, losses)
     result = _measure(checkpoint, run.out, held_out, measured, report) if measured else None
-    return Outcome(written, result, losses, notes)
+    return QuantizeResult(written, result, losses, notes)
 
 
 def _algorithm(run: QuantizeRun, algorithm: str | None) -> str:
@@ -194,7 +194,7 @@ def cut_to(held_out: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]
     return chosen
 
 
-class Comparison:
+class MethodComparison:
     """Several methods on one model: the original's forward pass and the importance of inputs are computed once."""
 
     def __init__(self, run: QuantizeRun, calibration: CalibrationOptions, report: Report) -> None:

@@ -16,14 +16,14 @@ Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MeanWithError:
     """A mean over tokens, with its standard error."""
 
     value: float
     error: float
 
     @classmethod
-    def of(cls, values: Doubles) -> "Estimate":
+    def of(cls, values: Doubles) -> "MeanWithError":
         return cls(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0)
 
 
@@ -34,10 +34,10 @@ class Quality:
 
     num_tokens: int
     perplexity: float  # of the original
-    perplexity_ratio: Estimate
-    kl: Estimate
+    perplexity_ratio: MeanWithError
+    kl: MeanWithError
     kl_p99: float
-    same_top: Estimate
+    same_top: MeanWithError
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,15 +63,15 @@ def compare(first: EagerLogits, second: EagerLogits, sequences: Sequence[Sequenc
         losses.append(-p[known, wanted].astype(np.float64))
         other_losses.append(-q[known, wanted].astype(np.float64))
     kl, loss = np.concatenate(divergences), np.concatenate(losses)
-    difference = Estimate.of(np.concatenate(other_losses) - loss)
+    difference = MeanWithError.of(np.concatenate(other_losses) - loss)
     ratio = float(np.exp(difference.value))
     return Quality(
         num_tokens=len(kl),
         perplexity=float(np.exp(loss.mean())),
-        perplexity_ratio=Estimate(ratio, ratio * difference.error),
-        kl=Estimate.of(kl),
+        perplexity_ratio=MeanWithError(ratio, ratio * difference.error),
+        kl=MeanWithError.of(kl),
         kl_p99=float(np.quantile(kl, 0.99)),
-        same_top=Estimate.of(np.concatenate(same)),
+        same_top=MeanWithError.of(np.concatenate(same)),
     )
 
 
