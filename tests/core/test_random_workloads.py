@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, make_drafts_free
+from fakes import FakeExecutor, FakeStore, make_drafts_free
 from quire.core.errors import BadRequest
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
@@ -36,6 +36,8 @@ class Setting:
     window: int = 0
     num_adapters: int = 1
     num_drafts: int = 0
+    store: FakeStore | None = None
+    offload: bool = False
 
 
 @dataclass
@@ -144,6 +146,8 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         window=setting.window,
         num_adapters=setting.num_adapters,
         drafts=setting.num_drafts > 0,
+        store=setting.store,
+        offload=setting.offload,
     )
     if setting.num_drafts:
         make_drafts_free(scheduler.speculation)
@@ -155,6 +159,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         window=setting.window,
         num_drafts=setting.num_drafts,
         accuracy=0.9,
+        store=setting.store,
     )
     return scheduler, executor
 
@@ -179,7 +184,7 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             if arrival.cancel_at and arrival.cancel_at[:2] == (step, while_running):
                 ledger.take(scheduler.cancel(arrival.request.id, arrival.cancel_at[2]))
 
-    while pending or scheduler.has_work or outputs:
+    while pending or scheduler.has_work or outputs or (setting.store and not setting.store.is_idle):
         assert step < 5000, "the scheduler makes no progress"
         while pending and pending[0].step <= step:
             arrival = pending.pop(0)
@@ -202,6 +207,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         while outputs and (not plan.runs or len(outputs) > setting.ahead):
             ledger.take(scheduler.update(outputs.popleft()))
         ledger.take(scheduler.expire(float(step)))
+        if setting.store:
+            setting.store.advance(scheduler, executor.host)
         scheduler.check()
         step += 1
     return scheduler, ledger, served

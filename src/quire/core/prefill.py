@@ -16,6 +16,7 @@ class Prefill:
         self._groups = groups
         self._limits = groups.limits
         self._kv_blocks = groups.kv_blocks
+        self._tiers = groups.kv_blocks.tiers
         self._rows = groups.rows
         self._adapters = groups.adapters
         self._preemption = preemption
@@ -45,8 +46,9 @@ class Prefill:
     def admit(self, plan: StepPlan, budget: int, num_reserved: int, first_in_flight: int) -> None:
         """Start waiting sequences in policy order, while all known tokens of each fit beside `num_reserved` blocks.
 
-        A sequence without a slot for its LoRA adapter is skipped: sequences behind it may start. A sequence that was
-        preempted after the step `first_in_flight` was planned waits for the tokens that are in flight."""
+        A sequence without a slot for its LoRA adapter, or whose blocks are being fetched, is skipped: sequences behind
+        it may start. A sequence that was preempted after the step `first_in_flight` was planned waits for the tokens
+        that are in flight."""
         skipped: set[str] = set()  # adapters
         waiting, index = self._groups.waiting.items, 0
         while index < len(waiting) and budget > 0:
@@ -58,12 +60,17 @@ class Prefill:
                 skipped.add(group.adapter)
                 index += 1
                 continue
+            if self._tiers and self._tiers.awaits_blocks(seq, plan):
+                index += 1
+                continue
             before = seq.num_computed
             if not self._kv_blocks.try_admit(seq, num_reserved):
                 return
             del waiting[index]
             self._start(seq, plan)
             self._count_hits(seq, before)
+            if self._tiers and not group.preempted:
+                self._tiers.count_hits(seq)
             num_tokens = self._chunk_size(seq, budget)
             self._add_run(seq, num_tokens, plan)
             budget -= num_tokens

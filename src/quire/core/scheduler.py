@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from quire.core.adapters import AdapterSlots
 from quire.core.beam_steps import advance_beams
 from quire.core.kv_blocks import KVBlocks
+from quire.core.kv_tiers import BlockStore
 from quire.core.limits import SchedulerLimits
 from quire.core.live_groups import LiveGroups
 from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
@@ -50,12 +51,16 @@ class Scheduler:
         window: int = 0,
         num_adapters: int = 0,
         drafts: bool = False,
+        store: BlockStore | None = None,
+        offload: bool = False,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `window`: tokens that attention looks back,
-        0: all. `drafts`: whether outputs come with draft tokens."""
+        0: all. `drafts`: whether outputs come with draft tokens. `store`: prefix blocks on disk. `offload`: host blocks
+        keep prefixes, too."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
-        self.kv_blocks = KVBlocks(num_blocks, num_host_blocks, sliding_window, prefix_caching)
+        self.kv_blocks = KVBlocks(num_blocks, num_host_blocks, sliding_window, prefix_caching, store, offload)
+        self.tiers = self.kv_blocks.tiers
         self.rows = RowTable(limits.max_num_seqs)
         self.adapters = AdapterSlots(num_adapters)
         self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters)
@@ -71,7 +76,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return self.groups.has_work
+        return self.groups.has_work or (self.tiers is not None and self.tiers.has_unsaved)
 
     def add(self, request: Request, now: float) -> None:
         """Queue a request, or raise BadRequest, PromptTooLong or QueueFull."""
@@ -82,7 +87,9 @@ class Scheduler:
         return self.groups.cancel(request_id, index)
 
     def expire(self, now: float) -> list[SequenceEvent]:
-        """End the requests whose deadline has passed."""
+        """End the requests whose deadline has passed, and waits for the disk that take too long."""
+        if self.tiers:
+            self.tiers.expire(now)
         return self.groups.expire(now)
 
     def uses(self, adapter: str) -> bool:
@@ -94,13 +101,17 @@ class Scheduler:
     def reset_prefix_cache(self, tenant: str) -> bool:
         """Forget the prefixes of a tenant, but for those that running sequences hold. -> whether none is left"""
         self.kv_blocks.pool.drop_cached(tenant)
-        return not self.kv_blocks.pool.tree.holds(tenant)
+        if self.tiers:
+            self.tiers.clear(tenant)
+        return not self.kv_blocks.tree.holds(tenant)
 
     def schedule(self) -> StepPlan:
         """Let every sequence catch up with what is known of it, in policy order, within the token budget."""
         assert len(self._in_flight) <= self._ahead, "schedule() is called before the outputs of earlier plans have come"
         plan = StepPlan(self._step, [])
         self._step += 1
+        if self.tiers:
+            self.tiers.save(plan)
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
         num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
@@ -119,6 +130,7 @@ class Scheduler:
             self.prefill.admit(plan, budget, num_reserved, first_in_flight)
         plan.retired = self.rows.take_retired()
         self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
+        self.kv_blocks.begin_plan(plan)
         if self._ahead:
             self._add_placeholders(plan)
         return plan
@@ -171,6 +183,7 @@ class Scheduler:
     def update(self, output: StepOutput) -> list[SequenceEvent]:
         """Append the tokens that the oldest plan in flight sampled; returns the events for the clients."""
         step = self._in_flight.popleft()
+        self.kv_blocks.end_plan()
         plan, owners = step.plan, step.owners
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events = self.groups.take_events()
@@ -250,6 +263,8 @@ class Scheduler:
         """Learn from how long a step took: steps with prompts bound later ones, the others tell what drafts cost."""
         if plan.num_tokens - plan.num_drafts > len(plan.runs):
             self.step_time.record_step(plan.num_tokens, seconds)
+            if self.tiers:
+                self.tiers.tokens_per_second = self.step_time.tokens_per_second
         elif self.speculation and plan.runs:
             self.speculation.budget.step_cost.record_step(plan.num_tokens, seconds)
 
@@ -273,6 +288,7 @@ class Scheduler:
             preemptions=self.num_preemptions,
             prefix_queries=self.prefill.num_queries,
             prefix_hits=self.prefill.num_hits,
+            tiers=self.tiers.stats() if self.tiers else {},
             **(self.speculation.stats() if self.speculation else {}),
         )
 
