@@ -102,7 +102,7 @@ class FakeStore:
         self.blocks = {key: content for key, content in self.blocks.items() if key[:TENANT_BYTES] != tenant}
 
     def stats(self) -> TierStats:
-        return TierStats(stored_blocks=len(self.blocks))
+        return TierStats(stored_bytes=len(self.blocks))
 
     def begin(self, plan: StepPlan, host: list[list[int | None]]) -> None:
         for block, key in plan.saves:

@@ -216,6 +216,7 @@ class LLM:
             for request_id in live:
                 self.engine.cancel(request_id)
             progress.close()
+        self.engine.save_blocks()
         return [outputs[request.id] for request in requests]
 
     def _step(self, live: Mapping[str, LiveRequest]) -> list[tuple[LiveRequest, TextEvent]]:

@@ -20,6 +20,7 @@ COMMANDS = {  # name: (module, what it does)
     "detect-watermark": ("quire.cli.detect_watermark", "detect whether a text has a watermark"),
     "pull": ("quire.cli.pull", "download a model"),
     "models": ("quire.cli.models", "list the downloaded models"),
+    "cache": ("quire.cli.cache", "show, check or clear the prefixes that engines keep on disk"),
     "bench": ("quire.cli.bench.command", "measure how fast a model runs here"),
     "plan": ("quire.cli.plan", "show what a model needs, can reach and costs, before it is started"),
     "simulate": ("quire.cli.simulate", "show how engines would serve a workload, on a virtual clock"),

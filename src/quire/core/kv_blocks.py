@@ -27,6 +27,7 @@ class KVBlocks:
         prefix_caching: bool,
         store: BlockStore | None = None,
         offload: bool = False,
+        block_bytes: int = 0,
     ) -> None:
         self.block_size = window.block_size
         self.window = window
@@ -36,7 +37,9 @@ class KVBlocks:
         index = HostIndex()
         self.host = BlockPool(num_host_blocks, index)
         has_tiers = prefix_caching and not self.tree.has_gaps and (store is not None or offload)
-        self.tiers = KVTiers(self.tree, self.host, index, store, offload) if has_tiers else None
+        self.tiers: KVTiers | None = None
+        if has_tiers:
+            self.tiers = KVTiers(self.tree, self.host, index, store, keep=offload, block_bytes=block_bytes)
         self._swapped: deque[list[int]] = deque()  # host blocks of each plan in flight
 
     def num_new_blocks(self, seq: Sequence, num_tokens: int) -> int:
@@ -105,6 +108,8 @@ class KVBlocks:
             seq.index_at += len(path) * self.block_size
             seq.num_computed = max(seq.num_computed, seq.num_indexed * self.block_size)
             self.free_behind_window(seq)
+            if self.tiers:
+                self.tiers.touch(path)
         for node in path[len(seq.block_table) - start :]:
             self.pool.hold(node.block)
             seq.block_table.append(node.block)
@@ -256,7 +261,9 @@ class KVBlocks:
         for block, count in enumerate(self.pool.refs):
             assert count == refs[block], f"block {block} has {count} references and is in {refs[block]} block tables"
         for block, count in enumerate(self.host.refs):
-            assert count == host_refs[block], f"host block {block} has {count} references, and {host_refs[block]} are known"
+            assert count == host_refs[block], (
+                f"host block {block} has {count} references, and {host_refs[block]} are known"
+            )
 
     def _check_table(self, seq: Sequence) -> None:
         name = f"sample {seq.sample} of {seq.group.id}"

@@ -1,8 +1,9 @@
 """Prefix blocks beyond the pool: on the host, from where they are swapped in, and on disk, from where they are fetched.
 
-A block is saved once it is full: the next plan swaps it out to a host block, and the store writes it to the disk outside
-of the step. What the pool evicts later is still there. A waiting sequence whose next blocks are on disk waits for them
-if reading is quicker than computing. They arrive in host blocks, and it is admitted like one that was swapped out."""
+A block is saved once it is full: the next plan swaps it out to a host block, and the store writes it to the disk
+outside of the step. What the pool evicts later is still there. A waiting sequence whose next blocks are on disk waits
+for them if reading is quicker than computing. They arrive in host blocks, and it is admitted like one that was swapped
+out."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -82,11 +83,22 @@ class _FetchInFlight:
 class KVTiers:
     """Which blocks are saved, fetched and found beyond the pool. All host blocks it names are references it holds."""
 
-    def __init__(self, tree: PrefixTree, host: BlockPool, index: HostIndex, store: BlockStore | None, keep: bool) -> None:
-        """`keep`: saved blocks stay on the host, the least recently used go first."""
+    def __init__(
+        self,
+        tree: PrefixTree,
+        host: BlockPool,
+        index: HostIndex,
+        store: BlockStore | None,
+        *,
+        keep: bool,
+        block_bytes: int,
+    ) -> None:
+        """`keep`: saved blocks stay on the host, the least recently used go first. `block_bytes`: for statistics."""
+        self._block_bytes = block_bytes
         self._tree, self._host, self._index, self._store, self._keep = tree, host, index, store, keep
-        self.adapters: dict[str, str] = {}  # LoRA adapter -> what stands for its content in keys
-        self.tokens_per_second = 0.0  # of prefill; 0: not measured yet
+        self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
+        self._tokens_per_second = 0.0  # of prefill; 0: not measured yet
+        self._uncounted: list[tuple[TierStats, int, float]] = []  # hits before that: tokens, and seconds of waiting
         self._host_stats, self._disk_stats = TierStats(), TierStats()  # of the disk: hits and seconds saved
         self.now = 0.0  # time.monotonic() of the last `expire`
         self._unsaved: dict[int, PrefixNode] = {}  # by block; an evicted node no longer has its block
@@ -98,9 +110,7 @@ class KVTiers:
 
     def _root_key(self, namespace: Namespace) -> BlockKey:
         tenant, salt, adapter = namespace
-        if adapter and adapter not in self.adapters:
-            return b""  # its blocks stay in the pool
-        return root_key(tenant, salt, self.adapters.get(adapter, ""))
+        return root_key(tenant, salt, self.adapters.get(adapter, adapter))
 
     # ---- pool to host and disk
 
@@ -134,7 +144,7 @@ class KVTiers:
             plan.swap_out.append((block, host))
             if self._keep:
                 self._index.insert(node.key, host)
-                self._host_stats.written_blocks += 1
+                self._host_stats.written_bytes += self._block_bytes
             if self._store is not None:
                 self._host.hold(host)
                 self._saving.add(host)
@@ -147,6 +157,13 @@ class KVTiers:
 
     # ---- host to pool
 
+    def touch(self, path: Many[PrefixNode]) -> None:
+        """What is used in the pool is not the next to be evicted from the host."""
+        if self._keep:
+            for node in path:
+                if (host := self._index.find(node.key)) is not None:
+                    self._host.touch(host)
+
     def hold_host_hits(self, seq: Sequence, start: int) -> None:
         """Hold the host blocks that continue the first `start` blocks of a waiting sequence, which are in the pool."""
         if self._keep and not seq.host_blocks and self._is_eligible(seq):
@@ -155,8 +172,8 @@ class KVTiers:
             seq.num_arrived = (start + len(held)) * self._tree.block_size if held else 0
 
     def _hold_leading(self, keys: Iterator[BlockKey]) -> tuple[list[int], BlockKey]:
-        """Hold the host blocks of the first keys. -> these, and the first key that is not on the host, if there is one"""
-        held = []
+        """Hold the host blocks of the first keys. -> these, and the first key that is not on the host, or b"" """
+        held: list[int] = []
         for key in keys:
             if (host := self._index.find(key)) is None:
                 return held, key
@@ -221,7 +238,7 @@ class KVTiers:
         return True
 
     def _seconds_to_compute(self, num_blocks: int) -> float:
-        return num_blocks * self._tree.block_size / self.tokens_per_second if self.tokens_per_second else 0.0
+        return num_blocks * self._tree.block_size / self._tokens_per_second if self._tokens_per_second else 0.0
 
     def fetched(self, fetch_id: int, num_blocks: int) -> None:
         """The store has read the first `num_blocks` of a fetch; it could not read the next."""
@@ -245,8 +262,7 @@ class KVTiers:
         seq.fetch = None
         seq.host_blocks |= dict(enumerate(blocks, ended.first))
         seq.num_arrived = (ended.first + len(blocks)) * size if seq.host_blocks else 0
-        seq.num_fetched = len(blocks) * size
-        self._disk_stats.seconds_saved -= self.now - ended.began
+        seq.num_fetched, seq.fetch_seconds = len(blocks) * size, self.now - ended.began
         self._fetched_keys -= Counter(key for key, _ in ended.fetch.blocks)
         if len(blocks) < len(ended.fetch.blocks):
             seq.num_fetches = MAX_FETCHES  # the rest is computed
@@ -272,16 +288,30 @@ class KVTiers:
         """Count what an admitted sequence takes from the tiers."""
         num_tokens = max(seq.num_arrived - len(seq.block_table) * self._tree.block_size, 0)
         from_disk = min(seq.num_fetched, num_tokens)
-        for stats, hits in ((self._disk_stats, from_disk), (self._host_stats, num_tokens - from_disk)):
-            stats.hits += hits
-            stats.seconds_saved += hits / self.tokens_per_second if self.tokens_per_second else 0.0
-        self._host_stats.read_blocks += (num_tokens - from_disk) // self._tree.block_size
+        from_host = num_tokens - from_disk
+        self._disk_stats.hits += from_disk
+        self._host_stats.hits += from_host
+        self._host_stats.read_bytes += from_host // self._tree.block_size * self._block_bytes
+        self._uncounted += [(self._disk_stats, from_disk, seq.fetch_seconds), (self._host_stats, from_host, 0.0)]
+        self._count_seconds()
+
+    def measure_prefill(self, tokens_per_second: float) -> None:
+        """How fast prompts are computed: what fetches are compared with."""
+        self._tokens_per_second = tokens_per_second
+        if self._uncounted:
+            self._count_seconds()
+
+    def _count_seconds(self) -> None:
+        if self._tokens_per_second:
+            for stats, num_tokens, waited in self._uncounted:
+                stats.seconds_saved += max(num_tokens / self._tokens_per_second - waited, 0.0)
+            self._uncounted.clear()
 
     def stats(self) -> dict[str, TierStats]:
         """By tier: "host" and "disk", where they are."""
         stats = {}
         if self._keep:
-            stats["host"] = replace(self._host_stats, stored_blocks=len(self._index))
+            stats["host"] = replace(self._host_stats, stored_bytes=len(self._index) * self._block_bytes)
         if self._store is not None:
             disk = self._disk_stats
             stats["disk"] = replace(self._store.stats(), hits=disk.hits, seconds_saved=disk.seconds_saved)

@@ -7,13 +7,13 @@ from quire.core.request import FinishReason
 
 @dataclass(slots=True, kw_only=True)
 class TierStats:
-    """The KV cache beyond the pool: one tier. Counters only grow, but for `stored_blocks`."""
+    """The KV cache beyond the pool: one tier. Counters only grow, but for `stored_bytes`."""
 
     hits: int = 0  # prompt tokens that came from it, also counted in prefix_hits
     seconds_saved: float = 0.0  # that computing these tokens takes, less the time until they were there
-    read_blocks: int = 0
-    written_blocks: int = 0
-    stored_blocks: int = 0  # in it now
+    read_bytes: int = 0
+    written_bytes: int = 0
+    stored_bytes: int = 0  # in it now
     errors: int = 0  # reads and writes that failed
 
 

@@ -5,6 +5,7 @@ sequences that lack one token come first (decode), then running ones that lack m
 sequence overtakes another, unless the other waits for a LoRA adapter's slot. No clock, tensor or thread is used."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.core.adapters import AdapterSlots
@@ -53,13 +54,16 @@ class Scheduler:
         drafts: bool = False,
         store: BlockStore | None = None,
         offload: bool = False,
+        block_bytes: int = 0,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `window`: tokens that attention looks back,
         0: all. `drafts`: whether outputs come with draft tokens. `store`: prefix blocks on disk. `offload`: host blocks
-        keep prefixes, too."""
+        keep prefixes, too. `block_bytes`: the size of a block, for statistics."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
-        self.kv_blocks = KVBlocks(num_blocks, num_host_blocks, sliding_window, prefix_caching, store, offload)
+        self.kv_blocks = KVBlocks(
+            num_blocks, num_host_blocks, sliding_window, prefix_caching, store, offload, block_bytes
+        )
         self.tiers = self.kv_blocks.tiers
         self.rows = RowTable(limits.max_num_seqs)
         self.adapters = AdapterSlots(num_adapters)
@@ -91,6 +95,15 @@ class Scheduler:
         if self.tiers:
             self.tiers.expire(now)
         return self.groups.expire(now)
+
+    def take_transfers(self, done: Iterable[tuple[int, int] | int]) -> None:
+        """What the store has ended: (fetch, blocks read), or a host block that was saved."""
+        assert self.tiers is not None
+        for each in done:
+            if isinstance(each, int):
+                self.tiers.saved(each)
+            else:
+                self.tiers.fetched(*each)
 
     def uses(self, adapter: str) -> bool:
         """Whether a live request asks for this LoRA adapter."""
@@ -264,7 +277,7 @@ class Scheduler:
         if plan.num_tokens - plan.num_drafts > len(plan.runs):
             self.step_time.record_step(plan.num_tokens, seconds)
             if self.tiers:
-                self.tiers.tokens_per_second = self.step_time.tokens_per_second
+                self.tiers.measure_prefill(self.step_time.tokens_per_second)
         elif self.speculation and plan.runs:
             self.speculation.budget.step_cost.record_step(plan.num_tokens, seconds)
 

@@ -34,6 +34,7 @@ class Sequence:
         "drafts",
         "ended",
         "fetch",
+        "fetch_seconds",
         "group",
         "host_blocks",
         "index_at",
@@ -79,6 +80,7 @@ class Sequence:
         self.num_fetches = 0  # how often it has asked for blocks from the disk
         self.num_arrived = 0  # leading tokens that are computed if blocks that arrived on the host are swapped in
         self.num_fetched = 0  # of these, tokens in blocks from the disk
+        self.fetch_seconds = 0.0  # that it waited for them
         self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
         self.drafts: list[int] = []  # draft tokens that may follow the last known token
         self.acceptance = AcceptanceRate()  # of its drafts

@@ -40,10 +40,18 @@ def new_executor(path: Path, options: EngineOptions) -> Executor:
 
 def executor_options(options: EngineOptions) -> ExecutorOptions:
     """The fields that executors share with the engine have the same names."""
-    shared = {field.name for field in fields(ExecutorOptions)} - {"backend", "swap_space_bytes", "max_loras"}
+    shared = {field.name for field in fields(ExecutorOptions)} - {
+        "backend",
+        "swap_space_bytes",
+        "offload_bytes",
+        "kv_disk_bytes",
+        "max_loras",
+    }
     return ExecutorOptions(
         backend="cuda" if uses_gpu(options.device) else "native",
         swap_space_bytes=int(options.swap_space * 2**30),
+        offload_bytes=int(options.kv_offloading_size * 2**30),
+        kv_disk_bytes=int(options.kv_disk_size * 2**30),
         max_loras=options.num_loras,
         **{name: getattr(options, name) for name in shared},
     )

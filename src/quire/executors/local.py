@@ -6,15 +6,17 @@ from typing import Any
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
-from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype
+from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype, warn_of_offloading
+from quire.executors.disk import open_disk_tier
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import family, read_model_config
-from quire.ops.opset import KVSpec, OpSet
+from quire.ops.opset import KVCache, KVSpec, OpSet
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.available_memory import available_memory
+from quire.runtime.disk_tier import DiskTier
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
 from quire.runtime.runner import Runner
 from quire.runtime.spec.proposer import ProposerContext
@@ -33,6 +35,7 @@ class LocalExecutor:
         self.options = options or ExecutorOptions()
         check_backend(self.options)
         warn_of_dtype(self.options)
+        warn_of_offloading(self.options)
         self._runner: Runner | None = None
         self.submit: Callable[[StepPlan], None]  # the runner's
         self.collect: Callable[[], StepOutput]
@@ -70,6 +73,7 @@ class LocalExecutor:
             adapters=self._adapters,
             proposer=self._new_proposer(size),
             idle_cpu=self._has_idle_cpu(),
+            new_store=lambda cache: self._new_store(size, cache),
         )
         self.submit, self.collect = self._runner.submit, self._runner.collect
         return Capacity(
@@ -81,6 +85,7 @@ class LocalExecutor:
             cache_bytes=size.cache_bytes,
             ahead=self._ahead,
             window=config.window,
+            offload=options.host_tier_bytes > 0,
             drafts=options.speculation is not None,
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
         )
@@ -101,12 +106,14 @@ class LocalExecutor:
         return DummyCheckpoint(Path(self.path)) if self.options.load_format == "dummy" else open_checkpoint(self.path)
 
     def _check_swap_space(self) -> None:
-        """A GPU's swap space is pinned when it is allocated: it must fit at once."""
-        swap, free = self.options.swap_space_bytes, available_memory()
-        if swap > free:
+        """A GPU's host blocks are pinned when they are allocated: they must fit at once."""
+        sizes = {"swap_space": self.options.swap_space_bytes, "kv_offloading_size": self.options.host_tier_bytes}
+        free = available_memory()
+        if sum(sizes.values()) > free:
+            asked = " and ".join(f"{name} is {size / 2**30:.1f} GiB" for name, size in sizes.items() if size)
             raise DoesNotFit(
-                f"swap_space is {swap / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free",
-                "ask for less; without it, preempted sequences are computed again",
+                f"{asked}, and {free / 2**30:.1f} GiB of memory are free",
+                "ask for less; without it, sequences and prefixes that do not fit are computed again",
             )
 
     def _new_adapters(self, ops: OpSet, model: LoadedModel) -> LoraAdapters | None:
@@ -123,6 +130,16 @@ class LocalExecutor:
             self._ops, self._model, size, self.options.max_num_seqs, self.options.max_num_batched_tokens
         )
         return self.options.speculation.proposer(context)
+
+    def _disk_path(self, config: ModelConfig) -> Path | None:
+        """Where prefixes are kept on disk. Where every layer has a window, there are none beyond the pool."""
+        path = self.options.kv_disk_path
+        return Path(path).expanduser().absolute() if path and not config.window else None
+
+    def _new_store(self, size: KVSize, cache: KVCache) -> DiskTier | None:
+        if (root := self._disk_path(self._model.config)) is None:
+            return None
+        return open_disk_tier(root, self.path, self.options, self._model.config, size, cache.host_buffers)
 
     def _gpu_room(self, spec: KVSpec) -> int:
         """Bytes that are free for the KV cache, measured by running a step, unless a size is given."""
@@ -142,6 +159,8 @@ class LocalExecutor:
             cache_bytes=self.options.kv_cache_memory_bytes,
             max_bytes=max_bytes,
             swap_bytes=self.options.swap_space_bytes,
+            offload_bytes=self.options.host_tier_bytes,
+            has_disk=self._disk_path(config) is not None,
             ahead=self._ahead,
         )
 
@@ -155,8 +174,14 @@ class LocalExecutor:
     def set_matcher_factory(self, new_matcher: MatcherFactory) -> None:
         self.runner.set_matcher_factory(new_matcher)
 
+    @property
+    def store(self) -> DiskTier | None:
+        return self.runner.store
+
     def stop(self) -> None:
         """Free the weights and the cache."""
+        if self._runner and self._runner.store:
+            self._runner.store.stop()
         self._runner = self._model = self._ops = self._adapters = None  # type: ignore[assignment]
 
     # -- LoRA adapters

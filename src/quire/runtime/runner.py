@@ -13,6 +13,7 @@ from quire.ops.opset import KVCache, Masks, OpSet
 from quire.ops.sampled_row import id_logprobs
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.batch import BatchedStep, BatchRows
+from quire.runtime.disk_tier import DiskTier
 from quire.runtime.encoder_inputs import EncoderInputs
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
@@ -37,10 +38,13 @@ class Runner:
         adapters: LoraAdapters | None = None,
         proposer: Proposer | None = None,
         idle_cpu: bool = False,
+        new_store: Callable[[KVCache], DiskTier | None] = lambda cache: None,
     ) -> None:
-        """`idle_cpu`: a CPU has nothing to do during a forward pass, so masks are made beside it."""
+        """`idle_cpu`: a CPU has nothing to do during a forward pass, so masks are made beside it. `new_store` makes the
+        store of blocks on disk for the cache."""
         self.rows = BatchRows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
+        self.store = new_store(self.cache)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.adapters = adapters
         self.proposer = proposer
@@ -87,6 +91,9 @@ class Runner:
             self.cache.swap_out(plan.swap_out)
         if plan.swap_in:
             self.cache.swap_in(plan.swap_in)
+        if plan.saves or plan.fetches:
+            assert self.store is not None, "there is no store of blocks"
+            self.store.begin(plan, self.cache.swapped())
         if plan.copies:
             self.cache.copy(plan.copies)
         for slot, adapter in plan.adapters:
