@@ -1,4 +1,4 @@
-"""The KV cache beyond its pool: what a disk tier gains after a restart and beyond the pool, and what it costs otherwise.
+"""The KV cache beyond its pool: what a disk tier gains after a restart and beyond the pool, and what it costs if not.
 
     python -m benchmarks.tiers [MODEL] [--rounds 5] [--only restart|beyond|misses]
 

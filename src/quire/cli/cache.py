@@ -18,7 +18,7 @@ EXAMPLES = """\
   quire cache ls ~/.cache/quire/kv                what each model keeps there
   quire cache verify ~/.cache/quire/kv            read every block; damaged ones are removed
   quire cache clear ~/.cache/quire/kv             remove all
-  quire cache clear ~/.cache/quire/kv 3f9c        remove one model's: the first letters of its fingerprint
+  quire cache clear ~/.cache/quire/kv 3f9c        remove one model's: the start of its fingerprint
   QUIRE_KV_DISK_PATH=/data/kv quire cache ls --json
 """
 
