@@ -26,7 +26,7 @@ from quire import LLM, SamplingParams
 
 PREFIX = 1024  # tokens
 VOCAB = range(100, 20_000)
-POOL_BLOCKS = 512  # of 16 tokens
+POOL_BLOCKS = 256  # of 16 tokens
 PARTS = ("restart", "beyond", "misses")
 
 
@@ -122,7 +122,7 @@ def beyond(model: str, rounds: int, disk: str) -> Any:
         order = rng.sample(range(len(prefixes)), len(prefixes))
         served.append([prefixes[i] + prompt(10_000 + number * 100 + i, 32) for i in order])
     block_bytes = _block_bytes(model)
-    options = {"max_num_seqs": 4, "max_model_len": 2048, "kv_cache_memory_bytes": POOL_BLOCKS * block_bytes}
+    options = {"max_num_seqs": 2, "max_model_len": 2048, "kv_cache_memory_bytes": POOL_BLOCKS * block_bytes}
     return compared("beyond", model, disk, served, 16, **options)
 
 

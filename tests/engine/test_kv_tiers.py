@@ -1,7 +1,10 @@
 """Prefixes on disk: engines that end, start again and stand beside each other give the tokens of a cold one."""
 
 import errno
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,29 @@ def test_a_restarted_engine_finds_its_prefixes_and_gives_the_same_bits(
         assert [second.bits([prompt])[0] for prompt in PROMPTS] == cold[dtype]
         assert second.hits > 300
         assert second.bits(PROMPTS) == cold[dtype]  # from the pool now
+
+
+RESTARTED = """
+import json, sys
+from quire import LLM, SamplingParams
+from quire.core import kv_tiers
+kv_tiers.FIRST_FETCH_SECONDS = 60.0
+llm = LLM(sys.argv[1], max_num_seqs=4, kv_disk_path=sys.argv[2])
+params = SamplingParams(temperature=0.8, seed=5, max_tokens=20, ignore_eos=True)
+tokens = llm.generate([sys.argv[3]], params)[0].outputs[0].token_ids
+print(json.dumps([tokens, llm.engine.stats().tiers["disk"].hits]))
+llm.engine.stop()
+"""
+
+
+def test_another_process_finds_them(tiny_model: Path, tmp_path: Path, cold: dict) -> None:
+    with Engine(tiny_model, kv_disk_path=str(tmp_path)) as engine:
+        engine.bits(PROMPTS[:1])
+    command = [sys.executable, "-c", RESTARTED, str(tiny_model), str(tmp_path), PROMPTS[0]]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "1"}
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    tokens, hits = json.loads(output)
+    assert tokens == [token for token, _ in cold["auto"][0]] and hits > 100
 
 
 def test_a_working_set_beyond_the_pool_comes_from_the_disk(tiny_model: Path, tmp_path: Path, cold: dict) -> None:

@@ -279,8 +279,9 @@ class KVTiers:
         seq.fetch = None
 
     @property
-    def next_deadline(self) -> float | None:
-        return min((each.deadline for each in self._fetches.values() if each.seq.fetch is each.fetch), default=None)
+    def has_waiting(self) -> bool:
+        """Whether sequences wait for the disk."""
+        return bool(self._fetched_keys)
 
     # ---- seen from outside
 

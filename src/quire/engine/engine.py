@@ -108,6 +108,10 @@ class Engine:
         return self._store is not None and self._store.has_done and self._waits_to_save
 
     @property
+    def _waits_for_disk(self) -> bool:
+        return self._scheduler.tiers is not None and self._scheduler.tiers.has_waiting
+
+    @property
     def _waits_to_save(self) -> bool:
         return self._scheduler.tiers is not None and self._scheduler.tiers.waits_to_save
 
@@ -157,8 +161,8 @@ class Engine:
             self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
             if plan.runs and len(self._in_flight) <= self.capacity.ahead:
                 return events
-            if self._store is not None and not plan.runs and not self._store.has_done:
-                self._store.wait(FETCH_WAIT)  # sequences wait for the disk alone
+            if not plan.runs and self._store is not None and self._waits_for_disk:
+                self._store.wait(FETCH_WAIT)  # nothing else can be done
         return events + self._collect() if self._in_flight else events
 
     def _collect(self) -> list[SequenceEvent]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from quire import __version__
 from quire.core.errors import BadRequest
 from quire.executors.options import ExecutorOptions
-from quire.models.config import ModelConfig
 from quire.runtime.disk_tier import DiskTier
 from quire.runtime.kv import KVSize
 from quire.runtime.kv_files import BlockFormat, Buffers
@@ -19,14 +18,13 @@ def open_disk_tier(
     root: Path,
     model: str | Path,
     options: ExecutorOptions,
-    config: ModelConfig,
     size: KVSize,
     buffers: Callable[[int], Buffers],
 ) -> DiskTier:
     """`buffers`: the memory of a host block."""
     path = find_checkpoint(Path(model))
     format = BlockFormat(
-        fingerprint=fingerprint(path, _described(options, config, size)),
+        fingerprint=fingerprint(path, _described(options, size)),
         dtype=size.spec.dtype,
         block_size=size.spec.block_size,
         layout=options.backend,
@@ -42,14 +40,14 @@ def open_disk_tier(
     return DiskTier(root, format, options.kv_disk_bytes, buffers)
 
 
-def _described(options: ExecutorOptions, config: ModelConfig, size: KVSize) -> str:
-    """All that decides the bits of a KV block beside the files of the model, as text."""
+def _described(options: ExecutorOptions, size: KVSize) -> str:
+    """All that decides the bits of a KV block beside the files of the model, as text that is equal in every process."""
     computes = [options.backend, options.dtype, options.quantization, options.load_format, options.batch_invariant]
     if options.backend == "native":
         from quire.ops.native import isa
 
         computes.append(isa())
-    return repr((__version__, computes, config, size.spec, size.max_model_len))
+    return repr((__version__, computes, size.spec, size.max_model_len))
 
 
 def _make_folder(root: Path, folder: Path, model: Path, format: BlockFormat) -> None:

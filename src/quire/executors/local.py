@@ -139,7 +139,7 @@ class LocalExecutor:
     def _new_store(self, size: KVSize, cache: KVCache) -> DiskTier | None:
         if (root := self._disk_path(self._model.config)) is None:
             return None
-        return open_disk_tier(root, self.path, self.options, self._model.config, size, cache.host_buffers)
+        return open_disk_tier(root, self.path, self.options, size, cache.host_buffers)
 
     def _gpu_room(self, spec: KVSpec) -> int:
         """Bytes that are free for the KV cache, measured by running a step, unless a size is given."""
