@@ -113,7 +113,7 @@ def test_a_disk_that_is_slower_than_computing_is_left_alone() -> None:
     cold, _ = answer(engine, "cold")
     others(engine)
     assert engine.scheduler.tiers is not None
-    engine.scheduler.tiers.measure_prefill(100.0)  # 24 tokens take 0.24 s
+    engine.scheduler.tiers.record_prefill(10_000, 100.0)  # 24 tokens take 0.24 s
     store.seconds = 0.25
     assert answer(engine, "again") == (cold, 0) and store.num_read == 0
     others(engine)

@@ -20,6 +20,8 @@ from quire.core.records import TierStats
 from quire.core.sequence import Sequence
 
 MAX_FETCHES = 2  # of one sequence: what precedes the fetched blocks may be evicted from the pool meanwhile
+PREFILL_MEMORY = 2048  # tokens after which a step with prompts counts half in the measured rate
+MIN_PREFILL_TOKENS = 64  # fewer tell the time of a step, and not that of a token
 MIN_FETCH_SECONDS = 0.05  # a fetch is not given up earlier
 FIRST_FETCH_SECONDS = 2.0  # nor before this while no prompt has been computed, whose time it could be compared with
 
@@ -97,7 +99,7 @@ class KVTiers:
         self._block_bytes = block_bytes
         self._tree, self._host, self._index, self._store, self._keep = tree, host, index, store, keep
         self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
-        self._tokens_per_second = 0.0  # of prefill; 0: not measured yet
+        self._prefill_tokens = self._prefill_seconds = 0.0  # of steps with prompts; earlier ones count less
         self._uncounted: list[tuple[TierStats, int, float]] = []  # hits before that: tokens, and seconds of waiting
         self._host_stats, self._disk_stats = TierStats(), TierStats()  # of the disk: hits and seconds saved
         self.now = 0.0  # time.monotonic() of the last `expire`
@@ -237,8 +239,11 @@ class KVTiers:
         self._fetched_keys.update(stored)
         return True
 
-    def _seconds_to_compute(self, num_blocks: int) -> float:
-        return num_blocks * self._tree.block_size / self._tokens_per_second if self._tokens_per_second else 0.0
+    def _seconds_to_compute(self, num_blocks: float) -> float:
+        """0: not measured yet."""
+        if self._prefill_tokens < MIN_PREFILL_TOKENS:
+            return 0.0
+        return num_blocks * self._tree.block_size * self._prefill_seconds / self._prefill_tokens
 
     def fetched(self, fetch_id: int, num_blocks: int) -> None:
         """The store has read the first `num_blocks` of a fetch; it could not read the next."""
@@ -296,16 +301,19 @@ class KVTiers:
         self._uncounted += [(self._disk_stats, from_disk, seq.fetch_seconds), (self._host_stats, from_host, 0.0)]
         self._count_seconds()
 
-    def measure_prefill(self, tokens_per_second: float) -> None:
-        """How fast prompts are computed: what fetches are compared with."""
-        self._tokens_per_second = tokens_per_second
+    def record_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Learn how fast prompts are computed from a step with prompts: fetches are compared with it."""
+        kept = 0.5 ** (num_tokens / PREFILL_MEMORY)
+        self._prefill_tokens = self._prefill_tokens * kept + num_tokens
+        self._prefill_seconds = self._prefill_seconds * kept + seconds
         if self._uncounted:
             self._count_seconds()
 
     def _count_seconds(self) -> None:
-        if self._tokens_per_second:
+        if self._seconds_to_compute(1):
             for stats, num_tokens, waited in self._uncounted:
-                stats.seconds_saved += max(num_tokens / self._tokens_per_second - waited, 0.0)
+                seconds = self._seconds_to_compute(num_tokens / self._tree.block_size)
+                stats.seconds_saved += max(seconds - waited, 0.0)
             self._uncounted.clear()
 
     def stats(self) -> dict[str, TierStats]:

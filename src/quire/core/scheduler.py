@@ -277,7 +277,7 @@ class Scheduler:
         if plan.num_tokens - plan.num_drafts > len(plan.runs):
             self.step_time.record_step(plan.num_tokens, seconds)
             if self.tiers:
-                self.tiers.measure_prefill(self.step_time.tokens_per_second)
+                self.tiers.record_prefill(plan.num_tokens, seconds)
         elif self.speculation and plan.runs:
             self.speculation.budget.step_cost.record_step(plan.num_tokens, seconds)
 

@@ -161,8 +161,8 @@ class Engine:
             self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
             if plan.runs and len(self._in_flight) <= self.capacity.ahead:
                 return events
-            if not plan.runs and self._store is not None and self._waits_for_disk:
-                self._store.wait(FETCH_WAIT)  # nothing else can be done
+            if not plan.runs and len(self._in_flight) == 1 and self._store is not None and self._waits_for_disk:
+                self._store.wait(FETCH_WAIT)  # there is nothing else to do
         return events + self._collect() if self._in_flight else events
 
     def _collect(self) -> list[SequenceEvent]:
@@ -175,6 +175,8 @@ class Engine:
         events = self._scheduler.update(output)
         if self._grammars:
             self._release_grammars(events)
+        if self._store is not None and not step.plan.runs and not events:
+            return events  # at most, it moved blocks
         self.record = StepRecord(
             step=step.plan.step,
             num_tokens=step.plan.num_tokens,
