@@ -60,6 +60,8 @@ SETTINGS = st.builds(
     window=st.just(0) | st.integers(1, 20),
     num_adapters=st.integers(1, 3),
     num_drafts=st.sampled_from([0, 1, 5]),
+    store=st.none() | st.builds(FakeStore, st.integers(0, 3), failures=st.sampled_from([0.0, 0.2])),
+    offload=st.booleans(),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),

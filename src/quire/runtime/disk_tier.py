@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import resource
+import sys
 import threading
 import time
 from collections import deque
@@ -31,6 +32,7 @@ FIND_SECONDS = 0.02  # a lookup that takes longer is given up, and the next come
 FIND_SHARE = 0.02  # of the engine's time that slow lookups may take
 PREFETCHED_FILES = 16  # opened before they are read
 RETRY_SECONDS = 10.0  # after a write failed
+WRITER_NICENESS = 5  # threads that compute go first
 STOP_SECONDS = 2.0  # that the last writes have
 
 Wait = Callable[[], None]  # returns when the swaps of a plan are done
@@ -197,6 +199,8 @@ class DiskTier:
     # ---- writing
 
     def _write_all(self) -> None:
+        if sys.platform == "linux":  # there, each thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
         self._space.sweep()
         while (task := self._writes.get()) is not None:
             if isinstance(task, bytes):
