@@ -203,16 +203,16 @@ class KVTiers:
         """Whether a waiting sequence waits for blocks from the disk. Begins to fetch them if that pays."""
         if self._store is None or seq.fetch is not None:
             return seq.fetch is not None
-        has_asked = seq.num_fetches >= MAX_FETCHES
-        if seq.num_computed or (has_asked and not seq.host_blocks) or not self._is_eligible(seq):
+        can_ask = seq.num_fetches < MAX_FETCHES and self._is_eligible(seq)
+        if seq.num_computed or not (can_ask or seq.host_blocks):
             return False
         last = (len(seq.tokens) - 1) // self._tree.block_size
         path = self._tree.match(seq.group.namespace, None, seq.tokens, 0, last)
         if seq.host_blocks:
-            if len(path) >= min(seq.host_blocks):
+            if len(path) >= min(seq.host_blocks) and not seq.group.computes_prompt_logprobs(seq):
                 return False  # they have arrived
             self.drop_arrived(seq)
-        return not has_asked and self._begin_fetch(seq, path, plan)
+        return can_ask and self._begin_fetch(seq, path, plan)
 
     def _begin_fetch(self, seq: Sequence, path: Many[PrefixNode], plan: StepPlan) -> bool:
         """Fetch what follows the blocks of `path` in the pool and further blocks on the host, if that pays."""
