@@ -1,6 +1,7 @@
 """KV blocks as files: what was written comes back bit for bit, or not at all."""
 
 import errno
+import itertools
 import os
 import random
 import signal
@@ -41,7 +42,7 @@ class Driven:
         self.host = np.random.default_rng(0).integers(0, 256, (NUM_HOST, format.nbytes), dtype=np.uint8)
         self.folder = str(root / format.fingerprint)
         self.tier = DiskTier(root, format, max_bytes, lambda block: [self.host[block][:300], self.host[block][300:]])
-        self.fetch_ids = iter(range(1000))
+        self.fetch_ids = itertools.count()
 
     def done(self, count: int) -> list[tuple[int, int] | int]:
         ended: list[tuple[int, int] | int] = []

@@ -224,6 +224,9 @@ class KVTiers:
             self._host.release(held)
             return True  # another sequence fetches it, and will share it
         stored = self._store.find(chain([key], keys)) if key else []
+        if len(stored) > self._host.num_available and self._fetched_keys:
+            self._host.release(held)
+            return True  # other fetches will end and give host blocks back
         del stored[self._host.num_available :]
         seconds = self._seconds_to_compute(len(stored))
         if not stored or (seconds and self._store.read_seconds(len(stored)) > seconds):

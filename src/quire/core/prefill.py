@@ -50,6 +50,7 @@ class Prefill:
         it may start. A sequence that was preempted after the step `first_in_flight` was planned waits for the tokens
         that are in flight."""
         skipped: set[str] = set()  # adapters
+        num_fetching = 0
         waiting, index = self._groups.waiting.items, 0
         while index < len(waiting) and budget > 0:
             seq = waiting[index]
@@ -62,6 +63,9 @@ class Prefill:
                 continue
             if self._tiers and self._tiers.awaits_blocks(seq, plan):
                 index += 1
+                num_fetching += group.num_rows
+                if num_fetching >= self._rows.num_unreserved:
+                    return  # more could not start when their blocks are there
                 continue
             before = seq.num_computed
             if not self._kv_blocks.try_admit(seq, num_reserved):

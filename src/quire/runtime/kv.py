@@ -111,8 +111,8 @@ def size_cache(
 
 
 def _num_staged(spec: KVSpec, seq_blocks: int) -> int:
-    """Host blocks on the way from and to the disk: those of the longest sequence, if they are not too large."""
-    return max(min(seq_blocks, MAX_STAGED_BYTES // spec.block_bytes), MIN_STAGED_BLOCKS)
+    """Host blocks on the way from and to the disk: those of two longest sequences, if they are not too large."""
+    return max(min(2 * seq_blocks, MAX_STAGED_BYTES // spec.block_bytes), MIN_STAGED_BLOCKS)
 
 
 def longest(config: ModelConfig, asked: int | None) -> int:
