@@ -2,7 +2,7 @@
 
 Nothing here decides who runs. The scheduler asks only for blocks that it knows are free."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool
@@ -40,7 +40,6 @@ class KVBlocks:
         self.tiers: KVTiers | None = None
         if has_tiers:
             self.tiers = KVTiers(self.tree, self.host, index, store, keep=offload, block_bytes=block_bytes)
-        self._swapped: deque[list[int]] = deque()  # host blocks of each plan in flight
 
     def num_new_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """New blocks that `seq` needs until its block table covers `num_tokens`."""
@@ -235,23 +234,19 @@ class KVBlocks:
         seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
         seq.num_computed = seq.num_blocks_sent = seq.num_arrived = seq.num_fetched = 0
 
-    def begin_plan(self, plan: StepPlan) -> None:
-        """The plan is made, and will be carried out."""
-        self._swapped.append([*(host for _, host in plan.swap_out), *(host for host, _ in plan.swap_in)])
+    def release_swapped(self, plan: StepPlan) -> None:
+        """The output of a plan has come: its swaps are done."""
+        self.host.release(_swapped(plan))
 
-    def end_plan(self) -> None:
-        """The output of the oldest plan has come: its swaps are done."""
-        self.host.release(self._swapped.popleft())
-
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Assert every invariant of memory, given all live sequences."""
+    def check(self, sequences: Iterable[Sequence], plans: Iterable[StepPlan]) -> None:
+        """Assert every invariant of memory, given all live sequences and all plans in flight."""
         self.tree.check()
         self.pool.check()
         self.host.check()
         refs: Counter[int] = Counter()
         host_refs = self.tiers.check() if self.tiers else Counter[int]()
-        for swapped in self._swapped:
-            host_refs.update(swapped)
+        for plan in plans:
+            host_refs.update(_swapped(plan))
         for seq in sequences:
             refs.update(seq.held_blocks)
             host_refs.update(seq.host_blocks.values())
@@ -288,3 +283,8 @@ class KVBlocks:
     def _copied(seq: Sequence) -> int:
         """How many sequences of its group have yet to copy the block that `seq` writes into."""
         return sum(other.copy_from == seq.block_table[-1] for other in seq.group.live)
+
+
+def _swapped(plan: StepPlan) -> list[int]:
+    """The host blocks that a plan has references to."""
+    return [*(host for _, host in plan.swap_out), *(host for host, _ in plan.swap_in)]

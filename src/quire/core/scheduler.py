@@ -143,7 +143,6 @@ class Scheduler:
             self.prefill.admit(plan, budget, num_reserved, first_in_flight)
         plan.retired = self.rows.take_retired()
         self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
-        self.kv_blocks.begin_plan(plan)
         if self._ahead:
             self._add_placeholders(plan)
         return plan
@@ -196,8 +195,9 @@ class Scheduler:
     def update(self, output: StepOutput) -> list[SequenceEvent]:
         """Append the tokens that the oldest plan in flight sampled; returns the events for the clients."""
         step = self._in_flight.popleft()
-        self.kv_blocks.end_plan()
         plan, owners = step.plan, step.owners
+        if plan.swap_out or plan.swap_in:
+            self.kv_blocks.release_swapped(plan)
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events = self.groups.take_events()
         drafted = {run.row: run for run in plan.runs if run.drafts} if self.speculation else {}
@@ -307,9 +307,9 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant, each with a sentence. For tests, between steps: it takes a while."""
-        runs = [step.plan.runs for step in self._in_flight]
-        num_sampling = sum(max((len(run.drafts) for run in each), default=0) or 1 for each in runs)
-        self.groups.check(num_sampling)
+        plans = [step.plan for step in self._in_flight]
+        num_sampling = sum(max((len(run.drafts) for run in plan.runs), default=0) or 1 for plan in plans)
+        self.groups.check(num_sampling, plans)
         num_hits, num_queries = self.prefill.num_hits, self.prefill.num_queries
         assert 0 <= num_hits <= num_queries, f"{num_hits} prefix hits in {num_queries} prompt tokens"
 
