@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool
-from quire.core.kv_tiers import BlockStore, HostIndex, KVTiers
+from quire.core.host_index import HostIndex
+from quire.core.kv_tiers import BlockStore, KVTiers
 from quire.core.plan import StepPlan
 from quire.core.prefix_tree import PrefixNode, PrefixTree
 from quire.core.sequence import NEVER, NULL_BLOCK, Sequence

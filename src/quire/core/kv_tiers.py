@@ -14,6 +14,7 @@ from typing import Protocol
 
 from quire.core.block_keys import BlockKey, child_key, root_key, tenant_digest
 from quire.core.block_pool import BlockPool
+from quire.core.host_index import HostIndex
 from quire.core.plan import Fetch, StepPlan
 from quire.core.prefix_tree import Namespace, PrefixNode, PrefixTree
 from quire.core.records import TierStats
@@ -40,37 +41,6 @@ class BlockStore(Protocol):
 
     def stats(self) -> TierStats:
         """All but hits and seconds saved."""
-
-
-class HostIndex:
-    """The prefix blocks that are kept on the host, by key."""
-
-    has_gaps = True  # a block may be evicted before those that follow it
-
-    def __init__(self) -> None:
-        self._blocks: dict[BlockKey, int] = {}
-        self._keys: dict[int, BlockKey] = {}
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def find(self, key: BlockKey) -> int | None:
-        return self._blocks.get(key)
-
-    def insert(self, key: BlockKey, block: int) -> None:
-        self._blocks[key], self._keys[block] = block, key
-
-    def remove(self, block: int) -> None:
-        del self._blocks[self._keys.pop(block)]
-
-    def belongs_to(self, block: int, tenant: str) -> bool:
-        return self._keys[block].startswith(tenant_digest(tenant))
-
-    def walk(self) -> Iterator[PrefixNode]:
-        return iter(())
 
 
 @dataclass(slots=True)

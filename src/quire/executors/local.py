@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
 from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype, warn_of_offloading
-from quire.executors.disk import open_disk_tier
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
@@ -16,13 +15,15 @@ from quire.models.registry import family, read_model_config
 from quire.ops.opset import KVCache, KVSpec, OpSet
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.available_memory import available_memory
-from quire.runtime.disk_tier import DiskTier
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
 from quire.runtime.runner import Runner
 from quire.runtime.spec.proposer import ProposerContext
 from quire.runtime.structured_output import MatcherFactory
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
+
+if TYPE_CHECKING:
+    from quire.runtime.disk_tier import DiskTier
 
 MAX_DEFAULT_CACHE_BYTES = 4 * 2**30  # of main memory, unless a size is asked for
 
@@ -136,9 +137,11 @@ class LocalExecutor:
         path = self.options.kv_disk_path
         return Path(path).expanduser().absolute() if path and not config.window else None
 
-    def _new_store(self, size: KVSize, cache: KVCache) -> DiskTier | None:
+    def _new_store(self, size: KVSize, cache: KVCache) -> "DiskTier | None":
         if (root := self._disk_path(self._model.config)) is None:
             return None
+        from quire.executors.disk import open_disk_tier  # it imports what reads and writes files
+
         return open_disk_tier(root, self.path, self.options, size, cache.host_buffers)
 
     def _gpu_room(self, spec: KVSpec) -> int:
@@ -175,7 +178,7 @@ class LocalExecutor:
         self.runner.set_matcher_factory(new_matcher)
 
     @property
-    def store(self) -> DiskTier | None:
+    def store(self) -> "DiskTier | None":
         return self.runner.store
 
     def stop(self) -> None:

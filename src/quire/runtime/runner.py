@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.core.plan import SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
@@ -13,12 +13,14 @@ from quire.ops.opset import KVCache, Masks, OpSet
 from quire.ops.sampled_row import id_logprobs
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.batch import BatchedStep, BatchRows
-from quire.runtime.disk_tier import DiskTier
 from quire.runtime.encoder_inputs import EncoderInputs
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
 from quire.runtime.spec.proposer import Proposer
 from quire.runtime.structured_output import MatcherFactory, StructuredOutputRows
+
+if TYPE_CHECKING:
+    from quire.runtime.disk_tier import DiskTier
 
 
 class Runner:
@@ -38,7 +40,7 @@ class Runner:
         adapters: LoraAdapters | None = None,
         proposer: Proposer | None = None,
         idle_cpu: bool = False,
-        new_store: Callable[[KVCache], DiskTier | None] = lambda cache: None,
+        new_store: "Callable[[KVCache], DiskTier | None]" = lambda cache: None,
     ) -> None:
         """`idle_cpu`: a CPU has nothing to do during a forward pass, so masks are made beside it. `new_store` makes the
         store of blocks on disk for the cache."""
