@@ -75,6 +75,7 @@ class FakeStore:
     def __init__(self, seed: int = 0, *, max_delay: int = 3, failures: float = 0.0) -> None:
         self.blocks: dict[BlockKey, list[int | None]] = {}
         self.seconds = 0.0  # what `read_seconds` says
+        self.cost = 0.0  # what `save_seconds` says
         self.hangs = False  # whether saves and fetches never end
         self.num_read = 0
         self._rng = random.Random(seed)
@@ -97,6 +98,9 @@ class FakeStore:
 
     def read_seconds(self, num_blocks: int) -> float:
         return self.seconds
+
+    def save_seconds(self) -> float:
+        return self.cost
 
     def clear(self, tenant: bytes) -> None:
         self.blocks = {key: content for key, content in self.blocks.items() if key[:TENANT_BYTES] != tenant}

@@ -8,7 +8,9 @@ import pytest
 from core.driven import Engine
 from core.test_random_workloads import crowd, verify
 from fakes import FakeStore
+from quire.core import kv_tiers
 from quire.core.block_keys import child_key, root_key, tenant_digest
+from quire.core.plan import StepPlan
 from quire.core.request import Request
 from trials import LENGTH
 
@@ -119,6 +121,24 @@ def test_a_disk_that_is_slower_than_computing_is_left_alone() -> None:
     others(engine)
     store.seconds = 0.23
     assert answer(engine, "at last") == (cold, 24)
+
+
+def test_saving_waits_for_idle_moments_where_it_slows_steps_down_and_hits_do_not_pay() -> None:
+    store = FakeStore()
+    store.cost = kv_tiers.FIRST_SAVING_SECONDS / 2
+    engine = Engine(64, num_host_blocks=32, store=store)
+    engine.add("a", PROMPT, max_tokens=20)
+    while engine.scheduler.groups.has_work:
+        engine.step()
+    assert sum(len(plan.saves) for plan in engine.plans) == 2, "it takes more than its share"
+    engine.finish()
+    assert sum(len(plan.saves) for plan in engine.plans) == 11
+    engine.scheduler.record_step(StepPlan(0, []), 2 * store.cost / kv_tiers.SAVING_SHARE)
+    engine.add("b", PROMPT[::-1], max_tokens=20)
+    num_plans = len(engine.plans)
+    while engine.scheduler.groups.has_work:
+        engine.step()
+    assert 2 <= sum(len(plan.saves) for plan in engine.plans[num_plans:]) <= 3
 
 
 def test_a_sequence_goes_on_when_the_disk_takes_longer_than_computing() -> None:

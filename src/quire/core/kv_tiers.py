@@ -23,6 +23,10 @@ from quire.core.sequence import Sequence
 MAX_FETCHES = 2  # of one sequence: what precedes the fetched blocks may be evicted from the pool meanwhile
 PREFILL_MEMORY = 2048  # tokens after which a step with prompts counts half in the measured rate
 MIN_PREFILL_TOKENS = 64  # fewer tell the time of a step, and not that of a token
+FIRST_SAVING_SECONDS = 0.2  # that saving may take beside steps, when the engine starts
+SAVING_SHARE = 0.005  # of the time of steps that it may take besides
+PAID_SHARE = 0.5  # of the time that hits have saved that it may take besides
+MAX_SAVES = 64  # in one plan: the engine looks at messages between plans
 MIN_FETCH_SECONDS = 0.05  # a fetch is not given up earlier
 FIRST_FETCH_SECONDS = 2.0  # nor before this while no prompt has been computed, whose time it could be compared with
 
@@ -35,6 +39,9 @@ class BlockStore(Protocol):
 
     def read_seconds(self, num_blocks: int) -> float:
         """How long a fetch that begins now would take."""
+
+    def save_seconds(self) -> float:
+        """How much longer steps take because one block is saved beside them; 0: no longer."""
 
     def clear(self, tenant: bytes) -> None:
         """Forget the blocks of a tenant, given its digest."""
@@ -75,6 +82,7 @@ class KVTiers:
         self.now = 0.0  # time.monotonic() of the last `expire`
         self._unsaved: dict[int, PrefixNode] = {}  # by block; an evicted node no longer has its block
         self._saving: set[int] = set()  # host blocks that the store writes
+        self._saving_seconds = FIRST_SAVING_SECONDS  # that saving may still take beside steps
         self._fetches: dict[int, _FetchInFlight] = {}
         self._fetched_keys: Counter[BlockKey] = Counter()  # of fetches that a sequence waits for
         self._ids = count()
@@ -105,9 +113,14 @@ class KVTiers:
     def _can_save(self) -> bool:
         return self._host.num_available > self._host.num_blocks // 2  # the others are for fetches
 
-    def save(self, plan: StepPlan) -> None:
-        """Swap out what earlier plans have filled, while host blocks are free. It stays in the pool, too."""
-        while self.has_unsaved:
+    def save(self, plan: StepPlan, is_idle: bool) -> None:
+        """Swap out what earlier plans have filled, while host blocks are free. It stays in the pool, too.
+
+        Where saving slows steps down, it may take a small share of their time, and more once hits have paid for it.
+        What is left waits until the engine is idle, or until it is evicted."""
+        cost = self._store.save_seconds() if self._store is not None and not is_idle else 0.0
+        while self.has_unsaved and len(plan.swap_out) < MAX_SAVES and (self._saving_seconds > 0 or not cost):
+            self._saving_seconds -= cost
             block = next(iter(self._unsaved))
             node = self._unsaved.pop(block)
             if node.block != block or self._index.find(node.key) is not None:
@@ -274,6 +287,10 @@ class KVTiers:
         self._uncounted += [(self._disk_stats, from_disk, seq.fetch_seconds), (self._host_stats, from_host, 0.0)]
         self._count_seconds()
 
+    def record_step(self, seconds: float) -> None:
+        """A step took so long: a share of that may go into saving."""
+        self._saving_seconds += SAVING_SHARE * seconds
+
     def record_prefill(self, num_tokens: int, seconds: float) -> None:
         """Learn how fast prompts are computed from a step with prompts: fetches are compared with it."""
         kept = 0.5 ** (num_tokens / PREFILL_MEMORY)
@@ -287,6 +304,7 @@ class KVTiers:
             for stats, num_tokens, waited in self._uncounted:
                 seconds = self._seconds_to_compute(num_tokens / self._tree.block_size)
                 stats.seconds_saved += max(seconds - waited, 0.0)
+                self._saving_seconds += PAID_SHARE * max(seconds - waited, 0.0)
             self._uncounted.clear()
 
     def stats(self) -> dict[str, TierStats]:

@@ -124,7 +124,7 @@ class Scheduler:
         plan = StepPlan(self._step, [])
         self._step += 1
         if self.tiers:
-            self.tiers.save(plan)
+            self.tiers.save(plan, is_idle=not self.groups.has_work)
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
         num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
@@ -274,6 +274,8 @@ class Scheduler:
 
     def record_step(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took: steps with prompts bound later ones, the others tell what drafts cost."""
+        if self.tiers:
+            self.tiers.record_step(seconds)
         if plan.num_tokens - plan.num_drafts > len(plan.runs):
             self.step_time.record_step(plan.num_tokens, seconds)
             if self.tiers:

@@ -37,7 +37,7 @@ def open_disk_tier(
             param="kv_disk_size",
         )
     _make_folder(root, root / format.fingerprint, path, format)
-    return DiskTier(root, format, options.kv_disk_bytes, buffers)
+    return DiskTier(root, format, options.kv_disk_bytes, buffers, shares_cpu=not options.on_gpu)
 
 
 def _described(options: ExecutorOptions, size: KVSize) -> str:

@@ -27,6 +27,9 @@ log = logging.getLogger("quire.engine")
 
 FIRST_BYTES_PER_SECOND = 500e6  # of reading, until it is measured
 EMA_WEIGHT = 0.3  # of one fetch in the moving average of seconds a block
+FIRST_WRITE_SECONDS = 0.0004  # of a CPU, for one block, until it is measured
+WRITE_EMA_WEIGHT = 0.05  # of one block in their moving average
+COPY_AND_WRITE = 1.5  # times the time of writing: a block is copied before that, while no thread computes
 FORGET_SECONDS = 30.0  # a slow disk is tried again after about this
 FIND_SECONDS = 0.02  # a lookup that takes longer is given up, and the next comes later
 FIND_SHARE = 0.02  # of the engine's time that slow lookups may take
@@ -41,8 +44,17 @@ Wait = Callable[[], None]  # returns when the swaps of a plan are done
 class DiskTier:
     """Implements `BlockStore`. Host blocks are read and written where they lie: `buffers` gives their memory."""
 
-    def __init__(self, root: Path, format: BlockFormat, max_bytes: int, buffers: Callable[[int], Buffers]) -> None:
-        self._format, self._buffers = format, buffers
+    def __init__(
+        self,
+        root: Path,
+        format: BlockFormat,
+        max_bytes: int,
+        buffers: Callable[[int], Buffers],
+        shares_cpu: bool = False,
+    ) -> None:
+        """`shares_cpu`: the CPUs that write also compute the steps."""
+        self._format, self._buffers, self._shares_cpu = format, buffers, shares_cpu
+        self._write_seconds = FIRST_WRITE_SECONDS  # of a CPU, for one block
         self._folder = str(root / format.fingerprint)
         self._space = DiskSpace(root, self._folder, max_bytes)
         self._temporary = (f"{self._folder}/tmp/{os.getpid()}-{n}" for n in itertools.count())
@@ -92,6 +104,9 @@ class DiskTier:
         forgotten = min((now - self._measured) / FORGET_SECONDS, 1.0)
         each = self._seconds + (self._first_seconds - self._seconds) * forgotten
         return max(each * (num_blocks + sum(blocks for blocks, _ in queued)), waited)
+
+    def save_seconds(self) -> float:
+        return COPY_AND_WRITE * self._write_seconds if self._shares_cpu else 0.0
 
     def clear(self, tenant: bytes) -> None:
         self._clearing[tenant] = self._clearing.get(tenant, 0) + 1
@@ -222,7 +237,7 @@ class DiskTier:
     def _write(self, host: int, key: BlockKey) -> None:
         if time.monotonic() < self._retry_at:
             return
-        path = block_path(self._folder, key)
+        begin, path = time.thread_time(), block_path(self._folder, key)
         if self._space.touch(path):
             return
         try:
@@ -235,6 +250,7 @@ class DiskTier:
                 self._space.shrink()
             self._warn("written", error)
             return
+        self._write_seconds += (time.thread_time() - begin - self._write_seconds) * WRITE_EMA_WEIGHT
         self._space.added(self._format.nbytes)
         self._stats.written_bytes += self._format.nbytes
 
