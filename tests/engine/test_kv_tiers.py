@@ -55,7 +55,8 @@ class Engine:
         return self.llm.engine.stats().tiers["disk"].hits
 
     def wait_until_saved(self) -> None:
-        """All that was queued is written."""
+        """All is written."""
+        self.llm.engine.save_blocks()
         store = self.llm.engine.executor.store
         assert store is not None
         store._writes.put(None)
@@ -93,7 +94,6 @@ llm = LLM(sys.argv[1], max_num_seqs=4, kv_disk_path=sys.argv[2])
 params = SamplingParams(temperature=0.8, seed=5, max_tokens=20, ignore_eos=True)
 tokens = llm.generate([sys.argv[3]], params)[0].outputs[0].token_ids
 print(json.dumps([tokens, llm.engine.stats().tiers["disk"].hits]))
-llm.engine.stop()
 """
 
 
@@ -105,6 +105,10 @@ def test_another_process_finds_them(tiny_model: Path, tmp_path: Path, cold: dict
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     tokens, hits = json.loads(output)
     assert tokens == [token for token, _ in cold["auto"][0]] and hits > 100
+    command[-1] = PROMPTS[2]  # saved when that process ends
+    num_files = len(list(tmp_path.rglob("*.kv")))
+    subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert len(list(tmp_path.rglob("*.kv"))) >= num_files + 6
 
 
 def test_a_working_set_beyond_the_pool_comes_from_the_disk(tiny_model: Path, tmp_path: Path, cold: dict) -> None:

@@ -69,6 +69,7 @@ class Engine:
         _collect_garbage_rarely()
         self.record: StepRecord | None = None
         self._in_flight: deque[_StepInFlight] = deque()
+        self._stopped = False
         self._collected = 0.0  # when the last step ended
         self._live: LiveSnapshots | None = None  # while the engine is watched
         self.adapters: set[str] = set()  # keys that requests may name
@@ -215,6 +216,9 @@ class Engine:
                 self.step()
 
     def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
         end = time.monotonic() + SAVE_TIMEOUT
         self.save_blocks()
         while self._store is not None and self._waits_to_save and time.monotonic() < end:

@@ -3,7 +3,6 @@
 The directory is its own index: a block is there if its file is. So a restarted engine and the one beside it find what
 another has written, and a file is trusted only after it has been read and its header and checksum compared."""
 
-import atexit
 import errno
 import itertools
 import logging
@@ -77,7 +76,6 @@ class DiskTier:
         ]
         for thread in self._threads:
             thread.start()
-        atexit.register(self.stop)
 
     # ---- asked by the scheduler
 
@@ -148,7 +146,6 @@ class DiskTier:
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Write what is queued, for so long."""
-        atexit.unregister(self.stop)
         if self._stopping:
             return
         self._writes.put(None)
