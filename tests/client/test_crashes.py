@@ -24,6 +24,7 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import DeadlinePassed, EngineFailed
 from quire.core.structured import Structured
 from quire.engine.options import EngineOptions
+from quire.runtime.kv_files import is_whole
 from quire.server.observe.metrics import ModelMetrics
 from trials import LENGTH
 
@@ -123,10 +124,16 @@ def test_a_poisonous_text_is_answered_after_three_crashes_and_the_others_lose_no
 
 
 @pytest.mark.trial
+@pytest.mark.parametrize("has_disk", [False, True], ids=["", "with prefixes on disk"])
 def test_random_kills_lose_nothing(
-    tiny_model: Path, bystanders: list[GenerateRequest], undisturbed: list[list[int]]
+    tiny_model: Path,
+    bystanders: list[GenerateRequest],
+    undisturbed: list[list[int]],
+    tmp_path: Path,
+    has_disk: bool,
 ) -> None:
     chance, metrics = random.Random(5), ModelMetrics()
+    options = EngineOptions(model=str(tiny_model), kv_disk_path=str(tmp_path) if has_disk else None)
 
     async def kill(client: EngineClient) -> None:
         for _ in range(NUM_KILLS):
@@ -145,12 +152,14 @@ def test_random_kills_lose_nothing(
         return num_read
 
     async def main() -> None:
-        async with EngineClient(EngineOptions(model=str(tiny_model)), metrics) as client:
+        async with EngineClient(options, metrics) as client:
             killing = asyncio.create_task(kill(client))
             await asyncio.gather(*(read_again_and_again(client, number, killing) for number in range(NUM_BYSTANDERS)))
 
     run(main(), 120 * LENGTH)
     assert metrics.restarts == NUM_KILLS and metrics.charged == 0 and metrics.finished["error"] == 0
+    files = list(tmp_path.rglob("*.kv"))
+    assert (len(files) > NUM_BYSTANDERS) == has_disk and all(is_whole(file) for file in files)
 
 
 def test_kills_while_an_engine_starts_are_no_reason_to_give_up(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fakes import FakeExecutor
+from fakes import FakeExecutor, FakeStore
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import StepPlan
@@ -23,6 +23,8 @@ class Engine:
         vocab_size: int = 64,
         num_drafts: int = 0,
         accuracy: float = 1.0,
+        store: FakeStore | None = None,
+        offload: bool = False,
         **options: Any,
     ) -> None:
         names = ("policy", "prefix_caching")
@@ -38,6 +40,8 @@ class Engine:
             num_blocks,
             num_host_blocks=num_host_blocks,
             drafts=num_drafts > 0,
+            store=store,
+            offload=offload,
             **{name: options[name] for name in names if name in options},
         )
         self.executor = FakeExecutor(
@@ -47,6 +51,7 @@ class Engine:
             vocab_size=vocab_size,
             num_drafts=num_drafts,
             accuracy=accuracy,
+            store=store,
         )
         self.plans: list[StepPlan] = []
         self.events: list[SequenceEvent] = []
@@ -70,10 +75,12 @@ class Engine:
         self.plans.append(plan)
         self.events += self.scheduler.update(self.executor.run(plan))
         self.scheduler.check()
+        if self.executor.store:
+            self.executor.store.advance(self.scheduler, self.executor.host)
         return plan
 
     def finish(self) -> "Engine":
-        while self.scheduler.has_work:
+        while self.scheduler.has_work or (self.executor.store and not self.executor.store.is_idle):
             self.step()
         assert self.scheduler.stats().held_blocks == 0
         return self

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, make_drafts_free
+from fakes import FakeExecutor, FakeStore, make_drafts_free
 from quire.core.errors import BadRequest
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
@@ -36,6 +36,8 @@ class Setting:
     window: int = 0
     num_adapters: int = 1
     num_drafts: int = 0
+    store: FakeStore | None = None
+    offload: bool = False
 
 
 @dataclass
@@ -58,6 +60,8 @@ SETTINGS = st.builds(
     window=st.just(0) | st.integers(1, 20),
     num_adapters=st.integers(1, 3),
     num_drafts=st.sampled_from([0, 1, 5]),
+    store=st.none() | st.builds(FakeStore, st.integers(0, 3), failures=st.sampled_from([0.0, 0.2])),
+    offload=st.booleans(),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -144,6 +148,8 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         window=setting.window,
         num_adapters=setting.num_adapters,
         drafts=setting.num_drafts > 0,
+        store=setting.store,
+        offload=setting.offload,
     )
     if setting.num_drafts:
         make_drafts_free(scheduler.speculation)
@@ -155,6 +161,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         window=setting.window,
         num_drafts=setting.num_drafts,
         accuracy=0.9,
+        store=setting.store,
     )
     return scheduler, executor
 
@@ -179,7 +186,7 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             if arrival.cancel_at and arrival.cancel_at[:2] == (step, while_running):
                 ledger.take(scheduler.cancel(arrival.request.id, arrival.cancel_at[2]))
 
-    while pending or scheduler.has_work or outputs:
+    while pending or scheduler.has_work or outputs or (setting.store and not setting.store.is_idle):
         assert step < 5000, "the scheduler makes no progress"
         while pending and pending[0].step <= step:
             arrival = pending.pop(0)
@@ -202,6 +209,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         while outputs and (not plan.runs or len(outputs) > setting.ahead):
             ledger.take(scheduler.update(outputs.popleft()))
         ledger.take(scheduler.expire(float(step)))
+        if setting.store:
+            setting.store.advance(scheduler, executor.host)
         scheduler.check()
         step += 1
     return scheduler, ledger, served

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-WITHOUT = "msgspec starlette uvicorn uvloop httptools prometheus_client jinja2 huggingface_hub tqdm"
+WITHOUT = "msgspec starlette uvicorn uvloop httptools prometheus_client jinja2 huggingface_hub tqdm xxhash"
 
 PROGRAM = """
 import sys

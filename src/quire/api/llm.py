@@ -7,6 +7,7 @@ for output in llm.generate(["A quire is", "Paper was"], SamplingParams(temperatu
 
 import itertools
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -64,6 +65,8 @@ class LLM:
         self.generation = read_generation_config(self.options, files.path)
         tokenizer = load_tokenizer(files.path, self.options)
         self.engine = Engine(new_executor(files.path, self.options), self.options, lambda: tokenizer)
+        if self.engine.executor.store is not None:
+            weakref.finalize(self, self.engine.stop)  # also when Python ends: what is not on disk yet is saved
         self.tokenizer = tokenizer
         self._prompter = Prompter(
             self.tokenizer,

@@ -1,10 +1,25 @@
 """Which KV blocks are held, and which free ones still hold a prefix. Block ids only: no tensors."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Protocol
 
-from quire.core.prefix_tree import PrefixTree
+from quire.core.prefix_tree import PrefixNode
+
+
+class BlockIndex(Protocol):
+    """What finds the prefixes that blocks hold: the prefix tree on the device, keys on the host."""
+
+    has_gaps: bool
+
+    def __contains__(self, block: int) -> bool: ...
+
+    def remove(self, block: int) -> None: ...
+
+    def belongs_to(self, block: int, tenant: str) -> bool: ...
+
+    def walk(self) -> Iterator[PrefixNode]: ...
 
 
 @lru_cache(4)
@@ -18,7 +33,7 @@ class BlockPool:
 
     Invariant (`check()`): every block is held (refs > 0), or free, or free and cached; exactly one of the three."""
 
-    def __init__(self, num_blocks: int, tree: PrefixTree) -> None:
+    def __init__(self, num_blocks: int, tree: BlockIndex) -> None:
         self.num_blocks = num_blocks
         self.refs = [0] * num_blocks
         self.tree = tree
@@ -37,6 +52,15 @@ class BlockPool:
     def cached(self) -> Iterable[int]:
         """Free blocks that hold a prefix, the least recently used first."""
         return self._cached
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def touch(self, block: int) -> None:
+        """Make a free cached block the most recently used one."""
+        if block in self._cached:
+            self._cached.move_to_end(block)
 
     def take(self) -> int:
         """A free block. If all free blocks are cached, the least recently used one is evicted."""
@@ -76,7 +100,7 @@ class BlockPool:
     def drop_cached(self, tenant: str) -> None:
         """Forget the prefixes of a tenant that no sequence holds."""
         for block in list(self._cached):  # the least recently used first: a suffix before its prefix
-            if self.tree.namespace_of(block)[0] == tenant:
+            if self.tree.belongs_to(block, tenant):
                 del self._cached[block]
                 self.tree.remove(block)
                 self._free.append(block)

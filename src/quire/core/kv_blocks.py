@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool
+from quire.core.host_index import HostIndex
+from quire.core.kv_tiers import BlockStore, KVTiers
 from quire.core.plan import StepPlan
 from quire.core.prefix_tree import PrefixNode, PrefixTree
 from quire.core.sequence import NEVER, NULL_BLOCK, Sequence
@@ -15,16 +17,30 @@ from quire.core.sliding_window import SlidingWindow
 class KVBlocks:
     """The blocks of the device and of the host, and the prefixes they hold.
 
-    A block that is written has one reference: a fork shares full blocks and copies the one it writes into."""
+    A block that is written has one reference: a fork shares full blocks and copies the one it writes into. A plan has a
+    reference to each host block that it swaps to or from, until its output comes."""
 
-    def __init__(self, num_blocks: int, num_host_blocks: int, window: SlidingWindow, prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        num_host_blocks: int,
+        window: SlidingWindow,
+        prefix_caching: bool,
+        store: BlockStore | None = None,
+        offload: bool = False,
+        block_bytes: int = 0,
+    ) -> None:
         self.block_size = window.block_size
         self.window = window
         self.tree = PrefixTree(self.block_size, has_gaps=window.size > 0)
         self.pool = BlockPool(num_blocks, self.tree)
         self.prefix_caching = prefix_caching
-        self.num_host_blocks = num_host_blocks
-        self._free_host = list(range(num_host_blocks - 1, -1, -1))
+        index = HostIndex()
+        self.host = BlockPool(num_host_blocks, index)
+        has_tiers = prefix_caching and not self.tree.has_gaps and (store is not None or offload)
+        self.tiers: KVTiers | None = None
+        if has_tiers:
+            self.tiers = KVTiers(self.tree, self.host, index, store, keep=offload, block_bytes=block_bytes)
 
     def num_new_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """New blocks that `seq` needs until its block table covers `num_tokens`."""
@@ -50,24 +66,28 @@ class KVBlocks:
     def try_admit(self, seq: Sequence, num_reserved: int) -> bool:
         """Attach the computed prefix of a waiting sequence if its other known tokens fit beside `num_reserved` blocks;
         else change nothing and return False."""
-        host, num_computed = seq.host_blocks, seq.num_computed
+        before = seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched
         self.attach_prefix(seq)
         if self.num_reserved_blocks(seq) + num_reserved <= self.pool.num_available:
             return True
-        seq.host_blocks = {}
+        if before[0]:
+            seq.host_blocks = {}  # it keeps them
         self.release(seq)
-        seq.host_blocks, seq.num_computed = host, num_computed
+        seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched = before
         return False
 
     def attach_prefix(self, seq: Sequence) -> None:
         """Give a sequence without blocks what is already computed of it: a fork of its group's prompt, or a prefix hit.
-        All of these blocks are shared."""
+        All of these blocks are shared. What follows on the host is swapped in when blocks are allocated for it."""
         owner = seq.group.prompt_owner
         seq.index_at = self.block_size if self.prefix_caching else NEVER
         if owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
             self.fork(seq, owner, seq.group.num_prompt - 1)
         else:
             self.extend_prefix_hit(seq)
+            if self.tiers:
+                self.tiers.hold_host_hits(seq, len(seq.block_table))
+                seq.num_computed = max(seq.num_computed, seq.num_arrived)
         self.free_behind_window(seq)  # a sequence that was swapped out has no blocks behind its window
 
     def extend_prefix_hit(self, seq: Sequence) -> None:
@@ -88,6 +108,8 @@ class KVBlocks:
             seq.index_at += len(path) * self.block_size
             seq.num_computed = max(seq.num_computed, seq.num_indexed * self.block_size)
             self.free_behind_window(seq)
+            if self.tiers:
+                self.tiers.touch(path)
         for node in path[len(seq.block_table) - start :]:
             self.pool.hold(node.block)
             seq.block_table.append(node.block)
@@ -153,7 +175,7 @@ class KVBlocks:
             seq.copy_from = None
         if seq.host_blocks:
             plan.swap_in.extend((host, seq.block_table[i]) for i, host in seq.host_blocks.items() if i >= first)
-            self._free_host.extend(seq.host_blocks.values())
+            self.host.release([host for i, host in seq.host_blocks.items() if i < first])
             seq.host_blocks = {}
 
     def index_full_blocks(self, seq: Sequence) -> None:
@@ -169,6 +191,8 @@ class KVBlocks:
             if node is None:  # another block has these tokens, and `seq` does not hold it: it leaves the tree
                 seq.index_at = NEVER
                 return
+            if self.tiers and seq.index_at > seq.num_arrived:
+                self.tiers.note_full(node.block, node)
             seq.node = node
             seq.num_indexed += 1
             seq.index_at += size
@@ -183,16 +207,18 @@ class KVBlocks:
         del seq.block_table[num_blocks:]
         seq.num_blocks_sent = min(seq.num_blocks_sent, num_blocks)
         for index in [index for index in seq.host_blocks if index >= num_blocks]:
-            self._free_host.append(seq.host_blocks.pop(index))
+            self.host.release([seq.host_blocks.pop(index)])
 
     def can_swap_out(self, seq: Sequence) -> bool:
-        return 0 < len(seq.held_blocks) <= len(self._free_host)
+        return 0 < len(seq.held_blocks) <= self.host.num_available
 
     def swap_out(self, seq: Sequence, plan: StepPlan) -> None:
         """Move the computed blocks to the host, and release them on the device."""
         num_computed = seq.num_computed
-        host = {i: self._free_host.pop() for i in range(seq.num_freed, len(seq.block_table))}
-        plan.swap_out.extend(zip(seq.held_blocks, host.values(), strict=True))
+        host = {i: self.host.take() for i in range(seq.num_freed, len(seq.block_table))}
+        for block, host_block in zip(seq.held_blocks, host.values(), strict=True):
+            self.host.hold(host_block)
+            plan.swap_out.append((block, host_block))
         self.release(seq)
         seq.host_blocks, seq.num_computed = host, num_computed
 
@@ -202,26 +228,38 @@ class KVBlocks:
             self.pool.release([seq.copy_from])
             seq.copy_from = None
         self.pool.release(seq.held_blocks)
-        self._free_host.extend(seq.host_blocks.values())
+        self.host.release(list(seq.host_blocks.values()))
+        if seq.fetch is not None and self.tiers:
+            self.tiers.forget_fetch(seq)
         seq.block_table, seq.num_freed, seq.host_blocks = [], 0, {}
         seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
-        seq.num_computed = seq.num_blocks_sent = 0
+        seq.num_computed = seq.num_blocks_sent = seq.num_arrived = seq.num_fetched = 0
 
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Assert every invariant of memory, given all live sequences."""
+    def release_swapped(self, plan: StepPlan) -> None:
+        """The output of a plan has come: its swaps are done."""
+        self.host.release(_swapped(plan))
+
+    def check(self, sequences: Iterable[Sequence], plans: Iterable[StepPlan]) -> None:
+        """Assert every invariant of memory, given all live sequences and all plans in flight."""
         self.tree.check()
         self.pool.check()
+        self.host.check()
         refs: Counter[int] = Counter()
-        host = list(self._free_host)
+        host_refs = self.tiers.check() if self.tiers else Counter[int]()
+        for plan in plans:
+            host_refs.update(_swapped(plan))
         for seq in sequences:
             refs.update(seq.held_blocks)
-            host.extend(seq.host_blocks.values())
+            host_refs.update(seq.host_blocks.values())
             if seq.copy_from is not None:
                 refs[seq.copy_from] += 1
             self._check_table(seq)
         for block, count in enumerate(self.pool.refs):
             assert count == refs[block], f"block {block} has {count} references and is in {refs[block]} block tables"
-        assert sorted(host) == list(range(self.num_host_blocks)), "a host block is lost, or given out twice"
+        for block, count in enumerate(self.host.refs):
+            assert count == host_refs[block], (
+                f"host block {block} has {count} references, and {host_refs[block]} are known"
+            )
 
     def _check_table(self, seq: Sequence) -> None:
         name = f"sample {seq.sample} of {seq.group.id}"
@@ -246,3 +284,8 @@ class KVBlocks:
     def _copied(seq: Sequence) -> int:
         """How many sequences of its group have yet to copy the block that `seq` writes into."""
         return sum(other.copy_from == seq.block_table[-1] for other in seq.group.live)
+
+
+def _swapped(plan: StepPlan) -> list[int]:
+    """The host blocks that a plan has references to."""
+    return [*(host for _, host in plan.swap_out), *(host for host, _ in plan.swap_in)]

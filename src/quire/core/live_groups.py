@@ -10,6 +10,7 @@ from quire.core.adapters import AdapterSlots
 from quire.core.errors import BadRequest, QueueFull
 from quire.core.kv_blocks import KVBlocks
 from quire.core.limits import SchedulerLimits, refuse_impossible
+from quire.core.plan import StepPlan
 from quire.core.policy import Policy, PolicyQueue
 from quire.core.request import FinishReason, Request, SequenceEvent
 from quire.core.row_table import RowTable
@@ -202,8 +203,9 @@ class LiveGroups:
         if group.holds_rows:
             self.rows.num_unreserved += group.num_rows
 
-    def check(self, num_sampling: int) -> None:
-        """Assert every invariant of sequences and what they hold. A row has at most `num_sampling` tokens in flight."""
+    def check(self, num_sampling: int, plans: list[StepPlan]) -> None:
+        """Assert every invariant of sequences and what they hold, given the plans in flight. A row has at most
+        `num_sampling` tokens in flight."""
         self.running.check()
         self.waiting.check()
         groups = self._groups.values()
@@ -224,4 +226,4 @@ class LiveGroups:
         self.rows.check(live, reserved + sum(seq.group.search is None for seq in self.running.items))
         self.adapters.check(seq.group.adapter for seq in self.running.items)
         assert self._num_queued == sum(not group.started for group in groups), "the queued groups are miscounted"
-        self.kv_blocks.check(live)
+        self.kv_blocks.check(live, plans)

@@ -5,6 +5,7 @@ A sequence holds a *row* from admission until it ends or is preempted. The runne
 
 from dataclasses import dataclass, field
 
+from quire.core.block_keys import BlockKey
 from quire.core.params import SamplingParams
 from quire.core.prefix_tree import Namespace
 from quire.core.request import IdLogprob
@@ -43,14 +44,26 @@ class Run:
 
 
 @dataclass(slots=True)
+class Fetch:
+    """Read blocks into host blocks, in order, up to the first that cannot be read."""
+
+    id: int
+    blocks: list[tuple[BlockKey, int]]  # (key, host block)
+
+
+@dataclass(slots=True)
 class StepPlan:
-    """Carried out in this order: retire, swap out, swap in, copy, adapters, admit, compute."""
+    """Carried out in this order: retire, swap out, swap in, copy, adapters, admit, compute.
+
+    Saves and fetches begin after the swaps. The step does not wait for them, nor does the next."""
 
     step: int
     runs: list[Run]
     retired: list[int] = field(default_factory=list)  # rows that the runner forgets
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
+    saves: list[tuple[int, BlockKey]] = field(default_factory=list)  # host blocks to write to the disk, by key
+    fetches: list[Fetch] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
     adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the LoRA adapter to load into it)
     admitted: list[Admission] = field(default_factory=list)

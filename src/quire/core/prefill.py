@@ -16,6 +16,7 @@ class Prefill:
         self._groups = groups
         self._limits = groups.limits
         self._kv_blocks = groups.kv_blocks
+        self._tiers = groups.kv_blocks.tiers
         self._rows = groups.rows
         self._adapters = groups.adapters
         self._preemption = preemption
@@ -45,9 +46,11 @@ class Prefill:
     def admit(self, plan: StepPlan, budget: int, num_reserved: int, first_in_flight: int) -> None:
         """Start waiting sequences in policy order, while all known tokens of each fit beside `num_reserved` blocks.
 
-        A sequence without a slot for its LoRA adapter is skipped: sequences behind it may start. A sequence that was
-        preempted after the step `first_in_flight` was planned waits for the tokens that are in flight."""
+        A sequence without a slot for its LoRA adapter, or whose blocks are being fetched, is skipped: sequences behind
+        it may start. A sequence that was preempted after the step `first_in_flight` was planned waits for the tokens
+        that are in flight."""
         skipped: set[str] = set()  # adapters
+        num_fetching = 0
         waiting, index = self._groups.waiting.items, 0
         while index < len(waiting) and budget > 0:
             seq = waiting[index]
@@ -58,12 +61,20 @@ class Prefill:
                 skipped.add(group.adapter)
                 index += 1
                 continue
+            if self._tiers and self._tiers.awaits_blocks(seq, plan):
+                index += 1
+                num_fetching += group.num_rows
+                if num_fetching >= self._rows.num_unreserved:
+                    return  # more could not start when their blocks are there
+                continue
             before = seq.num_computed
             if not self._kv_blocks.try_admit(seq, num_reserved):
                 return
             del waiting[index]
             self._start(seq, plan)
             self._count_hits(seq, before)
+            if self._tiers and not group.preempted:
+                self._tiers.count_hits(seq)
             num_tokens = self._chunk_size(seq, budget)
             self._add_run(seq, num_tokens, plan)
             budget -= num_tokens

@@ -1,6 +1,8 @@
 """The prefix cache: full blocks as a tree. A node is one block; the path to it is the prefix it continues."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from quire.core.block_keys import BlockKey, child_key
 
 Namespace = tuple[str, str, str]  # (tenant, salt, adapter): prefixes are shared within one only
 EVICTED = -1  # instead of a block id
@@ -9,10 +11,11 @@ EVICTED = -1  # instead of a block id
 class PrefixNode:
     """One full block. Its keys and values depend on every token before it, so it is looked up below its parent."""
 
-    __slots__ = ("block", "children", "parent", "tokens")
+    __slots__ = ("block", "children", "key", "parent", "tokens")
 
-    def __init__(self, block: int, tokens: tuple[int, ...], parent: "PrefixNode | None") -> None:
+    def __init__(self, block: int, tokens: tuple[int, ...], parent: "PrefixNode | None", key: BlockKey = b"") -> None:
         self.block = block
+        self.key = key  # its name beyond the pool; empty: it has none
         self.tokens = tokens
         self.parent = parent
         self.children: dict[tuple[int, ...], PrefixNode] = {}
@@ -23,8 +26,8 @@ class NamespaceRoot(PrefixNode):
 
     __slots__ = ("namespace",)
 
-    def __init__(self, namespace: Namespace) -> None:
-        super().__init__(EVICTED, (), None)
+    def __init__(self, namespace: Namespace, key: BlockKey = b"") -> None:
+        super().__init__(EVICTED, (), None, key)
         self.namespace = namespace
 
 
@@ -38,6 +41,7 @@ class PrefixTree:
     def __init__(self, block_size: int, has_gaps: bool = False) -> None:
         self.block_size = block_size
         self.has_gaps = has_gaps
+        self.root_key: Callable[[Namespace], BlockKey] = lambda namespace: b""  # set where blocks go beyond the pool
         self._roots: dict[Namespace, NamespaceRoot] = {}
         self._nodes: dict[int, PrefixNode] = {}  # by block
 
@@ -65,10 +69,11 @@ class PrefixTree:
     ) -> PrefixNode | None:
         """Insert `block` below `node`; None if another block has the same tokens there: the tree keeps the first."""
         if node is None and (node := self._roots.get(namespace)) is None:
-            node = self._roots[namespace] = NamespaceRoot(namespace)
+            node = self._roots[namespace] = NamespaceRoot(namespace, self.root_key(namespace))
         child = node.children.get(tokens)
         if child is None:
-            child = node.children[tokens] = PrefixNode(block, tokens, node)
+            key = child_key(node.key, tokens) if node.key else b""
+            child = node.children[tokens] = PrefixNode(block, tokens, node, key)
         elif child.block == EVICTED:
             child.block = block
         else:
@@ -88,12 +93,12 @@ class PrefixTree:
             del node.parent.children[node.tokens]
             node = node.parent
 
-    def namespace_of(self, block: int) -> Namespace:
+    def belongs_to(self, block: int, tenant: str) -> bool:
         node = self._nodes[block]
         while node.parent is not None:
             node = node.parent
         assert isinstance(node, NamespaceRoot)
-        return node.namespace
+        return node.namespace[0] == tenant
 
     def holds(self, tenant: str) -> bool:
         return any(namespace[0] == tenant for namespace in self._roots)

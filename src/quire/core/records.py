@@ -6,6 +6,18 @@ from quire.core.request import FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
+class TierStats:
+    """The KV cache beyond the pool: one tier. Counters only grow, but for `stored_bytes`."""
+
+    hits: int = 0  # prompt tokens that came from it, also counted in prefix_hits
+    seconds_saved: float = 0.0  # that computing these tokens takes, less the time until they were there
+    read_bytes: int = 0
+    written_bytes: int = 0
+    stored_bytes: int = 0  # in it now
+    errors: int = 0  # reads and writes that failed
+
+
+@dataclass(slots=True, kw_only=True)
 class SchedulerStats:
     """The scheduler after a step. Counters only grow."""
 
@@ -20,6 +32,7 @@ class SchedulerStats:
     preemptions: int = 0
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0  # prompt tokens that were in it
+    tiers: dict[str, TierStats] = field(default_factory=dict)  # "host", "disk": where the prefix cache goes on
     drafts: int = 0  # runs with draft tokens
     draft_tokens: int = 0  # draft tokens that were verified
     accepted_tokens: int = 0  # draft tokens that were accepted

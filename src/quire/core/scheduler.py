@@ -5,11 +5,13 @@ sequences that lack one token come first (decode), then running ones that lack m
 sequence overtakes another, unless the other waits for a LoRA adapter's slot. No clock, tensor or thread is used."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.core.adapters import AdapterSlots
 from quire.core.beam_steps import advance_beams
 from quire.core.kv_blocks import KVBlocks
+from quire.core.kv_tiers import BlockStore
 from quire.core.limits import SchedulerLimits
 from quire.core.live_groups import LiveGroups
 from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
@@ -50,12 +52,19 @@ class Scheduler:
         window: int = 0,
         num_adapters: int = 0,
         drafts: bool = False,
+        store: BlockStore | None = None,
+        offload: bool = False,
+        block_bytes: int = 0,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `window`: tokens that attention looks back,
-        0: all. `drafts`: whether outputs come with draft tokens."""
+        0: all. `drafts`: whether outputs come with draft tokens. `store`: prefix blocks on disk. `offload`: host blocks
+        keep prefixes, too. `block_bytes`: the size of a block, for statistics."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
-        self.kv_blocks = KVBlocks(num_blocks, num_host_blocks, sliding_window, prefix_caching)
+        self.kv_blocks = KVBlocks(
+            num_blocks, num_host_blocks, sliding_window, prefix_caching, store, offload, block_bytes
+        )
+        self.tiers = self.kv_blocks.tiers
         self.rows = RowTable(limits.max_num_seqs)
         self.adapters = AdapterSlots(num_adapters)
         self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters)
@@ -71,7 +80,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return self.groups.has_work
+        return self.groups.has_work or (self.tiers is not None and self.tiers.has_unsaved)
 
     def add(self, request: Request, now: float) -> None:
         """Queue a request, or raise BadRequest, PromptTooLong or QueueFull."""
@@ -82,8 +91,19 @@ class Scheduler:
         return self.groups.cancel(request_id, index)
 
     def expire(self, now: float) -> list[SequenceEvent]:
-        """End the requests whose deadline has passed."""
+        """End the requests whose deadline has passed, and waits for the disk that take too long."""
+        if self.tiers:
+            self.tiers.expire(now)
         return self.groups.expire(now)
+
+    def take_transfers(self, done: Iterable[tuple[int, int] | int]) -> None:
+        """What the store has ended: (fetch, blocks read), or a host block that was saved."""
+        assert self.tiers is not None
+        for each in done:
+            if isinstance(each, int):
+                self.tiers.saved(each)
+            else:
+                self.tiers.fetched(*each)
 
     def uses(self, adapter: str) -> bool:
         """Whether a live request asks for this LoRA adapter."""
@@ -94,13 +114,17 @@ class Scheduler:
     def reset_prefix_cache(self, tenant: str) -> bool:
         """Forget the prefixes of a tenant, but for those that running sequences hold. -> whether none is left"""
         self.kv_blocks.pool.drop_cached(tenant)
-        return not self.kv_blocks.pool.tree.holds(tenant)
+        if self.tiers:
+            self.tiers.clear(tenant)
+        return not self.kv_blocks.tree.holds(tenant)
 
     def schedule(self) -> StepPlan:
         """Let every sequence catch up with what is known of it, in policy order, within the token budget."""
         assert len(self._in_flight) <= self._ahead, "schedule() is called before the outputs of earlier plans have come"
         plan = StepPlan(self._step, [])
         self._step += 1
+        if self.tiers:
+            self.tiers.save(plan, is_idle=not self.groups.has_work)
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
         num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
@@ -183,6 +207,8 @@ class Scheduler:
         """Append the tokens that the oldest plan in flight sampled; returns the events for the clients."""
         step = self._in_flight.popleft()
         plan, owners = step.plan, step.owners
+        if plan.swap_out or plan.swap_in:
+            self.kv_blocks.release_swapped(plan)
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events = self.groups.take_events()
         drafted = {run.row: run for run in plan.runs if run.drafts} if self.speculation else {}
@@ -259,9 +285,13 @@ class Scheduler:
 
     def record_step(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took: steps with prompts bound later ones, the others tell what drafts cost."""
+        if self.tiers:
+            self.tiers.record_step(seconds)
         num_tokens = plan.num_tokens
         if num_tokens - (plan.num_drafts if self.speculation else 0) > len(plan.runs):
             self.step_time.record_step(num_tokens, seconds)
+            if self.tiers:
+                self.tiers.record_prefill(num_tokens, seconds)
         elif self.speculation and plan.runs:
             self.speculation.budget.step_cost.record_step(num_tokens, seconds)
 
@@ -285,14 +315,15 @@ class Scheduler:
             preemptions=self.num_preemptions,
             prefix_queries=self.prefill.num_queries,
             prefix_hits=self.prefill.num_hits,
+            tiers=self.tiers.stats() if self.tiers else {},
             **(self.speculation.stats() if self.speculation else {}),
         )
 
     def check(self) -> None:
         """Assert every invariant, each with a sentence. For tests, between steps: it takes a while."""
-        runs = [step.plan.runs for step in self._in_flight]
-        num_sampling = sum(max((len(run.drafts) for run in each), default=0) or 1 for each in runs)
-        self.groups.check(num_sampling)
+        plans = [step.plan for step in self._in_flight]
+        num_sampling = sum(max((len(run.drafts) for run in plan.runs), default=0) or 1 for plan in plans)
+        self.groups.check(num_sampling, plans)
         num_hits, num_queries = self.prefill.num_hits, self.prefill.num_queries
         assert 0 <= num_hits <= num_queries, f"{num_hits} prefix hits in {num_queries} prompt tokens"
 

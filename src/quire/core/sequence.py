@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.core.draft_budget import AcceptanceRate
+from quire.core.plan import Fetch
 from quire.core.prefix_tree import PrefixNode
 from quire.core.request import IdLogprob
 
@@ -32,14 +33,19 @@ class Sequence:
         "cumulative_logprob",
         "drafts",
         "ended",
+        "fetch",
+        "fetch_seconds",
         "group",
         "host_blocks",
         "index_at",
         "key",
         "mu",
         "node",
+        "num_arrived",
         "num_blocks_sent",
         "num_computed",
+        "num_fetched",
+        "num_fetches",
         "num_freed",
         "num_indexed",
         "num_placeholders",
@@ -69,7 +75,12 @@ class Sequence:
         self.node: PrefixNode | None = None  # of the last of these blocks
         self.index_at = NEVER  # num_computed at which the next block enters the tree; NEVER: it left it
         self.copy_from: int | None = None  # copy-on-write: a held block that the next block starts as a copy of
-        self.host_blocks: dict[int, int] = {}  # of a swapped-out sequence: index in the block table -> host block
+        self.host_blocks: dict[int, int] = {}  # swapped out, or arrived: index in the block table -> host block
+        self.fetch: Fetch | None = None  # blocks from the disk that it waits for
+        self.num_fetches = 0  # how often it has asked for blocks from the disk
+        self.num_arrived = 0  # leading tokens that are computed if blocks that arrived on the host are swapped in
+        self.num_fetched = 0  # of these, tokens in blocks from the disk
+        self.fetch_seconds = 0.0  # that it waited for them
         self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
         self.drafts: list[int] = []  # draft tokens that may follow the last known token
         self.acceptance = AcceptanceRate()  # of its drafts

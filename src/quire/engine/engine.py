@@ -27,6 +27,9 @@ from quire.text.grammar.matcher import CompiledGrammar
 if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer
 
+FETCH_WAIT = 0.002  # seconds between looks at messages while sequences wait for the disk alone
+SAVE_INTERVAL = 0.02  # seconds between looks at the disk while an idle engine has blocks to save
+SAVE_TIMEOUT = 2.0  # seconds that the last blocks have to get to the disk
 GC_THRESHOLD = 100_000  # new objects before garbage is collected: more than a step makes
 
 
@@ -66,6 +69,7 @@ class Engine:
         _collect_garbage_rarely()
         self.record: StepRecord | None = None
         self._in_flight: deque[_StepInFlight] = deque()
+        self._stopped = False
         self._collected = 0.0  # when the last step ended
         self._live: LiveSnapshots | None = None  # while the engine is watched
         self.adapters: set[str] = set()  # keys that requests may name
@@ -89,11 +93,28 @@ class Engine:
             window=self.capacity.window,
             num_adapters=options.num_loras,
             drafts=self.capacity.drafts,
+            store=executor.store,
+            offload=self.capacity.offload,
+            block_bytes=self.capacity.cache_bytes // self.capacity.num_blocks,
         )
+        self._store = executor.store if self._scheduler.tiers else None
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight) or self._has_compiled
+        return self._scheduler.has_work or bool(self._in_flight) or self._has_compiled or self._can_save_more
+
+    @property
+    def _can_save_more(self) -> bool:
+        """Whether the disk has caught up, and blocks waited for that."""
+        return self._store is not None and self._store.has_done and self._waits_to_save
+
+    @property
+    def _waits_for_disk(self) -> bool:
+        return self._scheduler.tiers is not None and self._scheduler.tiers.has_waiting
+
+    @property
+    def _waits_to_save(self) -> bool:
+        return self._scheduler.tiers is not None and self._scheduler.tiers.waits_to_save
 
     def submit(self, request: Request) -> None:
         """Raises a QuireError if the request can never be served. One whose grammar is not compiled yet waits."""
@@ -128,6 +149,8 @@ class Engine:
         if expired := self._scheduler.expire(time.monotonic()):
             self._release_grammars(expired)
             events += expired
+        if self._store is not None:
+            self._scheduler.take_transfers(self._store.take_done())
         if self._scheduler.has_work:
             plan = self._scheduler.schedule()
             scheduled = time.perf_counter()
@@ -139,6 +162,8 @@ class Engine:
             self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
             if plan.runs and len(self._in_flight) <= self.capacity.ahead:
                 return events
+            if not plan.runs and len(self._in_flight) == 1 and self._store is not None and self._waits_for_disk:
+                self._store.wait(FETCH_WAIT)  # there is nothing else to do
         return events + self._collect() if self._in_flight else events
 
     def _collect(self) -> list[SequenceEvent]:
@@ -151,6 +176,8 @@ class Engine:
         events = self._scheduler.update(output)
         if self._grammars:
             self._release_grammars(events)
+        if self._store is not None and not step.plan.runs and not events:
+            return events  # at most, it moved blocks
         self.record = StepRecord(
             step=step.plan.step,
             num_tokens=step.plan.num_tokens,
@@ -182,7 +209,21 @@ class Engine:
         self._active_work.write(STEP, samples)
         return self._samples
 
+    def save_blocks(self) -> None:
+        """Let full blocks go on to the next tier, where no request is in flight whose steps would do it."""
+        if not self._scheduler.groups.has_work and not self._in_flight:
+            while self._scheduler.has_work or self._can_save_more:
+                self.step()
+
     def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        end = time.monotonic() + SAVE_TIMEOUT
+        self.save_blocks()
+        while self._store is not None and self._waits_to_save and time.monotonic() < end:
+            self._store.wait(FETCH_WAIT)
+            self.save_blocks()
         self.executor.stop()
 
     # -- structured output
@@ -220,6 +261,8 @@ class Engine:
     def add_adapter(self, key: str, loaded: LoadedAdapter) -> None:
         self.executor.add_adapter(key, loaded)
         self.adapters.add(key)
+        if self._scheduler.tiers:
+            self._scheduler.tiers.adapters[key] = loaded.digest
 
     def remove_adapter(self, key: str) -> None:
         """No request in flight may use it."""
@@ -254,6 +297,8 @@ class Engine:
     def idle_timeout(self) -> float | None:
         if self.has_work:
             return 0.0
+        if self._waits_to_save:
+            return SAVE_INTERVAL
         return self._live.seconds_until_due if self._live else None
 
 

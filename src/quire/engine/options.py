@@ -83,6 +83,16 @@ class EngineOptions:
     swap_space: float = option(
         0.0, "GiB of memory that preempted sequences are moved to instead of being computed again"
     )
+    kv_offloading_size: float = option(
+        0.0, "on a GPU: GiB of pinned memory that prefixes go to when the KV cache is full, and come back from"
+    )
+    kv_disk_path: str | None = option(
+        None,
+        "a directory that keeps prefixes of prompts on disk: they outlive the KV cache and the engine, and engines on "
+        "one machine may share it",
+        metavar="DIR",
+    )
+    kv_disk_size: float = option(16.0, "GiB that this directory holds at most; what was not used for longest goes")
     dtype: str = option(
         "auto",
         "type of activations: float32 on a CPU, bfloat16 on a GPU",
@@ -288,6 +298,8 @@ _MIN_VALUES = {
     "block_size": 1,
     "kv_cache_memory_bytes": 1,
     "swap_space": 0,
+    "kv_offloading_size": 0,
+    "kv_disk_size": 0,
     "max_queued_requests": 0,
     "max_wait": 0,
     "threads": 1,

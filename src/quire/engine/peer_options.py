@@ -54,7 +54,9 @@ _FILES = Only(_OFF, "models are kept in the Hugging Face cache: set HF_HOME, or 
 _ROPE = Only(_OFF, "positions are scaled as the checkpoint says")
 _CODE = Only(_OFF, "no code is loaded from outside")
 _DRAFTS = Only(_OFF, "speculative decoding is set with speculative_config, or spec_method and spec_tokens")
-_OFFLOADING = Only(("0", "0.0", *_OFF), "weights and KV cache stay on their device; swap_space is for preempted ones")
+_OFFLOADING = Only(
+    ("0", "0.0", *_OFF), "weights stay on their device; kv_offloading_size and swap_space are for the KV cache"
+)
 
 _VLLM: dict[str, PeerOption] = {
     "allowed_headers": NoEffect("every header is allowed"),
@@ -103,7 +105,6 @@ _VLLM: dict[str, PeerOption] = {
     "hf_token": Only(("true", *_OFF), "set HF_TOKEN"),
     "ignore_patterns": NoEffect("only files that are read are downloaded"),
     "kv_events_config": Only(_OFF, "no events are published"),
-    "kv_offloading_size": _OFFLOADING,
     "kv_transfer_config": Only(_OFF, "a KV cache stays in its engine"),
     "limit_mm_per_prompt": _TEXT_ONLY,
     "logits_processors": _CODE,
@@ -242,7 +243,7 @@ _SGLANG: dict[str, PeerOption] = {
     "disable_radix_cache": Renamed("enable_prefix_caching", _NEGATED, switch=True),
     "dp_size": _ONE_GPU,
     "enable_deterministic_inference": Renamed("batch_invariant", _ON, switch=True),
-    "enable_hierarchical_cache": Only(_OFF, _OFFLOADING.reason, switch=True),
+    "enable_hierarchical_cache": Only(_OFF, "use kv_offloading_size, kv_disk_path or both", switch=True),
     "enable_metrics": NoEffect("/metrics is always there", switch=True),
     "enable_mixed_chunk": _CHUNKS,
     "enable_torch_compile": NoEffect(_KERNELS.reason, switch=True),

@@ -64,12 +64,16 @@ def executor_options(options: EngineOptions) -> ExecutorOptions:
     shared = {field.name for field in fields(ExecutorOptions)} - {
         "backend",
         "swap_space_bytes",
+        "offload_bytes",
+        "kv_disk_bytes",
         "max_loras",
         "weight_bytes",
     }
     return ExecutorOptions(
         backend="cuda" if uses_gpu(options.device) else "native",
         swap_space_bytes=int(options.swap_space * 2**30),
+        offload_bytes=int(options.kv_offloading_size * 2**30),
+        kv_disk_bytes=int(options.kv_disk_size * 2**30),
         max_loras=options.num_loras,
         **{name: getattr(options, name) for name in shared},
     )

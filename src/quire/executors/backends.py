@@ -56,6 +56,14 @@ def warn_of_dtype(options: ExecutorOptions, *taken: str) -> None:
         log.warning("dtype %s has no effect on a CPU: activations are float32", options.dtype)
 
 
+def warn_of_offloading(options: ExecutorOptions) -> None:
+    if options.backend == "native" and options.offload_bytes:
+        log.warning(
+            "kv_offloading_size has no effect on a CPU, whose KV cache is in main memory: "
+            "give kv_cache_memory_bytes, or kv_disk_path"
+        )
+
+
 def new_ops(options: ExecutorOptions, *, graphs: bool = True, fp16_weights: bool = False) -> Any:
     """An op set. `graphs`: a GPU replays CUDA graphs. `fp16_weights`: a CPU keeps fp32 weights in fp16."""
     module, name = BACKENDS[options.backend]

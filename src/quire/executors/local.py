@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
-from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype
+from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype, warn_of_offloading
 from quire.executors.draft_checkpoint import DraftCheckpoint
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import family, read_model_config
-from quire.ops.opset import KVSpec, OpSet
+from quire.ops.opset import KVCache, KVSpec, OpSet
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.available_memory import available_memory
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache
@@ -22,6 +22,9 @@ from quire.runtime.spec.proposer import ProposerContext
 from quire.runtime.structured_output import MatcherFactory
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
+
+if TYPE_CHECKING:
+    from quire.runtime.disk_tier import DiskTier
 
 MAX_DEFAULT_CACHE_BYTES = 4 * 2**30  # of main memory, unless a size is asked for
 
@@ -34,6 +37,7 @@ class LocalExecutor:
         self.options = options or ExecutorOptions()
         check_backend(self.options)
         warn_of_dtype(self.options)
+        warn_of_offloading(self.options)
         self._runner: Runner | None = None
         self.submit: Callable[[StepPlan], None]  # the runner's
         self.collect: Callable[[], StepOutput]
@@ -76,6 +80,7 @@ class LocalExecutor:
             adapters=self._adapters,
             proposer=self._new_proposer(size),
             idle_cpu=self._has_idle_cpu(),
+            new_store=lambda cache: self._new_store(size, cache),
         )
         self.submit, self.collect = self._runner.submit, self._runner.collect
         return Capacity(
@@ -87,6 +92,7 @@ class LocalExecutor:
             cache_bytes=size.cache_bytes,
             ahead=self._ahead,
             window=config.window,
+            offload=options.host_tier_bytes > 0,
             drafts=options.speculation is not None,
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
         )
@@ -107,12 +113,14 @@ class LocalExecutor:
         return DummyCheckpoint(Path(self.path)) if self.options.load_format == "dummy" else open_checkpoint(self.path)
 
     def _check_swap_space(self) -> None:
-        """A GPU's swap space is pinned when it is allocated: it must fit at once."""
-        swap, free = self.options.swap_space_bytes, available_memory()
-        if swap > free:
+        """A GPU's host blocks are pinned when they are allocated: they must fit at once."""
+        sizes = {"swap_space": self.options.swap_space_bytes, "kv_offloading_size": self.options.host_tier_bytes}
+        free = available_memory()
+        if sum(sizes.values()) > free:
+            asked = " and ".join(f"{name} is {size / 2**30:.1f} GiB" for name, size in sizes.items() if size)
             raise DoesNotFit(
-                f"swap_space is {swap / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free",
-                "ask for less; without it, preempted sequences are computed again",
+                f"{asked}, and {free / 2**30:.1f} GiB of memory are free",
+                "ask for less; without it, sequences and prefixes that do not fit are computed again",
             )
 
     def _new_adapters(self, ops: OpSet, model: LoadedModel) -> LoraAdapters | None:
@@ -134,6 +142,18 @@ class LocalExecutor:
             self._draft,
         )
         return self.options.speculation.proposer(context)
+
+    def _disk_path(self, config: ModelConfig) -> Path | None:
+        """Where prefixes are kept on disk. Where every layer has a window, there are none beyond the pool."""
+        path = self.options.kv_disk_path
+        return Path(path).expanduser().absolute() if path and not config.window else None
+
+    def _new_store(self, size: KVSize, cache: KVCache) -> "DiskTier | None":
+        if (root := self._disk_path(self._model.config)) is None:
+            return None
+        from quire.executors.disk import open_disk_tier  # it imports what reads and writes files
+
+        return open_disk_tier(root, self.path, self.options, size, cache.host_buffers)
 
     def _gpu_room(self, spec: KVSpec) -> int:
         """Bytes that are free for the KV cache, measured by running a step, unless a size is given."""
@@ -164,6 +184,8 @@ class LocalExecutor:
             cache_bytes=None if asked is None else int(asked * self._cache_share),
             max_bytes=int(max_bytes * self._cache_share),
             swap_bytes=self.options.swap_space_bytes,
+            offload_bytes=self.options.host_tier_bytes,
+            has_disk=self._disk_path(config) is not None,
             ahead=self._ahead,
         )
 
@@ -177,8 +199,14 @@ class LocalExecutor:
     def set_matcher_factory(self, new_matcher: MatcherFactory) -> None:
         self.runner.set_matcher_factory(new_matcher)
 
+    @property
+    def store(self) -> "DiskTier | None":
+        return self.runner.store
+
     def stop(self) -> None:
         """Free the weights and the cache."""
+        if self._runner and self._runner.store:
+            self._runner.store.stop()
         self._runner = self._model = self._draft = self._ops = self._adapters = None  # type: ignore[assignment]
 
     # -- LoRA adapters

@@ -19,6 +19,9 @@ class ExecutorOptions:
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: int | None = None
     swap_space_bytes: int = 0
+    offload_bytes: int = 0  # of host memory for prefixes
+    kv_disk_path: str | None = None
+    kv_disk_bytes: int = 0
     threads: int | None = None
     dtype: str = "auto"
     load_format: str = "auto"
@@ -34,6 +37,11 @@ class ExecutorOptions:
     @property
     def on_gpu(self) -> bool:
         return self.backend == "cuda"
+
+    @property
+    def host_tier_bytes(self) -> int:
+        """The native backend's KV cache is in host memory: there is no tier between it and the disk."""
+        return 0 if self.backend == "native" else self.offload_bytes
 
     @property
     def gpu_dtype(self) -> str:

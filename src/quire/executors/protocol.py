@@ -9,6 +9,7 @@ from quire.core.seq2seq import Seq2Seq
 
 if TYPE_CHECKING:  # the server's process knows capacities, and imports nothing that computes
     from quire.runtime.adapters import LoadedAdapter
+    from quire.runtime.disk_tier import DiskTier
     from quire.runtime.kv import KVSize
     from quire.runtime.structured_output import MatcherFactory
 
@@ -26,11 +27,16 @@ class Capacity:
     ahead: int = 0  # plans it takes beyond the one whose output is awaited
     seq2seq: Seq2Seq | None = None  # of an encoder-decoder
     drafts: bool = False  # whether its outputs come with draft tokens
+    offload: bool = False  # whether host blocks keep prefixes
     window: int = 0  # the largest sliding window if every layer has one; 0: some layer attends to everything
 
 
 class Executor(Protocol):
     """Starts in two phases, so that several of them can agree on the smallest KV cache that all have room for."""
+
+    @property
+    def store(self) -> "DiskTier | None":
+        """Prefix blocks on disk."""
 
     def load(self) -> "KVSize":
         """Load the weights. -> the largest KV cache that fits beside them"""

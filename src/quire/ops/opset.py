@@ -105,6 +105,12 @@ class KVCache(Protocol):
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks from the host: pairs of (host block, block)."""
 
+    def swapped(self) -> Callable[[], None]:
+        """Call the result, in any thread, to wait for all swaps so far."""
+
+    def host_buffers(self, host_block: int) -> list[NDArray[np.uint8]]:
+        """The memory of a host block, in an order that depends on nothing but the shape of the cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Masks:

@@ -5,7 +5,8 @@ the batch's rows add to it."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,19 @@ from quire.weights.gguf.adapter import read_gguf_adapter
 from quire.weights.peft import listed, read_adapter
 
 Slots = Mapping[PackedWeight, LoraSlots]
-LoadedAdapter = Mapping[PackedWeight, Any]  # an adapter, as the slots of each linear layer take it
 
 # Prefixes of a decoder's list of layers, as published or wrapped. A vision tower has layers, too.
 WRAPPERS = {"model", "language_model", "text_model", "transformer", "gpt_neox", "decoder"}
 
 _NUMBERED = re.compile(r"(?P<outside>(?:[^.]+\.)*?)(?P<inside>[^.]+\.\d+\..+)")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """An adapter, as the slots of each linear layer take it."""
+
+    packed: Mapping[PackedWeight, Any]
+    digest: str  # of its numbers: what is computed with equal ones is equal
 
 
 class AdaptedOps:
@@ -80,7 +88,7 @@ class LoraAdapters:
         for name, added in tensors.items():
             for w, part in self._layers[_inside(name)]:
                 parts.setdefault(w, [None] * len(w.layers))[part] = _fitting(path, added, w, w.layers[part])
-        return {w: self._slots[w].pack(each) for w, each in parts.items()}
+        return LoadedAdapter({w: self._slots[w].pack(each) for w, each in parts.items()}, _digest(tensors))
 
     def add(self, key: str, loaded: LoadedAdapter) -> None:
         self._held[key] = loaded
@@ -92,7 +100,16 @@ class LoraAdapters:
     def put(self, slot: int, key: str) -> None:
         loaded = self._held[key]
         for w, slots in self._slots.items():
-            slots.put(slot, loaded.get(w))
+            slots.put(slot, loaded.packed.get(w))
+
+
+def _digest(tensors: Mapping[str, LoraDelta]) -> str:
+    digest = blake2b(digest_size=16)
+    for name, added in sorted(tensors.items()):
+        digest.update(f"{name} {added.scale!r} {added.a.type} {added.a.shape} {added.b.type} {added.b.shape}".encode())
+        digest.update(added.a.data.tobytes())
+        digest.update(added.b.data.tobytes())
+    return digest.hexdigest()
 
 
 def _inside(name: str) -> str:

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.core.plan import SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
@@ -18,6 +18,9 @@ from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
 from quire.runtime.spec.proposer import Proposer
 from quire.runtime.structured_output import MatcherFactory, StructuredOutputRows
+
+if TYPE_CHECKING:
+    from quire.runtime.disk_tier import DiskTier
 
 
 class Runner:
@@ -37,10 +40,13 @@ class Runner:
         adapters: LoraAdapters | None = None,
         proposer: Proposer | None = None,
         idle_cpu: bool = False,
+        new_store: "Callable[[KVCache], DiskTier | None]" = lambda cache: None,
     ) -> None:
-        """`idle_cpu`: a CPU has nothing to do during a forward pass, so masks are made beside it."""
+        """`idle_cpu`: a CPU has nothing to do during a forward pass, so masks are made beside it. `new_store` makes the
+        store of blocks on disk for the cache."""
         self.rows = BatchRows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
+        self.store = new_store(self.cache)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.adapters = adapters
         self.proposer = proposer
@@ -92,7 +98,11 @@ class Runner:
                 cache.swap_out(plan.swap_out)
             if plan.swap_in:
                 cache.swap_in(plan.swap_in)
-            if plan.copies:
+        if plan.saves or plan.fetches:
+            assert self.store is not None, "there is no store of blocks"
+            self.store.begin(plan, self.cache.swapped())
+        if plan.copies:
+            for cache in self._caches:
                 cache.copy(plan.copies)
         for slot, adapter in plan.adapters:
             assert self.adapters is not None, "LoRA is not enabled"

@@ -1,6 +1,6 @@
 """The paged KV cache in GPU memory: host blocks are pinned, and kernels copy blocks while the host goes on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -43,6 +43,13 @@ class GpuCache(TorchCache):
             copy_blocks(sources, targets, pairs)
         else:
             super()._copy_blocks(sources, targets, pairs)
+
+    def swapped(self) -> Callable[[], None]:
+        if not self._has_cuda:
+            return super().swapped()
+        event = torch.cuda.Event(blocking=True)
+        event.record()
+        return lambda: event.synchronize()
 
 
 def pinned_pages(spec: KVSpec, num_blocks: int, owner: object) -> tuple[Tensor, ...]:

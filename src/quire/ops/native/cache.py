@@ -1,6 +1,6 @@
 """The KV cache in main memory. native/src/ops.h (Pages) describes the layout of a block."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,12 @@ class NativeCache:
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._host, self._blocks, pairs)
+
+    def swapped(self) -> Callable[[], None]:
+        return lambda: None  # a swap is done when it returns
+
+    def host_buffers(self, host_block: int) -> list[Bytes]:
+        return [self._host[host_block]]
 
 
 def _allocate(nbytes: int) -> Bytes:

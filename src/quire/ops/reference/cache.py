@@ -1,8 +1,10 @@
 """The paged KV cache as torch tensors: the layout of its pages, and what is written to and read from them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.ops.opset import KVSpec
@@ -45,6 +47,14 @@ class TorchCache:
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._copy_blocks(self.host_pages, self.pages, pairs)
+
+    def swapped(self) -> Callable[[], None]:
+        return lambda: None  # a swap is done when it returns
+
+    def host_buffers(self, host_block: int) -> list[NDArray[np.uint8]]:
+        """Layer by layer, of each page."""
+        layers = [layer for page in self.host_pages for layer in page[:, host_block]]
+        return [layer.flatten().view(torch.uint8).numpy() for layer in layers]
 
     def _copy_blocks(
         self, sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]

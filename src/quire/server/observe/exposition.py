@@ -256,6 +256,7 @@ def families(metrics: Metrics) -> Iterator[Metric]:
                 histograms.add_metric([model_name, *labels.values()], histogram.buckets(), histogram.sum)
             yield histograms
     yield from _cache_config(models)
+    yield from _tiers(models)
     yield from _accepted(models)
     yield from _finished(models)
     yield from _steps(models)
@@ -281,6 +282,32 @@ def _cache_config(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
             theirs.add_metric([name, "0", *values], 1)
     yield ours
     yield theirs
+
+
+TIERS = {
+    "hits": "Prompt tokens that came from a tier of the KV cache beyond its pool; also counted in prefix_cache_hits.",
+    "seconds_saved": "Time that computing these tokens takes, less the time until they were there.",
+    "read_bytes": "Bytes of blocks read from a tier.",
+    "written_bytes": "Bytes of blocks written to a tier.",
+    "errors": "Reads from a tier and writes to it that failed.",
+}
+
+
+def _tiers(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
+    counters = {
+        name: CounterMetricFamily(f"quire_kv_tier_{name}", help_text, labels=["model_name", "tier"])
+        for name, help_text in TIERS.items()
+    }
+    stored = GaugeMetricFamily(
+        "quire_kv_tier_stored_bytes", "Bytes of blocks that a tier holds.", labels=["model_name", "tier"]
+    )
+    for model_name, model in models.items():
+        for tier, name in model.tier_counters:
+            counters[name].add_metric([model_name, tier], model.tier_total(tier, name))
+        for tier, stats in model.now.tiers.items():
+            stored.add_metric([model_name, tier], stats.stored_bytes)
+    yield from counters.values()
+    yield stored
 
 
 def _accepted(models: dict[str, ModelMetrics]) -> Iterator[Metric]:

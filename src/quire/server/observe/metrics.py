@@ -21,6 +21,7 @@ SCHEDULER_COUNTERS = (
     "draft_tokens",
     "accepted_tokens",
 )
+TIER_COUNTERS = ("hits", "seconds_saved", "read_bytes", "written_bytes", "errors")
 
 
 class ModelMetrics:
@@ -30,6 +31,7 @@ class ModelMetrics:
         self.now = SchedulerStats()  # of the running engine
         self.past: Counter[str] = Counter()  # counters of engines that ended
         self._past_accepted_at: list[int] = []
+        self._past_tiers: dict[tuple[str, str], float] = {}  # by tier and counter
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
@@ -109,6 +111,7 @@ class ModelMetrics:
         for name in SCHEDULER_COUNTERS:
             self.past[name] += getattr(self.now, name)
         self._past_accepted_at = self.accepted_at
+        self._past_tiers |= {(tier, name): self.tier_total(tier, name) for tier, name in self.tier_counters}
         self.now = SchedulerStats()
 
     def loaded(self) -> None:
@@ -123,6 +126,17 @@ class ModelMetrics:
     def total(self, name: str) -> int:
         """A counter of the scheduler, over all engines so far."""
         return self.past[name] + int(getattr(self.now, name))
+
+    @property
+    def tier_counters(self) -> list[tuple[str, str]]:
+        """Tier and name of the counters of the KV cache beyond the pool."""
+        tiers = {tier: None for tier, _ in self._past_tiers} | dict.fromkeys(self.now.tiers)
+        return [(tier, name) for tier in tiers for name in TIER_COUNTERS]
+
+    def tier_total(self, tier: str, name: str) -> float:
+        """Over all engines so far."""
+        now = getattr(self.now.tiers[tier], name) if tier in self.now.tiers else 0
+        return float(self._past_tiers.get((tier, name), 0) + now)
 
     @property
     def accepted_at(self) -> list[int]:

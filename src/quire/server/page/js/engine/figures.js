@@ -29,7 +29,8 @@ export class Figures {
     const trouble = [stats.preemptions && plural(stats.preemptions, "preemption"), restarts && plural(restarts, "restart")].filter(Boolean);
     this.batch.set(whole(stats.running), `of ${whole(rows)}`, [`${whole(stats.waiting)} waiting`, ...trouble]);
     const hits = stats.prefix_queries ? `${whole(stats.prefix_hits)} of ${whole(stats.prefix_queries)}` : "none yet";
-    this.hits.set(percent(stats.prefix_hits, stats.prefix_queries), stats.prefix_queries ? "%" : "", [hits, "prompt tokens"]);
+    const tiers = Object.entries(stats.tiers ?? {}).map(([tier, { hits, seconds_saved: saved }]) => `${whole(hits)} from ${tier}, ${inSeconds(saved)} saved`);
+    this.hits.set(percent(stats.prefix_hits, stats.prefix_queries), stats.prefix_queries ? "%" : "", [hits, "prompt tokens", ...tiers]);
     const perBlock = memory.cache / stats.num_blocks;
     const [value, unit] = bytes(stats.held_blocks * perBlock);
     this.memory.set(value, `${unit} of ${inBytes(memory.cache)}`, [

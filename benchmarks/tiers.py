@@ -1,0 +1,163 @@
+"""The KV cache beyond its pool: what a disk tier gains after a restart and beyond the pool, and what it costs if not.
+
+    python -m benchmarks.tiers [MODEL] [--rounds 5] [--only restart|beyond|misses]
+
+restart  time to the first token of a 1,024-token prefix, by a new process: computed, from files in the page cache, and
+         from files that the page cache has lost
+beyond   tokens per second of requests whose prefixes are three times the pool, without and with a disk tier
+misses   tokens per second of requests that share nothing, without and with a disk tier, in turns
+
+Prints a table and ends in one line of JSON."""
+
+import argparse
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from quire import LLM, SamplingParams
+
+PREFIX = 1024  # tokens
+VOCAB = range(100, 20_000)
+POOL_BLOCKS = 256  # of 16 tokens
+PARTS = ("restart", "beyond", "misses")
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.choice(VOCAB) for _ in range(length)]
+
+
+def params(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+
+
+# ---- restart
+
+
+def first_token(model: str, disk: str | None, seed: int) -> dict[str, Any]:
+    """In this process: the TTFT of a prefix, after a short prompt that warms the engine up."""
+    llm = LLM(model, max_num_seqs=4, **({"kv_disk_path": disk} if disk else {}))
+    llm.generate([prompt(-1, 20)], params(2))
+    [output] = llm.generate([prompt(seed, PREFIX + 1)], params(4))
+    assert output.metrics is not None and output.metrics.ttft is not None
+    llm.engine.stop()
+    return {"ttft": output.metrics.ttft, "cached": output.num_cached_tokens, "tokens": output.outputs[0].token_ids}
+
+
+def in_new_process(model: str, disk: str | None, seed: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.tiers", model, "--first-token", disk or "", "--seed", str(seed)]
+    return dict(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def drop_from_page_cache(folder: str) -> None:
+    for path in Path(folder).rglob("*.kv"):
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def restart(model: str, rounds: int) -> dict[str, Any]:
+    times: dict[str, list[float]] = {"computed": [], "page cache": [], "disk": []}
+    for seed in range(rounds):
+        with tempfile.TemporaryDirectory() as disk:
+            cold = in_new_process(model, disk, seed)  # it computes and saves
+            for name in ("page cache", "disk"):
+                if name == "disk":
+                    drop_from_page_cache(disk)
+                warm = in_new_process(model, disk, seed)
+                assert warm["tokens"] == cold["tokens"] and warm["cached"] == PREFIX, (warm, cold)
+                times[name].append(warm["ttft"])
+        alone = in_new_process(model, None, seed)
+        assert alone["tokens"] == cold["tokens"] and alone["cached"] == 0
+        times["computed"].append(alone["ttft"])
+    result = {name: median(each) for name, each in times.items()}
+    for name, seconds in result.items():
+        share = f"1/{result['computed'] / seconds:.1f}"
+        print(f"restart   first token, {name:<11} {1000 * seconds:9.1f} ms   {share} of computed")
+    return result
+
+
+# ---- throughput
+
+
+def tokens_per_second(llm: LLM, prompts: list[list[int]], max_tokens: int) -> float:
+    begin = perf_counter()
+    outputs = llm.generate(prompts, params(max_tokens), use_tqdm=False)
+    num_tokens = sum(len(each) for each in prompts) + sum(len(o.outputs[0].token_ids) for o in outputs)
+    return num_tokens / (perf_counter() - begin)
+
+
+def compared(name: str, model: str, disk: str, rounds: list[list[list[int]]], max_tokens: int, **options: Any) -> Any:
+    """The same rounds of prompts without and with a disk tier, in turns."""
+    engines = {"without": LLM(model, **options), "with": LLM(model, kv_disk_path=disk, **options)}
+    rates: dict[str, list[float]] = {kind: [] for kind in engines}
+    for number, prompts in enumerate(rounds):
+        for kind in sorted(engines, reverse=number % 2 == 0):
+            rates[kind].append(tokens_per_second(engines[kind], prompts, max_tokens))
+    hits = engines["with"].engine.stats().tiers["disk"].hits
+    for llm in engines.values():
+        llm.engine.stop()
+    measured = {kind: median(each[1:]) for kind, each in rates.items()}  # the first round fills caches
+    ratio = median(b / a for a, b in zip(rates["without"][1:], rates["with"][1:], strict=True))
+    for kind, rate in measured.items():
+        print(f"{name:<9} {kind + ' a disk tier':<24} {rate:9.1f} tokens/s")
+    print(f"{name:<9} {'ratio':<24} {ratio:9.3f}   {hits} tokens from disk")
+    return {**measured, "ratio": ratio, "hits": hits}
+
+
+def beyond(model: str, rounds: int, disk: str) -> Any:
+    prefixes = [prompt(1000 + i, PREFIX) for i in range(3 * POOL_BLOCKS * 16 // PREFIX)]
+    rng = random.Random(0)
+    served = []
+    for number in range(rounds + 1):
+        order = rng.sample(range(len(prefixes)), len(prefixes))
+        served.append([prefixes[i] + prompt(10_000 + number * 100 + i, 32) for i in order])
+    block_bytes = _block_bytes(model)
+    options = {"max_num_seqs": 2, "max_model_len": 2048, "kv_cache_memory_bytes": POOL_BLOCKS * block_bytes}
+    return compared("beyond", model, disk, served, 16, **options)
+
+
+def misses(model: str, rounds: int, disk: str) -> Any:
+    served = [[prompt(100_000 + number * 100 + i, 256) for i in range(16)] for number in range(2 * rounds + 1)]
+    return compared("misses", model, disk, served, 32, max_num_seqs=8, max_model_len=2048)
+
+
+def _block_bytes(model: str) -> int:
+    llm = LLM(model, max_num_seqs=1, max_model_len=64)
+    return llm.engine.capacity.cache_bytes // llm.engine.capacity.num_blocks
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--first-token", metavar="DIR", help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.first_token is not None:
+        print(json.dumps(first_token(arguments.model, arguments.first_token or None, arguments.seed)))
+        return
+    result: dict[str, Any] = {"machine": platform.machine(), "model": arguments.model}
+    with tempfile.TemporaryDirectory() as disk:
+        # First what shares nothing: ext4 makes files more slowly for some minutes after many were removed.
+        if arguments.only in (None, "misses"):
+            result["misses"] = misses(arguments.model, arguments.rounds, f"{disk}/misses")
+        if arguments.only in (None, "beyond"):
+            result["beyond"] = beyond(arguments.model, arguments.rounds, f"{disk}/beyond")
+        if arguments.only in (None, "restart"):
+            result["restart"] = restart(arguments.model, arguments.rounds)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

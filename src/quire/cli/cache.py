@@ -1,0 +1,138 @@
+"""`quire cache`: what `--kv-disk-path` keeps on disk."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import time
+
+from quire.cli.parser import Parser, UsageError, nearest
+from quire.core.errors import BadRequest
+
+ACTIONS = ("ls", "clear", "verify")
+EXAMPLES = """\
+  quire cache ls ~/.cache/quire/kv                what each model keeps there
+  quire cache verify ~/.cache/quire/kv            read every block; damaged ones are removed
+  quire cache clear ~/.cache/quire/kv             remove all
+  quire cache clear ~/.cache/quire/kv 3f9c        remove one model's: the start of its fingerprint
+  QUIRE_KV_DISK_PATH=/data/kv quire cache ls --json
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """The KV blocks of one model and one type of cache."""
+
+    fingerprint: str
+    model: str
+    kv_cache_dtype: str
+    block_size: int
+    num_blocks: int
+    num_bytes: int
+    last_used: float  # time.time()
+
+
+def run(argv: Sequence[str]) -> int:
+    parser = Parser("cache ls|clear|verify [DIR] [FINGERPRINT]", "Show, check or clear prefixes on disk.", EXAMPLES)
+    parser.add_argument("action", metavar="ls|clear|verify", help="what to do")
+    parser.add_argument("path", nargs="?", metavar="DIR", help="the engines' --kv-disk-path (or QUIRE_KV_DISK_PATH)")
+    parser.add_argument("fingerprint", nargs="?", default="", metavar="FINGERPRINT", help="of one model, or its start")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    arguments = parser.parse(argv)
+    if arguments.action not in ACTIONS:
+        hint = nearest(arguments.action, ACTIONS) or f"use one of {', '.join(ACTIONS)}"
+        raise UsageError(f"there is no `quire cache {arguments.action}`", hint)
+    root = _root(arguments.path)
+    folders = [folder for folder in _folders(root) if folder.name.startswith(arguments.fingerprint)]
+    if arguments.fingerprint and not folders:
+        raise BadRequest(f"{root} has no model `{arguments.fingerprint}`", f"see `quire cache ls {root}`")
+    result = {"ls": _list, "clear": _clear, "verify": _verify}[arguments.action](root, folders, not arguments.json)
+    if arguments.json:
+        print(json.dumps(result))
+    return 1 if result.get("damaged") else 0
+
+
+def _root(path: str | None) -> Path:
+    path = path or os.environ.get("QUIRE_KV_DISK_PATH")
+    if not path:
+        raise UsageError("which directory?", "name the one that engines have as --kv-disk-path")
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        raise BadRequest(f"there is no directory {root}")
+    return root
+
+
+def _folders(root: Path) -> list[Path]:
+    """One for each model and type of cache that an engine has kept here."""
+    return sorted(folder for folder in root.iterdir() if (folder / "model.json").is_file())
+
+
+def _stored(folder: Path) -> StoredModel:
+    about: dict[str, object] = {}
+    with suppress(OSError, ValueError, TypeError):  # it is for people; blocks do not need it
+        about = dict(json.loads((folder / "model.json").read_text()))
+    sizes, used = [], [folder.stat().st_mtime]
+    for file in folder.rglob("*.kv"):
+        try:
+            status = file.stat()
+        except OSError:
+            continue  # an engine has removed it
+        sizes.append(status.st_size)
+        used.append(status.st_mtime)
+    return StoredModel(
+        folder.name,
+        str(about.get("model", "?")),
+        str(about.get("kv_cache_dtype", "?")),
+        int(str(about.get("block_size", 0))),
+        len(sizes),
+        sum(sizes),
+        max(used),
+    )
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _list(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
+    models = [_stored(folder) for folder in folders]
+    if show:
+        for model in models:
+            tokens = model.num_blocks * model.block_size
+            hours = (time() - model.last_used) / 3600
+            print(f"{model.fingerprint[:12]}  {_size(model.num_bytes):>10}  {tokens:>9} tokens  ", end="")
+            print(f"{model.kv_cache_dtype:<9} used {hours:.1f} h ago  {model.model}")
+        print(f"{_size(sum(model.num_bytes for model in models))} in {root}")
+    return {"path": str(root), "models": [asdict(model) for model in models]}
+
+
+def _clear(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
+    num_bytes = 0
+    for folder in folders:
+        num_bytes += _stored(folder).num_bytes
+        shutil.rmtree(folder, ignore_errors=True)  # an engine may be writing there
+    if show:
+        print(f"{_size(num_bytes)} removed from {root}")
+    return {"path": str(root), "removed_bytes": num_bytes, "models": [folder.name for folder in folders]}
+
+
+def _verify(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
+    from tqdm import tqdm
+
+    from quire.runtime.kv_files import is_whole
+
+    files = [file for folder in folders for file in folder.rglob("*.kv")]
+    damaged = []
+    for file in tqdm(files, desc="blocks", unit="block", leave=False, disable=not show or not sys.stderr.isatty()):
+        if not is_whole(file) and file.exists():
+            file.unlink(missing_ok=True)
+            damaged.append(str(file))
+    if show:
+        for name in damaged:
+            print(f"removed {name}: it is damaged")
+        print(f"{len(files)} blocks in {root}, {len(damaged)} damaged")
+    return {"path": str(root), "num_blocks": len(files), "damaged": damaged}

@@ -1,0 +1,29 @@
+"""The name of a prefix block beyond the pool: a hash of its cache namespace and of all tokens up to its end.
+
+The first bytes stand for the tenant alone, so that what a tenant has stored can be found and forgotten."""
+
+from array import array
+from hashlib import blake2b
+
+BlockKey = bytes
+TENANT_BYTES = 8
+PATH_BYTES = 16
+
+
+def tenant_digest(tenant: str) -> bytes:
+    return blake2b(tenant.encode(), digest_size=TENANT_BYTES).digest()
+
+
+def root_key(tenant: str, salt: str, adapter: str) -> BlockKey:
+    """The key that the first block of a namespace continues. `adapter` stands for what a LoRA adapter computes, and
+    not for its name, which another adapter may have after a restart."""
+    path = blake2b(digest_size=PATH_BYTES)
+    for part in (tenant, salt, adapter):
+        encoded = part.encode()
+        path.update(len(encoded).to_bytes(8, "little") + encoded)
+    return tenant_digest(tenant) + path.digest()
+
+
+def child_key(parent: BlockKey, tokens: tuple[int, ...]) -> BlockKey:
+    """The key of the block with these tokens behind the block `parent`."""
+    return parent[:TENANT_BYTES] + blake2b(parent + array("q", tokens).tobytes(), digest_size=PATH_BYTES).digest()

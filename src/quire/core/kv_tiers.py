@@ -1,0 +1,333 @@
+"""Prefix blocks beyond the pool: on the host, from where they are swapped in, and on disk, from where they are fetched.
+
+A block is saved once it is full: the next plan swaps it out to a host block, and the store writes it to the disk
+outside of the step. What the pool evicts later is still there. A waiting sequence whose next blocks are on disk waits
+for them if reading is quicker than computing. They arrive in host blocks, and it is admitted like one that was swapped
+out."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import Protocol
+
+from quire.core.block_keys import BlockKey, child_key, root_key, tenant_digest
+from quire.core.block_pool import BlockPool
+from quire.core.host_index import HostIndex
+from quire.core.plan import Fetch, StepPlan
+from quire.core.prefix_tree import Namespace, PrefixNode, PrefixTree
+from quire.core.records import TierStats
+from quire.core.sequence import Sequence
+
+MAX_FETCHES = 2  # of one sequence: what precedes the fetched blocks may be evicted from the pool meanwhile
+PREFILL_MEMORY = 2048  # tokens after which a step with prompts counts half in the measured rate
+MIN_PREFILL_TOKENS = 64  # fewer tell the time of a step, and not that of a token
+FIRST_SAVING_SECONDS = 0.2  # that saving may take beside steps, when the engine starts
+SAVING_SHARE = 0.005  # of the time of steps that it may take besides
+PAID_SHARE = 0.5  # of the time that hits have saved that it may take besides
+MAX_SAVES = 64  # in one plan: the engine looks at messages between plans
+MIN_FETCH_SECONDS = 0.05  # a fetch is not given up earlier
+FIRST_FETCH_SECONDS = 2.0  # nor before this while no prompt has been computed, whose time it could be compared with
+
+
+class BlockStore(Protocol):
+    """Blocks on disk. It carries out the saves and fetches of plans in threads of its own."""
+
+    def find(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """The first of these keys, up to one whose block is not stored. It takes microseconds a key."""
+
+    def read_seconds(self, num_blocks: int) -> float:
+        """How long a fetch that begins now would take."""
+
+    def save_seconds(self) -> float:
+        """How much longer steps take because one block is saved beside them; 0: no longer."""
+
+    def clear(self, tenant: bytes) -> None:
+        """Forget the blocks of a tenant, given its digest."""
+
+    def stats(self) -> TierStats:
+        """All but hits and seconds saved."""
+
+
+@dataclass(slots=True)
+class _FetchInFlight:
+    fetch: Fetch
+    seq: Sequence
+    first: int  # index in the block table of the first fetched block
+    began: float
+    deadline: float
+
+
+class KVTiers:
+    """Which blocks are saved, fetched and found beyond the pool. All host blocks it names are references it holds."""
+
+    def __init__(
+        self,
+        tree: PrefixTree,
+        host: BlockPool,
+        index: HostIndex,
+        store: BlockStore | None,
+        *,
+        keep: bool,
+        block_bytes: int,
+    ) -> None:
+        """`keep`: saved blocks stay on the host, the least recently used go first. `block_bytes`: for statistics."""
+        self._block_bytes = block_bytes
+        self._tree, self._host, self._index, self._store, self._keep = tree, host, index, store, keep
+        self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
+        self._prefill_tokens = self._prefill_seconds = 0.0  # of steps with prompts; earlier ones count less
+        self._uncounted: list[tuple[TierStats, int, float]] = []  # hits before that: tokens, and seconds of waiting
+        self._host_stats, self._disk_stats = TierStats(), TierStats()  # of the disk: hits and seconds saved
+        self.now = 0.0  # time.monotonic() of the last `expire`
+        self._unsaved: dict[int, PrefixNode] = {}  # by block; an evicted node no longer has its block
+        self._saving: set[int] = set()  # host blocks that the store writes
+        self._saving_seconds = FIRST_SAVING_SECONDS  # that saving may still take beside steps
+        self._fetches: dict[int, _FetchInFlight] = {}
+        self._fetched_keys: Counter[BlockKey] = Counter()  # of fetches that a sequence waits for
+        self._ids = count()
+        tree.root_key = self._root_key
+
+    def _root_key(self, namespace: Namespace) -> BlockKey:
+        tenant, salt, adapter = namespace
+        return root_key(tenant, salt, self.adapters.get(adapter, adapter))
+
+    # ---- pool to host and disk
+
+    def note_full(self, block: int, node: PrefixNode) -> None:
+        """The planned step fills a block that is not known to be saved."""
+        if node.key:
+            self._unsaved[block] = node
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether the next plan saves blocks."""
+        return bool(self._unsaved) and self._can_save
+
+    @property
+    def waits_to_save(self) -> bool:
+        """Whether blocks will be saved when the disk has caught up."""
+        return bool(self._unsaved) and bool(self._saving)
+
+    @property
+    def _can_save(self) -> bool:
+        return self._host.num_available > self._host.num_blocks // 2  # the others are for fetches
+
+    def save(self, plan: StepPlan, is_idle: bool) -> None:
+        """Swap out what earlier plans have filled, while host blocks are free. It stays in the pool, too.
+
+        Where saving slows steps down, it may take a small share of their time, and more once hits have paid for it.
+        What is left waits until the engine is idle, or until it is evicted."""
+        cost = self._store.save_seconds() if self._store is not None and not is_idle else 0.0
+        while self.has_unsaved and len(plan.swap_out) < MAX_SAVES and (self._saving_seconds > 0 or not cost):
+            self._saving_seconds -= cost
+            block = next(iter(self._unsaved))
+            node = self._unsaved.pop(block)
+            if node.block != block or self._index.find(node.key) is not None:
+                continue  # evicted, or on the host already
+            host = self._host.take()
+            plan.swap_out.append((block, host))
+            if self._keep:
+                self._index.insert(node.key, host)
+                self._host_stats.written_bytes += self._block_bytes
+            if self._store is not None:
+                self._host.hold(host)
+                self._saving.add(host)
+                plan.saves.append((host, node.key))
+
+    def saved(self, host: int) -> None:
+        """The store has written a host block, or has failed to."""
+        self._saving.remove(host)
+        self._host.release([host])
+
+    # ---- host to pool
+
+    def touch(self, path: Many[PrefixNode]) -> None:
+        """What is used in the pool is not the next to be evicted from the host."""
+        if self._keep:
+            for node in path:
+                if (host := self._index.find(node.key)) is not None:
+                    self._host.touch(host)
+
+    def hold_host_hits(self, seq: Sequence, start: int) -> None:
+        """Hold the host blocks that continue the first `start` blocks of a waiting sequence, which are in the pool."""
+        if self._keep and not seq.host_blocks and self._is_eligible(seq):
+            held, _ = self._hold_leading(self._keys(seq, seq.node if start else None, start))
+            seq.host_blocks = dict(enumerate(held, start))
+            seq.num_arrived = (start + len(held)) * self._tree.block_size if held else 0
+
+    def _hold_leading(self, keys: Iterator[BlockKey]) -> tuple[list[int], BlockKey]:
+        """Hold the host blocks of the first keys. -> these, and the first key that is not on the host, or b"" """
+        held: list[int] = []
+        for key in keys:
+            if (host := self._index.find(key)) is None:
+                return held, key
+            self._host.hold(host)
+            held.append(host)
+        return held, b""
+
+    @staticmethod
+    def _is_eligible(seq: Sequence) -> bool:
+        group = seq.group
+        forks = group.prompt_owner is not None
+        return not (forks or group.num_encoder_slots or group.computes_prompt_logprobs(seq))
+
+    def _keys(self, seq: Sequence, node: PrefixNode | None, start: int) -> Iterator[BlockKey]:
+        """The keys of the full blocks of `seq` from `start` on, behind `node`, but for one with its last token."""
+        size = self._tree.block_size
+        key = node.key if node else self._root_key(seq.group.namespace)
+        for i in range(start, (len(seq.tokens) - 1) // size if key else 0):
+            key = child_key(key, tuple(seq.tokens[i * size : (i + 1) * size]))
+            yield key
+
+    # ---- disk to host
+
+    def awaits_blocks(self, seq: Sequence, plan: StepPlan) -> bool:
+        """Whether a waiting sequence waits for blocks from the disk. Begins to fetch them if that pays."""
+        if self._store is None or seq.fetch is not None:
+            return seq.fetch is not None
+        can_ask = seq.num_fetches < MAX_FETCHES and self._is_eligible(seq)
+        if seq.num_computed or not (can_ask or seq.host_blocks):
+            return False
+        last = (len(seq.tokens) - 1) // self._tree.block_size
+        path = self._tree.match(seq.group.namespace, None, seq.tokens, 0, last)
+        if seq.host_blocks:
+            if len(path) >= min(seq.host_blocks) and not seq.group.computes_prompt_logprobs(seq):
+                return False  # they have arrived
+            self.drop_arrived(seq)
+        return can_ask and self._begin_fetch(seq, path, plan)
+
+    def _begin_fetch(self, seq: Sequence, path: Many[PrefixNode], plan: StepPlan) -> bool:
+        """Fetch what follows the blocks of `path` in the pool and further blocks on the host, if that pays."""
+        assert self._store is not None
+        start = len(path)
+        keys = self._keys(seq, path[-1] if path else None, start)
+        held, key = self._hold_leading(keys)
+        if key in self._fetched_keys:
+            self._host.release(held)
+            return True  # another sequence fetches it, and will share it
+        stored = self._store.find(chain([key], keys)) if key else []
+        if len(stored) > self._host.num_available and self._fetched_keys:
+            self._host.release(held)
+            return True  # other fetches will end and give host blocks back
+        del stored[self._host.num_available :]
+        seconds = self._seconds_to_compute(len(stored))
+        if not stored or (seconds and self._store.read_seconds(len(stored)) > seconds):
+            self._host.release(held)
+            seq.num_fetches = MAX_FETCHES
+            return False
+        seq.num_fetches += 1
+        seq.fetch = Fetch(next(self._ids), [(key, self._host.take()) for key in stored])
+        seq.host_blocks = dict(enumerate(held, start))
+        plan.fetches.append(seq.fetch)
+        deadline = self.now + (max(seconds, MIN_FETCH_SECONDS) if seconds else FIRST_FETCH_SECONDS)
+        self._fetches[seq.fetch.id] = _FetchInFlight(seq.fetch, seq, start + len(held), self.now, deadline)
+        self._fetched_keys.update(stored)
+        return True
+
+    def _seconds_to_compute(self, num_blocks: float) -> float:
+        """0: not measured yet."""
+        if self._prefill_tokens < MIN_PREFILL_TOKENS:
+            return 0.0
+        return num_blocks * self._tree.block_size * self._prefill_seconds / self._prefill_tokens
+
+    def fetched(self, fetch_id: int, num_blocks: int) -> None:
+        """The store has read the first `num_blocks` of a fetch; it could not read the next."""
+        arrived = self._fetches.pop(fetch_id)
+        blocks = [host for _, host in arrived.fetch.blocks]
+        if arrived.seq.fetch is not arrived.fetch:  # it was given up, or the sequence has ended
+            self._host.release(blocks)
+            return
+        self._end_wait(arrived, blocks[:num_blocks])
+        self._host.release(blocks[num_blocks:])
+
+    def expire(self, now: float) -> None:
+        """Let sequences go on that wait for the disk longer than computing takes."""
+        self.now = now
+        for late in [each for each in self._fetches.values() if each.deadline <= now]:
+            if late.seq.fetch is late.fetch:
+                self._end_wait(late, [])
+
+    def _end_wait(self, ended: _FetchInFlight, blocks: list[int]) -> None:
+        seq, size = ended.seq, self._tree.block_size
+        seq.fetch = None
+        seq.host_blocks |= dict(enumerate(blocks, ended.first))
+        seq.num_arrived = (ended.first + len(blocks)) * size if seq.host_blocks else 0
+        seq.num_fetched, seq.fetch_seconds = len(blocks) * size, self.now - ended.began
+        self._fetched_keys -= Counter(key for key, _ in ended.fetch.blocks)
+        if len(blocks) < len(ended.fetch.blocks):
+            seq.num_fetches = MAX_FETCHES  # the rest is computed
+
+    def drop_arrived(self, seq: Sequence) -> None:
+        """Give back host blocks that arrived for a waiting sequence."""
+        self._host.release(list(seq.host_blocks.values()))
+        seq.host_blocks, seq.num_arrived, seq.num_fetched = {}, 0, 0
+
+    def forget_fetch(self, seq: Sequence) -> None:
+        """The sequence has ended. The host blocks of its fetch are released when the store is done with them."""
+        assert seq.fetch is not None
+        self._fetched_keys -= Counter(key for key, _ in seq.fetch.blocks)
+        seq.fetch = None
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether sequences wait for the disk."""
+        return bool(self._fetched_keys)
+
+    # ---- seen from outside
+
+    def count_hits(self, seq: Sequence) -> None:
+        """Count what an admitted sequence takes from the tiers."""
+        num_tokens = max(seq.num_arrived - len(seq.block_table) * self._tree.block_size, 0)
+        from_disk = min(seq.num_fetched, num_tokens)
+        from_host = num_tokens - from_disk
+        self._disk_stats.hits += from_disk
+        self._host_stats.hits += from_host
+        self._host_stats.read_bytes += from_host // self._tree.block_size * self._block_bytes
+        self._uncounted += [(self._disk_stats, from_disk, seq.fetch_seconds), (self._host_stats, from_host, 0.0)]
+        self._count_seconds()
+
+    def record_step(self, seconds: float) -> None:
+        """A step took so long: a share of that may go into saving."""
+        self._saving_seconds += SAVING_SHARE * seconds
+
+    def record_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Learn how fast prompts are computed from a step with prompts: fetches are compared with it."""
+        kept = 0.5 ** (num_tokens / PREFILL_MEMORY)
+        self._prefill_tokens = self._prefill_tokens * kept + num_tokens
+        self._prefill_seconds = self._prefill_seconds * kept + seconds
+        if self._uncounted:
+            self._count_seconds()
+
+    def _count_seconds(self) -> None:
+        if self._seconds_to_compute(1):
+            for stats, num_tokens, waited in self._uncounted:
+                seconds = self._seconds_to_compute(num_tokens / self._tree.block_size)
+                stats.seconds_saved += max(seconds - waited, 0.0)
+                self._saving_seconds += PAID_SHARE * max(seconds - waited, 0.0)
+            self._uncounted.clear()
+
+    def stats(self) -> dict[str, TierStats]:
+        """By tier: "host" and "disk", where they are."""
+        stats = {}
+        if self._keep:
+            stats["host"] = replace(self._host_stats, stored_bytes=len(self._index) * self._block_bytes)
+        if self._store is not None:
+            disk = self._disk_stats
+            stats["disk"] = replace(self._store.stats(), hits=disk.hits, seconds_saved=disk.seconds_saved)
+        return stats
+
+    def clear(self, tenant: str) -> None:
+        self._host.drop_cached(tenant)
+        if self._store is not None:
+            self._store.clear(tenant_digest(tenant))
+
+    def check(self) -> Counter[int]:
+        """Assert every invariant. -> the references it holds to host blocks"""
+        refs = Counter(self._saving)
+        for each in self._fetches.values():
+            refs.update(host for _, host in each.fetch.blocks)
+        waiting = [each for each in self._fetches.values() if each.seq.fetch is each.fetch]
+        keys = Counter(key for each in waiting for key, _ in each.fetch.blocks)
+        assert self._fetched_keys == keys, "a key that no sequence waits for counts as fetched, or the other way round"
+        return refs

@@ -1,0 +1,62 @@
+"""`quire cache`: what is on disk is shown, checked and removed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.cli.main import main
+from runtime.test_disk_tier import driven, keys
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three blocks of one model."""
+    with driven(tmp_path) as one:
+        one.save(*enumerate(keys(3)))
+    (tmp_path / "f00d" / "model.json").write_text(json.dumps({"model": "tiny", "block_size": 16}))
+    return tmp_path
+
+
+def test_models_are_listed_with_their_tokens(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["cache", "ls", str(folder)]) == 0
+    assert "48 tokens" in capsys.readouterr().out
+    monkeypatch.setenv("QUIRE_KV_DISK_PATH", str(folder))
+    assert main(["cache", "ls", "--json"]) == 0
+    [model] = json.loads(capsys.readouterr().out)["models"]
+    assert (model["model"], model["num_blocks"], model["kv_cache_dtype"]) == ("tiny", 3, "?")
+
+
+def test_damaged_blocks_are_found_and_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cache", "verify", str(folder)]) == 0
+    file = next(folder.rglob("*.kv"))
+    file.write_bytes(file.read_bytes()[:-1])
+    assert main(["cache", "verify", str(folder), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["damaged"] == [str(file)]
+    assert not file.exists() and len(list(folder.rglob("*.kv"))) == 2
+
+
+def test_one_model_or_all_are_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mine.txt").write_text("not a block")
+    assert main(["cache", "clear", str(folder), "beef"]) == 2
+    assert "has no model `beef`" in capsys.readouterr().err
+    assert main(["cache", "clear", str(folder), "f0"]) == 0
+    assert [file.name for file in folder.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["verfy", "."], "did you mean `verify`?"),
+        (["ls"], "--kv-disk-path"),
+        (["ls", "/does/not/exist"], "there is no directory"),
+    ],
+)
+def test_mistakes_are_explained(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUIRE_KV_DISK_PATH", raising=False)
+    assert main(["cache", *argv]) == 2
+    assert message in capsys.readouterr().err
