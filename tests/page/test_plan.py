@@ -77,7 +77,7 @@ def test_the_served_model_beside_what_the_server_has(page: Browser, planner: Ser
     assert "it fits" in page.js(VERDICT)
     planned, here = (float(cell(page, "weights", column).removesuffix(" MiB")) for column in (1, 2))
     assert here == pytest.approx(info.weight_bytes / 2**20, abs=0.06)
-    assert planned == pytest.approx(here, rel=0.01)
+    assert here <= planned < 1.05 * here
     assert cell(page, "kv_cache", 1) == "360 MiB", "4 users of 4,096 tokens of 22.5 KiB"
     assert f"for {info.num_blocks * info.block_size:,} tokens" in cell(page, "kv_cache", 2)
     assert "so far" in cell(page, "total", 2)
@@ -169,6 +169,6 @@ def test_by_keyboard_on_a_phone_in_the_dark(page: Browser) -> None:
     page.js("document.querySelector('.formulas summary').focus()")
     page.press("Enter")
     formulas = page.js("document.querySelector('.formulas[open]').textContent")
-    assert "32 layers x 2 x 8 heads x 128 columns x 2 bytes = 128.0 KiB" in formulas
+    assert "32 layers x 2 x 8 heads x 128 columns x 2 bytes = 131,072 bytes = 128.0 KiB" in formulas
     assert page.js("getComputedStyle(document.body).backgroundColor") == "rgb(23, 21, 18)"
     page.theme("light")

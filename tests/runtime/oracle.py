@@ -4,9 +4,10 @@ import random
 from collections.abc import Mapping, Sequence
 
 from quire.ops.opset import Int32
+from quire.runtime.spec.proposer import Proposer
 
 
-class Oracle:
+class Oracle(Proposer):
     def __init__(self, texts: Sequence[Sequence[int]], vocab: int) -> None:
         """Prompts and answers."""
         self._texts, self._vocab = [list(text) for text in texts], vocab
@@ -21,5 +22,3 @@ class Oracle:
                 token if self._chance.random() < 0.9 else self._chance.randrange(self._vocab) for token in follows
             ]
         return {row: drafts for row, drafts in guesses.items() if drafts}
-
-    def retire(self, row: int) -> None: ...

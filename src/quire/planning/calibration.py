@@ -124,6 +124,8 @@ def fit_costs(bursts: Sequence[Burst], times: StepTimes, *, on_gpu: bool) -> Ser
     only what it takes longer than a step is seen."""
     extra = []
     for burst in bursts:
+        if not burst.tpot:  # an answer that came in one piece tells nothing of steps
+            continue
         seconds = times.seconds(_decoding(burst))
         if not on_gpu:
             extra.append((burst, burst.tpot - seconds))
