@@ -3,6 +3,7 @@
     python -m benchmarks.plan_memory --device cpu                  every combination: some minutes
     python -m benchmarks.plan_memory --device gpu --seconds 330    as many as fit in that time
     python -m benchmarks.plan_memory --device cpu --only moe       those with that in their name
+    python -m benchmarks.plan_memory --replay FILE                 today's plans beside the peaks of a kept run
 
 Each process starts an engine and lets every user fill its context, with prompts in the largest chunks. On a CPU the
 peak is VmHWM, all that was resident: RssAnon, and the pages of mapped files, which are libraries and embedding tables.
@@ -66,7 +67,11 @@ def main() -> None:
     parser.add_argument("--only", metavar="TEXT", default="", help="combinations with this in their name")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no combination after this time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows there, too")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="measure nothing: plan what this run measured")
     args = parser.parse_args()
+    if args.replay:
+        replay(args.replay, args.json)
+        return
     cases = [case for case in (GPU_CASES if args.device == "gpu" else CPU_CASES) if args.only in case.name]
     rows: list[Row] = []
     end = time.monotonic() + args.seconds
@@ -85,10 +90,29 @@ def main() -> None:
             print(rows[-1].line(), flush=True)
             if args.json:
                 args.json.write_text(result_of(args.device, rows))
-    errors = [row.error for row in rows]
-    if errors:
-        print(f"{len(errors)} combinations: error {min(errors):.2%} to {max(errors):.2%}")
+    if rows:
+        print(errors_of(rows))
         print(result_of(args.device, rows))
+
+
+def errors_of(rows: list[Row]) -> str:
+    errors = [row.error for row in rows]
+    return f"{len(errors)} combinations: error {min(errors):.2%} to {max(errors):.2%}"
+
+
+def replay(kept: Path, target: Path | None) -> None:
+    """Plan the combinations of a run again, and hold the plans against the peaks of then."""
+    run = json.loads(kept.read_text())
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in run["rows"]:
+            case, measured = MemoryCase(**row["case"]), row["measured"]
+            rows.append(Row(case, predict(case, model_path(case, Path(folder)), run["device"], measured), measured))
+            print(rows[-1].line(), flush=True)
+    print(errors_of(rows))
+    if target:
+        run["rows"] = [row.as_json() for row in rows]
+        target.write_text(json.dumps(run))
 
 
 def result_of(device: str, rows: list[Row]) -> str:

@@ -11,8 +11,10 @@ from quire.planning.step_counter import StepCounter
 MIB = 1 << 20
 SMALL, LARGE = MIB, 10 * MIB  # below SMALL, 2 MiB segments are shared; below LARGE, 20 MiB segments; else one each
 SMALL_SEGMENT, SHARED_SEGMENT = 2 * MIB, 20 * MIB
-# Estimates, until benchmarks/plan_memory.py has run on a GPU: it prints what a device holds beside torch's segments.
-CONTEXT_BYTES = 560 * MIB  # of a process: CUDA's context, cuBLAS with its workspaces, loaded kernels
+# As benchmarks/plan_memory.py has measured them on an H200 with torch 2.11.
+CONTEXT_BYTES = 785 * MIB  # of a process beside torch's segments: CUDA's context, cuBLAS, loaded kernels, graphs
+WORKSPACE_BYTES = 205 * MIB  # that cuBLAS and kernels allocate through torch
+KEPT_PER_LAYER = 6  # rows of the hidden size, of every token of a step, that live until the step ends
 GRAPH_NODE_BYTES = 6 << 10  # that a driver keeps for one kernel of a captured graph
 KERNELS_PER_LAYER = 9
 # As ops/gpu has them.
@@ -39,6 +41,11 @@ def reserved(allocations: Iterable[int]) -> int:
 def step_bytes(step: StepCounter, max_tokens: int, num_logits: int) -> int:
     """Activations of a step, in 16 bits, and its logits."""
     return step.arena_bytes(max_tokens) // 2 + sum(step.expert_buffers(max_tokens)) // 2 + 2 * num_logits * step.vocab
+
+
+def kept_bytes(num_layers: int, hidden: int, max_tokens: int) -> int:
+    """What layers leave behind until a step has ended, in 16 bits."""
+    return 2 * KEPT_PER_LAYER * num_layers * hidden * max_tokens
 
 
 def decode_graph_sizes(max_size: int) -> list[int]:

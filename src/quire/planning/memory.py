@@ -103,15 +103,17 @@ def _plan_gpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits,
     rows = load.users
     eager = gpu_memory.step_bytes(step, max_tokens, min(rows * (1 + limits.num_drafts), max_tokens))
     captured = gpu_memory.step_bytes(step, min(max_tokens, gpu_memory.PREFILL_GRAPH_SIZES[-1]), min(rows, max_tokens))
+    in_graphs = min(max_tokens, gpu_memory.PREFILL_GRAPH_SIZES[-1])  # a graph's memory is its own
+    kept = gpu_memory.kept_bytes(model.config.layers, model.config.hidden, max_tokens + in_graphs)
     graphs = gpu_memory.graph_bytes(model.config.layers, max_tokens, rows, load.context, kv.block_size)
     rank = limits.lora_rank if limits.num_loras else 0
     return MemoryPlan(
         weights=gpu_memory.reserved(model.allocations) + model.vector_bytes,
         kv_cache=load.users * sequence_bytes(model, kv, load.context, limits.max_num_batched_tokens, ahead=1),
-        activations=eager + captured + graphs + gpu_memory.sampler_bytes(rows, step.vocab),
+        activations=eager + captured + kept + graphs + gpu_memory.sampler_bytes(rows, step.vocab),
         adapters=limits.num_loras * gpu_memory.slot_bytes(model.linears, rank),
         draft=0,
-        process=gpu_memory.CONTEXT_BYTES if process is None else process,
+        process=gpu_memory.CONTEXT_BYTES + gpu_memory.WORKSPACE_BYTES if process is None else process,
         tables=0,
     )
 
