@@ -42,4 +42,4 @@ def test_a_workload_is_served_as_it_is_simulated(options: EngineOptions, tmp_pat
     assert set(errors) == set(AIMS)
     Record({}, {"tiny": calibration}, [("tiny", run, errors)]).write(tmp_path / "record.json")
     ((_, kept, now),) = Record.read(tmp_path / "record.json").replay()
-    assert now == pytest.approx(kept, abs=0.01)
+    assert now == pytest.approx(kept, rel=0.1, abs=0.01)  # a record is rounded
