@@ -70,7 +70,8 @@ class RecordedRun:
 
     def errors(self, predicted: Mapping[str, float]) -> dict[str, float]:
         """Relative: 0.05 is a prediction that is 5 % too high."""
-        return {name: predicted[name] / value - 1 for name, value in self.real.figures().items()}
+        figures = self.real.figures()
+        return {name: predicted[name] / value - 1 if value else 0.0 for name, value in figures.items()}
 
     def as_json(self) -> dict[str, Any]:
         spec = {**asdict(self.spec), "rate": self.spec.rate if math.isfinite(self.spec.rate) else None}

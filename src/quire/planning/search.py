@@ -21,7 +21,7 @@ from quire.planning.workload import WorkloadSpec, generate
 DEVICES = (1, 2, 4, 8)  # that share every matrix
 FORMATS = {True: ("bfloat16", "fp8", "awq"), False: ("bfloat16", "q8_0", "q4_k_m")}  # by whether it is a GPU
 KV_DTYPES = {True: ("bfloat16", "fp8"), False: ("float16", "int8")}
-STEP_TOKENS = {True: 2048, False: 512}  # --max-num-batched-tokens
+STEP_TOKENS = 512  # --max-num-batched-tokens, as `quire serve` has it
 MAX_NUM_SEQS = 256
 MAX_REPLICAS = 1000
 SIMULATED_SECONDS, MIN_REQUESTS, MAX_REQUESTS = 20.0, 80, 200  # of traffic
@@ -134,7 +134,7 @@ def _configure(
 def _max_seqs(demand: Demand, hardware: Hardware, model: PlannedModel, kv_dtype: str, tp: int) -> int:
     """Sequences that fit beside the weights."""
     kv = model.kv_spec(kv_dtype)
-    limits = EngineLimits(max_num_batched_tokens=STEP_TOKENS[hardware.is_gpu], threads=hardware.threads)
+    limits = EngineLimits(max_num_batched_tokens=STEP_TOKENS, threads=hardware.threads)
     load = Load(context=demand.prompt + demand.output, prompt=demand.prompt, output=demand.output)
     memory = plan_memory(model, kv, load, limits=limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes)
     beside = memory.total - memory.kv_cache + (tp - 1) * (memory.process + memory.activations)
@@ -143,7 +143,7 @@ def _max_seqs(demand: Demand, hardware: Hardware, model: PlannedModel, kv_dtype:
 
 
 def _estimate(demand: Demand, times: RooflineTimes, hardware: Hardware, max_seqs: int, rate: float) -> Estimate:
-    return estimate(times, rate, demand.prompt, demand.output, max_seqs, STEP_TOKENS[hardware.is_gpu])
+    return estimate(times, rate, demand.prompt, demand.output, max_seqs, STEP_TOKENS)
 
 
 def _replicas(demand: Demand, times: RooflineTimes, hardware: Hardware, max_seqs: int) -> int | None:
@@ -207,7 +207,7 @@ def _simulated(demand: Demand, configuration: Configuration) -> Configuration:
     )
     flags = EngineFlags(
         kv_cache_dtype=configuration.kv_dtype, max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=STEP_TOKENS[hardware.is_gpu],
+        max_num_batched_tokens=STEP_TOKENS,
     )  # fmt: skip
     try:
         engine = plan_engine(configuration.model, hardware, flags, tp=configuration.tp)
