@@ -355,6 +355,7 @@ def test_a_client_that_leaves_the_queue_is_forgotten(keyed: Keyed) -> None:
 def test_the_audit_log_has_decisions_and_no_secrets(keyed: Keyed) -> None:
     running, _, folder = keyed
     running.chat(content="a private matter", headers={**bearer("free"), "x-request-id": "audited"})
+    wait_for(lambda: '"audited"' in (folder / "audit.jsonl").read_text())  # a line is written once its answer is sent
     text = (folder / "audit.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     [line] = [line for line in lines if line.get("request") == "audited"]

@@ -207,3 +207,4 @@ def test_a_gateway_that_ends_lets_streams_end(tmp_path: Path) -> None:
         time.sleep(0.1)
         go.set()
         assert "late" in answer.result().text
+        assert running.process.wait(20) == 0
