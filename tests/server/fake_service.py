@@ -137,7 +137,8 @@ class FakeStream:
         token = script[position % len(script)] if params.ignore_eos else script[min(position, len(script) - 1)]
         event = SequenceEvent(request_id=self.id, index=index, tokens=[token], num_cached=4)
         if params.logprobs is not None:
-            event.logprobs = [_choices(token, params.logprobs)]
+            listed = [IdLogprob(each, -9.0, 200) for each in params.logprob_token_ids or ()]
+            event.logprobs = [_choices(token, params.logprobs) + listed]
         if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids:
             event.finish_reason, event.stop_token = "stop", token
         elif position + 1 >= self._most_tokens():

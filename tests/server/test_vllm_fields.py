@@ -90,3 +90,21 @@ def test_token_strs_are_those_of_the_vocabulary(server: Running) -> None:
 def test_ids_of_sessions_are_taken(server: Running, field: str) -> None:
     assert server.chat(**{field: "x"}).status_code == 200
     assert server.complete(**{field: "x"}).status_code == 200
+
+
+def test_logprobs_of_listed_tokens(client: openai.OpenAI, server: Running) -> None:
+    listed = {"logprob_token_ids": [ord("x"), ord("y")]}
+    asked = {"model": "fake", "messages": HELLO, "max_tokens": 1, "extra_body": listed}
+    for more, others in (({}, ["S"]), ({"logprobs": True, "top_logprobs": 2}, ["S", "T"])):
+        [token] = client.chat.completions.create(**asked, **more).choices[0].logprobs.content
+        assert [top.token for top in token.top_logprobs] == [*others, "x", "y"]
+    shown = client.completions.create(model="fake", prompt="a", max_tokens=1, extra_body=listed).choices[0].logprobs
+    assert shown.top_logprobs == [{"S": -0.25, "x": -9.0, "y": -9.0}]
+    for wrong in (list(range(129)), "x"):
+        assert server.chat(logprob_token_ids=wrong).json()["error"]["param"] == "logprob_token_ids"
+    assert server.chat(logprob_token_ids=[]).json()["choices"][0]["logprobs"] is None
+
+
+def test_a_beam_search_has_no_listed_tokens(server: Running) -> None:
+    refused = server.complete(use_beam_search=True, n=2, logprob_token_ids=[1])
+    assert refused.json()["error"]["param"] == "logprob_token_ids"

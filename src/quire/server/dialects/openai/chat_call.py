@@ -69,7 +69,7 @@ class ChatCall:
         *,
         stream: bool = False,
         stream_options: StreamOptions | None = None,
-        top_logprobs: int = 0,
+        top_logprobs: int | None = 0,  # None: all that the sampler gave
         token_ids: bool = False,
         by_id: bool = False,
         reasoning: bool = True,
@@ -193,7 +193,7 @@ class ChatCall:
         return ChatLogprobs([chat_logprob(position, self._top, self._by_id) for position in positions])
 
 
-def chat_logprob(position: list[TokenLogprob], num_top: int, by_id: bool = False) -> ChatLogprob:
+def chat_logprob(position: list[TokenLogprob], num_top: int | None, by_id: bool = False) -> ChatLogprob:
     def name(token: TokenLogprob) -> str:
         return token_name(token.token_id, token.text, by_id)
 

@@ -119,7 +119,7 @@ class CompletionCall:
         self._tokenizer = context.tokenizer
         self._echo = bool(body.echo)
         self._only_echo = self._echo and body.max_tokens == 0  # the one sampled token is not shown
-        self._with_logprobs = body.logprobs is not None
+        self._with_logprobs = body.logprobs is not None or bool(body.logprob_token_ids)
         self._with_prompt_logprobs = body.prompt_logprobs is not None
         self._ids_too = bool(body.return_token_ids)
         self._by_id = bool(body.return_tokens_as_token_ids)
