@@ -105,6 +105,10 @@ class KVCache(Protocol):
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks from the host: pairs of (host block, block)."""
 
+    def join_swaps(self) -> None:
+        """What is launched from here on begins after the swaps so far. A swap to the host may still read its blocks
+        before: until then, nothing may write them."""
+
     def swapped(self) -> Callable[[], None]:
         """Call the result, in any thread, to wait for all swaps so far."""
 

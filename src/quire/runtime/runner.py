@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from quire.core.plan import SampledRow, StepOutput, StepPlan
@@ -96,6 +97,8 @@ class Runner:
         for cache in self._caches:
             if plan.swap_out:
                 cache.swap_out(plan.swap_out)
+                if _writes(plan, {block for block, _ in plan.swap_out}):
+                    cache.join_swaps()
             if plan.swap_in:
                 cache.swap_in(plan.swap_in)
         if plan.saves or plan.fetches:
@@ -129,6 +132,8 @@ class Runner:
             self.encoder_inputs.attach(step.batch, runs)
         rows = step.sampling.tolist()
         logits, masks = self._compute(step, rows)
+        for cache in self._caches:
+            cache.join_swaps()
         if self.proposer:
             self.proposer.follow(runs, step.batch)
         finish = self._verify(step, logits, rows, masks) if step.drafts else self._sample(logits, rows, masks)
@@ -219,6 +224,17 @@ class Runner:
             entries = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
             prompt_logprobs[row] = [id_logprobs(line) for line in entries]
         return prompt_logprobs
+
+
+def _writes(plan: StepPlan, blocks: set[int]) -> bool:
+    """Whether a plan writes one of these blocks. Those of a preempted sequence may be handed out again at once."""
+    taken = chain(
+        *(admission.blocks for admission in plan.admitted),
+        *(run.new_blocks for run in plan.runs),
+        (block for _, block in plan.swap_in),
+        (block for _, block in plan.copies),
+    )
+    return not blocks.isdisjoint(taken)
 
 
 def _encoder_inputs(

@@ -34,6 +34,9 @@ class NativeCache:
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._host, self._blocks, pairs)
 
+    def join_swaps(self) -> None:
+        """A swap is done when it returns."""
+
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
 
