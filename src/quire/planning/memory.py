@@ -62,7 +62,7 @@ class EngineLimits:
                 raise BadRequest(f"{field.name} is {value}", f"it must be at least {least}", param=field.name)
 
 
-RUN_BYTES = 700 << 10  # by which the peak of a CPU engine differs from run to run
+RUN_BYTES = 600 << 10  # by which the peak of a CPU engine differs from run to run
 CPU_PROCESS_BYTES = 42 << 20  # of an engine process without a model, on Linux; this machine's own is measured
 
 
