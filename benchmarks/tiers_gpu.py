@@ -12,6 +12,7 @@ import json
 import random
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -86,7 +87,7 @@ def moved(llm: LLM, num_tokens: int, rounds: int) -> dict[str, float]:
     result = {}
     for name, move in (("to the host", cache.swap_out), ("from the host", cache.swap_in)):
         move(pairs)
-        result[name] = nbytes / median(timed(lambda move=move: move(pairs)) for _ in range(rounds)) / 1e9
+        result[name] = nbytes / median(timed(partial(move, pairs)) for _ in range(rounds)) / 1e9
         print(f"{name:<16} {result[name]:6.1f} GB/s, {len(pairs)} blocks")
     return result
 
