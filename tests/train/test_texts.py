@@ -28,7 +28,9 @@ def lines(path: Path, *samples: Any) -> Path:
 
 
 def test_prompts_are_what_the_model_goes_on_with(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    file = lines(tmp_path, {"prompt": "Once"}, "", {"messages": [USER]}, {"messages": [USER, ANSWER]}, {"text": "x" * 300})
+    file = lines(
+        tmp_path, {"prompt": "Once"}, "", {"messages": [USER]}, {"messages": [USER, ANSWER]}, {"text": "x" * 300}
+    )
     prompts = list(read_prompts(file, tokenizer, 100))
     shown = [tokenizer.decode(prompt, skip_special_tokens=False) for prompt in prompts]
     assert shown == ["Once", ASKED, ASKED, "x" * 64, "x" * 64]

@@ -146,9 +146,7 @@ def test_texts_are_used_as_they_are_without_generate(tiny_model: Path, tmp_path:
     assert outcome.training["answers"] > 20 and not outcome.training["options"]["generate"]
 
 
-def test_minutes_choose_the_number_of_steps(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minutes_choose_the_number_of_steps(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "TIMED_FROM", 1)
     monkeypatch.setattr(trainer, "TIMED_TO", 3)
     monkeypatch.setattr(trainer, "FINISH_SECONDS", 0)

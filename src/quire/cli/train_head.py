@@ -49,7 +49,11 @@ def add_flags(parser: Parser) -> None:
     add("--drafts", type=int, default=3, metavar="N", help="draft tokens of a step that are trained (default: 3)")
     add("--draft-vocab-size", type=int, metavar="N", help="tokens that can be drafted (default: eagle3 8192)")
     add("--intermediate-size", type=int, metavar="N", help="of eagle3's layer (default: the model's)")
-    add("--aux-layers", metavar="N,N,N", help="of eagle3: the layers whose inputs it gets (default: 2, middle, last - 3)")
+    add(
+        "--aux-layers",
+        metavar="N,N,N",
+        help="of eagle3: the layers whose inputs it gets (default: 2, middle, last - 3)",
+    )
     add("--steps", type=int, default=2000, metavar="N", help="of the optimizer (default: 2000)")
     add("--minutes", type=float, metavar="X", help="take as many steps as fit into this time, answers included")
     add("--batch-size", type=int, default=32, metavar="N", help="texts of a step (default: 32)")

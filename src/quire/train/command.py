@@ -15,8 +15,8 @@ from quire.models.llama import LlamaConfig
 from quire.quantize.plan import source_state
 from quire.train.acceptance import Acceptance
 from quire.train.answers import AnswerRun, Answers, Progress
-from quire.train.draft_head import DraftHead, frequent_tokens
-from quire.train.eagle3 import DEFAULT_VOCABULARY, Eagle3Head, aux_layers
+from quire.train.draft_head import DraftHead, TextBatch, frequent_tokens
+from quire.train.eagle3 import DEFAULT_VOCABULARY, Eagle3Head, aux_layers, state_scales
 from quire.train.medusa import MedusaHeads
 from quire.train.options import SELF, TrainError, TrainOptions
 from quire.train.output import PartialHead
@@ -26,6 +26,7 @@ from quire.train.trainer import Trainer
 from quire.weights.checkpoint import find_checkpoint, open_checkpoint
 
 ANSWER_SHARE = 0.35  # of --minutes
+SCALED_TEXTS = 16  # whose states say how large the columns of states are
 ANSWER_OPTIONS = ("data", "generate", "answers", "answer_tokens", "max_length", "temperature", "held_out", "seed")
 
 
@@ -109,7 +110,8 @@ class TrainRun:
         vocabulary = frequent_tokens(answers.examples, options.draft_vocab_size or default, vocab)
         if options.method == "medusa":
             return MedusaHeads(target, vocabulary, options.drafts)
-        return Eagle3Head(target, vocabulary, layers, options.drafts, options.intermediate_size, options.seed)
+        scales = state_scales(target, layers, TextBatch.of(answers.examples[:SCALED_TEXTS], target.device))
+        return Eagle3Head(target, vocabulary, layers, options.drafts, scales, options.intermediate_size, options.seed)
 
     def _training(self, trainer: Trainer, answer_seconds: float, train_seconds: float) -> dict[str, Any]:
         return {

@@ -125,4 +125,6 @@ def in_fp16(weights: dict[str, Any]) -> dict[str, Tensor]:
 
 def trainable(weights: dict[str, Tensor], device: str) -> dict[str, Any]:
     """In fp32 on the device, with gradients."""
-    return {name: weight.to(device, torch.float32).detach().clone().requires_grad_() for name, weight in weights.items()}
+    return {
+        name: weight.to(device, torch.float32).detach().clone().requires_grad_() for name, weight in weights.items()
+    }

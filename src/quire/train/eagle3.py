@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.train.draft_head import in_fp16, shifted, trainable
+from quire.train.draft_head import TextBatch, in_fp16, shifted, trainable
 from quire.train.options import TrainError
 from quire.train.target import HiddenStates, Target
 
 DEFAULT_VOCABULARY = 8192
 NUM_AUX = 3
+MIN_SCALE = 1e-3  # of a column that is always zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ def aux_layers(asked: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """Layer n stands for what it gets; the number of layers for what the final norm gets."""
     if not asked:
         if num_layers < NUM_AUX - 1:
-            raise TrainError(f"EAGLE-3 gets the states of {NUM_AUX} layers, and the model has {num_layers}", "use medusa")
+            raise TrainError(
+                f"EAGLE-3 gets the states of {NUM_AUX} layers, and the model has {num_layers}", "use medusa"
+            )
         usual = (2, num_layers // 2, num_layers - 3)  # as EAGLE and speculators have it
         return usual if usual[0] < usual[1] < usual[2] else tuple(range(num_layers - 2, num_layers + 1))
     if len(asked) != NUM_AUX or sorted(set(asked)) != list(asked) or not 0 <= asked[0] <= asked[-1] <= num_layers:
@@ -50,12 +53,25 @@ def aux_layers(asked: Sequence[int], num_layers: int) -> tuple[int, ...]:
     return tuple(asked)
 
 
+def state_scales(target: Target, layers: Sequence[int], batch: TextBatch) -> Tensor:
+    """[NUM_AUX * hidden]: the root mean square of each column of the states, over what the model has written."""
+    joined = _joined(target.hidden_states(batch.ids, layers), layers)[batch.written]
+    return joined.square().mean(dim=0).sqrt().clamp(min=MIN_SCALE)
+
+
+def _joined(states: HiddenStates, layers: Sequence[int]) -> Tensor:
+    return torch.cat([states.layers[layer] for layer in layers], dim=-1).float()
+
+
 class Eagle3Head:
-    """The residual of the layer is the normed state (`norm_before_residual`): states have outliers in the thousands."""
+    """The residual of the layer is the normed state (`norm_before_residual`): states have outliers in the thousands.
+
+    For the same reason `fc.weight` is trained for states that are divided by `scales`; the published one has them in
+    it."""
 
     def __init__(
         self, target: Target, vocabulary: Sequence[int], layers: Sequence[int], num_drafts: int,
-        intermediate: int | None = None, seed: int = 0,
+        scales: Tensor, intermediate: int | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         c = target.config
         self.shape = Eagle3Shape(
@@ -65,7 +81,7 @@ class Eagle3Head:
         )  # fmt: skip
         self.layers, self.num_drafts = tuple(layers), num_drafts
         self.vocabulary = torch.tensor(vocabulary, device=target.device)
-        self._embedding = target.embedding
+        self._embedding, self._scales = target.embedding, scales
         self.weights = trainable(self._initial(target, seed), target.device)
 
     def _initial(self, target: Target, seed: int) -> dict[str, Tensor]:
@@ -83,9 +99,7 @@ class Eagle3Head:
             "mlp.gate_proj": random(s.intermediate, s.hidden),
             "mlp.up_proj": random(s.intermediate, s.hidden),
             "mlp.down_proj": torch.zeros(s.hidden, s.intermediate),
-            **{
-                name: torch.ones(s.hidden) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-            },
+            **{name: torch.ones(s.hidden) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")},
         }
         norm = target.norm if isinstance(target.norm, Tensor) else torch.ones(s.hidden)
         return {
@@ -97,7 +111,7 @@ class Eagle3Head:
 
     def drafts(self, ids: Tensor, states: HiddenStates) -> Iterator[tuple[Tensor, Tensor]]:
         w = self.weights
-        x = F.linear(torch.cat([states.layers[layer] for layer in self.layers], dim=-1).float(), w["fc.weight"])
+        x = F.linear(_joined(states, self.layers) / self._scales, w["fc.weight"])
         kv: list[tuple[Tensor, Tensor]] = []  # of each step
         for step in range(self.num_drafts):
             x = self._layer(x, F.embedding(shifted(ids, 1 + step), self._embedding), kv)
@@ -106,7 +120,9 @@ class Eagle3Head:
     def _layer(self, x: Tensor, embedded: Tensor, kv: list[tuple[Tensor, Tensor]]) -> Tensor:
         hidden = self._norm(x, "layers.0.hidden_norm")
         both = torch.cat([self._norm(embedded, "layers.0.input_layernorm"), hidden], dim=-1)
-        q, k, v = (self._linear(both, f"self_attn.{name}_proj").unflatten(-1, (-1, self.shape.head_dim)) for name in "qkv")
+        q, k, v = (
+            self._linear(both, f"self_attn.{name}_proj").unflatten(-1, (-1, self.shape.head_dim)) for name in "qkv"
+        )
         q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))  # [sequences, heads, length, head_dim]
         kv.append((self._rotate(k, len(kv)), v))
         attended = self._attend(self._rotate(q, len(kv) - 1), kv)
@@ -151,7 +167,7 @@ class Eagle3Head:
         drafted = torch.zeros(self.shape.vocab, dtype=torch.bool)
         drafted[vocabulary] = True
         maps = {"d2t": vocabulary - torch.arange(len(vocabulary)), "t2d": drafted}
-        return {**in_fp16(self.weights), **maps}
+        return {**in_fp16({**self.weights, "fc.weight": self.weights["fc.weight"] / self._scales}), **maps}
 
     def config(self, verifier: str) -> dict[str, Any]:
         s = self.shape

@@ -82,7 +82,9 @@ def _json_lines(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, dict[st
         if not line.strip():
             continue
         if len(line) > MAX_LINE_CHARACTERS:
-            raise TrainError(f"{where} has {len(line)} characters, and {MAX_LINE_CHARACTERS} are read at most", "cut it")
+            raise TrainError(
+                f"{where} has {len(line)} characters, and {MAX_LINE_CHARACTERS} are read at most", "cut it"
+            )
         try:
             sample = json.loads(line)
         except (ValueError, RecursionError) as error:
