@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.train.acceptance import measure, walk
-from quire.train.draft_head import TextBatch, frequent_tokens, loss, num_accepted
 from quire.train.eagle3 import Eagle3Head, aux_layers, state_scales
 from quire.train.medusa import MedusaHeads
 from quire.train.options import TrainError
 from quire.train.target import Target
 from quire.train.texts import Example
+from quire.train.trainable_head import TextBatch, frequent_tokens, loss, num_accepted
 from quire.weights.checkpoint import open_checkpoint
 
 VOCABULARY = [*range(40), *range(60, 259, 3)]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.train.draft_head import DraftHead, TextBatch, num_accepted
 from quire.train.target import Target
 from quire.train.texts import Example
+from quire.train.trainable_head import TextBatch, TrainableHead, num_accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Acceptance:
 
 
 def measure(
-    head: DraftHead, target: Target, examples: Sequence[Example], num_drafts: int, batch_size: int
+    head: TrainableHead, target: Target, examples: Sequence[Example], num_drafts: int, batch_size: int
 ) -> Acceptance:
     steps: list[int] = []  # drafts accepted in each
     num_tokens = 0

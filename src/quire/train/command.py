@@ -15,13 +15,13 @@ from quire.models.llama import LlamaConfig
 from quire.quantize.plan import source_state
 from quire.train.acceptance import Acceptance
 from quire.train.answers import AnswerRun, Answers, Progress
-from quire.train.draft_head import DraftHead, TextBatch, frequent_tokens
 from quire.train.eagle3 import DEFAULT_VOCABULARY, Eagle3Head, aux_layers, state_scales
 from quire.train.medusa import MedusaHeads
 from quire.train.options import SELF, TrainError, TrainOptions
 from quire.train.output import PartialHead
 from quire.train.state import STATE
 from quire.train.target import Target, target_config
+from quire.train.trainable_head import TextBatch, TrainableHead, frequent_tokens
 from quire.train.trainer import Trainer
 from quire.weights.checkpoint import find_checkpoint, open_checkpoint
 
@@ -104,7 +104,7 @@ class TrainRun:
         deadline = float("inf") if minutes is None else began + 60 * ANSWER_SHARE * minutes
         return AnswerRun(self.source, self.options, device, folder, progress, stop, deadline)
 
-    def _head(self, target: Target, layers: tuple[int, ...], answers: Answers) -> DraftHead:
+    def _head(self, target: Target, layers: tuple[int, ...], answers: Answers) -> TrainableHead:
         options, vocab = self.options, target.config.vocab
         default = min(DEFAULT_VOCABULARY, vocab) if options.method == "eagle3" else vocab
         vocabulary = frequent_tokens(answers.examples, options.draft_vocab_size or default, vocab)

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.train.draft_head import TextBatch, in_fp16, shifted, trainable
 from quire.train.options import TrainError
 from quire.train.target import HiddenStates, Target
+from quire.train.trainable_head import TextBatch, in_fp16, shifted, trainable
 
 DEFAULT_VOCABULARY = 8192
 NUM_AUX = 3

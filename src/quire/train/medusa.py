@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.train.draft_head import in_fp16, trainable
 from quire.train.target import HiddenStates, Target
+from quire.train.trainable_head import in_fp16, trainable
 
 
 class MedusaHeads:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from safetensors.torch import save_file
 
 from quire.quantize.output import OutputError, check_free
-from quire.train.draft_head import DraftHead
+from quire.train.trainable_head import TrainableHead
 
 LOCK = "lock"
 WHOLE = "head"  # the folder that becomes OUT
@@ -39,7 +39,7 @@ class PartialHead:
         if self._lock is not None:
             self._lock.close()
 
-    def finish(self, method: str, head: DraftHead, config: dict[str, Any], training: dict[str, Any]) -> int:
+    def finish(self, method: str, head: TrainableHead, config: dict[str, Any], training: dict[str, Any]) -> int:
         """The head takes its name, and what the run has kept goes. -> bytes of the weights"""
         whole = self.folder / WHOLE
         shutil.rmtree(whole, ignore_errors=True)

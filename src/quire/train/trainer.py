@@ -11,10 +11,10 @@ import torch
 
 from quire.train.acceptance import Acceptance, measure
 from quire.train.answers import Answers, Interrupted, Progress
-from quire.train.draft_head import DraftHead, TextBatch, loss
 from quire.train.options import TrainError, TrainOptions
 from quire.train.state import load_state, save_state
 from quire.train.target import Target
+from quire.train.trainable_head import TextBatch, TrainableHead, loss
 
 WARMUP_STEPS = 50
 FINAL_RATE = 0.05  # of the learning rate, at the end
@@ -29,7 +29,7 @@ FINISH_SECONDS = 10  # for the last measurement and the output
 class Trainer:
     """`deadline`: of time.monotonic(); with it, the number of steps is chosen once their time is known."""
 
-    head: DraftHead
+    head: TrainableHead
     target: Target
     answers: Answers
     options: TrainOptions

@@ -34,7 +34,7 @@ class TextBatch:
         return cls(ids.to(device), written.to(device))
 
 
-class DraftHead(Protocol):
+class TrainableHead(Protocol):
     """A start is a position i of a text: the target has read token i and written token i + 1. Draft `step` of it is
     token i + 2 + step."""
 
@@ -53,7 +53,7 @@ class DraftHead(Protocol):
         """config.json of the checkpoint; `verifier`: the name of the target."""
 
 
-def loss(head: DraftHead, target: Target, batch: TextBatch) -> Tensor:
+def loss(head: TrainableHead, target: Target, batch: TextBatch) -> Tensor:
     """The cross-entropy of drafts with the target's distribution, over the tokens that the target has written."""
     states = target.hidden_states(batch.ids, head.layers)
     length = batch.ids.shape[1]
@@ -82,7 +82,7 @@ def _starts(written: Tensor, step: int) -> Tensor:
     return drafted.flatten().nonzero()[:, 0]
 
 
-def num_accepted(head: DraftHead, target: Target, batch: TextBatch) -> Tensor:
+def num_accepted(head: TrainableHead, target: Target, batch: TextBatch) -> Tensor:
     """[sequences, length]: how many drafts of each start a verifier accepts that writes this text."""
     with torch.no_grad():
         states = target.hidden_states(batch.ids, head.layers)
