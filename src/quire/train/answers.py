@@ -18,7 +18,7 @@ from quire.train.texts import Example, read_examples, read_prompts
 
 ANSWERS = "answers.jsonl"
 BATCH = {"cpu": 64, "cuda": 512}  # prompts that are answered together
-ENGINE = {  # options of the engine that answers
+ENGINE: dict[str, dict[str, Any]] = {  # options of the engine that answers
     "cpu": {"device": "cpu"},
     "cuda": {"device": "cuda", "max_num_seqs": 512, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.5},
 }

@@ -79,7 +79,8 @@ class Eagle3Head:
             head_dim=c.head_dim, vocab=c.vocab, eps=c.eps, rope_theta=c.rope.theta, max_position=c.max_position,
             architecture=c.architecture,
         )  # fmt: skip
-        self.layers, self.num_drafts = tuple(layers), num_drafts
+        self.layers: Sequence[int] = layers
+        self.num_drafts = num_drafts
         self.vocabulary = torch.tensor(vocabulary, device=target.device)
         self._embedding, self._scales = target.embedding, scales
         self.weights = trainable(self._initial(target, seed), target.device)

@@ -41,8 +41,7 @@ def load_state(path: Path, key: str, weights: dict[str, Tensor], optimizer: Any)
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(tensors[f"weight/{name}"])
-            moments = {moment: tensors.get(f"{moment}/{name}") for moment in MOMENTS}
-            if all(moment is not None for moment in moments.values()):
-                device = {moment: tensor.to(weight.device) for moment, tensor in moments.items()}
-                optimizer.state[weight] = {"step": torch.tensor(float(position["step"])), **device}
+            if all(f"{moment}/{name}" in tensors for moment in MOMENTS):
+                moments = {moment: tensors[f"{moment}/{name}"].to(weight.device) for moment in MOMENTS}
+                optimizer.state[weight] = {"step": torch.tensor(float(position["step"])), **moments}
     return {name: int(value) for name, value in position.items()}

@@ -82,8 +82,8 @@ class TargetOps(TorchOps):
         q, k, v = (x.unflatten(0, (batch.num_sequences, -1)).unflatten(-1, (-1, head_dim)) for x in (q, *self._kv))
         windowed = 0 < window < q.shape[1]
         if windowed or softcap or slopes is not None or sinks is not None or biases is not None:
-            options = scale, window, softcap, slopes, sinks, True, biases
-            out = torch.stack([attention(*heads, *options) for heads in zip(q, k, v, strict=True)])
+            sequences = zip(q, k, v, strict=True)
+            out = torch.stack([attention(*s, scale, window, softcap, slopes, sinks, True, biases) for s in sequences])
         else:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True).transpose(1, 2)

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ class Trainer:
             group["lr"] = self.options.learning_rate * rate(self.step, self.num_steps)
         with self._autocast():
             value = loss(self.head, self.target, batch)
-        number = float(value)
+        number = float(value.detach())
         if not math.isfinite(number):
             raise TrainError(f"the loss is {number} in step {self.step}", "give a lower --learning-rate")
         self.mean_loss = number if not self.mean_loss else 0.95 * self.mean_loss + 0.05 * number
@@ -96,7 +97,8 @@ class Trainer:
         return TextBatch.of([examples[number] for number in chosen], self.target.device)
 
     def _autocast(self) -> Any:
-        return torch.autocast(self.target.device, self.target.dtype, enabled=self.target.device == "cuda")
+        """bf16 on a GPU; weights and moments stay fp32."""
+        return torch.autocast("cuda", self.target.dtype) if self.target.device == "cuda" else nullcontext()
 
     def _steps_left(self, now: float, seconds: float) -> int:
         assert self.deadline is not None
