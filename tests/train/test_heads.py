@@ -12,7 +12,7 @@ from quire.train.acceptance import measure, walk
 from quire.train.eagle3 import Eagle3Head, aux_layers, state_scales
 from quire.train.medusa import MedusaHeads
 from quire.train.options import TrainError
-from quire.train.target import Target
+from quire.train.target import TargetModel
 from quire.train.texts import Example
 from quire.train.trainable_head import TextBatch, frequent_tokens, loss, num_accepted
 from quire.weights.checkpoint import open_checkpoint
@@ -21,12 +21,12 @@ VOCABULARY = [*range(40), *range(60, 259, 3)]
 
 
 @pytest.fixture(scope="module")
-def target(tiny_model: Path) -> Target:
-    return Target(open_checkpoint(tiny_model), "cpu", 64)
+def target(tiny_model: Path) -> TargetModel:
+    return TargetModel(open_checkpoint(tiny_model), "cpu", 64)
 
 
 @pytest.fixture(scope="module")
-def head(target: Target) -> Eagle3Head:
+def head(target: TargetModel) -> Eagle3Head:
     """Random, also where a new one is zero, in numbers that fp16 has."""
     batch = TextBatch.of([Example(random_ids(40), 3)], "cpu")
     scales = state_scales(target, (0, 1, 2), batch)
@@ -43,7 +43,7 @@ def random_ids(count: int, seed: int = 3) -> list[int]:
     return torch.randint(0, 259, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def test_hidden_states_are_those_of_transformers(tiny_model: Path, target: Target) -> None:
+def test_hidden_states_are_those_of_transformers(tiny_model: Path, target: TargetModel) -> None:
     from transformers import LlamaForCausalLM
 
     ids = torch.tensor([random_ids(20), random_ids(20, seed=4)])
@@ -105,7 +105,7 @@ class PlainEagle3:
         return drafts
 
 
-def test_drafts_are_those_of_the_published_head_run_token_by_token(target: Target, head: Eagle3Head) -> None:
+def test_drafts_are_those_of_the_published_head_run_token_by_token(target: TargetModel, head: Eagle3Head) -> None:
     plain = PlainEagle3(head.published(), head.config("tiny"), target.embedding)
     seen = set()
     for length in (2, 3, 9, 17):
@@ -122,7 +122,7 @@ def test_drafts_are_those_of_the_published_head_run_token_by_token(target: Targe
     assert len(seen) > 3 and seen <= set(VOCABULARY)
 
 
-def test_the_loss_is_the_cross_entropy_with_the_target(target: Target) -> None:
+def test_the_loss_is_the_cross_entropy_with_the_target(target: TargetModel) -> None:
     """A Medusa head that is new repeats the target's own logits: what it drafts is one, or two, tokens late."""
     heads = MedusaHeads(target, range(259), num_drafts=2)
     ids = torch.tensor([random_ids(12)])
@@ -137,7 +137,7 @@ def test_the_loss_is_the_cross_entropy_with_the_target(target: Target) -> None:
     torch.testing.assert_close(loss(heads, target, TextBatch(ids, written)).detach(), total, rtol=1e-4, atol=1e-5)
 
 
-def test_a_text_does_not_depend_on_those_beside_it(target: Target, head: Eagle3Head) -> None:
+def test_a_text_does_not_depend_on_those_beside_it(target: TargetModel, head: Eagle3Head) -> None:
     texts = [Example(random_ids(length, seed=length), 2) for length in (7, 30, 12)]
     alone = [measure(head, target, [text], 3, 1) for text in texts]
     together = measure(head, target, texts, 3, 3)
@@ -202,7 +202,7 @@ def test_published_names_and_shapes_of_eagle3(head: Eagle3Head) -> None:
     assert json.loads(json.dumps(config)) == config
 
 
-def test_published_names_and_shapes_of_medusa(target: Target) -> None:
+def test_published_names_and_shapes_of_medusa(target: TargetModel) -> None:
     whole = MedusaHeads(target, range(259), num_drafts=2)
     names = {f"medusa_head.{n}.{name}" for n in (0, 1) for name in ("0.linear.weight", "0.linear.bias", "1.weight")}
     assert set(whole.published()) == names and whole.config("tiny")["medusa_num_heads"] == 2

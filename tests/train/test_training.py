@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from quire.cli import train_head
 from quire.core.errors import QuireError, Unsupported
 from quire.train import trainer
-from quire.train.answers import Interrupted
+from quire.train.answers import TrainingStopped
 from quire.train.command import TrainResult, TrainRun
 from quire.train.options import TrainError, TrainOptions
 from quire.train.trainer import rate
@@ -77,7 +77,7 @@ def test_after_ctrl_c_the_same_command_gives_the_same_head(
 ) -> None:
     progress = Recorded()
     for phase, done in (("answering", 0), ("training", 13), ("training", 14)):
-        with pytest.raises(Interrupted):
+        with pytest.raises(TrainingStopped):
             train(
                 counting_model, tmp_path / "head", SMALL, progress,
                 lambda phase=phase, done=done: progress.last >= (phase, done),
@@ -110,12 +110,12 @@ def test_after_a_kill_the_same_command_gives_the_same_head(
 def test_other_settings_start_over_and_keep_the_answers(counting_model: Path, tmp_path: Path) -> None:
     options = replace(SMALL, steps=6)
     progress = Recorded()
-    with pytest.raises(Interrupted):
+    with pytest.raises(TrainingStopped):
         train(counting_model, tmp_path / "head", options, progress, lambda: progress.last == ("training", 3))
     answers = (tmp_path / "head.partial" / "answers.jsonl").read_text()
     again = Recorded(lambda phase, done: pytest.fail("answered again") if phase == "answering" else None)
     progress = Recorded()
-    with pytest.raises(Interrupted):
+    with pytest.raises(TrainingStopped):
         train(
             counting_model, tmp_path / "head", replace(options, learning_rate=1e-4), progress,
             lambda: progress.last == ("training", 1),

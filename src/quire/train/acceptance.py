@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.train.target import Target
+from quire.train.target import TargetModel
 from quire.train.texts import Example
 from quire.train.trainable_head import TextBatch, TrainableHead, num_accepted
 
@@ -38,7 +38,7 @@ class Acceptance:
 
 
 def measure(
-    head: TrainableHead, target: Target, examples: Sequence[Example], num_drafts: int, batch_size: int
+    head: TrainableHead, target: TargetModel, examples: Sequence[Example], num_drafts: int, batch_size: int
 ) -> Acceptance:
     steps: list[int] = []  # drafts accepted in each
     num_tokens = 0

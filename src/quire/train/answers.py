@@ -35,7 +35,7 @@ class Progress(Protocol):
         """A line that stays."""
 
 
-class Interrupted(KeyboardInterrupt):
+class TrainingStopped(KeyboardInterrupt):
     """Ctrl-C was noted, and what is done is kept."""
 
 
@@ -114,7 +114,7 @@ class AnswerRun:
             file.append(examples)
             batches.append(examples)
             if self.stop():
-                raise Interrupted
+                raise TrainingStopped
             if not any(batches[-MAX_EMPTY:]):
                 break
         self.progress.update("answering", wanted, wanted)

@@ -20,7 +20,7 @@ from quire.train.medusa import MedusaHeads
 from quire.train.options import SELF, TrainError, TrainOptions
 from quire.train.output import PartialHead
 from quire.train.state import STATE
-from quire.train.target import Target, target_config
+from quire.train.target import TargetModel, target_config
 from quire.train.trainable_head import TextBatch, TrainableHead, frequent_tokens
 from quire.train.trainer import Trainer
 from quire.weights.checkpoint import find_checkpoint, open_checkpoint
@@ -62,7 +62,7 @@ class TrainRun:
             if device == "cuda":
                 torch.cuda.empty_cache()  # the engine's
             answered = time.monotonic()
-            target = Target(checkpoint, device, self.options.max_length)
+            target = TargetModel(checkpoint, device, self.options.max_length)
             head = self._head(target, layers, answers)
             deadline = None if self.options.minutes is None else began + 60 * self.options.minutes
             key = _digest([answers_key, repr(self.options), device])
@@ -104,7 +104,7 @@ class TrainRun:
         deadline = float("inf") if minutes is None else began + 60 * ANSWER_SHARE * minutes
         return AnswerRun(self.source, self.options, device, folder, progress, stop, deadline)
 
-    def _head(self, target: Target, layers: tuple[int, ...], answers: Answers) -> TrainableHead:
+    def _head(self, target: TargetModel, layers: tuple[int, ...], answers: Answers) -> TrainableHead:
         options, vocab = self.options, target.config.vocab
         default = min(DEFAULT_VOCABULARY, vocab) if options.method == "eagle3" else vocab
         vocabulary = frequent_tokens(answers.examples, options.draft_vocab_size or default, vocab)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.train.options import TrainError
-from quire.train.target import HiddenStates, Target
+from quire.train.target import HiddenStates, TargetModel
 from quire.train.trainable_head import TextBatch, in_fp16, shifted, trainable
 
 DEFAULT_VOCABULARY = 8192
@@ -53,7 +53,7 @@ def aux_layers(asked: Sequence[int], num_layers: int) -> tuple[int, ...]:
     return tuple(asked)
 
 
-def state_scales(target: Target, layers: Sequence[int], batch: TextBatch) -> Tensor:
+def state_scales(target: TargetModel, layers: Sequence[int], batch: TextBatch) -> Tensor:
     """[NUM_AUX * hidden]: the root mean square of each column of the states, over what the model has written."""
     joined = _joined(target.hidden_states(batch.ids, layers), layers)[batch.written]
     return joined.square().mean(dim=0).sqrt().clamp(min=MIN_SCALE)
@@ -70,7 +70,7 @@ class Eagle3Head:
     it."""
 
     def __init__(
-        self, target: Target, vocabulary: Sequence[int], layers: Sequence[int], num_drafts: int,
+        self, target: TargetModel, vocabulary: Sequence[int], layers: Sequence[int], num_drafts: int,
         scales: Tensor, intermediate: int | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         c = target.config
@@ -85,7 +85,7 @@ class Eagle3Head:
         self._embedding, self._scales = target.embedding, scales
         self.weights = trainable(self._initial(target, seed), target.device)
 
-    def _initial(self, target: Target, seed: int) -> dict[str, Tensor]:
+    def _initial(self, target: TargetModel, seed: int) -> dict[str, Tensor]:
         """The layer adds nothing at first, and the LM head is the target's."""
         s, generator = self.shape, torch.Generator().manual_seed(seed)
 

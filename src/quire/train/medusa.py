@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.train.target import HiddenStates, Target
+from quire.train.target import HiddenStates, TargetModel
 from quire.train.trainable_head import in_fp16, trainable
 
 
@@ -16,7 +16,7 @@ class MedusaHeads:
 
     layers: Sequence[int] = ()
 
-    def __init__(self, target: Target, vocabulary: Sequence[int], num_drafts: int) -> None:
+    def __init__(self, target: TargetModel, vocabulary: Sequence[int], num_drafts: int) -> None:
         self._config, self.num_drafts = target.config, num_drafts
         self.vocabulary = torch.tensor(vocabulary, device=target.device)
         hidden = target.config.hidden

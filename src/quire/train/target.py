@@ -112,7 +112,7 @@ def target_config(checkpoint: Checkpoint) -> LlamaConfig:
     return config
 
 
-class Target:
+class TargetModel:
     """A model of a Llama-like family, ready to be run over whole sequences."""
 
     def __init__(self, checkpoint: Checkpoint, device: str, max_length: int) -> None:

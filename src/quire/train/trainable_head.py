@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.train.options import TrainError
-from quire.train.target import HiddenStates, Target
+from quire.train.target import HiddenStates, TargetModel
 from quire.train.texts import Example
 
 STEP_DECAY = 0.8  # the loss of a draft counts less than that of the one before it
@@ -53,7 +53,7 @@ class TrainableHead(Protocol):
         """config.json of the checkpoint; `verifier`: the name of the target."""
 
 
-def loss(head: TrainableHead, target: Target, batch: TextBatch) -> Tensor:
+def loss(head: TrainableHead, target: TargetModel, batch: TextBatch) -> Tensor:
     """The cross-entropy of drafts with the target's distribution, over the tokens that the target has written."""
     states = target.hidden_states(batch.ids, head.layers)
     length = batch.ids.shape[1]
@@ -82,7 +82,7 @@ def _starts(written: Tensor, step: int) -> Tensor:
     return drafted.flatten().nonzero()[:, 0]
 
 
-def num_accepted(head: TrainableHead, target: Target, batch: TextBatch) -> Tensor:
+def num_accepted(head: TrainableHead, target: TargetModel, batch: TextBatch) -> Tensor:
     """[sequences, length]: how many drafts of each start a verifier accepts that writes this text."""
     with torch.no_grad():
         states = target.hidden_states(batch.ids, head.layers)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from quire.train.acceptance import Acceptance, measure
-from quire.train.answers import Answers, Interrupted, Progress
+from quire.train.answers import Answers, Progress, TrainingStopped
 from quire.train.options import TrainError, TrainOptions
 from quire.train.state import load_state, save_state
-from quire.train.target import Target
+from quire.train.target import TargetModel
 from quire.train.trainable_head import TextBatch, TrainableHead, loss
 
 WARMUP_STEPS = 50
@@ -31,7 +31,7 @@ class Trainer:
     """`deadline`: of time.monotonic(); with it, the number of steps is chosen once their time is known."""
 
     head: TrainableHead
-    target: Target
+    target: TargetModel
     answers: Answers
     options: TrainOptions
     path: Path  # of the state
@@ -68,7 +68,7 @@ class Trainer:
                 self._save()
                 saved = time.monotonic()
             if self.stop():
-                raise Interrupted
+                raise TrainingStopped
         self._save()
         return self._measured()
 
