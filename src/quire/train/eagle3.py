@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.train.options import TrainError
-from quire.train.target import HiddenStates, TargetModel
+from quire.train.target import TargetModel, TargetStates
 from quire.train.trainable_head import TextBatch, in_fp16, shifted, trainable
 
 DEFAULT_VOCABULARY = 8192
@@ -59,7 +59,7 @@ def state_scales(target: TargetModel, layers: Sequence[int], batch: TextBatch) -
     return joined.square().mean(dim=0).sqrt().clamp(min=MIN_SCALE)
 
 
-def _joined(states: HiddenStates, layers: Sequence[int]) -> Tensor:
+def _joined(states: TargetStates, layers: Sequence[int]) -> Tensor:
     return torch.cat([states.layers[layer] for layer in layers], dim=-1).float()
 
 
@@ -110,7 +110,7 @@ class Eagle3Head:
             "lm_head.weight": target.head.packed[self.vocabulary].cpu(),
         }
 
-    def drafts(self, ids: Tensor, states: HiddenStates) -> Iterator[tuple[Tensor, Tensor]]:
+    def drafts(self, ids: Tensor, states: TargetStates) -> Iterator[tuple[Tensor, Tensor]]:
         w = self.weights
         x = F.linear(_joined(states, self.layers) / self._scales, w["fc.weight"])
         kv: list[tuple[Tensor, Tensor]] = []  # of each step

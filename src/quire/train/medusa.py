@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.train.target import HiddenStates, TargetModel
+from quire.train.target import TargetModel, TargetStates
 from quire.train.trainable_head import in_fp16, trainable
 
 
@@ -27,7 +27,7 @@ class MedusaHeads:
             weights[f"medusa_head.{head}.1.weight"] = target.head.packed[self.vocabulary].cpu()
         self.weights = trainable(weights, target.device)
 
-    def drafts(self, ids: Tensor, states: HiddenStates) -> Iterator[tuple[Tensor, Tensor]]:
+    def drafts(self, ids: Tensor, states: TargetStates) -> Iterator[tuple[Tensor, Tensor]]:
         x, w = states.last.float(), self.weights
         for head in range(self.num_drafts):
             prefix = f"medusa_head.{head}"

@@ -97,7 +97,7 @@ class TargetOps(TorchOps):
 
 
 @dataclass(frozen=True, slots=True)
-class HiddenStates:
+class TargetStates:
     """Of sequences side by side, padded to one length."""
 
     layers: dict[int, Tensor]  # layer -> what it gets [sequences, length, hidden]; the last is what the final norm gets
@@ -130,7 +130,7 @@ class TargetModel:
     def dtype(self) -> Any:
         return self._ops.dtype
 
-    def hidden_states(self, ids: Tensor, layers: Sequence[int]) -> HiddenStates:
+    def hidden_states(self, ids: Tensor, layers: Sequence[int]) -> TargetStates:
         """ids [sequences, length]"""
         num_sequences, length = ids.shape
         positions = torch.arange(length, device=ids.device).repeat(num_sequences)
@@ -140,7 +140,7 @@ class TargetModel:
         shape = (num_sequences, length)
         kept = {layer: self._ops.layer_inputs[layer].unflatten(0, shape) for layer in layers}
         self._ops.layer_inputs.clear()
-        return HiddenStates(kept, last.unflatten(0, shape))
+        return TargetStates(kept, last.unflatten(0, shape))
 
     def probabilities(self, last: Tensor, vocabulary: Tensor) -> Tensor:
         """last [rows, hidden] -> [rows, vocabulary]: of the tokens in `vocabulary`, among all."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.train.options import TrainError
-from quire.train.target import HiddenStates, TargetModel
+from quire.train.target import TargetModel, TargetStates
 from quire.train.texts import Example
 
 STEP_DECAY = 0.8  # the loss of a draft counts less than that of the one before it
@@ -42,7 +42,7 @@ class TrainableHead(Protocol):
     vocabulary: Tensor  # [draft vocabulary] the token ids that can be drafted, in ascending order
     layers: Sequence[int]  # of the target, whose inputs the head gets
 
-    def drafts(self, ids: Tensor, states: HiddenStates) -> Iterator[tuple[Tensor, Tensor]]:
+    def drafts(self, ids: Tensor, states: TargetStates) -> Iterator[tuple[Tensor, Tensor]]:
         """Step by step, hidden states [sequences, length, hidden] of all starts and the LM head [draft vocabulary,
         hidden]. Tokens before a draft are those of the text: a draft behind a rejected one does not count."""
 
