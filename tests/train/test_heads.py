@@ -14,7 +14,7 @@ from quire.train.medusa import MedusaHeads
 from quire.train.options import TrainError
 from quire.train.target import TargetModel
 from quire.train.texts import Example
-from quire.train.trainable_head import TextBatch, frequent_tokens, loss, num_accepted
+from quire.train.trainable_head import TextBatch, coverage, frequent_tokens, loss, num_accepted
 from quire.weights.checkpoint import open_checkpoint
 
 VOCABULARY = [*range(40), *range(60, 259, 3)]
@@ -158,6 +158,7 @@ def test_the_draft_vocabulary_is_what_is_written_most_often() -> None:
     assert frequent_tokens(texts, 2, 10) == [5, 7]
     assert frequent_tokens(texts, 5, 10) == [0, 1, 3, 5, 7]
     assert frequent_tokens(texts, 99, 10) == list(range(10))
+    assert coverage(texts, [5, 7]) == 6 / 7
 
 
 def test_auxiliary_layers_are_those_that_others_take() -> None:

@@ -109,5 +109,6 @@ def report(outcome: "TrainResult") -> str:
         f"answers {training['answer_seconds']:.0f} s, training {training['train_seconds']:.0f} s",
         f"held out, greedy, {acceptance.num_drafts} drafts a step, {acceptance.num_steps:,} steps:",
         f"  mean accepted length {acceptance.mean_length:.3f} (the verifier's own token counts)",
-        f"  drafts accepted, by position: {rates} %",
+        f"  drafts accepted, by position: {rates} %; tokens that can be drafted at all: "
+        f"{100 * training['draft_vocab_coverage']:.1f} %",
     ])  # fmt: skip

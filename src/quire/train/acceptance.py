@@ -32,8 +32,8 @@ class Acceptance:
             "mean_accepted_length": round(self.mean_length, 4),
             "num_drafts": self.num_drafts,
             "acceptance_by_position": [round(rate, 4) for rate in self.rates],
-            "steps": self.num_steps,
-            "tokens": self.num_tokens,
+            "verifier_steps": self.num_steps,
+            "verifier_tokens": self.num_tokens,
         }
 
 

@@ -21,7 +21,7 @@ from quire.train.options import SELF, TrainError, TrainOptions
 from quire.train.output import PartialHead
 from quire.train.state import STATE
 from quire.train.target import TargetModel, target_config
-from quire.train.trainable_head import TextBatch, TrainableHead, frequent_tokens
+from quire.train.trainable_head import TextBatch, TrainableHead, coverage, frequent_tokens
 from quire.train.trainer import Trainer
 from quire.weights.checkpoint import find_checkpoint, open_checkpoint
 
@@ -123,6 +123,7 @@ class TrainRun:
             "held_out_answers": len(trainer.answers.held_out),
             "weights": sum(weight.numel() for weight in trainer.head.weights.values()),
             "draft_vocab_size": len(trainer.head.vocabulary),
+            "draft_vocab_coverage": round(coverage(trainer.answers.held_out, trainer.head.vocabulary.tolist()), 4),
             "loss": round(trainer.mean_loss, 4),
             "answer_seconds": round(answer_seconds, 1),
             "train_seconds": round(train_seconds, 1),

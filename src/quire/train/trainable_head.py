@@ -115,6 +115,13 @@ def frequent_tokens(examples: Iterable[Example], size: int, vocab: int) -> list[
     return sorted(chosen)
 
 
+def coverage(examples: Iterable[Example], vocabulary: Iterable[int]) -> float:
+    """The share of written tokens that can be drafted."""
+    known = set(vocabulary)
+    drafted = [token in known for example in examples for token in example.ids[example.start :]]
+    return sum(drafted) / max(len(drafted), 1)
+
+
 def in_fp16(weights: dict[str, Any]) -> dict[str, Tensor]:
     """In fp16, on the CPU."""
     stored = {name: weight.detach().to("cpu", torch.float16).contiguous() for name, weight in weights.items()}
