@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quire.core.params import SamplingParams
+from quire.core.draft_tree import DraftTree
 from quire.core.plan import Admission
 from quire.core.structured import Structured
 from quire.runtime.structured_output import Matcher, StructuredOutputRows
@@ -186,7 +187,7 @@ def test_masks_behind_drafts_are_those_of_answers_with_them(
     answer = Answer(grammars, LANGUAGES[name], 0, tokenizer.eos_ids)
     for place in range(len(right) - 1):
         draft = random_draft(chance, right[place:], tokenizer.eos_ids)
-        valid = answer.structured.count_valid(ROW, draft)
+        valid = len(answer.structured.valid_drafts(ROW, DraftTree(draft)).tokens)
         masks = answer.structured.masks([1, ROW], {ROW: draft})
         assert masks is not None and list(masks.lines) == list(range(1, 2 + len(draft)))
         for taken, found in enumerate(masks.bits):
