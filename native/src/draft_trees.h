@@ -1,4 +1,5 @@
-// Trees of draft tokens in a step: a token sees its ancestors among the tokens of its sequence (StepBatch, ops/opset.py).
+// Trees of draft tokens in a step: a token sees its ancestors among the tokens of its sequence (StepBatch,
+// ops/opset.py).
 //
 // Keys and values of a tree lie in the order of its tokens, so those of a token's ancestors lie apart, and elsewhere
 // than in a chain. Sums over positions would have another order, and a token other bits. So a thread copies the blocks

@@ -189,9 +189,7 @@ def test_a_gpu_sees_the_same(dtype, window):
     """Beside a decoding sequence, a short prompt, and a prompt that is too long for a word."""
     case = Case(4, 2, 32, 16, dtype, seqs=4, length=100, window=window)
     others = [(1, case.ids(1, 0, 1)), (2, case.ids(2, 0, 9)), (3, case.ids(3, 0, 70))]
-    expected, found = (
-        tree_outputs(program, case, 20, 14, others) for program in (case.program(), gpu_program(case))
-    )
+    expected, found = (tree_outputs(program, case, 20, 14, others) for program in (case.program(), gpu_program(case)))
     np.testing.assert_allclose(found, expected, atol=2e-3 if dtype == "int8" else 2e-5)
 
 

@@ -95,7 +95,7 @@ def accepted_path(drafts: Sequence[int], parents: Sequence[int], tokens: Sequenc
 
 
 def followed_drafts(drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """What the sampled tokens are to be compared with: the accepted drafts, then the one that was the likeliest next."""
+    """What the sampled tokens are to be compared with: the accepted drafts, then the likeliest that could follow."""
     if not parents:
         return list(drafts)
     path = accepted_path(drafts, parents, tokens)

@@ -72,9 +72,7 @@ class GpuBatch:
         if is_new := window not in self._decode_plans:
             spec, per = self.cache.spec, self._decode_launch(num_heads).per_multiprocessor
             workers = num_workers(self.slots.device, per, spec.num_kv_heads, self.runs.num_seqs, self.max_model_len)
-            self._decode_plans[window] = plan_decode(
-                self.runs, workers, max_queries=self.max_queries, window=window
-            )
+            self._decode_plans[window] = plan_decode(self.runs, workers, max_queries=self.max_queries, window=window)
         return self._decode_plans[window], is_new
 
     def _decode_launch(self, num_heads: int) -> DecodeLaunch:

@@ -1,8 +1,8 @@
 """A forward pass on the GPU: a step replays a CUDA graph, unless it has so many tokens that launching costs nothing.
 
 There are graphs for steps that only decode and graphs for steps with prompts, each for a list of sizes, and graphs for
-trees of drafts where a speculative method makes them. A step is padded to the next larger size. A size that is slower than a larger one has no graph. The arrays of a step travel in one
-copy from pinned memory."""
+trees of drafts where a speculative method makes them. A step is padded to the next larger size. A size that is slower
+than a larger one has no graph. The arrays of a step travel in one copy from pinned memory."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -79,7 +79,17 @@ class GraphInputs:
         self._sent = [torch.cuda.Event() for _ in self._hosts] if pinned else []
         self.num_tokens, self.num_seqs, self.width, self.decodes = num_tokens, num_seqs, width, decodes
         self._arrays = [[view.numpy() for view in self._views(host)] for host in self._hosts]
-        for _, _, _, slots, adapters, _, logit_rows, seq_starts, _ in self._arrays:  # until a step is sent, all is padding
+        for (
+            _,
+            _,
+            _,
+            slots,
+            adapters,
+            _,
+            logit_rows,
+            seq_starts,
+            _,
+        ) in self._arrays:  # until a step is sent, all is padding
             slots[:], adapters[:] = -1, -1
             if decodes:
                 logit_rows[:], seq_starts[:] = np.arange(num_seqs), np.arange(num_seqs + 1)
@@ -174,8 +184,8 @@ def drop_slower_sizes(times: dict[int, float]) -> list[int]:
 
 
 class GpuProgram:
-    """Trees of drafts: MLA has no kernel for them. Where rows must not depend on the batch (`batch_invariant`), no graph
-    has them."""
+    """MLA has no kernel for trees of drafts. Where rows must not depend on the batch (`batch_invariant`), no graph has
+    them."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ def paged_attention(
     ancestors: Sequence[int] | None = None,
 ) -> Tensor:
     """q [T, heads, head_dim] -> [T, heads, value_dim]. The queries of a sequence are its last positions. With
-    `ancestors`, they are a tree (see `StepBatch`): a query attends to the places it sees, as if there were no others."""
+    `ancestors`, they are a tree (see `StepBatch`): a query sees some places, as if there were no others."""
     out = q.new_empty(*q.shape[:2], cache.spec.value_dim)
     for seq, context_len in enumerate(context_lens):
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])
