@@ -104,7 +104,7 @@ def test_a_node_has_the_bits_of_a_chain(name, shape):
         {"sinks": [0.5, -1.0, 2.0, 0.0]},
         {"biases": np.random.default_rng(0).normal(size=(4, 25))},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_so_it_has_with_every_way_of_scoring(name, options):
     use_isa(name)
