@@ -571,7 +571,7 @@ def test_a_tree_is_walked_as_if_its_tokens_were_drawn_one_by_one(wishes, kind):
             sampler.admit(row, replace(params, seed=row), [1, 2, 3], 3)
     as_given = (lambda x: x) if kind is NativeSampler else torch.from_numpy
     num_accepted = 0
-    for step in range(8):
+    for step in range(4):
         lines, bits, trees, expected = [], [], [], []
         for row in range(3):
             logits = bell(VOCAB, 20, seed=10 * step + row)
@@ -591,7 +591,7 @@ def test_a_tree_is_walked_as_if_its_tokens_were_drawn_one_by_one(wishes, kind):
         actual = verified.verify(as_given(logits), [0, 1, 2], drafts, masks, parents)()
         assert [draws(sampled) for sampled in actual] == expected
         num_accepted += sum(map(len, expected)) - 3
-    assert num_accepted > 10
+    assert num_accepted > 4
 
 
 def test_parents_that_do_not_fit_their_drafts_are_refused():
