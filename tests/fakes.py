@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.core.block_keys import TENANT_BYTES, BlockKey
+from quire.core.draft_tree import ROOT, DraftTree, accepted_path, child_with, parent_of, without_chain
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Fetch, Run, SampledRow, StepOutput, StepPlan
 from quire.core.records import TierStats
@@ -164,10 +165,15 @@ class FakeExecutor:
         window: int = 0,
         num_drafts: int = 0,
         accuracy: float = 0.8,
+        trees: bool = False,
         store: FakeStore | None = None,
     ) -> None:
-        """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`."""
+        """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`; with
+        `trees`, more of them beside these."""
         self.store = store
+        self._trees = trees
+        # By step, what accepted drafts of trees have to move when the output is collected: (row, from, to) slots.
+        self._unmoved: dict[int, list[tuple[int, FakeRow, list[tuple[int, int]]]]] = {}
         self.num_drafts = num_drafts
         self._accuracy = accuracy
         self.block_size = block_size
@@ -205,7 +211,17 @@ class FakeExecutor:
         self.outputs.append(self.run(plan))
 
     def collect(self) -> StepOutput:
-        return self.outputs.popleft()
+        output = self.outputs.popleft()
+        self.settle(output.step)
+        return output
+
+    def settle(self, step: int) -> None:
+        """The output of a step is known here: move the keys and values of accepted drafts of trees."""
+        for number, row, moves in self._unmoved.pop(step, []):
+            if self.rows.get(number) is row:
+                for source, target in moves:
+                    (block, offset), (to_block, to_offset) = (divmod(at, self.block_size) for at in (source, target))
+                    self.blocks[to_block][to_offset] = self.blocks[block][offset]
 
     def run(self, plan: StepPlan) -> StepOutput:
         for row in plan.retired:
@@ -233,7 +249,11 @@ class FakeExecutor:
         for run in plan.runs:  # after all writes: sequences of one step may share what one of them computes
             self._read(run)
         self.num_computed += plan.num_tokens
-        return StepOutput(plan.step, [sampled for run in plan.runs if (sampled := self._sample(run)) is not None])
+        self._unmoved[plan.step] = []
+        output = StepOutput(plan.step, [one for run in plan.runs if (one := self._sample(run, plan.step)) is not None])
+        if not self.ahead:
+            self.settle(plan.step)
+        return output
 
     def _admit(self, new: Admission) -> None:
         assert new.row not in self.rows, f"row {new.row} is admitted and in use"
@@ -258,7 +278,9 @@ class FakeExecutor:
         assert row.slot < 0 or self.adapters[row.slot] == row.adapter, f"row {run.row} has lost its adapter"
         if run.drafts:
             assert run.start + run.count == len(row.tokens) + len(run.drafts), f"{run} has drafts that follow nothing"
-            row.states += chain(run.drafts, row.states[-1])
+            root = len(row.states) - 1
+            for node, token in enumerate(run.drafts):
+                row.states.append(mix(row.states[root + 1 + parent_of(run.parents, node)], token))
             row.tokens += run.drafts
         assert run.count > 0 and run.start + run.count <= len(row.tokens), f"{run} computes what is not known"
         assert len(row.table) * self.block_size >= run.start + run.count, f"{run} has no slots"
@@ -277,7 +299,7 @@ class FakeExecutor:
             assert state == row.states[position], f"{run} reads wrong keys and values at position {position}"
         row.num_computed = end
 
-    def _sample(self, run: Run) -> SampledRow | None:
+    def _sample(self, run: Run, step: int) -> SampledRow | None:
         row, end = self.rows[run.row], run.start + run.count
         sampled = SampledRow(run.row)
         if row.params.prompt_logprobs is not None:
@@ -287,19 +309,42 @@ class FakeExecutor:
             if row.params.beam_width:
                 sampled.beams = self._best(row)[: 2 * row.params.beam_width]
             else:
-                self._verify(row, run.drafts, sampled)
+                self._unmoved[step].append((run.row, row, self._verify(row, run, sampled)))
         return sampled if sampled.tokens or sampled.beams or sampled.prompt_logprobs else None
 
-    def _verify(self, row: FakeRow, drafts: list[int], sampled: SampledRow) -> None:
-        if drafts:
-            del row.tokens[-len(drafts) :], row.states[-len(drafts) :]
-        for draft in [*drafts, -1]:
-            if self._append(row, sampled) != draft:
-                break
+    def _verify(self, row: FakeRow, run: Run, sampled: SampledRow) -> list[tuple[int, int]]:
+        """-> the slots of accepted drafts, where a tree has them and where a chain has them"""
+        drafts, first = run.drafts, len(row.tokens) - len(run.drafts)
+        del row.tokens[first:], row.states[first:]
+        node: int | None = ROOT
+        while node is not None:
+            node = child_with(drafts, run.parents, node, self._append(row, sampled))
+        path = accepted_path(drafts, run.parents, sampled.tokens)
+        moves = [(self._slot(row, first + n), self._slot(row, first + depth)) for depth, n in enumerate(path)]
         row.num_computed = len(row.tokens) - 1
         if drafts:
             del row.table[-(-row.num_computed // self.block_size) :]
-        sampled.drafts = self._propose(row)
+        proposed = self._propose(row)
+        tree = self._branch(proposed, row.states[-1]) if self._trees and proposed else DraftTree(proposed)
+        sampled.drafts, sampled.parents = tree.tokens, tree.parents
+        return moves
+
+    def _slot(self, row: FakeRow, place: int) -> int:
+        return row.table[place // self.block_size] * self.block_size + place % self.block_size
+
+    def _branch(self, drafts: list[int], chance: int) -> DraftTree:
+        """The drafts with others beside and behind them, in any order, all a function of `chance`."""
+        tree, parent = DraftTree([]), ROOT
+        for token in drafts:
+            chance = mix(chance, token)
+            for number in range(chance % 3):
+                aside = len(tree.tokens)
+                tree.tokens += [(token + 1 + number) % self.vocab_size, token][: 1 + chance // 3 % 2]
+                tree.parents += [parent, aside][: 1 + chance // 3 % 2]
+            tree.tokens.append(token)
+            tree.parents.append(parent)
+            parent = len(tree.tokens) - 1
+        return DraftTree(tree.tokens, without_chain(tree.parents))
 
     def _propose(self, row: FakeRow) -> list[int]:
         """Draft tokens: the next tokens with mistakes, all a function of the text."""

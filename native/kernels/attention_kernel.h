@@ -54,7 +54,10 @@ State init_state(const AttentionTile& t, int64_t end) {
     const int64_t span_blocks = attention_span(block_size);
     State s;
     s.head = t.pages->keys(0, t.layer, t.kv_head);
-    s.value_offset = t.pages->values(0, t.layer, t.kv_head) - s.head;
+    s.value_offset = t.pages->value_offset();
+    s.tail = t.tail;
+    s.tail_block = t.tail_block;
+    s.tail_bytes = t.pages->tail_bytes();
     s.block_bytes = t.pages->block_bytes();
     s.block_table = t.block_table;
     s.span_blocks = span_blocks;

@@ -29,6 +29,9 @@ struct State {
     const uint8_t* head;         // the keys of block 0; its values are value_offset bytes behind
     const int32_t* block_table;  // of the sequence
     size_t block_bytes, value_offset;
+    const uint8_t* tail;  // the keys of block tail_block, and the blocks behind it tail_bytes apart
+    int64_t tail_block;
+    size_t tail_bytes;
     float* q;     // in the layout of QkMath<T>; int8: quantized values
     float* acc;   // [32, round_up(head_dim)], rows acc_stride apart
     float* keys;  // [blocks of a span, head_dim, block_size]: the span's keys as floats; int8: the scales of its values
@@ -46,7 +49,9 @@ struct State {
     float q_scale[kTileQueries];  // int8: the scale of the query
 
     // Of block `index` of the sequence.
-    const uint8_t* keys_at(int64_t index) const { return head + block_table[index] * block_bytes; }
+    const uint8_t* keys_at(int64_t index) const {
+        return index < tail_block ? head + block_table[index] * block_bytes : tail + (index - tail_block) * tail_bytes;
+    }
     const uint8_t* values_at(int64_t index) const { return keys_at(index) + value_offset; }
 
     // The corresponding block of the next span, which is prefetched while this one is read. Each group of queries

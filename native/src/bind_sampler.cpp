@@ -86,6 +86,16 @@ void check_lines(const Logits& logits, size_t num_lines, int64_t vocab) {
                                     std::to_string(logits.shape(1)) + "]");
 }
 
+void check_parents(const std::vector<std::vector<int32_t>>& drafts, const std::vector<std::vector<int32_t>>& parents) {
+    if (!parents.empty() && parents.size() != drafts.size())
+        throw std::invalid_argument("parents of " + std::to_string(parents.size()) + " rows, for " +
+                                    std::to_string(drafts.size()));
+    for (size_t i = 0; i < parents.size(); ++i)
+        if (!parents[i].empty() && parents[i].size() != drafts[i].size())
+            throw std::invalid_argument(std::to_string(drafts[i].size()) + " drafts have " +
+                                        std::to_string(parents[i].size()) + " parents");
+}
+
 // A pointer to the mask of each line, or null.
 std::vector<const uint32_t*> masks_of_lines(size_t num_lines, const std::vector<size_t>& lines, const Masks& bits,
                                             int64_t vocab) {
@@ -145,11 +155,12 @@ void bind_sampler(nb::module_& m) {
         .def(
             "verify",
             [](Sampler& self, const Logits& logits, const std::vector<int64_t>& rows,
-               const std::vector<std::vector<int32_t>>& drafts, const std::vector<size_t>& masked_lines,
-               const Masks& bits) {
+               const std::vector<std::vector<int32_t>>& drafts, const std::vector<std::vector<int32_t>>& parents,
+               const std::vector<size_t>& masked_lines, const Masks& bits) {
                 if (drafts.size() != rows.size())
                     throw std::invalid_argument("drafts of " + std::to_string(drafts.size()) + " rows, for " +
                                                 std::to_string(rows.size()));
+                check_parents(drafts, parents);
                 size_t num_lines = rows.size();
                 for (const auto& of_row : drafts) num_lines += of_row.size();
                 check_lines(logits, num_lines, self.vocab());
@@ -157,14 +168,15 @@ void bind_sampler(nb::module_& m) {
                 std::vector<std::vector<SampledToken>> sampled;
                 {
                     nb::gil_scoped_release release;
-                    sampled = self.verify(logits.data(), logits.stride(0), rows, drafts, masks);
+                    sampled = self.verify(logits.data(), logits.stride(0), rows, drafts, parents, masks);
                 }
                 nb::list out;
                 for (const auto& of_row : sampled) out.append(to_python(of_row));
                 return out;
             },
-            nb::arg("logits").noconvert(), nb::arg("rows"), nb::arg("drafts"), nb::arg("masked_lines"),
-            nb::arg("bits").noconvert(), "-> [[(token, [(id, logprob, rank)])]], a list for each row")
+            nb::arg("logits").noconvert(), nb::arg("rows"), nb::arg("drafts"), nb::arg("parents"),
+            nb::arg("masked_lines"), nb::arg("bits").noconvert(),
+            "-> [[(token, [(id, logprob, rank)])]], a list for each row")
         .def(
             "logprobs",
             [](Sampler& self, const Logits& logits, const std::vector<int32_t>& targets, int64_t num_top) {

@@ -49,6 +49,9 @@ struct Pages {
     uint8_t* values(int64_t block, int64_t layer, int64_t kv_head) const {
         return keys(block, layer, kv_head) + (latent ? 0 : head_bytes() * num_kv_heads);
     }
+    // A copy of the keys and values of one block, layer and head: as far apart as they are in a block.
+    size_t value_offset() const { return latent ? 0 : head_bytes() * num_kv_heads; }
+    size_t tail_bytes() const { return value_offset() + head_bytes(); }
     // Int8: the scales behind the `keys` or `values` of a head.
     float* scales(uint8_t* head) const { return reinterpret_cast<float*>(head + stored_columns() * block_size); }
     const float* scales(const uint8_t* head) const {
@@ -71,6 +74,9 @@ struct AttentionTile {
     const Pages* pages;
     int64_t layer, kv_head;
     const int32_t* block_table;
+    // Blocks from index tail_block on are read from `tail` instead, tail_bytes() apart. See DraftTrees.
+    const uint8_t* tail = nullptr;
+    int64_t tail_block = INT64_MAX;
     int num_queries;
     const float* q[kTileQueries];       // [value_dim] each
     const float* q_rope[kTileQueries];  // [head_dim - value_dim] each: the rope part of q, if the pages are latent

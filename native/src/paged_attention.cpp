@@ -13,7 +13,7 @@ void PagedAttention::run(const Attention& op) {
     });
     const bool splits_contexts = num_tiles < kTilesPerThread * pool_.num_threads && tape_.max_splits_ > 1;
     std::atomic<int64_t>& counter = tape_.counters_[op.counter];
-    const int64_t runs = num_runs(op.out.logits_only);
+    const int64_t runs = num_runs(op);
     if (!splits_contexts && !shares_prefixes && runs >= kRunsPerThread * pool_.num_threads &&
         (op.out.logits_only || runs == step_.num_tokens))
         return run_tokens(op, group, counter);
@@ -48,7 +48,7 @@ void PagedAttention::run(const Attention& op) {
 
 void PagedAttention::run_tokens(const Attention& op, int64_t group, std::atomic<int64_t>& counter) const {
     const Pages& pages = tape_.pages_;
-    const int64_t num = num_runs(op.out.logits_only), num_heads = pages.num_kv_heads;
+    const int64_t num = num_runs(op), num_heads = pages.num_kv_heads;
     const auto first_block = [&](const Run& run, int64_t kv_head) {
         const int64_t seen = op.window ? std::max<int64_t>(0, run.context - op.window) : 0;
         const int32_t* block = run.block_table + seen / pages.block_size;
@@ -89,6 +89,16 @@ KVPrefetch PagedAttention::first_prefetch(const Attention& op) const {
 
 PagedAttention::Run PagedAttention::run_at(const Attention& op, int64_t index) const {
     const bool logits_only = op.out.logits_only;
+    if (has_trees(op)) {
+        const DraftTrees& trees = tape_.draft_trees_;
+        const DraftTrees::Branch& branch = logits_only ? trees.of_token(step_.logit_rows[index]) : trees.run(index);
+        return {branch.seq,
+                logits_only ? index : branch.start,
+                branch.count,
+                branch.context,
+                step_.block_tables + branch.seq * step_.table_stride,
+                branch.moves() ? &branch : nullptr};
+    }
     const int64_t seq = logits_only ? tape_.logit_seqs_[index] : index;
     const int64_t start = step_.seq_starts[seq], end = step_.seq_starts[seq + 1], context = step_.context_lens[seq];
     const int32_t* table = step_.block_tables + seq * step_.table_stride;
@@ -102,7 +112,7 @@ PagedAttention::Run PagedAttention::run_at(const Attention& op, int64_t index) c
 template <class Visit>
 void PagedAttention::each_tile(const Attention& op, int64_t group, const Visit& visit) const {
     const int64_t split_size = attention_split(tape_.pages_.block_size);
-    for (int64_t i = 0; i < num_runs(op.out.logits_only); ++i) {
+    for (int64_t i = 0; i < num_runs(op); ++i) {
         const Run run = run_at(op, i);
         for (int64_t tile = ceil_div(run.count * group, kTileQueries) - 1; tile >= 0; --tile) {
             const int64_t last_query = std::min((tile + 1) * kTileQueries, run.count * group) - 1;
@@ -169,6 +179,7 @@ AttentionTile PagedAttention::tile_at(const Attention& op, const Run& run, int64
         tile.bias[i] = op.biases ? op.biases + head * (2 * op.reach + 1) + op.reach : nullptr;
         tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
     }
+    if (run.branch) tape_.draft_trees_.read_tail(*run.branch, run.block_table, pool_.thread, tile);
     return tile;
 }
 

@@ -34,9 +34,14 @@ class PagedAttention {
         int64_t start, count;
         int64_t context;  // positions that the last of them sees
         const int32_t* block_table;
+        const DraftTrees::Branch* branch = nullptr;  // where the last of them has positions elsewhere
     };
     Run run_at(const Attention& op, int64_t index) const;
-    int64_t num_runs(bool logits_only) const { return logits_only ? step_.num_logits : step_.num_seqs; }
+    int64_t num_runs(const Attention& op) const {
+        if (op.out.logits_only) return step_.num_logits;
+        return has_trees(op) ? tape_.draft_trees_.num_runs() : step_.num_seqs;
+    }
+    bool has_trees(const Attention& op) const { return step_.ancestors && !op.of_source; }
     int64_t group_of(const Attention& op) const {
         return op.q.columns / tape_.pages_.value_dim() / tape_.pages_.num_kv_heads;
     }

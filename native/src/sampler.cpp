@@ -28,6 +28,16 @@ double logprob(float logit, const Softmax& softmax, double log_total) {
     return std::min((double(logit) - softmax.max_logit) * softmax.inverse_temperature, 0.0) - log_total;
 }
 
+// The first child of `node` with this token, or the number of nodes.
+int64_t next_node(const std::vector<int32_t>& drafts, const std::vector<int32_t>& parents, int64_t node,
+                  int32_t token) {
+    const int64_t num_nodes = int64_t(drafts.size());
+    if (parents.empty()) return node + 1 < num_nodes && drafts[node + 1] == token ? node + 1 : num_nodes;
+    for (int64_t child = node + 1; child < num_nodes; ++child)
+        if (parents[child] == node && drafts[child] == token) return child;
+    return num_nodes;
+}
+
 }  // namespace
 
 Sampler::Sampler(int64_t num_rows, int64_t vocab, int num_threads)
@@ -176,16 +186,20 @@ std::vector<SampledToken> Sampler::sample_rows(const float* logits, int64_t stri
 std::vector<std::vector<SampledToken>> Sampler::verify(const float* logits, int64_t stride,
                                                        const std::vector<int64_t>& rows,
                                                        const std::vector<std::vector<int32_t>>& drafts,
+                                                       const std::vector<std::vector<int32_t>>& parents,
                                                        const std::vector<const uint32_t*>& masks) {
     check_rows(rows);
     std::vector<int64_t> firsts(rows.size());
     for (size_t i = 1; i < rows.size(); ++i) firsts[i] = firsts[i - 1] + 1 + int64_t(drafts[i - 1].size());
     std::vector<std::vector<SampledToken>> sampled(rows.size());
+    static const std::vector<int32_t> chain;
     for_each_line(rows.size(), [&](int64_t i, Scratch& scratch) {
-        for (size_t draft = 0; draft <= drafts[i].size(); ++draft) {
-            const int64_t line = firsts[i] + int64_t(draft);
+        const std::vector<int32_t>& tree = parents.empty() ? chain : parents[i];
+        for (int64_t node = -1, num_nodes = int64_t(drafts[i].size());;) {
+            const int64_t line = firsts[i] + 1 + node;
             sampled[i].push_back(sample_row(rows_[rows[i]], logits + line * stride, masks[line], scratch));
-            if (draft < drafts[i].size() && sampled[i].back().token != drafts[i][draft]) break;
+            node = next_node(drafts[i], tree, node, sampled[i].back().token);
+            if (node == num_nodes) break;
         }
     });
     return sampled;

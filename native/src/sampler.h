@@ -85,8 +85,11 @@ class Sampler {
 
     // rows[i] has one line for its next token and one for the token after each draft of drafts[i], in the order of
     // rows. Samples tokens until one differs from its draft: at least one, at most one more than there are drafts.
+    // parents[i] is empty or, if the drafts are a tree, has the parent of each: an earlier draft, or -1. Sampling goes
+    // on at the line of the first child whose token was sampled. `parents` may be empty, too.
     std::vector<std::vector<SampledToken>> verify(const float* logits, int64_t stride, const std::vector<int64_t>& rows,
                                                   const std::vector<std::vector<int32_t>>& drafts,
+                                                  const std::vector<std::vector<int32_t>>& parents,
                                                   const std::vector<const uint32_t*>& masks);
 
     std::vector<std::vector<Logprob>> logprobs(const float* logits, int64_t stride, const std::vector<int32_t>& targets,

@@ -83,6 +83,7 @@ void Tape::run(const Step& step) {
     max_splits_ = ceil_div(longest, attention_split(pages_.block_size));
     partials_.reserve(kTilesPerThread * num_threads_ * max_splits_ * tile_partial_floats(pages_.value_dim()));
     find_shared_prefixes(step);
+    draft_trees_.find(step, pages_, num_threads_);
     const size_t num_tiles = kTilesPerThread * num_threads_ + shared_prefixes_.num_members() * pages_.num_kv_heads;
     if (splits_done_.size() < num_tiles) splits_done_ = std::vector<std::atomic<int64_t>>(num_tiles);
     lora_.begin(step.adapters, step.num_tokens, step.logit_rows, step.num_logits);
@@ -133,6 +134,7 @@ void Tape::check(const Step& s) const {
             throw std::invalid_argument("sequence " + std::to_string(seq) + " has " + std::to_string(count) +
                                         " tokens in a context of " + std::to_string(context) +
                                         " and a block table for " + std::to_string(room));
+        if (s.ancestors && count <= kMaxTreeTokens) DraftTrees::check(s.ancestors + s.seq_starts[seq], count);
         within("block_tables", s.block_tables + seq * s.table_stride, ceil_div(context, pages_.block_size),
                pages_.num_blocks);
         if (!reads_sources_) continue;

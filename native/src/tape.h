@@ -12,6 +12,7 @@
 
 #include "buffer.h"
 #include "dequantize.h"
+#include "draft_trees.h"
 #include "kernels.h"
 #include "lora.h"
 #include "moe.h"
@@ -43,6 +44,7 @@ struct Step {
     const int32_t* logit_rows;  // [num_logits]
     float* logits;              // [num_logits, vocab]
     const int32_t* adapters;    // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
+    const uint64_t* ancestors;  // [num_tokens] which tokens of its sequence and step a token sees; null: no tree
 };
 
 // A weight matrix: segments stacked along the outputs, each with its own layout.
@@ -239,6 +241,7 @@ class Tape {
     std::vector<std::atomic<int64_t>> counters_;  // work of each op that is handed out in the running step
     // Splits done of every tile of the running attention: tiles without a shared prefix, then the others.
     std::vector<std::atomic<int64_t>> splits_done_;
+    DraftTrees draft_trees_;           // of the running step
     SharedPrefixes shared_prefixes_;   // of the running step
     int64_t group_ = 1;                // the most query heads per KV head
     Buffer<float> shared_partials_;    // [members, KV heads, splits, group] of shared-prefix groups

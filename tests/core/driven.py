@@ -23,6 +23,7 @@ class Engine:
         vocab_size: int = 64,
         num_drafts: int = 0,
         accuracy: float = 1.0,
+        trees: bool = False,
         store: FakeStore | None = None,
         offload: bool = False,
         **options: Any,
@@ -51,6 +52,7 @@ class Engine:
             vocab_size=vocab_size,
             num_drafts=num_drafts,
             accuracy=accuracy,
+            trees=trees,
             store=store,
         )
         self.plans: list[StepPlan] = []

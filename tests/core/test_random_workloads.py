@@ -36,6 +36,7 @@ class Setting:
     window: int = 0
     num_adapters: int = 1
     num_drafts: int = 0
+    trees: bool = False
     store: FakeStore | None = None
     offload: bool = False
 
@@ -60,6 +61,7 @@ SETTINGS = st.builds(
     window=st.just(0) | st.integers(1, 20),
     num_adapters=st.integers(1, 3),
     num_drafts=st.sampled_from([0, 1, 5]),
+    trees=st.booleans(),
     store=st.none() | st.builds(FakeStore, st.integers(0, 3), failures=st.sampled_from([0.0, 0.2])),
     offload=st.booleans(),
 )
@@ -161,6 +163,8 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         window=setting.window,
         num_drafts=setting.num_drafts,
         accuracy=0.9,
+        trees=setting.trees,
+        ahead=setting.ahead,
         store=setting.store,
     )
     return scheduler, executor
@@ -207,6 +211,7 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         outputs.append(executor.run(plan))
         scheduler.step_time.record_step(plan.num_tokens, 0.1 + step % 5)  # the prefill budget varies
         while outputs and (not plan.runs or len(outputs) > setting.ahead):
+            executor.settle(outputs[0].step)
             ledger.take(scheduler.update(outputs.popleft()))
         ledger.take(scheduler.expire(float(step)))
         if setting.store:
@@ -260,6 +265,7 @@ def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
         prefix_caching=rng.random() < 0.7,
         ahead=seed % 3,
         num_drafts=rng.choice([0, 3, 6]),
+        trees=seed % 2 > 0,
     )
     workload = []
     for i in range(14):

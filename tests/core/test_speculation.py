@@ -176,3 +176,27 @@ def test_drafts_leave_half_of_a_step_to_prompts() -> None:
         plan = quick.step()
         assert plan.num_drafts <= 4 and plan.num_tokens <= 10
         assert any(run.count - len(run.drafts) > 1 for run in plan.runs) or quick.reasons("b")
+
+
+# -- trees of drafts --------------------------------------------------------------------------------------------------
+
+
+def test_trees_give_the_same_tokens_in_fewer_steps() -> None:
+    plain, quick = engines(accuracy=0.8, trees=True)
+    for engine in (plain, quick):
+        engine.add("a", LONG, max_tokens=40, n=2)
+        engine.finish()
+    assert [quick.tokens("a", sample) for sample in (0, 1)] == [plain.tokens("a", sample) for sample in (0, 1)]
+    assert len(quick.plans) < 0.8 * len(plain.plans)
+    runs = [run for plan in quick.plans for run in plan.runs if run.parents]
+    assert len(runs) > 5 and all(len(run.parents) == len(run.drafts) for run in runs)
+
+
+def test_a_tree_has_no_more_nodes_than_a_word_has_bits() -> None:
+    _, quick = engines(max_num_batched_tokens=400)
+    quick.add("a", LONG, max_tokens=100)
+    quick.step()
+    (seq,) = quick.scheduler.groups.running.items
+    seq.drafts, seq.draft_parents, seq.acceptance.rate = [1] * 90, [-1] * 90, 1.0
+    (run,) = quick.scheduler.schedule().runs
+    assert len(run.drafts) == len(run.parents) == 63

@@ -6,6 +6,7 @@ import math
 import os
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -19,7 +20,7 @@ if not CUDA:
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
-from ops.draws import draws, first_draws  # noqa: E402
+from ops.draws import draws, first_draws, grow_tree  # noqa: E402
 from quire.core.watermark import Watermark  # noqa: E402
 from quire.ops.gpu.sampling.job import Split  # noqa: E402
 from quire.ops.gpu.sampling.philox import uniform_below  # noqa: E402
@@ -394,6 +395,43 @@ def test_drafts_are_verified_as_the_specification_does(wishes):
         for ours, theirs in zip(chain(*actual), chain(*expected), strict=True):
             assert ours.token == theirs.token
             assert_same_logprobs(ours.logprobs, theirs.logprobs)
+    pair.check_draw(bell(3, seed=9), [0, 1, 2])
+
+
+def draw_line(sampler: TorchSampler, row: int, logits: torch.Tensor, line: int) -> int:
+    return sampler.draw(logits[line : line + 1], [row])[0].tokens[0]
+
+
+@pytest.mark.parametrize("wishes", WISHES)
+def test_trees_are_walked_as_the_specification_does(wishes):
+    """Beside a row that draws one token, with a mask for every line."""
+    pair, chance, num_accepted = Pair(3), random.Random(4), 0
+    for row in range(3):
+        pair.admit(row, replace(PLAIN, seed=row, **(WISHES[wishes] if row else {})), [1, 2, 3])
+    for step in range(3):
+        whole = bell(30, seed=step)
+        bits = np.array([[chance.getrandbits(32) | 0xF0F0 for _ in range(-(-VOCAB // 32))] for _ in whole], np.uint32)
+        permitted = apply_masks(whole, Masks(range(30), bits))
+        truth = TorchSampler(3, VOCAB)
+        kept, trees = [0], [([], [])]
+        for row in (1, 2):
+            of_row, first = pair.spec._rows[row], 1 + 14 * (row - 1)
+            truth.admit(row, of_row.params, of_row.tokens, 3, of_row.mu)
+            lines = permitted[first : first + 14]
+            draw = partial(draw_line, truth, row, lines)
+            tree = grow_tree(chance, VOCAB, 13, draw)
+            kept += range(first, first + 1 + len(tree.tokens))
+            trees.append((tree.tokens, tree.parents))
+        drafts, parents = ([tree[part] for tree in trees] for part in (0, 1))
+        logits, masks = whole[kept], Masks(range(len(kept)), bits[kept])
+        actual = [draws(one) for one in pair.device.verify(logits.to(DEVICE), [0, 1, 2], drafts, masks, parents)()]
+        expected = [draws(one) for one in pair.spec.verify(logits, [0, 1, 2], drafts, masks, parents)()]
+        assert [len(of_row) for of_row in actual] == [len(of_row) for of_row in expected]
+        num_accepted += sum(map(len, expected)) - 3
+        for ours, theirs in zip(chain(*actual), chain(*expected), strict=True):
+            assert ours.token == theirs.token
+            assert_same_logprobs(ours.logprobs, theirs.logprobs)
+    assert num_accepted > 2
     pair.check_draw(bell(3, seed=9), [0, 1, 2])
 
 

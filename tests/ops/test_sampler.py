@@ -1,6 +1,7 @@
 """The native sampler against its specification in torch, both against transformers and against exact probabilities."""
 
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from ops.draws import draws, first_draws
+from ops.draws import draws, first_draws, grow_tree
 from quire.core.dry import DryBreaker
 from quire.core.params import SamplingParams
 from quire.core.watermark import Watermark
@@ -558,3 +559,45 @@ def test_verified_tokens_are_those_drawn_one_by_one(wishes, kind):
         masks = Masks(range(len(logits)), np.full((len(logits), 1), 0xFFFFF0, np.uint32))
         actual = verified.verify(as_given(logits), [0, 1], drafts, masks)()
         assert [draws(sampled) for sampled in actual] == expected
+
+
+@pytest.mark.parametrize("kind", [NativeSampler, TorchSampler])
+@pytest.mark.parametrize("wishes", WISHES)
+def test_a_tree_is_walked_as_if_its_tokens_were_drawn_one_by_one(wishes, kind):
+    """Each line with a mask of its own. A row without a tree stands between two that have one."""
+    params, chance = replace(PLAIN, **WISHES[wishes]), random.Random(3)
+    one_by_one, verified = kind(3, VOCAB), kind(3, VOCAB)
+    for sampler in (one_by_one, verified):
+        for row in range(3):
+            sampler.admit(row, replace(params, seed=row), [1, 2, 3], 3)
+    as_given = (lambda x: x) if kind is NativeSampler else torch.from_numpy
+    num_accepted = 0
+    for step in range(4):
+        lines, bits, trees, expected = [], [], [], []
+        for row in range(3):
+            logits = bell(VOCAB, 20, seed=10 * step + row)
+            allowed = np.array([[chance.getrandbits(24) | 0xF0F0] for _ in logits], np.uint32)
+            drawn = []
+
+            def draw(line, row=row, logits=logits, allowed=allowed, drawn=drawn):
+                masks = Masks([0], allowed[line : line + 1])
+                drawn += draws(one_by_one.draw(as_given(logits[line : line + 1]), [row], masks)[0])
+                return drawn[-1].token
+
+            tree = grow_tree(chance, VOCAB, 19 if row != 1 else 0, draw)
+            lines, bits = [*lines, logits[: 1 + len(tree.tokens)]], [*bits, allowed[: 1 + len(tree.tokens)]]
+            trees, expected = [*trees, tree], [*expected, drawn]
+        logits, masks = np.concatenate(lines), Masks(range(sum(map(len, lines))), np.concatenate(bits))
+        drafts, parents = [tree.tokens for tree in trees], [tree.parents for tree in trees]
+        actual = verified.verify(as_given(logits), [0, 1, 2], drafts, masks, parents)()
+        assert [draws(sampled) for sampled in actual] == expected
+        num_accepted += sum(map(len, expected)) - 3
+    assert num_accepted > 4
+
+
+def test_parents_that_do_not_fit_their_drafts_are_refused():
+    sampler = NativeSampler(1, VOCAB)
+    sampler.admit(0, PLAIN, [1], 1)
+    for parents in ([[-1]], [[-1, 0], []]):
+        with pytest.raises(ValueError, match="parents"):
+            sampler.verify(bell(VOCAB, 3), [0], [[4, 5]], None, parents)

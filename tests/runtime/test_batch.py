@@ -35,7 +35,7 @@ def test_a_mixed_step() -> None:
     assert step.sampling.tolist() == [0]
     for name in type(batch).__slots__:
         array = getattr(batch, name)
-        if name not in ("source_lens", "source_tables"):  # which runtime/encoder_inputs.py tells
+        if name not in ("source_lens", "source_tables", "ancestors"):  # of encoders, and of trees
             assert array.dtype == np.int32 and array.flags.c_contiguous, name
 
 
@@ -117,3 +117,30 @@ def test_a_token_that_comes_after_its_row_was_given_up_is_not_written() -> None:
     rows.admit(admission(1, [7, 8, 5], [3]))
     rows.settle(1, place, 9)
     assert rows.step([Run(1, 0, 3)]).batch.ids.tolist() == [7, 8, 5]
+
+
+def test_a_step_with_a_tree() -> None:
+    """Beside a chunk of a prompt that is too long for a word, and a chain of drafts."""
+    rows = BatchRows(4, 100, block_size=4)
+    rows.admit(admission(0, [10, 11, 12, 13, 14], [7, 3, 5]))
+    rows.admit(admission(1, list(range(70)), list(range(20, 38))))
+    rows.admit(admission(2, [30, 31], [1]))
+    tree = Run(0, 3, 6, drafts=[50, 51, 52, 53], parents=[-1, -1, 0, 1])  # two tokens that are known, and four nodes
+    step = rows.step([tree, Run(1, 0, 69), Run(2, 1, 3, drafts=[60, 61])])
+    batch = step.batch
+    assert batch.ids[:6].tolist() == [13, 14, 50, 51, 52, 53]
+    assert batch.positions[:6].tolist() == [3, 4, 5, 5, 6, 6]
+    assert batch.slots[:6].tolist() == [31, 12, 13, 14, 15, 20]
+    assert batch.context_lens.tolist() == [9, 69, 4]
+    assert batch.logit_rows.tolist() == [1, 2, 3, 4, 5, 75, 76, 77]
+    assert batch.ancestors is not None and batch.ancestors.dtype == np.int64
+    assert batch.ancestors[:6].tolist() == [0b1, 0b11, 0b111, 0b1011, 0b10111, 0b101011]
+    assert not batch.ancestors[6:75].any() and batch.ancestors[75:].tolist() == [0b1, 0b11, 0b111]
+    assert step.parents == {0: [-1, -1, 0, 1]} and step.drafts[2] == [60, 61]
+    place = rows.remove_drafts(0, 4)
+    assert rows.moved_slots(0, place, tree.drafts, tree.parents, [51, 53, 9]) == [(14, 13), (20, 14)]
+    assert rows.moved_slots(0, place, tree.drafts, tree.parents, [50, 9]) == []
+    rows.extend(0, place, [51, 53, 9])
+    assert rows.known(0, place, 3).tolist() == [10, 11, 12, 13, 14, 51, 53, 9]
+    rows.retire(0)
+    assert rows.moved_slots(0, place, tree.drafts, tree.parents, [51, 53, 9]) == []

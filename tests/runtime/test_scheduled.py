@@ -10,8 +10,8 @@ from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
-from runtime.oracle import Oracle
-from runtime.tiny_model import BACKENDS, BLOCK_SIZE, MAX_LEN, MODELS, WINDOWS, make_runner
+from runtime.oracle import Oracle, TreeOracle
+from runtime.tiny_model import BACKENDS, BLOCK_SIZE, MAX_LEN, MODELS, NATIVE, WINDOWS, make_runner
 
 pytestmark = pytest.mark.slow
 
@@ -50,13 +50,15 @@ def serve(
     alone: bool = False,
     ahead: int = 0,
     told: dict[tuple[str, int], list[int]] | None = None,
+    trees: bool = False,
 ) -> tuple[dict[tuple[str, int], list[int]], int, int]:
     """-> the tokens of every sample, and how many preemptions and swapped blocks there were."""
     limits = SchedulerLimits(
         max_num_seqs=rows, max_num_batched_tokens=budget, max_model_len=MAX_LEN, block_size=BLOCK_SIZE
     )
     runner = make_runner(backend, num_blocks, host, rows, model)
-    runner.proposer = Oracle(texts(told), 97) if told else None
+    oracle = TreeOracle if trees else Oracle
+    runner.proposer = oracle(texts(told), 97) if told else None
     window = max(WINDOWS) if model == "mistral" and not alone else 0
     scheduler = Scheduler(
         limits,
@@ -143,3 +145,24 @@ def test_drafts_between_steps_that_are_planned_ahead_change_nothing(ahead: int) 
         for num_blocks in (200, 22):
             tokens, _, _ = serve("torch", ahead=ahead, num_blocks=num_blocks, host=host, told=alone)
             assert tokens == alone
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_trees_of_drafts_change_nothing(model: str) -> None:
+    alone, *_ = serve(NATIVE, model, alone=True)
+    assert serve(NATIVE, model, told=alone, trees=True) == (alone, 0, 0)
+    num_blocks = 14 if model == "mistral" else 22
+    for host in (0, 40):
+        tokens, num_preemptions, num_swapped = serve(
+            NATIVE, model, told=alone, trees=True, num_blocks=num_blocks, host=host, budget=24
+        )
+        assert tokens == alone
+        assert num_preemptions > 0 and (num_swapped > 0) == (host > 0)
+
+
+def test_trees_between_steps_that_are_planned_ahead_change_nothing() -> None:
+    """A sequence may lose its row while its tree is verified: what was not moved is computed again."""
+    alone, *_ = serve("torch", alone=True)
+    for host in (0, 40):
+        tokens, _, _ = serve("torch", ahead=1, num_blocks=22, host=host, told=alone, trees=True)
+        assert tokens == alone

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quire.core.draft_tree import DraftTree, path_to
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.core.structured import Structured
@@ -186,7 +187,7 @@ def test_masks_behind_drafts_are_those_of_answers_with_them(
     answer = Answer(grammars, LANGUAGES[name], 0, tokenizer.eos_ids)
     for place in range(len(right) - 1):
         draft = random_draft(chance, right[place:], tokenizer.eos_ids)
-        valid = answer.structured.count_valid(ROW, draft)
+        valid = len(answer.structured.valid_drafts(ROW, DraftTree(draft)).tokens)
         masks = answer.structured.masks([1, ROW], {ROW: draft})
         assert masks is not None and list(masks.lines) == list(range(1, 2 + len(draft)))
         for taken, found in enumerate(masks.bits):
@@ -196,5 +197,33 @@ def test_masks_behind_drafts_are_those_of_answers_with_them(
                 other = grammars.matcher(LANGUAGES[name])
                 assert other.advance([*right[:place], *draft[:taken]])
                 assert np.frombuffer(other.mask(), np.uint32, len(found)).tolist() == found.tolist()
+        answer.structured.advance(ROW, right[place : place + 1])
+    assert not answer.structured.error(ROW)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_masks_of_a_tree_are_those_of_its_paths(grammars: GrammarCompiler, tokenizer: Tokenizer, name: str) -> None:
+    """And nodes that the grammar rules out are dropped, with what follows them."""
+    chance = random.Random(5)
+    right = token_by_token(Answer(grammars, LANGUAGES[name], 0, tokenizer.eos_ids))
+    wrong = token_by_token(Answer(grammars, LANGUAGES[name], 3, tokenizer.eos_ids))
+    answer = Answer(grammars, LANGUAGES[name], 0, tokenizer.eos_ids)
+    for place in range(min(len(right) - 1, 12)):
+        tokens = [*right[place : place + 3], *wrong[place : place + 2], chance.randrange(VOCAB)]
+        tree = DraftTree(tokens, [chance.randrange(-1, node) if node > 2 else node - 1 for node in range(len(tokens))])
+        masks = answer.structured.masks([1, ROW], {ROW: tree.tokens}, {ROW: tree.parents})
+        assert masks is not None and list(masks.lines) == list(range(1, 2 + len(tokens)))
+        valid = []
+        for node in range(len(tokens)):
+            other, path = grammars.matcher(LANGUAGES[name]), [tokens[n] for n in path_to(tree.parents, node)]
+            found = masks.bits[1 + node]
+            if not other.advance([*right[:place], *path]):
+                assert not found.any()
+                continue
+            valid.append(node)
+            if not {*path} & {*tokenizer.eos_ids}:  # nothing is sampled behind an end
+                assert np.frombuffer(other.mask(), np.uint32, len(found)).tolist() == found.tolist()
+        assert answer.structured.valid_drafts(ROW, tree) == tree.keep(valid)
+        assert np.array_equal(masks.bits[0], np.frombuffer(answer.matcher.mask(), np.uint32, len(masks.bits[0])))
         answer.structured.advance(ROW, right[place : place + 1])
     assert not answer.structured.error(ROW)

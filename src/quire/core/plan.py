@@ -34,13 +34,18 @@ class Run:
 
     A run that reaches the last known token samples the next one, and the runner appends it to the row. `drafts` follow
     the last known token and count as tokens of the run: the runner samples at each position as long as the sample
-    equals the draft. It keeps the sampled tokens and the blocks of all but the last of them, and drops other blocks."""
+    equals the draft. It keeps the sampled tokens and the blocks of all but the last of them, and drops other blocks.
+
+    With `parents`, the drafts are a tree (core/draft_tree.py): draft n is computed at place start + count - len(drafts)
+    + n, and its position is that of its parent and one. The runner goes on at the child that was sampled, and moves the
+    keys and values of the accepted drafts to the places of a chain."""
 
     row: int
     start: int
     count: int
     new_blocks: list[int] = field(default_factory=list)  # for the row's block table; an admission has its own
     drafts: list[int] = field(default_factory=list)  # draft tokens: the last tokens of the run
+    parents: list[int] = field(default_factory=list)  # of each draft; empty: a chain
 
 
 @dataclass(slots=True)
@@ -87,6 +92,7 @@ class SampledRow:
     prompt_logprobs: list[list[IdLogprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
     beams: list[IdLogprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
     drafts: list[int] = field(default_factory=list)  # draft tokens that may follow `tokens`
+    parents: list[int] = field(default_factory=list)  # of each of them; empty: a chain
     mu: float | None = None  # mirostat's, after `tokens`
     error: str = ""  # why sampling failed, which ends the sequence; `tokens` is empty
 

@@ -31,6 +31,7 @@ class Sequence:
         "candidates",
         "copy_from",
         "cumulative_logprob",
+        "draft_parents",
         "drafts",
         "ended",
         "fetch",
@@ -83,6 +84,7 @@ class Sequence:
         self.fetch_seconds = 0.0  # that it waited for them
         self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
         self.drafts: list[int] = []  # draft tokens that may follow the last known token
+        self.draft_parents: list[int] = []  # of these; empty: a chain
         self.acceptance = AcceptanceRate()  # of its drafts
         self.mu: float | None = None  # mirostat's, after the known tokens; None: at its start
         self.cumulative_logprob = 0.0  # of the output so far, if logprobs are requested

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from quire.core.draft_budget import DraftBudget
+from quire.core.draft_tree import MAX_TREE_NODES, accepted_path, followed_drafts, without_chain
 from quire.core.kv_blocks import KVBlocks
 from quire.core.limits import SchedulerLimits
 from quire.core.plan import Run, SampledRow, StepPlan
@@ -44,11 +45,13 @@ class Speculation:
 
     def _max_drafts(self, seq: Sequence) -> int:
         """Draft tokens that fit before the end of the sequence and into one chunk."""
-        return min(len(seq.drafts), seq.group.length - seq.num_known - 1, self._limits.max_chunk - 1)
+        fitting = min(len(seq.drafts), seq.group.length - seq.num_known - 1, self._limits.max_chunk - 1)
+        return min(fitting, MAX_TREE_NODES) if seq.draft_parents else fitting
 
     def _extend(self, run: Run, seq: Sequence, count: int, plan: StepPlan) -> int:
         """Add `count` draft tokens to a run; returns how many blocks they take."""
         run.drafts = seq.drafts[:count]
+        run.parents = without_chain(seq.draft_parents[:count])
         run.count += count
         seq.add_placeholders(count)
         seq.num_computed += count
@@ -65,11 +68,21 @@ class Speculation:
         """Roll back the rejected drafts of `run`, and update the acceptance rate, also by drafts that did not run."""
         if run is not None:
             seq.drop_placeholders(len(run.drafts))
-            self._kv_blocks.roll_back(seq, run.start + len(sampled.tokens))
+            self._kv_blocks.roll_back(seq, run.start + self._num_kept(seq, sampled, run))
             self._count(len(run.drafts), len(sampled.tokens) - 1)
         if sampled.tokens:
-            seq.acceptance.update(run.drafts if run is not None else seq.drafts, sampled.tokens)
-            seq.drafts = sampled.drafts
+            tree = (run.drafts, run.parents) if run is not None else (seq.drafts, seq.draft_parents)
+            seq.acceptance.update(followed_drafts(*tree, sampled.tokens), sampled.tokens)
+            seq.drafts, seq.draft_parents = sampled.drafts, sampled.parents
+
+    @staticmethod
+    def _num_kept(seq: Sequence, sampled: SampledRow, run: Run) -> int:
+        """Tokens of `run` whose keys and values are where they belong: the known one, and the accepted drafts. If the
+        sequence has lost its row meanwhile, the runner has not moved those that a tree had elsewhere."""
+        if not run.parents or seq.row == run.row:
+            return len(sampled.tokens)
+        path = accepted_path(run.drafts, run.parents, sampled.tokens)
+        return 1 + next((place for place, node in enumerate(path) if place != node), len(path))
 
     def _count(self, num_tokens: int, num_accepted: int) -> None:
         self.num_drafts += 1

@@ -26,12 +26,19 @@ from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeigh
 
 Value = Any  # [tokens, columns]: a torch tensor, or a recorded or deferred one
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+WORD_BITS = 64  # of a word of `StepBatch.ancestors`
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """A step as flat arrays: T tokens of S sequences, R of which need logits."""
+    """A step as flat arrays: T tokens of S sequences, R of which need logits.
+
+    The tokens of a sequence are at the last places of its context. `ancestors` makes a tree of them: bit j of a token's
+    word says that the token sees the sequence's j-th token of this step. A token sees itself, its ancestors, and all
+    places before these tokens. Its position is then that of a text without the tokens it does not see. Words of
+    sequences with more than WORD_BITS tokens are not read: a token sees all tokens before it."""
 
     ids: Int32  # [T]
     positions: Int32  # [T]
@@ -43,6 +50,7 @@ class StepBatch:
     adapters: Int32 | None = None  # [T] the slot of the token's LoRA adapter, or -1; None: no token has one
     source_lens: Int32 | None = None  # [S] tokens of the encoder's output, in encoder-decoder models
     source_tables: Int32 | None = None  # [S, W] the blocks of its keys and values
+    ancestors: Int64 | None = None  # [T] words; None: no tree, every token sees the tokens before it
 
     @property
     def num_tokens(self) -> int:
@@ -109,6 +117,10 @@ class KVCache(Protocol):
         """What is launched from here on begins after the swaps so far. A swap to the host may still read its blocks
         before: until then, nothing may write them."""
 
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the keys and values of slots, in all layers and in order: pairs of (source, target). A slot is block *
+        block_size + offset."""
+
     def swapped(self) -> Callable[[], None]:
         """Call the result, in any thread, to wait for all swaps so far."""
 
@@ -160,11 +172,19 @@ class Sampler(Protocol):
         """`draw` without waiting: the result waits for the tokens. The next step may run before that."""
 
     def verify(
-        self, logits: Any, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
+        self,
+        logits: Any,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        masks: Masks | None = None,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> "Callable[[], list[SampledRow]]":
         """`begin` for speculative decoding: rows[i] has a line for its next token and one after each of drafts[i], side
         by side. Its tokens are sampled one after the other, each as `draw` would, as long as they equal the drafts; the
-        first that differs is the last."""
+        first that differs is the last.
+
+        Where parents[i] is not empty, drafts[i] are a tree (core/draft_tree.py): sampling goes on at the line of the
+        child whose token was sampled, the first of several."""
 
     def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
         """For prompt logprobs: (id, logprob, rank) of each line's target, then of its `num_top` most likely tokens."""
@@ -246,6 +266,8 @@ class LoraSlots(Protocol):
 class Program(Protocol):
     """A forward pass bound to its weights and cache."""
 
+    takes_trees: bool  # whether a batch may have `ancestors`, and a token then has the bits that a chain would give it
+
     def run(self, batch: StepBatch) -> Any:
         """-> logits [R, vocab] fp32, valid until the next run."""
 
@@ -300,13 +322,15 @@ class OpSet(Protocol):
         max_model_len: int,
         sampler: Sampler | None = None,
         sources: bool = False,
+        tree_nodes: int = 0,
     ) -> Program:
         """`forward(ops, batch)` returns the logits of a step of at most `max_tokens` tokens, of at most `max_rows`
         sequences of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never
         looked into.
 
         An id below zero stands for the token that `sampler` sampled last for row ~id. `sources`: the model is an
-        encoder or a decoder with cross-attention."""
+        encoder or a decoder with cross-attention. `tree_nodes`: drafts of a sequence that come as a tree, at most; 0:
+        they are chains, and a tree is slower."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quire.core.draft_tree import accepted_path, ancestor_words, depths
 from quire.core.plan import Admission, Run
 from quire.ops.compiled import native
-from quire.ops.opset import Int32, StepBatch
+from quire.ops.opset import WORD_BITS, Int32, Int64, StepBatch
+
+CAUSAL_WORDS: Int64 = np.array([(2 << token) - 1 for token in range(WORD_BITS)], np.uint64).view(np.int64)
 
 
 @dataclass(slots=True)
@@ -21,6 +24,7 @@ class BatchedStep:
     batch: StepBatch
     sampling: Int32  # [D] rows, in the order of their lines
     drafts: dict[int, list[int]]  # by row; a row without drafts is not a key
+    parents: dict[int, list[int]]  # of drafts that are a tree, by row
     scored: list[tuple[int, slice, list[int]]]  # (row, its lines of the logits, the prompt token that followed each)
 
 
@@ -98,6 +102,24 @@ class BatchRows:
         self.num_known[row] = known
         self.num_blocks[row] = -(-(known - 1) // self.block_size)
 
+    def moved_slots(
+        self, row: int, place: tuple[int, int], drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """Of a tree of drafts from that place on, the slots of the accepted ones: (where they are, where a chain has
+        them). Before `extend`."""
+        position, tenancy = place
+        if tenancy != self._tenancies[row]:
+            return []
+        path = accepted_path(drafts, parents, tokens)
+        return [
+            (self._slot(row, position + node), self._slot(row, position + depth))
+            for depth, node in enumerate(path)
+            if node != depth
+        ]
+
+    def _slot(self, row: int, place: int) -> int:
+        return int(self.tables[row, place // self.block_size]) * self.block_size + place % self.block_size
+
     def is_held(self, row: int, place: tuple[int, int]) -> bool:
         """Whether the row still belongs to the sequence that had that place."""
         return place[1] == self._tenancies[row]
@@ -108,12 +130,15 @@ class BatchRows:
 
     def step(self, runs: Sequence[Run]) -> BatchedStep:
         drafts: dict[int, list[int]] = {}
+        parents: dict[int, list[int]] = {}
         for run in runs:
             if run.new_blocks:
                 self._grow(run.row, run.new_blocks)
             if run.drafts:
                 self.append_drafts(run.row, run.drafts)
                 drafts[run.row] = run.drafts
+                if run.parents:
+                    parents[run.row] = run.parents
         ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, sampling = native.assemble(
             self.tokens,
             self.tables,
@@ -130,7 +155,9 @@ class BatchRows:
             logit_rows = np.concatenate([logit_rows, *scored_tokens])
         adapters = self._adapters(runs) if self._num_adapted else None
         batch = StepBatch(ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, adapters)
-        return BatchedStep(batch, sampling, drafts, scored)
+        if parents:
+            batch.ancestors = _branch(batch, runs)
+        return BatchedStep(batch, sampling, drafts, parents, scored)
 
     def _adapters(self, runs: Sequence[Run]) -> Int32 | None:
         """The adapter slot of each token; None if no token of the step has one."""
@@ -156,6 +183,23 @@ class BatchRows:
             tokens.append(np.arange(first, first + count, dtype=np.int32))
             line += count
         return scored, tokens
+
+
+def _branch(batch: StepBatch, runs: Sequence[Run]) -> Int64:
+    """Let the drafts of trees stand at the positions of their depths. -> what each token of the step sees"""
+    words = np.zeros(batch.num_tokens, np.int64)
+    for run, first in zip(runs, batch.seq_starts.tolist(), strict=False):
+        tokens = slice(first, first + run.count)
+        if run.count <= WORD_BITS:
+            words[tokens] = CAUSAL_WORDS[: run.count]
+        if run.parents:
+            assert run.count <= WORD_BITS, f"a run of {run.count} tokens has a tree, and {WORD_BITS} is possible"
+            num_known = run.count - len(run.drafts)
+            last = first + num_known - 1  # the root
+            batch.positions[last + 1 : first + run.count] = batch.positions[last] + np.array(depths(run.parents))
+            of_tree = np.array(ancestor_words(run.parents), np.uint64) << np.uint64(num_known - 1)
+            words[tokens][num_known - 1 :] = (of_tree | np.uint64((1 << num_known) - 1)).view(np.int64)
+    return words
 
 
 def _with_drafts(logit_rows: Int32, counts: list[int]) -> Int32:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from quire.core.draft_tree import DraftTree
 from quire.core.plan import SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
 from quire.models.config import Seq2SeqConfig
@@ -58,7 +59,14 @@ class Runner:
         forward = model.forward if adapters is None else adapters.forward
         has_encoder = model.encode is not None
         self.program = ops.compile(
-            forward, self.cache, max_tokens, max_rows, size.max_model_len, self.sampler, sources=has_encoder
+            forward,
+            self.cache,
+            max_tokens,
+            max_rows,
+            size.max_model_len,
+            self.sampler,
+            sources=has_encoder,
+            tree_nodes=proposer.tree_nodes if proposer else 0,
         )
         self.encoder_inputs = _encoder_inputs(ops, model, self.cache, size, max_rows, max_tokens)
         self.structured: StructuredOutputRows | None = None
@@ -153,8 +161,8 @@ class Runner:
         if self.structured is None or not self.structured.any_matched(rows):
             return self.program.run(step.batch), None
         if self._helper is None:
-            return self.program.run(step.batch), self.structured.masks(rows, step.drafts)
-        masks = self._helper.submit(self.structured.masks, rows, step.drafts)
+            return self.program.run(step.batch), self.structured.masks(rows, step.drafts, step.parents)
+        masks = self._helper.submit(self.structured.masks, rows, step.drafts, step.parents)
         return self.program.run(step.batch), masks.result()
 
     def _sample(self, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, SampledRow]]:
@@ -177,8 +185,9 @@ class Runner:
     ) -> Callable[[], dict[int, SampledRow]]:
         """Sample each row's tokens while they equal its draft tokens, and one more."""
         drafts = [step.drafts.get(row, []) for row in rows]
+        parents = [step.parents.get(row, []) for row in rows] if step.parents else None
         num_lines = len(rows) + sum(map(len, drafts))
-        sample = self.sampler.verify(logits[:num_lines], rows, drafts, masks)
+        sample = self.sampler.verify(logits[:num_lines], rows, drafts, masks, parents)
         places = {
             row: self.rows.remove_drafts(row, len(of_row)) if of_row else self.rows.expect(row)
             for row, of_row in zip(rows, drafts, strict=True)
@@ -186,6 +195,8 @@ class Runner:
 
         def finish() -> dict[int, SampledRow]:
             sampled = {one.row: one for one in sample()}
+            if step.parents:
+                self._move_accepted(step, sampled, places)
             for row, one in sampled.items():
                 if row in step.drafts:
                     self.rows.extend(row, places[row], one.tokens)
@@ -196,6 +207,19 @@ class Runner:
             return sampled
 
         return finish
+
+    def _move_accepted(
+        self, step: BatchedStep, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]
+    ) -> None:
+        """Move the keys and values of accepted drafts of trees to where those of a chain are."""
+        moved = [
+            pair
+            for row, parents in step.parents.items()
+            for pair in self.rows.moved_slots(row, places[row], step.drafts[row], parents, sampled[row].tokens)
+        ]
+        if moved:
+            for cache in self._caches:
+                cache.move(moved)
 
     def _follow(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]) -> None:
         """Advance the matchers of rows that still hold their sequence, and propose draft tokens for them."""
@@ -213,9 +237,15 @@ class Runner:
             if one.tokens and self.rows.is_held(row, places[row])
         }
         for row, drafts in self.proposer.propose(known).items():
-            if self.structured:
-                drafts = drafts[: self.structured.count_valid(row, drafts)]
-            sampled[row].drafts = drafts
+            tree = self._computable(row, drafts if isinstance(drafts, DraftTree) else DraftTree(drafts))
+            sampled[row].drafts, sampled[row].parents = tree.tokens, tree.parents
+
+    def _computable(self, row: int, tree: DraftTree) -> DraftTree:
+        """What the program can compute of a tree, without the drafts that the row's grammar rules out."""
+        if tree.parents:
+            tree.check()
+            tree = tree if self.program.takes_trees else tree.first_branch()
+        return self.structured.valid_drafts(row, tree) if self.structured else tree
 
     def _score(self, step: BatchedStep, logits: Any) -> dict[int, list[list[IdLogprob]]]:
         """Prompt logprobs by row. The logits are valid until the next step."""

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.draft_tree import DraftTree, path_to
 from quire.core.plan import Admission
 from quire.core.structured import Structured
 from quire.ops.opset import Masks
@@ -33,7 +34,7 @@ class Matcher(Protocol):
         """Take back the last `count` tokens consumed."""
 
 
-NO_DRAFTS: Mapping[int, Sequence[int]] = {}
+NO_DRAFTS: Mapping[int, Sequence[int]] = {}  # nor parents
 MatcherFactory = Callable[[Structured], Matcher]  # a matcher at the start of a grammar that has been compiled
 
 
@@ -72,17 +73,28 @@ class StructuredOutputRows:
         """Why no token can be sampled for a row; empty while one can."""
         return self._rows[row].matcher.error if row in self._rows else ""
 
-    def count_valid(self, row: int, drafts: Sequence[int]) -> int:
-        """How many leading draft tokens the row's grammar allows."""
-        return self._rows[row].matcher.count_valid(drafts) if row in self._rows else len(drafts)
+    def valid_drafts(self, row: int, tree: DraftTree) -> DraftTree:
+        """The draft tokens that the row's grammar allows."""
+        if row not in self._rows:
+            return tree
+        matcher, drafts = self._rows[row].matcher, tree.tokens
+        if not tree.parents:
+            return DraftTree(drafts[: matcher.count_valid(drafts)])
+        paths = [path_to(tree.parents, node) for node in range(len(drafts))]
+        return tree.keep([path[-1] for path in paths if matcher.count_valid([drafts[n] for n in path]) == len(path)])
 
     def any_matched(self, rows: Iterable[int]) -> bool:
         """Whether one of them has a matcher."""
         return not self._rows.keys().isdisjoint(rows)
 
-    def masks(self, rows: Sequence[int], drafts: Mapping[int, Sequence[int]] = NO_DRAFTS) -> Masks | None:
+    def masks(
+        self,
+        rows: Sequence[int],
+        drafts: Mapping[int, Sequence[int]] = NO_DRAFTS,
+        parents: Mapping[int, Sequence[int]] = NO_DRAFTS,
+    ) -> Masks | None:
         """For the rows that sample, a mask for each line of logits; None if no row has a matcher. A row with draft
-        tokens has one more line behind each of them."""
+        tokens has one more line behind each of them. Those of a row with parents are a tree."""
         lines: list[int] = []
         line = 0
         for row in rows:
@@ -95,7 +107,10 @@ class StructuredOutputRows:
         masks = _MaskBuffer(len(lines), self._num_words)
         for row in rows:
             if (matched := self._rows.get(row)) is not None:
-                self._write(matched, drafts.get(row, ()), masks)
+                if row in parents:
+                    self._write_tree(matched, drafts[row], parents[row], masks)
+                else:
+                    self._write(matched, drafts.get(row, ()), masks)
         return Masks(lines, masks.bits)
 
     def _write(self, matched: _MatchedRow, drafts: Sequence[int], masks: "_MaskBuffer") -> None:
@@ -110,6 +125,19 @@ class StructuredOutputRows:
                 return
         if drafts:
             matcher.rollback(len(drafts))
+
+    def _write_tree(
+        self, matched: _MatchedRow, drafts: Sequence[int], parents: Sequence[int], masks: "_MaskBuffer"
+    ) -> None:
+        """One mask, and one more behind each node of a tree."""
+        masks.add(matched.matcher)
+        for node in range(len(drafts)):
+            path = path_to(parents, node)
+            matched.matcher.advance([drafts[n] for n in path])
+            if masks.add(matched.matcher):
+                matched.matcher.rollback(len(path))
+            else:
+                matched.matcher = self._replay(matched.structured, matched.tokens)
 
     def _replay(self, structured: Structured, tokens: Sequence[int]) -> Matcher:
         matcher = self._new_matcher(structured)

@@ -9,6 +9,7 @@ from quire.ops.gpu.attention.decode import MIN_TILE_ROWS, DecodeLaunch, decode, 
 from quire.ops.gpu.attention.mla import mla_decode
 from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, next_power_of_two
+from quire.ops.gpu.attention.paths import Paths
 from quire.ops.gpu.attention.plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
 from quire.ops.gpu.cache import GpuCache
@@ -36,11 +37,14 @@ class GpuBatch:
     logit_rows: Tensor  # [R]
     cache: GpuCache
     max_model_len: int
-    decodes: bool  # some sequence has one token
+    decodes: bool  # some sequence has one token, or up to max_queries
     prefills: bool  # some sequence has more
     batch_invariant: bool = False
     all_logits: bool = False  # every token's logits are wanted
     adapters: Tensor | None = None  # [T] the slot of each token's adapter, or -1; None: no token has one
+    ancestors: Tensor | None = None  # [T] int64: `StepBatch.ancestors`, with at most max_queries bits
+    max_queries: int = 1  # tokens of a sequence that the decode kernel takes: more than one where drafts are trees
+    paths: Paths | None = None  # if batch_invariant: of trees, each of whose tokens is a sequence
     adapts: bool = False  # set by a forward pass that has LoRA slots
     sources: "GpuBatch | None" = None  # for cross-attention: each token is a sequence whose context is its source
     pending_kv: tuple[int, ColumnSlice, ColumnSlice] | None = None  # layer, k and v (or latent, k_rope)
@@ -61,19 +65,19 @@ class GpuBatch:
 
     @property
     def only_decodes(self) -> bool:
-        return self.decodes and not self.prefills
+        return self.decodes and not self.prefills and self.max_queries == 1
 
     def decode_plan(self, window: int, num_heads: int) -> tuple[DecodePlan, bool]:
         """-> the step's plan for layers of this window, and whether it was made just now."""
         if is_new := window not in self._decode_plans:
             spec, per = self.cache.spec, self._decode_launch(num_heads).per_multiprocessor
             workers = num_workers(self.slots.device, per, spec.num_kv_heads, self.runs.num_seqs, self.max_model_len)
-            self._decode_plans[window] = plan_decode(self.runs, workers, window=window)
+            self._decode_plans[window] = plan_decode(self.runs, workers, max_queries=self.max_queries, window=window)
         return self._decode_plans[window], is_new
 
     def _decode_launch(self, num_heads: int) -> DecodeLaunch:
         spec = self.cache.spec
-        rows = next_power_of_two(num_heads // spec.num_kv_heads, MIN_TILE_ROWS)
+        rows = next_power_of_two(num_heads // spec.num_kv_heads * self.max_queries, MIN_TILE_ROWS)
         return decode_launch(spec.head_dim, rows, self.cache.k.dtype, self.runs.num_seqs, with_prompts=self.prefills)
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
@@ -86,9 +90,11 @@ class GpuBatch:
         if self.decodes:
             plan, _ = self.decode_plan(scoring.window, q.shape[1])
             launch = self._decode_launch(q.shape[1])
-            decode(q, pages, self.runs, plan, scoring, out=out, launch=launch, overlap=overlap)
+            tree = {} if self.ancestors is None else {"tree": self.ancestors, "positions": self.positions}
+            decode(q, pages, self.runs, plan, scoring, **tree, out=out, launch=launch, overlap=overlap)
         if self.prefills:
-            self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=1 if self.decodes else 0)
+            above = self.max_queries if self.decodes else 0
+            self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=above)
         return out
 
     def _prefill(
@@ -97,7 +103,8 @@ class GpuBatch:
         if self._prefill_plan is None:
             tile = launch.tile(q.shape[1], pages.num_kv_heads)
             self._prefill_plan = plan_prefill(self.runs, len(q), tile, above=above)
-        return prefill(q, pages, self.runs, self._prefill_plan, scoring, out=out, launch=launch)
+        plan = self._prefill_plan
+        return prefill(q, pages, self.runs, plan, scoring, paths=self.paths, out=out, launch=launch)
 
     def latent_page(self, layer: int) -> Tensor:
         """[blocks, block_size, head_dim]"""

@@ -159,6 +159,7 @@ class GpuOps:
         max_model_len: int,
         sampler: Sampler | None = None,
         sources: bool = False,
+        tree_nodes: int = 0,
     ) -> GpuProgram:
         assert isinstance(cache, GpuCache) and (sampler is None or isinstance(sampler, DeviceSampler))
         if sampler is not None and self.graphs and self.device.type == "cuda":
@@ -172,6 +173,7 @@ class GpuOps:
             last=None if sampler is None else sampler.last,
             graphs=self.graphs and not sources,
             batch_invariant=self.batch_invariant,
+            tree_nodes=tree_nodes,
         )
 
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int, sources: bool = False) -> int:

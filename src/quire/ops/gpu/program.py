@@ -1,8 +1,8 @@
 """A forward pass on the GPU: a step replays a CUDA graph, unless it has so many tokens that launching costs nothing.
 
-There are graphs for steps that only decode and graphs for steps with prompts, each for a list of sizes. A step is
-padded to the next larger size. A size that is slower than a larger one has no graph. The arrays of a step travel in one
-copy from pinned memory."""
+There are graphs for steps that only decode and graphs for steps with prompts, each for a list of sizes, and graphs for
+trees of drafts where a speculative method makes them. A step is padded to the next larger size. A size that is slower
+than a larger one has no graph. The arrays of a step travel in one copy from pinned memory."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.gpu.attention.pages import Runs
+from quire.ops.gpu.attention.pages import Runs, next_power_of_two
+from quire.ops.gpu.attention.paths import Paths, split_trees
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
-from quire.ops.opset import Int32, StepBatch
+from quire.ops.opset import WORD_BITS, Int32, StepBatch
 
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
 ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere, and for tables of other widths
 PREFILL_GRAPH_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
+TREE_GRAPH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)  # tokens
 MAX_SLOWDOWN = 1.03  # times the milliseconds of a larger size: a size within it keeps its graph, as times vary
 
 
@@ -60,19 +62,34 @@ def split_aligned(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 class GraphInputs:
     """The arrays of a step of at most T tokens in S sequences: in pinned memory, and on the device where the graph
-    reads them. If it `decodes`, every sequence has one token.
+    reads them. If it `decodes`, every sequence has one token. With `max_queries` above 1, drafts may be trees, and a
+    sequence that has one has at most that many tokens.
 
     The host has two sets, used in turn: while one is being copied, the next step is written into the other."""
 
-    def __init__(self, num_tokens: int, num_seqs: int, width: int, device: torch.device, decodes: bool) -> None:
+    def __init__(
+        self, num_tokens: int, num_seqs: int, width: int, device: torch.device, decodes: bool, max_queries: int = 1
+    ) -> None:
         pinned = device.type == "cuda"
-        self._sizes = [*[num_tokens] * 4, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
+        self.max_queries = max_queries
+        num_words = num_tokens if max_queries > 1 else 0
+        self._sizes = [2 * num_words, *[num_tokens] * 4, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
         length = sum(map(round_up, self._sizes))
         self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._sent = [torch.cuda.Event() for _ in self._hosts] if pinned else []
         self.num_tokens, self.num_seqs, self.width, self.decodes = num_tokens, num_seqs, width, decodes
         self._arrays = [[view.numpy() for view in self._views(host)] for host in self._hosts]
-        for _, _, slots, adapters, _, logit_rows, seq_starts, _ in self._arrays:  # until a step is sent, all is padding
+        for (
+            _,
+            _,
+            _,
+            slots,
+            adapters,
+            _,
+            logit_rows,
+            seq_starts,
+            _,
+        ) in self._arrays:  # until a step is sent, all is padding
             slots[:], adapters[:] = -1, -1
             if decodes:
                 logit_rows[:], seq_starts[:] = np.arange(num_seqs), np.arange(num_seqs + 1)
@@ -80,16 +97,17 @@ class GraphInputs:
         self.tensors = self._views(self._device)
 
     def _views(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """ids, positions, slots, adapters [T], context_lens, logit_rows [S], seq_starts [S + 1], block_tables [S, W]"""
-        *lines, tables = split_aligned(flat, self._sizes)
-        return *lines, tables.view(self.num_seqs, self.width)
+        """ancestors [T] int64 (of trees), ids, positions, slots, adapters [T], context_lens, logit_rows [S], seq_starts
+        [S + 1], block_tables [S, W]"""
+        words, *lines, tables = split_aligned(flat, self._sizes)
+        return words.view(torch.int64), *lines, tables.view(self.num_seqs, self.width)
 
     def send(self, batch: StepBatch) -> None:
         for pair in (self._hosts, self._arrays, self._sent):
             pair.reverse()
         if self._sent:
             self._sent[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
-        ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = self._arrays[0]
+        words, ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = self._arrays[0]
         n, s, r = batch.num_tokens, len(batch.context_lens), len(batch.logit_rows)
         ids[:n], positions[:n], slots[:n], context_lens[:s] = (
             batch.ids,
@@ -99,6 +117,8 @@ class GraphInputs:
         )
         adapters[:n] = -1 if batch.adapters is None else batch.adapters
         slots[n:], adapters[n:], context_lens[s:] = -1, -1, 0
+        if batch.ancestors is not None:
+            words[:n] = batch.ancestors
         if not self.decodes:
             seq_starts[: s + 1], logit_rows[:r] = batch.seq_starts, batch.logit_rows
             seq_starts[s + 1 :], logit_rows[r:] = n, 0
@@ -107,6 +127,12 @@ class GraphInputs:
         self._device.copy_(self._hosts[0], non_blocking=True)
         if self._sent:
             self._sent[0].record()
+
+
+def _max_queries(batch: StepBatch) -> int:
+    """Tokens of the longest sequence that may be a tree, up to a power of two: kernels are compiled for it."""
+    counts = np.diff(batch.seq_starts)
+    return next_power_of_two(int(counts[counts <= WORD_BITS].max()))
 
 
 class WeakTensor:
@@ -158,6 +184,9 @@ def drop_slower_sizes(times: dict[int, float]) -> list[int]:
 
 
 class GpuProgram:
+    """MLA has no kernel for trees of drafts. Where rows must not depend on the batch (`batch_invariant`), no graph has
+    them."""
+
     def __init__(
         self,
         forward: Callable[[GpuBatch], Tensor],
@@ -169,7 +198,9 @@ class GpuProgram:
         last: Tensor | None = None,  # the token sampled last for each row, for ids below zero
         graphs: bool = False,
         batch_invariant: bool = False,
+        tree_nodes: int = 0,
     ) -> None:
+        self.takes_trees = not cache.spec.latent
         self._last, self._batch_invariant = last, batch_invariant
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
         self._device = cache.k.device
@@ -178,6 +209,9 @@ class GpuProgram:
         self._pool: tuple[int, int] | None = None  # memory of the graphs, shared: one is replayed at a time
         self._decode_graphs: dict[bool, dict[int, CapturedGraph]] = {}  # by whether tokens have adapters, then by size
         self._prefill_graphs: dict[int, CapturedGraph] = {}
+        self._tree_graphs: dict[int, CapturedGraph] = {}
+        has_tree_graphs = tree_nodes > 0 and self.takes_trees and not batch_invariant
+        self._tree_queries = next_power_of_two(1 + tree_nodes) if has_tree_graphs else 1
         self._adapts = False  # whether the forward pass asks for adapters
         if graphs and self._device.type == "cuda":
             with torch.inference_mode():
@@ -206,7 +240,10 @@ class GpuProgram:
             return next((graph for size, graph in graphs.items() if size >= n), None)
         if batch.adapters is not None or batch.source_lens is not None:
             return None
-        fitting = (graph for size, graph in self._prefill_graphs.items() if size >= n)
+        if batch.ancestors is not None and _max_queries(batch) > self._tree_queries:
+            return None
+        graphs = self._prefill_graphs if batch.ancestors is None else self._tree_graphs
+        fitting = (graph for size, graph in graphs.items() if size >= n)
         return next((graph for graph in fitting if graph.inputs.num_seqs >= rows), None)
 
     def _warm_up_prefill(self, max_rows: int) -> None:
@@ -225,6 +262,16 @@ class GpuProgram:
         self._prefill_graphs = self._drop_slower(
             self._capture(
                 GraphInputs(size, min(size, max_rows), self._width, self._device, decodes=False), with_adapters=False
+            )
+            for size in reversed(sizes)
+        )
+        sizes = [n for n in TREE_GRAPH_SIZES if n <= self._max_tokens and self._tree_queries > 1]
+        self._tree_graphs = self._drop_slower(
+            self._capture(
+                GraphInputs(
+                    size, size, self._width, self._device, decodes=False, max_queries=min(self._tree_queries, WORD_BITS)
+                ),
+                with_adapters=False,
             )
             for size in reversed(sizes)
         )
@@ -254,7 +301,7 @@ class GpuProgram:
         return CapturedGraph(inputs, graph, logits.tensor(self._device))
 
     def _batch_from(self, inputs: GraphInputs, with_adapters: bool) -> GpuBatch:
-        ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = inputs.tensors
+        words, ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = inputs.tensors
         return GpuBatch(
             TokenIds(ids, self._last),
             positions,
@@ -268,9 +315,17 @@ class GpuProgram:
             batch_invariant=self._batch_invariant,
             all_logits=inputs.decodes,
             adapters=adapters if with_adapters else None,
+            ancestors=words if inputs.max_queries > 1 else None,
+            max_queries=inputs.max_queries,
         )
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
+        assert batch.ancestors is None or self.takes_trees, "there is no attention kernel for trees here"
+        if batch.ancestors is not None and self._batch_invariant:
+            step, begins, places = split_trees(batch)
+            on_device = self._on_device(step)
+            on_device.paths = Paths(*(torch.from_numpy(array).to(self._device) for array in (begins, places)))
+            return on_device
         counts = np.diff(batch.seq_starts)
         num_seqs, width = batch.block_tables.shape
         tables = np.zeros((num_seqs, round_up(width)), np.int32)
@@ -278,11 +333,16 @@ class GpuProgram:
         names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows")
         arrays: list[Int32] = [*(getattr(batch, name) for name in names), tables]
         arrays += [] if batch.adapters is None else [batch.adapters]
+        max_queries = 1
+        if batch.ancestors is not None:
+            arrays.append(batch.ancestors.view(np.int32))
+            max_queries = _max_queries(batch)
         sizes = [array.size for array in arrays]
         flat = torch.empty(sum(map(round_up, sizes)), dtype=torch.int32, pin_memory=self._device.type == "cuda")
         for part, array in zip(split_aligned(flat, sizes), arrays, strict=True):
             part.numpy()[:] = array.ravel()
         parts = split_aligned(flat.to(self._device, non_blocking=True), sizes)
+        words = None if batch.ancestors is None else parts.pop().view(torch.int64)
         ids, positions, slots, seq_starts, context_lens, logit_rows, table, *adapters = parts
         runs = Runs(seq_starts, context_lens, table.view(tables.shape))
         return GpuBatch(
@@ -293,10 +353,12 @@ class GpuProgram:
             logit_rows,
             self._cache,
             self._max_model_len,
-            decodes=bool((counts == 1).any()),
-            prefills=bool((counts > 1).any()),
+            decodes=bool((counts <= max_queries).any()),
+            prefills=bool((counts > max_queries).any()),
             batch_invariant=self._batch_invariant,
             adapters=adapters[0] if adapters else None,
+            ancestors=words,
+            max_queries=max_queries,
             sources=None if batch.source_lens is None else self._sources(batch, counts, positions, slots),
         )
 

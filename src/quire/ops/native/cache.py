@@ -1,6 +1,8 @@
 """The KV cache in main memory. native/src/ops.h (Pages) describes the layout of a block."""
 
 from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +39,47 @@ class NativeCache:
     def join_swaps(self) -> None:
         """A swap is done when it returns."""
 
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        num_slots = self.num_blocks * self.spec.block_size
+        for source, target in pairs:
+            if not (0 <= source < num_slots and 0 <= target < num_slots):
+                raise ValueError(f"copy of slot {source} to slot {target} of {num_slots}")
+            for view, shape in _token_views(self.spec, self._blocks):
+                view[_place(target, shape)] = view[_place(source, shape)]
+
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
 
     def host_buffers(self, host_block: int) -> list[Bytes]:
         return [self._host[host_block]]
+
+
+def _place(slot: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Block and place of a slot in a token view."""
+    block, offset = divmod(slot, prod(shape))
+    return (block, *(int(index) for index in np.unravel_index(offset, shape)))
+
+
+def _token_views(spec: KVSpec, blocks: Bytes) -> list[tuple[NDArray[Any], tuple[int, ...]]]:
+    """Views of the blocks [blocks, *a token's place in its block, ...], and the shape of those places."""
+    size, vectors = spec.block_size, 1 if spec.latent else 2
+    heads = blocks.reshape(len(blocks), spec.num_layers, vectors, spec.num_kv_heads, -1)
+    if spec.dtype == "int8":
+        columns = heads.shape[-1] // size - 4
+        quants, scales = np.split(heads, [columns * size], axis=-1)
+        keys = quants[:, :, 0].reshape(*heads.shape[:2], spec.num_kv_heads, columns // 4, size, 4)
+        values = quants[:, :, 1].reshape(*heads.shape[:2], spec.num_kv_heads, size // 4, columns, 4)
+        return [
+            (np.moveaxis(keys, 4, 1), (size,)),
+            (np.moveaxis(values, (3, 5), (1, 2)), (size // 4, 4)),
+            (np.moveaxis(scales.reshape(*heads.shape[:4], size, 4), 4, 1), (size,)),
+        ]
+    numbers = heads.view(np.uint32 if spec.dtype == "float32" else np.uint16)
+    rows = numbers[:, :, -1].reshape(*heads.shape[:2], spec.num_kv_heads, size, spec.head_dim)
+    if spec.latent:
+        return [(np.moveaxis(rows, 3, 1), (size,))]
+    keys = numbers[:, :, 0].reshape(*heads.shape[:2], spec.num_kv_heads, spec.head_dim, size)
+    return [(np.moveaxis(keys, 4, 1), (size,)), (np.moveaxis(rows, 3, 1), (size,))]
 
 
 def _allocate(nbytes: int) -> Bytes:

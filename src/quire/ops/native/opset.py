@@ -152,6 +152,7 @@ class NativeOps:
         max_model_len: int = 0,
         sampler: Sampler | None = None,
         sources: bool = False,
+        tree_nodes: int = 0,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
         _free_at_once(USUAL_ARRAY_BYTES)

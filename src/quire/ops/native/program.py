@@ -11,10 +11,12 @@ from quire.ops.native.liveness import assign_offsets, needed_for_logits
 from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
 from quire.ops.opset import Float32, StepBatch
 
-OPTIONAL = ("adapters", "source_lens", "source_tables")  # fields of a StepBatch that may be None
+OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors")  # fields of a StepBatch that may be None
 
 
 class NativeProgram:
+    takes_trees = True
+
     def __init__(
         self, forward: Callable[[Any, Any], Any], cache: NativeCache, max_tokens: int, num_threads: int
     ) -> None:

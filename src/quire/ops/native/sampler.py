@@ -45,10 +45,15 @@ class NativeSampler:
         return lambda: sampled
 
     def verify(
-        self, logits: Float32, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
+        self,
+        logits: Float32,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        masks: Masks | None = None,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> Callable[[], list[SampledRow]]:
         masks = masks or self._no_masks
-        draws = self._sampler.verify(logits, rows, drafts, masks.lines, masks.bits)
+        draws = self._sampler.verify(logits, rows, drafts, parents or (), masks.lines, masks.bits)
         sampled = [sampled_row(row, of_row) for row, of_row in zip(rows, draws, strict=True)]
         if self._mirostat:
             self._add_mu(sampled)

@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from quire.ops.opset import WORD_BITS
 from quire.ops.reference.cache import TorchCache
 
 
@@ -23,15 +24,29 @@ def paged_attention(
     sinks: Tensor | None = None,
     biases: Tensor | None = None,
     causal: bool = True,
+    ancestors: Sequence[int] | None = None,
 ) -> Tensor:
-    """q [T, heads, head_dim] -> [T, heads, value_dim]. The queries of a sequence are its last positions."""
+    """q [T, heads, head_dim] -> [T, heads, value_dim]. The queries of a sequence are its last positions. With
+    `ancestors`, they are a tree (see `StepBatch`): a query sees some places, as if there were no others."""
     out = q.new_empty(*q.shape[:2], cache.spec.value_dim)
     for seq, context_len in enumerate(context_lens):
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])
         num_pages = -(-context_len // cache.spec.block_size)
         k, v = cache.read(layer, block_tables[seq, :num_pages], context_len)
-        out[tokens] = attention(q[tokens], k, v, scale, window, softcap, slopes, sinks, causal, biases)
+        scoring = (scale, window, softcap, slopes, sinks, causal, biases)
+        if ancestors is None or len(out[tokens]) > WORD_BITS:
+            out[tokens] = attention(q[tokens], k, v, *scoring)
+            continue
+        for token in range(tokens.start, tokens.stop):
+            seen = seen_places(ancestors[token], context_len - len(out[tokens]), q.device)
+            out[token] = attention(q[token : token + 1], k[seen], v[seen], *scoring)[0]
     return out
+
+
+def seen_places(word: int, num_before: int, device: torch.device) -> Tensor:
+    """All places before a sequence's tokens of this step, and those of the tokens that the word has."""
+    own = [num_before + bit for bit in range(WORD_BITS) if word >> bit & 1]
+    return torch.tensor([*range(num_before), *own], device=device)
 
 
 def self_attention(

@@ -51,6 +51,12 @@ class TorchCache:
     def join_swaps(self) -> None:
         """A swap is done when it returns."""
 
+    def move(self, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, targets = torch.tensor(at_once(pairs), dtype=torch.int64).T.to(self.k.device, non_blocking=True)
+        for page in self.pages:
+            slots = as_bytes(page).flatten(1, 2)  # [layers, slots, ...]
+            slots[:, targets] = slots[:, sources]
+
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
 
@@ -105,6 +111,19 @@ def page_layout(spec: KVSpec, num_blocks: int) -> list[tuple[tuple[int, ...], to
     slots = (spec.num_layers, num_blocks, spec.block_size, spec.num_kv_heads)
     vectors = [((*slots, spec.head_dim), DTYPES[spec.dtype])] * (1 if spec.latent else 2)
     return [*vectors, *([(slots, torch.float32)] * 2 if spec.dtype == "int8" else [])]
+
+
+def as_bytes(page: Tensor) -> Tensor:
+    """Pages of 8 bits as integers, which torch can index in every type."""
+    return page.view(torch.uint8) if page.dtype.itemsize == 1 else page
+
+
+def at_once(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Copies (source, target) that do at once what the given ones do one after the other."""
+    origins: dict[int, int] = {}  # of what a target holds
+    for source, target in pairs:
+        origins[target] = origins.get(source, source)
+    return [(source, target) for target, source in origins.items()]
 
 
 def zero_pages(spec: KVSpec, num_blocks: int, device: str) -> tuple[Tensor, ...]:

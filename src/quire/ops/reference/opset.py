@@ -36,6 +36,7 @@ class TorchBatch:
     source_lens: list[int]
     source_tables: Tensor | None
     adapters: Tensor | None = None
+    ancestors: list[int] | None = None
 
 
 class TorchOps:
@@ -100,6 +101,7 @@ class TorchOps:
         max_model_len: int = 0,
         sampler: Sampler | None = None,
         sources: bool = False,
+        tree_nodes: int = 0,
     ) -> "TorchProgram":
         assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, TorchSampler))
         return TorchProgram(self, forward, cache, max_tokens, sampler)
@@ -165,7 +167,8 @@ class TorchOps:
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
-        return paged_attention(*pages, scale, window, softcap, slopes, sinks, biases).flatten(1)
+        scoring = scale, window, softcap, slopes, sinks, biases
+        return paged_attention(*pages, *scoring, ancestors=batch.ancestors).flatten(1)
 
     def cross_attention(self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float) -> Tensor:
         assert batch.source_tables is not None, "the sequences of this step have no sources"
@@ -196,7 +199,8 @@ class TorchOps:
         parts = (q_latent, spec.latent), (q_rope, spec.head_dim - spec.latent)
         heads = torch.cat([x.unflatten(-1, (-1, size)) for x, size in parts], dim=-1)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
-        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0).flatten(1)
+        pages = heads, batch.cache, layer, *runs
+        return paged_attention(*pages, scale, window=0, ancestors=batch.ancestors).flatten(1)
 
     def activate(self, x: Tensor, kind: Activation) -> Tensor:
         return ACTIVATIONS[kind](x)
@@ -265,6 +269,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class TorchProgram:
     """Runs the forward pass eagerly, every step."""
 
+    takes_trees = True
+
     def __init__(
         self,
         ops: TorchOps,
@@ -306,4 +312,5 @@ class TorchProgram:
             source_lens=[] if batch.source_lens is None else batch.source_lens.tolist(),
             source_tables=None if batch.source_tables is None else index(batch.source_tables),
             adapters=None if batch.adapters is None else index(batch.adapters),
+            ancestors=None if batch.ancestors is None else batch.ancestors.tolist(),
         )

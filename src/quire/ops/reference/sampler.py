@@ -10,6 +10,7 @@ from math import inf, log, log2
 import torch
 from torch import Tensor
 
+from quire.core.draft_tree import ROOT, child_with
 from quire.core.plan import SampledRow
 from quire.ops.opset import Masks
 from quire.ops.philox import UNIFORM_BITS, random_bits
@@ -72,17 +73,23 @@ class TorchSampler:
         return lambda: sampled
 
     def verify(
-        self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        masks: Masks | None = None,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> Callable[[], list[SampledRow]]:
         permitted = logits if masks is None else apply_masks(logits, masks)
         sampled: list[SampledRow] = []
         first = 0
-        for row, drafted in zip(rows, drafts, strict=True):
+        for index, (row, drafted) in enumerate(zip(rows, drafts, strict=True)):
             draws: list[Draw] = []
-            for line, draft in enumerate([*drafted, None], first):
+            node: int | None = ROOT
+            while node is not None:
+                line = first + 1 + node
                 draws.append(self._draw(self._rows[row], logits[line], permitted[line]))
-                if draws[-1][0] != draft:
-                    break
+                node = child_with(drafted, parents[index] if parents else (), node, draws[-1][0])
             sampled.append(sampled_row(row, draws, self._mu(row)))
             first += 1 + len(drafted)
         return lambda: sampled

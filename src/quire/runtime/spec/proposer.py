@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire.core.draft_tree import DraftTree
 from quire.core.plan import Admission, Run
 from quire.ops.opset import Int32, KVCache, OpSet, StepBatch
 
@@ -29,6 +30,7 @@ class Proposer:
     """Proposes draft tokens. A rejected one costs time and changes nothing."""
 
     caches: Sequence[KVCache] = ()  # of models of its own: blocks are copied and swapped there as in the target's
+    tree_nodes = 0  # of its trees, at most; 0: it proposes chains
     _rows: "BatchRows"
 
     def bind(self, rows: "BatchRows") -> None:
@@ -41,7 +43,7 @@ class Proposer:
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """The target computes these runs."""
 
-    def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
+    def propose(self, known: Mapping[int, Int32]) -> Mapping[int, list[int] | DraftTree]:
         """By row, all its tokens [n], valid until this returns. -> draft tokens that may follow, for the rows that have
         some"""
         raise NotImplementedError

@@ -25,9 +25,11 @@ from quire.ops.gpu.attention.pages import (
 from quire.ops.gpu.attention.plan import MAX_ROW_TILES, MIN_SPLIT_LENGTH, DecodePlan, load_piece
 from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN, add_sink, attend
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
+from quire.ops.opset import WORD_BITS
 
-MAX_TREE_DRAFTS = 64  # bits of a word
+MAX_TREE_TOKENS = WORD_BITS
 MIN_TILE_ROWS = 16  # that tensor cores take
+MAX_TILE_ROWS = 64  # of 4 warps
 MAX_SMALL_BATCH = 8  # sequences
 
 
@@ -49,6 +51,8 @@ def decode_launch(
     A few sequences are split into `MIN_SPLIT_LENGTH` positions each, loaded in one round or two: what counts is
     latency, and that the next kernels find room on the device."""
     position_bytes = 2 * next_power_of_two(head_dim, 16) * dtype.itemsize
+    if rows > MAX_TILE_ROWS:  # a tree: acc takes up to half of the registers
+        return DecodeLaunch(_clamp_block_n(16384 // position_bytes), num_warps=8, num_stages=2, per_multiprocessor=1)
     if num_seqs <= MAX_SMALL_BATCH and rows == MIN_TILE_ROWS:
         if dtype.itemsize == 1:
             return DecodeLaunch(MIN_SPLIT_LENGTH // 2, num_warps=4, num_stages=2, per_multiprocessor=3)
@@ -86,7 +90,7 @@ def decode(
     group = num_heads // pages.num_kv_heads
     assert q.stride(2) == 1 and group * pages.num_kv_heads == num_heads and head_dim == pages.head_dim
     assert plan.window == scoring.window, f"planned for a window of {plan.window}, not {scoring.window}"
-    assert tree is None or (positions is not None and plan.max_queries <= MAX_TREE_DRAFTS)
+    assert tree is None or (positions is not None and plan.max_queries <= MAX_TREE_TOKENS)
     assert pages.num_kv_heads <= MAX_ROW_TILES
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     rows = next_power_of_two(group * plan.max_queries, MIN_TILE_ROWS)
@@ -198,6 +202,7 @@ def _decode(
             ancestors,
             run_begin,
             positions + token if tree is not None else None,
+            None,
             score,
             True,
             WINDOW,

@@ -176,6 +176,7 @@ def _decode_step(
             None,
             0,
             None,
+            None,
             score,
             True,
             WINDOW,

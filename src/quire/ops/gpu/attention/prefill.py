@@ -17,8 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, dot_type, head_args, next_power_of_two, offset_type
+from quire.ops.gpu.attention.paths import Paths
 from quire.ops.gpu.attention.plan import PrefillPlan, find_sequence
 from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN, add_sink, attend
+from quire.ops.opset import WORD_BITS
+
+PATH_PLACES = tl.constexpr(WORD_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ def prefill(
     plan: PrefillPlan,
     scoring: Scoring,
     *,
+    paths: Paths | None = None,
     out: Tensor | None = None,
     launch: PrefillLaunch | None = None,
 ) -> Tensor:
@@ -81,6 +86,7 @@ def prefill(
         args,
         runs.args(),
         plan.starts,
+        paths.args() if paths else None,
         scoring.args(pages.k_fp8_scale),
         runs.num_seqs,
         pages.v_fp8_scale,
@@ -110,6 +116,7 @@ def _prefill(
     pages,  # PageArgs
     runs,  # RunArgs
     starts,  # [S + 1] the first tile of each sequence
+    paths,  # PathArgs, or None
     score,  # ScoreArgs
     num_seqs,
     v_scale,
@@ -151,6 +158,12 @@ def _prefill(
     if score.biases is not None:
         bias = score.biases + head * (2 * REACH + 1) + REACH
 
+    path_begin = 0
+    places = None
+    if paths is not None:
+        path_begin = tl.load(paths.begins + seq)
+        places = paths.places + seq * PATH_PLACES
+
     # Positions first .. last are the queries'. All of them see full_begin .. full_end.
     first = context_len - num_queries + tile * TILE
     last = tl.minimum(first + TILE, context_len) - 1
@@ -181,8 +194,9 @@ def _prefill(
             slope,
             bias,
             None,
-            0,
+            path_begin,
             None,
+            places,
             score,
             phase != 1,
             WINDOW,

@@ -18,6 +18,15 @@ FINITE_MIN = tl.constexpr(-1e30)
 
 
 @triton.jit
+def find_places(pos, end, run_begin, places):
+    """Where positions lie in their sequence: at their own number, unless they are of a path."""
+    if places is None:
+        return pos
+    on_path = (pos >= run_begin) & (pos < end)
+    return tl.where(on_path, tl.load(places + pos - run_begin, mask=on_path, other=0), pos)
+
+
+@triton.jit
 def attend(
     acc,  # [ROWS, D_PAD] fp32
     m,  # [ROWS] fp32
@@ -34,6 +43,7 @@ def attend(
     ancestors,  # [ROWS] bits, or None: the drafts of its run that the row sees, itself among them
     run_begin,  # the position of the run's first query
     run_positions,  # of the run's queries: in a tree they are depths
+    places,  # of positions run_begin and following (all rows are of one token), or None: where they are
     score,  # ScoreArgs
     MASKED: tl.constexpr,  # not all rows see all of the positions
     WINDOW: tl.constexpr,
@@ -61,14 +71,15 @@ def attend(
     if KV_8BIT:
         acc, odd_acc = split_even_odd(acc, ROWS, D_PAD)
         q, odd_q = split_even_odd(q, ROWS, D_PAD)
-    block = tl.load(table + (begin + lane) // BLOCK_SIZE, mask=begin + lane < end, other=0)
+    place = find_places(begin + lane, end, run_begin, places)
+    block = tl.load(table + place // BLOCK_SIZE, mask=begin + lane < end, other=0)
     for start in range(begin, end, BLOCK_N):
         pos = start + lane
         inside = pos < end
         present = inside[:, None] & exists if MASKED else exists
-        row_offset = block.to(OFFSET_TYPE) * pages.block + (pos % BLOCK_SIZE) * pages.slot
+        row_offset = block.to(OFFSET_TYPE) * pages.block + (place % BLOCK_SIZE) * pages.slot
         offsets = row_offset[:, None] + columns[None, :]
-        scale_offset = block.to(OFFSET_TYPE) * pages.scale_block + (pos % BLOCK_SIZE) * pages.scale_slot
+        scale_offset = block.to(OFFSET_TYPE) * pages.scale_block + (place % BLOCK_SIZE) * pages.scale_slot
 
         keys = tl.load(k + offsets, mask=present, other=0)
         if KV_8BIT:
@@ -121,7 +132,8 @@ def attend(
         acc = tl.dot(p, values.to(q.dtype), acc * alpha[:, None], input_precision="ieee")
         # Prefetch the block ids of the next round: an address that waits for a load of its own round would halve the
         # rounds of K and V that are in flight.
-        block = tl.load(table + (pos + BLOCK_N) // BLOCK_SIZE, mask=pos + BLOCK_N < end, other=0)
+        place = find_places(pos + BLOCK_N, end, run_begin, places)
+        block = tl.load(table + place // BLOCK_SIZE, mask=pos + BLOCK_N < end, other=0)
     if KV_8BIT:
         acc = interleave(acc, odd_acc, ROWS, D_PAD)
     return acc, m, l

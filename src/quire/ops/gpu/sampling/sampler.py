@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.core.draft_tree import ROOT, child_with, depths
 from quire.core.plan import SampledRow
 from quire.ops.gpu.sampling.cutoff import find_cutoffs
 from quire.ops.gpu.sampling.filter import bracket_cutoffs
@@ -154,12 +155,17 @@ class DeviceSampler:
         on_device = [-1 if self._features[row] & Features.ON_HOST else row for row in rows]
         tokens = self.launch(permitted, self._rows.send(on_device, torch.int32), len(rows), self.needs(rows))
         spans = [(line, line + 1) for line in range(len(rows))]
-        return self._finish(logits, rows, [[]] * len(rows), spans, tokens, masks)
+        return self._finish(logits, rows, [[]] * len(rows), None, spans, tokens, masks)
 
     def verify(
-        self, logits: Tensor, rows: Sequence[int], drafts: Sequence[Sequence[int]], masks: Masks | None = None
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        masks: Masks | None = None,
+        parents: Sequence[Sequence[int]] | None = None,
     ) -> Callable[[], list[SampledRow]]:
-        """Draft by draft, without waiting: the device decides which rows go on."""
+        """Draft by draft, without waiting: the device decides which rows go on, and in a tree with which child."""
         spans = list(pairwise(accumulate((1 + len(of_row) for of_row in drafts), initial=0)))  # of lines
         self._check_lines(logits, rows, spans[-1][1])
         self.upload()
@@ -167,6 +173,9 @@ class DeviceSampler:
         tokens = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
         on_device = [-1 if self._features[row] & Features.ON_HOST else row for row in rows]
         alive = self._rows.send(on_device, torch.int32)
+        if parents is not None and any(parents):
+            tokens = self._walk_trees(permitted, rows, drafts, parents, spans, alive)
+            return self._finish(logits, rows, drafts, parents, spans, tokens, masks)
         for depth in range(1 + max(map(len, drafts))):
             left = [index for index, of_row in enumerate(drafts) if len(of_row) >= depth]  # rows with a line here
             lines = self._rows.send([spans[index][0] + depth for index in left], torch.int64)
@@ -177,20 +186,52 @@ class DeviceSampler:
             next_drafts = [drafts[index][depth] if len(drafts[index]) > depth else -1 for index in left]
             accepted = drawn == self._rows.send(next_drafts, torch.int32)
             alive.index_copy_(0, of_left, torch.where(accepted, alive[of_left], -1))
-        return self._finish(logits, rows, drafts, spans, tokens, masks)
+        return self._finish(logits, rows, drafts, None, spans, tokens, masks)
+
+    def _walk_trees(
+        self,
+        permitted: Tensor,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        spans: Sequence[tuple[int, int]],
+        alive: Tensor,
+    ) -> Tensor:
+        """Level by level, from the line of one node to that of the child that was sampled. -> tokens [lines]"""
+        trees = [tree or range(ROOT, len(of_row) - 1) for tree, of_row in zip(parents, drafts, strict=True)]
+        width = max(map(len, drafts))
+        padded = [[*of_row, *[-1] * (width - len(of_row))] for of_row in drafts]
+        above = [[*tree, *[width] * (width - len(tree))] for tree in trees]  # no node has the parent `width`
+        of_nodes = self._rows.send([x for line in padded for x in line], torch.int32).view(len(rows), width)
+        parent_of_nodes = self._rows.send([x for line in above for x in line], torch.int64).view(len(rows), width)
+        first_lines = self._rows.send([first for first, _ in spans], torch.int64)
+        nodes = torch.full_like(first_lines, ROOT)
+        void = len(permitted)  # where rows that have ended write
+        tokens = torch.zeros(void + 1, dtype=torch.int32, device=self.device)
+        features = self.needs(rows)
+        for _ in range(1 + max(max(depths(tree), default=0) for tree in trees)):
+            lines = first_lines + 1 + nodes
+            drawn = self.launch(permitted[torch.where(alive < 0, 0, lines)], alive, len(rows), features)
+            tokens.index_copy_(0, torch.where(alive < 0, void, lines), drawn)
+            sampled = (parent_of_nodes == nodes[:, None]) & (of_nodes == drawn[:, None])
+            alive = torch.where(sampled.any(1), alive, -1)
+            nodes = sampled.int().argmax(1)
+        return tokens[:void]
 
     def _finish(
         self,
         logits: Tensor,
         rows: Sequence[int],
         drafts: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]] | None,
         spans: Sequence[tuple[int, int]],
         tokens: Tensor,
         masks: Masks | None,
     ) -> Callable[[], list[SampledRow]]:
         """Sample for the rows that `launch` skips, and wait, later, for the tokens [lines] and logprobs of the
         others."""
-        on_host = self._sample_on_host(logits, rows, drafts, spans, masks)
+        trees = parents or [()] * len(rows)
+        on_host = self._sample_on_host(logits, rows, drafts, trees, spans, masks)
         wanted = {
             line: (self._params[row].num_logprobs, self._params[row].logprob_ids)
             for row, span in zip(rows, spans, strict=True)
@@ -204,8 +245,8 @@ class DeviceSampler:
             entries = dict(zip(wanted, logprobs(), strict=True))
             drawn = [(token, entries.get(line, [])) for line, token in enumerate(arrive()[0].tolist())]
             return [
-                on_host.get(row) or sampled_row(row, accepted_draws(drawn[slice(*span)], of_row))
-                for row, span, of_row in zip(rows, spans, drafts, strict=True)
+                on_host.get(row) or sampled_row(row, accepted_draws(drawn[slice(*span)], of_row, tree))
+                for row, span, of_row, tree in zip(rows, spans, drafts, trees, strict=True)
             ]
 
         return finish
@@ -215,6 +256,7 @@ class DeviceSampler:
         logits: Tensor,
         rows: Sequence[int],
         drafts: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
         spans: Sequence[tuple[int, int]],
         masks: Masks | None,
     ) -> dict[int, SampledRow]:
@@ -231,7 +273,8 @@ class DeviceSampler:
                 host_masks = Masks(masked, np.stack([bits[lines[place]] for place in masked]))
         host_rows = [rows[index] for index in indices]
         on_cpu = logits[lines].float().cpu().numpy()
-        sample = self._host.verify(on_cpu, host_rows, [drafts[index] for index in indices], host_masks)
+        of_rows, trees = ([of[index] for index in indices] for of in (drafts, parents))
+        sample = self._host.verify(on_cpu, host_rows, of_rows, host_masks, trees)
         sampled = {one.row: one for one in sample()}
         tokens = [one.tokens[-1] if one.tokens else 0 for one in sampled.values()]
         on_device = self._rows.send(list(sampled), torch.int64)
@@ -276,6 +319,11 @@ class DeviceSampler:
             raise ValueError(f"logits are {list(logits.shape)}, and [{num_lines}, {self.vocab_size}] is expected")
 
 
-def accepted_draws(draws: list[Draw], drafts: Sequence[int]) -> list[Draw]:
-    """Up to the first token that is not the draft: what was sampled after it is void."""
-    return draws[: 1 + next((index for index, draft in enumerate(drafts) if draws[index][0] != draft), len(drafts))]
+def accepted_draws(draws: list[Draw], drafts: Sequence[int], parents: Sequence[int]) -> list[Draw]:
+    """Of a draw for every line, up to the first token that is not a draft: what was sampled elsewhere is void."""
+    accepted: list[Draw] = []
+    node: int | None = ROOT
+    while node is not None:
+        accepted.append(draws[1 + node])
+        node = child_with(drafts, parents, node, accepted[-1][0])
+    return accepted
