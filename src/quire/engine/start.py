@@ -42,7 +42,8 @@ def new_executor(path: Path, options: EngineOptions) -> Executor:
     given = executor_options(options)
     if given.speculation and given.speculation.model:
         draft = resolve_model(given.speculation.model).path
-        check_same_vocabulary(path, draft, options)
+        if not given.speculation.has_head:  # a head has no tokenizer
+            check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))
     return LocalExecutor(path, replace(given, weight_bytes=planned_weight_bytes(path, given)))
 

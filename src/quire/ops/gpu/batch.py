@@ -42,6 +42,8 @@ class GpuBatch:
     all_logits: bool = False  # every token's logits are wanted
     adapters: Tensor | None = None  # [T] the slot of each token's adapter, or -1; None: no token has one
     adapts: bool = False  # set by a forward pass that has LoRA slots
+    hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
+    kept: Tensor | None = None  # [T, columns] rows that the forward pass keeps
     sources: "GpuBatch | None" = None  # for cross-attention: each token is a sequence whose context is its source
     pending_kv: tuple[int, ColumnSlice, ColumnSlice] | None = None  # layer, k and v (or latent, k_rope)
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window

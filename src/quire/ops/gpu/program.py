@@ -15,6 +15,7 @@ from torch import Tensor
 from quire.ops.gpu.attention.pages import Runs
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.opset import Int32, StepBatch
 
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
@@ -66,13 +67,23 @@ class GraphInputs:
 
     def __init__(self, num_tokens: int, num_seqs: int, width: int, device: torch.device, decodes: bool) -> None:
         pinned = device.type == "cuda"
-        self._sizes = [*[num_tokens] * 4, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
+        self._sizes = [*[num_tokens] * 5, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
         length = sum(map(round_up, self._sizes))
         self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._sent = [torch.cuda.Event() for _ in self._hosts] if pinned else []
         self.num_tokens, self.num_seqs, self.width, self.decodes = num_tokens, num_seqs, width, decodes
         self._arrays = [[view.numpy() for view in self._views(host)] for host in self._hosts]
-        for _, _, slots, adapters, _, logit_rows, seq_starts, _ in self._arrays:  # until a step is sent, all is padding
+        for (
+            _,
+            _,
+            slots,
+            adapters,
+            _,
+            _,
+            logit_rows,
+            seq_starts,
+            _,
+        ) in self._arrays:  # until a step is sent, all is padding
             slots[:], adapters[:] = -1, -1
             if decodes:
                 logit_rows[:], seq_starts[:] = np.arange(num_seqs), np.arange(num_seqs + 1)
@@ -80,7 +91,8 @@ class GraphInputs:
         self.tensors = self._views(self._device)
 
     def _views(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """ids, positions, slots, adapters [T], context_lens, logit_rows [S], seq_starts [S + 1], block_tables [S, W]"""
+        """ids, positions, slots, adapters, hidden_rows [T], context_lens, logit_rows [S], seq_starts [S + 1],
+        block_tables [S, W]"""
         *lines, tables = split_aligned(flat, self._sizes)
         return *lines, tables.view(self.num_seqs, self.width)
 
@@ -89,7 +101,7 @@ class GraphInputs:
             pair.reverse()
         if self._sent:
             self._sent[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
-        ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = self._arrays[0]
+        ids, positions, slots, adapters, hidden_rows, context_lens, logit_rows, seq_starts, tables = self._arrays[0]
         n, s, r = batch.num_tokens, len(batch.context_lens), len(batch.logit_rows)
         ids[:n], positions[:n], slots[:n], context_lens[:s] = (
             batch.ids,
@@ -98,7 +110,8 @@ class GraphInputs:
             batch.context_lens,
         )
         adapters[:n] = -1 if batch.adapters is None else batch.adapters
-        slots[n:], adapters[n:], context_lens[s:] = -1, -1, 0
+        hidden_rows[:n] = 0 if batch.hidden_rows is None else batch.hidden_rows
+        slots[n:], adapters[n:], hidden_rows[n:], context_lens[s:] = -1, -1, 0, 0
         if not self.decodes:
             seq_starts[: s + 1], logit_rows[:r] = batch.seq_starts, batch.logit_rows
             seq_starts[s + 1 :], logit_rows[r:] = n, 0
@@ -132,6 +145,7 @@ class CapturedGraph:
     inputs: GraphInputs
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # valid until another graph is replayed
+    kept: Tensor | None  # the same, of all tokens
 
     def milliseconds(self) -> float:
         """The time of a step of this size with empty contexts."""
@@ -169,8 +183,10 @@ class GpuProgram:
         last: Tensor | None = None,  # the token sampled last for each row, for ids below zero
         graphs: bool = False,
         batch_invariant: bool = False,
+        hidden: GpuHiddenStates | None = None,
     ) -> None:
-        self._last, self._batch_invariant = last, batch_invariant
+        self._last, self._batch_invariant, self._hidden = last, batch_invariant, hidden
+        self.kept: Tensor | None = None
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
         self._device = cache.k.device
         self._max_model_len = max_model_len
@@ -195,8 +211,12 @@ class GpuProgram:
         if captured := self._graph_for(batch):
             captured.inputs.send(batch)
             captured.graph.replay()
+            self.kept = captured.kept
             return captured.logits[: len(batch.logit_rows)]
-        return self._forward(self._on_device(batch))
+        step = self._on_device(batch)
+        logits = self._forward(step)
+        self.kept = step.kept
+        return logits
 
     def _graph_for(self, batch: StepBatch) -> CapturedGraph | None:
         """The smallest graph that holds the step, if there is one."""
@@ -249,12 +269,17 @@ class GpuProgram:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = WeakTensor(self._forward(self._batch_from(inputs, with_adapters)))
+            batch = self._batch_from(inputs, with_adapters)
+            logits = WeakTensor(self._forward(batch))
+            kept = None if batch.kept is None else WeakTensor(batch.kept)
+        del batch
         self._pool = graph.pool()
-        return CapturedGraph(inputs, graph, logits.tensor(self._device))
+        return CapturedGraph(
+            inputs, graph, logits.tensor(self._device), None if kept is None else kept.tensor(self._device)
+        )
 
     def _batch_from(self, inputs: GraphInputs, with_adapters: bool) -> GpuBatch:
-        ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = inputs.tensors
+        ids, positions, slots, adapters, hidden_rows, context_lens, logit_rows, seq_starts, tables = inputs.tensors
         return GpuBatch(
             TokenIds(ids, self._last),
             positions,
@@ -268,6 +293,7 @@ class GpuProgram:
             batch_invariant=self._batch_invariant,
             all_logits=inputs.decodes,
             adapters=adapters if with_adapters else None,
+            hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
         )
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
@@ -277,13 +303,14 @@ class GpuProgram:
         tables[:, :width] = batch.block_tables
         names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows")
         arrays: list[Int32] = [*(getattr(batch, name) for name in names), tables]
-        arrays += [] if batch.adapters is None else [batch.adapters]
+        arrays += [array for array in (batch.adapters, batch.hidden_rows) if array is not None]
         sizes = [array.size for array in arrays]
         flat = torch.empty(sum(map(round_up, sizes)), dtype=torch.int32, pin_memory=self._device.type == "cuda")
         for part, array in zip(split_aligned(flat, sizes), arrays, strict=True):
             part.numpy()[:] = array.ravel()
         parts = split_aligned(flat.to(self._device, non_blocking=True), sizes)
-        ids, positions, slots, seq_starts, context_lens, logit_rows, table, *adapters = parts
+        ids, positions, slots, seq_starts, context_lens, logit_rows, table, *optional = parts
+        hidden_rows = optional.pop() if batch.hidden_rows is not None else torch.zeros_like(positions)
         runs = Runs(seq_starts, context_lens, table.view(tables.shape))
         return GpuBatch(
             TokenIds(ids, self._last),
@@ -296,7 +323,8 @@ class GpuProgram:
             decodes=bool((counts == 1).any()),
             prefills=bool((counts > 1).any()),
             batch_invariant=self._batch_invariant,
-            adapters=adapters[0] if adapters else None,
+            adapters=optional[0] if optional else None,
+            hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
             sources=None if batch.source_lens is None else self._sources(batch, counts, positions, slots),
         )
 

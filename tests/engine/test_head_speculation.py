@@ -1,0 +1,147 @@
+"""Drafts of heads change nothing: the engine without them is the oracle. Where a head is always right, its drafts show
+that its keys and values, and the hidden states it reads, are those of the right positions."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import make_drafts_free
+from models.head_twins import FORMATS, Target, write_mtp
+from models.lora_files import adapter
+from quire import LLM, LoRARequest, SamplingParams
+from quire.core.errors import QuireError
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = (3, 21, 70, 70, 1, 34)
+Made = Callable[[str], tuple[Path, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Made:
+    """Format -> target, and its speculative_config."""
+
+    @cache
+    def make(name: str) -> tuple[Path, dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("head")
+        if name.startswith("MTP"):
+            return write_mtp(folder, name.split()[1], tiny_model), {"method": "mtp", "num_speculative_tokens": 2}
+        method, write, _ = FORMATS[name]
+        return tiny_model, {"method": method, "model": str(write(folder))}
+
+    return make
+
+
+def prompts() -> list[str]:
+    return [chr(97 + number) * 2 + "abcdefghij" * 7 for number in range(2)] + [
+        ("xyz" * 30)[:length] + str(number) for number, length in enumerate(LENGTHS)
+    ]
+
+
+def params() -> list[SamplingParams]:
+    """Greedy and drawn, with penalties, several samples, logprobs."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 0.7, "n": 2, "logprobs": 1},
+        {"temperature": 0.6, "top_p": 0.9, "top_k": 30, "repetition_penalty": 1.1, "presence_penalty": 0.2},
+    ]
+    return [
+        SamplingParams(seed=number, max_tokens=24, ignore_eos=True, **kinds[number % len(kinds)])
+        for number in range(len(prompts()))
+    ]
+
+
+def answers(llm: LLM) -> list[Any]:
+    outputs = llm.generate(prompts(), params())
+    return [[(list(one.token_ids), one.cumulative_logprob) for one in output.outputs] for output in outputs]
+
+
+def speculating(path: Path, config: dict[str, Any], **options: Any) -> LLM:
+    llm = LLM(path, speculative_config=config, **{"max_model_len": 160, "block_size": 16, **options})
+    make_drafts_free(llm.engine._scheduler.speculation)
+    return llm
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "chunked": {"max_num_batched_tokens": 16, "max_num_seqs": 8},
+    "preempted": {"pool": 14, "max_num_seqs": 8},
+    "swapped": {"pool": 14, "max_num_seqs": 8, "swap_space": 0.01},
+    "without a prefix cache": {"enable_prefix_caching": False},
+}
+
+
+@pytest.fixture(scope="module")
+def plain(made: Made) -> Callable[[Path], list[Any]]:
+    return cache(lambda path: answers(LLM(path, max_model_len=160)))
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "MTP deepseek", "MTP glm"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tokens_are_those_of_no_drafts(made: Made, plain: Any, name: str, engine: str) -> None:
+    path, config = made(name)
+    options = dict(ENGINES[engine])
+    if pool := options.pop("pool", None):
+        probe = speculating(path, config).engine.capacity
+        options["kv_cache_memory_bytes"] = 2 * pool * probe.cache_bytes // probe.num_blocks
+    llm = speculating(path, config, **options)
+    for _ in range(2):  # the second time prompts are found in the cache
+        assert answers(llm) == plain(path)
+    stats = llm.engine.stats()
+    assert stats.draft_tokens > 200
+    assert pool is None or stats.preemptions > 0
+    assert stats.held_blocks == 0
+
+
+def test_drafts_in_the_engine_are_those_of_plain_torch(made: Made, tiny_model: Path) -> None:
+    """In chunks, among others, preempted and swapped: whatever happens to its blocks, a head drafts what it would
+    alone."""
+    path, config = made("speculators")
+    twin = FORMATS["speculators"][2](Target(path), Path(config["model"]))
+    options = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "enable_prefix_caching": False, "swap_space": 0.01}
+    probe = speculating(path, config).engine.capacity
+    pool = 2 * 14 * probe.cache_bytes // probe.num_blocks
+    llm = speculating(path, config, kv_cache_dtype="float32", kv_cache_memory_bytes=2 * pool, **options)
+    proposer = llm.engine.executor.runner.proposer  # type: ignore[attr-defined]
+    heard: list[tuple[list[int], list[int]]] = []
+    propose = proposer.propose
+
+    def listen(known: Any) -> Any:
+        texts = {row: tokens.tolist() for row, tokens in known.items()}
+        drafts = propose(known)
+        heard.extend((texts[row], of_row) for row, of_row in drafts.items())
+        return drafts
+
+    proposer.propose = listen
+    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+    llm.generate(prompts()[2:], [greedy] * len(prompts()[2:]))
+    assert llm.engine.stats().preemptions > 0 and len(heard) > 50
+    for tokens, drafts in heard[::3]:
+        assert drafts == twin(tokens, 3)[0], f"after {len(tokens)} tokens"
+
+
+def test_an_adapter_changes_the_target_alone(made: Made, tmp_path: Path) -> None:
+    path, config = made("EAGLE-3")
+    adapter(Target(path).model, tmp_path / "sql", 1, r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"])
+    asked = SamplingParams(temperature=0.5, seed=1, max_tokens=20, ignore_eos=True)
+    requests = [LoRARequest("sql", 1, str(tmp_path / "sql")), None]
+
+    def tokens(llm: LLM) -> list[list[int]]:
+        outputs = llm.generate([prompts()[0]] * 2, asked, lora_request=requests)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    llm = speculating(path, config, enable_lora=True)
+    expected = tokens(LLM(path, max_model_len=160, enable_lora=True))
+    assert tokens(llm) == expected and expected[0] != expected[1]
+    assert llm.engine.stats().draft_tokens > 10
+
+
+def test_a_head_of_another_model_is_refused(default_model: Path, made: Made) -> None:
+    with pytest.raises(QuireError, match="hidden states of 72 columns, and the model's have 576"):
+        LLM(default_model, speculative_config=made("EAGLE-3")[1])
+    with pytest.raises(QuireError, match="without layers that predict further tokens"):
+        LLM(default_model, spec_method="mtp")
