@@ -16,7 +16,8 @@ from quire.core.errors import QuireError
 
 pytestmark = pytest.mark.slow
 
-LENGTHS = (3, 21, 70, 70, 1, 34)
+BLOCK = 2 * 2 * 3 * 16 * 16 * 2  # bytes of the tiny model's: K and V, layers, heads, head_dim, block_size, fp16
+FEW = [70, 71, 72]  # tokens: a head that has learned nothing is right in one case of three
 Made = Callable[[str], tuple[Path, dict[str, Any]]]
 
 
@@ -36,23 +37,21 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Made:
 
 
 def prompts() -> list[str]:
-    return [chr(97 + number) * 2 + "abcdefghij" * 7 for number in range(2)] + [
-        ("xyz" * 30)[:length] + str(number) for number, length in enumerate(LENGTHS)
-    ]
+    return ["abcdefghij" * 7, "abcdefghij" * 7 + "k", "x", *("xyz" * 9 + str(number) for number in range(3))]
 
 
 def params() -> list[SamplingParams]:
-    """Greedy and drawn, with penalties, several samples, logprobs."""
+    """Greedy and drawn, filtered, with penalties, several samples, logprobs."""
     kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
+        {"temperature": 0.0, "allowed_token_ids": FEW},
         {"temperature": 0.8},
-        {"temperature": 0.7, "n": 2, "logprobs": 1},
+        {"temperature": 0.7, "n": 2, "logprobs": 1, "allowed_token_ids": FEW},
         {"temperature": 0.6, "top_p": 0.9, "top_k": 30, "repetition_penalty": 1.1, "presence_penalty": 0.2},
+        {"temperature": 0.0},
+        {"temperature": 0.9, "allowed_token_ids": FEW},
     ]
-    return [
-        SamplingParams(seed=number, max_tokens=24, ignore_eos=True, **kinds[number % len(kinds)])
-        for number in range(len(prompts()))
-    ]
+    given = {"max_tokens": 20, "ignore_eos": True}
+    return [SamplingParams(seed=number, **given, **kind) for number, kind in enumerate(kinds)]
 
 
 def answers(llm: LLM) -> list[Any]:
@@ -61,7 +60,7 @@ def answers(llm: LLM) -> list[Any]:
 
 
 def speculating(path: Path, config: dict[str, Any], **options: Any) -> LLM:
-    llm = LLM(path, speculative_config=config, **{"max_model_len": 160, "block_size": 16, **options})
+    llm = LLM(path, speculative_config=config, **{"max_model_len": 128, **options})
     make_drafts_free(llm.engine._scheduler.speculation)
     return llm
 
@@ -69,32 +68,41 @@ def speculating(path: Path, config: dict[str, Any], **options: Any) -> LLM:
 ENGINES: dict[str, dict[str, Any]] = {
     "together": {},
     "chunked": {"max_num_batched_tokens": 16, "max_num_seqs": 8},
-    "preempted": {"pool": 14, "max_num_seqs": 8},
-    "swapped": {"pool": 14, "max_num_seqs": 8, "swap_space": 0.01},
+    "preempted": {"kv_cache_memory_bytes": 16 * BLOCK, "max_num_seqs": 8},
+    "swapped": {
+        "kv_cache_memory_bytes": 16 * BLOCK,
+        "swap_space": 0.01,
+        "max_num_batched_tokens": 48,
+        "max_num_seqs": 8,
+    },
     "without a prefix cache": {"enable_prefix_caching": False},
 }
 
 
 @pytest.fixture(scope="module")
 def plain(made: Made) -> Callable[[Path], list[Any]]:
-    return cache(lambda path: answers(LLM(path, max_model_len=160)))
+    return cache(lambda path: answers(LLM(path, max_model_len=128)))
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "MTP deepseek", "MTP glm"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "name, engine",
+    [
+        *(("EAGLE-3", engine) for engine in ENGINES),
+        *((name, "swapped") for name in (*FORMATS, "MTP deepseek", "MTP glm") if name != "EAGLE-3"),
+    ],
+)
 def test_tokens_are_those_of_no_drafts(made: Made, plain: Any, name: str, engine: str) -> None:
     path, config = made(name)
     options = dict(ENGINES[engine])
-    if pool := options.pop("pool", None):
-        probe = speculating(path, config).engine.capacity
-        options["kv_cache_memory_bytes"] = 2 * pool * probe.cache_bytes // probe.num_blocks
+    if name == "MTP deepseek":  # whose blocks are smaller
+        options["kv_cache_memory_bytes"] //= 2
     llm = speculating(path, config, **options)
-    for _ in range(2):  # the second time prompts are found in the cache
+    assert answers(llm) == plain(path)
+    if engine == "together":  # the second time prompts are found in the cache
         assert answers(llm) == plain(path)
     stats = llm.engine.stats()
-    assert stats.draft_tokens > 200
-    assert pool is None or stats.preemptions > 0
-    assert stats.held_blocks == 0
+    assert stats.accepted_tokens > 10 and stats.draft_tokens > 50 and stats.held_blocks == 0
+    assert (stats.preemptions > 0) == ("kv_cache_memory_bytes" in ENGINES[engine])
 
 
 def test_drafts_in_the_engine_are_those_of_plain_torch(made: Made, tiny_model: Path) -> None:
@@ -102,10 +110,8 @@ def test_drafts_in_the_engine_are_those_of_plain_torch(made: Made, tiny_model: P
     alone."""
     path, config = made("speculators")
     twin = FORMATS["speculators"][2](Target(path), Path(config["model"]))
-    options = {"max_num_batched_tokens": 16, "max_num_seqs": 4, "enable_prefix_caching": False, "swap_space": 0.01}
-    probe = speculating(path, config).engine.capacity
-    pool = 2 * 14 * probe.cache_bytes // probe.num_blocks
-    llm = speculating(path, config, kv_cache_dtype="float32", kv_cache_memory_bytes=2 * pool, **options)
+    options = {"max_num_batched_tokens": 16, "max_num_seqs": 6, "enable_prefix_caching": False, "swap_space": 0.01}
+    llm = speculating(path, config, kv_cache_dtype="float32", kv_cache_memory_bytes=2 * 16 * BLOCK, **options)
     proposer = llm.engine.executor.runner.proposer  # type: ignore[attr-defined]
     heard: list[tuple[list[int], list[int]]] = []
     propose = proposer.propose
@@ -118,9 +124,9 @@ def test_drafts_in_the_engine_are_those_of_plain_torch(made: Made, tiny_model: P
 
     proposer.propose = listen
     greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-    llm.generate(prompts()[2:], [greedy] * len(prompts()[2:]))
+    llm.generate(prompts(), greedy)
     assert llm.engine.stats().preemptions > 0 and len(heard) > 50
-    for tokens, drafts in heard[::3]:
+    for tokens, drafts in heard[::4]:
         assert drafts == twin(tokens, 3)[0], f"after {len(tokens)} tokens"
 
 
@@ -135,7 +141,7 @@ def test_an_adapter_changes_the_target_alone(made: Made, tmp_path: Path) -> None
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     llm = speculating(path, config, enable_lora=True)
-    expected = tokens(LLM(path, max_model_len=160, enable_lora=True))
+    expected = tokens(LLM(path, max_model_len=128, enable_lora=True))
     assert tokens(llm) == expected and expected[0] != expected[1]
     assert llm.engine.stats().draft_tokens > 10
 

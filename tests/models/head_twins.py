@@ -318,7 +318,11 @@ COMMON = {
 }
 LATENTS = {"kv_lora_rank": 32, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
 FAMILIES: dict[str, tuple[Any, Any, Any]] = {
-    "deepseek": (DeepseekV3Config(**COMMON, **LATENTS, num_key_value_heads=4), DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
+    "deepseek": (
+        DeepseekV3Config(**COMMON, **LATENTS, num_key_value_heads=4),
+        DeepseekV3DecoderLayer,
+        DeepseekV3RotaryEmbedding,
+    ),
     "glm": (
         Glm4MoeConfig(**COMMON, num_key_value_heads=2, head_dim=16, use_qk_norm=True),
         Glm4MoeDecoderLayer,

@@ -134,13 +134,15 @@ class LocalExecutor:
     def _new_proposer(self, size: KVSize) -> Any:
         if self.options.speculation is None:
             return None
+        drafting = self._draft
         context = ProposerContext(
             self._ops,
             self._model,
             size,
             self.options.max_num_seqs,
             self.options.max_num_batched_tokens,
-            **{"head" if isinstance(self._draft, DraftHead) else "draft": self._draft},
+            draft=None if isinstance(drafting, DraftHead) else drafting,
+            head=drafting if isinstance(drafting, DraftHead) else None,
         )
         return self.options.speculation.proposer(context)
 

@@ -82,6 +82,6 @@ class ChainedHead(HeadProposer):
         for row, tokens in texts.items():
             first = self._drafted[row].num_read
             pieces[row] = first, tokens[first + 1 :]
-            places.append(self._rows_of(row, np.arange(first, len(tokens) - 1)))
+            places.append(self._rows_of(row, np.arange(first, len(tokens) - 1, dtype=np.int32)))
             self._drafted[row].num_read = len(tokens) - 1
-        return replace(self._blocks.batch(self._rows, pieces), hidden_rows=np.concatenate(places).astype(np.int32))
+        return replace(self._blocks.batch(self._rows, pieces), hidden_rows=np.concatenate(places))

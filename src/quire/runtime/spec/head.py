@@ -53,15 +53,16 @@ class HeadProposer(Proposer):
 
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """Keep the hidden states of runs that sample: at the end of each, as many as a row has room for."""
-        rows, lines = [], []
+        rows: list[Int32] = []
+        lines: list[Int32] = []
         for run, last in zip(runs, batch.seq_starts[1:].tolist(), strict=True):
             if run.row in self._drafted and self._samples(run):
                 count = min(run.count, self._window)
-                positions = np.arange(run.start + run.count - count, run.start + run.count)
+                positions = np.arange(run.start + run.count - count, run.start + run.count, dtype=np.int32)
                 rows.append(self._rows_of(run.row, positions))
-                lines.append(np.arange(last - count, last))
+                lines.append(np.arange(last - count, last, dtype=np.int32))
         if rows:
-            self._hidden.put(_joined(rows), self._target, _joined(lines))
+            self._hidden.put(np.concatenate(rows), self._target, np.concatenate(lines))
 
     def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
         texts = {
@@ -95,7 +96,3 @@ class HeadProposer(Proposer):
     def _rows_of(self, row: int, positions: Int32) -> Int32:
         """Where the hidden states of a row's positions are kept."""
         return row * self._window + positions % self._window
-
-
-def _joined(parts: Sequence[Any]) -> Int32:
-    return np.concatenate(parts).astype(np.int32)

@@ -35,8 +35,8 @@ class Medusa(HeadProposer):
         drafts: dict[int, list[int]] = {row: [] for row in texts}
         rows = list(texts)
         for program in self._programs:
-            last = [self._rows_of(row, np.array([len(texts[row]) - 2])) for row in rows]
-            rows = self._draw(program.run(_batch(np.concatenate(last).astype(np.int32))), rows, drafts)
+            last = [self._rows_of(row, np.array([len(texts[row]) - 2], np.int32)) for row in rows]
+            rows = self._draw(program.run(_batch(np.concatenate(last))), rows, drafts)
             if not rows:
                 break
         return drafts
