@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fakes import make_drafts_free
 from models.head_twins import FORMATS, Target, write_mtp
@@ -144,6 +145,17 @@ def test_an_adapter_changes_the_target_alone(made: Made, tmp_path: Path) -> None
     expected = tokens(LLM(path, max_model_len=128, enable_lora=True))
     assert tokens(llm) == expected and expected[0] != expected[1]
     assert llm.engine.stats().draft_tokens > 10
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["EAGLE-3", "Medusa", "MTP deepseek"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_tokens_on_a_gpu_are_those_of_no_drafts(made: Made, name: str, eager: bool) -> None:
+    path, config = made(name)
+    given = {"device": "cuda", "batch_invariant": True, "enforce_eager": eager, "max_model_len": 128}
+    llm = speculating(path, config, **given)
+    assert answers(llm) == answers(LLM(path, **given))
+    assert llm.engine.stats().accepted_tokens > 10
 
 
 def test_a_head_of_another_model_is_refused(default_model: Path, made: Made) -> None:

@@ -149,6 +149,21 @@ def check_drafts(backend: str, path: Path, method: str, head: Path, twin: Drafts
         check()
 
 
+def test_a_head_goes_on_after_steps_without_drafts(made: Any) -> None:
+    """Hidden states are read before they are overwritten, also where no drafts are asked for."""
+    path, method, head, twin = made("EAGLE-3")
+    steps = Steps(new_runner(make_ops(BACKENDS[-1]), path, method, head))
+    proposer: Any = steps.runner.proposer
+    propose = proposer.propose
+    steps.prefill()
+    proposer.propose = lambda known: {}
+    for number in range(9):
+        steps.decode({row: [number] * row for row in range(3)})
+    proposer.propose = propose
+    steps.decode({})
+    assert steps.drafts == {row: twin(tokens, NUM_DRAFTS)[0] for row, tokens in steps.tokens.items()}
+
+
 def logits_heard(proposer: Any) -> list[np.ndarray]:
     """The logits that drafts are drawn from, one entry a draft."""
     heard: list[np.ndarray] = []

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.ops.opset import Float32, Int32, Program
 
@@ -20,8 +21,13 @@ class NativeHiddenStates:
 class DraftVocabulary:
     """Output i of a head is token tokens[i] of a vocabulary of `size`."""
 
-    tokens: Int32
+    tokens: NDArray[np.intp]  # numpy's own index type: others are converted at every use
     size: int
 
     def new_lines(self, count: int) -> Float32:
         return np.full((count, self.size), -np.inf, np.float32)
+
+    def write(self, logits: Float32, lines: Float32) -> None:
+        """logits [R, outputs] to lines [R, size]"""
+        for line, of_head in zip(lines, logits, strict=True):
+            line[self.tokens] = of_head

@@ -137,7 +137,7 @@ class NativeOps:
         return RecordedFrequencies(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)
 
     def draft_vocabulary(self, tokens: Int32, vocab: int) -> DraftVocabulary:
-        return DraftVocabulary(tokens, vocab)
+        return DraftVocabulary(tokens.astype(np.intp), vocab)
 
     def new_hidden_states(self, num_rows: int, num_columns: int) -> NativeHiddenStates:
         return NativeHiddenStates(np.zeros((num_rows, num_columns), np.float32))

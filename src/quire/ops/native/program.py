@@ -82,5 +82,5 @@ class NativeProgram:
         assert self._vocabulary is not None
         if self._all_tokens is None or len(self._all_tokens) < num_rows:
             self._all_tokens = self._vocabulary.new_lines(num_rows)
-        self._all_tokens[:num_rows, self._vocabulary.tokens] = self._logits[:num_rows]
+        self._vocabulary.write(self._logits[:num_rows], self._all_tokens[:num_rows])
         return self._all_tokens[:num_rows]

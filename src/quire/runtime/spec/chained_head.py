@@ -36,7 +36,9 @@ class ChainedHead(HeadProposer):
         )
 
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
-        """Prompts are read chunk by chunk, as the target reads them; what was sampled when drafts are proposed."""
+        """Prompts are read chunk by chunk, as the target reads them; what was sampled when drafts are proposed, or when
+        no more can be kept."""
+        self._make_room(runs)
         super().follow(runs, batch)
         pieces: dict[int, tuple[int, Int32]] = {}
         lines = []
@@ -45,14 +47,13 @@ class ChainedHead(HeadProposer):
                 if row.num_read < 0:
                     row.num_read = run.start
                 if count := self._num_readable(run):
-                    next_tokens = self._rows.tokens[run.row, run.start + 1 : run.start + 1 + count]
-                    pieces[run.row] = run.start, next_tokens
+                    pieces[run.row] = run.start, self._rows.tokens[run.row, run.start + 1 : run.start + 1 + count]
                     lines.append(np.arange(first, first + count, dtype=np.int32))
                     row.num_read = run.start + count
         if pieces:
             places = self._first_token + np.arange(sum(map(len, lines)), dtype=np.int32)
             self._hidden.put(places, self._target, np.concatenate(lines))
-            self._program.run(replace(self._blocks.batch(self._rows, pieces), logit_rows=NO_ROWS, hidden_rows=places))
+            self._read(pieces, places)
 
     def _num_readable(self, run: Run) -> int:
         """Leading positions of a run that have a known token behind them, if they are more than are kept."""
@@ -60,20 +61,41 @@ class ChainedHead(HeadProposer):
             return run.count
         return run.count - 1 if run.count > self._window else 0
 
+    def _make_room(self, runs: Sequence[Run]) -> None:
+        """Read positions that no drafts were proposed for, before their hidden states are overwritten. (The token at
+        the start of a run may not be known yet, so the position before it stays.)"""
+        pieces: dict[int, tuple[int, Int32]] = {}
+        places = []
+        for run in runs:
+            row = self._drafted.get(run.row)
+            if row and 0 <= row.num_read < run.start - 1 and run.start + run.count - row.num_read > self._window:
+                pieces[run.row] = row.num_read, self._rows.tokens[run.row, row.num_read + 1 : run.start]
+                places.append(self._rows_of(run.row, np.arange(row.num_read, run.start - 1, dtype=np.int32)))
+                row.num_read = run.start - 1
+        if pieces:
+            self._read(pieces, np.concatenate(places))
+
+    def _read(self, pieces: Mapping[int, tuple[int, Int32]], places: Int32) -> None:
+        """Compute keys and values of these positions; their hidden states are in those places."""
+        self._program.run(replace(self._blocks.batch(self._rows, pieces), logit_rows=NO_ROWS, hidden_rows=places))
+
     def _draft(self, texts: Mapping[int, Int32]) -> dict[int, list[int]]:
         drafts: dict[int, list[int]] = {row: [] for row in texts}
-        rows = list(texts)
         batch = self._unread(texts)
+        rows, tables = list(texts), batch.block_tables
         for number in range(self._num_tokens):
             logits = self._program.run(batch)
-            lines = dict(zip(rows, batch.logit_rows.tolist(), strict=True))
+            before = {row: line for line, row in enumerate(rows)}
             rows = self._draw(logits, rows, drafts)
             if not rows or number + 1 == self._num_tokens:
                 break
+            kept = [before[row] for row in rows]
             places = self._first_draft + np.array(rows, np.int32)
-            self._hidden.put(places, self._program, np.array([lines[row] for row in rows], np.int32))
-            pieces = {row: (len(texts[row]) - 1 + number, np.array(drafts[row][-1:], np.int32)) for row in rows}
-            batch = replace(self._blocks.batch(self._rows, pieces), hidden_rows=places)
+            self._hidden.put(places, self._program, batch.logit_rows[kept])
+            tables = tables[kept]
+            positions = np.array([len(texts[row]) - 1 + number for row in rows], np.int32)
+            ids = np.array([drafts[row][-1] for row in rows], np.int32)
+            batch = replace(self._blocks.next(tables, positions, ids), hidden_rows=places)
         return drafts
 
     def _unread(self, texts: Mapping[int, Int32]) -> StepBatch:
@@ -84,4 +106,5 @@ class ChainedHead(HeadProposer):
             pieces[row] = first, tokens[first + 1 :]
             places.append(self._rows_of(row, np.arange(first, len(tokens) - 1, dtype=np.int32)))
             self._drafted[row].num_read = len(tokens) - 1
-        return replace(self._blocks.batch(self._rows, pieces), hidden_rows=np.concatenate(places))
+        batch = self._blocks.batch(self._rows, pieces, ahead=self._num_tokens)
+        return replace(batch, hidden_rows=np.concatenate(places))

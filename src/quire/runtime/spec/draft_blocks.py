@@ -26,13 +26,14 @@ class DraftBlocks:
     def num_blocks(self, max_rows: int) -> int:
         return self.num_shared + max_rows * self._spare
 
-    def batch(self, rows: BatchRows, pieces: Mapping[int, tuple[int, Int32]]) -> StepBatch:
-        """By row: the first position, and the ids from there on. Logits are those of the last token of each."""
+    def batch(self, rows: BatchRows, pieces: Mapping[int, tuple[int, Int32]], ahead: int = 0) -> StepBatch:
+        """By row: the first position, and the ids from there on. Logits are those of the last token of each. Block
+        tables hold `ahead` tokens more."""
         starts = np.array([start for start, _ in pieces.values()], np.int32)
         counts = np.array([len(ids) for _, ids in pieces.values()], np.int32)
         ends = np.cumsum(counts, dtype=np.int32)
         positions = np.concatenate([np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, counts, strict=True)])
-        tables = self._tables(rows, list(pieces), int((starts + counts).max()))
+        tables = self._tables(rows, list(pieces), int((starts + counts).max()) + ahead)
         of_row = np.repeat(np.arange(len(pieces)), counts)
         blocks = tables[of_row, positions // self.size]
         return StepBatch(
@@ -44,6 +45,13 @@ class DraftBlocks:
             block_tables=tables,
             logit_rows=ends - 1,
         )
+
+    def next(self, tables: Int32, positions: Int32, ids: Int32) -> StepBatch:
+        """One token of each sequence."""
+        lines = np.arange(len(ids) + 1, dtype=np.int32)
+        blocks = tables[lines[:-1], positions // self.size]
+        slots = blocks * self.size + positions % self.size
+        return StepBatch(ids, positions, slots, lines, positions + 1, tables, lines[:-1])
 
     def _tables(self, rows: BatchRows, wanted: list[int], longest: int) -> Int32:
         width = -(-longest // self.size)
