@@ -161,5 +161,7 @@ def test_tokens_on_a_gpu_are_those_of_no_drafts(made: Made, name: str, eager: bo
 def test_a_head_of_another_model_is_refused(default_model: Path, made: Made) -> None:
     with pytest.raises(QuireError, match="hidden states of 72 columns, and the model's have 576"):
         LLM(default_model, speculative_config=made("EAGLE-3")[1])
+    with pytest.raises(QuireError, match=r'is a head, and no model(.|\n)*"method": "eagle3"'):
+        LLM(default_model, speculative_config={"model": made("speculators")[1]["model"]})
     with pytest.raises(QuireError, match="without layers that predict further tokens"):
         LLM(default_model, spec_method="mtp")
