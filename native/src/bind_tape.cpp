@@ -30,6 +30,7 @@ using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::c
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
 using Words = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using HiddenStates = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Matrices = std::vector<const quire::Matrix*>;
 using ExpertMatrices = std::vector<Matrices>;
 
@@ -80,7 +81,7 @@ quire::Activation activation(int kind) {
 void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
          Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
          std::optional<Ints> adapters, std::optional<Ints> source_lens, std::optional<Tables> source_tables,
-         std::optional<Words> ancestors) {
+         std::optional<Words> ancestors, std::optional<Ints> hidden_rows) {
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
     const auto expect = [](const char* what, size_t size, size_t expected) {
         if (size != expected)
@@ -91,6 +92,7 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     expect("slots", slots.size(), num_tokens);
     if (adapters) expect("adapters", adapters->size(), num_tokens);
     if (ancestors) expect("ancestors", ancestors->size(), num_tokens);
+    if (hidden_rows) expect("hidden_rows", hidden_rows->size(), num_tokens);
     expect("seq_starts", seq_starts.size(), num_seqs + 1);
     expect("block_tables", block_tables.shape(0), num_seqs);
     if (block_tables.shape(1) > 1 && block_tables.stride(1) != 1)
@@ -122,7 +124,8 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
                            logit_rows.data(),
                            logits.data(),
                            adapters ? adapters->data() : nullptr,
-                           ancestors ? reinterpret_cast<const uint64_t*>(ancestors->data()) : nullptr};
+                           ancestors ? reinterpret_cast<const uint64_t*>(ancestors->data()) : nullptr,
+                           hidden_rows ? hidden_rows->data() : nullptr};
     nb::gil_scoped_release release;
     tape.run(step);
 }
@@ -322,10 +325,20 @@ void bind_tape(nb::module_& m) {
             "x"_a, "matrices"_a, "bias"_a.none().noconvert(), "softcap"_a)
         .def(
             "rows", [](Tape& t, View x) { t.add(quire::TakeRows{x}); }, "x"_a)
+        .def(
+            "keep", [](Tape& t, View x, HiddenStates to) { t.add(quire::Keep{x, to.data()}); }, "x"_a,
+            "to"_a.noconvert(), "Copy all rows of x there, in every step.")
+        .def(
+            "hidden_rows",
+            [](Tape& t, HiddenStates data, View out) {
+                t.add(quire::HiddenRows{data.data(), int64_t(data.shape(0)), out});
+            },
+            "data"_a.noconvert(), "out"_a)
         .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
              "source_lens"_a.none().noconvert() = nb::none(), "source_tables"_a.none().noconvert() = nb::none(),
              "ancestors"_a.none().noconvert() = nb::none(),
+             "hidden_rows"_a.none().noconvert() = nb::none(),
              "Run one step. ValueError if it refers to a token, slot or block that does not exist.");
 }

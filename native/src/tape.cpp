@@ -37,6 +37,10 @@ void Tape::add(Op op) {
         int64_t& limit = embedding->of_positions ? num_positions_ : num_ids_;
         limit = std::min(limit, embedding->num_rows);
     }
+    if (auto* hidden = std::get_if<HiddenRows>(&op)) {
+        num_hidden_ = std::min(num_hidden_, hidden->num_rows);
+        reads_hidden_ = true;
+    }
     if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.logits_only);
     if (auto* heads = std::get_if<LinearHeads>(&op)) {
         heads->counters = add_counters(heads->heads.size() * size_t(num_threads_));
@@ -121,6 +125,9 @@ void Tape::check(const Step& s) const {
     within("positions", s.positions, s.num_tokens, num_positions_);
     within("slots", s.slots, s.num_tokens, pages_.num_blocks * pages_.block_size);
     within("logit_rows", s.logit_rows, s.num_logits, s.num_tokens);
+    if (reads_hidden_ && !s.hidden_rows)
+        throw std::invalid_argument("the program reads hidden states: give hidden_rows");
+    if (reads_hidden_) within("hidden_rows", s.hidden_rows, s.num_tokens, num_hidden_);
     for (int64_t i = 0; s.adapters && i < s.num_tokens; ++i)
         if (s.adapters[i] != -1) within("adapters", s.adapters + i, 1, num_adapters_);
     if (s.seq_starts[0] != 0 || s.seq_starts[s.num_seqs] != s.num_tokens)

@@ -41,10 +41,11 @@ struct Step {
     const int32_t* source_lens;    // [num_seqs], or null
     const int32_t* source_tables;  // [num_seqs, source_width], rows source_stride apart
     int64_t source_width, source_stride;
-    const int32_t* logit_rows;  // [num_logits]
-    float* logits;              // [num_logits, vocab]
-    const int32_t* adapters;    // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
-    const uint64_t* ancestors;  // [num_tokens] which tokens of its sequence and step a token sees; null: no tree
+    const int32_t* logit_rows;   // [num_logits]
+    float* logits;               // [num_logits, vocab]
+    const int32_t* adapters;     // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
+    const uint64_t* ancestors;   // [num_tokens] which tokens of its sequence and step a token sees; null: no tree
+    const int32_t* hidden_rows;  // [num_tokens] the row of the hidden states that each token reads, or null
 };
 
 // A weight matrix: segments stacked along the outputs, each with its own layout.
@@ -63,6 +64,12 @@ struct Embedding {
     const uint8_t* data;  // [num_rows, row_bytes]
     int64_t num_rows, row_bytes;
     const int32_t* row_order;  // [num_rows], or null
+    View out;
+};
+// Hidden states that another tape has kept: rows of a table outside the arena.
+struct HiddenRows {
+    const float* data;  // [num_rows, out.columns]
+    int64_t num_rows;
     View out;
 };
 struct RmsNorm {
@@ -183,10 +190,14 @@ struct Logits {
 struct TakeRows {
     View x;  // returned as it is, instead of logits
 };
+struct Keep {
+    View x;
+    float* to;  // row r is copied to `to + r * x.columns`
+};
 
-using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
-                        WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe, MulSigmoid, Scale,
-                        ScaleByPosition, Clamp, Add, Logits, TakeRows>;
+using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
+                        WriteKV, WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
+                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Logits, TakeRows, Keep>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -224,6 +235,8 @@ class Tape {
     std::vector<Op> ops_;
     int64_t num_ids_ = INT32_MAX, num_positions_ = INT32_MAX;  // rows of the smallest embedding table indexed by them
     int64_t num_adapters_ = INT32_MAX;                         // slots of the layer that has the fewest
+    int64_t num_hidden_ = INT32_MAX;                           // rows of hidden states that are read
+    bool reads_hidden_ = false;
     Buffer<float> arena_;
     // Inputs of the running matmul: quantized, in fp16, and gathered or reordered.
     Buffer<QuantizedGroup> groups_;

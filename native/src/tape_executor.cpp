@@ -95,6 +95,17 @@ class TapeExecutor {
         }
     }
 
+    void run(const HiddenRows& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            std::copy_n(op.data + step_.hidden_rows[r] * op.out.columns, op.out.columns, row(op.out, r));
+    }
+
+    void run(const Keep& op) {
+        const auto [first, last] = mine(op.x);
+        for (int64_t r = first; r < last; ++r) std::copy_n(row(op.x, r), op.x.columns, op.to + r * op.x.columns);
+    }
+
     void run(const RmsNorm& op) {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)

@@ -28,7 +28,7 @@ def admission(row: int, num_prompt: int, tenant: str = "") -> Admission:
     return Admission(row, SamplingParams(), 0, [], num_prompt, [], [], namespace=(tenant, "", ""))
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.has_model])
+@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not (one.has_model or one.has_head)])
 def test_every_method_guesses_and_forgets(method: str) -> None:
     """What the runner relies on, whatever the method: ids of its rows, no more than were asked for, and no trouble with
     rows that are new, short or given up."""
@@ -95,8 +95,9 @@ def test_options_say_what_is_wanted() -> None:
 @pytest.mark.parametrize(
     "options, told",
     [
-        ({"speculative_config": '{"method": "eagle3"}'}, "`eagle3`.*choose from ngram, suffix, draft_model"),
-        ({"spec_method": "medusa"}, "`medusa`.*choose from ngram"),
+        ({"spec_method": "eagle4"}, "`eagle4`.*choose from ngram, suffix, draft_model, eagle, eagle3, medusa, mtp"),
+        ({"spec_method": "medusa"}, "medusa drafts with `model`.*./head"),
+        ({"speculative_config": '{"method": "mtp", "model": "smollm2"}'}, "mtp has no `model`.*leave it out"),
         ({"spec_tokens": 3}, "no method.*choose from ngram"),
         ({"speculative_config": '{"method": "ngram", "depth": 3}'}, "`depth`.*method, num_speculative_tokens, prompt_"),
         ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 0}'}, "is 0.*at least 1"),

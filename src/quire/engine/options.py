@@ -133,7 +133,7 @@ class EngineOptions:
         metavar="JSON",
     )
     spec_method: str | None = option(
-        None, "the method of --speculative-config, in short: ngram, suffix", metavar="METHOD"
+        None, "the method of --speculative-config, in short: ngram, suffix, mtp", metavar="METHOD"
     )
     spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: draft tokens a step at most")
     structured_outputs_config: str | None = option(

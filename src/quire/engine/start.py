@@ -42,9 +42,27 @@ def new_executor(path: Path, options: EngineOptions) -> Executor:
     given = executor_options(options)
     if given.speculation and given.speculation.model:
         draft = resolve_model(given.speculation.model).path
-        check_same_vocabulary(path, draft, options)
+        if not given.speculation.has_head:  # a head has no tokenizer
+            check_is_model(draft)
+            check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))
     return LocalExecutor(path, replace(given, weight_bytes=planned_weight_bytes(path, given)))
+
+
+# Keys that config.json has of a head that drafts from hidden states -> its method.
+HEAD_KEYS = {"draft_vocab_size": "eagle3", "speculators_config": "eagle3", "medusa_num_heads": "medusa"}
+
+
+def check_is_model(draft: Path) -> None:
+    from quire.weights.huggingface import read_config
+
+    config = read_config(draft) if draft.is_dir() else ()
+    if method := next((method for key, method in HEAD_KEYS.items() if key in config), None):
+        raise BadRequest(
+            f"{draft.name} is a head, and no model",
+            f'say its method: {{"method": "{method}", "model": "{draft}"}}',
+            param="speculative_config",
+        )
 
 
 def check_same_vocabulary(path: Path, draft: Path, options: EngineOptions) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
 from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype, warn_of_offloading
-from quire.executors.draft_checkpoint import DraftCheckpoint
+from quire.executors.draft_checkpoint import DraftCheckpoint, HeadCheckpoint
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
+from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
 from quire.models.registry import family, read_model_config
 from quire.ops.opset import KVCache, KVSpec, OpSet
@@ -54,18 +55,18 @@ class LocalExecutor:
             check_gpu_spec(spec)
         self._check_swap_space()
         self._ops = new_ops(options)
-        draft = self._open_draft(config)
+        draft = self._open_draft(checkpoint, config)
         self._cache_share = draft.cache_share(spec) if draft else 1.0
         if options.on_gpu:  # how much memory is free is known when the weights are loaded
             self._model = model_family.load(self._ops, checkpoint, config, longest(config, options.max_model_len))
             self._adapters = self._new_adapters(self._ops, self._model)
-            self._draft = draft.load(self._ops) if draft else None
+            self._draft = draft.load(self._ops, self._model) if draft else None
             return self._size(config, spec, self._gpu_room(spec))
         weight_bytes = checkpoint.nbytes if options.weight_bytes is None else options.weight_bytes
-        free = max(available_memory() - weight_bytes - (draft.checkpoint.nbytes if draft else 0), 0)
+        free = max(available_memory() - weight_bytes - (draft.nbytes if draft else 0), 0)
         size = self._size(config, spec, min(free // 2, MAX_DEFAULT_CACHE_BYTES))
         self._model = model_family.load(self._ops, checkpoint, config, size.max_model_len)
-        self._draft = draft.load(self._ops) if draft else None
+        self._draft = draft.load(self._ops, self._model) if draft else None
         self._adapters = self._new_adapters(self._ops, self._model)
         return size
 
@@ -133,13 +134,15 @@ class LocalExecutor:
     def _new_proposer(self, size: KVSize) -> Any:
         if self.options.speculation is None:
             return None
+        drafting = self._draft
         context = ProposerContext(
             self._ops,
             self._model,
             size,
             self.options.max_num_seqs,
             self.options.max_num_batched_tokens,
-            self._draft,
+            draft=None if isinstance(drafting, DraftHead) else drafting,
+            head=drafting if isinstance(drafting, DraftHead) else None,
         )
         return self.options.speculation.proposer(context)
 
@@ -163,13 +166,15 @@ class LocalExecutor:
         has_encoder = self._model.encode is not None
         return int(self._ops.room(forward, spec, self.options.max_num_batched_tokens, has_encoder))
 
-    def _open_draft(self, config: ModelConfig) -> "DraftCheckpoint | None":
-        """The model that drafts, where the speculative method has one."""
+    def _open_draft(self, checkpoint: Checkpoint, config: ModelConfig) -> "DraftCheckpoint | HeadCheckpoint | None":
+        """The model or the head that drafts, where the speculative method has one."""
         spec = self.options.speculation
-        if spec is None or not spec.model:
+        if spec is None or not (spec.model or spec.has_head):
             return None
         if isinstance(config, Seq2SeqConfig):
-            raise Unsupported(f"a draft model for a `{config.architecture}`", "use the method ngram or suffix")
+            raise Unsupported(f"{spec.method} for a `{config.architecture}`", "use the method ngram or suffix")
+        if spec.has_head:
+            return HeadCheckpoint.open(spec.method, spec.model, checkpoint, config)
         return DraftCheckpoint.open(spec.model, config, self.options.max_model_len)
 
     def _size(self, config: ModelConfig, spec: KVSpec, max_bytes: int) -> KVSize:

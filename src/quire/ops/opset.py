@@ -51,6 +51,7 @@ class StepBatch:
     source_lens: Int32 | None = None  # [S] tokens of the encoder's output, in encoder-decoder models
     source_tables: Int32 | None = None  # [S, W] the blocks of its keys and values
     ancestors: Int64 | None = None  # [T] words; None: no tree, every token sees the tokens before it
+    hidden_rows: Int32 | None = None  # [T] the row of the `HiddenStates` that the token reads, in heads that draft
 
     @property
     def num_tokens(self) -> int:
@@ -267,9 +268,17 @@ class Program(Protocol):
     """A forward pass bound to its weights and cache."""
 
     takes_trees: bool  # whether a batch may have `ancestors`, and a token then has the bits that a chain would give it
+    kept: Any  # [T, columns] the hidden states that the last run kept (`OpSet.keep`), valid until the next; or None
 
     def run(self, batch: StepBatch) -> Any:
         """-> logits [R, vocab] fp32, valid until the next run."""
+
+
+class HiddenStates(Protocol):
+    """Rows of hidden states, zero at first, that outlive the step that computed them."""
+
+    def put(self, rows: Int32, program: Program, lines: Int32) -> None:
+        """Copy `lines` of what the last run of the program kept to `rows`."""
 
 
 class OpSet(Protocol):
@@ -309,7 +318,12 @@ class OpSet(Protocol):
     def frequencies(self, inv_freq: Float32, scale: float) -> Any:
         """Rotary frequencies [rotary_dim / 2]; cos and sin are multiplied by `scale`."""
 
+    def draft_vocabulary(self, tokens: Int32, vocab: int) -> Any:
+        """Of a head that has logits for some tokens only: output i is token tokens[i]; see `logits`."""
+
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> KVCache: ...
+
+    def new_hidden_states(self, num_rows: int, num_columns: int) -> HiddenStates: ...
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler: ...
 
@@ -323,6 +337,7 @@ class OpSet(Protocol):
         sampler: Sampler | None = None,
         sources: bool = False,
         tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
     ) -> Program:
         """`forward(ops, batch)` returns the logits of a step of at most `max_tokens` tokens, of at most `max_rows`
         sequences of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never
@@ -330,7 +345,7 @@ class OpSet(Protocol):
 
         An id below zero stands for the token that `sampler` sampled last for row ~id. `sources`: the model is an
         encoder or a decoder with cross-attention. `tree_nodes`: drafts of a sequence that come as a tree, at most; 0:
-        they are chains, and a tree is slower."""
+        they are chains, and a tree is slower. `hidden`: what `hidden_states` reads."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
@@ -451,8 +466,22 @@ class OpSet(Protocol):
     def add(self, x: Value, y: Value) -> Value:
         """x + y"""
 
-    def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:
-        """Rows batch.logit_rows of x -> [R, vocab]; with `softcap`, softcap * tanh(logits / softcap)."""
+    def concat(self, parts: Sequence[Value]) -> Value:
+        """The columns of all parts, side by side."""
+
+    def tap(self, x: Value, index: int) -> None:
+        """The hidden states that layer `index` reads; `layers`: those behind the last layer; `layers` + 1: behind the
+        last norm. Nothing happens here: a wrapper of the op set may take them."""
+
+    def keep(self, x: Value, batch: Any) -> None:
+        """Let `Program.kept` be all rows of x after the step. At most once, before `logits`."""
+
+    def hidden_states(self, batch: Any) -> Value:
+        """Rows batch.hidden_rows of the `HiddenStates` that the program was compiled with -> [T, columns]"""
+
+    def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0, vocabulary: Any = None) -> Value:
+        """Rows batch.logit_rows of x -> [R, vocab]; with `softcap`, softcap * tanh(logits / softcap). `vocabulary`: the
+        head has the tokens of that `draft_vocabulary`, and all others are -inf."""
 
     def rows(self, x: Value, batch: Any) -> Value:
         """Rows batch.logit_rows of x: what a forward pass returns that ends in hidden states instead of logits."""

@@ -149,6 +149,8 @@ class EagerOps:
         shape = (len(ids), table.num_columns)
         return read_floats(replace(table, data=table.data[rows], shape=shape, row_order=None))
 
+    def tap(self, x: Floats, index: int) -> None: ...
+
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         groups = x.reshape(len(x), -1, len(weight))
         mean = np.mean(np.square(groups), axis=2, keepdims=True)

@@ -53,10 +53,10 @@ class Runner:
         self.adapters = adapters
         self.proposer = proposer
         self._caches: list[KVCache] = [self.cache]  # blocks move in all of them
-        if proposer:
-            proposer.bind(self.rows)
-            self._caches += proposer.caches
         forward = model.forward if adapters is None else adapters.forward
+        if proposer:
+            forward = proposer.tapped(forward)
+            self._caches += proposer.caches
         has_encoder = model.encode is not None
         self.program = ops.compile(
             forward,
@@ -68,6 +68,8 @@ class Runner:
             sources=has_encoder,
             tree_nodes=proposer.tree_nodes if proposer else 0,
         )
+        if proposer:
+            proposer.bind(self.rows, self.program)
         self.encoder_inputs = _encoder_inputs(ops, model, self.cache, size, max_rows, max_tokens)
         self.structured: StructuredOutputRows | None = None
         self._helper = ThreadPoolExecutor(1, "masks") if idle_cpu else None

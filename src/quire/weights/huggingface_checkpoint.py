@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.ops.tensors import StoredTensor
@@ -21,6 +24,8 @@ def _pytorch(path: Path) -> TensorFile:
 CONTAINERS: dict[str, Callable[[Path], TensorFile]] = {
     "model.safetensors": SafetensorsFile,
     "pytorch_model.bin": _pytorch,
+    "medusa_lm_head.safetensors": SafetensorsFile,
+    "medusa_lm_head.pt": _pytorch,
 }
 
 
@@ -57,6 +62,10 @@ class HuggingFaceCheckpoint:
 
     def tensor(self, name: str) -> StoredTensor:
         return self._derived[name].derive() if name in self._derived else self._raw.tensor(name)
+
+    def integers(self, name: str) -> NDArray[Any]:
+        """A tensor that is no weight, such as the tokens that a head drafts from."""
+        return self._raw.integers(name)
 
     def drop_pages(self) -> None:
         self._raw.drop_pages()

@@ -46,6 +46,8 @@ class GpuBatch:
     max_queries: int = 1  # tokens of a sequence that the decode kernel takes: more than one where drafts are trees
     paths: Paths | None = None  # if batch_invariant: of trees, each of whose tokens is a sequence
     adapts: bool = False  # set by a forward pass that has LoRA slots
+    hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
+    kept: Tensor | None = None  # [T, columns] rows that the forward pass keeps
     sources: "GpuBatch | None" = None  # for cross-attention: each token is a sequence whose context is its source
     pending_kv: tuple[int, ColumnSlice, ColumnSlice] | None = None  # layer, k and v (or latent, k_rope)
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window

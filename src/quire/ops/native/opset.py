@@ -13,10 +13,11 @@ from quire.core.errors import Unsupported
 from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import compute_threads
+from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import RecordedFrequencies, RecordedTable
-from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Sampler, quantization_of
+from quire.ops.opset import Float32, HiddenStates, Int32, Keep, KVCache, KVSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,
     F8_E4M3,
@@ -135,6 +136,12 @@ class NativeOps:
     def frequencies(self, inv_freq: Float32, scale: float) -> RecordedFrequencies:
         return RecordedFrequencies(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)
 
+    def draft_vocabulary(self, tokens: Int32, vocab: int) -> DraftVocabulary:
+        return DraftVocabulary(tokens.astype(np.intp), vocab)
+
+    def new_hidden_states(self, num_rows: int, num_columns: int) -> NativeHiddenStates:
+        return NativeHiddenStates(np.zeros((num_rows, num_columns), np.float32))
+
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> NativeCache:
         return NativeCache(spec, num_blocks, num_host_blocks)
 
@@ -153,10 +160,12 @@ class NativeOps:
         sampler: Sampler | None = None,
         sources: bool = False,
         tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
+        assert hidden is None or isinstance(hidden, NativeHiddenStates)
         _free_at_once(USUAL_ARRAY_BYTES)
-        return NativeProgram(forward, cache, max_tokens, self.threads)
+        return NativeProgram(forward, cache, max_tokens, self.threads, hidden)
 
 
 def _free_at_once(num_bytes: int) -> None:

@@ -7,21 +7,28 @@ import numpy as np
 
 from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
+from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
 from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
 from quire.ops.opset import Float32, StepBatch
 
-OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors")  # fields of a StepBatch that may be None
+# Fields of a StepBatch that may be None.
+OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows")
 
 
 class NativeProgram:
     takes_trees = True
 
     def __init__(
-        self, forward: Callable[[Any, Any], Any], cache: NativeCache, max_tokens: int, num_threads: int
+        self,
+        forward: Callable[[Any, Any], Any],
+        cache: NativeCache,
+        max_tokens: int,
+        num_threads: int,
+        hidden: NativeHiddenStates | None = None,
     ) -> None:
         spec = cache.spec
-        recorder = Recorder(spec)
+        recorder = Recorder(spec, max_tokens, hidden)
         logits = forward(recorder, SymbolicBatch())
         assert isinstance(logits, RecordedLogits) and logits is recorder.logits_taken, (
             "a forward pass returns its logits"
@@ -49,6 +56,9 @@ class NativeProgram:
             emit(self._tape, view)
         self._held = (recorder.emits, cache)  # the tape points into their weights and pages
         self._logits: Float32 = np.empty((1, logits.vocab_size), dtype=np.float32)
+        self._vocabulary = logits.vocabulary
+        self._all_tokens: Float32 | None = None  # logits of the whole vocabulary, where the head has a part of it
+        self.kept = recorder.kept
         self.arena_bytes = 4 * arena_size
 
     def run(self, batch: StepBatch) -> Float32:
@@ -69,4 +79,11 @@ class NativeProgram:
             self._logits,
             **optional,
         )
-        return self._logits[:num_rows]
+        return self._logits[:num_rows] if self._vocabulary is None else self._with_all_tokens(num_rows)
+
+    def _with_all_tokens(self, num_rows: int) -> Float32:
+        assert self._vocabulary is not None
+        if self._all_tokens is None or len(self._all_tokens) < num_rows:
+            self._all_tokens = self._vocabulary.new_lines(num_rows)
+        self._vocabulary.write(self._logits[:num_rows], self._all_tokens[:num_rows])
+        return self._all_tokens[:num_rows]

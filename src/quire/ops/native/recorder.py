@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.liveness import Storage, Use
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
@@ -32,6 +33,7 @@ class RecordedLogits:
     """The result of a recorded forward pass."""
 
     vocab_size: int
+    vocabulary: DraftVocabulary | None = None  # of a head that has logits for some tokens only
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,17 +57,18 @@ class SymbolicBatch:
 
     ids, positions, slots = "ids", "positions", "slots"
     seq_starts, context_lens, block_tables = "seq_starts", "context_lens", "block_tables"
-    logit_rows = "logit_rows"
+    logit_rows, hidden_rows = "logit_rows", "hidden_rows"
 
 
 class Recorder:
     """The ops of a forward pass. `OpSet` describes them."""
 
-    def __init__(self, spec: KVSpec) -> None:
+    def __init__(self, spec: KVSpec, max_tokens: int = 0, hidden: NativeHiddenStates | None = None) -> None:
         self.uses: list[Use] = []
         self.emits: list[Emit] = []
         self.logits_taken: RecordedLogits | None = None
-        self._spec = spec
+        self.kept: Float32 | None = None  # [max_tokens, columns], written in every step
+        self._spec, self._max_tokens, self._hidden = spec, max_tokens, hidden
 
     def embedding(self, ids: Any, table: RecordedTable) -> RecordedColumns:
         assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), (
@@ -335,18 +338,45 @@ class Recorder:
             (x, y), out, lambda tape, view: tape.add(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
         )
 
-    def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
+    def concat(self, parts: Sequence[RecordedColumns]) -> RecordedColumns:
+        whole = _new_value(sum(part.columns for part in parts))
+        for part, place in zip(parts, self.split(whole, [part.columns for part in parts]), strict=True):
+            self._record((part,), place, _copy(part, place), any_rows=True)
+        return whole
+
+    def tap(self, x: RecordedColumns, index: int) -> None: ...
+
+    def keep(self, x: RecordedColumns, batch: Any) -> None:
+        assert self.kept is None and self.logits_taken is None, "hidden states are kept once, before logits"
+        kept = self.kept = np.zeros((self._max_tokens, x.columns), np.float32)
+        self._append(Use([x.storage], None, barrier=False), lambda tape, view: tape.keep(view(x), kept))
+
+    def hidden_states(self, batch: Any) -> RecordedColumns:
+        assert self._hidden is not None, "the program was compiled without hidden states"
+        rows, out = self._hidden.rows, _new_value(self._hidden.rows.shape[1])
+        return self._record((), out, lambda tape, view: tape.hidden_rows(rows, view(out)))
+
+    def logits(
+        self,
+        x: RecordedColumns,
+        head: PackedWeight,
+        batch: Any,
+        softcap: float = 0.0,
+        vocabulary: DraftVocabulary | None = None,
+    ) -> RecordedLogits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
-        return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), head.num_outputs)
+        assert vocabulary is None or len(vocabulary.tokens) == head.num_outputs
+        taken = RecordedLogits(head.num_outputs, vocabulary)
+        return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), taken)
 
     def rows(self, x: RecordedColumns, batch: Any) -> RecordedLogits:
-        return self._take(x, lambda tape, view: tape.rows(view(x)), x.columns)
+        return self._take(x, lambda tape, view: tape.rows(view(x)), RecordedLogits(x.columns))
 
-    def _take(self, x: RecordedColumns, emit: Emit, columns: int) -> RecordedLogits:
+    def _take(self, x: RecordedColumns, emit: Emit, taken: RecordedLogits) -> RecordedLogits:
         assert self.logits_taken is None, "a forward pass takes logits once"
         self._append(Use([x.storage], None, barrier=True), emit)
-        self.logits_taken = RecordedLogits(columns)
-        return self.logits_taken
+        self.logits_taken = taken
+        return taken
 
     def _record(
         self,
@@ -372,6 +402,10 @@ def _bias_argument(biases: Float32 | None, heads: int) -> dict[str, Float32]:
         f"biases {biases.shape} for {heads} heads"
     )
     return {} if biases is None else {"biases": biases}
+
+
+def _copy(x: RecordedColumns, out: RecordedColumns) -> Emit:
+    return lambda tape, view: tape.scale(view(x), 1.0, view(out))
 
 
 def _new_value(columns: int) -> RecordedColumns:

@@ -1,7 +1,7 @@
 """The op set in plain torch, computed eagerly: each op is one formula, and the specification of its kernels."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
+from quire.ops.opset import (
+    Activation,
+    Float32,
+    HiddenStates,
+    Int32,
+    Keep,
+    KVCache,
+    KVSpec,
+    Program,
+    Routing,
+    Sampler,
+    StepBatch,
+    Value,
+)
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
@@ -37,6 +50,17 @@ class TorchBatch:
     source_tables: Tensor | None
     adapters: Tensor | None = None
     ancestors: list[int] | None = None
+    hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
+    kept: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchHiddenStates:
+    rows: Tensor  # [num_rows, columns]
+
+    def put(self, rows: Int32, program: Program, lines: Int32) -> None:
+        assert program.kept is not None, "the program keeps no hidden states"
+        self.rows[torch.from_numpy(rows).long()] = program.kept[torch.from_numpy(lines).long()]
 
 
 class TorchOps:
@@ -86,6 +110,12 @@ class TorchOps:
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
 
+    def draft_vocabulary(self, tokens: Int32, vocab: int) -> tuple[Tensor, int]:
+        return torch.from_numpy(tokens.astype(np.int64)).to(self.device), vocab
+
+    def new_hidden_states(self, num_rows: int, num_columns: int) -> TorchHiddenStates:
+        return TorchHiddenStates(torch.zeros(num_rows, num_columns, device=self.device))
+
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> TorchCache:
         return TorchCache(spec, num_blocks, num_host_blocks, self.device)
 
@@ -102,9 +132,11 @@ class TorchOps:
         sampler: Sampler | None = None,
         sources: bool = False,
         tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
     ) -> "TorchProgram":
         assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, TorchSampler))
-        return TorchProgram(self, forward, cache, max_tokens, sampler)
+        assert hidden is None or isinstance(hidden, TorchHiddenStates)
+        return TorchProgram(self, forward, cache, max_tokens, sampler, hidden)
 
     def _tensor(self, stored: StoredTensor) -> Tensor:
         return torch.tensor(dequantize(stored), device=self.device).reshape(stored.shape)
@@ -245,9 +277,33 @@ class TorchOps:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
-    def logits(self, x: Tensor, head: PackedWeight, batch: TorchBatch, softcap: float = 0.0) -> Tensor:
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), dim=-1)
+
+    def tap(self, x: Tensor, index: int) -> None: ...
+
+    def keep(self, x: Tensor, batch: TorchBatch) -> None:
+        assert not batch.kept, "hidden states are kept once"
+        batch.kept.append(x)
+
+    def hidden_states(self, batch: TorchBatch) -> Tensor:
+        assert batch.hidden is not None, "the step has no hidden states"
+        return batch.hidden
+
+    def logits(
+        self,
+        x: Tensor,
+        head: PackedWeight,
+        batch: TorchBatch,
+        softcap: float = 0.0,
+        vocabulary: tuple[Tensor, int] | None = None,
+    ) -> Tensor:
         logits = self.linear(x[batch.logit_rows], head)
-        return softcap * torch.tanh(logits / softcap) if softcap else logits
+        logits = softcap * torch.tanh(logits / softcap) if softcap else logits
+        if vocabulary is None:
+            return logits
+        tokens, size = vocabulary
+        return logits.new_full((len(logits), size), -torch.inf).index_copy(1, tokens, logits)
 
     def rows(self, x: Tensor, batch: TorchBatch) -> Tensor:
         return x[batch.logit_rows]
@@ -278,18 +334,24 @@ class TorchProgram:
         cache: TorchCache,
         max_tokens: int,
         sampler: TorchSampler | None,
+        hidden: TorchHiddenStates | None,
     ) -> None:
-        self._ops, self._forward, self._cache, self._max_tokens, self._sampler = (
+        self._ops, self._forward, self._cache, self._max_tokens, self._sampler, self._hidden = (
             ops,
             forward,
             cache,
             max_tokens,
             sampler,
+            hidden,
         )
+        self.kept: Tensor | None = None
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
-        return self._forward(self._ops, self._on_device(batch))
+        step = self._on_device(batch)
+        logits = self._forward(self._ops, step)
+        self.kept = step.kept[0] if step.kept else None
+        return logits
 
     def _resolve_ids(self, ids: Int32) -> Int32:
         if self._sampler is None or min(ids) >= 0:
@@ -313,4 +375,7 @@ class TorchProgram:
             source_tables=None if batch.source_tables is None else index(batch.source_tables),
             adapters=None if batch.adapters is None else index(batch.adapters),
             ancestors=None if batch.ancestors is None else batch.ancestors.tolist(),
+            hidden=None
+            if batch.hidden_rows is None or self._hidden is None
+            else self._hidden.rows[index(batch.hidden_rows)],
         )

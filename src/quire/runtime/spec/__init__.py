@@ -23,6 +23,7 @@ class Method:
     name: str  # of the class, which is called with a ProposerContext, the number of draft tokens, and the keys
     num_tokens: int = 5  # draft tokens a step, at most, where nothing is said
     has_model: bool = False  # a key `model` names one
+    has_head: bool = False  # it reads the target's hidden states; what `model` names is no whole model
     keys: Mapping[str, "MethodKey"] = field(default_factory=dict)  # its own
 
 
@@ -44,6 +45,7 @@ class MethodKey:
         return ""
 
 
+ONE_RANK = {"draft_tensor_parallel_size": MethodKey(1, 1, 1)}
 METHODS = {
     "ngram": Method(
         "quire.runtime.spec.ngram", "Ngram", keys={"prompt_lookup_min": MethodKey(2), "prompt_lookup_max": MethodKey(5)}
@@ -64,8 +66,12 @@ METHODS = {
         "DraftModel",
         num_tokens=3,
         has_model=True,
-        keys={"draft_tensor_parallel_size": MethodKey(1, 1, 1)},
+        keys=ONE_RANK,
     ),
+    "eagle": Method("quire.runtime.spec.chained_head", "ChainedHead", 3, has_model=True, has_head=True, keys=ONE_RANK),
+    "eagle3": Method("quire.runtime.spec.chained_head", "ChainedHead", 3, has_model=True, has_head=True, keys=ONE_RANK),
+    "medusa": Method("quire.runtime.spec.medusa", "Medusa", 3, has_model=True, has_head=True, keys=ONE_RANK),
+    "mtp": Method("quire.runtime.spec.chained_head", "ChainedHead", 1, has_head=True, keys=ONE_RANK),
 }
 
 
@@ -77,6 +83,10 @@ class SpecConfig:
     num_tokens: int  # draft tokens a step, at most
     keys: Mapping[str, float]
     model: str = ""  # to draft with, where the method has one: a name, then a path
+
+    @property
+    def has_head(self) -> bool:
+        return METHODS[self.method].has_head
 
     def proposer(self, context: "ProposerContext") -> "Proposer":
         method = METHODS[self.method]
@@ -103,7 +113,8 @@ def read_config(text: str | None, method: str | None = None, num_tokens: int | N
     if chosen not in METHODS:
         raise BadRequest(f"the speculative method is `{chosen}`", f"choose from {', '.join(METHODS)}", param=OPTION)
     if METHODS[chosen].has_model != bool(model) or not isinstance(model, str):
-        wanted = 'name one: "model": "qwen2.5-0.5b"' if METHODS[chosen].has_model else "leave it out"
+        example = "./head" if METHODS[chosen].has_head else "qwen2.5-0.5b"
+        wanted = f'name one: "model": "{example}"' if METHODS[chosen].has_model else "leave it out"
         raise BadRequest(
             f"{chosen} {'drafts with' if METHODS[chosen].has_model else 'has no'} `model`", wanted, param=OPTION
         )

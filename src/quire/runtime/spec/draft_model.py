@@ -10,6 +10,7 @@ from quire.ops.opset import Int32, StepBatch
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
 from quire.runtime.sampling import row_params
+from quire.runtime.spec.draft_blocks import DraftBlocks
 from quire.runtime.spec.proposer import Proposer, ProposerContext
 
 NO_ROWS = np.zeros(0, np.int32)
@@ -52,10 +53,8 @@ class DraftModel(Proposer):
         self._num_tokens = num_tokens
         self._max_length = min(size.max_model_len, config.max_length)
         self._max_tokens = context.max_tokens
-        self._block_size = spec.block_size
-        self._spare = -(-(num_tokens + 1) // spec.block_size) + 1  # blocks of a row behind the target's
-        self._num_blocks = size.num_blocks
-        cache = context.ops.new_cache(spec, size.num_blocks + context.max_rows * self._spare, size.num_host_blocks)
+        self._blocks = DraftBlocks(size.num_blocks, spec.block_size, num_tokens)
+        cache = context.ops.new_cache(spec, self._blocks.num_blocks(context.max_rows), size.num_host_blocks)
         self.caches = (cache,)
         self._sampler = context.ops.new_sampler(context.max_rows, config.vocab)
         self._program = context.ops.compile(
@@ -94,7 +93,7 @@ class DraftModel(Proposer):
         rows = list(texts)
         for row, tokens in texts.items():
             drafted = self._drafted[row]
-            drafted.advance(tokens, int(self._rows.num_blocks[row]) * self._block_size)
+            drafted.advance(tokens, int(self._rows.num_blocks[row]) * self._blocks.size)
             self._sampler.admit(row, drafted.params, tokens.tolist(), drafted.num_prompt)
         self._catch_up(texts)
         batch = self._batch({row: tokens[self._drafted[row].num_computed :] for row, tokens in texts.items()})
@@ -130,30 +129,6 @@ class DraftModel(Proposer):
 
     def _batch(self, pieces: Mapping[int, Int32]) -> StepBatch:
         """Tokens by row that follow its computed ones; logits are those after the last of each."""
-        starts = np.array([self._drafted[row].num_computed for row in pieces], np.int32)
-        counts = np.array([len(tokens) for tokens in pieces.values()], np.int32)
-        ends = np.cumsum(counts, dtype=np.int32)
-        positions = np.concatenate([np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, counts, strict=True)])
-        tables = self._tables(list(pieces), int((starts + counts).max()))
-        of_row = np.repeat(np.arange(len(pieces)), counts)
-        blocks = tables[of_row, positions // self._block_size]
-        return StepBatch(
-            ids=np.concatenate(list(pieces.values())),
-            positions=positions,
-            slots=blocks * self._block_size + positions % self._block_size,
-            seq_starts=np.concatenate([NO_ROWS, [0], ends]).astype(np.int32),
-            context_lens=starts + counts,
-            block_tables=tables,
-            logit_rows=ends - 1,
+        return self._blocks.batch(
+            self._rows, {row: (self._drafted[row].num_computed, ids) for row, ids in pieces.items()}
         )
-
-    def _tables(self, rows: list[int], longest: int) -> Int32:
-        """The target's blocks of each row, and then the row's own."""
-        width = -(-longest // self._block_size)
-        tables = np.zeros((len(rows), width), np.int32)
-        for line, row in zip(tables, rows, strict=True):
-            held = min(int(self._rows.num_blocks[row]), width)
-            line[:held] = self._rows.tables[row, :held]
-            own = self._num_blocks + row * self._spare
-            line[held:] = np.arange(own, own + width - held)
-        return tables
