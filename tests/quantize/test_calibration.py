@@ -9,9 +9,10 @@ import torch
 
 from quantize.plain_models import FAMILIES, VOCAB, write_plain
 from quire.quantize.calibration import collect_importance, default_text, sequences
-from quire.quantize.command import CalibrationOptions, cut_to, gguf_tensors, quantize
-from quire.quantize.eager_model import eager_forward
+from quire.quantize.command import CalibrationOptions, cut_to, quantize
+from quire.quantize.eager_model import EagerModel
 from quire.quantize.eager_ops import EagerLogits, StoredWeights
+from quire.quantize.gguf_plan import gguf_tensors
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.imatrix import read_imatrix, write_imatrix
 from quire.quantize.plan import Importance, QuantizeOptions
@@ -44,7 +45,7 @@ def test_sums_are_those_of_the_inputs_of_each_layer(plain_llama: Path) -> None:
             seen.update({part.name: x for part in parts})
             return StoredWeights().weights(parts, x)
 
-    eager_forward(checkpoint, 140, Inputs())(IDS)  # type: ignore[arg-type]
+    EagerModel(checkpoint, 140, Inputs())(IDS)  # type: ignore[arg-type]
     assert importance.sums.keys() == seen.keys()
     name = "model.layers.1.mlp.down_proj.weight"
     assert np.allclose(importance.of(name), (seen[name] ** 2).mean(0), rtol=1e-4)
@@ -54,7 +55,7 @@ def test_sums_are_those_of_the_inputs_of_each_layer(plain_llama: Path) -> None:
 def test_an_imatrix_is_written_as_llama_cpp_does_and_read_back(plain_llama: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(plain_llama)
     importance = collect_importance(checkpoint, IDS, "ids.txt", lambda *_: None)
-    tensors = gguf_tensors(plain_llama, checkpoint)
+    tensors = gguf_tensors(checkpoint)
     path = tmp_path / "imatrix.gguf"
     assert write_imatrix(path, importance, tensors, 2, 40) == 15
     reader = gguf.GGUFReader(path)

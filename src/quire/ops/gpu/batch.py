@@ -57,7 +57,8 @@ class GpuBatch:
 
     def pages(self, layer: int) -> Pages:
         k, v, *scales = (page[layer] for page in self.cache.pages)
-        return Pages(k, v, *scales)
+        k_scale, v_scale = self.cache.spec.fp8_scales_of(layer)
+        return Pages(k, v, *scales, k_fp8_scale=k_scale, v_fp8_scale=v_scale)
 
     @property
     def only_decodes(self) -> bool:
