@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from quantize.plain_models import write_plain
 from quire.core.errors import QuireError
@@ -34,8 +34,10 @@ ERRORS = {
 }  # fmt: skip
 
 
-def written(source: Path, out: Path, method: str, algorithm: str | None = "nearest", **formats: object) -> Path:
-    run = QuantizeRun(source, out, QuantizeOptions(method), FormatOptions(**formats))  # type: ignore[arg-type]
+def written(
+    source: Path, out: Path, method: str, algorithm: str = "nearest", ignore: str = "^$", **formats: object
+) -> Path:
+    run = QuantizeRun(source, out, QuantizeOptions(method, (ignore,)), FormatOptions(**formats))  # type: ignore[arg-type]
     options = CalibrationOptions(measured_tokens=0, num_tokens=512, length=128)
     quantize(
         run,
@@ -84,11 +86,12 @@ def test_values_are_those_of_the_integers(method: str, plain_llama: Path, tmp_pa
         ("AWQ", {}),
     ],
 )
-def test_gptq_is_read_back_and_loses_less_of_what_layers_compute(
-    method: str, formats: dict[str, object], plain_llama: Path, tmp_path: Path
-) -> None:
-    out = written(plain_llama, tmp_path / "out", method, "gptq", **formats)
+def test_gptq_is_read_back(method: str, formats: dict[str, object], plain_llama: Path, tmp_path: Path) -> None:
+    out = written(plain_llama, tmp_path / "out", method, "gptq", ignore="layers.1|mlp", **formats)
     assert 0 < error(plain_llama, out) < 1.2
+
+
+def test_gptq_loses_less_of_what_layers_compute(plain_llama: Path) -> None:
     w = read_floats(open_checkpoint(plain_llama).tensor(Q_PROJ))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(512, w.shape[1])).astype(np.float32) @ rng.normal(size=(w.shape[1],) * 2).astype(np.float32)
@@ -157,7 +160,7 @@ def test_an_fp8_cache_divides_by_the_scales_of_its_layer() -> None:
         cache.write(0, torch.arange(5), k, v)
         read = cache.read(0, torch.tensor([0]), 5)
         errors.append([float((a - b).norm() / b.norm()) for a, b in zip(read, (k, v), strict=True)])
-    assert max(errors[1]) < 0.04 < 0.5 < min(errors[0])
+    assert max(errors[1]) < 0.04 < 0.3 < min(errors[0])
 
 
 def test_kv_scales_belong_to_compressed_tensors(plain_llama: Path, tmp_path: Path) -> None:

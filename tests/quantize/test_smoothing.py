@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from quantize.plain_models import FAMILIES, VOCAB, write_plain
+from quire.quantize import smoothing
 from quire.quantize.command import CalibrationOptions, quantize
 from quire.quantize.eager_model import EagerModel
 from quire.quantize.gptq import GPTQOptions
@@ -20,6 +21,11 @@ from quire.weights.checkpoint import open_checkpoint
 GRID = IntegerGrid(4, 128, symmetric=False)
 RNG = np.random.default_rng(4)
 IDS = [RNG.integers(3, VOCAB - 5, length).tolist() for length in (40, 25)]
+
+
+@pytest.fixture(autouse=True)
+def few_exponents(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoothing, "EXPONENTS", smoothing.EXPONENTS[::5])
 
 
 @pytest.mark.parametrize(("family", "algorithm"), [("Llama", "awq"), ("Qwen2", "smoothquant"), ("Gemma3", "awq")])

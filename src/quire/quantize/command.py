@@ -14,7 +14,7 @@ from quire.quantize.gptq_pass import GPTQPass, check_activations, run_gptq
 from quire.quantize.imatrix import read_imatrix, write_imatrix
 from quire.quantize.methods import LINEAR_METHODS
 from quire.quantize.mix import MixTarget
-from quire.quantize.mix_plan import with_mix
+from quire.quantize.mix_plan import MixPlan
 from quire.quantize.output import PartialOutput
 from quire.quantize.plan import Importance, QuantizeError, WritePlan, count
 from quire.quantize.quality import Quality
@@ -77,6 +77,7 @@ def quantize(
         calibration = replace(calibration, wanted=calibration.wanted or calibration.imatrix is None)
     checkpoint = run.open()
     num_weights = run.plan(checkpoint).num_weights  # what cannot be written is refused before the work
+    planned_mix = None if target is None else MixPlan(run, checkpoint, target)
     if run.options.kv_scales or (run.forms is not None and run.forms.usual.static_inputs):
         calibration = _with_activations(calibration, run.options.method)
     text_needed = calibration.wanted or chosen != "nearest" or target is not None
@@ -91,8 +92,8 @@ def quantize(
         rounding = "nearest" if target is not None else chosen  # a mix needs the importance in any case
         run = replace(run, importance=_importance(run, checkpoint, calibration, rounding, calibrated, source, report))
     notes: list[str] = []
-    if target is not None:
-        mix = with_mix(run, checkpoint, target, calibrated, report)
+    if planned_mix is not None:
+        mix = planned_mix.chosen(run, calibrated, report)
         run = mix.run
         notes.append(mix.note)
     losses: dict[str, float] = {}

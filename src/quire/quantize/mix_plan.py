@@ -45,31 +45,45 @@ def usual_method(out: Path) -> str:
     return "Q4_K_M" if out.suffix == ".gguf" else "W4A16"
 
 
-def with_mix(
-    run: QuantizeRun, checkpoint: Checkpoint, target: MixTarget, calibrated: Sequence[Sequence[int]], report: Report
-) -> Mix:
-    """The run with the format of each tensor. Its importance is known."""
-    shapes, rounding, size_of = _gguf(run, checkpoint) if run.to_gguf else _linear(run, checkpoint)
-    candidates = _candidates(target, run)
-    sizes = {name: size_of(name, shape, candidates) for name, (_, shape) in shapes.items()}
-    if without := [name for name, formats in sizes.items() if not formats]:
-        raise QuantizeError(f"{without[0]} fits none of {', '.join(candidates)}", "name others with --methods")
-    budget = _budget(run, checkpoint, target, sizes)
-    smallest_mix(sizes.values(), budget)  # refused before the work
-    num_weights = sum(count(shape) for _, shape in shapes.values())
-    tensors = [
-        MixTensor(name, published, sizes[name], _probed(sizes[name], 8 * budget / num_weights, count(shape)))
-        for name, (published, shape) in shapes.items()
-    ]
-    sequences = [[*sequence[:PROBED_LENGTH]] for sequence in _spread(calibrated)]
-    losses = measured_losses(checkpoint, tensors, sequences, rounding, run.importance.of, report)
-    for _ in range(ATTEMPTS):
-        types = chosen_mix(losses, budget)
-        mixed = _with_types(run, types, {name: count(shape) for name, (_, shape) in shapes.items()})
-        if target.nbytes is None or (over := mixed.plan(checkpoint).written_bytes - target.nbytes) <= 0:
-            break
-        budget -= over
-    return Mix(mixed, types, predicted_loss(losses, types))
+class MixPlan:
+    """What a mix is chosen from, checked before the work: a target that no mix meets is refused here."""
+
+    def __init__(self, run: QuantizeRun, checkpoint: Checkpoint, target: MixTarget) -> None:
+        self._checkpoint, self._target = checkpoint, target
+        self._shapes, self._rounding, size_of = _gguf(run, checkpoint) if run.to_gguf else _linear(run, checkpoint)
+        candidates = _candidates(target, run)
+        self._sizes = {name: size_of(name, shape, candidates) for name, (_, shape) in self._shapes.items()}
+        if without := [name for name, formats in self._sizes.items() if not formats]:
+            raise QuantizeError(f"{without[0]} fits none of {', '.join(candidates)}", "name others with --methods")
+        self._budget = _budget(run, checkpoint, target, self._sizes)
+        smallest_mix(self._sizes.values(), self._budget)
+
+    def chosen(self, run: QuantizeRun, calibrated: Sequence[Sequence[int]], report: Report) -> Mix:
+        """The run with the format of each tensor; its importance is known by now."""
+        sequences = [[*sequence[:PROBED_LENGTH]] for sequence in _spread(calibrated)]
+        tensors, of = self._tensors(), run.importance.of
+        losses = measured_losses(self._checkpoint, tensors, sequences, self._rounding, of, report)
+        budget = self._budget
+        for _ in range(ATTEMPTS):
+            types = chosen_mix(losses, budget)
+            mixed = _with_types(run, types, {name: count(shape) for name, (_, shape) in self._shapes.items()})
+            over = 0 if self._target.nbytes is None else _written(mixed, self._checkpoint) - self._target.nbytes
+            if over <= 0:
+                break
+            budget -= over
+        return Mix(mixed, types, predicted_loss(losses, types))
+
+    def _tensors(self) -> list[MixTensor]:
+        num_weights = sum(count(shape) for _, shape in self._shapes.values())
+        bits = 8 * self._budget / num_weights
+        return [
+            MixTensor(name, published, self._sizes[name], _probed(self._sizes[name], bits, count(shape)))
+            for name, (published, shape) in self._shapes.items()
+        ]
+
+
+def _written(run: QuantizeRun, checkpoint: Checkpoint) -> int:
+    return run.plan(checkpoint).written_bytes
 
 
 Shapes = dict[str, tuple[tuple[str, ...], tuple[int, ...]]]  # name -> published names and shape
