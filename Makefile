@@ -9,7 +9,7 @@
 # .venv-build  cmake, ninja, auditwheel
 # .venv-llama  llama.cpp, for make bench
 # .venv-vllm   vLLM, for make bench
-# .venv-llmcompressor, .venv-gptqmodel  for make bench-quantize
+# .venv-llmcompressor, .venv-gptqmodel  on top of .venv-dev, for make bench-quantize
 
 PYTHON ?= python3
 MODEL ?=
@@ -161,10 +161,9 @@ $(VLLM):
 	@PYTHON=$(PYTHON) benchmarks/peers/install_vllm.sh .venv-vllm $(VLLM_VERSION) 2.13.0
 	@touch $@
 
-$(LLMCOMPRESSOR) $(GPTQMODEL):
-	@echo "installing into $(@D), to compare with (some GB: torch and transformers of its own)" >&2
-	@PYTHON=$(PYTHON) benchmarks/peers/install_quantizer.sh $(@D) torch \
-		$(@D:.venv-%=%)==$(@F:.installed-%=%)
+$(LLMCOMPRESSOR) $(GPTQMODEL): $(VENV_DEV)
+	@echo "installing into $(@D), to compare with (a minute or two)" >&2
+	@benchmarks/peers/install_quantizer.sh $(@D) .venv-dev $(@D:.venv-%=%)==$(@F:.installed-%=%)
 	@touch $@
 
 clean:

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.machine import describe, note_others
 from benchmarks.processes import ROOT, progress
-from quire.hub import resolve_model
+from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.quantize import quality
 from quire.quantize.calibration import default_text, sequences
 from quire.quantize.command import cut_to
@@ -160,15 +160,18 @@ def _worker(name: str, python: str) -> Tool:
 
 def line(row: Quantized) -> str:
     kl, top = row.quality["kl"], row.quality["same_top"]
-    return (
-        f"{row.case:<20} {row.tool:<15} {row.seconds:>8.1f} s {row.cpu_seconds:>8.1f} s CPU "
-        f"{row.peak_bytes / 1e9:>6.2f} GB {row.nbytes / 1e6:>8.1f} MB   KL {kl['value']:.5f} ± {kl['error']:.5f}   same top {100 * top['value']:.1f} %"
+    cells = (
+        f"{row.case:<20} {row.tool:<15}",
+        f"{row.seconds:>8.1f} s {row.cpu_seconds:>8.1f} s CPU {row.peak_bytes / 1e9:>6.2f} GB",
+        f"{row.nbytes / 1e6:>8.1f} MB",
+        f"  KL {kl['value']:.5f} ± {kl['error']:.5f}   same top {100 * top['value']:.1f} %",
     )
+    return " ".join(cells)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default=None)
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--peers", nargs="*", default=["llama.cpp", "llm-compressor", "gptqmodel"])
     parser.add_argument("--llama-quantize", default=".venv-llama/bin/llama-quantize")
     parser.add_argument("--llmcompressor-python", default=".venv-llmcompressor/bin/python")

@@ -18,10 +18,11 @@ class EagerModel:
         hook: MatmulHook | None = None,
         probe: OutputProbe | None = None,
     ) -> None:
-        self._ops: Any = EagerOps(hook, probe)
+        ops: Any = EagerOps(hook, probe)
         model_family = family(checkpoint.config.architecture)
         config = read_model_config(model_family, checkpoint.config)
-        self._model = model_family.load(self._ops, checkpoint, config, min(max_length, config.max_length))
+        self._model = model_family.load(ops, checkpoint, config, min(max_length, config.max_length))
+        self._ops = ops
 
     def __call__(self, sequences: Sequence[Sequence[int]]) -> EagerLogits:
         logits = self._model.forward(self._ops, EagerBatch.of(sequences))

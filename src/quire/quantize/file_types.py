@@ -51,8 +51,9 @@ TWO_BITS = {
     "IQ2_S": "IQ3_S",
     "IQ2_M": "IQ3_S",
 }  # and what tensors that lose more get
-FIVE_BITS_OF_8_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_XS")
-FIVE_BITS_OF_8_EXPERTS += ("IQ3_S", "IQ3_M")
+FIVE_BITS_OF_8_EXPERTS = (
+    "Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M",
+)  # fmt: skip
 NOT_QUANTIZED = re.compile(
     r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|exp_probs_b|attn_sinks|rope_freqs|position_embd|token_types"
     r"|rope_factors_(long|short))\.(weight|bias)|.*\.bias"

@@ -65,8 +65,9 @@ def halves(name: str) -> NDArray[np.uint8]:
 
 def _nearest(x: Floats, weights: Floats, kind: GridType) -> tuple[NDArray[np.int32], Floats]:
     """Magnitudes in units of the grid [groups, size] -> entries, and the magnitudes they stand for."""
-    vectors = (part.reshape(-1, kind.digits) for part in (x, weights))
-    entries = nearest_in_grid(*vectors, kind.values, halves(kind.name))
+    entries = nearest_in_grid(
+        x.reshape(-1, kind.digits), weights.reshape(-1, kind.digits), kind.values, halves(kind.name)
+    )
     return entries, kind.values[grid(kind.name)[entries]].reshape(x.shape)
 
 
@@ -122,8 +123,7 @@ def _bytes(values: NDArray[np.generic]) -> Bytes:
 
 
 def _nibble_pairs(values: NDArray[np.uint8]) -> Bytes:
-    pairs: Bytes = values[:, ::2] | values[:, 1::2] << 4
-    return pairs
+    return np.asarray(values[:, ::2] | values[:, 1::2] << 4, np.uint8)
 
 
 def _sign_words(blocks: GridBlocks) -> NDArray[np.uint32]:

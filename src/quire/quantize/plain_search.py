@@ -18,7 +18,7 @@ from quire.quantize.search import (
 
 def symmetric_scales(x: Floats, weights: Floats, levels: int) -> Floats:
     x, weights = x.T.copy(), weights.T.copy()
-    best, scales = np.float32(-1), np.zeros(x.shape[1], np.float32)
+    best, scales = np.full(x.shape[1], -1, np.float32), np.zeros(x.shape[1], np.float32)
     over = inverse(_largest(x))
     for factor in symmetric_factors(levels):
         q = rounded(x * (factor * over), -levels, levels - 1)
@@ -28,7 +28,7 @@ def symmetric_scales(x: Floats, weights: Floats, levels: int) -> Floats:
 
 def codebook_scales(x: Floats, weights: Floats, codebook: Floats) -> Floats:
     x, weights = x.T.copy(), weights.T.copy()
-    best, scales = np.float32(-1), np.zeros(x.shape[1], np.float32)
+    best, scales = np.full(x.shape[1], -1, np.float32), np.zeros(x.shape[1], np.float32)
     over = inverse(_largest(x))
     middles = (codebook[1:] + codebook[:-1]) / np.float32(2)
     for factor in BOOK_RANGES.astype(np.float32):
@@ -39,7 +39,8 @@ def codebook_scales(x: Floats, weights: Floats, codebook: Floats) -> Floats:
 
 def _largest(x: Floats) -> Floats:
     low, high = x.min(0), x.max(0)
-    return np.where(-low > high, low, high)
+    largest: Floats = np.where(-low > high, low, high)
+    return largest
 
 
 def _refitted(x: Floats, weights: Floats, q: Floats, best: Floats, scales: Floats) -> tuple[Floats, Floats]:
@@ -103,7 +104,8 @@ def nearest_in_grid(x: Floats, weights: Floats, values: Floats, halves: NDArray[
     costs = weights[:, :, None] * (errors * errors)  # [n, digits, base]
     half = x.shape[1] // 2
     low, high = (_combined(costs[:, part]) for part in (slice(0, half), slice(half, None)))
-    return (low[:, halves[:, 0]] + high[:, halves[:, 1]]).argmin(1).astype(np.int32)
+    nearest: NDArray[np.int32] = (low[:, halves[:, 0]] + high[:, halves[:, 1]]).argmin(1).astype(np.int32)
+    return nearest
 
 
 def _combined(costs: Floats) -> Floats:

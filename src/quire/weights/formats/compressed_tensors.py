@@ -30,8 +30,9 @@ from quire.weights.formats.mxfp4 import BLOCK_BYTES as MXFP4_BYTES
 from quire.weights.formats.mxfp4 import mxfp4_tensor
 from quire.weights.raw import RawTensors
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized")
-FORMATS += ("mixed-precision",)
+FORMATS = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "mixed-precision",
+)  # fmt: skip
 NOT_NEEDED = (".input_scale", ".input_zero_point", ".weight_zero_point", ".weight_g_idx")
 
 
