@@ -110,8 +110,7 @@ void codebook(const Groups& groups, const float* factors, int num_factors, const
     }
     refitted(groups, factors, num_factors, scales, [&](Floats x) QUIRE_INLINED {
         Floats entry = splat(book[0]);
-        for (int i = 0; i < 15; ++i)
-            entry = entry + select_greater(x, splat(middles[i]), splat(gaps[i]), splat(0.0f));
+        for (int i = 0; i < 15; ++i) entry = entry + select_greater(x, splat(middles[i]), splat(gaps[i]), splat(0.0f));
         return entry;
     });
 }
@@ -202,7 +201,8 @@ void half_costs(const Lanes& lanes, int64_t first, int64_t digits, const DigitGr
         // The last digit first: it overwrites what the others are added to last.
         for (int k = grid.base - 1; k >= 0; --k) {
             const Floats error = x - splat(grid.values[k]), cost = weight * (error * error);
-            for (int64_t i = 0; i < known; ++i) store(costs + (k * known + i) * kLanes, load(costs + i * kLanes) + cost);
+            for (int64_t i = 0; i < known; ++i)
+                store(costs + (k * known + i) * kLanes, load(costs + i * kLanes) + cost);
         }
         known *= grid.base;
     }

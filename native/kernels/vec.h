@@ -288,9 +288,7 @@ inline Floats multiply_add(Floats x, Floats y, Floats sum) { QUIRE_LANES(sum.v[i
 inline Floats max(Floats x, Floats y) { QUIRE_LANES(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
 inline Floats min(Floats x, Floats y) { QUIRE_LANES(x.v[i] < y.v[i] ? x.v[i] : y.v[i]); }
 inline Floats zero_at(Floats x, Floats key, Floats bound) { QUIRE_LANES(key.v[i] == bound.v[i] ? 0.0f : x.v[i]); }
-inline Floats select_greater(Floats a, Floats b, Floats x, Floats y) {
-    QUIRE_LANES(a.v[i] > b.v[i] ? x.v[i] : y.v[i]);
-}
+inline Floats select_greater(Floats a, Floats b, Floats x, Floats y) { QUIRE_LANES(a.v[i] > b.v[i] ? x.v[i] : y.v[i]); }
 inline float max_magnitude(float maximum, float x) {
     const uint32_t bits = to_bits(x) & 0x7fffffff;
     return bits > to_bits(maximum) ? from_bits(bits) : maximum;

@@ -28,6 +28,8 @@ Bytes = NDArray[np.uint8]
 Quants = NDArray[Any]  # whole numbers of at most 8 bits
 Encoder = Callable[[Floats, Floats | None], Bytes]
 
+SMALL_CODEBOOK = 16
+
 
 def error_weights(x: Floats, importance: Floats | None) -> Floats:
     """How much an error counts. Larger weights matter more than their importance says: a block is chosen as a whole."""
@@ -129,9 +131,15 @@ def _q8_0(x: Floats, importance: Floats | None) -> Bytes:
 
 def nearest_entry(values: NDArray[Any], codebook: Floats) -> NDArray[np.uint8]:
     """The index of the nearest entry of a codebook that may be in any order."""
-    order = np.argsort(codebook, kind="stable")
+    order = np.argsort(codebook, kind="stable").astype(np.uint8)
     ordered = codebook[order]
-    return order[np.searchsorted((ordered[1:] + ordered[:-1]) / 2, values)].astype(np.uint8)
+    middles = (ordered[1:] + ordered[:-1]) / 2
+    if len(codebook) > SMALL_CODEBOOK:
+        return order[np.searchsorted(middles, values)]
+    rank = np.zeros(values.shape, np.uint8)
+    for middle in middles:  # a tenth of the time of a binary search
+        rank += (values > middle).view(np.uint8)
+    return order[rank]
 
 
 def _iq4_nl(x: Floats, importance: Floats | None) -> Bytes:
