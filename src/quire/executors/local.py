@@ -23,6 +23,7 @@ from quire.runtime.spec.proposer import ProposerContext
 from quire.runtime.structured_output import MatcherFactory
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
+from quire.weights.huggingface_checkpoint import HuggingFaceCheckpoint
 
 if TYPE_CHECKING:
     from quire.runtime.disk_tier import DiskTier
@@ -50,7 +51,10 @@ class LocalExecutor:
         options = resolve_quantization(self.options, checkpoint)
         model_family = family(checkpoint.config.architecture)
         config = read_model_config(model_family, checkpoint.config)
-        spec = kv_spec(config, options.block_size, options.kv_dtype)
+        scales = None
+        if options.kv_dtype == "fp8" and isinstance(checkpoint, HuggingFaceCheckpoint):
+            scales = checkpoint.kv_scales()
+        spec = kv_spec(config, options.block_size, options.kv_dtype, scales)
         if options.on_gpu:
             check_gpu_spec(spec)
         self._check_swap_space()

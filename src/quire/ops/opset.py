@@ -71,8 +71,8 @@ class KVSpec:
     as key alone.
 
     int8 stores a key, or a value, of one token and head as `head_dim` integers in -127 .. 127 and a scale in fp32,
-    max|k| / 127. If a key or its value is not finite, both scales are NaN. fp8 is e4m3 without scales, saturated at
-    448."""
+    max|k| / 127. If a key or its value is not finite, both scales are NaN. fp8 is e4m3, saturated at 448; keys and
+    values are divided by `fp8_scales` of their layer, where it has any."""
 
     num_layers: int
     num_kv_heads: int
@@ -80,9 +80,13 @@ class KVSpec:
     block_size: int
     dtype: str  # one of GPU_KV_DTYPES; a latent cache is never int8
     latent: int = 0  # 0: not a latent cache
+    fp8_scales: tuple[tuple[float, float], ...] = ()  # of keys and values, by layer; (): 1 for all
 
     def __post_init__(self) -> None:
         assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
+
+    def fp8_scales_of(self, layer: int) -> tuple[float, float]:
+        return self.fp8_scales[layer] if self.fp8_scales else (1.0, 1.0)
 
     @property
     def value_dim(self) -> int:

@@ -1,5 +1,6 @@
 """How large the KV cache is, and how long a sequence may become."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
@@ -26,7 +27,10 @@ class KVSize:
         return self.num_blocks * self.spec.block_bytes
 
 
-def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
+def kv_spec(
+    config: ModelConfig, block_size: int, dtype: str, scales: Mapping[int, tuple[float, float]] | None = None
+) -> KVSpec:
+    """`scales`: the checkpoint's, of an fp8 cache; used if every layer has them."""
     if block_size < 1:
         raise BadRequest(f"block_size is {block_size}", "it must be at least 1", param="block_size")
     if dtype == "auto":
@@ -35,7 +39,10 @@ def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
         raise Unsupported(f"kv_cache_dtype is `{dtype}`", f"use one of auto, {', '.join(GPU_KV_DTYPES)}")
     if dtype == "int8":
         _check_int8(config, block_size)
-    return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype, config.latent)
+    fp8_scales: tuple[tuple[float, float], ...] = ()
+    if scales and dtype == "fp8" and not config.latent and scales.keys() >= {*range(config.layers)}:
+        fp8_scales = tuple(scales[layer] for layer in range(config.layers))
+    return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype, config.latent, fp8_scales)
 
 
 def _check_int8(config: ModelConfig, block_size: int) -> None:

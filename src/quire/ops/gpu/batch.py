@@ -63,7 +63,8 @@ class GpuBatch:
 
     def pages(self, layer: int) -> Pages:
         k, v, *scales = (page[layer] for page in self.cache.pages)
-        return Pages(k, v, *scales)
+        k_scales, v_scales = scales or (None, None)
+        return Pages(k, v, k_scales, v_scales, *self.cache.spec.fp8_scales_of(layer))
 
     @property
     def only_decodes(self) -> bool:
