@@ -10,6 +10,7 @@ from quire.core.errors import BadRequest, QuireError
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.config import WorkerEntry
 from quire.gateway.gateway import JSON, Gateway
+from quire.gateway.worker import Worker
 from quire.gateway.wire import ClientRequest, error_body, json_bytes, whole_response
 from quire.server.access.keys import given_key, key_digest
 from quire.server.errors import MethodNotAllowed, Unauthorized, UnknownPath
@@ -52,9 +53,9 @@ class Admin:
 
                 return 200, prometheus_text(self._gateway), MEDIA_TYPE.encode()
             case ("GET", "workers"):
-                return _json(200, {"workers": [worker.describe() for worker in self._gateway.fleet.workers]})
+                return _json(200, {"workers": [self._describe(worker) for worker in self._gateway.fleet.workers]})
             case ("GET", "workers", name):
-                return _json(200, self._gateway.fleet.find(name).describe())
+                return _json(200, self._describe(self._gateway.fleet.find(name)))
             case ("POST", "workers"):
                 return self._add(request.body)
             case ("POST", "workers", name, "drain"):
@@ -66,6 +67,11 @@ class Admin:
             case (_, "workers" | "health" | "metrics", *_):
                 raise MethodNotAllowed(f"{request.method} is not for {request.path}", "docs/gateway.md lists what is")
         raise UnknownPath(f"there is no {request.path}", "the admin listener has /workers, /metrics and /health")
+
+    def _describe(self, worker: Worker) -> dict[str, Any]:
+        kv_fleet = self._gateway.kv_fleet
+        events = {"kv_blocks": kv_fleet.index.num_blocks(worker.bit), "kv_in_step": kv_fleet.in_step(worker)}
+        return worker.describe() | (events if kv_fleet.follows(worker) else {})
 
     def _add(self, body: bytes) -> Reply:
         try:

@@ -75,6 +75,7 @@ class Exchange:
         self.usage: TokenUsage | None = None
         self.num_counted = 0  # what the tenant's concurrency counts for it
         self.reserved = 0  # of the tenant's budget
+        self.is_shared: bool | None = None  # whether Redis knows what it has reserved; None: limits are not shared
         self.is_charged = False  # its tenant's share has paid for it
         self._num_deaths = 0
         can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS

@@ -44,8 +44,8 @@ def outgoing_body(
     if tenant.name and facts.stream and request.path in OPENAI_STREAMS and "stream_options" not in facts.fields:
         changes["stream_options"] = {"include_usage": True}
         drop_usage = True
-    if tenant.salt and worker.is_quire and request.path in SALTED:
-        changes["cache_salt"] = tenant.salt + _own_salt(facts)
+    if _adds_salt(worker, tenant, request):
+        changes["cache_salt"] = salt_at(worker, tenant, request, facts)
     body = with_fields(facts, changes) if changes else request.body
     is_wrapped = delivered is not None and worker.resumes
     if delivered is not None and is_wrapped:
@@ -53,10 +53,16 @@ def outgoing_body(
     return OutgoingBody(body, target, is_wrapped, drop_usage)
 
 
-def _own_salt(facts: RequestFacts) -> str:
-    """What the client itself asks for stays apart within the tenant."""
+def _adds_salt(worker: Worker, tenant: Tenant, request: ClientRequest) -> bool:
+    return bool(tenant.salt) and worker.is_quire and request.path in SALTED
+
+
+def salt_at(worker: Worker, tenant: Tenant, request: ClientRequest, facts: RequestFacts) -> str:
+    """The `cache_salt` that a worker gets. What the client itself asks for stays apart within the tenant."""
     given = json.loads(bytes(facts.fields.get("cache_salt", b"null")))
-    return f":{given}" if given is not None else ""
+    if not _adds_salt(worker, tenant, request):
+        return given if isinstance(given, str) else ""
+    return tenant.salt + (f":{given}" if given is not None else "")
 
 
 def outgoing_head(
