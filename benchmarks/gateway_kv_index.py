@@ -92,7 +92,25 @@ def prompt_times(model: str, num_tokens: int) -> dict[str, float]:
     from quire.server.prompt_reader import PromptReader
 
     reader = PromptReader.load(model)
-    words = "The lighthouse keeper counted the ships that passed in the night and wrote them into a book. ".split()
+    words = [
+        "The",
+        "lighthouse",
+        "keeper",
+        "counted",
+        "the",
+        "ships",
+        "that",
+        "passed",
+        "in",
+        "the",
+        "night",
+        "and",
+        "wrote",
+        "them",
+        "into",
+        "a",
+        "book.",
+    ]
     rng = random.Random(5)
     bodies = []
     for _ in range(200):

@@ -79,7 +79,9 @@ def test_events_tell_what_the_tree_holds() -> None:
             engine.scheduler.kv_blocks.tree.listener = events
         mirror = StoredMirror()
         for number in range(40):
-            prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(0, 8)] + [rng.randint(1, 3) for _ in range(rng.randint(1, 9))]
+            prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(0, 8)] + [
+                rng.randint(1, 3) for _ in range(rng.randint(1, 9))
+            ]
             engine.add(str(number), prompt, max_tokens=rng.randint(1, 9), tenant=rng.choice(["", "t"]))
             for _ in range(rng.randint(0, 6)):
                 if engine.scheduler.has_work:

@@ -20,7 +20,12 @@ def test_workers_of_a_file_come_and_go(tmp_path: Path) -> None:
         listed.write_text(json.dumps({"workers": [{"url": two.url, "name": "two"}]}))
         config = f'[[workers]]\nurl = "{one.url}"\nname = "one"\n[discovery]\nfile = "{listed}"\ninterval = 0.02\n'
         with gateway(config, folder=tmp_path) as running:
-            wait_for(lambda: {name: each["state"] for name, each in running.workers().items()} == dict.fromkeys(("one", "two"), "ready"))
+            wait_for(
+                lambda: (
+                    {name: each["state"] for name, each in running.workers().items()}
+                    == dict.fromkeys(("one", "two"), "ready")
+                )
+            )
             assert {running.chat().json()["choices"][0]["message"]["content"] for _ in range(20)} == {"a", "b"}
             listed.write_text(json.dumps({"workers": [{"url": three.url, "name": "three"}]}))
             wait_for(lambda: set(running.workers()) == {"one", "three"})
@@ -34,7 +39,9 @@ def test_workers_of_a_file_come_and_go(tmp_path: Path) -> None:
             wait_for(lambda: set(running.workers()) == {"one"})
 
 
-def looked(settings: Discovery, monkeypatch: pytest.MonkeyPatch, *answers: list[str] | OSError) -> list[list[WorkerEntry]]:
+def looked(
+    settings: Discovery, monkeypatch: pytest.MonkeyPatch, *answers: list[str] | OSError
+) -> list[list[WorkerEntry]]:
     """What is found when a name has these addresses, one look after the other."""
     found: list[list[WorkerEntry]] = []
     queue = list(answers)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.core.kv_events import KVEvents, block_hashes, root_hash
 from quire.core.prefix_tree import EVICTED, PrefixNode, PrefixTree
 from quire.engine.kv_batch_log import SNAPSHOT, BatchLog, Numbered
-from quire.gateway.kv_batches import AllBlocksCleared, BadBatch, BlockRemoved, BlockStored, KVBatch, decode_batch
+from quire.gateway.kv_batches import AllBlocksCleared, BadKVBatch, BlockRemoved, BlockStored, KVBatch, decode_batch
 from quire.gateway.kv_follower import BatchFollower, ReplayRequest
 from quire.gateway.kv_index import KVIndex
 from quire.gateway.prefix_index import EXPECTED_SECONDS, EventPrefixes
@@ -97,9 +97,7 @@ def settle(engine: Tree, follower: BatchFollower, has_snapshots: bool = True) ->
     restarts=st.sampled_from([0.0, 0.05]),
 )
 @settings(max_examples=150 * LENGTH, deadline=None, suppress_health_check=list(HealthCheck))
-def test_the_index_is_the_engines_after_quiescence(
-    seed: int, loss: float, buffer_steps: int, restarts: float
-) -> None:
+def test_the_index_is_the_engines_after_quiescence(seed: int, loss: float, buffer_steps: int, restarts: float) -> None:
     """Whatever is dropped, doubled, reordered and late, and whenever the engine is restarted."""
     rng = random.Random(seed)
     index = KVIndex(10_000)
@@ -184,6 +182,33 @@ def test_another_engine_that_counts_further_is_noticed() -> None:
     follower.receive(number, decode_batch(payload))
     settle(third, follower)
     assert index.blocks(0) == third.hashes
+
+
+def test_what_comes_twice_or_late_is_no_reason_to_ask() -> None:
+    rng = random.Random(2)
+    follower, engine = BatchFollower(lambda events: None), Tree(100)
+    settle(engine, follower)
+    batches = [engine.change(rng) for _ in range(3)]
+    for number, payload in (*batches, *batches[::-1]):
+        follower.receive(number, decode_batch(payload))
+    assert follower.wanted is None and follower.num_gaps == 0
+
+
+def test_what_is_left_of_an_engine_that_is_gone_is_not_taken() -> None:
+    """A batch of it that waited for one before it has a number that the next engine comes to."""
+    rng = random.Random(3)
+    index = KVIndex(100)
+    follower = BatchFollower(lambda events: index.apply(0, events))
+    first = Tree(100)
+    settle(first, follower)
+    left = [first.change(rng) for _ in range(4)][-1]
+    second = Tree(100)
+    follower.receive(left[0], decode_batch(left[1]))
+    settle(second, follower)
+    for _ in range(left[0] + 2):
+        number, payload = second.change(rng)
+        follower.receive(number, decode_batch(payload))
+    assert follower.in_step and index.blocks(0) == second.hashes
 
 
 # -- the format
@@ -271,7 +296,7 @@ def test_the_gateways_own_tenant_is_no_difference() -> None:
     ],
 )
 def test_a_batch_that_is_none_is_refused(batch: object) -> None:
-    with pytest.raises(BadBatch):
+    with pytest.raises(BadKVBatch):
         decode_batch(msgspec.msgpack.encode(batch))
 
 
@@ -279,7 +304,7 @@ def test_a_batch_that_is_none_is_refused(batch: object) -> None:
 def test_any_bytes_are_a_batch_or_refused(data: bytes) -> None:
     try:
         decode_batch(data)
-    except BadBatch:
+    except BadKVBatch:
         return
 
 
@@ -337,18 +362,18 @@ def test_what_was_just_sent_is_expected_for_a_while(prefixes: tuple[EventPrefixe
     tokens = list(range(20))
     blocks = block_hashes(root_hash([]), tokens, 2)
     held(index, 0, tokens[:6])
-    known.insert(blocks, 0)
+    known.insert(blocks, 0, 3)
     assert known.longest(blocks, 3) == (10, 1)
     for _ in range(2):
         clock.now += EXPECTED_SECONDS + 1
-        known.insert(block_hashes(5, [1, 2], 2), 1)
+        known.insert(block_hashes(5, [1, 2], 2), 1, 0)
     assert known.longest(blocks, 3) == (3, 1), "it did not come: only what events say counts"
 
 
 def test_a_worker_without_events_has_what_it_was_sent(prefixes: tuple[EventPrefixes, KVIndex, Clock]) -> None:
     known, index, _ = prefixes
     blocks = block_hashes(root_hash([]), list(range(20)), 2)
-    known.insert(blocks, 2)
+    known.insert(blocks, 2, 0)
     assert known.longest(blocks, 7) == (10, 4) and known.longest(blocks, 3) == (0, 0)
     held(index, 0, list(range(20)))
     assert known.longest(blocks, 7) == (10, 5)
@@ -362,5 +387,5 @@ def test_what_conversations_share_is_where_they_part(prefixes: tuple[EventPrefix
         blocks = block_hashes(root_hash([]), [*shared, own, own, own, own], 2)
         assert known.num_shared(blocks[:4]) == 0
         for _ in range(5):  # the same one again is no other conversation
-            known.insert(blocks, 0)
+            known.insert(blocks, 0, known.longest(blocks, 1)[0])
     assert known.num_shared(blocks) == 4

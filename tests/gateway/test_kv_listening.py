@@ -260,7 +260,9 @@ def engines(default_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def story(number: int) -> str:
-    return f"Story {number}. " + " ".join(f"Ship {each} of {number} passed the lighthouse at night." for each in range(12))
+    return f"Story {number}. " + " ".join(
+        f"Ship {each} of {number} passed the lighthouse at night." for each in range(12)
+    )
 
 
 @pytest.mark.slow
@@ -269,7 +271,9 @@ def test_requests_go_where_their_blocks_are(engines: Engines) -> None:
     wait_for(lambda: engines.in_step() and any("tokenizer of model" in line for line in engines.gateway.said))
     for name, number in (("a", 1), ("b", 2)):  # past the gateway
         asked = {"model": "smollm2", "messages": [{"role": "user", "content": story(number)}], "max_tokens": 4}
-        assert engines.gateway.http.post(f"{engines.servers[name].url}/v1/chat/completions", json=asked).status_code == 200
+        assert (
+            engines.gateway.http.post(f"{engines.servers[name].url}/v1/chat/completions", json=asked).status_code == 200
+        )
     wait_for(lambda: all(worker["kv_blocks"] for worker in engines.gateway.workers().values()))  # type: ignore[misc]
     for number, name in ((1, "a"), (2, "b"), (1, "a"), (2, "b")):
         usage, worker = engines.ask(story(number))
@@ -280,8 +284,7 @@ def test_requests_go_where_their_blocks_are(engines: Engines) -> None:
 
 @pytest.mark.slow
 def test_the_index_is_the_engines(engines: Engines) -> None:
-    """What it expects in the cache is what is found there; after a reset, nothing; after a restart of an engine, nothing
-    at first."""
+    """What it expects in the cache is found there. After a reset that is nothing, and after a crash of the engine."""
     for number in range(3, 6):
         engines.ask(story(number))
     before = engines.gateway.metric("predicted_cached_tokens_total")

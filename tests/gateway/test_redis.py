@@ -58,7 +58,7 @@ def test_a_password_is_given_and_a_wrong_one_is_an_error(tmp_path: Path) -> None
         assert await right.call("PING") == b"PONG"
         await right.close()
         wrong = RedisClient(server.url.replace("//", "//:guessed@"), 5.0)
-        with pytest.raises(RedisAway, match="WRONGPASS|invalid"):
+        with pytest.raises(RedisAway, match=r"WRONGPASS|invalid"):
             await wrong.call("PING")
         await wrong.close()
 
@@ -154,15 +154,15 @@ def test_a_budget_is_overrun_by_one_request_at_most(redis: RedisServer) -> None:
 def test_requests_tokens_and_concurrency_are_counted_together(redis: RedisServer) -> None:
     async def work() -> None:
         fleet = Fleet(redis, requests_per_minute=6, max_concurrency=4)
-        for gateway in (0, 1, 2, 0):
-            assert await fleet.enter(gateway)
+        for number in (0, 1, 2, 0):
+            assert await fleet.enter(number)
         with pytest.raises(OverQuota, match="4 requests in flight, and may have 4"):
             await fleet.enter(1)
         fleet.settle(0)
         await fleet.told()
         assert await fleet.enter(1) and fleet.tenants[1].quota.running == 4
-        for gateway in (0, 1, 2):
-            fleet.settle(gateway)
+        for number in (0, 1, 2):
+            fleet.settle(number)
         await fleet.told()
         assert await fleet.enter(2)
         with pytest.raises(OverQuota, match="6 requests a minute") as refused:

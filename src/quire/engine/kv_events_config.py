@@ -70,6 +70,8 @@ def _problem(name: str, value: object) -> str:
             return "" if isinstance(value, str) else "give a text"
         case "endpoint" | "replay_endpoint":
             good = isinstance(value, str) and value.startswith(("tcp://", "ipc://", "inproc://"))
-            return "" if good or (value is None and name == "replay_endpoint") else "write tcp://HOST:PORT or ipc://PATH"
+            return (
+                "" if good or (value is None and name == "replay_endpoint") else "write tcp://HOST:PORT or ipc://PATH"
+            )
     good = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return "" if good else "give a number, at least 1"

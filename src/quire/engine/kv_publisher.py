@@ -1,4 +1,4 @@
-"""Publishes what the prefix cache gains and loses over ZeroMQ, and replays it, as vLLM does: a PUB and a ROUTER socket."""
+"""Publishes what the prefix cache gains and loses over ZeroMQ as vLLM does: a PUB socket, a ROUTER to replay."""
 
 import logging
 import os

@@ -10,8 +10,8 @@ from quire.core.errors import BadRequest, QuireError
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.config import WorkerEntry
 from quire.gateway.gateway import JSON, Gateway
-from quire.gateway.worker import Worker
 from quire.gateway.wire import ClientRequest, error_body, json_bytes, whole_response
+from quire.gateway.worker import Worker
 from quire.server.access.keys import given_key, key_digest
 from quire.server.errors import MethodNotAllowed, Unauthorized, UnknownPath
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.core.errors import QueueFull, QuireError
-from quire.gateway.config import Queue
 from quire.core.fairness import VirtualCounters
+from quire.gateway.config import Queue
 from quire.gateway.router import Router
 from quire.gateway.tenants import Tenant
 from quire.gateway.worker import Worker

@@ -60,11 +60,12 @@ class WorkerDiscovery:
             decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
             workers = decode(path.read_bytes(), type=WorkersFile).workers
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return self._note(str(path), str(error))
-        if problems := list(worker_problems(workers)):
-            return self._note(str(path), "; ".join(problems))
-        self._file, self._file_stamp = workers, (stat.st_mtime_ns, stat.st_size)
-        self._note(str(path), "")
+            self._note(str(path), str(error))
+            return
+        problems = "; ".join(worker_problems(workers))
+        if not problems:
+            self._file, self._file_stamp = workers, (stat.st_mtime_ns, stat.st_size)
+        self._note(str(path), problems)
 
     async def _resolve(self, place: int, entry: WorkerEntry) -> None:
         parts = urlsplit(entry.url)
@@ -72,7 +73,8 @@ class WorkerDiscovery:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            return self._note(host, str(error))
+            self._note(host, str(error))
+            return
         addresses = sorted({str(info[4][0]) for info in found})
         self._resolved[place] = [_at(entry, host, address, port) for address in addresses]
         self._note(host, "")

@@ -29,11 +29,15 @@ class WorkerFleet:
     are empty. `events` is told of workers that come and go."""
 
     def __init__(
-        self, faults: Faults, events: KVFleet, on_change: Callable[[], None], on_reset: Callable[[Worker], None]
+        self,
+        faults: Faults,
+        on_change: Callable[[], None],
+        on_reset: Callable[[Worker], None],
+        events: KVFleet | None = None,
     ) -> None:
         self.faults = faults
         self.workers: list[Worker] = []
-        self._events = events
+        self._events = events or KVFleet(0)
         self._on_change, self._on_reset = on_change, on_reset
         self._checks: dict[Worker, asyncio.Task[None]] = {}
         self._known: dict[str, list[WorkerEntry]] = {}  # by source: the configuration, discovery

@@ -21,7 +21,7 @@ from quire.gateway.ledger import cost
 from quire.gateway.metrics import GatewayMetrics
 from quire.gateway.outgoing import salt_at
 from quire.gateway.policies import CacheAwarePolicy
-from quire.gateway.prompt_tokens import LONG_BODY, PromptTokens
+from quire.gateway.prompt_tokenizers import LONG_BODY, PromptTokenizers
 from quire.gateway.request_facts import RequestFacts, read_facts
 from quire.gateway.router import Router
 from quire.gateway.routes import RouteKind, route_kind, stored_id
@@ -52,9 +52,9 @@ class Gateway:
         self.audit = AuditLog(config.audit_log)
         self.tenants = Tenants(config.keys)
         self.kv_fleet = KVFleet(config.cache_aware.max_blocks)
-        self.prompt_tokens = PromptTokens()
-        self.prompt_tokens.configure(config)
-        self.fleet = WorkerFleet(config.faults, self.kv_fleet, self._workers_changed, self._worker_reset)
+        self.prompt_tokenizers = PromptTokenizers()
+        self.prompt_tokenizers.configure(config)
+        self.fleet = WorkerFleet(config.faults, self._workers_changed, self._worker_reset, self.kv_fleet)
         self.router = Router(config, self.fleet.workers, index=self.kv_fleet.index)
         self.queue = AdmissionQueue(config.queue, self.router, self.loop.time)
         self._stored: OrderedDict[str, Worker] = OrderedDict()  # by the id of a response
@@ -71,7 +71,7 @@ class Gateway:
         old, self.config, self.queue.settings = self.config, config, config.queue
         self.tenants.update(config.keys)
         self.router.reconfigure(config)
-        self.prompt_tokens.configure(config)
+        self.prompt_tokenizers.configure(config)
         self.fleet.faults = config.faults
         self._removals += self.fleet.configure(CONFIGURATION, config.workers, config.drain_timeout)
         self._discover(old)
@@ -156,17 +156,17 @@ class Gateway:
         if exchange.kind is not RouteKind.GENERATE or not self._routes_by_tokens(model):
             self.queue.submit(exchange)
         elif len(request.body) <= LONG_BODY:
-            self._submit_tokens(exchange, self.prompt_tokens.read(model, request.path, request.body))
+            self._submit_tokens(exchange, self.prompt_tokenizers.read(model, request.path, request.body))
         else:
             self._start(self._submit_off_loop(exchange))
 
     def _routes_by_tokens(self, model: str | None) -> bool:
-        return self.prompt_tokens.has(model) and isinstance(self.router.policy(model), CacheAwarePolicy)
+        return self.prompt_tokenizers.has(model) and isinstance(self.router.policy(model), CacheAwarePolicy)
 
     async def _submit_off_loop(self, exchange: Exchange) -> None:
         """Tokenize a long prompt while other requests go on."""
         model, request = exchange.targets[0], exchange.request
-        ids = await asyncio.to_thread(self.prompt_tokens.read, model, request.path, request.body)
+        ids = await asyncio.to_thread(self.prompt_tokenizers.read, model, request.path, request.body)
         self._submit_tokens(exchange, ids)
 
     def _submit_tokens(self, exchange: Exchange, ids: list[int]) -> None:
@@ -344,7 +344,7 @@ class Gateway:
         if self._discovery is not None:
             await self._discovery.close()
         await self.fleet.close()
-        self.prompt_tokens.close()
+        self.prompt_tokenizers.close()
         await self.kv_fleet.close()
         if self.shared_limits is not None:
             await self.shared_limits.close()

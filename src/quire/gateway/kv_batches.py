@@ -18,7 +18,7 @@ _FIELDS = {
 _decode = msgspec.msgpack.Decoder().decode
 
 
-class BadBatch(Exception):
+class BadKVBatch(Exception):
     """A batch that is not in the format."""
 
 
@@ -51,17 +51,17 @@ class KVBatch:
 
 
 def decode_batch(payload: bytes) -> KVBatch:
-    """Raises BadBatch."""
+    """Raises BadKVBatch."""
     try:
         batch = _decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadBatch(f"it is not msgpack: {error}") from None
+        raise BadKVBatch(f"it is not msgpack: {error}") from None
     if isinstance(batch, dict):
         batch = [batch.get("ts"), batch.get("events")]
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
-        raise BadBatch("it is no [time, events]")
+        raise BadKVBatch("it is no [time, events]")
     if isinstance(batch[0], bool) or not isinstance(batch[0], int | float):
-        raise BadBatch("its time is no number")
+        raise BadKVBatch("its time is no number")
     return KVBatch(float(batch[0]), [event for raw in batch[1] if (event := _event(raw)) is not None])
 
 
@@ -70,27 +70,30 @@ def _event(raw: object) -> BlockEvent | None:
     if isinstance(raw, dict):
         kind, given = raw.get("type"), raw
     elif isinstance(raw, list) and raw:
-        kind, given = raw[0], dict(zip(_FIELDS.get(raw[0], ()) if isinstance(raw[0], str) else (), raw[1:], strict=False))
+        kind, given = (
+            raw[0],
+            dict(zip(_FIELDS.get(raw[0], ()) if isinstance(raw[0], str) else (), raw[1:], strict=False)),
+        )
     else:
-        raise BadBatch("an event is neither a map nor an array")
+        raise BadKVBatch("an event is neither a map nor an array")
     if kind == "AllBlocksCleared":
         return AllBlocksCleared()
     if kind not in ("BlockStored", "BlockRemoved") or given.get("medium") not in MEDIA or given.get("group_idx"):
         return None
     names = given.get("block_hashes")
     if not isinstance(names, list) or not names or not all(isinstance(name, int | bytes) for name in names):
-        raise BadBatch("block_hashes is no list of hashes")
+        raise BadKVBatch("block_hashes is no list of hashes")
     return BlockRemoved(names) if kind == "BlockRemoved" else _stored(names, given)
 
 
 def _stored(names: list[BlockName], given: dict[str, Any]) -> BlockStored:
     parent, tokens, block_size = (given.get(name) for name in ("parent_block_hash", "token_ids", "block_size"))
     if not isinstance(parent, int | bytes | None):
-        raise BadBatch("parent_block_hash is no hash")
+        raise BadKVBatch("parent_block_hash is no hash")
     if not isinstance(block_size, int) or not isinstance(tokens, list) or len(tokens) != len(names) * block_size:
-        raise BadBatch(f"{len(names)} blocks have other than block_size tokens each")
+        raise BadKVBatch(f"{len(names)} blocks have other than block_size tokens each")
     if not all(isinstance(token, int) and -(1 << 31) <= token < 1 << 31 for token in tokens):
-        raise BadBatch("token_ids has what is no token")
+        raise BadKVBatch("token_ids has what is no token")
     lora, extra = given.get("lora_name"), given.get("extra_keys")
     keys: list[list[Any]] = [[] for _ in names]
     if isinstance(extra, list) and len(extra) == len(names):

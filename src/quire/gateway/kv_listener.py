@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import zmq
 
-from quire.gateway.kv_batches import AllBlocksCleared, BadBatch, KVBatch, decode_batch
+from quire.gateway.kv_batches import AllBlocksCleared, BadKVBatch, KVBatch, decode_batch
 from quire.gateway.kv_follower import BatchFollower, Numbered, ReplayRequest
 
 log = logging.getLogger("quire.gateway")
@@ -33,7 +33,7 @@ class EventSocket:
 
     def read(self) -> None:
         """The file becomes readable only when something changes: all that is there is read at once."""
-        while not self._socket.closed and self._socket.EVENTS & zmq.POLLIN:
+        while not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
             self._on_message(self._socket.recv_multipart(zmq.NOBLOCK))
 
     def send(self, frames: Frames) -> None:
@@ -48,7 +48,13 @@ class EventSocket:
 
 class KVListener:
     def __init__(
-        self, name: str, endpoint: str, replay: str | None, topic: str, follower: BatchFollower, context: zmq.Context
+        self,
+        name: str,
+        endpoint: str,
+        replay: str | None,
+        topic: str,
+        follower: BatchFollower,
+        context: "zmq.Context[zmq.Socket[bytes]]",
     ) -> None:
         self.follower = follower
         self._name, self._replay, self._context = name, replay, context
@@ -76,7 +82,7 @@ class KVListener:
         """Of a batch that cannot be read it is known only that what was stored before may be gone."""
         try:
             return decode_batch(payload)
-        except BadBatch as error:
+        except BadKVBatch as error:
             self._bad(str(error))
             return KVBatch(0.0, [AllBlocksCleared()])
 

@@ -94,8 +94,9 @@ class CacheAwarePolicy:
             blocks = prompt_blocks(context.namespace, context.prompt)
         worker = self._of_known(known, workers, blocks, context) or self._least.pick(workers, context)
         if blocks:
-            context.predicted_hit = known.longest(blocks, 1 << worker.bit)[0] / len(blocks)
-        known.insert(blocks, worker.bit)
+            num_known = known.longest(blocks, worker.mask)[0]
+            context.predicted_hit = num_known / len(blocks)
+            known.insert(blocks, worker.bit, num_known)
         return worker
 
     def _of_known(
@@ -103,12 +104,12 @@ class CacheAwarePolicy:
     ) -> Worker | None:
         if not self._is_balanced(workers):
             return None
-        num_known, bits = known.longest(blocks, sum(1 << worker.bit for worker in workers))
+        num_known, bits = known.longest(blocks, sum([worker.mask for worker in workers]))
         num_shared = known.num_shared(blocks[:num_known])
         num_own, num_own_known = len(blocks) - num_shared, num_known - num_shared
         if not num_own_known or num_own_known < self._settings.cache_threshold * num_own:
             return None
-        return self._least.pick([worker for worker in workers if bits >> worker.bit & 1], context)
+        return self._least.pick([worker for worker in workers if worker.mask & bits], context)
 
     def _is_balanced(self, workers: Sequence[Worker]) -> bool:
         loads = [worker.load for worker in workers]

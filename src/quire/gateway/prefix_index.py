@@ -13,7 +13,6 @@ FOLLOWER_BITS = 8
 MAX_FOLLOWERS = (1 << FOLLOWER_BITS) - 1
 FOLLOWERS_OF_SHARED = 3  # a block that so many different blocks follow is where conversations part
 MAX_PROMPT_BLOCKS = 512  # of one prompt; what comes behind them does not count
-ALL_WORKERS = -1  # every bit
 EXPECTED_SECONDS = 5.0  # that the events of a prompt may take, at least
 
 
@@ -24,7 +23,8 @@ class KnownPrefixes(Protocol):
     def num_shared(self, blocks: Sequence[int]) -> int:
         """How many of the first blocks, which are known, several conversations have in common: instructions, mostly."""
 
-    def insert(self, blocks: Sequence[int], worker: int) -> None: ...
+    def insert(self, blocks: Sequence[int], worker: int, num_known: int) -> None:
+        """A worker gets a prompt of which it knows the first `num_known` blocks, as `longest` says."""
 
     def forget(self, worker: int) -> None: ...
 
@@ -70,7 +70,7 @@ class ApproximatePrefixes:
                 return depth
         return 0
 
-    def insert(self, blocks: Sequence[int], worker: int) -> None:
+    def insert(self, blocks: Sequence[int], worker: int, num_known: int = 0) -> None:
         known, bit = self._known, 1 << worker + FOLLOWER_BITS
         follows_new = False
         for block in reversed(blocks):  # the tail is forgotten first: a prefix outlives what follows it
@@ -104,6 +104,7 @@ class EventPrefixes:
         self._expected_before: dict[int, int] = {}
         self._since = clock()
         self._followers: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # block -> some that have followed it
+        self._shared: set[int] = set()  # blocks that enough have followed
 
     def longest(self, blocks: Sequence[int], workers: int) -> tuple[int, int]:
         followed = workers & self._index.followed
@@ -130,34 +131,34 @@ class EventPrefixes:
         return depth, having
 
     def num_shared(self, blocks: Sequence[int]) -> int:
-        followers = self._followers
-        for depth in range(len(blocks), 0, -1):
-            if len(followers.get(blocks[depth - 1], ())) >= FOLLOWERS_OF_SHARED:
-                return depth
+        if shared := self._shared:
+            for depth in range(len(blocks), 0, -1):
+                if blocks[depth - 1] in shared:
+                    return depth
         return 0
 
-    def insert(self, blocks: Sequence[int], worker: int) -> None:
-        known = self.longest(blocks, ALL_WORKERS)[0]
-        if 0 < known < len(blocks):
-            self._follow(blocks[known - 1], blocks[known])
+    def insert(self, blocks: Sequence[int], worker: int, num_known: int) -> None:
+        if 0 < num_known < len(blocks):
+            self._note_follower(blocks[num_known - 1], blocks[num_known])
         if not self._index.followed >> worker & 1:
             self._sent.insert(blocks, worker)
             return
         now = self._clock()
         if now - self._since > EXPECTED_SECONDS:
             self._expected_before, self._expected, self._since = self._expected, {}, now
-        bit = 1 << worker
-        for block in blocks[self._index.longest(blocks, bit)[0] :]:
-            self._expected[block] = self._expected.get(block, 0) | bit
+        expected, bit = self._expected, 1 << worker
+        for block in blocks[num_known:]:
+            expected[block] = expected.get(block, 0) | bit
 
-    def _follow(self, block: int, follower: int) -> None:
+    def _note_follower(self, block: int, follower: int) -> None:
         seen = self._followers.get(block, ())
         if follower not in seen and len(seen) < FOLLOWERS_OF_SHARED:
             self._followers[block] = (*seen, follower)
-        if seen:
-            self._followers.move_to_end(block)
-        elif len(self._followers) > self._max_blocks:
-            self._followers.popitem(last=False)
+            if len(seen) + 1 == FOLLOWERS_OF_SHARED:
+                self._shared.add(block)
+        self._followers.move_to_end(block)
+        if len(self._followers) > self._max_blocks:
+            self._shared.discard(self._followers.popitem(last=False)[0])
 
     def forget(self, worker: int) -> None:
         self._sent.forget(worker)

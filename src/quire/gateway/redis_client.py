@@ -21,7 +21,7 @@ def redis_problem(url: str) -> str:
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("redis", "rediss") and parts.hostname and (parts.port is None or parts.port > 0)
-        good = good and parts.path.strip("/").isdigit() or (good and parts.path in ("", "/"))
+        good = (good and parts.path.strip("/").isdigit()) or (good and parts.path in ("", "/"))
     except ValueError:
         good = False
     return "" if good else f"`{url.partition('@')[2] or url}` is no address of Redis: write redis://HOST:6379/0"

@@ -2,11 +2,10 @@
 
 import random
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from quire.core.errors import QuireError, Unavailable, UnknownModel
 from quire.core.nearest import nearest
-from quire.gateway.config import GatewayConfig, ModelRoute, RouteRule
+from quire.gateway.config import CacheAware, GatewayConfig, ModelRoute, PolicyName, RouteRule
 from quire.gateway.kv_index import KVIndex
 from quire.gateway.policies import CacheAwarePolicy, PickContext, Policy, make_policy
 from quire.gateway.request_facts import RequestFacts
@@ -113,7 +112,7 @@ class Router:
                 policy.forget(worker)
 
     @staticmethod
-    def _settings(config: GatewayConfig, model: str) -> Any:
+    def _settings(config: GatewayConfig, model: str) -> tuple[PolicyName, CacheAware]:
         route = config.models.get(model)
         return (route and route.policy) or config.policy, config.cache_aware
 

@@ -1,7 +1,7 @@
 """The tokens of prompts, for routing by KV events: events name blocks by their tokens.
 
-The gateway tokenizes itself. A question to a worker would take longer than the routing saves, and characters do not tell
-where blocks end: a template adds to them, and a block holds tokens."""
+The gateway tokenizes itself. A question to a worker would take longer than the routing saves, and characters do not
+tell where blocks end: a template adds to them, and a block holds tokens."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ LONG_BODY = 16 << 10  # bytes; a longer one is tokenized in a thread
 MAX_BODY = 1 << 20  # bytes; a longer one is not tokenized
 
 
-class PromptTokens:
+class PromptTokenizers:
     """Tokenizers by model, as the configuration names them. Until one is loaded, its model has none."""
 
     def __init__(self) -> None:
