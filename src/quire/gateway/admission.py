@@ -51,6 +51,10 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return len(self._timers)
 
+    def lanes(self) -> dict[Lane, int]:
+        """How many wait in each."""
+        return {lane: len(waiting) for lane, waiting in self._lanes.items()}
+
     def submit(self, request: Admissible) -> None:
         """Start it, let it wait, or refuse it."""
         chosen = request.choose()
