@@ -51,6 +51,8 @@ def gateway_families(gateway: "Gateway") -> Iterator[Metric]:
     yield from _timed(gateway.metrics)
     yield from _workers(gateway)
     yield from _tenants(gateway)
+    away = [((), float(gateway.shared_limits.is_away))] if gateway.shared_limits is not None else []
+    yield _gauge("redis_away", "1 while Redis does not answer, where limits are shared.", [], away)
     yield _gauge("queue_requests", "Requests that wait for a worker.", [], [((), len(gateway.queue))])
     yield _gauge(
         "requests_in_flight", "Requests that the gateway has not answered whole.", [], [((), len(gateway.in_flight))]
