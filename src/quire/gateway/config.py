@@ -162,6 +162,7 @@ class GatewayConfig(Table):
     cache_aware: CacheAware = field(default_factory=CacheAware)
     redis: Redis | None = None
     discovery: Discovery = field(default_factory=Discovery)
+    otlp_traces_endpoint: str | None = None  # where spans are sent, such as http://collector:4318/v1/traces
     audit_log: str | None = None  # a file that decisions are appended to
     max_body_bytes: Count = 32 << 20
     max_connections: Count = 16384

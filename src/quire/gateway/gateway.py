@@ -26,6 +26,7 @@ from quire.gateway.request_facts import RequestFacts, read_facts
 from quire.gateway.router import Router
 from quire.gateway.routes import RouteKind, route_kind, stored_id
 from quire.gateway.tenants import Tenant, Tenants
+from quire.gateway.tracing import gateway_tracer
 from quire.gateway.usage import TokenUsage
 from quire.gateway.wire import ClientRequest, Headers, error_body, json_bytes, whole_response
 from quire.gateway.worker import Worker
@@ -60,6 +61,7 @@ class Gateway:
         self._stored: OrderedDict[str, Worker] = OrderedDict()  # by the id of a response
         self.in_flight: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.tracer = gateway_tracer(config.otlp_traces_endpoint)
         self.shared_limits = _shared_limits(config)
         self._removals = self.fleet.configure(CONFIGURATION, config.workers, config.drain_timeout)
         self._discovery: WorkerDiscovery | None = None
@@ -135,6 +137,8 @@ class Gateway:
             self, connection, request, request_id, tenant, kind, facts, self._targets(kind, facts, request)
         )
         exchange.max_wait = _timeout(request)
+        if self.tracer is not None:
+            self.tracer.begin(exchange)
         self._pin(exchange)
         if self.shared_limits is not None and kind in METERED and tenant.is_limited:
             self.in_flight.add(exchange)
@@ -244,7 +248,10 @@ class Gateway:
         if exchange.num_attempts:
             difference = self.weighted(usage) - exchange.expected_tokens
             self.queue.counters.correct(tenant.name, difference, tenant.weight)
-        self.metrics.ended(exchange, worker.name if worker else "", usage, spent, self.loop.time())
+        name, now = worker.name if worker else "", self.loop.time()
+        self.metrics.ended(exchange, name, usage, spent, now)
+        if exchange.span is not None and self.tracer is not None:
+            self.tracer.end(exchange, name, usage, now)
         if self.audit.is_open:
             self._note(exchange, worker, usage, spent)
         if exchange.num_attempts:
@@ -348,6 +355,8 @@ class Gateway:
         await self.kv_fleet.close()
         if self.shared_limits is not None:
             await self.shared_limits.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
         self.audit.close()
 
 

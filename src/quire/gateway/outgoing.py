@@ -10,7 +10,7 @@ from quire.gateway.request_facts import RequestFacts, with_fields
 from quire.gateway.resuming import RESUME_HEADER, DeliveredStream
 from quire.gateway.routes import OPENAI_STREAMS, SALTED, path_model
 from quire.gateway.tenants import Tenant
-from quire.gateway.wire import CREDENTIALS, ClientRequest, request_head
+from quire.gateway.wire import CREDENTIALS, ClientRequest, Headers, request_head
 from quire.gateway.worker import Worker
 
 if TYPE_CHECKING:
@@ -73,9 +73,10 @@ def outgoing_head(
     peer: bytes,
     seconds_left: float,
     gateway: "Gateway",
+    trace_headers: Headers,
 ) -> bytes:
     """`seconds_left`: until the deadline of the client, infinite where it has none."""
-    extra = [(b"x-request-id", request_id.encode("ascii"))]
+    extra = [(b"x-request-id", request_id.encode("ascii")), *trace_headers]
     extra.append((b"accept-encoding", b""))  # the gateway reads what passes
     if outgoing.is_wrapped:
         extra.append((RESUME_HEADER, b"1"))
