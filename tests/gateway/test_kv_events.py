@@ -1,7 +1,6 @@
 """KV events: from an engine's prefix tree to the gateway's index, over a network that loses, doubles and reorders."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -16,7 +15,6 @@ from quire.engine.kv_batch_log import SNAPSHOT, BatchLog, Numbered
 from quire.gateway.kv_batches import AllBlocksCleared, BadKVBatch, BlockRemoved, BlockStored, KVBatch, decode_batch
 from quire.gateway.kv_follower import BatchFollower, ReplayRequest
 from quire.gateway.kv_index import KVIndex
-from quire.gateway.prefix_index import EXPECTED_SECONDS, EventPrefixes
 from trials import LENGTH
 
 SIZE = 4
@@ -96,7 +94,7 @@ def settle(engine: Tree, follower: BatchFollower, has_snapshots: bool = True) ->
     buffer_steps=st.sampled_from([1, 3, 10_000]),
     restarts=st.sampled_from([0.0, 0.05]),
 )
-@settings(max_examples=150 * LENGTH, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100 * LENGTH, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_index_is_the_engines_after_quiescence(seed: int, loss: float, buffer_steps: int, restarts: float) -> None:
     """Whatever is dropped, doubled, reordered and late, and whenever the engine is restarted."""
     rng = random.Random(seed)
@@ -319,73 +317,3 @@ def test_an_index_is_bounded_and_forgets_workers() -> None:
     assert index.blocks(1) == {PLAIN[0]} and index.longest(PLAIN, 3) == (1, 2)
     index.apply(1, [BlockRemoved([1, 99]), AllBlocksCleared()])
     assert index.longest(PLAIN, 3) == (0, 0) and not index.holders
-
-
-# -- routing
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def prefixes() -> Iterator[tuple[EventPrefixes, KVIndex, Clock]]:
-    index, clock = KVIndex(1000), Clock()
-    index.follow(0)
-    index.follow(1)
-    yield EventPrefixes(index, 1000, clock), index, clock
-
-
-def held(index: KVIndex, worker: int, tokens: list[int]) -> None:
-    names: list[int | bytes] = list(block_hashes(root_hash([]), tokens, 2))
-    index.apply(worker, [BlockStored(names, None, tokens, 2, [[] for _ in names])])
-
-
-def test_the_worker_that_holds_most_is_found(prefixes: tuple[EventPrefixes, KVIndex, Clock]) -> None:
-    known, index, _ = prefixes
-    tokens = list(range(20))
-    blocks = block_hashes(root_hash([]), tokens, 2)
-    held(index, 0, tokens[:6])
-    held(index, 1, tokens[:14])
-    assert known.longest(blocks, 3) == (7, 2) and known.longest(blocks, 1) == (3, 1)
-    index.clear(1)
-    assert known.longest(blocks, 3) == (3, 1)
-
-
-def test_what_was_just_sent_is_expected_for_a_while(prefixes: tuple[EventPrefixes, KVIndex, Clock]) -> None:
-    """Requests of the same prompt that come together go to one worker, before its events have come."""
-    known, index, clock = prefixes
-    tokens = list(range(20))
-    blocks = block_hashes(root_hash([]), tokens, 2)
-    held(index, 0, tokens[:6])
-    known.insert(blocks, 0, 3)
-    assert known.longest(blocks, 3) == (10, 1)
-    for _ in range(2):
-        clock.now += EXPECTED_SECONDS + 1
-        known.insert(block_hashes(5, [1, 2], 2), 1, 0)
-    assert known.longest(blocks, 3) == (3, 1), "it did not come: only what events say counts"
-
-
-def test_a_worker_without_events_has_what_it_was_sent(prefixes: tuple[EventPrefixes, KVIndex, Clock]) -> None:
-    known, index, _ = prefixes
-    blocks = block_hashes(root_hash([]), list(range(20)), 2)
-    known.insert(blocks, 2, 0)
-    assert known.longest(blocks, 7) == (10, 4) and known.longest(blocks, 3) == (0, 0)
-    held(index, 0, list(range(20)))
-    assert known.longest(blocks, 7) == (10, 5)
-
-
-def test_what_conversations_share_is_where_they_part(prefixes: tuple[EventPrefixes, KVIndex, Clock]) -> None:
-    known, index, _ = prefixes
-    shared = list(range(8))
-    held(index, 0, shared)
-    for own in range(100, 103):
-        blocks = block_hashes(root_hash([]), [*shared, own, own, own, own], 2)
-        assert known.num_shared(blocks[:4]) == 0
-        for _ in range(5):  # the same one again is no other conversation
-            known.insert(blocks, 0, known.longest(blocks, 1)[0])
-    assert known.num_shared(blocks) == 4

@@ -45,6 +45,7 @@ class KVFleet:
 
     def removed(self, worker: Worker) -> None:
         if (listener := self._listeners.pop(worker, None)) is not None:
+            listener.stop()  # the bit may be given to another worker at once
             self.index.forget(worker.bit)
             task = asyncio.create_task(listener.close())
             self._closing.add(task)

@@ -13,6 +13,7 @@ log = logging.getLogger("quire.gateway")
 
 SNAPSHOT = END = b"\xff" * 8
 MAX_MESSAGE_BYTES = 64 << 20
+MESSAGES_AT_ONCE = 64  # that are read before the loop goes on
 MAX_REPLAYED = 200_000  # messages of one answer
 ANSWER_SECONDS = 5.0  # between two messages of an answer
 CHECK_SECONDS = 2.0  # after so long without a batch, the worker is asked whether one was lost
@@ -32,9 +33,12 @@ class EventSocket:
         self._loop.call_soon(self.read)
 
     def read(self) -> None:
-        """The file becomes readable only when something changes: all that is there is read at once."""
-        while not self._socket.closed and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        """The file becomes readable only when something changes: all that is there is read, with pauses for others."""
+        for _ in range(MESSAGES_AT_ONCE):
+            if self._socket.closed or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                return
             self._on_message(self._socket.recv_multipart(zmq.NOBLOCK))
+        self._loop.call_soon(self.read)
 
     def send(self, frames: Frames) -> None:
         self._socket.send_multipart(frames)
@@ -142,8 +146,12 @@ class KVListener:
         self._bad(f"a replay has more than {MAX_REPLAYED} messages")
         return None
 
-    async def close(self) -> None:
+    def stop(self) -> None:
+        """Nothing is applied any more."""
         self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
         for socket in self._sockets:
             socket.close()
+
+    async def close(self) -> None:
+        self.stop()
+        await asyncio.gather(self._task, return_exceptions=True)
