@@ -151,12 +151,6 @@ class Engine:
         return events
 
     def step(self) -> list[SequenceEvent]:
-        events = self._step()
-        if self._kv_events is not None:
-            self._kv_publisher.publish(self._kv_events.take())
-        return events
-
-    def _step(self) -> list[SequenceEvent]:
         self.record, begin = None, time.perf_counter()
         events = self._admit_compiled() if self._has_compiled else []
         if expired := self._scheduler.expire(time.monotonic()):
@@ -187,6 +181,8 @@ class Engine:
             self._active_work.clear(STEP)
         ran = time.perf_counter()
         events = self._scheduler.update(output)
+        if self._kv_events is not None:
+            self._kv_publisher.publish(self._kv_events.take())
         if self._grammars:
             self._release_grammars(events)
         if self._store is not None and not step.plan.runs and not events:
