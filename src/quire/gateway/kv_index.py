@@ -9,6 +9,8 @@ from quire.gateway.kv_batches import AllBlocksCleared, BlockEvent, BlockName, Bl
 
 log = logging.getLogger("quire.gateway")
 
+MAX_MASKS = 1 << 16  # sets of workers that are kept to be shared
+
 
 class KVIndex:
     """A block is named by a hash of its namespace and of all tokens up to its end, whatever its engine calls it.
@@ -67,8 +69,7 @@ class KVIndex:
             if old is not None and old != block:
                 self._drop(worker, old)
             names[name] = block
-            mask = self.holders.get(block, 0) | bit
-            self.holders[block] = self._masks.setdefault(mask, mask)
+            self._hold(block, self.holders.get(block, 0) | bit)
 
     def _blocks(self, names: dict[BlockName, int], event: BlockStored, own_key: str) -> list[int]:
         extra_keys, size = event.extra_keys, event.block_size
@@ -100,9 +101,14 @@ class KVIndex:
     def _drop(self, worker: int, block: int) -> None:
         left = self.holders.get(block, 0) & ~(1 << worker)
         if left:
-            self.holders[block] = self._masks.setdefault(left, left)
+            self._hold(block, left)
         else:
             self.holders.pop(block, None)
+
+    def _hold(self, block: int, workers: int) -> None:
+        if len(self._masks) > MAX_MASKS:
+            self._masks.clear()
+        self.holders[block] = self._masks.setdefault(workers, workers)
 
     def clear(self, worker: int) -> None:
         """It holds nothing; its events go on."""
