@@ -5,6 +5,7 @@ from quire.client.service import ModelInfo
 from quire.hub import resolve_model
 from quire.server.dialects import DIALECTS, load
 from quire.server.dialects.dialect import Context
+from quire.text.tokenizers.segments import SegmentedTokenizer
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 UNBOUNDED = 1 << 30  # tokens: the server refuses what is too long
@@ -22,7 +23,7 @@ class PromptReader:
     @classmethod
     def load(cls, model: str) -> "PromptReader":
         """`model`: a directory, a .gguf file, a hub repository or an alias. Raises QuireError."""
-        return cls(Tokenizer.load(resolve_model(model).path))
+        return cls(SegmentedTokenizer.load(resolve_model(model).path))
 
     def ids(self, path: str, body: bytes) -> list[int]:
         """Of its first prompt. Raises QuireError for a body that the server would refuse."""
