@@ -36,7 +36,7 @@ def test_readings_are_those_of_the_library(tmp_path: Path, monkeypatch: pytest.M
     assert first == GPUReading(0, "First", 0.73, 5 << 33, 1 << 37, 412.5, 61.0)
     assert second.name == "Second" and second.power is None, "what it does not tell is left out"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [gpu.index for gpu in read_gpus(str(library))] == [1]
+    assert [gpu.number for gpu in read_gpus(str(library))] == [1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert read_gpus(str(library)) == []
     shown = {family.name: family.samples for family in families(Metrics(), [first, second])}

@@ -300,7 +300,7 @@ def _gpus(gpus: Sequence[GPUReading]) -> Iterator[Metric]:
         family = GaugeMetricFamily(f"quire_gpu_{name}", help_text, labels=["gpu", "gpu_name"])
         for gpu in gpus:
             if (reading := value(gpu)) is not None:
-                family.add_metric([str(gpu.index), gpu.name], reading)
+                family.add_metric([str(gpu.number), gpu.name], reading)
         yield family
 
 

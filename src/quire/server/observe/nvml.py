@@ -13,7 +13,7 @@ GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
 class GPUReading(NamedTuple):
     """What a GPU does not tell is None."""
 
-    index: int
+    number: int
     name: str
     utilization: float | None  # share of the last moment in which a kernel ran
     memory_used: int | None  # bytes, of all processes
