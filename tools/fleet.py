@@ -10,6 +10,7 @@ Everything listens on this machine alone. Configurations and logs are in a tempo
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -201,10 +203,23 @@ def check(parts: dict[str, Part], ports: Ports) -> None:
     if "prometheus" in parts:
         for query in ("quire_gateway_requests_total", "quire_gateway_worker_ready == 1", "quire_num_requests_running"):
             wait_for_data(ports, query)
+        check_dashboards(ports)
+
+
+def check_dashboards(ports: Ports) -> None:
+    """Every query of the dashboards is one that Prometheus takes."""
+    num_queries = num_with_data = 0
+    for file in sorted((ROOT / "deploy" / "grafana").glob("*.json")):
+        for expression in re.findall(r'"expr": ("(?:[^"\\]|\\.)*")', file.read_text()):
+            query = json.loads(expression).replace("$__rate_interval", "1m").replace("$model", ".*")
+            url = f"http://127.0.0.1:{ports.prometheus}/api/v1/query?query={urllib.parse.quote(query)}"
+            num_queries += 1
+            num_with_data += bool(get(url)["data"]["result"])  # type: ignore[call-overload]
+    print(f"{num_queries} queries of dashboards are good, {num_with_data} have data")
 
 
 def wait_for_data(ports: Ports, query: str) -> None:
-    url = f"http://127.0.0.1:{ports.prometheus}/api/v1/query?query={urllib.request.quote(query)}"
+    url = f"http://127.0.0.1:{ports.prometheus}/api/v1/query?query={urllib.parse.quote(query)}"
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
