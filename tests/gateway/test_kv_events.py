@@ -240,7 +240,7 @@ PLAIN = block_hashes(root_hash([]), [1, 2, 3, 4], 2)
 
 
 def test_batches_of_all_versions_of_vllm_are_read() -> None:
-    """Maps since 0.24; arrays before that, with ever more fields; hashes are numbers or bytes."""
+    """Maps in newer ones, arrays with ever more fields in older ones; hashes are numbers or bytes."""
     removed = {"type": "BlockRemoved", "block_hashes": [12], "medium": "GPU", "group_idx": 0}
     assert indexed(stored(), removed).blocks(0) == {PLAIN[0]}
     old = ["BlockStored", [11, 12], None, [1, 2, 3, 4], 2, None]
