@@ -1,7 +1,8 @@
 # make serve   build Quire, fetch the default model, serve it        make test    all tests
 # make build   compile native/ and put the module into src/quire     make check   format, lint, types, import rules
 # make wheel   dist/: a wheel that needs no compiler, an sdist       make trials  the randomized tests, ten times as long
-# make bench   Quire beside its peers; make bench-quantize: its quantizer beside theirs
+# make bench   Quire beside its peers                                make fleet   a gateway and two engines, on this machine
+# make bench-quantize   its quantizer beside theirs
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with; imports quire from src/
@@ -15,6 +16,7 @@ PYTHON ?= python3
 MODEL ?=
 HOST ?= 127.0.0.1
 PORT ?= 8000
+FLEET_PORT ?= 8080
 LENGTH ?= 10
 WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
@@ -44,11 +46,14 @@ PEERS := $(if $(filter .venv-llama/%,$(LLAMA_PYTHON) $(LLAMA_SERVER)),$(LLAMA)) 
 NATIVE := $(shell find native -type f) CMakeLists.txt
 PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
-.PHONY: serve model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
+.PHONY: serve fleet model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
 	bench bench-parts bench-quantize clean
 
 serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
+
+fleet: $(VENV)
+	@.venv/bin/python tools/fleet.py $(MODEL) --port $(FLEET_PORT) $(ARGS)
 
 model: $(VENV)
 	@.venv/bin/quire pull

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord, TierStats
 from quire.server.observe.exposition import families
 from quire.server.observe.metrics import Metrics
+from quire.server.observe.nvml import GPUReading
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
@@ -35,7 +36,7 @@ This page is made by `python tools/metrics_page.py`.
 
 def page() -> str:
     rows: list[tuple[Metric, list[str]]] = []
-    for family in families(_some_of_everything()):
+    for family in families(_some_of_everything(), [GPUReading(0, "name", 0.5, 1, 2, 3.0, 4.0)]):
         if family.name.startswith("quire_"):
             rows.append((family, []))
         else:

@@ -105,6 +105,7 @@ class Prompter:
             salt=request.salt,
             adapter=request.adapter,
             priority=request.priority,
+            weight=request.weight,
             arrival=now,
             deadline=None if request.timeout is None else now + request.timeout,
         )

@@ -49,6 +49,8 @@ class Prefill:
         A sequence without a slot for its LoRA adapter, or whose blocks are being fetched, is skipped: sequences behind
         it may start. A sequence that was preempted after the step `first_in_flight` was planned waits for the tokens
         that are in flight."""
+        if self._groups.fair is not None and self._rows.num_unreserved:
+            self._groups.fair.reorder(self._groups.waiting)
         skipped: set[str] = set()  # adapters
         num_fetching = 0
         waiting, index = self._groups.waiting.items, 0

@@ -20,7 +20,8 @@ class Request:
     tenant: str = ""  # part of the cache namespace, as are salt and adapter
     salt: str = ""  # chosen by the client
     adapter: str = ""  # the key of its LoRA adapter; "": none
-    priority: int = 0  # lower runs earlier, under the priority policy
+    priority: int = 0  # lower runs earlier, under the policies priority and fair
+    weight: float = 1.0  # of its tenant's share, under the policy fair
     arrival: float = 0.0  # time.monotonic()
     deadline: float | None = None  # time.monotonic(); then the request is cancelled
     resumed: list[list[int]] = field(default_factory=list)  # by sample: tokens that another engine has delivered

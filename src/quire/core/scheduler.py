@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from quire.core.adapters import AdapterSlots
 from quire.core.beam_steps import advance_beams
+from quire.core.fair_order import FairOrder
 from quire.core.kv_blocks import KVBlocks
 from quire.core.kv_tiers import BlockStore
 from quire.core.limits import SchedulerLimits
@@ -67,7 +68,8 @@ class Scheduler:
         self.tiers = self.kv_blocks.tiers
         self.rows = RowTable(limits.max_num_seqs)
         self.adapters = AdapterSlots(num_adapters)
-        self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters)
+        fair = FairOrder() if policy == "fair" else None
+        self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters, fair)
         self.preemption = Preemption(self.groups)
         self.prefill = Prefill(self.groups, self.preemption)
         self.speculation = Speculation(limits, self.kv_blocks, self.rows, ahead) if drafts else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire.core.errors import QuireError, UnknownModel, Unsupported
+from quire.core.kv_events import KVEvents
 from quire.core.limits import SchedulerLimits
 from quire.core.plan import StepPlan
 from quire.core.records import SchedulerStats, StepRecord
@@ -98,6 +99,12 @@ class Engine:
             block_bytes=self.capacity.cache_bytes // self.capacity.num_blocks,
         )
         self._store = executor.store if self._scheduler.tiers else None
+        self._kv_events: KVEvents | None = None
+        if (events := options.kv_events) is not None:
+            from quire.engine.kv_publisher import KVPublisher
+
+            self._kv_events = self._scheduler.kv_blocks.tree.listener = KVEvents()
+            self._kv_publisher = KVPublisher(events, options.block_size)
 
     @property
     def has_work(self) -> bool:
@@ -174,6 +181,8 @@ class Engine:
             self._active_work.clear(STEP)
         ran = time.perf_counter()
         events = self._scheduler.update(output)
+        if self._kv_events is not None:
+            self._kv_publisher.publish(self._kv_events.take())
         if self._grammars:
             self._release_grammars(events)
         if self._store is not None and not step.plan.runs and not events:
@@ -224,6 +233,8 @@ class Engine:
         while self._store is not None and self._waits_to_save and time.monotonic() < end:
             self._store.wait(FETCH_WAIT)
             self.save_blocks()
+        if self._kv_events is not None:
+            self._kv_publisher.close()
         self.executor.stop()
 
     # -- structured output
@@ -279,7 +290,10 @@ class Engine:
         """Forget the prefixes of a tenant. -> whether none is left: requests in flight keep theirs"""
         if self._live:
             self._live.changed()
-        return self._scheduler.reset_prefix_cache(tenant)
+        is_empty = self._scheduler.reset_prefix_cache(tenant)
+        if self._kv_events is not None:
+            self._kv_publisher.publish(self._kv_events.take())
+        return is_empty
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

@@ -13,6 +13,7 @@ from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
 from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from quire.engine.kv_events_config import KVEventsConfig
     from quire.runtime.spec import SpecConfig
 
 log = logging.getLogger("quire.engine")
@@ -93,6 +94,12 @@ class EngineOptions:
         metavar="DIR",
     )
     kv_disk_size: float = option(16.0, "GiB that this directory holds at most; what was not used for longest goes")
+    kv_events_config: str | None = option(
+        None,
+        """publish what the prefix cache gains and loses, for routers, in vLLM's format over ZeroMQ: """
+        """'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'""",
+        metavar="JSON",
+    )
     dtype: str = option(
         "auto",
         "type of activations: float32 on a CPU, bfloat16 on a GPU",
@@ -142,7 +149,11 @@ class EngineOptions:
         """"disable_additional_properties": true}', or {"whitespace_pattern": REGEX}""",
         metavar="JSON",
     )
-    scheduling_policy: str = option("fcfs", "which requests run first", choices=("fcfs", "priority"))
+    scheduling_policy: str = option(
+        "fcfs",
+        "which requests run first: as they come, by priority, or by the shares of their keys (fair)",
+        choices=("fcfs", "priority", "fair"),
+    )
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
     max_wait: float | None = option(
         None, "seconds until the first token; a request that would have to wait longer is answered with 429 at once"
@@ -173,6 +184,12 @@ class EngineOptions:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
         _ = self.speculation, self.structured_defaults  # raise where they are wrong
+        if self.kv_events is not None and not self.enable_prefix_caching:
+            raise BadRequest(
+                "kv_events_config publishes the prefix cache, and enable_prefix_caching is off",
+                "leave one of them out",
+                param="kv_events_config",
+            )
         check_generation_override(self.override_generation_config)
         if self.gpu_memory_utilization > 1:
             raise BadRequest(
@@ -200,6 +217,15 @@ class EngineOptions:
         return read_config(self.speculative_config, self.spec_method, self.spec_tokens)
 
     @property
+    def kv_events(self) -> "KVEventsConfig | None":
+        """None: no events are published."""
+        if self.kv_events_config is None:
+            return None
+        from quire.engine.kv_events_config import read_kv_events_config
+
+        return read_kv_events_config(self.kv_events_config)
+
+    @property
     def structured_defaults(self) -> StructuredDefaults:
         return StructuredDefaults.of(self.structured_outputs_config)
 
@@ -215,10 +241,13 @@ class EngineOptions:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
                 raise BadRequest(f"there is no option {name}", hint, param=name)
-        for name in ("speculative_config", "structured_outputs_config", "override_generation_config"):
+        for name in _JSON_OPTIONS:
             if isinstance(config := given.get(name), Mapping):  # as scripts written for vLLM give it
                 given[name] = json.dumps(config)
         return cls(**given)
+
+
+_JSON_OPTIONS = ("speculative_config", "structured_outputs_config", "override_generation_config", "kv_events_config")
 
 
 def _without_peer_options(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Every metric of a model has two names: Quire's, and the one of vLLM's dashboards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from quire import __version__
 from quire.server.observe.histogram import Histogram
 from quire.server.observe.metrics import Metrics, ModelMetrics
+from quire.server.observe.nvml import GPUReading, read_gpus
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
@@ -227,13 +228,13 @@ class _Families(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        return families(self._metrics)
+        return families(self._metrics, read_gpus())
 
     def describe(self) -> list[Metric]:
         return []
 
 
-def families(metrics: Metrics) -> Iterator[Metric]:
+def families(metrics: Metrics, gpus: Sequence[GPUReading] = ()) -> Iterator[Metric]:
     """Each metric, followed by its aliases."""
     models = metrics.models
     for gauge in GAUGES:
@@ -260,6 +261,7 @@ def families(metrics: Metrics) -> Iterator[Metric]:
     yield from _accepted(models)
     yield from _finished(models)
     yield from _steps(models)
+    yield from _gpus(gpus)
     yield from _server(metrics)
 
 
@@ -282,6 +284,24 @@ def _cache_config(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
             theirs.add_metric([name, "0", *values], 1)
     yield ours
     yield theirs
+
+
+GPU_GAUGES: list[tuple[str, str, Callable[[GPUReading], float | None]]] = [
+    ("utilization_ratio", "Share of the last moment in which a kernel ran on the GPU.", lambda gpu: gpu.utilization),
+    ("memory_used_bytes", "Memory of the GPU that is used, by all processes.", lambda gpu: gpu.memory_used),
+    ("memory_total_bytes", "Memory of the GPU.", lambda gpu: gpu.memory_total),
+    ("power_watts", "Power that the GPU draws.", lambda gpu: gpu.power),
+    ("temperature_celsius", "Temperature of the GPU.", lambda gpu: gpu.temperature),
+]
+
+
+def _gpus(gpus: Sequence[GPUReading]) -> Iterator[Metric]:
+    for name, help_text, value in GPU_GAUGES:
+        family = GaugeMetricFamily(f"quire_gpu_{name}", help_text, labels=["gpu", "gpu_name"])
+        for gpu in gpus:
+            if (reading := value(gpu)) is not None:
+                family.add_metric([str(gpu.number), gpu.name], reading)
+        yield family
 
 
 TIERS = {
