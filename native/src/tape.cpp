@@ -14,8 +14,13 @@ Weight::Weight(std::vector<PackedMatrix> parts, const float* bias) : segments(st
     }
 }
 
-Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads)
-    : pages_(pages), max_tokens_(max_tokens), num_threads_(num_threads), self_attention_(pages.type) {
+Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads, RankGroup* group, float* shared)
+    : pages_(pages),
+      max_tokens_(max_tokens),
+      num_threads_(num_threads),
+      ranks_(group),
+      shared_(shared),
+      self_attention_(pages.type) {
     arena_.reserve(arena_size);
     panels_.reserve(num_threads * kPanelBytes);
     attention_scratch_.reserve(num_threads * attention_scratch(pages.head_dim, pages.block_size));
@@ -35,7 +40,7 @@ void Tape::add(Op op) {
     };
     if (auto* embedding = std::get_if<Embedding>(&op)) {
         int64_t& limit = embedding->of_positions ? num_positions_ : num_ids_;
-        limit = std::min(limit, embedding->num_rows);
+        limit = std::min(limit, embedding->total_rows);
     }
     if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.logits_only);
     if (auto* heads = std::get_if<LinearHeads>(&op)) {
@@ -88,6 +93,7 @@ void Tape::run(const Step& step) {
     lora_.begin(step.adapters, step.num_tokens, step.logit_rows, step.num_logits);
     self_attention_.begin(step.seq_starts, step.num_seqs, step.logit_rows, step.num_logits);
     run_in_pool(num_threads_, [&](const ThreadPool& pool) { execute(step, pool); });
+    if (ranks_ && ranks_->aborted()) throw RankLost("another rank is gone");
 }
 
 void Tape::find_shared_prefixes(const Step& step) {

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <stdexcept>
 #include <variant>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "lora.h"
 #include "moe.h"
 #include "outliers.h"
+#include "rank_group.h"
 #include "self_attention.h"
 #include "shared_prefix.h"
 #include "thread_pool.h"
@@ -24,10 +26,11 @@ namespace quire {
 
 // Consecutive columns of a value: row r starts at arena[offset + r * stride]. Row r belongs to token r or, if
 // `logits_only`, to token logit_rows[r]: a value that only logits depend on is computed for the tokens whose logits are
-// requested. An op does so if its output is `logits_only`; its inputs may be of either kind.
+// requested. An op does so if its output is `logits_only`; its inputs may be of either kind. A `shared` value is in the
+// arena that ranks have in common: each writes columns (or rows) of it, and reads the others' after a `RankBarrier`.
 struct View {
     int64_t offset, stride, columns;
-    bool logits_only;
+    bool logits_only, shared;
 };
 
 // A step as flat arrays; see StepBatch in ops/opset.py.
@@ -62,6 +65,7 @@ struct Embedding {
     int64_t num_rows, row_bytes;
     const int32_t* row_order;  // [num_rows], or null
     View out;
+    int64_t first_row, total_rows;  // the table has these rows of all; the others' outputs are left to their ranks
 };
 struct RmsNorm {
     View x;
@@ -152,6 +156,8 @@ struct Moe {
     Experts gate_up, down;
     Activation kind;
     View out;
+    View hidden;           // shared, with top_k * down.num_inputs columns; or empty: `gate_up` has all of them
+    int64_t first_hidden;  // `gate_up` gives these columns of the hidden values, from here on
 };
 struct MulSigmoid {
     View x, gate, out;
@@ -177,28 +183,40 @@ struct Logits {
     View x;
     Weight weight;
     float softcap;  // 0: none
+    int64_t first_column, num_columns;  // `weight` gives these columns of all, from here on
 };
 struct TakeRows {
     View x;  // returned as it is, instead of logits
 };
+struct CopyColumns {
+    View x, out;  // out is this rank's columns of a shared value
+};
+struct RankBarrier {};  // all ranks wait for each other
 
 using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
                         WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe, MulSigmoid, Scale,
-                        ScaleByPosition, Clamp, Add, Logits, TakeRows>;
+                        ScaleByPosition, Clamp, Add, Logits, TakeRows, CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // With fewer attention tiles per thread than this, threads would wait long for the last tiles of the op.
 constexpr int64_t kTilesPerThread = 4;
 
+struct RankLost : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
 class Tape {
  public:
-    // Weights, embedding tables and pages must outlive the tape. The arena has `arena_size` floats.
-    Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads);
+    // Weights, embedding tables, pages, group and shared arena must outlive the tape. Its own arena has `arena_size`
+    // floats. Without other ranks, `group` and `shared` are null.
+    Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads, RankGroup* group = nullptr,
+         float* shared = nullptr);
 
     void add(Op op);
 
-    // Throws std::invalid_argument if the step refers to a token, slot or block that does not exist.
+    // Throws std::invalid_argument if the step refers to a token, slot or block that does not exist, and RankLost if
+    // another rank is gone.
     void run(const Step& step);
 
  private:
@@ -210,7 +228,7 @@ class Tape {
     void execute(const Step& step, const ThreadPool& pool);  // runs in every thread: tape_executor.cpp
     int64_t add_counters(size_t count);                      // returns the first one's index
 
-    float* row(const View& v, int64_t r) const { return arena_.get() + v.offset + r * v.stride; }
+    float* row(const View& v, int64_t r) const { return (v.shared ? shared_ : arena_.get()) + v.offset + r * v.stride; }
     // Row r of an input, for an op with this output.
     const float* input(const View& v, const View& out, int64_t r, const Step& step) const {
         return row(v, out.logits_only && !v.logits_only ? step.logit_rows[r] : r);
@@ -219,6 +237,8 @@ class Tape {
     Pages pages_;
     int64_t max_tokens_;
     int num_threads_;
+    RankGroup* const ranks_;
+    float* const shared_;
     std::vector<Op> ops_;
     int64_t num_ids_ = INT32_MAX, num_positions_ = INT32_MAX;  // rows of the smallest embedding table indexed by them
     int64_t num_adapters_ = INT32_MAX;                         // slots of the layer that has the fewest

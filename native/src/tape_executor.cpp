@@ -15,10 +15,10 @@ namespace {
 // too: only attention reads them, after a barrier.)
 template <class T>
 constexpr bool kReadsOwnRows = !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> &&
-                               !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt>;
+                               !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
 template <class T>
 constexpr bool kWritesOwnRows =
-    std::is_same_v<T, Adapt> || (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
+    std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> || (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
 
 }  // namespace
 
@@ -85,12 +85,14 @@ class TapeExecutor {
     static bool gathers(const Linear& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const LinearHeads& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const TakeRows& op) { return !op.x.logits_only; }
+    static bool gathers(const CopyColumns& op) { return op.out.logits_only && !op.x.logits_only; }
 
     void run(const Embedding& op) {
         const auto [first, last] = mine(op.out);
         const int32_t* ids = op.of_positions ? step_.positions : step_.ids;
         for (int64_t r = first; r < last; ++r) {
-            const int32_t id = op.row_order ? op.row_order[ids[r]] : ids[r];
+            const int64_t id = (op.row_order ? op.row_order[ids[r]] : ids[r]) - op.first_row;
+            if (id < 0 || id >= op.num_rows) continue;
             dequantize_row(op.storage, op.data + id * op.row_bytes, row(op.out, r), op.out.columns);
         }
     }
@@ -162,8 +164,10 @@ class TapeExecutor {
     }
 
     void run(const Moe& op) {
+        const SharedHidden hidden{op.hidden.columns ? row(op.hidden, 0) : nullptr, op.first_hidden, tape_.ranks_};
         tape_.moe_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x, op.out), rows(op.logits, op.out),
-                       rows(op.out, op.out), num_rows(op.out), pool_, tape_.panels_.get() + pool_.thread * kPanelBytes);
+                       rows(op.out, op.out), num_rows(op.out), pool_, tape_.panels_.get() + pool_.thread * kPanelBytes,
+                       hidden);
     }
 
     void run(const Adapt& op) {
@@ -217,11 +221,25 @@ class TapeExecutor {
     void run(const Linear& op) { multiply(op.weight, op.x, op.out.logits_only, row(op.out, 0), op.out.stride); }
 
     void run(const Logits& op) {
-        multiply(op.weight, op.x, true, step_.logits, op.weight.num_outputs);
+        float* const out = step_.logits + op.first_column;
+        multiply(op.weight, op.x, true, out, op.num_columns);
         if (op.softcap == 0.0f) return;
         wait();
-        const Range all = pool_.share(step_.num_logits * op.weight.num_outputs);
-        kernels_.ops.soft_cap(step_.logits + all.first, op.softcap, all.last - all.first);
+        const Range columns = pool_.share(op.weight.num_outputs);
+        for (int64_t r = 0; r < step_.num_logits; ++r)
+            kernels_.ops.soft_cap(out + r * op.num_columns + columns.first, op.softcap, columns.last - columns.first);
+    }
+
+    void run(const CopyColumns& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            std::copy_n(input(op.x, op.out, r), op.out.columns, row(op.out, r));
+    }
+
+    // The threads of this rank have met already.
+    void run(const RankBarrier&) {
+        if (pool_.thread == 0) tape_.ranks_->barrier();
+        wait();
     }
 
     void run(const TakeRows& op) {

@@ -3,6 +3,7 @@
 opset.py      NativeOps: packs weights, makes caches, compiles forward passes
 recorder.py   records the ops of a forward pass
 liveness.py   memory of the values of a recording
+shared_values.py  the values that ranks have in common
 program.py    the tape, run once a step
 cache.py      the KV cache
 lora.py       LoRA adapter slots

@@ -1,7 +1,7 @@
 """A recorded forward pass, compiled to a native tape that runs once a step."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,14 +9,26 @@ from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
 from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
+from quire.ops.native.shared_values import own_uses, shared_uses
 from quire.ops.opset import Float32, StepBatch
+
+if TYPE_CHECKING:
+    from quire.ops.ranks.group import RankGroup
 
 OPTIONAL = ("adapters", "source_lens", "source_tables")  # fields of a StepBatch that may be None
 
 
+SLACK = 64  # floats that kernels may read past the last value
+
+
 class NativeProgram:
     def __init__(
-        self, forward: Callable[[Any, Any], Any], cache: NativeCache, max_tokens: int, num_threads: int
+        self,
+        forward: Callable[[Any, Any], Any],
+        cache: NativeCache,
+        max_tokens: int,
+        num_threads: int,
+        group: "RankGroup | None" = None,
     ) -> None:
         spec = cache.spec
         recorder = Recorder(spec)
@@ -25,11 +37,22 @@ class NativeProgram:
             "a forward pass returns its logits"
         )
         logits_only = needed_for_logits(recorder.uses)
-        offsets, arena_size = assign_offsets(recorder.uses, max_tokens, logits_only)
+        shared = recorder.shared
+        in_place = shared.written_in_place
+        for storage, (target, _) in list(in_place.items()):
+            if (storage in logits_only) != (target in logits_only):  # they have different rows
+                del in_place[storage]
+        offsets, arena_size = assign_offsets(own_uses(recorder.uses, shared), max_tokens, logits_only)
+        shared_offsets, shared_size = assign_offsets(shared_uses(recorder.uses, shared), max_tokens)
+        assert group is not None or not shared.storages, "values of ranks, in a process that has none"
 
         def view(x: RecordedColumns) -> Any:
-            return native.View(offsets[x.storage] + x.first, x.storage.columns, x.columns, x.storage in logits_only)
+            target, first = in_place.get(x.storage, (x.storage, 0))
+            is_shared = target in shared.storages
+            offset = (shared_offsets if is_shared else offsets)[target] + first + x.first
+            return native.View(offset, target.columns, x.columns, x.storage in logits_only, is_shared)
 
+        arena = group.allocate(4 * (shared_size + SLACK)) if group else None
         self._tape = native.Tape(
             cache.pages,
             num_blocks=cache.num_blocks,
@@ -42,11 +65,16 @@ class NativeProgram:
             max_tokens=max_tokens,
             arena_size=arena_size,
             num_threads=num_threads,
+            group=group.native if group else None,
+            shared=arena,
         )
         for emit in recorder.emits:
             emit(self._tape, view)
-        self._held = (recorder.emits, cache)  # the tape points into their weights and pages
+        self._held = (recorder.emits, cache, group, arena)  # the tape points into their weights and pages
         self._logits: Float32 = np.empty((1, logits.vocab_size), dtype=np.float32)
+        if group is not None and shared.logits:
+            rows = group.allocate(4 * max_tokens * logits.vocab_size).view(np.float32)
+            self._logits = rows[: max_tokens * logits.vocab_size].reshape(max_tokens, logits.vocab_size)
         self.arena_bytes = 4 * arena_size
 
     def run(self, batch: StepBatch) -> Float32:

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from quire.ops.native.liveness import Storage, Use
 from quire.ops.native.lora import NativeLoraSlots
+from quire.ops.native.shared_values import SharedValues
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
+from quire.ops.ranks.cuts import Cut
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 ViewOf = Callable[["RecordedColumns"], Any]  # the native View of a value
@@ -65,18 +67,46 @@ class Recorder:
         self.uses: list[Use] = []
         self.emits: list[Emit] = []
         self.logits_taken: RecordedLogits | None = None
+        self.shared = SharedValues()
         self._spec = spec
 
-    def embedding(self, ids: Any, table: RecordedTable) -> RecordedColumns:
+    def embedding(self, ids: Any, table: RecordedTable, cut: Cut | None = None) -> RecordedColumns:
         assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), (
             "only ids or positions of the batch can be looked up"
         )
         out, of_positions = _new_value(table.columns), ids == SymbolicBatch.positions
-        return self._record(
-            (),
-            out,
-            lambda tape, view: tape.embedding(of_positions, table.storage, table.data, table.row_order, view(out)),
-        )
+        arguments = of_positions, table.storage, table.data, table.row_order
+        rows = {} if cut is None else {"first_row": cut.first, "total_rows": cut.total}
+        self._record((), out, lambda tape, view: tape.embedding(*arguments, view(out), **rows))
+        if cut is not None:
+            self.shared.storages.add(out.storage)
+            self._at_barrier(Use([out.storage], None, barrier=True), lambda tape, view: tape.rank_barrier())
+        return out
+
+    def all_gather(self, x: RecordedColumns, cuts: Sequence[Cut]) -> RecordedColumns:
+        assert x.columns == sum(cut.count for cut in cuts), f"{x.columns} columns of {cuts}"
+        out = _new_value(sum(cut.total for cut in cuts))
+        self.shared.storages.add(out.storage)
+        if len(cuts) == 1 and x.columns == x.storage.columns:
+            self.shared.written_in_place.setdefault(x.storage, (out.storage, cuts[0].first))
+        own = self.split(x, [cut.count for cut in cuts])
+        starts = np.cumsum([0, *(cut.total for cut in cuts)]).tolist()
+        places = [
+            RecordedColumns(out.storage, start + cut.first, cut.count) for start, cut in zip(starts, cuts, strict=False)
+        ]
+
+        def emit(tape: Any, view: ViewOf) -> None:
+            for columns, place in zip(own, places, strict=True):
+                if self.shared.written_in_place.get(columns.storage, (None,))[0] is not out.storage:
+                    tape.copy_columns(view(columns), view(place))
+            tape.rank_barrier()
+
+        self._at_barrier(Use([x.storage], out.storage, barrier=True, any_rows=True), emit)
+        return out
+
+    def _at_barrier(self, use: Use, emit: Emit) -> None:
+        self.shared.barriers.add(len(self.uses))
+        self._append(use, emit)
 
     def rms_norm(self, x: RecordedColumns, weight: Float32, eps: float) -> RecordedColumns:
         assert x.columns % len(weight) == 0, f"{x.columns} columns and a norm weight of {weight.shape}"
@@ -269,14 +299,19 @@ class Recorder:
         routing: Routing,
         kind: Activation,
         correction: Float32 | None = None,
+        cut: Cut | None = None,
     ) -> RecordedColumns:
         assert x.columns == gate_up.num_inputs, f"{x.columns} columns and experts of {gate_up.num_inputs} inputs"
-        assert gate_up.num_outputs == 2 * down.num_inputs and router_logits.columns == gate_up.num_experts
+        assert gate_up.num_outputs == 2 * (down.num_inputs if cut is None else cut.count)
+        assert router_logits.columns == gate_up.num_experts and (cut is None or cut.total == down.num_inputs)
         assert correction is None or correction.shape == (gate_up.num_experts,)
         routing.check(gate_up.num_experts)
         out = _new_value(down.num_outputs)
+        hidden = None if cut is None else _new_value(routing.top_k * cut.total)
+        if hidden is not None:
+            self.shared.storages.add(hidden.storage)
         return self._record(
-            (x, router_logits),
+            (x, router_logits, *([hidden] if hidden else [])),
             out,
             lambda tape, view: tape.moe(
                 view(x),
@@ -296,6 +331,8 @@ class Recorder:
                 correction=correction,
                 kind=int(kind),
                 out=view(out),
+                hidden=view(hidden) if hidden else None,
+                first_hidden=cut.first if cut else 0,
             ),
             barrier=True,
             any_rows=True,
@@ -335,9 +372,21 @@ class Recorder:
             (x, y), out, lambda tape, view: tape.add(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
         )
 
-    def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
+    def logits(
+        self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0, cut: Cut | None = None
+    ) -> RecordedLogits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
-        return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), head.num_outputs)
+        if cut is None:
+            own = head.num_outputs
+            return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), own)
+
+        def emit(tape: Any, view: ViewOf) -> None:
+            tape.logits(view(x), head.packed, head.bias, softcap, first_column=cut.first, num_columns=cut.total)
+            tape.rank_barrier()
+
+        self.shared.logits = True
+        self.shared.barriers.add(len(self.uses))
+        return self._take(x, emit, cut.total)
 
     def rows(self, x: RecordedColumns, batch: Any) -> RecordedLogits:
         return self._take(x, lambda tape, view: tape.rows(view(x)), x.columns)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,12 +13,17 @@ from torch import Tensor
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
 from quire.ops.reference.attention import paged_attention, self_attention
+from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.cache import TorchCache
+from quire.ops.reference.exchange import Exchange
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+
+if TYPE_CHECKING:
+    from quire.ops.ranks.group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,10 @@ class TorchBatch:
 
 
 class TorchOps:
-    def __init__(self, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(self, device: str = "cpu", threads: int | None = None, group: "RankGroup | None" = None) -> None:
+        """`group`: the ranks that compute together with this process."""
         self.device = device
+        self._exchange = None if group is None else Exchange(group)
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -109,8 +116,20 @@ class TorchOps:
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return table[ids]
+    def embedding(self, ids: Tensor, table: Tensor, cut: Cut | None = None) -> Tensor:
+        if cut is None:
+            return table[ids]
+        own = (ids >= cut.first) & (ids < cut.first + cut.count)
+        rows = table[(ids - cut.first).clamp(0, cut.count - 1)]
+        return self._ranks.all_rows(rows, own)
+
+    def all_gather(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
+        return self._ranks.all_columns(x, cuts)
+
+    @property
+    def _ranks(self) -> Exchange:
+        assert self._exchange is not None, "a part of a value, and there are no other ranks"
+        return self._exchange
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         groups = x.unflatten(-1, (-1, len(weight)))
@@ -216,6 +235,7 @@ class TorchOps:
         routing: Routing,
         kind: Activation,
         correction: Tensor | None = None,
+        cut: Cut | None = None,
     ) -> Tensor:
         ids, weights = choose_experts(router_logits, routing, correction)  # [T, top_k] each
         outputs = x.new_empty(*ids.shape, down.num_outputs)  # of every route
@@ -223,6 +243,7 @@ class TorchOps:
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
             hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
+            hidden = hidden if cut is None else self.all_gather(hidden, [cut])
             outputs[rows, ranks] = F.linear(hidden, down.packed[expert], biases[1])
         return (outputs * weights[..., None]).sum(dim=1)
 
@@ -241,8 +262,11 @@ class TorchOps:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
-    def logits(self, x: Tensor, head: PackedWeight, batch: TorchBatch, softcap: float = 0.0) -> Tensor:
+    def logits(
+        self, x: Tensor, head: PackedWeight, batch: TorchBatch, softcap: float = 0.0, cut: Cut | None = None
+    ) -> Tensor:
         logits = self.linear(x[batch.logit_rows], head)
+        logits = logits if cut is None else self.all_gather(logits, [cut])
         return softcap * torch.tanh(logits / softcap) if softcap else logits
 
     def rows(self, x: Tensor, batch: TorchBatch) -> Tensor:
