@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 from quire.core.errors import EngineFailed
 from quire.executors.ranks.messages import FromRank, RankFailed, ToRank, decode_from_rank, encode
@@ -20,6 +21,7 @@ log = logging.getLogger("quire.engine")
 
 LOOK_INTERVAL = 0.1  # seconds between looks at the ranks
 MAX_SILENT_LOOKS = 8  # looks without a beat of a rank's heart, which beats as often: it hangs
+MAX_STARVED_LOOKS = 100  # the same, where the rank would run if it got a CPU
 STOP_TIMEOUT = 2.0  # seconds that a process has to end
 
 
@@ -108,7 +110,8 @@ class RankProcesses:
                 beat = self.group.native.beats(one.rank)
                 silent[index] = silent[index] + 1 if beat and beat == beats[index] else 0
                 beats[index] = beat
-                if silent[index] >= MAX_SILENT_LOOKS:
+                limit = MAX_STARVED_LOOKS if silent[index] and _is_runnable(one.process.pid) else MAX_SILENT_LOOKS
+                if silent[index] >= limit:
                     return self._lose(one, "hangs: it has no heartbeat", 1)
 
     def _lose(self, one: RankProcess, how: str, status: int) -> None:
@@ -143,6 +146,14 @@ class RankProcesses:
             for one in self.processes:
                 one.channel.close()
             os.close(self._memory)
+
+
+def _is_runnable(process: int) -> bool:
+    """Whether a thread of it has a CPU or waits for one."""
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{process}/task").iterdir()
+        return any((task / "stat").read_text().rpartition(")")[2].split()[0] == "R" for task in tasks)
+    return False
 
 
 def die_like(status: int) -> None:
