@@ -265,18 +265,20 @@ void bind_tape(nb::module_& m) {
         .def(
             "attention",
             [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
-               std::optional<Floats> sinks, View out, std::optional<Biases> biases) {
+               std::optional<Floats> sinks, View out, std::optional<Biases> biases, int64_t group, int64_t skipped) {
                 t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), data_of(sinks),
-                                       data_of(biases), reach_of(biases), false, out, 0});
+                                       data_of(biases), reach_of(biases), false, out, 0, group, skipped});
             },
             "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(),
-            "sinks"_a.none().noconvert(), "out"_a, "biases"_a.none().noconvert() = nb::none())
+            "sinks"_a.none().noconvert(), "out"_a, "biases"_a.none().noconvert() = nb::none(), "group"_a = 0,
+            "skipped"_a = 0)
         .def(
             "cross_attention",
-            [](Tape& t, View q, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, View{}, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, true, out, 0});
+            [](Tape& t, View q, int64_t layer, float scale, View out, int64_t group, int64_t skipped) {
+                t.add(quire::Attention{q, View{}, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, true, out, 0,
+                                       group, skipped});
             },
-            "q"_a, "layer"_a, "scale"_a, "out"_a)
+            "q"_a, "layer"_a, "scale"_a, "out"_a, "group"_a = 0, "skipped"_a = 0)
         .def(
             "write_latent",
             [](Tape& t, View latent, View k_rope, int64_t layer) { t.add(quire::WriteLatent{latent, k_rope, layer}); },
@@ -284,7 +286,8 @@ void bind_tape(nb::module_& m) {
         .def(
             "mla_attention",
             [](Tape& t, View q, View q_rope, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, q_rope, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, false, out, 0});
+                t.add(quire::Attention{q, q_rope, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, false, out, 0, 0,
+                                       0});
             },
             "q"_a, "q_rope"_a, "layer"_a, "scale"_a, "out"_a)
         .def(

@@ -52,7 +52,8 @@ void Tape::add(Op op) {
     if (auto* attention = std::get_if<Attention>(&op)) {
         attention->counter = add_counters(1);
         reads_sources_ = reads_sources_ || attention->of_source;
-        group_ = std::max(group_, attention->q.columns / pages_.value_dim() / pages_.num_kv_heads);
+        if (!attention->group) attention->group = attention->q.columns / pages_.value_dim() / pages_.num_kv_heads;
+        group_ = std::max(group_, attention->group);
     }
     if (auto* keep = std::get_if<KeepKV>(&op))
         self_attention_.reserve(keep->num_kv_heads, keep->head_dim, num_threads_);

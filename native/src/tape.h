@@ -127,6 +127,9 @@ struct Attention {
     bool of_source;  // cross-attention: a token sees the whole source of its sequence, else the positions before it
     View out;
     int64_t counter;  // index of the tape's counter that hands out its tiles
+    // `group` query heads share a KV head; 0: all alike. Another rank may have the first ones of the first KV head,
+    // `skipped` of them, and the last ones of the last.
+    int64_t group, skipped;
 };
 // Self-attention without a cache, in two ops: keys and values are written to private pages, then queries attend to
 // them.

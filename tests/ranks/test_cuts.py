@@ -26,14 +26,23 @@ def test_every_head_is_with_its_kv_head_in_one_rank(kv_heads: int, group: int, d
     owners: list[int] = []
     for rank in range(size):
         index = RankIndex(rank, size)
-        own, kv = index.heads(heads, heads, kv_heads), index.kv_heads(kv_heads, kv_heads)
+        own, kv = index.heads(heads, heads, kv_heads), index.kv_heads(kv_heads, heads, kv_heads)
         assert own.count >= 1 and kv.count >= 1
-        assert own.count % kv.count == 0, "KV heads are shared by as many query heads each"
-        share = own.count // kv.count
+        sharing = index.sharing(heads, kv_heads)
+        assert sharing or own.count % kv.count == 0, "KV heads are shared by as many query heads each"
+        share, skipped = sharing.get("group", own.count // kv.count), sharing.get("skipped", 0)
         for head in range(own.first, own.first + own.count):
-            assert head // group == kv.first + (head - own.first) // share
+            assert head // group == kv.first + (head - own.first + skipped) // share
         owners += range(own.first, own.first + own.count)
     assert owners == list(range(heads))
+
+
+def test_nine_heads_on_two_ranks_are_five_and_four() -> None:
+    parts = [(RankIndex(rank, 2).heads(9, 9, 3), RankIndex(rank, 2).kv_heads(3, 9, 3)) for rank in range(2)]
+    assert [(q.first, q.count, kv.first, kv.count) for q, kv in parts] == [(0, 4, 0, 2), (4, 5, 1, 2)]
+    assert RankIndex(1, 2).sharing(9, 3) == {"group": 3, "skipped": 1}
+    aligned = [RankIndex(rank, 3).heads(32, 32, 8).count for rank in range(3)]  # even ones would be 11, with 4 KV heads
+    assert aligned == [8, 12, 12]
 
 
 def test_more_ranks_than_heads_are_refused() -> None:

@@ -29,9 +29,10 @@ class RankExecutor(LocalExecutor):
         self.group = group
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> RankOps:
-        index = RankIndex(self.group.rank, self.group.size)
-        own = replace(options, threads=own_threads(options, index))
-        return self.ops_type(new_ops(own, group=self.group), index)
+        index, total = RankIndex(self.group.rank, self.group.size), options.threads or _num_threads()
+        ops = new_ops(replace(options, threads=own_threads(total, index)), group=self.group)
+        ops.sampler_threads = total  # the other ranks sleep while rank 0 samples
+        return self.ops_type(ops, index)
 
     def _load_model(
         self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int
@@ -40,14 +41,15 @@ class RankExecutor(LocalExecutor):
         return super()._load_model(family, checkpoint, config, spec, max_model_len)
 
 
-def own_threads(options: ExecutorOptions, index: RankIndex) -> int:
+def own_threads(total: int, index: RankIndex) -> int:
     """The threads of one rank: about as many as of every other, and one at least."""
-    total = options.threads
-    if total is None:
-        from quire.ops.native.cpus import compute_threads
-
-        total = compute_threads()
     return max(1, total * (index.rank + 1) // index.size - total * index.rank // index.size)
+
+
+def _num_threads() -> int:
+    from quire.ops.native.cpus import compute_threads
+
+    return compute_threads()
 
 
 def check_ranks(options: ExecutorOptions, size: int, config: Any = None) -> None:

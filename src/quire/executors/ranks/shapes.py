@@ -59,7 +59,7 @@ def trace_roles(family: Family, checkpoint: Checkpoint, config: ModelConfig, spe
         shapes: Checkpoint = DummyCheckpoint(checkpoint.path)
     else:
         shapes = CheckpointShapes(checkpoint)
-    ops = RoleOps()
+    ops = RoleOps(group=1 if spec.latent else config.heads // config.kv_heads)
     model = family.load(ops, shapes, config, max_model_len)  # type: ignore[arg-type]
     for forward in (model.forward, model.encode):
         if forward is not None:

@@ -77,6 +77,7 @@ class NativeOps:
         self.quantization = quantization
         self.fp16 = fp16
         self.group = group
+        self.sampler_threads = self.threads
         self._warned: set[str] = set()
         _free_at_once(LOADING_ARRAY_BYTES)
 
@@ -152,7 +153,7 @@ class NativeOps:
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         from quire.ops.native.sampler import NativeSampler
 
-        return NativeSampler(num_rows, vocab_size, self.threads)
+        return NativeSampler(num_rows, vocab_size, self.sampler_threads)
 
     def compile(
         self,

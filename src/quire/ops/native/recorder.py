@@ -188,10 +188,12 @@ class Recorder:
         slopes: Float32 | None = None,
         sinks: Float32 | None = None,
         biases: Float32 | None = None,
+        group: int = 0,
+        skipped: int = 0,
     ) -> RecordedColumns:
         assert not self._spec.latent, "latent pages have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
-        assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
+        self._check_heads(q.columns, group, skipped)
         assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
         for vector in (slopes, sinks):
             assert vector is None or vector.shape == (q.columns // head_dim,), (
@@ -202,22 +204,35 @@ class Recorder:
         return self._record(
             (q,),
             out,
-            lambda tape, view: tape.attention(view(q), layer, scale, window, softcap, slopes, sinks, view(out), **bias),
+            lambda tape, view: tape.attention(
+                view(q), layer, scale, window, softcap, slopes, sinks, view(out), **bias, group=group, skipped=skipped
+            ),
             barrier=True,
             any_rows=True,
         )
 
+    def _check_heads(self, columns: int, group: int, skipped: int) -> None:
+        """Query heads are shared evenly by the KV heads, or `group` by each but the first and the last."""
+        num_kv, heads = self._spec.num_kv_heads, columns // self._spec.head_dim
+        assert columns % self._spec.head_dim == 0, f"{columns} columns of q"
+        if not group:
+            assert heads % num_kv == 0, f"{heads} heads and {num_kv} KV heads"
+            return
+        assert 0 <= skipped < group and (num_kv - 1) * group < skipped + heads <= num_kv * group, (
+            f"{heads} heads after {skipped}, and {num_kv} KV heads for {group} each"
+        )
+
     def cross_attention(
-        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float
+        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
     ) -> RecordedColumns:
         assert not self._spec.latent and head_dim == self._spec.head_dim
-        assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
+        self._check_heads(q.columns, group, skipped)
         assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
         out = _new_value(q.columns)
         return self._record(
             (q,),
             out,
-            lambda tape, view: tape.cross_attention(view(q), layer, scale, view(out)),
+            lambda tape, view: tape.cross_attention(view(q), layer, scale, view(out), group, skipped),
             barrier=True,
             any_rows=True,
         )

@@ -1,6 +1,7 @@
 """Which columns of a value a rank computes."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from quire.core.errors import BadRequest
 
@@ -42,32 +43,69 @@ class RankIndex:
         first, last = (min(total, tile * (num_tiles * rank // self.size)) for rank in (self.rank, self.rank + 1))
         return Cut(first, last - first, total)
 
-    def kv_heads(self, columns: int, kv_heads: int) -> Cut:
-        """The KV heads of this rank. Where there are fewer than ranks, several ranks have the same one."""
-        first, last = self._kv_range(kv_heads)
-        return _heads(first, last, kv_heads, columns)
+    def kv_heads(self, columns: int, heads: int, kv_heads: int) -> Cut:
+        """The KV heads of this rank. Several ranks may have the same one."""
+        own = head_ranges(heads, kv_heads, self.size)[self.rank]
+        return _heads(own.first_kv, own.num_kv, kv_heads, columns)
 
     def heads(self, columns: int, heads: int, kv_heads: int) -> Cut:
-        """The query heads of this rank: those that share its KV heads, or a part of them."""
-        group = heads // kv_heads
-        first, last = self._kv_range(kv_heads)
-        if self.size <= kv_heads:
-            return _heads(first * group, last * group, heads, columns)
-        ranks = [rank for rank in range(self.size) if rank * kv_heads // self.size == first]
-        place, count = ranks.index(self.rank), len(ranks)
-        begin = first * group
-        return _heads(begin + group * place // count, begin + group * (place + 1) // count, heads, columns)
+        """The query heads of this rank."""
+        own = head_ranges(heads, kv_heads, self.size)[self.rank]
+        return _heads(own.first, own.count, heads, columns)
 
-    def _kv_range(self, kv_heads: int) -> tuple[int, int]:
-        if self.size <= kv_heads:
-            return kv_heads * self.rank // self.size, kv_heads * (self.rank + 1) // self.size
-        first = self.rank * kv_heads // self.size
-        return first, first + 1
+    def sharing(self, heads: int, kv_heads: int) -> dict[str, int]:
+        """How this rank's query heads share its KV heads, as `OpSet.paged_attention` takes it; empty: all alike."""
+        own, group = head_ranges(heads, kv_heads, self.size)[self.rank], heads // kv_heads
+        skipped = own.first - own.first_kv * group
+        uneven = own.num_kv > 1 and (skipped or own.count != own.num_kv * group)
+        return {"group": group, "skipped": skipped} if uneven else {}
 
 
-def _heads(first: int, last: int, heads: int, columns: int) -> Cut:
+@dataclass(frozen=True, slots=True)
+class HeadRange:
+    """Of one rank: query heads, and the KV heads that they read."""
+
+    first: int
+    count: int
+    first_kv: int
+    num_kv: int
+
+    @property
+    def num_columns(self) -> int:
+        """Of queries, keys and values, in heads."""
+        return self.count + 2 * self.num_kv
+
+
+@cache
+def head_ranges(heads: int, kv_heads: int, size: int) -> list[HeadRange]:
+    """Of every rank. A rank has whole KV heads and all query heads that share them (or a part, where there are fewer KV
+    heads than ranks), unless the largest part is smaller when query heads are divided evenly: two ranks then have the
+    KV head between them."""
+    group = heads // kv_heads
+    layouts = [[layout(rank, size, heads, group) for rank in range(size)] for layout in (_by_kv_heads, _by_heads)]
+    return min(layouts, key=lambda ranges: max(one.num_columns for one in ranges))
+
+
+def _by_kv_heads(rank: int, size: int, heads: int, group: int) -> HeadRange:
+    kv_heads = heads // group
+    if size <= kv_heads:
+        first, last = kv_heads * rank // size, kv_heads * (rank + 1) // size
+        return HeadRange(first * group, (last - first) * group, first, last - first)
+    kv_head = rank * kv_heads // size
+    ranks = [other for other in range(size) if other * kv_heads // size == kv_head]
+    first, last = (group * place // len(ranks) for place in (ranks.index(rank), ranks.index(rank) + 1))
+    return HeadRange(kv_head * group + first, last - first, kv_head, 1)
+
+
+def _by_heads(rank: int, size: int, heads: int, group: int) -> HeadRange:
+    first, last = heads * rank // size, heads * (rank + 1) // size
+    first_kv, last_kv = first // group, (last - 1) // group + 1
+    return HeadRange(first, last - first, first_kv, last_kv - first_kv)
+
+
+def _heads(first: int, count: int, heads: int, columns: int) -> Cut:
     unit = columns // heads
-    return Cut(first * unit, (last - first) * unit, columns, unit)
+    return Cut(first * unit, count * unit, columns, unit)
 
 
 def check_size(size: int, heads: int) -> None:

@@ -51,9 +51,10 @@ class RankTable:
 class RankForward:
     """The ops of `OpSet` that forward passes call. `ops`: the backend's."""
 
-    def __init__(self, ops: Any, index: RankIndex, spec: KVSpec) -> None:
-        """`spec`: of the cache of all ranks."""
+    def __init__(self, ops: Any, index: RankIndex, spec: KVSpec, group: int) -> None:
+        """`spec`: of the cache of all ranks. `group`: query heads that share a KV head of it."""
         self._ops, self._index, self._spec = ops, index, spec
+        self._heads = group * spec.num_kv_heads
 
     # -- between all columns and this rank's
 
@@ -134,30 +135,34 @@ class RankForward:
         return RankValue(self._ops.rope(self._changeable(x), angles.local, head_dim), x.cuts)
 
     def write_kv(self, k: RankValue, v: RankValue, batch: Any, layer: int) -> None:
-        cut = self._index.kv_heads(self._columns(k), self._spec.num_kv_heads)
+        cut = self._index.kv_heads(self._columns(k), self._heads, self._spec.num_kv_heads)
         self._ops.write_kv(self._own(k, cut), self._own(v, cut), batch, layer)
 
     def paged_attention(
         self, q: RankValue, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0, softcap: float = 0.0,
         slopes: Any = None, sinks: Any = None, biases: Any = None,
     ) -> RankValue:  # fmt: skip
-        cut = self._query_heads(q, head_dim, self._spec.num_kv_heads)
+        cut, sharing = self._query_heads(q)
         per_head = [_heads_of(cut, vector) for vector in (slopes, sinks, biases)]
         attended = self._ops.paged_attention(
-            self._own(q, cut), batch, layer, head_dim, scale, window, softcap, *per_head
+            self._own(q, cut), batch, layer, head_dim, scale, window, softcap, *per_head, **sharing
         )
         return RankValue(attended, (cut,))
 
     def cross_attention(self, q: RankValue, batch: Any, layer: int, head_dim: int, scale: float) -> RankValue:
-        cut = self._query_heads(q, head_dim, self._spec.num_kv_heads)
-        return RankValue(self._ops.cross_attention(self._own(q, cut), batch, layer, head_dim, scale), (cut,))
+        cut, sharing = self._query_heads(q)
+        return RankValue(self._ops.cross_attention(self._own(q, cut), batch, layer, head_dim, scale, **sharing), (cut,))
 
     def attention(
         self, q: RankValue, k: RankValue, v: RankValue, batch: Any, head_dim: int, scale: float, causal: bool = False,
         window: int = 0, biases: Any = None,
     ) -> RankValue:  # fmt: skip
-        kv_heads = self._columns(k) // head_dim
-        cut, kv_cut = self._query_heads(q, head_dim, kv_heads), self._index.kv_heads(self._columns(k), kv_heads)
+        heads, kv_heads = self._columns(q) // head_dim, self._columns(k) // head_dim
+        if self._index.sharing(heads, kv_heads):  # its kernels have no uneven groups
+            whole = self._all(q), self._all(k), self._all(v)
+            return RankValue(self._ops.attention(*whole, batch, head_dim, scale, causal, window, biases))
+        cut = self._index.heads(self._columns(q), heads, kv_heads)
+        kv_cut = self._index.kv_heads(self._columns(k), heads, kv_heads)
         own = self._own(q, cut), self._own(k, kv_cut), self._own(v, kv_cut)
         attended = self._ops.attention(*own, batch, head_dim, scale, causal, window, _heads_of(cut, biases))
         return RankValue(attended, (cut,))
@@ -168,8 +173,10 @@ class RankForward:
         own = self._own(q_latent, latent), self._own(q_rope, rope)
         return RankValue(self._ops.mla_attention(*own, batch, layer, scale), (latent,))
 
-    def _query_heads(self, q: RankValue, head_dim: int, kv_heads: int) -> Cut:
-        return self._index.heads(self._columns(q), self._columns(q) // head_dim, kv_heads)
+    def _query_heads(self, q: RankValue) -> tuple[Cut, dict[str, int]]:
+        """This rank's, of those that read the cache, and how they share its KV heads."""
+        kv_heads = self._spec.num_kv_heads
+        return self._index.heads(self._columns(q), self._heads, kv_heads), self._index.sharing(self._heads, kv_heads)
 
     # -- column by column
 

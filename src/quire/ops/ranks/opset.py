@@ -82,7 +82,8 @@ class RankOps:
 
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> "RankCache":
         """`spec`: of all ranks. A latent cache is the same on every rank."""
-        own = self.index.kv_heads(spec.num_kv_heads, spec.num_kv_heads).count
+        heads = self._roles.group * spec.num_kv_heads
+        own = self.index.kv_heads(spec.num_kv_heads, heads, spec.num_kv_heads).count
         return RankCache(spec, self.backend.new_cache(replace(spec, num_kv_heads=own), num_blocks, num_host_blocks))
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
@@ -101,8 +102,10 @@ class RankOps:
     ) -> Program:
         assert isinstance(cache, RankCache), "the cache was made by another op set"
 
+        group = self._roles.group
+
         def own_part(ops: Any, batch: Any) -> Any:
-            return forward(RankForward(ops, self.index, cache.spec), batch)
+            return forward(RankForward(ops, self.index, cache.spec, group), batch)
 
         args = own_part, cache.own, max_tokens, max_rows, max_model_len, sampler, sources
         program: Program = self.backend.compile(*args)

@@ -32,7 +32,7 @@ class Role:
             case "heads":
                 return index.heads(columns, self.heads, self.kv_heads)
             case "kv_heads":
-                return index.kv_heads(columns, self.kv_heads)
+                return index.kv_heads(columns, self.heads, self.kv_heads)
             case "all":
                 return whole(columns)
             case _:
@@ -70,13 +70,14 @@ class Roles:
     tables: list[bool] = field(default_factory=list)  # for each embedding table: whether it is of token ids
     gates: set[int] = field(default_factory=set)  # experts' matrices, whose outputs are gate and up
     num_experts: int = 0  # matrices of experts
+    group: int = 1  # query heads that share a KV head of the cache
 
 
 class RoleOps:
     """The part of `OpSet` that is called when a model is loaded."""
 
-    def __init__(self) -> None:
-        self.roles = Roles()
+    def __init__(self, group: int) -> None:
+        self.roles = Roles(group=group)
 
     def pack(
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
@@ -168,7 +169,7 @@ class RoleRecorder(Recorder):
 
     def write_kv(self, k: RecordedColumns, v: RecordedColumns, batch: Any, layer: int) -> None:
         for x in (k, v):
-            self._mark(x, Role("kv_heads", kv_heads=self._spec.num_kv_heads))
+            self._mark(x, Role("kv_heads", self._roles.group * self._spec.num_kv_heads, self._spec.num_kv_heads))
         super().write_kv(k, v, batch, layer)
 
     def write_latent(self, latent: RecordedColumns, k_rope: RecordedColumns, batch: Any, layer: int) -> None:
@@ -195,7 +196,7 @@ class RoleRecorder(Recorder):
         kv_heads = k.columns // head_dim
         self._mark_heads(q, q.columns // head_dim, kv_heads)
         for x in (k, v):
-            self._mark(x, Role("kv_heads", kv_heads=kv_heads))
+            self._mark(x, Role("kv_heads", q.columns // head_dim, kv_heads))
         return super().attention(q, k, v, batch, head_dim, scale, causal, window, biases)
 
     def mla_attention(

@@ -23,6 +23,8 @@ def paged_attention(
     sinks: Tensor | None = None,
     biases: Tensor | None = None,
     causal: bool = True,
+    group: int = 0,
+    skipped: int = 0,
 ) -> Tensor:
     """q [T, heads, head_dim] -> [T, heads, value_dim]. The queries of a sequence are its last positions."""
     out = q.new_empty(*q.shape[:2], cache.spec.value_dim)
@@ -30,6 +32,9 @@ def paged_attention(
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])
         num_pages = -(-context_len // cache.spec.block_size)
         k, v = cache.read(layer, block_tables[seq, :num_pages], context_len)
+        if group:  # a KV head for each query head
+            kv_heads = (torch.arange(q.shape[1]) + skipped) // group
+            k, v = k[:, kv_heads], v[:, kv_heads]
         out[tokens] = attention(q[tokens], k, v, scale, window, softcap, slopes, sinks, causal, biases)
     return out
 

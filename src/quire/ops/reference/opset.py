@@ -180,17 +180,20 @@ class TorchOps:
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
         biases: Tensor | None = None,
+        **sharing: int,
     ) -> Tensor:
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
-        return paged_attention(*pages, scale, window, softcap, slopes, sinks, biases).flatten(1)
+        return paged_attention(*pages, scale, window, softcap, slopes, sinks, biases, **sharing).flatten(1)
 
-    def cross_attention(self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float) -> Tensor:
+    def cross_attention(
+        self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float, **sharing: int
+    ) -> Tensor:
         assert batch.source_tables is not None, "the sequences of this step have no sources"
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.source_lens, batch.source_tables
-        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0, causal=False).flatten(1)
+        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0, causal=False, **sharing).flatten(1)
 
     def attention(
         self,
