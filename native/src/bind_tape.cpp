@@ -167,8 +167,7 @@ void bind_tape(nb::module_& m) {
                                                 " bytes of memory at the start of a cache line");
                 new (self) quire::RankGroup(reinterpret_cast<quire::RankMemory*>(memory.data()), rank, size);
             },
-            "memory"_a.noconvert(), "rank"_a, "size"_a, nb::keep_alive<1, 2>(),
-            "memory: shared, and zero at first.")
+            "memory"_a.noconvert(), "rank"_a, "size"_a, nb::keep_alive<1, 2>(), "memory: shared, and zero at first.")
         .def("barrier", &quire::RankGroup::barrier, nb::call_guard<nb::gil_scoped_release>(),
              "Wait until all ranks are here. False if the group is aborted.")
         .def("abort", &quire::RankGroup::abort, "Let no rank wait for another from now on.")
@@ -346,8 +345,8 @@ void bind_tape(nb::module_& m) {
             "add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
         .def(
             "logits",
-            [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias, float softcap, int64_t first_column,
-               std::optional<int64_t> num_columns) {
+            [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias, float softcap,
+               int64_t first_column, std::optional<int64_t> num_columns) {
                 quire::Weight head = weight(matrices, bias);
                 const int64_t columns = num_columns.value_or(head.num_outputs);
                 t.add(quire::Logits{x, std::move(head), softcap, first_column, columns});

@@ -76,8 +76,7 @@ void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Expert
     multiply(gate_up, hidden_.get(), counters_.data(), pool, panel);
     pool.barrier();
     const auto activated = [&](int64_t position) {
-        return shared.base ? shared.base + position * down.num_inputs
-                           : hidden_.get() + position * gate_up.num_outputs;
+        return shared.base ? shared.base + position * down.num_inputs : hidden_.get() + position * gate_up.num_outputs;
     };
     for (int64_t position = routes.first; position < routes.last; ++position) {
         float* hidden = hidden_.get() + position * gate_up.num_outputs;

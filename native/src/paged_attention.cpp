@@ -137,8 +137,8 @@ PagedAttention::PartialSlots PagedAttention::partials_of_tile(int64_t tile) cons
 PagedAttention::PartialSlots PagedAttention::partials_of_seq(const Attention& op, int64_t seq, int64_t kv_head) const {
     const int64_t size = partial_floats(tape_.pages_.value_dim());
     const int64_t tile = tape_.shared_prefixes_.member(seq) * tape_.pages_.num_kv_heads + kv_head;
-    return {tape_.shared_partials_.get() + tile * tape_.max_splits_ * op.group * size, heads_of(op, kv_head).count * size,
-            tape_.splits_done_[kTilesPerThread * pool_.num_threads + tile]};
+    return {tape_.shared_partials_.get() + tile * tape_.max_splits_ * op.group * size,
+            heads_of(op, kv_head).count * size, tape_.splits_done_[kTilesPerThread * pool_.num_threads + tile]};
 }
 
 AttentionTile PagedAttention::tile_at(const Attention& op, const Run& run, int64_t kv_head, int64_t first) const {

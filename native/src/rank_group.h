@@ -1,4 +1,5 @@
-// Ranks: processes of one machine that compute a step together. They wait for each other wherever one reads what others have written.
+// Ranks: processes of one machine that compute a step together. They wait for each other wherever one reads what others
+// have written.
 #pragma once
 
 #include <atomic>

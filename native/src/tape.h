@@ -185,7 +185,7 @@ struct Add {
 struct Logits {
     View x;
     Weight weight;
-    float softcap;  // 0: none
+    float softcap;                      // 0: none
     int64_t first_column, num_columns;  // `weight` gives these columns of all, from here on
 };
 struct TakeRows {

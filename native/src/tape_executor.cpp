@@ -14,11 +14,12 @@ namespace {
 // An op reads, or writes, its own rows if every thread touches only its share of the rows. (Pages are written by rows
 // too: only attention reads them, after a barrier.)
 template <class T>
-constexpr bool kReadsOwnRows = !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> &&
-                               !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
+constexpr bool kReadsOwnRows =
+    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, Logits> &&
+    !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
 template <class T>
-constexpr bool kWritesOwnRows =
-    std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> || (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
+constexpr bool kWritesOwnRows = std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> ||
+                                (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
 
 }  // namespace
 
@@ -232,8 +233,7 @@ class TapeExecutor {
 
     void run(const CopyColumns& op) {
         const auto [first, last] = mine(op.out);
-        for (int64_t r = first; r < last; ++r)
-            std::copy_n(input(op.x, op.out, r), op.out.columns, row(op.out, r));
+        for (int64_t r = first; r < last; ++r) std::copy_n(input(op.x, op.out, r), op.out.columns, row(op.out, r));
     }
 
     // The threads of this rank have met already.

@@ -83,7 +83,8 @@ class InRanks:
         def run(rank: _Rank) -> np.ndarray:
             return rank.logits(ids, start, adapter)
 
-        return list(self._pool.map(run, self.ranks))[0]
+        first, *_ = self._pool.map(run, self.ranks)
+        return first
 
 
 def batch_of(ids: list[int], start: int, adapter: int | None) -> StepBatch:

@@ -47,5 +47,5 @@ def test_nine_heads_on_two_ranks_are_five_and_four() -> None:
 
 def test_more_ranks_than_heads_are_refused() -> None:
     check_size(9, heads=9)
-    with pytest.raises(BadRequest, match="tensor_parallel_size is 10, and the model has 9 attention heads.*\n.*1 to 9"):
+    with pytest.raises(BadRequest, match=r"is 10, and the model has 9 attention heads.*\n.*1 to 9"):
         check_size(10, heads=9)

@@ -61,7 +61,10 @@ def test_fields_that_lie_side_by_side_are_gathered_at_once() -> None:
         index = RankIndex(group.rank, SIZE)
         cuts = [index.even(48), index.heads(32, 4, 2)]
         whole = torch.arange(80.0).repeat(ROWS, 1)
-        own = [whole[:, start + cut.first : start + cut.first + cut.count] for start, cut in zip((0, 48), cuts)]
+        own = [
+            whole[:, start + cut.first : start + cut.first + cut.count]
+            for start, cut in zip((0, 48), cuts, strict=True)
+        ]
         return Exchange(group).all_columns(torch.cat(own, 1), cuts)
 
     for gathered in in_ranks(gather):

@@ -1,4 +1,4 @@
-"""Models that several ranks compute, against one process: the same bits on the CPU's kernels, for every kind of layer."""
+"""Models that several ranks compute, against one process: the same bits by the CPU's kernels, for all kinds of layers."""
 
 from collections.abc import Callable
 from functools import cache
@@ -50,11 +50,22 @@ CASES: Cases = {
     "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2-moe": (
         Qwen2MoeConfig,
-        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 80},
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 80,
+        },
     ),
     "gpt-oss": (
         GptOssConfig,
-        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "rope_parameters": ROPE, "sliding_window": 6},
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "rope_parameters": ROPE,
+            "sliding_window": 6,
+        },
     ),
     "deepseek-v3": (DeepseekV3Config, MLA),
 }

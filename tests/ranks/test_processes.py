@@ -31,9 +31,7 @@ MIXED = [
 
 def texts(llm: LLM, **options: Any) -> list[Any]:
     results = llm.generate(PROMPTS, MIXED, **options)
-    return [
-        (one.token_ids, one.logprobs, result.prompt_logprobs) for result in results for one in result.outputs
-    ]
+    return [(one.token_ids, one.logprobs, result.prompt_logprobs) for result in results for one in result.outputs]
 
 
 def followers(parent: int) -> list[int]:
@@ -76,7 +74,9 @@ def two(tiny_model: Path) -> Iterator[LLM]:
 def test_tokens_and_logprobs_are_those_of_one_process(tiny_model: Path, two: LLM) -> None:
     expected = texts(LLM(tiny_model))
     assert texts(two) == expected
-    three = LLM(tiny_model, tensor_parallel_size=3, kv_cache_memory_bytes=200_000, swap_space=0.01)  # they are preempted
+    three = LLM(
+        tiny_model, tensor_parallel_size=3, kv_cache_memory_bytes=200_000, swap_space=0.01
+    )  # they are preempted
     assert texts(three) == expected
     three.engine.stop()
     assert len(followers(os.getpid())) == 1, "those of `two`"
@@ -155,9 +155,9 @@ def test_streams_go_on_when_a_rank_is_killed(tiny_model: Path) -> None:
 
 
 def test_what_ranks_cannot_do_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="tensor_parallel_size is 7, and the model has 6 attention heads.*\n.*1 to 6"):
+    with pytest.raises(BadRequest, match=r"tensor_parallel_size is 7, and the model has 6 attention heads.*\n.*1 to 6"):
         LLM(tiny_model, tensor_parallel_size=7)
-    with pytest.raises(Unsupported, match="not kept on disk.*\n.*kv_disk_path"):
+    with pytest.raises(Unsupported, match=r"not kept on disk.*\n.*kv_disk_path"):
         LLM(tiny_model, tensor_parallel_size=2, kv_disk_path=str(tmp_path))
     with pytest.raises(BadRequest, match="tensor_parallel_size is 0"):
         LLM(tiny_model, tensor_parallel_size=0)

@@ -60,6 +60,7 @@ class FollowerOps(RankOps):
 
 class FollowerExecutor(RankExecutor):
     ops_type = FollowerOps
+    size: KVSize  # the largest that fits
 
     def do(self, message: ToRank) -> FromRank | None:
         match message:

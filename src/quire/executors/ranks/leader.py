@@ -66,7 +66,7 @@ class RanksExecutor(RankExecutor):
             self.stop()
             raise
         self._others_bytes = sum(one.weight_bytes for one in others)
-        sizes = [own, *others]
+        sizes: list[KVSize | RankLoaded] = [own, *others]
         return KVSize(
             own.spec,
             min(one.num_blocks for one in sizes),

@@ -54,8 +54,8 @@ class RunStep(msgspec.Struct, tag=True, omit_defaults=True):
         return StepBatch(**arrays)  # type: ignore[arg-type]
 
 
-_ARRAYS = ("ids", "positions", "slots", "seq_starts", "context_lens", "block_tables", "logit_rows")
-_ARRAYS += ("adapters", "source_lens", "source_tables")
+_OPTIONAL = ("adapters", "source_lens", "source_tables")
+_ARRAYS = ("ids", "positions", "slots", "seq_starts", "context_lens", "block_tables", "logit_rows", *_OPTIONAL)
 
 
 def _int32(data: bytes | None) -> Int32 | None:

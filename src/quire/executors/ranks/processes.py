@@ -106,13 +106,15 @@ class RankProcesses:
         while not self._stopping.wait(LOOK_INTERVAL):
             for index, one in enumerate(self.processes):
                 if one.process.poll() is not None:
-                    return self._lose(one, one.death(), one.process.returncode)
+                    self._lose(one, one.death(), one.process.returncode)
+                    return
                 beat = self.group.native.beats(one.rank)
                 silent[index] = silent[index] + 1 if beat and beat == beats[index] else 0
                 beats[index] = beat
                 limit = MAX_STARVED_LOOKS if silent[index] and _is_runnable(one.process.pid) else MAX_SILENT_LOOKS
                 if silent[index] >= limit:
-                    return self._lose(one, "hangs: it has no heartbeat", 1)
+                    self._lose(one, "hangs: it has no heartbeat", 1)
+                    return
 
     def _lose(self, one: RankProcess, how: str, status: int) -> None:
         if self._stopping.is_set():

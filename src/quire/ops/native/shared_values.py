@@ -1,4 +1,4 @@
-"""Values of a recording that ranks have in common: their memory is that of all ranks, and reused only after a barrier."""
+"""Values of a recording that ranks have in common: in memory of all ranks, which is reused only after a barrier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -6,12 +6,13 @@ value that goes another way is divided evenly, and gathered where it is needed: 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from quire.ops.native.liveness import Storage
-from quire.ops.native.recorder import Emit, RecordedColumns, RecordedFrequencies, Recorder, RecordedTable, SymbolicBatch
+from quire.ops.native.recorder import Emit, RecordedColumns, RecordedFrequencies, RecordedTable, Recorder, SymbolicBatch
 from quire.ops.opset import Activation, Float32, Keep, KVSpec, Routing
 from quire.ops.ranks.cuts import Cut, RankIndex, whole
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
@@ -58,8 +59,7 @@ class Outputs:
     def cuts(self, index: RankIndex) -> tuple[Cut, ...]:
         """Of every field, in order."""
         bounds = sorted(self.bounds | {0, self.num_outputs})
-        fields = zip(bounds, bounds[1:], strict=False)
-        return tuple(self.roles.get((first, end), EVEN).cut(index, end - first) for first, end in fields)
+        return tuple(self.roles.get(field, EVEN).cut(index, field[1] - field[0]) for field in pairwise(bounds))
 
 
 @dataclass(slots=True)
@@ -96,7 +96,8 @@ class RoleOps:
         return PackedExperts(len(experts), outputs, inputs, 0, self.roles.num_experts - 1)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
-        return PackedHeads(len(heads), *heads[0].shape, 0, None)
+        num_outputs, num_inputs = heads[0].shape
+        return PackedHeads(len(heads), num_outputs, num_inputs, 0, None)
 
     def vector(self, tensor: StoredTensor) -> Float32:
         return np.zeros(int(np.prod(tensor.shape)), np.float32)
@@ -147,10 +148,10 @@ class RoleRecorder(Recorder):
             self._origins[output.storage] = matrix, first + in_place[0].first
         return recorded
 
-    def embedding(self, ids: Any, table: RecordedTable) -> RecordedColumns:
+    def embedding(self, ids: Any, table: RecordedTable, cut: Cut | None = None) -> RecordedColumns:
         if isinstance(table, _NumberedTable) and ids == SymbolicBatch.ids:
             self._roles.tables[table.number] = True
-        return super().embedding(ids, table)
+        return super().embedding(ids, table, cut)
 
     def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
         out = super().linear(x, w)
@@ -184,10 +185,10 @@ class RoleRecorder(Recorder):
         return super().paged_attention(q, batch, layer, head_dim, *options, **named)
 
     def cross_attention(
-        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float
+        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
     ) -> RecordedColumns:
         self._mark_heads(q, q.columns // head_dim, self._spec.num_kv_heads)
-        return super().cross_attention(q, batch, layer, head_dim, scale)
+        return super().cross_attention(q, batch, layer, head_dim, scale, group, skipped)
 
     def attention(
         self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, batch: Any, head_dim: int, scale: float,
@@ -213,7 +214,7 @@ class RoleRecorder(Recorder):
 
     def moe(
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
-        routing: Routing, kind: Activation, correction: Any = None,
+        routing: Routing, kind: Activation, correction: Any = None, cut: Cut | None = None,
     ) -> RecordedColumns:  # fmt: skip
         self._roles.gates.add(gate_up.packed)
-        return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
+        return super().moe(x, router_logits, gate_up, down, routing, kind, correction, cut)

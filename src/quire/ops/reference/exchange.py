@@ -1,4 +1,4 @@
-"""Values that ranks compute together: each writes its part to memory of all, all wait for each other, each reads all."""
+"""Values that ranks compute together: each writes its part to shared memory, waits for the others, and reads all."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
-from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.ranks.cuts import Cut
+from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.exchange import Exchange
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
@@ -180,20 +180,25 @@ class TorchOps:
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
         biases: Tensor | None = None,
-        **sharing: int,
+        group: int = 0,
+        skipped: int = 0,
     ) -> Tensor:
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
-        return paged_attention(*pages, scale, window, softcap, slopes, sinks, biases, **sharing).flatten(1)
+        attended = paged_attention(*pages, scale, window, softcap, slopes, sinks, biases, group=group, skipped=skipped)
+        return attended.flatten(1)
 
     def cross_attention(
-        self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float, **sharing: int
+        self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
     ) -> Tensor:
         assert batch.source_tables is not None, "the sequences of this step have no sources"
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.source_lens, batch.source_tables
-        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0, causal=False, **sharing).flatten(1)
+        attended = paged_attention(
+            heads, batch.cache, layer, *runs, scale, window=0, causal=False, group=group, skipped=skipped
+        )
+        return attended.flatten(1)
 
     def attention(
         self,
