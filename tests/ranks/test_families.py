@@ -1,4 +1,4 @@
-"""Models that several ranks compute, against one process: the same bits by the CPU's kernels, for all kinds of layers."""
+"""Models that several ranks compute, against one process: the same bits by the kernels, for all kinds of layers."""
 
 from collections.abc import Callable
 from functools import cache
