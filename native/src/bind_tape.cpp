@@ -189,7 +189,7 @@ void bind_tape(nb::module_& m) {
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
                int64_t num_layers, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, const std::string& dtype,
                int64_t latent, int64_t max_tokens, int64_t arena_size, int num_threads, quire::RankGroup* group,
-               std::optional<Bytes1> shared) {
+               std::optional<Bytes1> shared, std::optional<Bytes1> shared_groups) {
                 const quire::Pages p{pages.data(), num_blocks, num_layers,       num_kv_heads,
                                      head_dim,     block_size, page_type(dtype), latent};
                 if (latent && (num_kv_heads != 1 || latent >= head_dim || p.type == quire::PageType::Int8))
@@ -202,11 +202,20 @@ void bind_tape(nb::module_& m) {
                 if (pages.size() < p.block_bytes() * num_blocks + quire::kPagesSlack)
                     throw std::invalid_argument("the pages are smaller than their shape");
                 new (self) Tape(p, max_tokens, arena_size, num_threads, group,
-                                shared ? reinterpret_cast<float*>(shared->data()) : nullptr);
+                                shared ? reinterpret_cast<float*>(shared->data()) : nullptr,
+                                shared_groups ? reinterpret_cast<quire::QuantizedGroup*>(shared_groups->data()) : nullptr,
+                                shared_groups ? int64_t(shared_groups->size() / 2 / sizeof(quire::QuantizedGroup)) : 0);
             },
             "pages"_a.noconvert(), nb::kw_only(), "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
             "block_size"_a, "dtype"_a, "latent"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a,
-            "group"_a.none() = nb::none(), "shared"_a.none().noconvert() = nb::none())
+            "group"_a.none() = nb::none(), "shared"_a.none().noconvert() = nb::none(),
+            "shared_groups"_a.none().noconvert() = nb::none())
+        .def_static(
+            "quantized_bytes",
+            [](int64_t max_tokens, int64_t num_inputs) {
+                return Tape::num_groups(max_tokens, num_inputs) * int64_t(sizeof(quire::QuantizedGroup));
+            },
+            "max_tokens"_a, "num_inputs"_a, "Of the quantized inputs of a matmul.")
         .def(
             "embedding",
             [](Tape& t, bool of_positions, const std::string& storage, Bytes data, std::optional<Ints> row_order,

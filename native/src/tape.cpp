@@ -11,15 +11,19 @@ Weight::Weight(std::vector<PackedMatrix> parts, const float* bias) : segments(st
     for (const PackedMatrix& part : segments) {
         num_inputs = part.num_inputs;
         num_outputs += part.num_outputs;
+        reads_groups = reads_groups && part.is_integer() && !part.input_order && part.threshold == 0;
     }
 }
 
-Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads, RankGroup* group, float* shared)
+Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads, RankGroup* group, float* shared,
+           QuantizedGroup* shared_groups, int64_t num_shared_groups)
     : pages_(pages),
       max_tokens_(max_tokens),
       num_threads_(num_threads),
       ranks_(group),
       shared_(shared),
+      shared_groups_(shared_groups),
+      num_shared_groups_(num_shared_groups),
       self_attention_(pages.type) {
     arena_.reserve(arena_size);
     panels_.reserve(num_threads * kPanelBytes);

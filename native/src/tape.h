@@ -54,6 +54,7 @@ struct Weight {
     const float* bias;  // [num_outputs], or null
     int64_t num_inputs = 0, num_outputs = 0;
     int64_t counters = 0;  // the first of the tape's counters for its segments: Worker::taken of each
+    bool reads_groups = true;  // and nothing else: all its inputs are quantized, in one order
 
     Weight(std::vector<PackedMatrix> segments, const float* bias);
 };
@@ -211,10 +212,15 @@ struct RankLost : std::runtime_error {
 
 class Tape {
  public:
-    // Weights, embedding tables, pages, group and shared arena must outlive the tape. Its own arena has `arena_size`
-    // floats. Without other ranks, `group` and `shared` are null.
+    // Weights, embedding tables, pages, group and shared memory must outlive the tape. Its own arena has `arena_size`
+    // floats. Without other ranks, `group`, `shared` and `shared_groups` are null.
     Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads, RankGroup* group = nullptr,
-         float* shared = nullptr);
+         float* shared = nullptr, QuantizedGroup* shared_groups = nullptr, int64_t num_shared_groups = 0);
+
+    // Groups of `max_tokens` quantized rows.
+    static int64_t num_groups(int64_t max_tokens, int64_t num_inputs) {
+        return GroupOrder(max_tokens, kernels().matrix.row_block, num_inputs).size(max_tokens);
+    }
 
     void add(Op op);
 
@@ -242,6 +248,9 @@ class Tape {
     int num_threads_;
     RankGroup* const ranks_;
     float* const shared_;
+    // Inputs of matmuls that ranks quantize together, each some rows: two buffers of `num_shared_groups_`, by turns.
+    QuantizedGroup* const shared_groups_;
+    const int64_t num_shared_groups_;
     std::vector<Op> ops_;
     int64_t num_ids_ = INT32_MAX, num_positions_ = INT32_MAX;  // rows of the smallest embedding table indexed by them
     int64_t num_adapters_ = INT32_MAX;                         // slots of the layer that has the fewest

@@ -11,6 +11,8 @@ namespace quire {
 
 namespace {
 
+constexpr int64_t kMinDividedRows = 4;  // of a matmul, for ranks to quantize them together
+
 // An op reads, or writes, its own rows if every thread touches only its share of the rows. (Pages are written by rows
 // too: only attention reads them, after a barrier.)
 template <class T>
@@ -303,8 +305,12 @@ class TapeExecutor {
             const PackedMatrix* before = &segment == w.segments.data() ? nullptr : &segment - 1;
             if (!before || segment.input_order != before->input_order || segment.threshold != before->threshold) {
                 if (before) wait();
-                a = prepare(w, segment, from, logits_only, num_rows);
-                wait();
+                if (divides_rows(w, num_rows)) {
+                    a = prepare_together(w, from, logits_only, num_rows);
+                } else {
+                    a = prepare(w, segment, from, logits_only, num_rows);
+                    wait();
+                }
                 has_outliers = segment.threshold > 0 &&
                                tape_.outliers_.any(num_rows);  // before a thread goes on to the next segment
             }
@@ -322,6 +328,30 @@ class TapeExecutor {
         wait();
         for (int64_t r = rows.first; r < rows.last; ++r)
             kernels_.ops.add(out + r * out_stride, w.bias, w.num_outputs, out + r * out_stride);
+    }
+
+    // Whether ranks quantize the rows of a matmul together. For a few rows a barrier takes longer than quantizing.
+    bool divides_rows(const Weight& w, int64_t num_rows) const {
+        return tape_.shared_groups_ && w.reads_groups && num_rows >= kMinDividedRows &&
+               GroupOrder(num_rows, kernels_.matrix.row_block, w.num_inputs).size(num_rows) <= tape_.num_shared_groups_;
+    }
+
+    // Each rank quantizes some rows of the inputs of a matmul. A rank that fills a buffer has passed a barrier that all
+    // ranks came to when they had multiplied with its last contents.
+    Activations prepare_together(const Weight& w, const View& from, bool logits_only, int64_t num_rows) {
+        QuantizedGroup* groups = tape_.shared_groups_ + num_divided_++ % 2 * tape_.num_shared_groups_;
+        const int64_t rank = tape_.ranks_->rank(), size = tape_.ranks_->size();
+        const int64_t begin = num_rows * rank / size, end = num_rows * (rank + 1) / size;
+        const Range part = pool_.share(end - begin), rows{begin + part.first, begin + part.last};
+        if (pool_.num_threads > 1) wait();  // other threads have written some of them
+        const auto [x, stride] = gather_rows(from, logits_only, rows);
+        const GroupOrder order(num_rows, kernels_.matrix.row_block, w.num_inputs);
+        for (int64_t r = rows.first; r < rows.last; ++r)
+            kernels_.matrix.quantize(x + r * stride, w.num_inputs, groups + order.start(r), order.block_rows);
+        wait();
+        if (pool_.thread == 0) tape_.ranks_->barrier();
+        wait();
+        return {nullptr, 0, groups, nullptr};
     }
 
     // Prepares this thread's share of the inputs of a matmul, for this segment and those with the same input order and
@@ -359,6 +389,7 @@ class TapeExecutor {
     const Kernels& kernels_;
     PagedAttention attention_;
     KVPrefetch prefetch_;
+    int64_t num_divided_ = 0;  // matmuls of this step whose rows ranks have quantized together
 };
 
 void Tape::execute(const Step& step, const ThreadPool& pool) { TapeExecutor(*this, step, pool).run(); }

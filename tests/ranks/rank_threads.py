@@ -20,10 +20,11 @@ from quire.weights.checkpoint import open_checkpoint
 
 
 def backend_ops(backend: str, group: RankGroup | None, threads: int = 1) -> Any:
-    if backend == "native":
+    """`native`, `native int4` and such, or `torch`."""
+    if backend.startswith("native"):
         from quire.ops.native import NativeOps
 
-        return NativeOps(threads, group=group)
+        return NativeOps(threads, backend.partition(" ")[2] or None, group=group)
     from quire.ops.reference import TorchOps
 
     return TorchOps(threads=1, group=group)

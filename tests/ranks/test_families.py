@@ -102,12 +102,46 @@ def test_plain_ops_give_the_logits_of_one_process(checkpoint: Callable[[str], Pa
             assert ours.argmax(-1).tolist() == theirs.argmax(-1).tolist()
 
 
+def check_bits(path: Path, backend: str, size: int, threads: int = 1) -> None:
+    alone = steps(OneProcess(backend, path).logits, PROMPT)
+    for ours, theirs in zip(steps(InRanks(backend, path, size, threads=threads).logits, PROMPT), alone, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "nf4"])
+def test_rows_that_ranks_quantize_together_have_the_bits_of_one_process(
+    checkpoint: Callable[[str], Path], quantization: str
+) -> None:
+    for name in ("llama-nine-heads", "mixtral"):
+        for size, threads in ((2, 1), (2, 2), (3, 1)):
+            check_bits(checkpoint(name), f"native {quantization}", size, threads)
+
+
+def test_adapters_are_divided_as_their_layers_are(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from models.lora_files import adapter
+    from transformers import AutoModelForCausalLM
+
+    for name in ("llama-nine-heads", "phi3"):  # q, k and v in one matrix, of three parts and of one
+        path = checkpoint(name)
+        model = AutoModelForCausalLM.from_pretrained(path)
+        modules = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+        modules = modules if name != "phi3" else ["qkv_proj", "gate_up_proj", "down_proj"]
+        adapters = {name: tmp_path / name}
+        adapter(model, adapters[name], seed=3, r=5, lora_alpha=7, target_modules=modules)
+        alone = steps(OneProcess("native", path, adapters).logits, PROMPT, adapter=0)
+        plain = steps(OneProcess("native", path).logits, PROMPT)
+        assert not np.array_equal(alone[0], plain[0]), "the adapter adapts nothing"
+        for size in (2, 3):
+            ranks = InRanks("native", path, size, adapters)
+            for ours, theirs in zip(steps(ranks.logits, PROMPT, adapter=0), alone, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+
+
 def test_ranks_may_have_several_threads(checkpoint: Callable[[str], Path]) -> None:
     for name in ("llama-nine-heads", "mixtral"):
-        alone = steps(OneProcess("native", checkpoint(name)).logits, PROMPT)
-        ranks = InRanks("native", checkpoint(name), 2, threads=2)
-        for ours, theirs in zip(steps(ranks.logits, PROMPT), alone, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        check_bits(checkpoint(name), "native", 2, threads=2)
 
 
 def test_a_rank_has_its_part_of_the_weights(checkpoint: Callable[[str], Path]) -> None:

@@ -30,9 +30,8 @@ class RankExecutor(LocalExecutor):
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> RankOps:
         index, total = RankIndex(self.group.rank, self.group.size), options.threads or _num_threads()
-        ops = new_ops(replace(options, threads=own_threads(total, index)), group=self.group)
-        ops.sampler_threads = total  # the other ranks sleep while rank 0 samples
-        return self.ops_type(ops, index)
+        own = replace(options, threads=own_threads(total, index))
+        return self.ops_type(new_ops(own, group=self.group), index)
 
     def _load_model(
         self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int

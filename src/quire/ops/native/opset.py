@@ -77,7 +77,6 @@ class NativeOps:
         self.quantization = quantization
         self.fp16 = fp16
         self.group = group
-        self.sampler_threads = self.threads
         self._warned: set[str] = set()
         _free_at_once(LOADING_ARRAY_BYTES)
 
@@ -153,7 +152,7 @@ class NativeOps:
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         from quire.ops.native.sampler import NativeSampler
 
-        return NativeSampler(num_rows, vocab_size, self.sampler_threads)
+        return NativeSampler(num_rows, vocab_size, self.threads)
 
     def compile(
         self,

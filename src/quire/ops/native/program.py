@@ -53,6 +53,8 @@ class NativeProgram:
             return native.View(offset, target.columns, x.columns, x.storage in logits_only, is_shared)
 
         arena = group.allocate(4 * (shared_size + SLACK)) if group else None
+        widest = native.Tape.quantized_bytes(max_tokens, shared.widest_input)
+        quantized = group.allocate(2 * widest)[: 2 * widest] if group and widest else None
         self._tape = native.Tape(
             cache.pages,
             num_blocks=cache.num_blocks,
@@ -67,10 +69,11 @@ class NativeProgram:
             num_threads=num_threads,
             group=group.native if group else None,
             shared=arena,
+            shared_groups=quantized,
         )
         for emit in recorder.emits:
             emit(self._tape, view)
-        self._held = (recorder.emits, cache, group, arena)  # the tape points into their weights and pages
+        self._held = (recorder.emits, cache, group, arena, quantized)  # the tape points into their weights and pages
         self._logits: Float32 = np.empty((1, logits.vocab_size), dtype=np.float32)
         if group is not None and shared.logits:
             rows = group.allocate(4 * max_tokens * logits.vocab_size).view(np.float32)

@@ -131,6 +131,7 @@ class Recorder:
 
     def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
         assert x.columns == w.num_inputs, f"{x.columns} columns and a matrix of {w.num_inputs} inputs"
+        self.shared.widest_input = max(self.shared.widest_input, w.num_inputs)
         out = _new_value(w.num_outputs)
         return self._record(
             (x,), out, lambda tape, view: tape.linear(view(x), w.packed, w.bias, view(out)), barrier=True, any_rows=True

@@ -15,6 +15,7 @@ class SharedValues:
     written_in_place: dict[Storage, tuple[Storage, int]] = field(default_factory=dict)
     barriers: set[int] = field(default_factory=set)  # uses where all ranks wait for each other
     logits: bool = False  # they are shared
+    widest_input: int = 0  # of a matmul that some outputs are computed of here
 
 
 def own_uses(uses: Sequence[Use], shared: SharedValues) -> list[Use]:

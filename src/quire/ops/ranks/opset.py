@@ -9,7 +9,7 @@ from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Program, Sampler
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
 from quire.ops.ranks.lora import RankSlots
-from quire.ops.ranks.roles import Roles
+from quire.ops.ranks.roles import Outputs, Roles
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 Packed = TypeVar("Packed")
@@ -38,11 +38,19 @@ class RankOps:
         self._num_matrices += 1
         assert outputs.num_outputs == sum(part.num_rows for part in parts), f"{parts[0].name}: another one was traced"
         cuts = outputs.cuts(self.index)
-        if all(cut.is_whole for cut in cuts):
+        if all(cut.is_whole for cut in cuts) or self._separates_types(parts, outputs):
             return _as(RankWeight, self.backend.pack(parts, bias, keep))
         ranges = _ranges(cuts)
         own_bias = None if bias is None else _own_rows(bias, ranges)
         return _as(RankWeight, self.backend.pack(_own_rows(parts, ranges), own_bias, keep), cuts=cuts)
+
+    def _separates_types(self, parts: Sequence[StoredTensor], outputs: Outputs) -> bool:
+        """Whether a rank would have parts of some storage types only: matmuls that ranks prepare together are alike."""
+        if len({(part.type.name, part.threshold) for part in parts}) == 1:
+            return False
+        size = self.index.size
+        ranks = [_ranges(outputs.cuts(RankIndex(rank, size))) for rank in range(size)]
+        return any(len({part.name for part in _own_rows(parts, ranges)}) < len(parts) for ranges in ranks)
 
     def pack_experts(
         self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
