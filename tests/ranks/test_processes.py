@@ -121,7 +121,7 @@ def test_streams_go_on_when_a_rank_is_killed(tiny_model: Path) -> None:
     requests = [
         GenerateRequest(
             id=f"r{number}",
-            params=SamplingParams(max_tokens=200, temperature=0.8, seed=number, ignore_eos=True),
+            params=SamplingParams(max_tokens=100, temperature=0.8, seed=number, ignore_eos=True),
             prompt=f"Chapter {number}. ",
         )
         for number in range(8)

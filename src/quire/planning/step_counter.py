@@ -7,7 +7,6 @@ from typing import Any
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
 from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
 from quire.ops.opset import Activation, KVSpec, Routing
-from quire.ops.ranks.cuts import Cut
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 
@@ -130,7 +129,7 @@ class StepCounter(Recorder):
 
     def moe(
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
-        routing: Routing, kind: Activation, correction: Any = None, cut: Cut | None = None,
+        routing: Routing, kind: Activation, correction: Any = None,
     ) -> RecordedColumns:  # fmt: skip
         rows = self._shape.num_tokens * routing.top_k
         read = expected_experts(gate_up.num_experts, routing.top_k, self._shape.num_tokens) / gate_up.num_experts
@@ -139,15 +138,13 @@ class StepCounter(Recorder):
             self._add("experts", flops, experts.nbytes * read)
         if self.experts is None or gate_up.nbytes > self.experts[0].nbytes:
             self.experts = gate_up, down, routing.top_k
-        return super().moe(x, router_logits, gate_up, down, routing, kind, correction, cut)
+        return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
 
-    def logits(
-        self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0, cut: Cut | None = None
-    ) -> RecordedLogits:
+    def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
         self._add("head", 2.0 * self._shape.num_seqs * head.num_inputs * head.num_outputs, head.nbytes)
         self.vocab, self.head_inputs = head.num_outputs, head.num_inputs
         self._note_inputs(head)
-        return super().logits(x, head, batch, softcap, cut)
+        return super().logits(x, head, batch, softcap)
 
     def write_kv(self, k: RecordedColumns, v: RecordedColumns, batch: Any, layer: int) -> None:
         self._add("attention", 0, kv_bytes=self._shape.num_tokens * self._kv_bytes)

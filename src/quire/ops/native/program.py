@@ -8,7 +8,8 @@ import numpy as np
 from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
-from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
+from quire.ops.native.rank_recorder import RankRecorder
+from quire.ops.native.recorder import RecordedColumns, RecordedLogits, SymbolicBatch
 from quire.ops.native.shared_values import own_uses, shared_uses
 from quire.ops.opset import Float32, StepBatch
 
@@ -31,7 +32,7 @@ class NativeProgram:
         group: "RankGroup | None" = None,
     ) -> None:
         spec = cache.spec
-        recorder = Recorder(spec)
+        recorder = RankRecorder(spec)
         logits = forward(recorder, SymbolicBatch())
         assert isinstance(logits, RecordedLogits) and logits is recorder.logits_taken, (
             "a forward pass returns its logits"

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from quire.ops.native.liveness import Storage, Use
 from quire.ops.native.lora import NativeLoraSlots
-from quire.ops.native.shared_values import SharedValues
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
-from quire.ops.ranks.cuts import Cut
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 ViewOf = Callable[["RecordedColumns"], Any]  # the native View of a value
@@ -67,50 +65,22 @@ class Recorder:
         self.uses: list[Use] = []
         self.emits: list[Emit] = []
         self.logits_taken: RecordedLogits | None = None
-        self.shared = SharedValues()
         self._spec = spec
 
-    def embedding(self, ids: Any, table: RecordedTable, cut: Cut | None = None) -> RecordedColumns:
+    def embedding(self, ids: Any, table: RecordedTable) -> RecordedColumns:
         assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), (
             "only ids or positions of the batch can be looked up"
         )
-        out, of_positions = _new_value(table.columns), ids == SymbolicBatch.positions
-        arguments = of_positions, table.storage, table.data, table.row_order
-        rows = {} if cut is None else {"first_row": cut.first, "total_rows": cut.total}
-        self._record((), out, lambda tape, view: tape.embedding(*arguments, view(out), **rows))
-        if cut is not None:
-            self.shared.storages.add(out.storage)
-            self._at_barrier(Use([out.storage], None, barrier=True), lambda tape, view: tape.rank_barrier())
-        return out
-
-    def all_gather(self, x: RecordedColumns, cuts: Sequence[Cut]) -> RecordedColumns:
-        assert x.columns == sum(cut.count for cut in cuts), f"{x.columns} columns of {cuts}"
-        out = _new_value(sum(cut.total for cut in cuts))
-        self.shared.storages.add(out.storage)
-        if len(cuts) == 1 and x.columns == x.storage.columns:
-            self.shared.written_in_place.setdefault(x.storage, (out.storage, cuts[0].first))
-        own = self.split(x, [cut.count for cut in cuts])
-        starts = np.cumsum([0, *(cut.total for cut in cuts)]).tolist()
-        places = [
-            RecordedColumns(out.storage, start + cut.first, cut.count) for start, cut in zip(starts, cuts, strict=False)
-        ]
-
-        def emit(tape: Any, view: ViewOf) -> None:
-            for columns, place in zip(own, places, strict=True):
-                if self.shared.written_in_place.get(columns.storage, (None,))[0] is not out.storage:
-                    tape.copy_columns(view(columns), view(place))
-            tape.rank_barrier()
-
-        self._at_barrier(Use([x.storage], out.storage, barrier=True, any_rows=True), emit)
-        return out
-
-    def _at_barrier(self, use: Use, emit: Emit) -> None:
-        self.shared.barriers.add(len(self.uses))
-        self._append(use, emit)
+        out, of_positions = new_value(table.columns), ids == SymbolicBatch.positions
+        return self._record(
+            (),
+            out,
+            lambda tape, view: tape.embedding(of_positions, table.storage, table.data, table.row_order, view(out)),
+        )
 
     def rms_norm(self, x: RecordedColumns, weight: Float32, eps: float) -> RecordedColumns:
         assert x.columns % len(weight) == 0, f"{x.columns} columns and a norm weight of {weight.shape}"
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,), out, lambda tape, view: tape.rms_norm(view(x), weight, eps, view(out)), in_place=(x,), any_rows=True
         )
@@ -120,7 +90,7 @@ class Recorder:
     ) -> RecordedColumns:
         sizes = (x.columns, x.columns // groups)
         assert x.columns % groups == 0 and all(v is None or len(v) in sizes for v in (weight, bias))
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,),
             out,
@@ -131,8 +101,7 @@ class Recorder:
 
     def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
         assert x.columns == w.num_inputs, f"{x.columns} columns and a matrix of {w.num_inputs} inputs"
-        self.shared.widest_input = max(self.shared.widest_input, w.num_inputs)
-        out = _new_value(w.num_outputs)
+        out = new_value(w.num_outputs)
         return self._record(
             (x,), out, lambda tape, view: tape.linear(view(x), w.packed, w.bias, view(out)), barrier=True, any_rows=True
         )
@@ -148,7 +117,7 @@ class Recorder:
 
     def linear_heads(self, x: RecordedColumns, w: PackedHeads) -> RecordedColumns:
         assert x.columns == w.num_heads * w.num_inputs, f"{x.columns} columns and heads of {w.num_inputs} inputs"
-        out = _new_value(w.num_heads * w.num_outputs)
+        out = new_value(w.num_heads * w.num_outputs)
         return self._record(
             (x,), out, lambda tape, view: tape.linear_heads(view(x), w.packed, view(out)), barrier=True, any_rows=True
         )
@@ -160,7 +129,7 @@ class Recorder:
 
     def rope_angles(self, positions: Any, frequencies: RecordedFrequencies) -> RecordedColumns:
         assert positions == SymbolicBatch.positions, "only positions of the batch can be rotated by"
-        out, inv_freq, scale = _new_value(2 * len(frequencies.inv_freq)), frequencies.inv_freq, frequencies.scale
+        out, inv_freq, scale = new_value(2 * len(frequencies.inv_freq)), frequencies.inv_freq, frequencies.scale
         return self._record((), out, lambda tape, view: tape.rope_angles(inv_freq, scale, view(out)))
 
     def rope(self, x: RecordedColumns, angles: RecordedColumns, head_dim: int) -> RecordedColumns:
@@ -201,7 +170,7 @@ class Recorder:
                 f"{vector.shape} for {q.columns} columns of q"
             )
         bias = _bias_argument(biases, q.columns // head_dim)
-        out = _new_value(q.columns)
+        out = new_value(q.columns)
         return self._record(
             (q,),
             out,
@@ -229,7 +198,7 @@ class Recorder:
         assert not self._spec.latent and head_dim == self._spec.head_dim
         self._check_heads(q.columns, group, skipped)
         assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
-        out = _new_value(q.columns)
+        out = new_value(q.columns)
         return self._record(
             (q,),
             out,
@@ -255,7 +224,7 @@ class Recorder:
         assert spec.latent and q_latent.columns == heads * spec.latent, f"{q_latent.columns} columns in pages {spec}"
         assert q_rope.columns == heads * (spec.head_dim - spec.latent), f"{q_rope.columns} columns of {heads} heads"
         assert 0 <= layer < spec.num_layers, f"layer {layer} of {spec.num_layers}"
-        out = _new_value(q_latent.columns)
+        out = new_value(q_latent.columns)
         return self._record(
             (q_latent, q_rope),
             out,
@@ -278,7 +247,7 @@ class Recorder:
     ) -> RecordedColumns:
         assert k.columns == v.columns and k.columns % head_dim == 0 == q.columns % k.columns and window >= 0
         bias = _bias_argument(biases, q.columns // head_dim)
-        kv_heads, out = k.columns // head_dim, _new_value(q.columns)
+        kv_heads, out = k.columns // head_dim, new_value(q.columns)
         self._append(
             Use([k.storage, v.storage], None, barrier=False),
             lambda tape, view: tape.keep_kv(view(k), view(v), head_dim),
@@ -294,14 +263,14 @@ class Recorder:
         )
 
     def activate(self, x: RecordedColumns, kind: Activation) -> RecordedColumns:
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,), out, lambda tape, view: tape.activate(view(x), int(kind), view(out)), in_place=(x,), any_rows=True
         )
 
     def activate_and_mul(self, x: RecordedColumns, kind: Activation) -> RecordedColumns:
         assert x.columns % 2 == 0, f"{x.columns} columns: gate and up differ"
-        out = _new_value(x.columns // 2)
+        out = new_value(x.columns // 2)
         return self._record(
             (x,), out, lambda tape, view: tape.activate_and_mul(view(x), int(kind), view(out)), any_rows=True
         )
@@ -315,17 +284,28 @@ class Recorder:
         routing: Routing,
         kind: Activation,
         correction: Float32 | None = None,
-        cut: Cut | None = None,
     ) -> RecordedColumns:
+        assert gate_up.num_outputs == 2 * down.num_inputs
+        return self._moe(x, router_logits, gate_up, down, routing, kind, correction)
+
+    def _moe(
+        self,
+        x: RecordedColumns,
+        router_logits: RecordedColumns,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        routing: Routing,
+        kind: Activation,
+        correction: Float32 | None,
+        hidden: RecordedColumns | None = None,
+        first_hidden: int = 0,
+    ) -> RecordedColumns:
+        """`hidden`: where ranks write hidden values, this one from column `first_hidden` of each route on."""
         assert x.columns == gate_up.num_inputs, f"{x.columns} columns and experts of {gate_up.num_inputs} inputs"
-        assert gate_up.num_outputs == 2 * (down.num_inputs if cut is None else cut.count)
-        assert router_logits.columns == gate_up.num_experts and (cut is None or cut.total == down.num_inputs)
+        assert router_logits.columns == gate_up.num_experts
         assert correction is None or correction.shape == (gate_up.num_experts,)
         routing.check(gate_up.num_experts)
-        out = _new_value(down.num_outputs)
-        hidden = None if cut is None else _new_value(routing.top_k * cut.total)
-        if hidden is not None:
-            self.shared.storages.add(hidden.storage)
+        out = new_value(down.num_outputs)
         return self._record(
             (x, router_logits, *([hidden] if hidden else [])),
             out,
@@ -348,7 +328,7 @@ class Recorder:
                 kind=int(kind),
                 out=view(out),
                 hidden=view(hidden) if hidden else None,
-                first_hidden=cut.first if cut else 0,
+                first_hidden=first_hidden,
             ),
             barrier=True,
             any_rows=True,
@@ -356,7 +336,7 @@ class Recorder:
 
     def mul_sigmoid(self, x: RecordedColumns, gate: RecordedColumns) -> RecordedColumns:
         assert gate.columns == 1, f"a gate of {gate.columns} columns"
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x, gate),
             out,
@@ -366,7 +346,7 @@ class Recorder:
         )
 
     def scale(self, x: RecordedColumns, factor: float) -> RecordedColumns:
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,), out, lambda tape, view: tape.scale(view(x), factor, view(out)), in_place=(x,), any_rows=True
         )
@@ -376,33 +356,21 @@ class Recorder:
         return self._record((x,), x, lambda tape, view: tape.scale_by_position(view(x), growth, length))
 
     def clamp(self, x: RecordedColumns, limit: float) -> RecordedColumns:
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,), out, lambda tape, view: tape.clamp(view(x), limit, view(out)), in_place=(x,), any_rows=True
         )
 
     def add(self, x: RecordedColumns, y: RecordedColumns) -> RecordedColumns:
         assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x, y), out, lambda tape, view: tape.add(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
         )
 
-    def logits(
-        self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0, cut: Cut | None = None
-    ) -> RecordedLogits:
+    def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
-        if cut is None:
-            own = head.num_outputs
-            return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), own)
-
-        def emit(tape: Any, view: ViewOf) -> None:
-            tape.logits(view(x), head.packed, head.bias, softcap, first_column=cut.first, num_columns=cut.total)
-            tape.rank_barrier()
-
-        self.shared.logits = True
-        self.shared.barriers.add(len(self.uses))
-        return self._take(x, emit, cut.total)
+        return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), head.num_outputs)
 
     def rows(self, x: RecordedColumns, batch: Any) -> RecordedLogits:
         return self._take(x, lambda tape, view: tape.rows(view(x)), x.columns)
@@ -439,5 +407,5 @@ def _bias_argument(biases: Float32 | None, heads: int) -> dict[str, Float32]:
     return {} if biases is None else {"biases": biases}
 
 
-def _new_value(columns: int) -> RecordedColumns:
+def new_value(columns: int) -> RecordedColumns:
     return RecordedColumns(Storage(columns), 0, columns)

@@ -148,10 +148,10 @@ class RoleRecorder(Recorder):
             self._origins[output.storage] = matrix, first + in_place[0].first
         return recorded
 
-    def embedding(self, ids: Any, table: RecordedTable, cut: Cut | None = None) -> RecordedColumns:
+    def embedding(self, ids: Any, table: RecordedTable) -> RecordedColumns:
         if isinstance(table, _NumberedTable) and ids == SymbolicBatch.ids:
             self._roles.tables[table.number] = True
-        return super().embedding(ids, table, cut)
+        return super().embedding(ids, table)
 
     def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
         out = super().linear(x, w)
@@ -214,7 +214,7 @@ class RoleRecorder(Recorder):
 
     def moe(
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
-        routing: Routing, kind: Activation, correction: Any = None, cut: Cut | None = None,
+        routing: Routing, kind: Activation, correction: Any = None,
     ) -> RecordedColumns:  # fmt: skip
         self._roles.gates.add(gate_up.packed)
-        return super().moe(x, router_logits, gate_up, down, routing, kind, correction, cut)
+        return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
