@@ -49,3 +49,5 @@ def test_more_ranks_than_heads_are_refused() -> None:
     check_size(9, heads=9)
     with pytest.raises(BadRequest, match=r"is 10, and the model has 9 attention heads.*\n.*1 to 9"):
         check_size(10, heads=9)
+    with pytest.raises(BadRequest, match=r"is 65, and there are 64 ranks at most.*\n.*1 to 64"):
+        check_size(65, heads=128)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup, new_shared_memory
-from quire.ops.reference.exchange import Exchange
+from quire.ops.reference.exchange import RankExchange
 
 SIZE, ROWS, COLUMNS = 3, 5, 100
 
@@ -46,7 +46,7 @@ def test_columns_are_gathered_as_gloo_gathers_them() -> None:
         theirs, *_ = pool.map(lambda rank: gather_with_gloo(rank, store), range(SIZE))
 
     def gather(group: RankGroup) -> torch.Tensor:
-        exchange = Exchange(group)
+        exchange = RankExchange(group)
         cut = RankIndex(group.rank, SIZE).even(COLUMNS)
         for _ in range(50):  # both buffers, over and over
             gathered = exchange.all_columns(part(group.rank), [cut])
@@ -65,7 +65,7 @@ def test_fields_that_lie_side_by_side_are_gathered_at_once() -> None:
             whole[:, start + cut.first : start + cut.first + cut.count]
             for start, cut in zip((0, 48), cuts, strict=True)
         ]
-        return Exchange(group).all_columns(torch.cat(own, 1), cuts)
+        return RankExchange(group).all_columns(torch.cat(own, 1), cuts)
 
     for gathered in in_ranks(gather):
         np.testing.assert_array_equal(gathered, np.tile(np.arange(80.0), (ROWS, 1)))

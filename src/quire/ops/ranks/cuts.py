@@ -5,6 +5,7 @@ from functools import cache
 
 from quire.core.errors import BadRequest
 
+MAX_RANKS = 64  # as in native/src/rank_group.h
 TILE = 16  # columns: a cache line, and the outputs that a matmul kernel computes together
 
 
@@ -109,10 +110,13 @@ def _heads(first: int, count: int, heads: int, columns: int) -> Cut:
 
 
 def check_size(size: int, heads: int) -> None:
-    """Refuse more ranks than heads."""
-    if size > heads:
+    """Refuse more ranks than heads, or than a group has room for."""
+    most = min(heads, MAX_RANKS)
+    if size > most:
         raise BadRequest(
-            f"tensor_parallel_size is {size}, and the model has {heads} attention heads, which are not divided",
-            f"use 1 to {heads}",
+            f"tensor_parallel_size is {size}, and the model has {heads} attention heads, which are not divided"
+            if most == heads
+            else f"tensor_parallel_size is {size}, and there are {MAX_RANKS} ranks at most",
+            f"use 1 to {most}",
             param="tensor_parallel_size",
         )

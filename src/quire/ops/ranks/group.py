@@ -10,8 +10,7 @@ from quire.ops.compiled import native
 
 MAX_BYTES = 2**40  # of address space; memory is taken where something is written
 ALIGNMENT = 2**16  # a multiple of every page size
-CONTROL_BYTES = ALIGNMENT  # where ranks meet
-MAX_RANKS = 64  # as in native/src/rank_group.h
+CONTROL_BYTES = ALIGNMENT  # of barriers and heartbeats
 
 
 def new_shared_memory() -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BUFFER_BYTES = 2**32  # of address space, for the largest value
 
 
-class Exchange:
+class RankExchange:
     """Two buffers take turns: a rank that writes one has waited until all have read it."""
 
     def __init__(self, group: "RankGroup") -> None:

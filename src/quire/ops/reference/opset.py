@@ -15,7 +15,7 @@ from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, R
 from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
-from quire.ops.reference.exchange import Exchange
+from quire.ops.reference.exchange import RankExchange
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
@@ -47,7 +47,7 @@ class TorchOps:
     def __init__(self, device: str = "cpu", threads: int | None = None, group: "RankGroup | None" = None) -> None:
         """`group`: the ranks that compute together with this process."""
         self.device = device
-        self._exchange = None if group is None else Exchange(group)
+        self._exchange = None if group is None else RankExchange(group)
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -127,7 +127,7 @@ class TorchOps:
         return self._ranks.all_columns(x, cuts)
 
     @property
-    def _ranks(self) -> Exchange:
+    def _ranks(self) -> RankExchange:
         assert self._exchange is not None, "a part of a value, and there are no other ranks"
         return self._exchange
 
