@@ -140,6 +140,12 @@ def test_greedy_answers_are_those_of_transformers(checkpoint: Checkpoint, alone:
     assert [alone[f"0-{i}"] for i in range(len(SOURCES))] == [theirs(checkpoint, s, 20) for s in SOURCES]
 
 
+def test_ranks_give_the_same_answers(checkpoint: Checkpoint, alone: Outputs) -> None:
+    wanted = requests(checkpoint, GREEDY, DRAWN)
+    with engine(checkpoint, tensor_parallel_size=3) as served:
+        assert run(served, wanted) == {request.id: alone[request.id] for request in wanted}
+
+
 def test_company_chunks_and_the_cache_change_nothing(checkpoint: Checkpoint, alone: Outputs) -> None:
     """Sources are longer than a step's budget; the same ones come again while others are read."""
     wanted = requests(checkpoint, GREEDY, DRAWN, replace(DRAWN, n=3))

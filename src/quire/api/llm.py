@@ -65,8 +65,8 @@ class LLM:
         self.generation = read_generation_config(self.options, files.path)
         tokenizer = load_tokenizer(files.path, self.options)
         self.engine = Engine(new_executor(files.path, self.options), self.options, lambda: tokenizer)
-        if self.engine.executor.store is not None:
-            weakref.finalize(self, self.engine.stop)  # also when Python ends: what is not on disk yet is saved
+        if self.engine.executor.store is not None or self.options.tensor_parallel_size > 1:
+            weakref.finalize(self, self.engine.stop)  # also when Python ends: blocks are saved, processes end
         self.tokenizer = tokenizer
         self._prompter = Prompter(
             self.tokenizer,

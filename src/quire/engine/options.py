@@ -161,6 +161,9 @@ class EngineOptions:
     threads: int | None = option(
         None, "threads that compute (default: as many as CPUs this process may use, one less from 12 on)"
     )
+    tensor_parallel_size: int = option(
+        1, "processes that compute the model together, each with a part of every matrix; on a CPU"
+    )
     generation_config: str = option(
         "auto",
         "where the defaults of sampling come from: auto is the model's own advice (generation_config.json, GGUF "
@@ -332,5 +335,6 @@ _MIN_VALUES = {
     "max_queued_requests": 0,
     "max_wait": 0,
     "threads": 1,
+    "tensor_parallel_size": 1,
     "gpu_memory_utilization": 0.01,
 }

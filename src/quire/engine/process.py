@@ -91,7 +91,7 @@ def _load_and_serve(start: Start, server: "_Server", active_work: ActiveWork) ->
 def _serve_generation(
     start: Start, path: Path, options: EngineOptions, server: "_Server", active_work: ActiveWork
 ) -> None:
-    executor = new_executor(path, options)
+    executor = new_executor(path, options, dies_with_ranks=True)
     engine = Engine(executor, options, lambda: load_tokenizer(path, options), server.refuse, active_work)
     assert engine.compile_queue is not None
     load_adapters(engine, start.adapters, start.restarted, server.send)
@@ -110,6 +110,8 @@ def _serve_encoder(path: Path, options: EngineOptions, server: "_Server", active
         raise Unsupported("speculation is for models that generate", f"leave out {', '.join(SPECULATION)}")
     if options.kv_events:
         raise Unsupported("KV events are for models that generate", "leave out kv_events_config")
+    if options.tensor_parallel_size > 1:
+        raise Unsupported("several ranks are for models that generate", "leave out tensor_parallel_size")
     from quire.engine.encoder_engine import EncoderEngine
 
     engine = EncoderEngine(path, options, active_work)

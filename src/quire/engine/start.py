@@ -33,7 +33,8 @@ def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
     return tokenizer
 
 
-def new_executor(path: Path, options: EngineOptions) -> Executor:
+def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = False) -> Executor:
+    """`dies_with_ranks`: this process ends when a rank's does, for a parent that starts it again."""
     from quire.engine.memory_check import planned_weight_bytes
     from quire.executors.local import LocalExecutor
 
@@ -46,7 +47,12 @@ def new_executor(path: Path, options: EngineOptions) -> Executor:
             check_is_model(draft)
             check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))
-    return LocalExecutor(path, replace(given, weight_bytes=planned_weight_bytes(path, given)))
+    given = replace(given, weight_bytes=planned_weight_bytes(path, given))
+    if options.tensor_parallel_size == 1:
+        return LocalExecutor(path, given)
+    from quire.executors.ranks.leader import RanksExecutor
+
+    return RanksExecutor(path, given, options.tensor_parallel_size, dies_with_ranks)
 
 
 # Keys that config.json has of a head that drafts from hidden states -> its method.

@@ -13,7 +13,7 @@ from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
-from quire.models.registry import family, read_model_config
+from quire.models.registry import Family, family, read_model_config
 from quire.ops.opset import KVCache, KVSpec, OpSet
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.available_memory import available_memory
@@ -58,21 +58,31 @@ class LocalExecutor:
         if options.on_gpu:
             check_gpu_spec(spec)
         self._check_swap_space()
-        self._ops = new_ops(options)
+        self._ops = self._new_ops(options, config)
         draft = self._open_draft(checkpoint, config)
         self._cache_share = draft.cache_share(spec) if draft else 1.0
         if options.on_gpu:  # how much memory is free is known when the weights are loaded
-            self._model = model_family.load(self._ops, checkpoint, config, longest(config, options.max_model_len))
+            length = longest(config, options.max_model_len)
+            self._model = self._load_model(model_family, checkpoint, config, spec, length)
             self._adapters = self._new_adapters(self._ops, self._model)
             self._draft = draft.load(self._ops, self._model) if draft else None
             return self._size(config, spec, self._gpu_room(spec))
         weight_bytes = checkpoint.nbytes if options.weight_bytes is None else options.weight_bytes
         free = max(available_memory() - weight_bytes - (draft.nbytes if draft else 0), 0)
         size = self._size(config, spec, min(free // 2, MAX_DEFAULT_CACHE_BYTES))
-        self._model = model_family.load(self._ops, checkpoint, config, size.max_model_len)
+        self._model = self._load_model(model_family, checkpoint, config, spec, size.max_model_len)
         self._draft = draft.load(self._ops, self._model) if draft else None
         self._adapters = self._new_adapters(self._ops, self._model)
         return size
+
+    def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> Any:
+        return new_ops(options)
+
+    def _load_model(
+        self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int
+    ) -> LoadedModel:
+        """`spec`: of the KV cache."""
+        return family.load(self._ops, checkpoint, config, max_model_len)
 
     def allocate(self, size: KVSize) -> Capacity:
         options, config = self.options, self._model.config
@@ -93,7 +103,7 @@ class LocalExecutor:
             num_host_blocks=size.num_host_blocks,
             vocab_size=config.vocab,
             max_model_len=size.max_model_len,
-            weight_bytes=self._model.weight_bytes + (self._draft.weight_bytes if self._draft else 0),
+            weight_bytes=self.weight_bytes,
             cache_bytes=size.cache_bytes,
             ahead=self._ahead,
             window=config.window,
@@ -101,6 +111,10 @@ class LocalExecutor:
             drafts=options.speculation is not None,
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._model.weight_bytes + (self._draft.weight_bytes if self._draft else 0)
 
     @property
     def _ahead(self) -> int:

@@ -14,7 +14,7 @@ set.)"""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from quire.core.errors import BadCheckpoint
 from quire.core.plan import SampledRow
 from quire.ops.row_params import RowParams
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
+
+if TYPE_CHECKING:
+    from quire.ops.ranks.cuts import Cut
 
 Value = Any  # [tokens, columns]: a torch tensor, or a recorded or deferred one
 Int32 = NDArray[np.int32]
@@ -489,3 +492,16 @@ class OpSet(Protocol):
 
     def rows(self, x: Value, batch: Any) -> Value:
         """Rows batch.logit_rows of x: what a forward pass returns that ends in hidden states instead of logits."""
+
+    # -- among ranks -----------------------------------------------------------------------------------------------
+    #
+    # Several processes may compute a model together (`ops/ranks`): each has some outputs of every matrix. The ops
+    # above take a rank's part as `cut`, the last argument: of `embedding`, the rows of its table; of `logits`, the
+    # outputs of its head; of `moe`, the columns of gate, of up and so of the hidden values that it computes. Their
+    # results are those of all ranks, but for `moe`, which gives the outputs that its `down` has. A rank may have some
+    # of the query heads that share a KV head: `paged_attention` and `cross_attention` are told that `group` heads share
+    # each KV head, and that q begins with the head after the first `skipped` of its group.
+
+    def all_gather(self, x: Value, cuts: "Sequence[Cut]") -> Value:
+        """x [T, n]: this rank's columns of each of some values that lie side by side -> all columns of all of them.
+        Every rank calls it, in the same order of calls; two ranks may bring the same columns."""

@@ -174,12 +174,12 @@ class StepCounter(Recorder):
         return super().mla_attention(q_latent, q_rope, batch, layer, scale)
 
     def cross_attention(
-        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float
+        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
     ) -> RecordedColumns:
         shape = self._shape
         read = shape.num_seqs * shape.context * self._kv_bytes
         self._add("attention", 4.0 * q.columns * shape.num_tokens * shape.context, kv_bytes=read)
-        return super().cross_attention(q, batch, layer, head_dim, scale)
+        return super().cross_attention(q, batch, layer, head_dim, scale, group, skipped)
 
     def attention(
         self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, batch: Any, head_dim: int, scale: float,

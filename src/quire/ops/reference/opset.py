@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,13 +25,18 @@ from quire.ops.opset import (
     StepBatch,
     Value,
 )
+from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
+from quire.ops.reference.exchange import RankExchange
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+
+if TYPE_CHECKING:
+    from quire.ops.ranks.group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,10 @@ class TorchHiddenStates:
 
 
 class TorchOps:
-    def __init__(self, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(self, device: str = "cpu", threads: int | None = None, group: "RankGroup | None" = None) -> None:
+        """`group`: the ranks that compute together with this process."""
         self.device = device
+        self._exchange = None if group is None else RankExchange(group)
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -143,8 +150,20 @@ class TorchOps:
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return table[ids]
+    def embedding(self, ids: Tensor, table: Tensor, cut: Cut | None = None) -> Tensor:
+        if cut is None:
+            return table[ids]
+        own = (ids >= cut.first) & (ids < cut.first + cut.count)
+        rows = table[(ids - cut.first).clamp(0, cut.count - 1)]
+        return self._ranks.all_rows(rows, own)
+
+    def all_gather(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
+        return self._ranks.all_columns(x, cuts)
+
+    @property
+    def _ranks(self) -> RankExchange:
+        assert self._exchange is not None, "a part of a value, and there are no other ranks"
+        return self._exchange
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         groups = x.unflatten(-1, (-1, len(weight)))
@@ -195,18 +214,26 @@ class TorchOps:
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
         biases: Tensor | None = None,
+        group: int = 0,
+        skipped: int = 0,
     ) -> Tensor:
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
         scoring = scale, window, softcap, slopes, sinks, biases
-        return paged_attention(*pages, *scoring, ancestors=batch.ancestors).flatten(1)
+        named = {"ancestors": batch.ancestors, "group": group, "skipped": skipped}
+        return paged_attention(*pages, *scoring, **named).flatten(1)
 
-    def cross_attention(self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float) -> Tensor:
+    def cross_attention(
+        self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
+    ) -> Tensor:
         assert batch.source_tables is not None, "the sequences of this step have no sources"
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.source_lens, batch.source_tables
-        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0, causal=False).flatten(1)
+        attended = paged_attention(
+            heads, batch.cache, layer, *runs, scale, window=0, causal=False, group=group, skipped=skipped
+        )
+        return attended.flatten(1)
 
     def attention(
         self,
@@ -252,6 +279,7 @@ class TorchOps:
         routing: Routing,
         kind: Activation,
         correction: Tensor | None = None,
+        cut: Cut | None = None,
     ) -> Tensor:
         ids, weights = choose_experts(router_logits, routing, correction)  # [T, top_k] each
         outputs = x.new_empty(*ids.shape, down.num_outputs)  # of every route
@@ -259,6 +287,7 @@ class TorchOps:
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
             hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
+            hidden = hidden if cut is None else self.all_gather(hidden, [cut])
             outputs[rows, ranks] = F.linear(hidden, down.packed[expert], biases[1])
         return (outputs * weights[..., None]).sum(dim=1)
 
@@ -297,8 +326,10 @@ class TorchOps:
         batch: TorchBatch,
         softcap: float = 0.0,
         vocabulary: tuple[Tensor, int] | None = None,
+        cut: Cut | None = None,
     ) -> Tensor:
         logits = self.linear(x[batch.logit_rows], head)
+        logits = logits if cut is None else self.all_gather(logits, [cut])
         logits = softcap * torch.tanh(logits / softcap) if softcap else logits
         if vocabulary is None:
             return logits
