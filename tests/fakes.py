@@ -168,6 +168,7 @@ class FakeExecutor:
     ) -> None:
         """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`."""
         self.store = store
+        self.transfer = None
         self.num_drafts = num_drafts
         self._accuracy = accuracy
         self.block_size = block_size

@@ -98,6 +98,8 @@ def _serve_generation(
     adapters = AdapterLoader(engine, server.send)
     server.wake_for(engine.compile_queue.fileno())
     server.wake_for(adapters.fileno())
+    if executor.transfer is not None:
+        server.wake_for(executor.transfer.news.fileno())
     server.send(Ready(engine.capacity))
     _serve(engine, server, StepDone, active_work, adapters)
     engine.stop()

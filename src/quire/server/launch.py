@@ -64,6 +64,14 @@ async def _models(
             options = engine_options_per_model(engine, named_models(server.models))
         async with ManyModels(options, server.max_loaded_models, metrics.of) as models:
             yield models
+    elif server.prefill_engines:
+        from quire.client.engine_group import EngineGroup
+
+        async with EngineGroup(engine, server.prefill_engines, server.decode_engines) as group:
+            observer = metrics.of(group.info.name)
+            group.observe(observer.engine)
+            observer.loaded()
+            yield OneModel(group, group.adapters)
     else:
         async with EngineClient(engine, process=spawned) as client:
             client.observer = observer = metrics.of(client.info.name)
