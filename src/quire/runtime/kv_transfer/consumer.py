@@ -84,10 +84,9 @@ class KVConsumer:
         format: BlockFormat,
         buffers: Callable[[int], Buffers],
         file: int | None = None,
-        stall_seconds: float = STALL_SECONDS,
     ) -> None:
         """`buffers`: the memory of a host block; `file`: all host blocks, where other processes can map them."""
-        self.format, self.buffers, self.file, self.stall_seconds = format, buffers, file, stall_seconds
+        self.format, self.buffers, self.file, self.stall_seconds = format, buffers, file, STALL_SECONDS
         self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
         self.news: NewsQueue[ConsumerNews] = NewsQueue()
         self._asked: dict[int, _Producer] = {}  # by prefill
