@@ -164,7 +164,7 @@ class FakePrefillEngines:
         return not self._prefills
 
     def cancel(self, prefill_id: int) -> None:
-        assert prefill_id in self._prefills, "a prefill that has ended is cancelled"
+        """What was begun goes on to its end, as at an engine that hears of it too late."""
 
     def stats(self) -> TransferStats:
         return TransferStats(peers=int(self.available))

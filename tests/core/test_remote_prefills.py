@@ -77,7 +77,7 @@ def test_only_what_the_pool_lacks_is_asked_for() -> None:
     engine.add("b", PROMPT)
     engine.finish()
     assert engine.tokens("b") == alone()
-    assert [(p.first, len(p.host_blocks)) for plan in engine.plans for p in plan.prefills] == [(0, 2), (1, 6)]
+    assert [(p.first, len(p.host_blocks)) for plan in engine.plans for p in plan.prefills] == [(0, 2), (2, 5)]
     engine.add("c", [*PROMPT, 50, 51, 52, 53, 54])
     engine.finish()
     assert peers.num_asked == 2, "nearly all of it is here"

@@ -1,9 +1,10 @@
 """Blocks of prompts that this engine computes for others: swapped out once they are computed, and sent from the host.
 
 What one plan computes, the next swaps out. So blocks go while the next chunk of their prompt is computed, and the step
-waits for nothing. A block is held until it is swapped out, and its host block until it is sent."""
+waits for nothing. Blocks are held until they are swapped out, and host blocks until they are sent."""
 
 from collections import Counter, deque
+from dataclasses import dataclass
 from typing import Protocol
 
 from quire.core.block_pool import BlockPool
@@ -18,13 +19,22 @@ class BlockSender(Protocol):
     def stats(self) -> TransferStats: ...
 
 
+@dataclass(slots=True)
+class _Computed:
+    """Blocks that a plan computes. All blocks before them are held, too: a prefix outlives its suffix."""
+
+    request_id: str
+    table: list[int]
+    next: int  # the first block that is not swapped out
+
+
 class KVSends:
     """The blocks that are yet to be swapped out, and the host blocks that are being sent."""
 
     def __init__(self, pool: BlockPool, host: BlockPool, block_size: int, sender: BlockSender) -> None:
         self._pool, self._host, self._size, self._sender = pool, host, block_size, sender
         self._next: dict[str, int] = {}  # by request: the first block that is not computed yet
-        self._pending: deque[tuple[str, int, int]] = deque()  # (request, index, block), computed
+        self._pending: deque[_Computed] = deque()
         self._sending: set[int] = set()  # host blocks
 
     def add(self, request_id: str, first: int) -> None:
@@ -38,10 +48,11 @@ class KVSends:
             return
         is_whole = seq.num_computed >= group.num_prompt
         stop = -(-group.num_prompt // self._size) if is_whole else seq.num_computed // self._size
-        for index in range(first, stop):
-            block = seq.block_table[index]
-            self._pool.hold(block)
-            self._pending.append((group.id, index, block))
+        if stop > first:
+            computed = _Computed(group.id, seq.block_table[:stop], first)
+            self._pending.append(computed)
+            for block in computed.table:
+                self._pool.hold(block)
         if is_whole:
             del self._next[group.id]
         else:
@@ -50,13 +61,16 @@ class KVSends:
     def send(self, plan: StepPlan) -> None:
         """Swap out what earlier plans have computed, while host blocks are free."""
         while self.can_send:
-            request_id, index, block = self._pending.popleft()
+            computed = self._pending[0]
             host = self._host.take()
             self._host.hold(host)  # one reference is the plan's
             self._sending.add(host)
-            plan.swap_out.append((block, host))
-            plan.sends.append(BlockSend(host, request_id, index))
-            self._pool.release([block])  # the step swaps out before its sequences write
+            plan.swap_out.append((computed.table[computed.next], host))
+            plan.sends.append(BlockSend(host, computed.request_id, computed.next))
+            computed.next += 1
+            if computed.next == len(computed.table):
+                self._pool.release(computed.table)  # the step swaps out before its sequences write
+                self._pending.popleft()
 
     @property
     def can_send(self) -> bool:
@@ -76,12 +90,13 @@ class KVSends:
     def drop(self, request_id: str) -> None:
         """No other engine wants the blocks of this request any more."""
         self._next.pop(request_id, None)
-        self._pool.release([block for name, _, block in self._pending if name == request_id])
-        self._pending = deque(each for each in self._pending if each[0] != request_id)
+        for computed in [each for each in self._pending if each.request_id == request_id]:
+            self._pool.release(computed.table)
+            self._pending.remove(computed)
 
     def stats(self) -> TransferStats:
         return self._sender.stats()
 
     def check(self) -> tuple[Counter[int], Counter[int]]:
         """-> the references it holds to blocks, and to host blocks"""
-        return Counter(block for _, _, block in self._pending), Counter(self._sending)
+        return Counter(block for each in self._pending for block in each.table), Counter(self._sending)

@@ -198,6 +198,8 @@ class Scheduler:
             seq.planned_step = step
             if start + 1 == seq.index_at:
                 self.kv_blocks.index_full_blocks(seq)
+            if self.sends:
+                self.sends.note_computed(seq)  # the last token of a prompt may come alone
         behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
         return behind
 

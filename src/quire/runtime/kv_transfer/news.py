@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -19,6 +20,7 @@ class NewsQueue(Generic[News]):
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
+        weakref.finalize(self, _close, self._read_end, self._write_end)
 
     def fileno(self) -> int:
         return self._read_end
@@ -40,3 +42,8 @@ class NewsQueue(Generic[News]):
     def wait(self, seconds: float) -> None:
         """Until there is news, or `seconds` have passed."""
         select.select([self._read_end], [], [], seconds)
+
+
+def _close(*files: int) -> None:
+    for file in files:
+        os.close(file)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from socket import socket
+from socket import SHUT_RDWR, socket
 
 from quire.core.errors import BadRequest
 from quire.core.plan import BlockSend, StepPlan
@@ -163,7 +163,8 @@ class KVProducer:
 
     def stop(self) -> None:
         with contextlib.suppress(OSError):
-            self._listener.close()
+            self._listener.shutdown(SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
         for consumer in list(self._consumers.values()):
             consumer.queue.put(None)
 
@@ -187,6 +188,7 @@ class KVProducer:
     def close(self, consumer: "_Consumer") -> None:
         """No more is put into its queue."""
         self._consumers.pop(consumer.number, None)
+        self._prefills = {name: each for name, each in self._prefills.items() if each.consumer is not consumer}
         consumer.queue.put(None)
 
 
