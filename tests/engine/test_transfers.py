@@ -48,11 +48,11 @@ Bits = list[Any]
 
 
 def bits(llm: LLM, prompts: list[str], params: SamplingParams, lora: LoRARequest | None = None) -> Bits:
-    """All numbers of the answers: tokens, logprobs, those of the prompt, and what the prefix cache gave."""
+    """All numbers of the answers: tokens, logprobs, and those of the prompt."""
     answers = []
     for result in llm.generate(prompts, params, lora_request=lora, use_tqdm=False):
         outputs = [(o.token_ids, o.logprobs, o.cumulative_logprob, o.finish_reason) for o in result.outputs]
-        answers.append((outputs, result.prompt_logprobs, result.num_cached_tokens))
+        answers.append((outputs, result.prompt_logprobs))
     return answers
 
 
@@ -110,6 +110,16 @@ def test_every_kind_of_request_gets_the_bits_of_one_engine(
             assert transfers(llm).prefills == expected and transfers(llm).failed == 0
             assert llm.engine._scheduler.kv_blocks.host.num_held == 0
     assert engine.sent_bytes > 0
+
+
+def test_what_another_engine_computes_is_no_hit_of_the_prefix_cache(tiny_model: Path, tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/prefill"
+    with PrefillThread(tiny_model, address), consumer(tiny_model, address) as llm:
+        one = LLM(tiny_model, max_num_seqs=4)
+        for prompt in [*PROMPTS, *PROMPTS]:
+            here, there = (each.generate(prompt, PARAMS["greedy"], use_tqdm=False)[0] for each in (one, connected(llm)))
+            assert there.num_cached_tokens == here.num_cached_tokens
+        assert transfers(llm).prefills == 3
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
