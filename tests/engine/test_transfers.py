@@ -102,13 +102,15 @@ def test_every_kind_of_request_gets_the_bits_of_one_engine(
     tiny_model: Path, prefill: tuple[PrefillThread, str], cold: dict[str, Bits]
 ) -> None:
     engine, address = prefill
-    for name, params in PARAMS.items():
-        with consumer(tiny_model, address) as llm:
-            connected(llm)
+    with consumer(tiny_model, address) as llm:
+        connected(llm)
+        for name, params in PARAMS.items():
+            before = transfers(llm).prefills
             assert [bits(llm, [prompt], params)[0] for prompt in PROMPTS] == cold[name], name
-            expected = 0 if name == "prompt logprobs" else 3
-            assert transfers(llm).prefills == expected and transfers(llm).failed == 0
+            assert transfers(llm).prefills == before + (0 if name == "prompt logprobs" else 3)
             assert llm.engine._scheduler.kv_blocks.host.num_held == 0
+            llm.reset_prefix_cache()
+        assert transfers(llm).failed == 0
     assert engine.sent_bytes > 0
 
 

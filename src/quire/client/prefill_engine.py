@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from quire.client.cache_resets import CacheResets
@@ -142,8 +143,8 @@ class PrefillEngine:
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, StepDone):
-            if self.observer and message.record:
-                self.observer.rests(SchedulerStats(transfers=message.record.scheduler.transfers))
+            if self.observer and message.record and (transfers := message.record.scheduler.transfers):
+                self.observer.rests(SchedulerStats(transfers=replace(transfers, peers=0)))  # decode engines count them
         elif isinstance(message, PrefixCacheReset):
             self._cache_resets.receive(message)
         elif isinstance(message, AdapterLoaded) and message.error is not None:

@@ -22,7 +22,7 @@ class TierStats:
 
 @dataclass(slots=True, kw_only=True)
 class TransferStats:
-    """KV blocks between engines. Counters only grow, but for `peers`."""
+    """KV blocks between engines. Counters only grow, but for `in_flight` and `peers`."""
 
     prefills: int = 0  # asked of other engines
     failed: int = 0  # of these, ended before all blocks had arrived
@@ -30,6 +30,7 @@ class TransferStats:
     wait_seconds: float = 0.0  # that sequences waited for them
     received_bytes: int = 0
     sent_bytes: int = 0
+    in_flight: int = 0  # prefills whose host blocks are held
     peers: int = 0  # engines that are connected
 
 

@@ -195,6 +195,7 @@ class RemotePrefills:
             failed=own.failed,
             tokens=own.tokens,
             wait_seconds=own.wait_seconds,
+            in_flight=len(self._in_flight),
         )
 
     def check(self) -> Counter[int]:

@@ -40,6 +40,7 @@ log = logging.getLogger("quire.engine")
 
 STALL_SECONDS = 30.0  # without a message, while prefills are in flight; the longest step of an engine takes less
 FIRST_RETRY, MAX_RETRY = 0.05, 1.0  # seconds between attempts to connect
+WARN_SECONDS = 3.0  # of attempts in vain: both engines may be starting
 REFUSED_RETRY = 10.0  # after an engine has said that it computes something else
 
 
@@ -185,17 +186,19 @@ class _Producer:
     # ---- connecting and receiving
 
     def _run(self) -> None:
-        delay = FIRST_RETRY
+        delay, lost = FIRST_RETRY, time.monotonic()
         while not self._stopping.is_set():
             try:
                 self._wire = wire = Wire(connect(self._address), is_producer=False)
                 if self._greet(wire):
                     delay = FIRST_RETRY
                     self._receive_all(wire)
+                    lost = time.monotonic()
                 else:
                     delay = REFUSED_RETRY
             except (OSError, PeerError) as error:
-                self._warn(f"the prefill engine at {self._address} cannot be reached: {error}")
+                if time.monotonic() > lost + WARN_SECONDS:
+                    self._warn(f"the prefill engine at {self._address} cannot be reached: {error}")
             except Exception:
                 log.exception("the connection to the prefill engine at %s failed", self._address)
             self._end_all()

@@ -326,16 +326,21 @@ def _transfers(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
         name: CounterMetricFamily(f"quire_kv_transfer_{name}", help_text, labels=["model_name"])
         for name, help_text in TRANSFERS.items()
     }
-    peers = GaugeMetricFamily(
-        "quire_kv_transfer_peers", "Connections between engines that hand over KV blocks.", labels=["model_name"]
-    )
+    gauges = {
+        name: GaugeMetricFamily(f"quire_kv_transfer_{name}", help_text, labels=["model_name"])
+        for name, help_text in (
+            ("in_flight", "Prompts that other engines compute now."),
+            ("peers", "Connections between engines that hand over KV blocks."),
+        )
+    }
     for model_name, model in models.items():
         if model.has_transfers:
             for name, counter in counters.items():
                 counter.add_metric([model_name], model.transfer_total(name))
-            peers.add_metric([model_name], getattr(model.now.transfers, "peers", 0))
+            for name, gauge in gauges.items():
+                gauge.add_metric([model_name], getattr(model.now.transfers, name, 0))
     yield from counters.values()
-    yield peers
+    yield from gauges.values()
 
 
 def _accepted(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
