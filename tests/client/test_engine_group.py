@@ -51,10 +51,12 @@ def undisturbed(tiny_model: Path) -> list[Answer]:
     for number in range(NUM_STREAMS):
         wanted = request(number)
         [result] = llm.generate([wanted.prompt or ""], wanted.params, use_tqdm=False)
-        answers.append([
-            [(token, row[token].logprob) for token, row in zip(o.token_ids, o.logprobs or [], strict=True)]
-            for o in result.outputs
-        ])
+        answers.append(
+            [
+                [(token, row[token].logprob) for token, row in zip(o.token_ids, o.logprobs or [], strict=True)]
+                for o in result.outputs
+            ]
+        )
     return answers
 
 
@@ -116,9 +118,7 @@ def test_random_kills_of_either_side_lose_nothing(
             salts = iter(range(10**9))
             killing = asyncio.create_task(kill(group, random.Random(num_kills), num_kills))
             streams = NUM_STREAMS if num_kills < 10 else 64
-            reading = [
-                read_again_and_again(group, undisturbed, killing, number, salts) for number in range(streams)
-            ]
+            reading = [read_again_and_again(group, undisturbed, killing, number, salts) for number in range(streams)]
             await asyncio.gather(*reading, killing)
             await until_connected(group, metrics)
             again = [request(number, salt="again") for number in range(NUM_STREAMS)]

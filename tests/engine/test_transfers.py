@@ -42,7 +42,9 @@ PARAMS = {
         temperature=1.0, seed=3, max_tokens=30, structured=Structured("regex", "[a-z ]{24}"), logprobs=0
     ),
     "prompt logprobs": SamplingParams(temperature=0, prompt_logprobs=1, logprobs=0, max_tokens=4),
-    "min_tokens": SamplingParams(temperature=1.0, seed=9, min_tokens=10, max_tokens=20, stop_token_ids=[70], logprobs=0),
+    "min_tokens": SamplingParams(
+        temperature=1.0, seed=9, min_tokens=10, max_tokens=20, stop_token_ids=[70], logprobs=0
+    ),
 }
 Bits = list[Any]
 

@@ -50,8 +50,7 @@ class EngineGroup:
             return replace(options, kv_transfer_config=json.dumps(config))
 
         self.prefill = [
-            PrefillEngine(with_role("kv_producer", [address]), shares.pop(0) if shares else ())
-            for address in addresses
+            PrefillEngine(with_role("kv_producer", [address]), shares.pop(0) if shares else ()) for address in addresses
         ]
         self.decode = [
             EngineClient(with_role("kv_consumer", addresses), cpus=shares.pop(0) if shares else ())
@@ -90,7 +89,9 @@ class EngineGroup:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def observe(self, observer: ObserveEngine) -> None:
-        for number, engine in enumerate([*self.decode, *self.prefill]):
+        for number, client in enumerate(self.decode):
+            client.observer = observer(number)
+        for number, engine in enumerate(self.prefill, len(self.decode)):
             engine.observer = observer(number)
 
     async def drain(self) -> None:
@@ -114,8 +115,9 @@ class EngineGroup:
         return await self.decode[0].score(request)
 
     async def reset_prefix_cache(self, tenant: str = "") -> bool:
-        resets = [engine.reset_prefix_cache(tenant) for engine in (*self.decode, *self.prefill)]
-        return all(await asyncio.gather(*resets))
+        decode = [client.reset_prefix_cache(tenant) for client in self.decode]
+        prefill = [engine.reset_prefix_cache(tenant) for engine in self.prefill]
+        return all(await asyncio.gather(*decode, *prefill))
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[LiveClient]:

@@ -41,9 +41,7 @@ CHECK_INTERVAL = 1.0  # seconds between looks at whether it answers
 class PrefillEngine:
     """`start`, then `stop`. In between, there is an engine most of the time."""
 
-    def __init__(
-        self, options: EngineOptions, cpus: Sequence[int] = (), stall_seconds: float = STALL_SECONDS
-    ) -> None:
+    def __init__(self, options: EngineOptions, cpus: Sequence[int] = (), stall_seconds: float = STALL_SECONDS) -> None:
         """`cpus`: those that it computes on; none: all."""
         self.options = options
         self.observer: Observer | None = None

@@ -116,11 +116,7 @@ class Engine:
     def has_work(self) -> bool:
         has_news = self._transfers is not None and self._transfers.has_news
         return (
-            self._scheduler.has_work
-            or bool(self._in_flight)
-            or self._has_compiled
-            or self._can_save_more
-            or has_news
+            self._scheduler.has_work or bool(self._in_flight) or self._has_compiled or self._can_save_more or has_news
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The KV transfers of an executor: as the engine that computes prompts for others, or as one that others compute for."""
+"""The KV transfers of an executor: to engines that it computes prompts for, or from those that compute for it."""
 
 import logging
 import mmap

@@ -267,10 +267,7 @@ class _Producer:
                 log.info("a prefill ended early: %s", message.reason)
             self._end(message.id)
             return
-        if isinstance(message, BlocksWritten):
-            count = message.count
-        else:
-            count = asked.num_blocks + 1
+        count = message.count if isinstance(message, BlocksWritten) else asked.num_blocks + 1
         if not asked.num_blocks < count <= len(asked.prefill.host_blocks):
             raise PeerError(f"it sends {count} blocks of {len(asked.prefill.host_blocks)}")
         if isinstance(message, BlockPayload):

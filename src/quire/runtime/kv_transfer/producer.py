@@ -114,7 +114,9 @@ class KVProducer:
         try:
             self._listener = listen(address)
         except (OSError, OverflowError) as error:
-            raise BadRequest(f"{NAME}: nothing can listen on {address}: {error}", "give another kv_port", param=NAME) from None
+            raise BadRequest(
+                f"{NAME}: nothing can listen on {address}: {error}", "give another kv_port", param=NAME
+            ) from None
         self.address = address
         threading.Thread(target=self._accept_all, name="kv-accept", daemon=True).start()
 

@@ -313,7 +313,7 @@ def _tiers(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
 
 TRANSFERS = {
     "prefills": "Prompts that a decode engine has asked other engines to compute.",
-    "failed": "Prompts of which not all blocks arrived: the rest was computed by another engine, or where it was asked.",
+    "failed": "Prompts of which not all blocks arrived: another engine computed the rest, or the one that asked.",
     "tokens": "Prompt tokens whose keys and values arrived from other engines.",
     "wait_seconds": "Time that requests waited for other engines to compute their prompts, and for the blocks.",
     "received_bytes": "Bytes of blocks that arrived from other engines.",
