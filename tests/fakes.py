@@ -151,6 +151,7 @@ class FakePrefillEngines:
 
     def __init__(self, seed: int = 0, *, failures: float = 0.0, max_blocks: int = 3) -> None:
         self.available = True
+        self.swaps_a_step = 2
         self.answers = True  # whether anything arrives
         self.gives_up = False  # whether what does not arrive is given up
         self.num_asked = 0

@@ -19,7 +19,6 @@ PROMPT = [3 + i % 9 for i in range(27)]  # six full blocks of 4, and three token
 @pytest.fixture(autouse=True)
 def short_prompts_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_prefills, "MIN_TOKENS", 4)
-    monkeypatch.setattr(remote_prefills, "SWAPS_A_STEP", 2)
 
 
 def alone(prompt: list[int] = PROMPT, **params: object) -> list[int]:

@@ -63,7 +63,8 @@ class Prefill:
                 skipped.add(group.adapter)
                 index += 1
                 continue
-            if self._awaits_blocks(seq, plan):
+            awaits_disk = self._tiers and seq.prefill is None and self._tiers.awaits_blocks(seq, plan)
+            if awaits_disk or (self._remote and self._remote.awaits_blocks(seq, plan)):
                 index += 1
                 num_fetching += group.num_rows
                 if num_fetching >= self._rows.num_unreserved:
@@ -81,12 +82,6 @@ class Prefill:
             self._add_run(seq, num_tokens, plan)
             budget -= num_tokens
             num_reserved += self._kv_blocks.num_reserved_blocks(seq)
-
-    def _awaits_blocks(self, seq: Sequence, plan: StepPlan) -> bool:
-        """Whether a waiting sequence waits for blocks: from the disk or, where that has none, of another engine."""
-        if seq.prefill is None and self._tiers and self._tiers.awaits_blocks(seq, plan):
-            return True
-        return self._remote is not None and self._remote.awaits_blocks(seq, plan)
 
     def _start(self, seq: Sequence, plan: StepPlan) -> None:
         group = seq.group

@@ -13,16 +13,17 @@ from quire.core.block_pool import BlockPool
 from quire.core.plan import RemotePrefill, StepPlan
 from quire.core.prefix_tree import PrefixNode, PrefixTree
 from quire.core.records import TransferStats
-from quire.core.sequence import Sequence
+from quire.core.sequence import NEVER, Sequence
 
 MIN_TOKENS = 64  # fewer are computed here: they do not make a step long
 MIN_SHARE = 4  # with fewer than one in so many missing, they are computed here: the other engine may have none of them
 MAX_PREFILLS = 3  # of one sequence; then it computes what is missing
-SWAPS_A_STEP = 16  # blocks that go on to the pool beside the steps of other sequences
 
 
 class PrefillEngines(Protocol):
     """Engines that compute prompts for this one. They carry out the prefills of plans."""
+
+    swaps_a_step: int  # blocks that may go on to the pool beside the steps of other sequences
 
     @property
     def available(self) -> bool:
@@ -71,7 +72,10 @@ class RemotePrefills:
         num_here = max(len(path) * self._size, seq.num_arrived)
         if self._pays(seq, len(seq.tokens) - 1 - num_here) and self._ask(seq, num_here // self._size, plan):
             return True
-        return self._promote(seq, seq.host_blocks, path, plan)
+        num_left = sum(index >= len(path) for index in seq.host_blocks)
+        if not plan.runs or num_left <= self._engines.swaps_a_step:
+            return False  # the plan that admits it swaps them in
+        return self._promote(seq, seq.host_blocks, path, plan) > 0  # else the pool is full
 
     def _pays(self, seq: Sequence, num_missing: int) -> bool:
         is_long = num_missing >= max(MIN_TOKENS, len(seq.tokens) / MIN_SHARE)
@@ -148,25 +152,25 @@ class RemotePrefills:
     # ---- host to pool
 
     def _promote_new(self, flight: _PrefillInFlight, plan: StepPlan) -> None:
+        """Let what has arrived while the sequence waits go on."""
         if flight.num_blocks > flight.num_seen:
             first, seq = flight.prefill.first, flight.seq
             arrived = dict(enumerate(flight.prefill.host_blocks[: flight.num_blocks], first))
             if not self._promote(seq, seq.host_blocks | arrived, self._match(seq), plan):
                 flight.num_seen = flight.num_blocks
 
-    def _promote(self, seq: Sequence, arrived: dict[int, int], path: list[PrefixNode], plan: StepPlan) -> bool:
-        """Swap some of the host blocks `arrived`, by index, into the pool, behind the blocks of `path`.
+    def _promote(self, seq: Sequence, arrived: dict[int, int], path: list[PrefixNode], plan: StepPlan) -> int:
+        """Swap host blocks, by index, into the pool, behind the blocks of `path`: some, or all if no sequence runs.
 
-        The host blocks stay: what is evicted again before the sequence is admitted is not lost. -> whether more than
-        one step may swap in are left"""
+        The host blocks stay: what is evicted again before the sequence is admitted is not lost. -> how many"""
+        if not self._prefix_caching:
+            return 0
         size, start = self._size, len(path)
-        num_left = sum(index >= start for index in arrived)
-        if not plan.runs or not self._prefix_caching or num_left <= SWAPS_A_STEP:
-            return False
+        stop = min(start + self._engines.swaps_a_step if plan.runs else NEVER, (len(seq.tokens) - 1) // size)
         held = [node.block for node in path]
         for block in held:
             self._pool.hold(block)  # what is taken next evicts none of them
-        for index in range(start, min(start + SWAPS_A_STEP, (len(seq.tokens) - 1) // size)):
+        for index in range(start, stop):
             if index not in arrived or not self._pool.num_available:
                 break
             tokens = tuple(seq.tokens[index * size : (index + 1) * size])
@@ -178,7 +182,7 @@ class RemotePrefills:
             path.append(node)
             held.append(block)
         self._pool.release(held)
-        return len(path) > start  # else the pool is full, and it waits in vain
+        return len(path) - start
 
     # ---- seen from outside
 

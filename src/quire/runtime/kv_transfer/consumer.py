@@ -85,8 +85,10 @@ class KVConsumer:
         format: BlockFormat,
         buffers: Callable[[int], Buffers],
         file: int | None = None,
+        swaps_a_step: int = 4,
     ) -> None:
         """`buffers`: the memory of a host block; `file`: all host blocks, where other processes can map them."""
+        self.swaps_a_step = swaps_a_step
         self.format, self.buffers, self.file, self.stall_seconds = format, buffers, file, STALL_SECONDS
         self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
         self.news: NewsQueue[ConsumerNews] = NewsQueue()
