@@ -74,11 +74,14 @@ class EngineGroup:
         await first.adapters.find_given()
         given = first.adapters.named
         starts = [*(engine.start(files.path, given) for engine in self.prefill), *(e.start() for e in self.decode)]
-        results = await asyncio.gather(*starts, return_exceptions=True)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        if errors:
+        try:
+            results = await asyncio.gather(*starts, return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+        except BaseException:
             await self.stop()
-            raise errors[0]
+            raise
         self.tokenizer = first.tokenizer
         num_requests = sum(client.info.max_requests for client in self.decode)
         self.info = replace(first.info, max_requests=num_requests)

@@ -56,6 +56,7 @@ class RemotePrefills:
         self._size = tree.block_size
         self._in_flight: dict[int, _PrefillInFlight] = {}
         self._ids = count()
+        self._full_in = -1  # the step in which a sequence found too few host blocks
         self._stats = TransferStats()
         self.now = 0.0  # time.monotonic() of the last `Scheduler.expire`
 
@@ -85,8 +86,11 @@ class RemotePrefills:
         """Ask for the blocks from `first` on. -> whether `seq` waits: for them, or for host blocks"""
         num_tokens = len(seq.tokens) - 1
         num_blocks = -(-num_tokens // self._size) - first
+        if self._full_in == plan.step:
+            return True  # a sequence before it waits for host blocks
         if num_blocks > self._host.num_available:
-            if self._in_flight:
+            if self.has_waiting:
+                self._full_in = plan.step
                 return True  # other prefills will end and give host blocks back
             num_blocks = self._host.num_available
             num_tokens = (first + num_blocks) * self._size

@@ -21,6 +21,7 @@ class PrefillsHere:
     def __init__(self, scheduler: Scheduler, producer: "KVProducer", vocab_size: int) -> None:
         self._scheduler, self._producer, self._vocab_size = scheduler, producer, vocab_size
         self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
+        self._requests: set[str] = set()  # prefills that the scheduler has
 
     @property
     def has_news(self) -> bool:
@@ -55,7 +56,9 @@ class PrefillsHere:
                 case PrefillAsked():
                     self._begin(news)
                 case PrefillDropped(request_id):
-                    self._scheduler.cancel(request_id)
+                    if request_id in self._requests:
+                        self._requests.remove(request_id)
+                        self._scheduler.cancel(request_id)
                     sends.drop(request_id)
                     self._producer.end(request_id, "it was cancelled")
                 case ConsumerLeft(consumer):
@@ -86,19 +89,22 @@ class PrefillsHere:
         except QuireError as error:
             self._producer.refuse(asked, error.message)
             return
+        self._requests.add(request.id)
         self._producer.add(asked)
         sends.add(request.id, message.first)
 
     def without_own(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
-        """The events of requests that are not prefills for others. One that failed is reported to who asked for it."""
+        """The events of requests that are not prefills for others. A prefill that failed is reported there."""
         others = []
         for event in events:
-            if not event.request_id.startswith("prefill/"):
+            if event.request_id not in self._requests:
                 others.append(event)
-            elif event.finish_reason in ("error", "cancelled") and self._producer.owns(event.request_id):
-                assert self._scheduler.sends is not None
-                self._scheduler.sends.drop(event.request_id)
-                self._producer.end(event.request_id, event.reason)
+            elif event.final:
+                self._requests.remove(event.request_id)
+                if event.finish_reason == "error":
+                    assert self._scheduler.sends is not None
+                    self._scheduler.sends.drop(event.request_id)
+                    self._producer.end(event.request_id, event.reason)
         return others
 
 

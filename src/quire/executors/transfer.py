@@ -20,7 +20,7 @@ from quire.runtime.kv_transfer.shared_blocks import can_share, new_shared_file
 
 log = logging.getLogger("quire.engine")
 
-CPU_SWAPS = 4  # blocks that a step copies beside its forward pass: with pages that are touched first, 5 % of its time
+CPU_SWAPS = 4  # blocks that a step copies beside its forward pass: pages that are touched for the first time take long
 GPU_SWAPS = 64  # a kernel of the GPU copies them
 
 

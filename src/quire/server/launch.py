@@ -59,6 +59,13 @@ async def _models(
     if server.loads_on_demand:
         from quire.client.many_models import ManyModels
 
+        if engine.kv_transfer_config is not None:
+            raise BadRequest(
+                "kv_transfer_config is for one model, and `models` or `allow_pull` load several on demand",
+                "serve one model",
+                param="kv_transfer_config",
+            )
+
         options = {engine.served_model_name or model_name(engine.model): engine}
         if server.models:
             options = engine_options_per_model(engine, named_models(server.models))

@@ -4,6 +4,7 @@ Each connection has a thread that connects and receives, and one that sends. Whe
 blocks that have arrived whole. Host blocks that a prefill engine writes itself are given back only when it has closed
 its end: from then on it cannot write."""
 
+import hashlib
 import logging
 import threading
 import time
@@ -41,6 +42,7 @@ log = logging.getLogger("quire.engine")
 STALL_SECONDS = 30.0  # without a message, while prefills are in flight; the longest step of an engine takes less
 FIRST_RETRY, MAX_RETRY = 0.05, 1.0  # seconds between attempts to connect
 WARN_SECONDS = 3.0  # of attempts in vain: both engines may be starting
+MAX_NAME = 256  # characters of a tenant or a salt; of a longer one, a digest is sent
 REFUSED_RETRY = 10.0  # after an engine has said that it computes something else
 
 
@@ -172,7 +174,8 @@ class _Producer:
             self.num_tokens += len(prefill.tokens)
         host_blocks = prefill.host_blocks if self._is_shared(wire) else []
         digest = adapters.get(adapter, adapter)
-        message = AskPrefill(prefill.id, prefill.tokens, tenant, salt, digest, prefill.first, host_blocks)
+        names = _bounded(tenant), _bounded(salt)
+        message = AskPrefill(prefill.id, prefill.tokens, *names, digest, prefill.first, host_blocks)
         self._queue.put((wire, message))  # a later connection must not hear of it
         return True
 
@@ -342,3 +345,8 @@ class _Producer:
         if text != self._warned and not self._stopping.is_set():
             self._warned = text
             log.warning("%s. Prompts are computed here", text)
+
+
+def _bounded(name: str) -> str:
+    """A salt is as long as its client likes."""
+    return name if len(name) <= MAX_NAME else hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
