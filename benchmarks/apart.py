@@ -35,7 +35,6 @@ SERVERS = {
 PATH = "/v1/completions"
 VOCAB = range(100, 20_000)
 USER_PROMPT = 16  # tokens
-ANSWER = 16  # tokens that a long prompt is answered with
 REQUESTS_A_USER = 2  # in one turn
 NUM_ALONE = 5  # prompts that are measured without users
 
@@ -72,7 +71,7 @@ async def prompt_alone(url: str, body: bytes) -> float:
 async def turn(url: str, args: argparse.Namespace, rng: random.Random, with_prompts: bool, into: Measured) -> None:
     """All users, until each has its answers; with prompts, one after the other all the time."""
     client, bodies = HttpClient(url), asks(rng, args.users * REQUESTS_A_USER, USER_PROMPT, args.output_tokens)
-    prompts = asks(rng, 1000, args.prompt_tokens, ANSWER)
+    prompts = asks(rng, 1000, args.prompt_tokens, args.answer_tokens)
 
     async def arrive() -> None:
         await asyncio.sleep(0.5)
@@ -96,7 +95,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, float]:
     measured, rng = Measured(), random.Random(args.seed)
     note_others(f"{name}: {' '.join(SERVERS[name]) or 'no flags'}")
     with own_server(args.model, *SERVERS[name], "--max-model-len", str(args.prompt_tokens + 1024)) as (url, _):
-        for body in asks(rng, NUM_ALONE + 1, args.prompt_tokens, ANSWER):
+        for body in asks(rng, NUM_ALONE + 1, args.prompt_tokens, args.answer_tokens):
             measured.ttft["alone"].append(uvloop.run(prompt_alone(url, body)))
         del measured.ttft["alone"][0]  # memory is touched for the first time
         for number in range(args.rounds):
@@ -128,6 +127,12 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=2048)
     parser.add_argument("--output-tokens", type=int, default=192, help="of a user's request")
+    parser.add_argument(
+        "--answer-tokens",
+        type=int,
+        default=1,
+        help="of a long prompt: a row with a long context makes every step longer, wherever it is computed",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=tuple(SERVERS), default=list(SERVERS), help="these servers alone")
     args = parser.parse_args()

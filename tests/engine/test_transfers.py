@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.core import remote_prefills
 from quire.core.errors import BadRequest, QuireError
 from quire.core.records import TransferStats
+from quire.core.request import Request
 from quire.core.structured import Structured
 from quire.core.transfer_config import read_transfer_config
 from quire.runtime.kv_transfer import consumer as consuming
@@ -265,6 +267,26 @@ def test_a_full_host_and_a_full_pool_delay_and_lose_nothing(
         assert bits(connected(llm), PROMPTS * 2, PARAMS["sampled"])[:3] == cold["sampled"]
         assert 0 < transfers(llm).tokens < 3 * 64 + 1
         assert llm.engine._scheduler.kv_blocks.host.num_held == 0
+
+
+def test_names_of_clients_cannot_break_it(tiny_model: Path, tmp_path: Path) -> None:
+    """A salt of any length, and the id of a prefill as that of a request to the prefill engine."""
+    address, ids = f"unix:{tmp_path}/prefill", list(range(20, 220))
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, seed=0)
+    engine = PrefillThread(tiny_model, address)
+    engine.engine.submit(Request(id="prefill/0/1", prompt_ids=ids, params=replace(params, max_tokens=300)))
+    with consumer(tiny_model, address) as llm:
+        connected(llm)
+        for number, salt in enumerate(("a" * 10_000, "b" * 10_000)):
+            llm.engine.submit(Request(id=f"r{number}", prompt_ids=ids, params=params, salt=salt))
+        tokens: dict[str, list[int]] = {"r0": [], "r1": []}
+        with engine:
+            while llm.engine._scheduler.groups.has_work:
+                for event in llm.engine.step():
+                    tokens[event.request_id] += event.tokens
+        assert tokens["r0"] == tokens["r1"] and len(tokens["r0"]) == 3
+        stats = transfers(llm)
+        assert stats.prefills - stats.failed == 2 and stats.tokens == 2 * (len(ids) - 1)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 FETCH_WAIT = 0.002  # seconds between looks at messages while sequences wait for the disk alone
-PREFILL_WAIT = 0.05  # seconds between steps while all sequences wait for other engines; news comes at once
+PREFILL_WAIT = 0.25  # seconds between steps while all sequences wait for other engines; news comes at once
 SAVE_INTERVAL = 0.02  # seconds between looks at the disk while an idle engine has blocks to save
 SAVE_TIMEOUT = 2.0  # seconds that the last blocks have to get to the disk
 GC_THRESHOLD = 100_000  # new objects before garbage is collected: more than a step makes

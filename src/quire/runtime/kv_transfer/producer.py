@@ -157,9 +157,6 @@ class KVProducer:
         if (prefill := self._prefills.pop(request_id, None)) is not None:
             prefill.consumer.queue.put(PrefillEnded(prefill.message.id, reason[:MAX_TEXT]))
 
-    def owns(self, request_id: str) -> bool:
-        return request_id in self._prefills
-
     def stats(self) -> TransferStats:
         return TransferStats(sent_bytes=self.sent_bytes, peers=len(self._consumers))
 
