@@ -82,6 +82,7 @@ class EngineGroup:
         except BaseException:
             await self.stop()
             raise
+        log.info("%d prefill engines and %d decode engines are ready", len(self.prefill), len(self.decode))
         self.tokenizer = first.tokenizer
         num_requests = sum(client.info.max_requests for client in self.decode)
         self.info = replace(first.info, max_requests=num_requests)

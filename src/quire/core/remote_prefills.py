@@ -212,4 +212,6 @@ class RemotePrefills:
         for each in self._in_flight.values():
             refs.update(each.prefill.host_blocks)
             assert each.num_blocks <= len(each.prefill.host_blocks), "more blocks have arrived than were asked for"
+            waits = each.seq.prefill is each.prefill
+            assert not waits or not (each.seq.ended or each.seq.running), "what has ended, or runs, waits for an engine"
         return refs

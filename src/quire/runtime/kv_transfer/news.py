@@ -20,6 +20,8 @@ class NewsQueue(Generic[News]):
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         os.set_blocking(self._write_end, False)
+        self._poll = select.poll()
+        self._poll.register(self._read_end, select.POLLIN)
         weakref.finalize(self, _close, self._read_end, self._write_end)
 
     def fileno(self) -> int:
@@ -41,7 +43,7 @@ class NewsQueue(Generic[News]):
 
     def wait(self, seconds: float) -> None:
         """Until there is news, or `seconds` have passed."""
-        select.select([self._read_end], [], [], seconds)
+        self._poll.poll(seconds * 1000)
 
 
 def _close(*files: int) -> None:

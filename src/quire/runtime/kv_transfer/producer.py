@@ -117,7 +117,7 @@ class KVProducer:
             raise BadRequest(
                 f"{NAME}: nothing can listen on {address}: {error}", "give another kv_port", param=NAME
             ) from None
-        self.address = address
+        log.info("prompts are computed for decode engines that connect to %s", self._listener.getsockname())
         threading.Thread(target=self._accept_all, name="kv-accept", daemon=True).start()
 
     @property
