@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
+from quire.core.transfer_config import TransferConfig, read_transfer_config
 from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
 from quire.hub.aliases import DEFAULT_MODEL
 
@@ -100,6 +101,13 @@ class EngineOptions:
         """'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'""",
         metavar="JSON",
     )
+    kv_transfer_config: str | None = option(
+        None,
+        "compute prompts in another engine, and answer them in this one: "
+        """'{"kv_role": "kv_producer", "kv_ip": "0.0.0.0", "kv_port": 14579}' there, and """
+        """'{"kv_role": "kv_consumer", "kv_ip": ITS_ADDRESS, "kv_port": 14579}' here""",
+        metavar="JSON",
+    )
     dtype: str = option(
         "auto",
         "type of activations: float32 on a CPU, bfloat16 on a GPU",
@@ -186,7 +194,7 @@ class EngineOptions:
             if value is not None and value < minimum:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
-        _ = self.speculation, self.structured_defaults  # raise where they are wrong
+        _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise BadRequest(
                 "kv_events_config publishes the prefix cache, and enable_prefix_caching is off",
@@ -229,6 +237,11 @@ class EngineOptions:
         return read_kv_events_config(self.kv_events_config)
 
     @property
+    def kv_transfer(self) -> TransferConfig | None:
+        """None: the KV cache stays in this engine."""
+        return None if self.kv_transfer_config is None else read_transfer_config(self.kv_transfer_config)
+
+    @property
     def structured_defaults(self) -> StructuredDefaults:
         return StructuredDefaults.of(self.structured_outputs_config)
 
@@ -244,13 +257,10 @@ class EngineOptions:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
                 raise BadRequest(f"there is no option {name}", hint, param=name)
-        for name in _JSON_OPTIONS:
+        for name in JSON_OPTIONS:
             if isinstance(config := given.get(name), Mapping):  # as scripts written for vLLM give it
                 given[name] = json.dumps(config)
         return cls(**given)
-
-
-_JSON_OPTIONS = ("speculative_config", "structured_outputs_config", "override_generation_config", "kv_events_config")
 
 
 def _without_peer_options(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,6 +311,13 @@ def checked_advice(name: str, value: Any) -> int | float:
     return number
 
 
+JSON_OPTIONS = (
+    "speculative_config",
+    "structured_outputs_config",
+    "override_generation_config",
+    "kv_events_config",
+    "kv_transfer_config",
+)
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
 SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
