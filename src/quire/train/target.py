@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.core.errors import Unsupported
 from quire.models.llama import LlamaConfig
 from quire.models.registry import family, read_model_config
+from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import attention
 from quire.ops.reference.opset import TorchOps
 from quire.ops.tensors import PackedWeight, StoredTensor
@@ -45,8 +46,8 @@ class TargetOps(TorchOps):
     def _tensor(self, stored: StoredTensor) -> Tensor:
         return super()._tensor(stored).to(self.dtype)
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        self._sum = super().embedding(ids, table)
+    def embedding(self, ids: Tensor, table: Tensor, cut: Cut | None = None) -> Tensor:
+        self._sum = super().embedding(ids, table, cut)
         return self._sum
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
@@ -77,7 +78,8 @@ class TargetOps(TorchOps):
 
     def paged_attention(
         self, q: Tensor, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0, softcap: float = 0.0,
-        slopes: Tensor | None = None, sinks: Tensor | None = None, biases: Tensor | None = None,
+        slopes: Tensor | None = None, sinks: Tensor | None = None, biases: Tensor | None = None, group: int = 0,
+        skipped: int = 0,
     ) -> Tensor:  # fmt: skip
         q, k, v = (x.unflatten(0, (batch.num_sequences, -1)).unflatten(-1, (-1, head_dim)) for x in (q, *self._kv))
         windowed = 0 < window < q.shape[1]
@@ -89,7 +91,10 @@ class TargetOps(TorchOps):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True).transpose(1, 2)
         return out.flatten(0, 1).flatten(1).to(self.dtype)
 
-    def logits(self, x: Tensor, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Tensor:
+    def logits(
+        self, x: Tensor, head: PackedWeight, batch: Any, softcap: float = 0.0, vocabulary: Any = None,
+        cut: Cut | None = None,
+    ) -> Tensor:  # fmt: skip
         """The last hidden states instead of logits, which are computed where they are needed."""
         self._keep_input(self._num_layers)
         self.logit_cap = softcap

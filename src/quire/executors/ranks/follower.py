@@ -67,7 +67,7 @@ class FollowerExecutor(RankExecutor):
             case RunStep():
                 self._ops.programs[message.program].run(message.batch())
             case MoveBlocks(cache, how, pairs):
-                assert how in ("copy", "swap_out", "swap_in"), how
+                assert how in ("copy", "swap_out", "swap_in", "move"), how
                 getattr(self._ops.caches[cache], how)(pairs)
             case PutRankAdapter(slot, key):
                 self.adapters.put(slot, key)

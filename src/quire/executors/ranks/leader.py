@@ -143,7 +143,7 @@ class LeaderOps(RankOps):
 class LeaderCache(RankCache):
     def __init__(self, cache: RankCache, number: int, tell: Tell) -> None:
         super().__init__(cache.spec, cache.own)
-        for how in ("copy", "swap_out", "swap_in"):
+        for how in ("copy", "swap_out", "swap_in", "move"):
             setattr(self, how, _telling(how, getattr(cache.own, how), number, tell))
 
 
@@ -156,6 +156,9 @@ def _telling(how: str, own: Callable[[Any], None], number: int, tell: Tell) -> C
 
 
 class LeaderProgram:
+    takes_trees = False
+    kept = None
+
     def __init__(self, own: Program, number: int, ranks: RankProcesses) -> None:
         self._own, self._number, self._ranks = own, number, ranks
 

@@ -82,8 +82,8 @@ def _token_views(spec: KVSpec, blocks: Bytes) -> list[tuple[NDArray[Any], tuple[
     rows = numbers[:, :, -1].reshape(*heads.shape[:2], spec.num_kv_heads, size, spec.head_dim)
     if spec.latent:
         return [(np.moveaxis(rows, 3, 1), (size,))]
-    keys = numbers[:, :, 0].reshape(*heads.shape[:2], spec.num_kv_heads, spec.head_dim, size)
-    return [(np.moveaxis(keys, 4, 1), (size,)), (np.moveaxis(rows, 3, 1), (size,))]
+    columns_first = numbers[:, :, 0].reshape(*heads.shape[:2], spec.num_kv_heads, spec.head_dim, size)
+    return [(np.moveaxis(columns_first, 4, 1), (size,)), (np.moveaxis(rows, 3, 1), (size,))]
 
 
 def _allocate(nbytes: int) -> Bytes:

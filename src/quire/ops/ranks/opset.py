@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Program, Sampler
+from quire.ops.opset import Float32, HiddenStates, Keep, KVCache, KVSpec, Program, Sampler
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
 from quire.ops.ranks.lora import RankSlots
@@ -107,9 +107,11 @@ class RankOps:
         max_model_len: int = 0,
         sampler: Sampler | None = None,
         sources: bool = False,
+        tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
     ) -> Program:
         assert isinstance(cache, RankCache), "the cache was made by another op set"
-
+        assert hidden is None, "no head drafts where a model has several ranks"
         group = self._roles.group
 
         def own_part(ops: Any, batch: Any) -> Any:
@@ -127,6 +129,7 @@ class RankCache:
         self.spec, self.own = spec, own
         self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
         self.swapped, self.host_buffers = own.swapped, own.host_buffers
+        self.move, self.join_swaps = own.move, own.join_swaps
 
 
 def _as(kind: type[Packed], packed: Any, **more: Any) -> Packed:

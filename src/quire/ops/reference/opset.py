@@ -221,8 +221,8 @@ class TorchOps:
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
         scoring = scale, window, softcap, slopes, sinks, biases
-        named = {"ancestors": batch.ancestors, "group": group, "skipped": skipped}
-        return paged_attention(*pages, *scoring, **named).flatten(1)
+        ancestors = batch.ancestors
+        return paged_attention(*pages, *scoring, ancestors=ancestors, group=group, skipped=skipped).flatten(1)
 
     def cross_attention(
         self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
