@@ -17,7 +17,8 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.watermark import Watermark
 from quire.engine.engine import Engine
-from runtime.oracle import Oracle
+from quire.runtime.spec.ngram import Ngram
+from runtime.oracle import Oracle, TreeOracle
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -56,12 +57,12 @@ def plain(path: Path) -> Tokens:
 
 
 @contextmanager
-def guessing(path: Path, answers: Tokens, **options: Any) -> Iterator[Engine]:
-    """Nine guesses in ten are right, and steps cost the same with them."""
+def guessing(path: Path, answers: Tokens, trees: bool = False, **options: Any) -> Iterator[Engine]:
+    """Nine guesses in ten are right, or stand in trees, and steps cost the same with them."""
     with engine(path, spec_method="ngram", **options) as served:
         texts = [[*request.prompt_ids, *answers[request.id]] for request in requests()]
         runner, speculation = served.executor._runner, served._scheduler.speculation  # type: ignore[attr-defined]
-        runner.proposer = Oracle(texts, VOCAB)
+        runner.proposer = TreeOracle(texts, VOCAB) if trees else Oracle(texts, VOCAB)
         make_drafts_free(speculation)
         yield served
 
@@ -114,3 +115,29 @@ def test_what_repeats_is_guessed(path: Path) -> None:
     with engine(path, batch_invariant=True, spec_method="ngram", spec_tokens=4) as served:
         assert run(served, wanted) == expected
         assert served.stats().drafts > 0
+
+
+@pytest.mark.parametrize("swap_space", [None, 0.0, 0.5])
+def test_trees_change_no_token(path: Path, plain: Tokens, swap_space: float | None) -> None:
+    """Also of sequences that are preempted while their tree is verified."""
+    block_bytes = 2 * LAYERS * KV_HEADS * 64 * BLOCK * 2
+    tight = {} if swap_space is None else {"kv_cache_memory_bytes": 30 * block_bytes, "swap_space": swap_space}
+    with guessing(path, plain, trees=True, batch_invariant=True, **tight) as served:
+        assert run(served, requests()) == plain
+        assert (served.stats().preemptions > 0) == (swap_space is not None)
+        assert 50 < served.stats().accepted_tokens < served.stats().draft_tokens
+
+
+@pytest.mark.parametrize("tree_nodes", [0, 31])
+def test_trees_in_one_pass(path: Path, monkeypatch: pytest.MonkeyPatch, tree_nodes: int) -> None:
+    """Without batch invariance, all nodes of a sequence are one tile: launched, and in graphs."""
+    monkeypatch.setattr(Ngram, "tree_nodes", tree_nodes)
+    with engine(path, dtype="float32") as served:
+        expected = run(served, requests())
+    with guessing(path, expected, trees=True, dtype="float32") as served:
+        graphs = served.executor._runner.program._tree_graphs  # type: ignore[attr-defined]
+        assert bool(graphs) == bool(tree_nodes)
+        found = run(served, requests())
+        assert 50 < served.stats().accepted_tokens < served.stats().draft_tokens
+    same = sum(found[name] == expected[name] for name in expected)
+    assert same >= len(expected) - 2

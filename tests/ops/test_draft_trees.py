@@ -88,9 +88,9 @@ def test_a_node_has_the_bits_of_a_chain(name, shape):
     """Trees that begin with a block, within one, and where spans and splits of a context end."""
     use_isa(name)
     case = Case(*shape, seqs=3, length=400)
-    for seed, context in enumerate([0, 1, 15, 16, 60, 63, 250, 300]):
+    for seed, context in enumerate([0, 15, 16, 62, 250]):
         others = [(1, case.ids(1, 0, 1)), (2, case.ids(2, 0, 70))][: seed % 3]
-        check_bits(case, context, num_nodes=(1, 7, 24, 63)[seed % 4], seed=seed, threads=1 + seed % 3, others=others)
+        check_bits(case, context, num_nodes=(5, 12, 24, 63)[seed % 4], seed=seed, threads=1 + seed % 3, others=others)
 
 
 @pytest.mark.parametrize("name", available_isas())
@@ -109,7 +109,7 @@ def test_a_node_has_the_bits_of_a_chain(name, shape):
 def test_so_it_has_with_every_way_of_scoring(name, options):
     use_isa(name)
     case = Case(4, 2, 32, 16, seqs=1, length=200, **options)
-    for seed, context in enumerate([3, 62, 130]):
+    for seed, context in enumerate([3, 62]):
         check_bits(case, context, num_nodes=20, num_known=1 + seed, seed=seed)
 
 
@@ -119,8 +119,8 @@ def test_so_it_has_over_latent_pages(name, dtype):
     use_isa(name)
     for block_size in (16, 11):
         case = LatentCase(6, 24, 8, block_size, dtype, seqs=1, length=400)
-        for seed, context in enumerate([0, 14, 61, 250]):
-            check_bits(case, context, num_nodes=30, seed=seed)
+        for seed, context in enumerate([0, 61, 250]):
+            check_bits(case, context, num_nodes=20, seed=seed)
 
 
 def test_a_tree_that_is_a_chain_is_computed_as_one():

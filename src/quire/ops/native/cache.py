@@ -71,10 +71,10 @@ def _token_views(spec: KVSpec, blocks: Bytes) -> list[tuple[NDArray[Any], tuple[
     if spec.dtype == "int8":
         columns = heads.shape[-1] // size - 4
         quants, scales = np.split(heads, [columns * size], axis=-1)
-        keys = quants[:, :, 0].reshape(*heads.shape[:2], spec.num_kv_heads, columns // 4, size, 4)
+        quads = quants[:, :, 0].reshape(*heads.shape[:2], spec.num_kv_heads, columns // 4, size, 4)
         values = quants[:, :, 1].reshape(*heads.shape[:2], spec.num_kv_heads, size // 4, columns, 4)
         return [
-            (np.moveaxis(keys, 4, 1), (size,)),
+            (np.moveaxis(quads, 4, 1), (size,)),
             (np.moveaxis(values, (3, 5), (1, 2)), (size // 4, 4)),
             (np.moveaxis(scales.reshape(*heads.shape[:4], size, 4), 4, 1), (size,)),
         ]
