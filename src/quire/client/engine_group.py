@@ -47,7 +47,10 @@ class EngineGroup:
 
         def with_role(role: str, peers: list[str]) -> EngineOptions:
             config = {"kv_role": role, "kv_peers": peers, "kv_parallel_size": parallel}
-            return replace(options, kv_transfer_config=json.dumps(config))
+            given = replace(options, kv_transfer_config=json.dumps(config))
+            if role == "kv_consumer":
+                return given
+            return replace(given, speculative_config=None, spec_method=None, spec_tokens=None)  # prompts need no drafts
 
         self.prefill = [
             PrefillEngine(with_role("kv_producer", [address]), shares.pop(0) if shares else ()) for address in addresses
