@@ -167,7 +167,7 @@ $(VLLM):
 	@touch $@
 
 $(LLMCOMPRESSOR) $(GPTQMODEL): $(VENV_DEV)
-	@echo "installing into $(@D), to compare with (a minute or two)" >&2
+	@echo "installing into $(@D), to compare with (minutes; GPTQModel may bring a torch of its own)" >&2
 	@benchmarks/peers/install_quantizer.sh $(@D) .venv-dev $(@D:.venv-%=%)==$(@F:.installed-%=%)
 	@touch $@
 

@@ -110,7 +110,7 @@ class FirstLayers(DelegatingCheckpoint):
 
 @pytest.mark.slow
 def test_importance_lowers_the_divergence_of_the_default_model(default_model: Path, tmp_path: Path) -> None:
-    """Of its dequantized weights: the file is a 4-bit one. To keep this quick one layer is quantized, and three run."""
+    """Of its dequantized weights: the file is a 4-bit one. To keep this quick, three layers are quantized and run."""
     checkpoint = FirstLayers(open_checkpoint(default_model), 3)
     used, held_out = sequences(default_model, default_text()[:60_000], 64, 192)
     importance = collect_importance(checkpoint, used, "the default text", lambda *_: None)
@@ -119,7 +119,7 @@ def test_importance_lowers_the_divergence_of_the_default_model(default_model: Pa
     losses = []
     for index, given in enumerate((Importance(), importance)):
         out = tmp_path / f"{index}.gguf"
-        options = QuantizeOptions("Q4_0", requantize=True, pure=True, ignore=(r"blk\.([1-9]|\d\d)\.", "token_embd"))
+        options = QuantizeOptions("Q4_0", requantize=True, pure=True, ignore=(r"blk\.([3-9]|\d\d)\.", "token_embd"))
         run = QuantizeRun(default_model, out, options, importance=given)
         write(run.plan(checkpoint), run.settings(), lambda *_: None)
         states = last_states(FirstLayers(open_checkpoint(out), 3), measured)

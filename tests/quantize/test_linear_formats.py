@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from quantize.plain_models import write_plain
 from quire.core.errors import QuireError
-from quire.models.registry import family, read_model_config
+from quire.executors.local import LocalExecutor
+from quire.executors.options import ExecutorOptions
 from quire.ops.dequantize import dequantize
 from quire.quantize.calibration import collect_importance, default_text, sequences
 from quire.quantize.command import CalibrationOptions, quantize
@@ -20,7 +21,6 @@ from quire.quantize.integers import IntegerGrid, to_nearest
 from quire.quantize.methods import LINEAR_METHODS, FormatOptions, method_name
 from quire.quantize.plan import QuantizeOptions
 from quire.quantize.run import QuantizeRun
-from quire.runtime.kv import kv_spec
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.huggingface_checkpoint import HuggingFaceCheckpoint
@@ -123,8 +123,8 @@ def test_layers_that_are_ignored_or_do_not_fit_stay_and_are_listed(plain_llama: 
 
 def test_static_scales_of_inputs_and_of_the_kv_cache(plain_llama: Path, tmp_path: Path) -> None:
     run = QuantizeRun(plain_llama, tmp_path / "out", QuantizeOptions("FP8_STATIC", kv_scales=True))
-    options = CalibrationOptions(measured_tokens=0, num_tokens=256, length=64)
-    quantize(run, options, None, GPTQOptions(), lambda *_: None)
+    calibration = CalibrationOptions(measured_tokens=0, num_tokens=256, length=64)
+    quantize(run, calibration, None, GPTQOptions(), lambda *_: None)
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert config["kv_cache_scheme"]["num_bits"] == 8 and config["kv_cache_scheme"]["dynamic"] is False
     group = config["config_groups"]["group_0"]
@@ -142,9 +142,9 @@ def test_static_scales_of_inputs_and_of_the_kv_cache(plain_llama: Path, tmp_path
     assert scales.keys() == {0, 1}
     for layer, pair in scales.items():
         assert np.allclose(pair, np.array(importance.kv_largest[layer]) / 448, rtol=1e-6)
-    config = read_model_config(family("LlamaForCausalLM"), checkpoint.config)
-    assert kv_spec(config, 16, "fp8", scales).fp8_scales_of(1) == scales[1]
-    assert kv_spec(config, 16, "float16", scales).fp8_scales_of(1) == (1.0, 1.0)
+    for dtype, expected in (("fp8", scales[1]), ("float16", (1.0, 1.0))):
+        options = ExecutorOptions(backend="torch", kv_cache_dtype=dtype, max_model_len=64)
+        assert LocalExecutor(tmp_path / "out", options).load().spec.fp8_scales_of(1) == expected
 
 
 def test_an_fp8_cache_divides_by_the_scales_of_its_layer() -> None:

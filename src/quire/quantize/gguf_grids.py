@@ -17,7 +17,7 @@ from quire.quantize.search import Floats, inverse, nearest_in_grid, rounded, to_
 Bytes = NDArray[np.uint8]
 
 # What the largest magnitude of a group becomes, over the largest of the grid: more than 1 clips it.
-REACHES = np.array([0.8, 0.9, 0.97, 1.03, 1.1, 1.2, 1.33, 1.5], np.float32)
+REACHES = np.array([0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75], np.float32)
 
 
 @dataclass(frozen=True, slots=True)
