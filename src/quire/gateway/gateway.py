@@ -176,7 +176,12 @@ class Gateway:
     def _submit_tokens(self, exchange: Exchange, ids: list[int]) -> None:
         if exchange not in self.in_flight:
             return  # its client left meanwhile
-        if ids and (workers := self.router.serving(exchange.targets[0])):
+        model = exchange.targets[0] or ""
+        workers = self.router.serving(model)
+        is_adapter = any(
+            worker.cards[model].get("parent") for worker in workers
+        )  # its blocks are apart from the model's
+        if ids and workers and not is_adapter:
             salt = salt_at(workers[0], exchange.tenant, exchange.request, exchange.facts)
             exchange.context.blocks = self.kv_fleet.blocks(ids, workers, salt)
         self.queue.submit(exchange)
