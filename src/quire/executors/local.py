@@ -4,9 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.core.draft_policy import DraftPolicy
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
-from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype, warn_of_offloading
+from quire.executors.backends import (
+    check_backend,
+    new_ops,
+    resolve_quantization,
+    warn_of_dtype,
+    warn_of_offloading,
+    warn_of_synthetic_acceptance,
+)
 from quire.executors.draft_checkpoint import DraftCheckpoint
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
@@ -38,6 +46,7 @@ class LocalExecutor:
         check_backend(self.options)
         warn_of_dtype(self.options)
         warn_of_offloading(self.options)
+        warn_of_synthetic_acceptance(self.options)
         self._runner: Runner | None = None
         self.submit: Callable[[StepPlan], None]  # the runner's
         self.collect: Callable[[], StepOutput]
@@ -93,7 +102,7 @@ class LocalExecutor:
             ahead=self._ahead,
             window=config.window,
             offload=options.host_tier_bytes > 0,
-            drafts=options.speculation is not None,
+            drafts=self._draft_policy(),
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
         )
 
@@ -141,7 +150,13 @@ class LocalExecutor:
             self.options.max_num_batched_tokens,
             self._draft,
         )
-        return self.options.speculation.proposer(context)
+        return self.options.speculation.proposers(context)
+
+    def _draft_policy(self) -> DraftPolicy | None:
+        if self.options.speculation is None:
+            return None
+        cost = self._draft.weight_bytes / self._model.weight_bytes if self._draft else None
+        return self.options.speculation.policy(on_gpu=self.options.on_gpu, model_cost=cost)
 
     def _disk_path(self, config: ModelConfig) -> Path | None:
         """Where prefixes are kept on disk. Where every layer has a window, there are none beyond the pool."""
