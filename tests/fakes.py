@@ -60,12 +60,13 @@ class FakeRow:
 
 
 def make_drafts_free(speculation: Speculation | None) -> None:
-    """Let the cost model believe that every step takes the same time: nearly all draft tokens pay."""
+    """Let the cost models believe that every step takes the same time, and a draft none: nearly all of them pay."""
     assert speculation is not None, "the scheduler has no speculation"
-    step_cost = speculation.budget.step_cost
-    for num_tokens in (1, 9, 100) * 20:
-        step_cost.record_step(num_tokens, 1.0)
-    step_cost.record_step = lambda num_tokens, seconds, num_rows=0: None  # type: ignore[method-assign]
+    models = [(speculation.budget.step_cost, 1.0), *((quotas._draft_cost, 1e-6) for quotas in speculation._quotas)]
+    for cost, seconds in models:
+        for num_tokens in (1, 9, 100) * 20:
+            cost.record_step(num_tokens, seconds)
+        cost.record_step = lambda num_tokens, seconds, num_rows=0: None  # type: ignore[method-assign]
 
 
 ASKED_METHOD = "asked"

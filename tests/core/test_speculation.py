@@ -101,7 +101,7 @@ def test_drafts_that_did_not_run_update_the_acceptance_rate() -> None:
     assert 0.1 < AcceptanceRate(method).rate < 0.45  # the next sequence starts with what the method has shown
     for _ in range(20):
         known.update([4, 5, 6], [4, 5, 6, 7])
-    assert known.rate > 0.95
+    assert known.rate > 0.9
 
 
 def test_a_sequence_waits_for_its_token_if_drafts_gain_more_than_the_steps_it_misses() -> None:
@@ -204,16 +204,18 @@ def test_drafts_leave_half_of_a_step_to_prompts() -> None:
 SECONDS = 0.01  # of a step of one token
 
 
-def asked(method: DraftMethod, *, seconds_per_draft: float, steps: int, **options: Any) -> tuple[Engine, int, float]:
-    """A sequence with one method that is not free. -> the engine, the draft tokens it proposed, and the share of the
-    time that they took"""
+def asked(
+    method: DraftMethod, *, seconds_per_draft: float, num_requests: int = 1, **options: Any
+) -> tuple[Engine, int, float]:
+    """Sequences of 90 tokens, one after the other, with one method that is not free. -> the engine, the draft tokens
+    that were proposed, and the share of the time that they took"""
     engine = Engine(num_drafts=5, policy_of_drafts=DraftPolicy((method,)), **options)
     scheduler = engine.scheduler
-    engine.add("a", LONG, max_tokens=100)
-    num_proposed, spent, total = 0, 0.0, 0.0
-    for _ in range(steps):
+    num_proposed, spent, total, left = 0, 0.0, 0.0, num_requests
+    while scheduler.has_work or left:
         if not scheduler.has_work:
-            break
+            engine.add(str(left), [7, left], max_tokens=90)
+            left -= 1
         plan = scheduler.schedule()
         output = engine.executor.run(plan)
         for row in output.sampled:
@@ -231,26 +233,25 @@ def asked(method: DraftMethod, *, seconds_per_draft: float, steps: int, **option
 
 def test_a_method_that_pays_is_asked_and_one_that_does_not_is_tried_now_and_then() -> None:
     cheap = DraftMethod(ASKED_METHOD, 5, acceptance=0.7, cost=0.05)
-    engine, num_proposed, _ = asked(cheap, seconds_per_draft=0.05 * SECONDS, steps=90)
+    engine, num_proposed, _ = asked(cheap, seconds_per_draft=0.05 * SECONDS)
     assert engine.scheduler.stats().accepted_tokens > 50 and num_proposed > 60
     dear = DraftMethod(ASKED_METHOD, 5, acceptance=0.7, cost=0.9)
-    engine, num_proposed, share = asked(dear, seconds_per_draft=0.9 * SECONDS, steps=90)
-    assert engine.scheduler.stats().draft_tokens == 0 and len(engine.tokens("a")) == 89
-    assert num_proposed == 0 or share < 0.02
+    engine, num_proposed, share = asked(dear, seconds_per_draft=0.9 * SECONDS, num_requests=12)
+    assert 0 < num_proposed < 20 and share <= 0.01
 
 
 def test_a_method_that_seemed_dear_is_found_to_be_cheap() -> None:
     """Its cost is measured on what the allowance pays for; then it is used."""
     method = DraftMethod(ASKED_METHOD, 5, acceptance=0.7, cost=0.6)
-    engine, num_proposed, _ = asked(method, seconds_per_draft=0.02 * SECONDS, steps=200)
+    engine, num_proposed, _ = asked(method, seconds_per_draft=0.02 * SECONDS, num_requests=8)
     assert num_proposed > 20 and engine.scheduler.stats().accepted_tokens > 10
 
 
 def test_a_method_whose_drafts_fail_takes_a_hundredth_of_the_time() -> None:
     method = DraftMethod(ASKED_METHOD, 5, acceptance=0.7, cost=0.05)
-    engine, num_proposed, share = asked(method, seconds_per_draft=0.2 * SECONDS, steps=100, accuracy=0.0)
-    assert 0 < num_proposed < 30 and share < 0.06  # the first few are drafted on the prior
-    assert len(engine.tokens("a")) >= 95
+    engine, num_proposed, share = asked(method, seconds_per_draft=0.2 * SECONDS, num_requests=20, accuracy=0.0)
+    assert 0 < num_proposed < 200 and share < 0.02  # the first few are drafted on the prior
+    assert engine.scheduler.stats().draft_tokens < 20
 
 
 def test_a_fixed_length_is_used_whatever_it_costs() -> None:
