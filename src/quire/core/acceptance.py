@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-METHOD_WEIGHT = 20.0  # of the method's prior, in draft tokens
+METHOD_WEIGHT = 10.0  # of the method's prior, in draft tokens
 METHOD_MEMORY = 0.995  # what a draft token leaves of the weight of those before it
-SEQUENCE_WEIGHT = 2.0  # of the method's rate in that of a sequence, in draft tokens
+SEQUENCE_WEIGHT = 4.0  # of the method's rate in that of a sequence, in draft tokens
 SEQUENCE_MEMORY = 0.85
 
 
@@ -31,6 +31,7 @@ class MethodAcceptance:
     """The acceptance rate of a method: what a new sequence starts with."""
 
     def __init__(self, prior: float) -> None:
+        self.num_trials = 0  # draft tokens so far
         self._share = _RunningShare(prior * METHOD_WEIGHT, METHOD_WEIGHT, METHOD_MEMORY)
 
     @property
@@ -38,6 +39,7 @@ class MethodAcceptance:
         return self._share.accepted / self._share.trials
 
     def add(self, accepted: bool) -> None:
+        self.num_trials += 1
         self._share.add(accepted)
 
 

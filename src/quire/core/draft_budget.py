@@ -16,21 +16,17 @@ MIN_RATE = 0.05  # drafts that are less likely are left alone
 
 
 class DraftBudget:
-    """Chooses how many draft tokens of each sequence are proposed, or verified in a step."""
+    """Chooses how many draft tokens of each sequence are verified in a step, or proposed after it."""
 
     def __init__(self, token_cost: float, ahead: int = 0) -> None:
         """`ahead`: the depth of async scheduling, 0 without."""
         self.step_cost = StepCostModel(token_cost)
         self._ahead = ahead
 
-    def choose(
-        self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int, draft_seconds: float = 0.0
-    ) -> list[int]:
-        """How many draft tokens of each offer (acceptance rate, draft tokens) to add to a step of `num_tokens`, if each
-        takes `draft_seconds` to propose."""
+    def choose(self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int) -> list[int]:
+        """How many draft tokens of each offer (acceptance rate, draft tokens) to add to a step of `num_tokens`."""
         counts = [0] * len(offers)
-        seconds, expected = self.step_cost.seconds(num_tokens), float(num_tokens)
-        if not self._may_pay(offers, num_tokens, draft_seconds):
+        if not self._may_pay(offers, num_tokens):
             return counts
         ranked = sorted(  # the likeliest first; position p of a draft is accepted with probability rate ** p
             (-(rate**position), position, index)
@@ -38,27 +34,56 @@ class DraftBudget:
             if rate >= MIN_RATE
             for position in range(1, num_drafts + 1)
         )[:max_drafts]
+        seconds, expected = self.step_cost.seconds(num_tokens), float(num_tokens)
         best, num_chosen = expected / seconds, 0
         added = self.step_cost.added_seconds(num_tokens)
         for number, (negative_probability, _, _) in enumerate(ranked, 1):
             expected -= negative_probability
-            seconds += COST_MARGIN * (next(added) + draft_seconds)
+            seconds += COST_MARGIN * next(added)
             if expected / seconds > best:
                 best, num_chosen = expected / seconds, number
         for _, _, index in islice(ranked, num_chosen):
             counts[index] += 1
         return counts
 
-    def _may_pay(self, offers: Sequence[tuple[float, int]], num_tokens: int, draft_seconds: float) -> bool:
+    def choose_asked(
+        self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int, draft_seconds: Sequence[float]
+    ) -> list[int]:
+        """The same, for drafts that have to be proposed first: [r] seconds for one more of each of r + 1 sequences. One
+        position after the other, each for the likeliest of the sequences that have the position before."""
+        counts = best_counts = [0] * len(offers)
+        if not self._may_pay(offers, num_tokens, draft_seconds[len(offers) - 1] / len(offers)):
+            return counts
+        added = list(islice(self.step_cost.added_seconds(num_tokens), max_drafts))
+        seconds, expected, num_drafts = self.step_cost.seconds(num_tokens), float(num_tokens), 0
+        best, rows = expected / seconds, sorted(range(len(offers)), key=lambda index: -offers[index][0])
+        for position in range(1, 1 + max(num_drafts for _, num_drafts in offers)):
+            rows = [index for index in rows if offers[index][1] >= position]
+            probabilities = [offers[index][0] ** position for index in rows]
+            choice = (0.0, 0, expected, seconds)  # tokens per second, rows, and both
+            more, cost = expected, 0.0
+            for number, probability in enumerate(probabilities[: max_drafts - num_drafts]):
+                more, cost = more + probability, cost + added[num_drafts + number]
+                longer = seconds + COST_MARGIN * (cost + draft_seconds[number])
+                choice = max(choice, (more / longer, number + 1, more, longer))
+            ratio, num_rows, expected, seconds = choice
+            rows, num_drafts = rows[:num_rows], num_drafts + num_rows
+            chosen = set(rows)
+            counts = [count + (index in chosen) for index, count in enumerate(counts)]
+            if ratio > best:
+                best, best_counts = ratio, counts
+        return best_counts
+
+    def _may_pay(self, offers: Sequence[tuple[float, int]], num_tokens: int, draft_seconds: float = 0.0) -> bool:
         """False if even the likeliest draft token, wherever tokens are cheapest, costs more than it gains."""
-        rate = max((rate for rate, _ in offers), default=0.0)
+        rate = max((rate for rate, num_drafts in offers if num_drafts), default=0.0)
         last = num_tokens + sum(num_drafts for _, num_drafts in offers)
         cost = COST_MARGIN * (self.step_cost.min_slope(num_tokens, last) + draft_seconds)
         return rate >= MIN_RATE and rate * self.step_cost.seconds(num_tokens) > cost * num_tokens
 
     def saved_seconds(self, rate: float, count: int, num_tokens: int, draft_seconds: float) -> float:
-        """What each token of a sequence saves if `count` drafts are added to all its steps, of `num_tokens`
-        otherwise."""
+        """What each token of a sequence saves if `count` drafts, which take `draft_seconds` each to propose, are added
+        to all its steps, of `num_tokens` otherwise."""
         accepted = expected_tokens(rate, count) - 1.0
         cost = sum(islice(self.step_cost.added_seconds(num_tokens), count)) + count * draft_seconds
         worth = accepted * self.step_cost.seconds(num_tokens) / num_tokens

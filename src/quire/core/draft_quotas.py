@@ -4,8 +4,9 @@ Where a method pays, it is asked. Where it does not, it is tried now and then, o
 hundredth of the time of all steps."""
 
 from collections.abc import Sequence as Many
+from itertools import accumulate, islice
 
-from quire.core.acceptance import AcceptanceRate, expected_tokens
+from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
 from quire.core.draft_budget import DraftBudget
 from quire.core.draft_policy import DraftMethod, DraftPolicy
 from quire.core.plan import Run
@@ -14,6 +15,7 @@ from quire.core.step_cost import StepCostModel
 
 PROBE_SHARE = 0.01  # of the time of steps
 MAX_PROBE_STEPS = 50.0  # the allowance is at most the time of so many steps of one token
+NEW_METHOD = 8  # draft tokens before more than one is asked for: until then the acceptance rate is a belief
 FEW_TRIALS = 4.0  # a sequence with fewer draft tokens is tried first
 SHORT_READ = 16  # tokens that a method may have to read before it drafts, without asking whether they pay
 
@@ -23,8 +25,11 @@ Asked = tuple[Run, Sequence, AcceptanceRate, int]  # and the draft tokens that f
 class DraftQuotas:
     """Of one method."""
 
-    def __init__(self, method: DraftMethod, policy: DraftPolicy, budget: DraftBudget) -> None:
+    def __init__(
+        self, method: DraftMethod, acceptance: MethodAcceptance, policy: DraftPolicy, budget: DraftBudget
+    ) -> None:
         self.method = method
+        self._acceptance = acceptance
         self._policy = policy
         self._budget = budget
         self._draft_cost = StepCostModel(policy.token_cost)  # of the method's own steps
@@ -54,23 +59,34 @@ class DraftQuotas:
         """Set the quota of each run."""
         if not asked:
             return
-        num_rows = len(asked)
-        fixed = self._policy.fixed_length(num_rows)
+        fixed = self._policy.fixed_length(len(asked))
         if fixed is not None:
             counts = [min(fixed, fits) for *_, fits in asked]
         else:
-            draft_seconds = self._seconds(num_rows) / num_rows
-            offers = [(rate.rate, fits) for _, _, rate, fits in asked]
-            counts = self._budget.choose(offers, num_rows, max_drafts, draft_seconds)
-            for index, count in enumerate(counts):
-                if count and not self._is_worth(asked[index], count, num_rows, draft_seconds):
-                    counts[index] = 0
+            counts = self._choose(asked, max_drafts)
             if not any(counts) and self._probed_step < 0 and self._allowance > 0.0:
                 self._probe(step, asked, counts)
         for (run, seq, rate, _), count in zip(asked, counts, strict=True):
             if count:
                 run.quotas[self.method.name] = count
                 rate.num_read = seq.num_known
+
+    def _choose(self, asked: Many[Asked], max_drafts: int) -> list[int]:
+        num_rows = len(asked)
+        scale = 1.0 if self._draft_cost.is_measured else self.method.cost * self._budget.step_cost.seconds(1)
+        added = islice(self._draft_cost.added_seconds(1), num_rows - 1)
+        seconds = [scale * each for each in accumulate(added, initial=self._draft_cost.seconds(1))]
+        most = 1 if self._acceptance.num_trials < NEW_METHOD else self.method.max_tokens
+        offers = [(rate.rate, min(fits, most)) for _, _, rate, fits in asked]
+        counts = self._budget.choose_asked(offers, num_rows, max_drafts, seconds)
+        worth = [
+            not count or self._is_worth(one, count, num_rows, seconds[-1] / num_rows)
+            for one, count in zip(asked, counts, strict=True)
+        ]
+        if all(worth):
+            return counts
+        offers = [(rate, fits if kept else 0) for (rate, fits), kept in zip(offers, worth, strict=True)]
+        return self._budget.choose_asked(offers, num_rows, max_drafts, seconds)
 
     def net_gain(self, rate: float, count: int, num_rows: int) -> float:
         """Tokens that `count` drafts of one sequence are worth, less what it takes to propose them."""

@@ -27,7 +27,11 @@ class Speculation:
         self._rows = rows
         self._methods = {method.name: MethodAcceptance(method.acceptance) for method in policy.methods}
         self._free = [method for method in policy.methods if method.is_free]
-        self._quotas = [DraftQuotas(method, policy, self.budget) for method in policy.methods if not method.is_free]
+        self._quotas = [
+            DraftQuotas(method, self._methods[method.name], policy, self.budget)
+            for method in policy.methods
+            if not method.is_free
+        ]
         self._draft_seconds = 0.0  # of the last step
         self.num_drafts = 0  # runs with draft tokens
         self.num_draft_tokens = 0

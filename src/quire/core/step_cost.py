@@ -8,6 +8,7 @@ KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # token
 LEVEL_WEIGHT = 0.1  # of one step in the moving average of the level
 MIN_SLOPE_WEIGHT = 0.1  # of one pair of steps in a slope, when many are known
 OTHER_ROWS_WEIGHT = 0.3  # of a pair of steps with different sequences: their contexts differ, too
+FORGETTING = 0.9997  # of a slope, in one step: what seemed too dear is tried again after some thousand steps
 MAX_STEP_OUTLIER = 3.0  # a longer step, in multiples of its predicted time, counts as this: something delayed it
 
 
@@ -63,8 +64,8 @@ class StepCostModel:
         self._last = num_tokens, num_rows, seconds
         self._level += LEVEL_WEIGHT * (seconds - self._rise(num_tokens) - self._level)
         self._level = max(self._level, seconds * 1e-3)
-        if not any(self._weights):
-            self._spread()
+        self._slopes = [slope * FORGETTING for slope in self._slopes]
+        self._spread()
 
     def forget_last(self) -> None:
         """A step of another kind ran: the next one has no predecessor."""
@@ -91,18 +92,16 @@ class StepCostModel:
                 self._slopes[index] += weight * error * share / total
                 self._slopes[index] = min(max(self._slopes[index], 0.0), self._level)
                 self._weights[index] += pair_weight
-        self._spread()
 
     def _spread(self) -> None:
-        """Slopes that were not measured are those of the nearest that was, to the left if there is one."""
-        known = [index for index, weight in enumerate(self._weights) if weight]
-        if not known:
-            self._slopes = [self._prior * self._level] * len(KNOTS)
-            return
+        """Slopes that were not measured are those of the nearest to the left that was, and at most the prior: whether
+        tokens cost more there is found out when some are computed."""
+        slope = self._prior * self._level
         for index, weight in enumerate(self._weights):
-            if not weight:
-                below = [other for other in known if other < index]
-                self._slopes[index] = self._slopes[below[-1] if below else known[0]]
+            if weight:
+                slope = min(self._slopes[index], self._prior * self._level)
+            else:
+                self._slopes[index] = slope
 
 
 def _shares(num_tokens: int) -> list[float]:
