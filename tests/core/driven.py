@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fakes import FakeExecutor, FakeStore
+from fakes import FakeExecutor, FakeStore, draft_policy
+from quire.core.draft_policy import DraftPolicy
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import StepPlan
@@ -25,6 +26,7 @@ class Engine:
         accuracy: float = 1.0,
         store: FakeStore | None = None,
         offload: bool = False,
+        policy_of_drafts: DraftPolicy | None = None,
         **options: Any,
     ) -> None:
         names = ("policy", "prefix_caching")
@@ -39,7 +41,7 @@ class Engine:
             SchedulerLimits(**limits),
             num_blocks,
             num_host_blocks=num_host_blocks,
-            drafts=num_drafts > 0,
+            drafts=policy_of_drafts or draft_policy(num_drafts),
             store=store,
             offload=offload,
             **{name: options[name] for name in names if name in options},

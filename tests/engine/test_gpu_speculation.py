@@ -17,7 +17,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.watermark import Watermark
 from quire.engine.engine import Engine
-from runtime.oracle import Oracle
+from runtime.oracle import oracle
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -61,7 +61,7 @@ def guessing(path: Path, answers: Tokens, **options: Any) -> Iterator[Engine]:
     with engine(path, spec_method="ngram", **options) as served:
         texts = [[*request.prompt_ids, *answers[request.id]] for request in requests()]
         runner, speculation = served.executor._runner, served._scheduler.speculation  # type: ignore[attr-defined]
-        runner.proposer = Oracle(texts, VOCAB)
+        runner.proposer = oracle(texts, VOCAB)
         make_drafts_free(speculation)
         yield served
 

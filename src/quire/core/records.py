@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from quire.core.request import FinishReason
+from quire.core.request import DraftUsage, FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +73,7 @@ class RequestRecord:
     first_token: float | None
     last_token: float | None
     finished: float
+    drafts: DraftUsage = field(default_factory=DraftUsage)
 
     @property
     def ttft(self) -> float | None:

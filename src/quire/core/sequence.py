@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.core.draft_budget import AcceptanceRate
-from quire.core.plan import Fetch
+from quire.core.acceptance import AcceptanceRate
+from quire.core.plan import Fetch, Proposal
 from quire.core.prefix_tree import PrefixNode
 from quire.core.request import IdLogprob
 
@@ -25,13 +25,11 @@ class Sequence:
     out. Its first `num_freed` entries are behind the sliding window: they are NULL_BLOCK, and not held."""
 
     __slots__ = (
-        "acceptance",
         "admitted_step",
         "block_table",
         "candidates",
         "copy_from",
         "cumulative_logprob",
-        "drafts",
         "ended",
         "fetch",
         "fetch_seconds",
@@ -50,6 +48,8 @@ class Sequence:
         "num_indexed",
         "num_placeholders",
         "planned_step",
+        "proposals",
+        "rates",
         "row",
         "running",
         "sample",
@@ -82,8 +82,8 @@ class Sequence:
         self.num_fetched = 0  # of these, tokens in blocks from the disk
         self.fetch_seconds = 0.0  # that it waited for them
         self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
-        self.drafts: list[int] = []  # draft tokens that may follow the last known token
-        self.acceptance = AcceptanceRate()  # of its drafts
+        self.proposals: list[Proposal] = []  # draft tokens that may follow the last known token
+        self.rates: dict[str, AcceptanceRate] = {}  # of its drafts, by method
         self.mu: float | None = None  # mirostat's, after the known tokens; None: at its start
         self.cumulative_logprob = 0.0  # of the output so far, if logprobs are requested
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.runtime.spec import SpecConfig
+    from quire.runtime.spec.config import SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

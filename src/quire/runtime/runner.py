@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from quire.core.plan import SampledRow, StepOutput, StepPlan
+from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
@@ -16,7 +16,7 @@ from quire.runtime.batch import BatchedStep, BatchRows
 from quire.runtime.encoder_inputs import EncoderInputs
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
-from quire.runtime.spec.proposer import Proposer
+from quire.runtime.spec.proposers import Proposers
 from quire.runtime.structured_output import MatcherFactory, StructuredOutputRows
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Runner:
         max_rows: int,
         max_tokens: int,
         adapters: LoraAdapters | None = None,
-        proposer: Proposer | None = None,
+        proposer: Proposers | None = None,
         idle_cpu: bool = False,
         new_store: "Callable[[KVCache], DiskTier | None]" = lambda cache: None,
     ) -> None:
@@ -79,7 +79,8 @@ class Runner:
 
     def collect(self) -> StepOutput:
         step, finish = self._in_flight.popleft()
-        return StepOutput(step, finish())
+        sampled = finish()
+        return StepOutput(step, sampled, *(self.proposer.take_times() if self.proposer else ()))
 
     def run(self, plan: StepPlan) -> StepOutput:
         self.submit(plan)
@@ -106,6 +107,8 @@ class Runner:
         if plan.copies:
             for cache in self._caches:
                 cache.copy(plan.copies)
+        if self.proposer:
+            self.proposer.move_blocks(plan)
         for slot, adapter in plan.adapters:
             assert self.adapters is not None, "LoRA is not enabled"
             self.adapters.put(slot, adapter)
@@ -133,7 +136,11 @@ class Runner:
         logits, masks = self._compute(step, rows)
         if self.proposer:
             self.proposer.follow(runs, step.batch)
-        finish = self._verify(step, logits, rows, masks) if step.drafts else self._sample(logits, rows, masks)
+        by_row = {run.row: run for run in runs} if self.proposer else {}
+        if step.drafts:
+            finish = self._verify(step, logits, rows, masks, by_row)
+        else:
+            finish = self._sample(logits, rows, masks, by_row)
         scored = self._score(step, logits) if step.scored else {}
 
         def finish_all() -> list[SampledRow]:
@@ -154,7 +161,9 @@ class Runner:
         masks = self._helper.submit(self.structured.masks, rows, step.drafts)
         return self.program.run(step.batch), masks.result()
 
-    def _sample(self, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, SampledRow]]:
+    def _sample(
+        self, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
+    ) -> Callable[[], dict[int, SampledRow]]:
         """Sample one token for each row."""
         sample = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
         places = {row: self.rows.expect(row) for row in rows}
@@ -164,13 +173,13 @@ class Runner:
             for row, one in sampled.items():
                 self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
             if self.structured or self.proposer:
-                self._follow(sampled, places)
+                self._follow(sampled, places, runs)
             return sampled
 
         return finish
 
     def _verify(
-        self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None
+        self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
     ) -> Callable[[], dict[int, SampledRow]]:
         """Sample each row's tokens while they equal its draft tokens, and one more."""
         drafts = [step.drafts.get(row, []) for row in rows]
@@ -183,18 +192,25 @@ class Runner:
 
         def finish() -> dict[int, SampledRow]:
             sampled = {one.row: one for one in sample()}
+            if self.proposer and self.proposer.synthetic:
+                self.proposer.accept(sampled, self._unmatched(step.drafts))
             for row, one in sampled.items():
                 if row in step.drafts:
                     self.rows.extend(row, places[row], one.tokens)
                 else:
                     self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
             if self.structured or self.proposer:
-                self._follow(sampled, places)
+                self._follow(sampled, places, runs)
             return sampled
 
         return finish
 
-    def _follow(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]) -> None:
+    def _unmatched(self, drafts: dict[int, list[int]]) -> dict[int, list[int]]:
+        """Without rows that have structured output."""
+        structured = self.structured
+        return {row: of_row for row, of_row in drafts.items() if not (structured and structured.any_matched([row]))}
+
+    def _follow(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]], runs: dict[int, Run]) -> None:
         """Advance the matchers of rows that still hold their sequence, and propose draft tokens for them."""
         if self.structured:
             for row, one in sampled.items():
@@ -209,10 +225,11 @@ class Runner:
             for row, one in sampled.items()
             if one.tokens and self.rows.is_held(row, places[row])
         }
-        for row, drafts in self.proposer.propose(known).items():
+        for row, proposals in self.proposer.propose(known, runs).items():
             if self.structured:
-                drafts = drafts[: self.structured.count_valid(row, drafts)]
-            sampled[row].drafts = drafts
+                for proposal in proposals:
+                    del proposal.tokens[self.structured.count_valid(row, proposal.tokens) :]
+            sampled[row].proposals = [proposal for proposal in proposals if proposal.tokens]
 
     def _score(self, step: BatchedStep, logits: Any) -> dict[int, list[list[IdLogprob]]]:
         """Prompt logprobs by row. The logits are valid until the next step."""
