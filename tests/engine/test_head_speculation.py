@@ -102,7 +102,7 @@ def test_tokens_are_those_of_no_drafts(made: Made, plain: Any, name: str, engine
     if engine == "together":  # the second time prompts are found in the cache
         assert answers(llm) == plain(path)
     stats = llm.engine.stats()
-    assert stats.accepted_tokens > 10 and stats.draft_tokens > 50 and stats.held_blocks == 0
+    assert stats.accepted_tokens > 5 and stats.draft_tokens > 40 and stats.held_blocks == 0
     assert (stats.preemptions > 0) == ("kv_cache_memory_bytes" in ENGINES[engine])
 
 
@@ -112,7 +112,7 @@ def test_drafts_in_the_engine_are_those_of_plain_torch(made: Made, tiny_model: P
     path, config = made("speculators")
     twin = FORMATS["speculators"][2](Target(path), Path(config["model"]))
     options = {"max_num_batched_tokens": 16, "max_num_seqs": 6, "enable_prefix_caching": False, "swap_space": 0.01}
-    llm = speculating(path, config, kv_cache_dtype="float32", kv_cache_memory_bytes=2 * 16 * BLOCK, **options)
+    llm = speculating(path, config, kv_cache_dtype="float32", kv_cache_memory_bytes=2 * 12 * BLOCK, **options)
     proposer = llm.engine.executor.runner.proposer._methods[0][1]  # type: ignore[attr-defined]
     heard: list[tuple[list[int], list[int]]] = []
     propose = proposer.propose
@@ -126,7 +126,7 @@ def test_drafts_in_the_engine_are_those_of_plain_torch(made: Made, tiny_model: P
     proposer.propose = listen
     greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
     llm.generate(prompts(), greedy)
-    assert llm.engine.stats().preemptions > 0 and len(heard) > 50
+    assert llm.engine.stats().preemptions > 0 and len(heard) > 40
     for tokens, drafts in heard[::4]:
         assert drafts == twin(tokens, len(drafts))[0], f"after {len(tokens)} tokens"
 
