@@ -42,13 +42,13 @@ class DraftQuotas:
         most = MAX_PROBE_STEPS * self._budget.step_cost.seconds(1)
         self._allowance = min(self._allowance + PROBE_SHARE * seconds, most)
 
-    def record_drafting(self, step: int, steps: Many[tuple[int, float]]) -> None:
-        """Steps of the method's own, (tokens, seconds)."""
+    def record_drafting(self, step: int, seconds_in_all: float, steps: Many[tuple[int, float]]) -> None:
+        """What drafts took, and steps of the method's own in it, (tokens, seconds)."""
         for num_tokens, seconds in steps:
             self._draft_cost.record_step(num_tokens, seconds)
         self._draft_cost.forget_last()
         if step == self._probed_step:
-            self._allowance -= sum(seconds for _, seconds in steps)
+            self._allowance -= seconds_in_all
             self._probed_step = -1
 
     def record_output(self, num_tokens: int) -> None:
@@ -103,7 +103,8 @@ class DraftQuotas:
     def _is_worth(self, asked: Asked, count: int, num_rows: int, draft_seconds: float) -> bool:
         """Whether a sequence gains from its drafts what it takes to read its text first, and to wait for its tokens."""
         _, seq, rate, _ = asked
-        if not self._budget.should_wait(rate.rate, count):
+        is_new = self._acceptance.num_trials < NEW_METHOD  # one draft token seldom gains more than a step
+        if not is_new and not self._budget.should_wait(rate.rate, count):
             return False
         missing = seq.num_known - rate.num_read
         if missing <= SHORT_READ:

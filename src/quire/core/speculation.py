@@ -161,7 +161,8 @@ class Speculation:
         """What methods took to propose."""
         self._draft_seconds = output.draft_seconds
         for quotas in self._quotas:
-            quotas.record_drafting(output.step, output.draft_steps.get(quotas.method.name, ()))
+            steps = output.draft_steps.get(quotas.method.name, ())
+            quotas.record_drafting(output.step, output.draft_seconds, steps)
 
     def record_step(self, plan: StepPlan, seconds: float, has_prompts: bool) -> None:
         """Learn from how long the step took whose output came last."""

@@ -88,7 +88,7 @@ class DraftModel(Proposer):
         prompts that were not read, when drafts are proposed."""
         has_prompt = any(run.count - len(run.drafts) > 1 and NAME in run.quotas for run in runs)
         if has_prompt:
-            self._run(replace(batch, logit_rows=NO_ROWS, adapters=None))
+            self._program.run(replace(batch, logit_rows=NO_ROWS, adapters=None))
         for run in runs:
             row = self._drafted.get(run.row)
             if run.row not in self._begun:
@@ -139,17 +139,12 @@ class DraftModel(Proposer):
         return {row: drafts for row in texts if (drafts := self._drafted[row].drafts)}
 
     def _draw(self, batch: StepBatch, rows: list[int]) -> dict[int, int]:
-        """One step: the next draft token of each row that has one."""
+        """One step: the next draft token of each row that has one. Steps that only read are not timed: on a GPU they
+        are queued, and not awaited."""
         begin = time.perf_counter()
         sampled = self._sampler.draw(self._program.run(batch)[: len(rows)], rows)
         self._steps.append((len(batch.ids), time.perf_counter() - begin))
         return {one.row: one.tokens[0] for one in sampled if one.tokens}
-
-    def _run(self, batch: StepBatch) -> None:
-        """One step whose logits are not wanted."""
-        begin = time.perf_counter()
-        self._program.run(batch)
-        self._steps.append((len(batch.ids), time.perf_counter() - begin))
 
     def _table(self, row: int) -> Int32:
         """The target's blocks."""
@@ -165,7 +160,7 @@ class DraftModel(Proposer):
             drafted = self._drafted[row]
             while drafted.num_computed < len(tokens) - 1:
                 piece = tokens[drafted.num_computed : min(drafted.num_computed + self._max_tokens, len(tokens) - 1)]
-                self._run(replace(self._batch({row: piece}), logit_rows=NO_ROWS))
+                self._program.run(replace(self._batch({row: piece}), logit_rows=NO_ROWS))
                 drafted.num_computed += len(piece)
 
     def _batch(self, pieces: Mapping[int, Int32]) -> StepBatch:
