@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.core.block_keys import TENANT_BYTES, BlockKey
+from quire.core.draft_policy import ANY_METHOD, DraftMethod, DraftPolicy
 from quire.core.draft_tree import ROOT, DraftTree, accepted_path, child_with, parent_of, without_chain
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission, BlockSend, Fetch, RemotePrefill, Run, SampledRow, StepOutput, StepPlan
+from quire.core.plan import Admission, BlockSend, Fetch, Proposal, RemotePrefill, Run, SampledRow, StepOutput, StepPlan
 from quire.core.records import TierStats, TransferStats
 from quire.core.request import IdLogprob
 from quire.core.scheduler import Scheduler
@@ -60,12 +61,23 @@ class FakeRow:
 
 
 def make_drafts_free(speculation: Speculation | None) -> None:
-    """Let the cost model believe that every step takes the same time: nearly all draft tokens pay."""
+    """Let the cost models believe that every step takes the same time, and a draft none: nearly all of them pay."""
     assert speculation is not None, "the scheduler has no speculation"
-    step_cost = speculation.budget.step_cost
-    for num_tokens in (1, 9) * 20:
-        step_cost.record_step(num_tokens, 1.0)
-    step_cost.record_step = lambda num_tokens, seconds: None  # type: ignore[method-assign]
+    models = [(speculation.budget.step_cost, 1.0), *((quotas._draft_cost, 1e-6) for quotas in speculation._quotas)]
+    for cost, seconds in models:
+        for num_tokens in (1, 9, 100) * 20:
+            cost.record_step(num_tokens, seconds)
+        cost.record_step = lambda num_tokens, seconds, num_rows=0: None  # type: ignore[method-assign]
+
+
+ASKED_METHOD = "asked"
+
+
+def draft_policy(num_drafts: int) -> DraftPolicy | None:
+    """What `FakeExecutor` proposes: by a method that is free, and by one that is asked. 0: nothing."""
+    if not num_drafts:
+        return None
+    return DraftPolicy((DraftMethod(max_tokens=num_drafts), DraftMethod(ASKED_METHOD, num_drafts, 0.7, 0.1)))
 
 
 class FakeStore:
@@ -422,9 +434,12 @@ class FakeExecutor:
         row.num_computed = len(row.tokens) - 1
         if drafts:
             del row.table[-(-row.num_computed // self.block_size) :]
-        proposed = self._propose(row)
-        tree = self._branch(proposed, row.states[-1]) if self._trees and proposed else DraftTree(proposed)
-        sampled.drafts, sampled.parents = tree.tokens, tree.parents
+        wanted = {ANY_METHOD: mix(row.states[-1], 77) % (self.num_drafts + 1), **run.quotas}
+        assert all(count <= self.num_drafts for count in wanted.values()), f"{run} asks for more than there are"
+        for method, count in wanted.items():
+            if proposed := self._propose(row, method, count):
+                tree = self._branch(proposed, row.states[-1]) if self._trees else DraftTree(proposed)
+                sampled.proposals.append(Proposal(method, tree.tokens, tree.parents))
         return moves
 
     def _slot(self, row: FakeRow, place: int) -> int:
@@ -444,10 +459,10 @@ class FakeExecutor:
             parent = len(tree.tokens) - 1
         return DraftTree(tree.tokens, without_chain(tree.parents))
 
-    def _propose(self, row: FakeRow) -> list[int]:
+    def _propose(self, row: FakeRow, method: str, count: int) -> list[int]:
         """Draft tokens: the next tokens with mistakes, all a function of the text."""
-        tokens, state, chance = row.tokens[:], row.states[-1], mix(row.states[-1], 77)
-        for _ in range(chance % (self.num_drafts + 1)):
+        tokens, state, chance = row.tokens[:], row.states[-1], mix(row.states[-1], 77 + len(method))
+        for _ in range(count):
             chance = mix(chance, len(tokens))
             token = self._next(row, state, len(tokens))
             if chance % 1000 >= 1000 * self._accuracy:

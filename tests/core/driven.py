@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fakes import FakeDecodeEngines, FakeExecutor, FakePrefillEngines, FakeStore
+from fakes import FakeDecodeEngines, FakeExecutor, FakePrefillEngines, FakeStore, draft_policy
+from quire.core.draft_policy import DraftPolicy
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import StepPlan
@@ -28,6 +29,7 @@ class Engine:
         offload: bool = False,
         prefill_engines: FakePrefillEngines | None = None,
         decode_engines: FakeDecodeEngines | None = None,
+        policy_of_drafts: DraftPolicy | None = None,
         **options: Any,
     ) -> None:
         names = ("policy", "prefix_caching")
@@ -42,7 +44,7 @@ class Engine:
             SchedulerLimits(**limits),
             num_blocks,
             num_host_blocks=num_host_blocks,
-            drafts=num_drafts > 0,
+            drafts=policy_of_drafts or draft_policy(num_drafts),
             store=store,
             offload=offload,
             prefill_engines=prefill_engines,

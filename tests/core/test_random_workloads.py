@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, FakePrefillEngines, FakeStore, make_drafts_free
+from fakes import FakeExecutor, FakePrefillEngines, FakeStore, draft_policy, make_drafts_free
 from quire.core.errors import BadRequest
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
@@ -150,7 +150,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         ahead=setting.ahead,
         window=setting.window,
         num_adapters=setting.num_adapters,
-        drafts=setting.num_drafts > 0,
+        drafts=draft_policy(setting.num_drafts),
         store=setting.store,
         offload=setting.offload,
         prefill_engines=setting.prefill_engines,

@@ -24,7 +24,7 @@ from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
 from quire.ops.opset import KVSpec
-from runtime.oracle import Oracle
+from runtime.oracle import oracle
 
 VOCAB, EOS, START, FORCED = 60, 1, 2, 5
 BLOCK = 4
@@ -170,7 +170,7 @@ def test_drafts_change_nothing(checkpoint: Checkpoint, alone: Outputs, num_block
     """Also where the last token of an answer is not the one that is drawn."""
     texts = [[*checkpoint.start_ids, *answer] for answers in alone.values() for answer in answers]
     with engine(checkpoint, num_blocks, max_model_len=84, spec_method="ngram") as served:
-        served.executor._runner.proposer = Oracle(texts, VOCAB)  # type: ignore[attr-defined]
+        served.executor._runner.proposer = oracle(texts, VOCAB)  # type: ignore[attr-defined]
         make_drafts_free(served._scheduler.speculation)
         assert run(served, requests(checkpoint, GREEDY, DRAWN, replace(DRAWN, n=3))) == alone
         assert served.stats().accepted_tokens > 50

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ from quire.ops.native.recorder import Recorder, SymbolicBatch
 from quire.ops.opset import OpSet
 from quire.runtime.kv import KVSize, kv_spec
 from quire.runtime.runner import Runner
-from quire.runtime.spec import METHODS, SpecConfig
+from quire.runtime.spec import METHODS
 from quire.runtime.spec.proposer import ProposerContext
+from quire.runtime.spec.proposers import Proposers
 from quire.runtime.spec.taps import with_taps
 from quire.weights.checkpoint import open_checkpoint
 
@@ -68,8 +70,14 @@ def new_runner(ops: OpSet, path: Path, method: str, head: Path, num_drafts: int 
     opened = HeadCheckpoint.open(method, str(head) if METHODS[method].has_model else "", checkpoint, config)
     size = KVSize(kv_spec(config, BLOCK, "float32"), 80, 0, MAX_LEN)
     context = ProposerContext(ops, model, size, 4, 32, head=opened.load(ops, model))
-    proposer = SpecConfig(method, num_drafts, {}).proposer(context)
-    return Runner(ops, model, size, max_rows=4, max_tokens=32, proposer=proposer)
+    made = getattr(import_module(METHODS[method].module), METHODS[method].name)(context, num_drafts)
+    proposers = Proposers([(method, made)], {method: num_drafts})
+    return Runner(ops, model, size, max_rows=4, max_tokens=32, proposer=proposers)
+
+
+def head_of(runner: Runner) -> Any:
+    assert runner.proposer is not None
+    return runner.proposer._methods[0][1]
 
 
 class Steps:
@@ -91,7 +99,7 @@ class Steps:
         self.number += 1
         for one in self.runner.run(StepPlan(self.number, runs, admitted=admitted)).sampled:
             self.tokens[one.row] += one.tokens
-            self.drafts[one.row] = one.drafts
+            self.drafts[one.row] = one.proposals[0].tokens if one.proposals else []
             kept = -(-(len(self.tokens[one.row]) - 1) // BLOCK)
             if runs[0].drafts or any(run.drafts for run in runs if run.row == one.row):
                 self.tables[one.row] = self.tables[one.row][:kept]
@@ -118,7 +126,7 @@ def check_drafts(backend: str, path: Path, method: str, head: Path, twin: Drafts
     """At every step: after a prompt in chunks, without drafts, with right, wrong and half right ones."""
     steps = Steps(new_runner(make_ops(backend), path, method, head))
     target = Target(path)
-    heard = logits_heard(steps.runner.proposer)
+    heard = logits_heard(head_of(steps.runner))
 
     def check() -> None:
         expected = {row: twin(tokens, NUM_DRAFTS) for row, tokens in steps.tokens.items()}
@@ -153,10 +161,10 @@ def test_a_head_goes_on_after_steps_without_drafts(made: Any) -> None:
     """Hidden states are read before they are overwritten, also where no drafts are asked for."""
     path, method, head, twin = made("EAGLE-3")
     steps = Steps(new_runner(make_ops(BACKENDS[-1]), path, method, head))
-    proposer: Any = steps.runner.proposer
+    proposer = head_of(steps.runner)
     propose = proposer.propose
     steps.prefill()
-    proposer.propose = lambda known: {}
+    proposer.propose = lambda known, counts: {}
     for number in range(9):
         steps.decode({row: [number] * row for row in range(3)})
     proposer.propose = propose

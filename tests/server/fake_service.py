@@ -16,7 +16,7 @@ from quire.client.generate_request import GenerateRequest
 from quire.client.generation_config import GenerationConfig
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
-from quire.core.request import IdLogprob, SequenceEvent
+from quire.core.request import DraftUsage, IdLogprob, SequenceEvent
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.event import TextEvent
 from quire.text.stream import CompletionText
@@ -107,6 +107,7 @@ class FakeStream:
                 if out.finish_reason:
                     del samples[index]
                 out.final = not samples
+                out.drafts = self._service.drafts
                 yield out
             position += 1
         self._end("stop")
@@ -179,6 +180,7 @@ class FakeService:
         self.seen: list[GenerateRequest] = []
         self.reset_tenants: list[str] = []  # whose prefixes were to be forgotten
         self.says: str | None = None  # the answer to everything, where that is easier
+        self.drafts: DraftUsage | None = None  # of every request
 
     async def submit(self, request: GenerateRequest) -> FakeStream:
         self.seen.append(request)

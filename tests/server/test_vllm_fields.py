@@ -3,6 +3,7 @@
 import openai
 import pytest
 
+from quire.core.request import DraftUsage
 from server.running import Running
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -79,6 +80,34 @@ def test_keys_that_clients_read_are_there(client: openai.OpenAI, server: Running
     assert server.complete().json()["choices"][0]["prompt_logprobs"] is None
     usage = client.responses.create(model="fake", input="Hello").usage
     assert usage is not None and usage.input_tokens_details.cache_write_tokens == 0
+
+
+def test_an_answer_tells_what_was_accepted(client: openai.OpenAI, server: Running) -> None:
+    plain = server.chat().json()
+    assert "metrics" not in plain and "completion_tokens_details" not in plain["usage"]
+    server.service.drafts = DraftUsage()
+    for num_tokens, num_accepted in ((3, 3), (3, 0), (2, 1), (3, 3)):
+        server.service.drafts.add(num_tokens, num_accepted)
+    expected = {
+        "mean_acceptance_length": 1 + 7 / 4,
+        "draft_acceptance_rate": 7 / 11,
+        "acceptance_histogram": [1, 1, 0, 2],
+        "num_spec_steps": 4,
+        "num_accepted_draft_tokens": 7,
+        "num_draft_tokens": 11,
+    }
+    for answer in (server.chat().json(), server.complete().json()):
+        assert answer["metrics"] == {"speculative_decoding": expected}
+        assert answer["usage"]["completion_tokens_details"] == {
+            "accepted_prediction_tokens": 7,
+            "rejected_prediction_tokens": 4,
+        }
+    usage = {"include_usage": True}
+    *_, last = client.chat.completions.create(model="fake", messages=HELLO, stream=True, stream_options=usage)
+    assert last.usage is not None and last.usage.completion_tokens_details is not None
+    assert last.usage.completion_tokens_details.accepted_prediction_tokens == 7
+    assert last.model_extra == {"metrics": {"speculative_decoding": expected}}
+    assert server.complete(prompt=["a", "b"]).json()["metrics"]["speculative_decoding"]["num_draft_tokens"] == 22
 
 
 def test_token_strs_are_those_of_the_vocabulary(server: Running) -> None:

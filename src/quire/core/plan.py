@@ -46,6 +46,8 @@ class Run:
     new_blocks: list[int] = field(default_factory=list)  # for the row's block table; an admission has its own
     drafts: list[int] = field(default_factory=list)  # draft tokens: the last tokens of the run
     parents: list[int] = field(default_factory=list)  # of each draft; empty: a chain
+    quotas: dict[str, int] = field(default_factory=dict)  # draft tokens that methods which are not free are to propose
+    num_enough: int = 0  # free draft tokens that are worth more than these; 0: none are
 
 
 @dataclass(slots=True)
@@ -105,6 +107,15 @@ class StepPlan:
 
 
 @dataclass(slots=True)
+class Proposal:
+    """Draft tokens that may follow the tokens of a row, by one method."""
+
+    method: str
+    tokens: list[int]
+    parents: list[int] = field(default_factory=list)  # of each of them; empty: a chain
+
+
+@dataclass(slots=True)
 class SampledRow:
     """The tokens that one row sampled. A run that ends inside a prompt yields nothing, or prompt_logprobs alone."""
 
@@ -113,8 +124,7 @@ class SampledRow:
     logprobs: list[list[IdLogprob]] | None = None  # as in SequenceEvent
     prompt_logprobs: list[list[IdLogprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
     beams: list[IdLogprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
-    drafts: list[int] = field(default_factory=list)  # draft tokens that may follow `tokens`
-    parents: list[int] = field(default_factory=list)  # of each of them; empty: a chain
+    proposals: list[Proposal] = field(default_factory=list)  # draft tokens that may follow `tokens`
     mu: float | None = None  # mirostat's, after `tokens`
     error: str = ""  # why sampling failed, which ends the sequence; `tokens` is empty
 
@@ -123,3 +133,5 @@ class SampledRow:
 class StepOutput:
     step: int
     sampled: list[SampledRow]
+    draft_seconds: float = 0.0  # of the step's time, what methods took to propose draft tokens and to read prompts
+    draft_steps: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # by method: (tokens, seconds)

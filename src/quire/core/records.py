@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from typing import Any
 
-from quire.core.request import FinishReason
+from quire.core.request import DraftUsage, FinishReason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +115,7 @@ class RequestRecord:
     first_token: float | None
     last_token: float | None
     finished: float
+    drafts: DraftUsage = field(default_factory=DraftUsage)
 
     @property
     def ttft(self) -> float | None:

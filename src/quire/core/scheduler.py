@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from quire.core.adapters import AdapterSlots
 from quire.core.beam_steps import advance_beams
+from quire.core.draft_policy import DraftPolicy
 from quire.core.fair_order import FairOrder
 from quire.core.kv_blocks import KVBlocks
 from quire.core.kv_sends import BlockSender
@@ -54,7 +55,7 @@ class Scheduler:
         ahead: int = 0,
         window: int = 0,
         num_adapters: int = 0,
-        drafts: bool = False,
+        drafts: DraftPolicy | None = None,
         store: BlockStore | None = None,
         offload: bool = False,
         block_bytes: int = 0,
@@ -62,9 +63,9 @@ class Scheduler:
         block_sender: BlockSender | None = None,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `window`: tokens that attention looks back,
-        0: all. `drafts`: whether outputs come with draft tokens. `store`: prefix blocks on disk. `offload`: host blocks
-        keep prefixes, too. `block_bytes`: the size of a block, for statistics. `prefill_engines` compute prompts for
-        this one. `block_sender`: this one computes prompts for others."""
+        0: all. `drafts`: how draft tokens are chosen; None: there are none. `store`: prefix blocks on disk. `offload`:
+        host blocks keep prefixes, too. `block_bytes`: the size of a block, for statistics. `prefill_engines` compute
+        prompts for this one. `block_sender`: this one computes prompts for others."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(
@@ -85,7 +86,7 @@ class Scheduler:
         self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters, fair)
         self.preemption = Preemption(self.groups)
         self.prefill = Prefill(self.groups, self.preemption)
-        self.speculation = Speculation(limits, self.kv_blocks, self.rows, ahead) if drafts else None
+        self.speculation = Speculation(drafts, limits, self.kv_blocks, self.rows, ahead) if drafts else None
         self.step_time = StepTimeController(limits.step_seconds)
         self._ahead = ahead
         self._step = 0
@@ -161,6 +162,8 @@ class Scheduler:
         if self.groups.waiting.items and all_moved and self.preemption.count == num_preemptions:
             first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
             self.prefill.admit(plan, budget, num_reserved, first_in_flight)
+        if self.speculation:
+            self.speculation.set_quotas(plan)
         plan.retired = self.rows.take_retired()
         self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
         if self._ahead:
@@ -217,7 +220,7 @@ class Scheduler:
         for run in plan.runs:
             seq = self.rows[run.row]
             end, group = run.start + run.count, seq.group
-            if run.drafts or group.needs_last_token or (self.speculation and self.speculation.should_wait(seq)):
+            if group.needs_last_token or (self.speculation and self.speculation.should_wait(run, seq)):
                 continue
             if end == len(seq.tokens) and end + 1 < group.length:
                 seq.tokens.append(PLACEHOLDER)
@@ -233,6 +236,8 @@ class Scheduler:
             self.kv_blocks.release_swapped(plan)
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events = self.groups.take_events()
+        if self.speculation:
+            self.speculation.record_drafting(output)
         drafted = {run.row: run for run in plan.runs if run.drafts} if self.speculation else {}
         for sampled in output.sampled:
             seq = owners[sampled.row]
@@ -244,13 +249,17 @@ class Scheduler:
             elif seq.group.search is not None:
                 events += self._advance_search(seq, sampled, plan)
             else:
+                run = drafted.get(sampled.row)
                 if self.speculation:
-                    self.speculation.verify(seq, sampled, drafted.get(sampled.row))
-                self._take_sampled(seq, sampled, plan, events)
+                    self.speculation.verify(seq, sampled, run)
+                self._take_sampled(seq, sampled, plan, run, events)
         return events
 
-    def _take_sampled(self, seq: Sequence, sampled: SampledRow, plan: StepPlan, events: list[SequenceEvent]) -> None:
-        """Append what one row sampled to its sequence, and to `events` what its client is to know of it."""
+    def _take_sampled(
+        self, seq: Sequence, sampled: SampledRow, plan: StepPlan, drafted: Run | None, events: list[SequenceEvent]
+    ) -> None:
+        """Append what one row sampled to its sequence, and to `events` what its client is to know of it. `drafted`: its
+        run, if that had draft tokens."""
         group = seq.group
         if group.forced_eos_id is not None and sampled.tokens and seq.num_known + len(sampled.tokens) == group.length:
             sampled = group.force_eos(sampled)
@@ -262,6 +271,8 @@ class Scheduler:
             num_cached=group.num_cached,
             mu=sampled.mu,
         )
+        if drafted is not None:
+            event.verified.append((len(drafted.drafts), len(sampled.tokens) - 1))
         if sampled.prompt_logprobs is not None:
             event.prompt_logprobs = group.new_prompt_logprobs(seq, sampled, _end_of_run(plan, sampled.row))
         if sampled.tokens:
@@ -275,6 +286,8 @@ class Scheduler:
             event.stop_token = event.tokens[-1] if event.finish_reason == "stop" else None
             if sampled.logprobs is not None and not group.resumed:
                 event.cumulative_logprob = seq.cumulative_logprob
+            if self.speculation:
+                self.speculation.record_output(seq.num_known - group.num_prompt)
             events += self.groups.end(seq, event)
         elif group.ranked:
             group.deliver(event)
@@ -310,12 +323,13 @@ class Scheduler:
         if self.tiers:
             self.tiers.record_step(seconds)
         num_tokens = plan.num_tokens
-        if num_tokens - (plan.num_drafts if self.speculation else 0) > len(plan.runs):
+        has_prompts = num_tokens - (plan.num_drafts if self.speculation else 0) > len(plan.runs)
+        if has_prompts:
             self.step_time.record_step(num_tokens, seconds)
             if self.tiers:
                 self.tiers.record_prefill(num_tokens, seconds)
-        elif self.speculation and plan.runs:
-            self.speculation.budget.step_cost.record_step(num_tokens, seconds)
+        if self.speculation:
+            self.speculation.record_step(plan, seconds, has_prompts)
 
     @property
     def num_preemptions(self) -> int:

@@ -188,6 +188,7 @@ class SequenceGroup:
             held.logprobs = (held.logprobs or []) + (event.logprobs or [])
             held.finish_reason, held.stop_token, held.reason = event.finish_reason, event.stop_token, event.reason
             held.cumulative_logprob = event.cumulative_logprob
+            held.verified += event.verified
         return [] if self.num_open else self._best()
 
     def _best(self) -> list[SequenceEvent]:
@@ -205,6 +206,8 @@ class SequenceGroup:
                 event.logprobs = None
         ranked[0].prompt_logprobs = self.held_prompt_logprobs or None
         ranked[-1].num_unseen = sum(len(event.tokens) for event in others)
+        for event in others:
+            ranked[-1].verified += event.verified
         ranked[-1].final = True
         return ranked
 

@@ -15,7 +15,7 @@ from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from quire.engine.kv_events_config import KVEventsConfig
-    from quire.runtime.spec import SpecConfig
+    from quire.runtime.spec.config import SpecConfig
 
 log = logging.getLogger("quire.engine")
 
@@ -148,7 +148,9 @@ class EngineOptions:
         metavar="JSON",
     )
     spec_method: str | None = option(
-        None, "the method of --speculative-config, in short: ngram, suffix, mtp", metavar="METHOD"
+        None,
+        "the method of --speculative-config, in short: ngram, suffix, mtp, or several: suffix,mtp",
+        metavar="METHOD",
     )
     spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: draft tokens a step at most")
     structured_outputs_config: str | None = option(
@@ -223,7 +225,7 @@ class EngineOptions:
         """None: no speculative decoding."""
         if self.speculative_config is None and self.spec_method is None and self.spec_tokens is None:
             return None
-        from quire.runtime.spec import read_config
+        from quire.runtime.spec.config import read_config
 
         return read_config(self.speculative_config, self.spec_method, self.spec_tokens)
 

@@ -127,6 +127,7 @@ _VLLM: dict[str, PeerOption] = {
     "num_lookahead_slots": NoEffect("draft tokens get slots as they need them"),
     "num_scheduler_steps": NoEffect("every step is planned"),
     "optimization_level": _KERNELS,
+    "per_request_spec_decode_metrics": NoEffect("answers tell what was accepted wherever draft tokens were verified"),
     "performance_mode": NoEffect("target_itl_ms and max_num_batched_tokens balance latency and throughput"),
     "pipeline_parallel_size": _ONE_MODEL,
     "preemption_mode": NoEffect("preempted sequences are swapped where there is swap_space, else computed again"),

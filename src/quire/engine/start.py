@@ -43,7 +43,7 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
     given = executor_options(options)
     if given.speculation and given.speculation.model:
         draft = resolve_model(given.speculation.model).path
-        if not given.speculation.has_head:  # a head has no tokenizer
+        if not given.speculation.head:  # a head has no tokenizer
             check_is_model(draft)
             check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))

@@ -67,6 +67,16 @@ def warn_of_offloading(options: ExecutorOptions) -> None:
         )
 
 
+def warn_of_synthetic_acceptance(options: ExecutorOptions) -> None:
+    if options.speculation and options.speculation.synthetic_rates:
+        length = 1 + sum(options.speculation.synthetic_rates)
+        log.warning(
+            "SYNTHETIC ACCEPTANCE: draft tokens are accepted by chance, %.2f tokens a step, for a benchmark. "
+            "ANSWERS ARE NOT THE MODEL'S: leave out rejection_sample_method to serve",
+            length,
+        )
+
+
 def new_ops(
     options: ExecutorOptions, *, graphs: bool = True, fp16_weights: bool = False, group: "RankGroup | None" = None
 ) -> Any:

@@ -4,9 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.core.draft_policy import DraftPolicy
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
-from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype, warn_of_offloading
+from quire.executors.backends import (
+    check_backend,
+    new_ops,
+    resolve_quantization,
+    warn_of_dtype,
+    warn_of_offloading,
+    warn_of_synthetic_acceptance,
+)
 from quire.executors.draft_checkpoint import DraftCheckpoint, HeadCheckpoint
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
@@ -42,6 +50,7 @@ class LocalExecutor:
         check_backend(self.options)
         warn_of_dtype(self.options)
         warn_of_offloading(self.options)
+        warn_of_synthetic_acceptance(self.options)
         self._runner: Runner | None = None
         self.submit: Callable[[StepPlan], None]  # the runner's
         self.collect: Callable[[], StepOutput]
@@ -115,7 +124,7 @@ class LocalExecutor:
             ahead=self._ahead,
             window=config.window,
             offload=options.host_tier_bytes > 0,
-            drafts=options.speculation is not None,
+            drafts=self._draft_policy(),
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
         )
 
@@ -169,7 +178,13 @@ class LocalExecutor:
             draft=None if isinstance(drafting, DraftHead) else drafting,
             head=drafting if isinstance(drafting, DraftHead) else None,
         )
-        return self.options.speculation.proposer(context)
+        return self.options.speculation.proposers(context)
+
+    def _draft_policy(self) -> DraftPolicy | None:
+        if self.options.speculation is None:
+            return None
+        cost = self._draft.weight_bytes / self._model.weight_bytes if self._draft else None
+        return self.options.speculation.policy(on_gpu=self.options.on_gpu, model_cost=cost)
 
     def _disk_path(self, config: ModelConfig) -> Path | None:
         """Where prefixes are kept on disk. Where every layer has a window, there are none beyond the pool."""
@@ -204,14 +219,14 @@ class LocalExecutor:
         return int(self._ops.room(forward, spec, self.options.max_num_batched_tokens, has_encoder))
 
     def _open_draft(self, checkpoint: Checkpoint, config: ModelConfig) -> "DraftCheckpoint | HeadCheckpoint | None":
-        """The model or the head that drafts, where the speculative method has one."""
+        """The model or the head that drafts, where a speculative method has one."""
         spec = self.options.speculation
-        if spec is None or not (spec.model or spec.has_head):
+        if spec is None or not (spec.model or spec.head):
             return None
         if isinstance(config, Seq2SeqConfig):
             raise Unsupported(f"{spec.method} for a `{config.architecture}`", "use the method ngram or suffix")
-        if spec.has_head:
-            return HeadCheckpoint.open(spec.method, spec.model, checkpoint, config)
+        if spec.head:
+            return HeadCheckpoint.open(spec.head, spec.model, checkpoint, config)
         return DraftCheckpoint.open(spec.model, config, self.options.max_model_len)
 
     def _size(self, config: ModelConfig, spec: KVSpec, max_bytes: int) -> KVSize:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.core.transfer_config import TransferConfig
-    from quire.runtime.spec import SpecConfig
+    from quire.runtime.spec.config import SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

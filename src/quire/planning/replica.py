@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
+from quire.core.draft_policy import ANY_METHOD
 from quire.core.params import SamplingParams
-from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
+from quire.core.plan import Proposal, Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
@@ -239,7 +240,8 @@ class Replica:
         last = first + known + accepted + (_REJECTED if rejected else 0)
         tokens = [*run.drafts[:accepted], last]
         following = first + known + len(tokens)
-        return SampledRow(run.row, tokens, drafts=list(range(following, following + drafts.num_tokens)))
+        offered_tokens = list(range(following, following + drafts.num_tokens))
+        return SampledRow(run.row, tokens, proposals=[Proposal(ANY_METHOD, offered_tokens)])
 
     def _finish(self, step: StepInFlight, now: float) -> None:
         for event in self.scheduler.update(step.output):

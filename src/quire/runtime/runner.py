@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from quire.core.draft_tree import DraftTree
-from quire.core.plan import SampledRow, StepOutput, StepPlan
+from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
@@ -18,7 +18,7 @@ from quire.runtime.batch import BatchedStep, BatchRows
 from quire.runtime.encoder_inputs import EncoderInputs
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
-from quire.runtime.spec.proposer import Proposer
+from quire.runtime.spec.proposers import Proposers
 from quire.runtime.structured_output import MatcherFactory, StructuredOutputRows
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Runner:
         max_rows: int,
         max_tokens: int,
         adapters: LoraAdapters | None = None,
-        proposer: Proposer | None = None,
+        proposer: Proposers | None = None,
         idle_cpu: bool = False,
         new_store: "Callable[[KVCache], DiskTier | None]" = lambda cache: None,
         new_transfer: "Callable[[KVCache], KVProducer | KVConsumer | None]" = lambda cache: None,
@@ -92,7 +92,8 @@ class Runner:
 
     def collect(self) -> StepOutput:
         step, finish = self._in_flight.popleft()
-        return StepOutput(step, finish())
+        sampled = finish()
+        return StepOutput(step, sampled, *(self.proposer.take_times() if self.proposer else ()))
 
     def run(self, plan: StepPlan) -> StepOutput:
         self.submit(plan)
@@ -124,6 +125,8 @@ class Runner:
         if plan.copies:
             for cache in self._caches:
                 cache.copy(plan.copies)
+        if self.proposer:
+            self.proposer.move_blocks(plan)
         for slot, adapter in plan.adapters:
             assert self.adapters is not None, "LoRA is not enabled"
             self.adapters.put(slot, adapter)
@@ -153,7 +156,11 @@ class Runner:
             cache.join_swaps()
         if self.proposer:
             self.proposer.follow(runs, step.batch)
-        finish = self._verify(step, logits, rows, masks) if step.drafts else self._sample(logits, rows, masks)
+        by_row = {run.row: run for run in runs} if self.proposer else {}
+        if step.drafts:
+            finish = self._verify(step, logits, rows, masks, by_row)
+        else:
+            finish = self._sample(logits, rows, masks, by_row)
         scored = self._score(step, logits) if step.scored else {}
 
         def finish_all() -> list[SampledRow]:
@@ -174,7 +181,9 @@ class Runner:
         masks = self._helper.submit(self.structured.masks, rows, step.drafts, step.parents)
         return self.program.run(step.batch), masks.result()
 
-    def _sample(self, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, SampledRow]]:
+    def _sample(
+        self, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
+    ) -> Callable[[], dict[int, SampledRow]]:
         """Sample one token for each row."""
         sample = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
         places = {row: self.rows.expect(row) for row in rows}
@@ -184,13 +193,13 @@ class Runner:
             for row, one in sampled.items():
                 self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
             if self.structured or self.proposer:
-                self._follow(sampled, places)
+                self._follow(sampled, places, runs)
             return sampled
 
         return finish
 
     def _verify(
-        self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None
+        self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
     ) -> Callable[[], dict[int, SampledRow]]:
         """Sample each row's tokens while they equal its draft tokens, and one more."""
         drafts = [step.drafts.get(row, []) for row in rows]
@@ -204,6 +213,8 @@ class Runner:
 
         def finish() -> dict[int, SampledRow]:
             sampled = {one.row: one for one in sample()}
+            if self.proposer and self.proposer.synthetic:
+                self.proposer.accept(sampled, self._unmatched(step))
             if step.parents:
                 self._move_accepted(step, sampled, places)
             for row, one in sampled.items():
@@ -212,7 +223,7 @@ class Runner:
                 else:
                     self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
             if self.structured or self.proposer:
-                self._follow(sampled, places)
+                self._follow(sampled, places, runs)
             return sampled
 
         return finish
@@ -230,7 +241,12 @@ class Runner:
             for cache in self._caches:
                 cache.move(moved)
 
-    def _follow(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]) -> None:
+    def _unmatched(self, step: BatchedStep) -> dict[int, list[int]]:
+        """The drafts of rows that have neither structured output nor a tree."""
+        matched = self.structured.any_matched if self.structured else lambda rows: False
+        return {row: of_row for row, of_row in step.drafts.items() if row not in step.parents and not matched([row])}
+
+    def _follow(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]], runs: dict[int, Run]) -> None:
         """Advance the matchers of rows that still hold their sequence, and propose draft tokens for them."""
         if self.structured:
             for row, one in sampled.items():
@@ -245,9 +261,11 @@ class Runner:
             for row, one in sampled.items()
             if one.tokens and self.rows.is_held(row, places[row])
         }
-        for row, drafts in self.proposer.propose(known).items():
-            tree = self._computable(row, drafts if isinstance(drafts, DraftTree) else DraftTree(drafts))
-            sampled[row].drafts, sampled[row].parents = tree.tokens, tree.parents
+        for row, proposals in self.proposer.propose(known, runs).items():
+            for proposal in proposals:
+                tree = self._computable(row, DraftTree(proposal.tokens, proposal.parents))
+                proposal.tokens, proposal.parents = tree.tokens, tree.parents
+            sampled[row].proposals = [proposal for proposal in proposals if proposal.tokens]
 
     def _computable(self, row: int, tree: DraftTree) -> DraftTree:
         """What the program can compute of a tree, without the drafts that the row's grammar rules out."""

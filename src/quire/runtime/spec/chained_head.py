@@ -79,15 +79,14 @@ class ChainedHead(HeadProposer):
         """Compute keys and values of these positions; their hidden states are in those places."""
         self._program.run(replace(self._blocks.batch(self._rows, pieces), logit_rows=NO_ROWS, hidden_rows=places))
 
-    def _draft(self, texts: Mapping[int, Int32]) -> dict[int, list[int]]:
+    def _draft(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
         drafts: dict[int, list[int]] = {row: [] for row in texts}
         batch = self._unread(texts)
         rows, tables = list(texts), batch.block_tables
-        for number in range(self._num_tokens):
-            logits = self._program.run(batch)
+        for number in range(max(counts[row] for row in rows)):
             before = {row: line for line, row in enumerate(rows)}
-            rows = self._draw(logits, rows, drafts)
-            if not rows or number + 1 == self._num_tokens:
+            rows = [row for row in self._draw(self._program, batch, rows, drafts) if counts[row] > number + 1]
+            if not rows:
                 break
             kept = [before[row] for row in rows]
             places = self._first_draft + np.array(rows, np.int32)

@@ -1,5 +1,6 @@
 """Drafts of heads that read the target's hidden states: what all methods with a head have in common."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.plan import Admission, Run
-from quire.ops.opset import Int32, StepBatch, Value
+from quire.ops.opset import Int32, Program, StepBatch, Value
 from quire.ops.row_params import RowParams
 from quire.runtime.sampling import row_params
 from quire.runtime.spec.proposer import Proposer, ProposerContext
@@ -39,6 +40,7 @@ class HeadProposer(Proposer):
         self._hidden = context.ops.new_hidden_states(self._first_token + context.max_tokens, self._head.columns)
         self._sampler = context.ops.new_sampler(context.max_rows, context.model.config.vocab)
         self._drafted: dict[int, HeadRow] = {}
+        self._steps: list[tuple[int, float]] = []  # (tokens, seconds)
 
     def tapped(self, forward: Callable[[Any, Any], Value]) -> Callable[[Any, Any], Value]:
         return with_taps(forward, self._head)
@@ -64,28 +66,34 @@ class HeadProposer(Proposer):
         if rows:
             self._hidden.put(np.concatenate(rows), self._target, np.concatenate(lines))
 
-    def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
+    def take_steps(self) -> list[tuple[int, float]]:
+        steps, self._steps = self._steps, []
+        return steps
+
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
         texts = {
             row: tokens
             for row, tokens in known.items()
-            if row in self._drafted and len(tokens) + self._num_tokens < self._max_length
+            if row in self._drafted and len(tokens) + counts[row] < self._max_length
         }
         if not texts:
             return {}
         for row, tokens in texts.items():
             self._sampler.admit(row, self._drafted[row].params, tokens.tolist(), self._drafted[row].num_prompt)
-        drafts = self._draft(texts)
+        drafts = self._draft(texts, counts)
         for row in texts:
             self._sampler.retire(row)
         return {row: of_row for row, of_row in drafts.items() if of_row}
 
-    def _draft(self, texts: Mapping[int, Int32]) -> dict[int, list[int]]:
-        """The drafts of each row, whose tokens are given; the sampler has the row."""
+    def _draft(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
+        """So many drafts of each row, whose tokens are given; the sampler has the row."""
         raise NotImplementedError
 
-    def _draw(self, logits: Any, rows: Sequence[int], drafts: dict[int, list[int]]) -> list[int]:
-        """Draw a draft for each row, with its own parameters and random numbers -> the rows that have one."""
-        drawn = [one for one in self._sampler.draw(logits[: len(rows)], rows) if one.tokens]
+    def _draw(self, program: Program, batch: StepBatch, rows: Sequence[int], drafts: dict[int, list[int]]) -> list[int]:
+        """One step: a draft for each row, with its own parameters and random numbers -> the rows that have one."""
+        begin = time.perf_counter()
+        drawn = [one for one in self._sampler.draw(program.run(batch)[: len(rows)], rows) if one.tokens]
+        self._steps.append((len(batch.ids), time.perf_counter() - begin))
         for one in drawn:
             drafts[one.row].append(one.tokens[0])
         return [one.row for one in drawn]

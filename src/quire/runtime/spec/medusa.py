@@ -31,12 +31,13 @@ class Medusa(HeadProposer):
             for forward in self._head.forwards[:num_tokens]
         ]
 
-    def _draft(self, texts: Mapping[int, Int32]) -> dict[int, list[int]]:
+    def _draft(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
         drafts: dict[int, list[int]] = {row: [] for row in texts}
         rows = list(texts)
-        for program in self._programs:
+        for number, program in enumerate(self._programs):
             last = [self._rows_of(row, np.array([len(texts[row]) - 2], np.int32)) for row in rows]
-            rows = self._draw(program.run(_batch(np.concatenate(last))), rows, drafts)
+            drawn = self._draw(program, _batch(np.concatenate(last)), rows, drafts)
+            rows = [row for row in drawn if counts[row] > number + 1]
             if not rows:
                 break
         return drafts

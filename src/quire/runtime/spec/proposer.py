@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.core.draft_tree import DraftTree
-from quire.core.plan import Admission, Run
+from quire.core.plan import Admission, Run, StepPlan
 from quire.ops.opset import Int32, KVCache, OpSet, Program, StepBatch, Value
 
 if TYPE_CHECKING:
@@ -50,10 +50,17 @@ class Proposer:
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """The target computes these runs, or has just computed them."""
 
-    def propose(self, known: Mapping[int, Int32]) -> Mapping[int, list[int] | DraftTree]:
-        """By row, all its tokens [n], valid until this returns. -> draft tokens that may follow, for the rows that have
-        some"""
+    def move_blocks(self, plan: StepPlan) -> None:
+        """The blocks of `caches` were swapped and copied as the plan says."""
+
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
+        """By row, all its tokens [n], valid until this returns, and how many draft tokens are wanted. -> at most so
+        many that may follow, for the rows that have some"""
         raise NotImplementedError
+
+    def take_steps(self) -> list[tuple[int, float]]:
+        """Steps of models of its own since the last call: (tokens, seconds). A method without a model has none."""
+        return []
 
     def retire(self, row: int) -> None:
         """The row belongs to another sequence from now on."""

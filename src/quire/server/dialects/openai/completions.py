@@ -15,7 +15,7 @@ from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields,
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.structured import structured_output
 from quire.server.dialects.openai.text_offsets import TextOffsets, prompt_offsets
-from quire.server.dialects.openai.usage import UsageCounter, usage_of
+from quire.server.dialects.openai.usage import UsageCounter, write_usage
 from quire.server.dialects.request_size import check_echo
 from quire.server.http.body import decode, texts_or_ids
 from quire.server.http.openapi import EVENTS, JSON, request_body, responses
@@ -173,7 +173,7 @@ class CompletionCall:
         if not self._tally.at_end:
             return []
         last = self._answer([])
-        last.usage = self._tally.usage()
+        self._tally.write(last)
         return [last]
 
     def full(self, completions: list[Completion]) -> object:
@@ -202,7 +202,7 @@ class CompletionCall:
                     choice.token_ids, choice.prompt_token_ids = sample.token_ids, completion.prompt_ids
                 choices.append(choice)
         answer = self._answer(choices)
-        answer.usage = usage_of(completions)
+        write_usage(answer, completions)
         return answer
 
     def _answer(self, choices: list[CompletionChoice]) -> CompletionObject[CompletionChoice]:
