@@ -50,6 +50,19 @@ def test_until_steps_differ_a_token_costs_the_prior() -> None:
     assert step_cost.seconds(1) < 0.025
 
 
+def test_one_delayed_step_does_not_make_tokens_dear() -> None:
+    step_cost = StepCostModel(0.4)
+    for seconds in (1.0, 1.4) * 3:
+        step_cost.record_step(1 if seconds == 1.0 else 2, seconds)
+    step_cost.record_step(1, 1.0)
+    step_cost.record_step(2, 9.0)  # something else held it up
+    step_cost.record_step(1, 1.0)
+    assert step_cost.seconds(2) - step_cost.seconds(1) < 0.7
+    for _ in range(2500):
+        step_cost.record_step(1, 1.0)
+    assert step_cost.seconds(2) - step_cost.seconds(1) < 0.4  # what seemed dear is tried again in time
+
+
 def test_a_token_never_costs_less_than_nothing() -> None:
     step_cost = StepCostModel(0.4)
     for _ in range(100):
@@ -384,4 +397,4 @@ def test_drafts_cost_at_most_two_percent_and_gain_where_they_can(curve: str, num
             taken = seconds_of(curve, num_sequences, accuracy, policy, draft=0.3)
             assert taken < 1.02 * without, f"{[one.name for one in methods]} at {accuracy}: {taken / without:.3f}"
             if accuracy == 0.95 and (methods == (free,) or curve == "a GPU"):
-                assert taken < (0.75 if num_sequences == 1 else 0.99) * without
+                assert taken < (0.8 if num_sequences == 1 else 0.995) * without

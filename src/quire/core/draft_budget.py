@@ -25,51 +25,60 @@ class DraftBudget:
 
     def choose(self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int) -> list[int]:
         """How many draft tokens of each offer (acceptance rate, draft tokens) to add to a step of `num_tokens`."""
-        counts = [0] * len(offers)
-        if not self._may_pay(offers, num_tokens):
-            return counts
-        ranked = sorted(  # the likeliest first; position p of a draft is accepted with probability rate ** p
-            (-(rate**position), position, index)
-            for index, (rate, num_drafts) in enumerate(offers)
-            if rate >= MIN_RATE
-            for position in range(1, num_drafts + 1)
-        )[:max_drafts]
         seconds, expected = self.step_cost.seconds(num_tokens), float(num_tokens)
-        best, num_chosen = expected / seconds, 0
+        probabilities = self._likely(offers, num_tokens)
+        best, threshold, num_chosen = expected / seconds, 2.0, 0
         added = self.step_cost.added_seconds(num_tokens)
-        for number, (negative_probability, _, _) in enumerate(ranked, 1):
-            expected -= negative_probability
+        for number, probability in enumerate(probabilities[:max_drafts], 1):  # the likeliest first
+            expected += probability
             seconds += COST_MARGIN * next(added)
-            if expected / seconds > best:
-                best, num_chosen = expected / seconds, number
-        for _, _, index in islice(ranked, num_chosen):
-            counts[index] += 1
-        return counts
+            if expected > best * seconds:
+                best, threshold, num_chosen = expected / seconds, probability, number
+        return _counts(offers, threshold, num_chosen)
+
+    def _likely(self, offers: Sequence[tuple[float, int]], num_tokens: int) -> list[float]:
+        """The probabilities of all draft tokens that may pay, the greatest first: position p of a draft is accepted
+        with probability rate ** p."""
+        last = num_tokens + sum(num_drafts for _, num_drafts in offers)
+        cheapest = COST_MARGIN * self.step_cost.min_slope(num_tokens, last) * num_tokens
+        least = max(cheapest / self.step_cost.seconds(num_tokens), MIN_RATE)
+        probabilities = []
+        for rate, num_drafts in offers:
+            probability = rate
+            while num_drafts and probability > least:
+                probabilities.append(probability)
+                probability *= rate
+                num_drafts -= 1
+        probabilities.sort(reverse=True)
+        return probabilities
 
     def choose_asked(
         self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int, draft_seconds: Sequence[float]
     ) -> list[int]:
         """The same, for drafts that have to be proposed first: [r] seconds for one more of each of r + 1 sequences. One
         position after the other, each for the likeliest of the sequences that have the position before."""
-        counts = best_counts = [0] * len(offers)
+        best_counts = [0] * len(offers)
         if not self._may_pay(offers, num_tokens, draft_seconds[len(offers) - 1] / len(offers)):
-            return counts
+            return best_counts
+        max_drafts = min(max_drafts, sum(num_drafts for _, num_drafts in offers))
         added = list(islice(self.step_cost.added_seconds(num_tokens), max_drafts))
         seconds, expected, num_drafts = self.step_cost.seconds(num_tokens), float(num_tokens), 0
-        best, rows = expected / seconds, sorted(range(len(offers)), key=lambda index: -offers[index][0])
+        best, counts = expected / seconds, best_counts
+        rows = sorted(range(len(offers)), key=lambda index: -offers[index][0])
         for position in range(1, 1 + max(num_drafts for _, num_drafts in offers)):
             rows = [index for index in rows if offers[index][1] >= position]
-            probabilities = [offers[index][0] ** position for index in rows]
-            choice = (0.0, 0, expected, seconds)  # tokens per second, rows, and both
-            more, cost = expected, 0.0
-            for number, probability in enumerate(probabilities[: max_drafts - num_drafts]):
-                more, cost = more + probability, cost + added[num_drafts + number]
-                longer = seconds + COST_MARGIN * (cost + draft_seconds[number])
-                choice = max(choice, (more / longer, number + 1, more, longer))
+            more, verifying, choice = expected, 0.0, (0.0, 0, expected, seconds)
+            for number, index in enumerate(rows[: max_drafts - num_drafts]):
+                more += offers[index][0] ** position
+                verifying += added[num_drafts + number]
+                longer = seconds + COST_MARGIN * (verifying + draft_seconds[number])
+                if more > choice[0] * longer:
+                    choice = (more / longer, number + 1, more, longer)
             ratio, num_rows, expected, seconds = choice
             rows, num_drafts = rows[:num_rows], num_drafts + num_rows
-            chosen = set(rows)
-            counts = [count + (index in chosen) for index, count in enumerate(counts)]
+            counts = counts[:]
+            for index in rows:
+                counts[index] += 1
             if ratio > best:
                 best, best_counts = ratio, counts
         return best_counts
@@ -93,3 +102,14 @@ class DraftBudget:
         """Whether a sequence gains more from verifying `count` drafts in its next step than from the `ahead` steps that
         it misses while it waits for its token."""
         return count > 0 and expected_tokens(rate, count) > 1 + self._ahead
+
+
+def _counts(offers: Sequence[tuple[float, int]], threshold: float, num_chosen: int) -> list[int]:
+    """Of each offer, the draft tokens whose probability is at least `threshold`; `num_chosen` in all."""
+    counts = []
+    for rate, num_drafts in offers:
+        count, probability = 0, rate
+        while count < num_drafts and probability >= threshold and num_chosen:
+            count, probability, num_chosen = count + 1, probability * rate, num_chosen - 1
+        counts.append(count)
+    return counts

@@ -9,6 +9,7 @@ LEVEL_WEIGHT = 0.1  # of one step in the moving average of the level
 MIN_SLOPE_WEIGHT = 0.1  # of one pair of steps in a slope, when many are known
 OTHER_ROWS_WEIGHT = 0.3  # of a pair of steps with different sequences: their contexts differ, too
 FORGETTING = 0.9997  # of a slope, in one step: what seemed too dear is tried again after some thousand steps
+MAX_SURPRISE = 0.5  # of a predicted time, the most that one pair of steps teaches: one of them may have been delayed
 MAX_STEP_OUTLIER = 3.0  # a longer step, in multiples of its predicted time, counts as this: something delayed it
 
 
@@ -78,18 +79,20 @@ class StepCostModel:
     def _learn_slopes(
         self, num_tokens: int, seconds: float, num_rows: int, tokens_before: int, rows_before: int, before: float
     ) -> None:
-        """Spread the error of the predicted difference over the slopes between both numbers of tokens."""
+        """Spread the error of the predicted difference evenly over the tokens between both steps."""
         more, less = _shares(max(num_tokens, tokens_before)), _shares(min(num_tokens, tokens_before))
         less += [0.0] * (len(more) - len(less))
         between = [many - few for many, few in zip(more, less, strict=True)]
         difference = (seconds - before) * (1 if num_tokens > tokens_before else -1)
         error = difference - sum(slope * share for slope, share in zip(self._slopes, between, strict=False))
-        total = sum(share * share for share in between)
+        most = MAX_SURPRISE * self.seconds(max(num_tokens, tokens_before))
+        error = min(max(error, -most), most)
+        total = sum(between)
         pair_weight = 1.0 if num_rows == rows_before else OTHER_ROWS_WEIGHT
         for index, share in enumerate(between):
             if share:
-                weight = max(1.0 / (self._weights[index] + 1.0), MIN_SLOPE_WEIGHT * pair_weight)
-                self._slopes[index] += weight * error * share / total
+                weight = max(1.0 / (self._weights[index] + 2.0), MIN_SLOPE_WEIGHT * pair_weight)
+                self._slopes[index] += weight * error / total
                 self._slopes[index] = min(max(self._slopes[index], 0.0), self._level)
                 self._weights[index] += pair_weight
 
