@@ -61,8 +61,8 @@ def test_pages_from_elsewhere_may_not_ask(tmp_path: Path) -> None:
                 f"{running.admin}/workers", json={"url": one.url, "name": "new"}, headers={"origin": origin}
             )
             assert answer.status_code == status
+        wait_for(lambda: running.http.get(f"{running.admin}/scaling").json()["workers_ready"] == 2)
         scaling = running.http.get(f"{running.admin}/scaling", params={"model": "m"}).json()
         assert scaling["workers"] == 2 and scaling["requests"] == 0
-        wait_for(lambda: running.http.get(f"{running.admin}/scaling").json()["workers_ready"] == 2)
         assert running.http.get(f"{running.admin}/scaling", params={"model": "x"}).status_code == 404
         assert running.http.get(f"{running.admin}/page/../gateway.toml").status_code == 404
