@@ -1,7 +1,8 @@
 # make serve   build Quire, fetch the default model, serve it        make test    all tests
 # make build   compile native/ and put the module into src/quire     make check   format, lint, types, import rules
 # make wheel   dist/: a wheel that needs no compiler, an sdist       make trials  the randomized tests, ten times as long
-# make bench   Quire beside its peers
+# make bench   Quire beside its peers                                make fleet   a gateway and two engines, on this machine
+# make bench-quantize   its quantizer beside theirs
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with; imports quire from src/
@@ -9,11 +10,13 @@
 # .venv-build  cmake, ninja, auditwheel
 # .venv-llama  llama.cpp, for make bench
 # .venv-vllm   vLLM, for make bench
+# .venv-llmcompressor, .venv-gptqmodel  on top of .venv-dev, for make bench-quantize
 
 PYTHON ?= python3
 MODEL ?=
 HOST ?= 127.0.0.1
 PORT ?= 8000
+FLEET_PORT ?= 8080
 LENGTH ?= 10
 WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
@@ -30,6 +33,8 @@ unexport PYTHONDONTWRITEBYTECODE # the tests start hundreds of processes, each o
 # What make bench compares with: installed into .venv-llama and .venv-vllm unless other places are named.
 LLAMA_VERSION := 0.3.36
 VLLM_VERSION := 0.32.0
+LLMCOMPRESSOR := .venv-llmcompressor/.installed-0.14.0
+GPTQMODEL := .venv-gptqmodel/.installed-7.7.0
 LLAMA_PYTHON ?= .venv-llama/bin/python
 LLAMA_SERVER ?= .venv-llama/bin/llama-server
 VLLM_PYTHON ?= .venv-vllm/bin/python
@@ -41,11 +46,14 @@ PEERS := $(if $(filter .venv-llama/%,$(LLAMA_PYTHON) $(LLAMA_SERVER)),$(LLAMA)) 
 NATIVE := $(shell find native -type f) CMakeLists.txt
 PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
-.PHONY: serve model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
-	bench bench-parts clean
+.PHONY: serve fleet model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
+	bench bench-parts bench-quantize clean
 
 serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
+
+fleet: $(VENV)
+	@.venv/bin/python tools/fleet.py $(MODEL) --port $(FLEET_PORT) $(ARGS)
 
 model: $(VENV)
 	@.venv/bin/quire pull
@@ -97,6 +105,9 @@ bench: build $(VENV_DEV) $(PEERS) model
 
 bench-parts: build $(VENV_DEV) model
 	.venv-dev/bin/python -m benchmarks.parts --llama-python $(LLAMA_PYTHON)
+
+bench-quantize: build $(VENV_DEV) $(LLAMA) $(LLMCOMPRESSOR) $(GPTQMODEL) model
+	.venv-dev/bin/python -m benchmarks.quantize $(ARGS)
 
 $(VENV_BUILD): tools/check_build.py
 	@$(PYTHON) tools/check_build.py
@@ -155,5 +166,10 @@ $(VLLM):
 	@PYTHON=$(PYTHON) benchmarks/peers/install_vllm.sh .venv-vllm $(VLLM_VERSION) 2.13.0
 	@touch $@
 
+$(LLMCOMPRESSOR) $(GPTQMODEL): $(VENV_DEV)
+	@echo "installing into $(@D), to compare with (minutes; GPTQModel may bring a torch of its own)" >&2
+	@benchmarks/peers/install_quantizer.sh $(@D) .venv-dev $(@D:.venv-%=%)==$(@F:.installed-%=%)
+	@touch $@
+
 clean:
-	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm
+	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-llmcompressor .venv-gptqmodel

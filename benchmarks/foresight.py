@@ -1,15 +1,16 @@
 """Predictions beside real runs: workloads are served here by `quire serve`, and simulated.
 
-    python -m benchmarks.foresight                                    all workloads of the CPU: 13 minutes
-    python -m benchmarks.foresight --device gpu                       those of a GPU: 8 minutes
+    python -m benchmarks.foresight                                    all workloads of the CPU: 18 minutes
+    python -m benchmarks.foresight --device gpu                       those of a GPU: 10 minutes
     python -m benchmarks.foresight --workload busy --seconds 20
     python -m benchmarks.foresight --list
     python -m benchmarks.foresight --record benchmarks/results/2026-11-17-machine-foresight.json
     python -m benchmarks.foresight --workload busy conversations --record tests/planning/data/foresight-cpu.json
     python -m benchmarks.foresight --replay tests/planning/data/foresight-cpu.json
 
-On a machine that has nothing else to do. The model is calibrated first, as `quire simulate --calibrate` does; `--kept`
-uses the calibration of an earlier run. The load of a workload is a share of what the simulation says can be served."""
+On a machine that has nothing else to do. The model is calibrated before each workload, as `quire simulate --calibrate`
+does, since the speed of a rented machine changes within minutes; `--kept` uses the calibration of an earlier run. The
+load of a workload is a share of what the simulation says can be served."""
 
 import argparse
 import json
@@ -101,9 +102,13 @@ class Foresight:
         if device == "gpu":
             self.hardware = find_hardware(gpu) if gpu else own_gpu()
         else:
-            self.hardware = this_machine(cache_dir() / "machine.json", measure_again=not kept)
+            self.measure()
         self.record = Record(describe_machine(), {}, [])
         self.rows: list[dict[str, Any]] = []
+
+    def measure(self) -> None:
+        """The rates of this CPU, as they are now."""
+        self.hardware = this_machine(cache_dir() / "machine.json", measure_again=not self._kept)
 
     @contextmanager
     def model(self, name: str) -> Iterator[tuple[EngineOptions, PlannedModel]]:
@@ -125,19 +130,18 @@ class Foresight:
     def run(self, cases: list[Case]) -> None:
         for name in dict.fromkeys(case.model for case in cases):
             with self.model(name) as (options, model):
-                kept = kept_calibration(options) if self._kept else None
-                calibration = kept or calibrate(options)
-                self.record.calibrations[name] = calibration
-                print(f"{name}: {describe(calibration)}", flush=True)
-                self._serve_cases([case for case in cases if case.model == name], options, model, calibration)
+                self._serve_cases([case for case in cases if case.model == name], options, model)
 
-    def _serve_cases(
-        self, cases: list[Case], options: EngineOptions, model: PlannedModel, calibration: Calibration
-    ) -> None:
+    def _serve_cases(self, cases: list[Case], options: EngineOptions, model: PlannedModel) -> None:
         for given in dict.fromkeys(json.dumps(case.options) for case in cases):
             changed = replace(options, **json.loads(given))
             with running_server(changed) as url:
                 for case in [case for case in cases if json.dumps(case.options) == given]:
+                    calibration = (kept_calibration(options) if self._kept else None) or calibrate(options)
+                    self.record.calibrations[case.name] = calibration
+                    print(f"{case.name}: {describe(calibration)}", flush=True)
+                    if self.device == "cpu":
+                        self.measure()
                     note_others(case.name)
                     self._serve_case(case, url, self._engine(changed, model), model, calibration)
 
@@ -177,7 +181,7 @@ class Foresight:
             "preemptions": summary.preemptions,
         }
         self.rows.append(row)
-        self.record.runs.append((case.model, run, run.errors(predicted)))
+        self.record.runs.append((case.name, run, run.errors(predicted)))
         print(line_of(row), flush=True)
 
     def _spec(self, case: Case, seed: int, fleet: Fleet) -> WorkloadSpec:

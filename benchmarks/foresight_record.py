@@ -97,21 +97,21 @@ class Record:
     """Runs on one machine, the calibration they were predicted with, and the errors at the time."""
 
     machine: dict[str, Any]
-    calibrations: dict[str, Calibration]  # by model
-    runs: list[tuple[str, RecordedRun, dict[str, float]]]  # model, run, errors
+    calibrations: dict[str, Calibration]  # by name
+    runs: list[tuple[str, RecordedRun, dict[str, float]]]  # its calibration, the run, errors
 
     def replay(self) -> list[tuple[str, dict[str, float], dict[str, float]]]:
         """-> of each run: its workload, the errors that were kept, and those of a simulation now."""
         rows = []
-        for model, run, kept in self.runs:
-            calibration = self.calibrations[model]
+        for name, run, kept in self.runs:
+            calibration = self.calibrations[name]
             now = simulated_latencies(run.simulate(calibration.times, calibration.costs)).figures()
             rows.append((run.workload, kept, run.errors(now)))
         return rows
 
     def write(self, path: Path) -> None:
-        runs = [{"model": model, **run.as_json(), "errors": errors} for model, run, errors in self.runs]
-        calibrations = {model: calibration.as_json() for model, calibration in self.calibrations.items()}
+        runs = [{"calibration": name, **run.as_json(), "errors": errors} for name, run, errors in self.runs]
+        calibrations = {name: calibration.as_json() for name, calibration in self.calibrations.items()}
         head = {"benchmark": "foresight", "machine": self.machine, "calibrations": calibrations}
         lines = ",\n".join(json.dumps(run) for run in runs)
         path.write_text(f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n')
@@ -121,8 +121,8 @@ class Record:
         values = json.loads(path.read_text())
         return cls(
             values["machine"],
-            {model: Calibration.of(kept) for model, kept in values["calibrations"].items()},
-            [(run["model"], RecordedRun.of(run), run["errors"]) for run in values["runs"]],
+            {name: Calibration.of(kept) for name, kept in values["calibrations"].items()},
+            [(run.get("calibration") or run["model"], RecordedRun.of(run), run["errors"]) for run in values["runs"]],
         )
 
 

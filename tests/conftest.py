@@ -9,6 +9,7 @@ import pytest
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported: its kernels run on the CPU
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy is imported: its threads spin while they wait
 
 worker = os.environ.get("PYTEST_XDIST_WORKER")
 if worker and hasattr(os, "sched_setaffinity"):  # a core for each: idle threads of a pool spin

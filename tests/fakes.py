@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.core.block_keys import TENANT_BYTES, BlockKey
+from quire.core.draft_policy import ANY_METHOD, DraftMethod, DraftPolicy
 from quire.core.draft_tree import ROOT, DraftTree, accepted_path, child_with, parent_of, without_chain
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission, Fetch, Run, SampledRow, StepOutput, StepPlan
-from quire.core.records import TierStats
+from quire.core.plan import Admission, BlockSend, Fetch, Proposal, RemotePrefill, Run, SampledRow, StepOutput, StepPlan
+from quire.core.records import TierStats, TransferStats
 from quire.core.request import IdLogprob
 from quire.core.scheduler import Scheduler
 from quire.core.speculation import Speculation
@@ -60,12 +61,23 @@ class FakeRow:
 
 
 def make_drafts_free(speculation: Speculation | None) -> None:
-    """Let the cost model believe that every step takes the same time: nearly all draft tokens pay."""
+    """Let the cost models believe that every step takes the same time, and a draft none: nearly all of them pay."""
     assert speculation is not None, "the scheduler has no speculation"
-    step_cost = speculation.budget.step_cost
-    for num_tokens in (1, 9) * 20:
-        step_cost.record_step(num_tokens, 1.0)
-    step_cost.record_step = lambda num_tokens, seconds: None  # type: ignore[method-assign]
+    models = [(speculation.budget.step_cost, 1.0), *((quotas._draft_cost, 1e-6) for quotas in speculation._quotas)]
+    for cost, seconds in models:
+        for num_tokens in (1, 9, 100) * 20:
+            cost.record_step(num_tokens, seconds)
+        cost.record_step = lambda num_tokens, seconds, num_rows=0: None  # type: ignore[method-assign]
+
+
+ASKED_METHOD = "asked"
+
+
+def draft_policy(num_drafts: int) -> DraftPolicy | None:
+    """What `FakeExecutor` proposes: by a method that is free, and by one that is asked. 0: nothing."""
+    if not num_drafts:
+        return None
+    return DraftPolicy((DraftMethod(max_tokens=num_drafts), DraftMethod(ASKED_METHOD, num_drafts, 0.7, 0.1)))
 
 
 class FakeStore:
@@ -147,6 +159,99 @@ class FakeStore:
         return len(fetch.blocks)
 
 
+class FakePrefillEngines:
+    """`PrefillEngines` in memory: blocks arrive over some steps, and some prefills fail with a block half written."""
+
+    def __init__(self, seed: int = 0, *, failures: float = 0.0, max_blocks: int = 3) -> None:
+        self.available = True
+        self.swaps_a_step = 2
+        self.answers = True  # whether anything arrives
+        self.gives_up = False  # whether what does not arrive is given up
+        self.num_asked = 0
+        self._rng = random.Random(seed)
+        self._failures, self._max_blocks = failures, max_blocks
+        self._prefills: dict[int, tuple[RemotePrefill, int]] = {}  # by id: blocks that have arrived
+        self._given_up: set[int] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._prefills
+
+    def cancel(self, prefill_id: int) -> None:
+        """What was begun goes on to its end, as at an engine that hears of it too late."""
+
+    def stats(self) -> TransferStats:
+        return TransferStats(peers=int(self.available))
+
+    def begin(self, plan: StepPlan, host: list[list[int | None]]) -> None:
+        for prefill in plan.prefills:
+            assert self.available, "no engine is connected"
+            for block in prefill.host_blocks:
+                host[block] = [None] * len(host[block])
+            self._prefills[prefill.id] = prefill, 0
+            self.num_asked += 1
+
+    def advance(self, scheduler: Scheduler, host: list[list[int | None]]) -> None:
+        """One step passes: some blocks arrive."""
+        assert scheduler.remote is not None
+        for prefill_id, (prefill, num_blocks) in list(self._prefills.items()):
+            if not self.answers:
+                if self.gives_up and prefill_id not in self._given_up:
+                    self._given_up.add(prefill_id)
+                    scheduler.remote.given_up(prefill_id)
+                continue
+            size, states = len(host[0]), chain(prefill.tokens, adapter_state(prefill.namespace[2]))
+            fails = self._rng.random() < self._failures
+            count = self._rng.randint(0, self._max_blocks)
+            for index in range(num_blocks, min(num_blocks + count, len(prefill.host_blocks))):
+                start = (prefill.first + index) * size
+                content: list[int | None] = list(states[start : start + size])
+                host[prefill.host_blocks[index]] = content + [None] * (size - len(content))
+                num_blocks = index + 1
+            self._prefills[prefill_id] = prefill, num_blocks
+            if num_blocks and prefill_id not in self._given_up:
+                scheduler.remote.arrived(prefill_id, num_blocks)
+            if fails and num_blocks < len(prefill.host_blocks):
+                host[prefill.host_blocks[num_blocks]] = [-1] * size  # half of it was written
+            if fails or num_blocks == len(prefill.host_blocks):
+                del self._prefills[prefill_id]
+                scheduler.remote.ended(prefill_id)
+
+
+class FakeDecodeEngines:
+    """A `BlockSender` in memory: what is sent must be what the tokens of the prefill give."""
+
+    def __init__(self, seed: int = 0, max_delay: int = 3) -> None:
+        self._rng, self._max_delay = random.Random(seed), max_delay
+        self.asked: dict[str, list[int]] = {}  # by request: its tokens
+        self.sent: dict[str, list[int]] = {}  # by request: the blocks that were sent, in order
+        self._sends: list[tuple[int, BlockSend]] = []  # (steps left, send)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._sends
+
+    def stats(self) -> TransferStats:
+        return TransferStats(sent_bytes=sum(map(len, self.sent.values())))
+
+    def begin(self, plan: StepPlan, host: list[list[int | None]]) -> None:
+        for send in plan.sends:
+            size, states = len(host[0]), chain(self.asked[send.request_id])
+            expected = states[send.index * size : (send.index + 1) * size]
+            assert host[send.host_block][: len(expected)] == expected, f"{send} sends wrong keys and values"
+            self.sent.setdefault(send.request_id, []).append(send.index)
+            self._sends.append((self._rng.randint(0, self._max_delay), send))
+
+    def advance(self, scheduler: Scheduler) -> None:
+        assert scheduler.sends is not None
+        sends, self._sends = self._sends, []
+        for left, send in sends:
+            if left:
+                self._sends.append((left - 1, send))
+            else:
+                scheduler.sends.sent(send.host_block)
+
+
 class FakeExecutor:
     """Runs plans on a KV cache that holds, for each slot, the hash of the text it was computed from.
 
@@ -167,6 +272,7 @@ class FakeExecutor:
         accuracy: float = 0.8,
         trees: bool = False,
         store: FakeStore | None = None,
+        peers: FakePrefillEngines | FakeDecodeEngines | None = None,
     ) -> None:
         """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`; with
         `trees`, more of them beside these."""
@@ -174,6 +280,8 @@ class FakeExecutor:
         self._trees = trees
         # By step, what accepted drafts of trees have to move when the output is collected: (row, from, to) slots.
         self._unmoved: dict[int, list[tuple[int, FakeRow, list[tuple[int, int]]]]] = {}
+        self.peers = peers
+        self.transfer = None
         self.num_drafts = num_drafts
         self._accuracy = accuracy
         self.block_size = block_size
@@ -233,6 +341,8 @@ class FakeExecutor:
             self.blocks[block] = self.host[host][:]
         if self.store:
             self.store.begin(plan, self.host)
+        if self.peers:
+            self.peers.begin(plan, self.host)
         for source, target in plan.copies:
             self.blocks[target] = self.blocks[source][:]
         overwritten = {block for _, block in (*plan.swap_in, *plan.copies)}
@@ -324,9 +434,12 @@ class FakeExecutor:
         row.num_computed = len(row.tokens) - 1
         if drafts:
             del row.table[-(-row.num_computed // self.block_size) :]
-        proposed = self._propose(row)
-        tree = self._branch(proposed, row.states[-1]) if self._trees and proposed else DraftTree(proposed)
-        sampled.drafts, sampled.parents = tree.tokens, tree.parents
+        wanted = {ANY_METHOD: mix(row.states[-1], 77) % (self.num_drafts + 1), **run.quotas}
+        assert all(count <= self.num_drafts for count in wanted.values()), f"{run} asks for more than there are"
+        for method, count in wanted.items():
+            if proposed := self._propose(row, method, count):
+                tree = self._branch(proposed, row.states[-1]) if self._trees else DraftTree(proposed)
+                sampled.proposals.append(Proposal(method, tree.tokens, tree.parents))
         return moves
 
     def _slot(self, row: FakeRow, place: int) -> int:
@@ -346,10 +459,10 @@ class FakeExecutor:
             parent = len(tree.tokens) - 1
         return DraftTree(tree.tokens, without_chain(tree.parents))
 
-    def _propose(self, row: FakeRow) -> list[int]:
+    def _propose(self, row: FakeRow, method: str, count: int) -> list[int]:
         """Draft tokens: the next tokens with mistakes, all a function of the text."""
-        tokens, state, chance = row.tokens[:], row.states[-1], mix(row.states[-1], 77)
-        for _ in range(chance % (self.num_drafts + 1)):
+        tokens, state, chance = row.tokens[:], row.states[-1], mix(row.states[-1], 77 + len(method))
+        for _ in range(count):
             chance = mix(chance, len(tokens))
             token = self._next(row, state, len(tokens))
             if chance % 1000 >= 1000 * self._accuracy:

@@ -10,14 +10,14 @@ import quire
 ROOT = Path(quire.__file__).parent
 
 # Top to bottom, as in docs/architecture.md. A floor imports itself and what stands after it.
-FLOORS = ["cli", "gateway", "server", "api", "client", "engine", "hub", "quantize", "text", "planning", "executors"]
-FLOORS += ["runtime", "models", "weights", "ops", "ipc", "core"]
+FLOORS = ["cli", "gateway", "server", "train", "api", "client", "engine", "hub", "quantize", "text", "planning"]
+FLOORS += ["executors", "runtime", "models", "weights", "ops", "ipc", "core"]
 
 STDLIB_ONLY = {"core"}
 NO_ARRAYS = {"gateway", "server", "cli"}  # they know text and HTTP
 GATEWAY_IMPORTS = ("gateway", "core", "server.access", "server.errors", "server.http.tcp_socket")
-GATEWAY_IMPORTS += ("server.http.json_size", "server.observe")
-TORCH_ALLOWED = {"ops/reference", "ops/gpu"}
+GATEWAY_IMPORTS += ("server.http.json_size", "server.observe", "server.prompt_reader")
+TORCH_ALLOWED = {"ops/reference", "ops/gpu", "train"}
 
 
 @cache

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # llama.cpp from the package index into an environment of its own: llama-cpp-python and, from the same source and in the
-# same build, llama-server (which the package leaves out), so that both are the same code compiled once.
+# same build, llama-server and llama-quantize (which the package leaves out), so that all are the same code compiled once.
 #
 #     PYTHON=python3 benchmarks/peers/install_llama.sh .venv-llama 0.3.36
 #
@@ -21,8 +21,8 @@ fi
 export PATH=$venv/bin:$PATH
 cmake -S "$source/vendor/llama.cpp" -B "$venv/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON \
     -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF >"$venv/build.log"
-cmake --build "$venv/build" --target llama-server >>"$venv/build.log" || { tail -n 40 "$venv/build.log" >&2; exit 1; }
-ln -sf "$venv/build/bin/llama-server" "$venv/bin/llama-server"
+cmake --build "$venv/build" --target llama-server llama-quantize >>"$venv/build.log" || { tail -n 40 "$venv/build.log" >&2; exit 1; }
+ln -sf "$venv/build/bin/llama-server" "$venv/build/bin/llama-quantize" "$venv/bin/"
 
 CMAKE_ARGS=-DLLAMA_BUILD=OFF pip install "$source[server]"
 package=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/llama_cpp

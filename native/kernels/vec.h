@@ -84,6 +84,10 @@ inline Floats zero_at(Floats x, Floats key, Floats bound) {
     return {vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.a), vceqq_f32(key.a, bound.a))),
             vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.b), vceqq_f32(key.b, bound.b)))};
 }
+// x in lanes where a > b, y in the others.
+inline Floats select_greater(Floats a, Floats b, Floats x, Floats y) {
+    return {vbslq_f32(vcgtq_f32(a.a, b.a), x.a, y.a), vbslq_f32(vcgtq_f32(a.b, b.b), x.b, y.b)};
+}
 // The larger of `maximum`, itself a magnitude, and |x|. Compared as bits: Inf is above all numbers and NaN above Inf.
 inline float32x4_t max_magnitude(float32x4_t maximum, float32x4_t x) {
     return vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(maximum), vreinterpretq_u32_f32(vabsq_f32(x))));
@@ -189,6 +193,9 @@ inline Floats min(Floats x, Floats y) { return {_mm512_min_ps(x.a, y.a)}; }
 inline Floats zero_at(Floats x, Floats key, Floats bound) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(key.a, bound.a, _CMP_NEQ_UQ), x.a)};
 }
+inline Floats select_greater(Floats a, Floats b, Floats x, Floats y) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.a, b.a, _CMP_GT_OQ), y.a, x.a)};
+}
 inline Floats max_magnitude(Floats maximum, Floats x) {
     const __m512i magnitude = _mm512_castps_si512(_mm512_abs_ps(x.a));
     return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(maximum.a), magnitude))};
@@ -222,6 +229,9 @@ inline Floats max(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a)}; }
 inline Floats min(Floats x, Floats y) { return {_mm256_min_ps(x.a, y.a)}; }
 inline Floats zero_at(Floats x, Floats key, Floats bound) {
     return {_mm256_andnot_ps(_mm256_cmp_ps(key.a, bound.a, _CMP_EQ_OQ), x.a)};
+}
+inline Floats select_greater(Floats a, Floats b, Floats x, Floats y) {
+    return {_mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(a.a, b.a, _CMP_GT_OQ))};
 }
 inline Floats max_magnitude(Floats maximum, Floats x) {
     const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x.a);
@@ -278,6 +288,7 @@ inline Floats multiply_add(Floats x, Floats y, Floats sum) { QUIRE_LANES(sum.v[i
 inline Floats max(Floats x, Floats y) { QUIRE_LANES(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
 inline Floats min(Floats x, Floats y) { QUIRE_LANES(x.v[i] < y.v[i] ? x.v[i] : y.v[i]); }
 inline Floats zero_at(Floats x, Floats key, Floats bound) { QUIRE_LANES(key.v[i] == bound.v[i] ? 0.0f : x.v[i]); }
+inline Floats select_greater(Floats a, Floats b, Floats x, Floats y) { QUIRE_LANES(a.v[i] > b.v[i] ? x.v[i] : y.v[i]); }
 inline float max_magnitude(float maximum, float x) {
     const uint32_t bits = to_bits(x) & 0x7fffffff;
     return bits > to_bits(maximum) ? from_bits(bits) : maximum;

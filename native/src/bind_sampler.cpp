@@ -60,6 +60,7 @@ RowParams row_params(nb::handle from) {
     p.stop_ids = field<std::vector<int32_t>>(from, "stop_ids");
     p.min_tokens = field<int64_t>(from, "min_tokens");
     p.num_logprobs = field<int64_t>(from, "num_logprobs");
+    p.logprob_ids = field<std::vector<int32_t>>(from, "logprob_ids");
     p.num_candidates = field<int64_t>(from, "num_candidates");
     const nb::object mark = from.attr("watermark");
     if (!mark.is_none()) {

@@ -11,10 +11,12 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "kernels.h"
 #include "pack.h"
+#include "rank_group.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -28,8 +30,10 @@ using quire::View;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes1 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
 using Words = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using HiddenStates = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Matrices = std::vector<const quire::Matrix*>;
 using ExpertMatrices = std::vector<Matrices>;
 
@@ -80,7 +84,7 @@ quire::Activation activation(int kind) {
 void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
          Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
          std::optional<Ints> adapters, std::optional<Ints> source_lens, std::optional<Tables> source_tables,
-         std::optional<Words> ancestors) {
+         std::optional<Words> ancestors, std::optional<Ints> hidden_rows) {
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
     const auto expect = [](const char* what, size_t size, size_t expected) {
         if (size != expected)
@@ -91,6 +95,7 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     expect("slots", slots.size(), num_tokens);
     if (adapters) expect("adapters", adapters->size(), num_tokens);
     if (ancestors) expect("ancestors", ancestors->size(), num_tokens);
+    if (hidden_rows) expect("hidden_rows", hidden_rows->size(), num_tokens);
     expect("seq_starts", seq_starts.size(), num_seqs + 1);
     expect("block_tables", block_tables.shape(0), num_seqs);
     if (block_tables.shape(1) > 1 && block_tables.stride(1) != 1)
@@ -122,7 +127,8 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
                            logit_rows.data(),
                            logits.data(),
                            adapters ? adapters->data() : nullptr,
-                           ancestors ? reinterpret_cast<const uint64_t*>(ancestors->data()) : nullptr};
+                           ancestors ? reinterpret_cast<const uint64_t*>(ancestors->data()) : nullptr,
+                           hidden_rows ? hidden_rows->data() : nullptr};
     nb::gil_scoped_release release;
     tape.run(step);
 }
@@ -152,9 +158,30 @@ void bind_tape(nb::module_& m) {
 
     nb::class_<View>(m, "View",
                      "Columns of a value: row r starts at arena[offset + r * stride]. logits_only: it has rows of "
-                     "logits, not of all "
-                     "tokens.")
-        .def(nb::init<int64_t, int64_t, int64_t, bool>(), "offset"_a, "stride"_a, "columns"_a, "logits_only"_a);
+                     "logits, not of all tokens. shared: in the arena of all ranks.")
+        .def(nb::init<int64_t, int64_t, int64_t, bool, bool>(), "offset"_a, "stride"_a, "columns"_a, "logits_only"_a,
+             "shared"_a = false);
+
+    nb::exception<quire::RankLost>(m, "RankLost", PyExc_RuntimeError);
+    nb::class_<quire::RankGroup>(m, "RankGroup", "This process among the ranks that compute a step together.")
+        .def(
+            "__init__",
+            [](quire::RankGroup* self, Bytes1 memory, int rank, int size) {
+                if (size < 1 || size > quire::kMaxRanks || rank < 0 || rank >= size)
+                    throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(size));
+                if (memory.size() < sizeof(quire::RankMemory) || reinterpret_cast<uintptr_t>(memory.data()) % 64)
+                    throw std::invalid_argument("ranks need " + std::to_string(sizeof(quire::RankMemory)) +
+                                                " bytes of memory at the start of a cache line");
+                new (self) quire::RankGroup(reinterpret_cast<quire::RankMemory*>(memory.data()), rank, size);
+            },
+            "memory"_a.noconvert(), "rank"_a, "size"_a, nb::keep_alive<1, 2>(), "memory: shared, and zero at first.")
+        .def("barrier", &quire::RankGroup::barrier, nb::call_guard<nb::gil_scoped_release>(),
+             "Wait until all ranks are here. False if the group is aborted.")
+        .def("abort", &quire::RankGroup::abort, "Let no rank wait for another from now on.")
+        .def_prop_ro("aborted", &quire::RankGroup::aborted)
+        .def("start_heartbeat", &quire::RankGroup::start_heartbeat, "parent"_a,
+             "Count beats in a thread, and end the process when its parent is another.")
+        .def("beats", &quire::RankGroup::beats, "rank"_a);
 
     nb::class_<quire::AdapterSlots>(m, "AdapterSlots", "The LoRA adapters of one linear layer, by slot.")
         .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t>(), "num_inputs"_a, "num_outputs"_a, "num_slots"_a,
@@ -168,7 +195,8 @@ void bind_tape(nb::module_& m) {
             "__init__",
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
                int64_t num_layers, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, const std::string& dtype,
-               int64_t latent, int64_t max_tokens, int64_t arena_size, int num_threads) {
+               int64_t latent, int64_t max_tokens, int64_t arena_size, int num_threads, quire::RankGroup* group,
+               std::optional<Bytes1> shared, std::optional<Bytes1> shared_groups) {
                 const quire::Pages p{pages.data(), num_blocks, num_layers,       num_kv_heads,
                                      head_dim,     block_size, page_type(dtype), latent};
                 if (latent && (num_kv_heads != 1 || latent >= head_dim || p.type == quire::PageType::Int8))
@@ -180,20 +208,33 @@ void bind_tape(nb::module_& m) {
                         "int8 pages need a block_size that is a multiple of 16, and at most 1024 slots and columns");
                 if (pages.size() < p.block_bytes() * num_blocks + quire::kPagesSlack)
                     throw std::invalid_argument("the pages are smaller than their shape");
-                new (self) Tape(p, max_tokens, arena_size, num_threads);
+                new (self) Tape(p, max_tokens, arena_size, num_threads, group,
+                                shared ? reinterpret_cast<float*>(shared->data()) : nullptr,
+                                shared_groups ? reinterpret_cast<quire::QuantizedGroup*>(shared_groups->data()) : nullptr,
+                                shared_groups ? int64_t(shared_groups->size() / 2 / sizeof(quire::QuantizedGroup)) : 0);
             },
             "pages"_a.noconvert(), nb::kw_only(), "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
-            "block_size"_a, "dtype"_a, "latent"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a)
+            "block_size"_a, "dtype"_a, "latent"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a,
+            "group"_a.none() = nb::none(), "shared"_a.none().noconvert() = nb::none(),
+            "shared_groups"_a.none().noconvert() = nb::none())
+        .def_static(
+            "quantized_bytes",
+            [](int64_t max_tokens, int64_t num_inputs) {
+                return Tape::num_groups(max_tokens, num_inputs) * int64_t(sizeof(quire::QuantizedGroup));
+            },
+            "max_tokens"_a, "num_inputs"_a, "Of the quantized inputs of a matmul.")
         .def(
             "embedding",
             [](Tape& t, bool of_positions, const std::string& storage, Bytes data, std::optional<Ints> row_order,
-               View out) {
+               View out, int64_t first_row, std::optional<int64_t> total_rows) {
                 const quire::StorageInfo* info = quire::find_storage(storage.c_str());
                 if (!info) throw std::invalid_argument("there is no storage type " + storage);
                 t.add(quire::Embedding{of_positions, info->storage, data.data(), int64_t(data.shape(0)),
-                                       int64_t(data.shape(1)), row_order ? row_order->data() : nullptr, out});
+                                       int64_t(data.shape(1)), row_order ? row_order->data() : nullptr, out, first_row,
+                                       total_rows.value_or(int64_t(data.shape(0)))});
             },
-            "of_positions"_a, "storage"_a, "data"_a.noconvert(), "row_order"_a.none().noconvert(), "out"_a)
+            "of_positions"_a, "storage"_a, "data"_a.noconvert(), "row_order"_a.none().noconvert(), "out"_a,
+            "first_row"_a = 0, "total_rows"_a.none() = nb::none())
         .def(
             "rms_norm",
             [](Tape& t, View x, Floats weight, float eps, View out) {
@@ -239,18 +280,20 @@ void bind_tape(nb::module_& m) {
         .def(
             "attention",
             [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
-               std::optional<Floats> sinks, View out, std::optional<Biases> biases) {
+               std::optional<Floats> sinks, View out, std::optional<Biases> biases, int64_t group, int64_t skipped) {
                 t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), data_of(sinks),
-                                       data_of(biases), reach_of(biases), false, out, 0});
+                                       data_of(biases), reach_of(biases), false, out, 0, group, skipped});
             },
             "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(),
-            "sinks"_a.none().noconvert(), "out"_a, "biases"_a.none().noconvert() = nb::none())
+            "sinks"_a.none().noconvert(), "out"_a, "biases"_a.none().noconvert() = nb::none(), "group"_a = 0,
+            "skipped"_a = 0)
         .def(
             "cross_attention",
-            [](Tape& t, View q, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, View{}, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, true, out, 0});
+            [](Tape& t, View q, int64_t layer, float scale, View out, int64_t group, int64_t skipped) {
+                t.add(quire::Attention{q, View{}, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, true, out, 0,
+                                       group, skipped});
             },
-            "q"_a, "layer"_a, "scale"_a, "out"_a)
+            "q"_a, "layer"_a, "scale"_a, "out"_a, "group"_a = 0, "skipped"_a = 0)
         .def(
             "write_latent",
             [](Tape& t, View latent, View k_rope, int64_t layer) { t.add(quire::WriteLatent{latent, k_rope, layer}); },
@@ -258,7 +301,8 @@ void bind_tape(nb::module_& m) {
         .def(
             "mla_attention",
             [](Tape& t, View q, View q_rope, int64_t layer, float scale, View out) {
-                t.add(quire::Attention{q, q_rope, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, false, out, 0});
+                t.add(quire::Attention{q, q_rope, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, false, out, 0, 0,
+                                       0});
             },
             "q"_a, "q_rope"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
@@ -290,15 +334,16 @@ void bind_tape(nb::module_& m) {
             [](Tape& t, View x, View logits, const ExpertMatrices& gate_up, const ExpertMatrices& down,
                std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid,
                bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
-               std::optional<Floats> correction, int kind, View out) {
+               std::optional<Floats> correction, int kind, View out, std::optional<View> hidden, int64_t first_hidden) {
                 const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
                                              num_groups,     top_groups, group_best, near,        data_of(correction)};
                 t.add(quire::Moe{x, logits, routing, experts(gate_up, gate_up_biases), experts(down, down_biases),
-                                 activation(kind), out});
+                                 activation(kind), out, hidden.value_or(View{}), first_hidden});
             },
             "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "gate_up_biases"_a.none().noconvert(),
             "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
-            "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "kind"_a, "out"_a)
+            "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "kind"_a, "out"_a,
+            "hidden"_a.none() = nb::none(), "first_hidden"_a = 0)
         .def(
             "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,
             "gate"_a, "out"_a)
@@ -316,16 +361,33 @@ void bind_tape(nb::module_& m) {
             "add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
         .def(
             "logits",
-            [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias, float softcap) {
-                t.add(quire::Logits{x, weight(matrices, bias), softcap});
+            [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias, float softcap,
+               int64_t first_column, std::optional<int64_t> num_columns) {
+                quire::Weight head = weight(matrices, bias);
+                const int64_t columns = num_columns.value_or(head.num_outputs);
+                t.add(quire::Logits{x, std::move(head), softcap, first_column, columns});
             },
-            "x"_a, "matrices"_a, "bias"_a.none().noconvert(), "softcap"_a)
+            "x"_a, "matrices"_a, "bias"_a.none().noconvert(), "softcap"_a, "first_column"_a = 0,
+            "num_columns"_a.none() = nb::none())
+        .def(
+            "copy_columns", [](Tape& t, View x, View out) { t.add(quire::CopyColumns{x, out}); }, "x"_a, "out"_a)
+        .def("rank_barrier", [](Tape& t) { t.add(quire::RankBarrier{}); })
         .def(
             "rows", [](Tape& t, View x) { t.add(quire::TakeRows{x}); }, "x"_a)
+        .def(
+            "keep", [](Tape& t, View x, HiddenStates to) { t.add(quire::Keep{x, to.data()}); }, "x"_a,
+            "to"_a.noconvert(), "Copy all rows of x there, in every step.")
+        .def(
+            "hidden_rows",
+            [](Tape& t, HiddenStates data, View out) {
+                t.add(quire::HiddenRows{data.data(), int64_t(data.shape(0)), out});
+            },
+            "data"_a.noconvert(), "out"_a)
         .def("run", run, "ids"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
              "source_lens"_a.none().noconvert() = nb::none(), "source_tables"_a.none().noconvert() = nb::none(),
              "ancestors"_a.none().noconvert() = nb::none(),
+             "hidden_rows"_a.none().noconvert() = nb::none(),
              "Run one step. ValueError if it refers to a token, slot or block that does not exist.");
 }

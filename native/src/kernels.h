@@ -11,6 +11,7 @@
 
 #include "matrix.h"
 #include "ops.h"
+#include "search.h"
 
 namespace quire {
 
@@ -19,6 +20,7 @@ struct Kernels {
     const char* name;
     const MatrixKernels& matrix;  // native/kernels/matrix.cpp
     const OpKernels& ops;         // native/kernels/ops.cpp
+    const SearchKernels& search;  // native/kernels/search.cpp
 };
 
 // The best table this CPU can run, or the one chosen with use_isa.

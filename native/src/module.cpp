@@ -9,6 +9,7 @@ void bind_drafts(nb::module_& m);
 void bind_matrix(nb::module_& m);
 void bind_tape(nb::module_& m);
 void bind_sampler(nb::module_& m);
+void bind_search(nb::module_& m);
 void bind_sentencepiece(nb::module_& m);
 void bind_strings(nb::module_& m);
 
@@ -20,6 +21,7 @@ NB_MODULE(_native, m) {
     bind_matrix(m);
     bind_tape(m);
     bind_sampler(m);
+    bind_search(m);
     bind_sentencepiece(m);
     bind_strings(m);
 }

@@ -57,7 +57,8 @@ void MoeRunner::reserve(const Routing& routing, const Experts& gate_up, const Ex
 }
 
 void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
-                    Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel) {
+                    Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
+                    const SharedHidden& shared) {
     const OpKernels& ops = kernels().ops;
     const int64_t top_k = routing.top_k;
     const Range rows = pool.share(num_rows), routes = pool.share(num_rows * top_k);
@@ -74,11 +75,21 @@ void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Expert
     for (const Segments& segments : gate_up.matrices) num_segments += segments.size();
     multiply(gate_up, hidden_.get(), counters_.data(), pool, panel);
     pool.barrier();
+    const auto activated = [&](int64_t position) {
+        return shared.base ? shared.base + position * down.num_inputs : hidden_.get() + position * gate_up.num_outputs;
+    };
     for (int64_t position = routes.first; position < routes.last; ++position) {
         float* hidden = hidden_.get() + position * gate_up.num_outputs;
         add_bias(gate_up, position, hidden);
-        ops.activate_and_mul(activation, hidden, down.num_inputs, hidden);
-        prepare(down, position, hidden, pool.thread);
+        ops.activate_and_mul(activation, hidden, gate_up.num_outputs / 2, activated(position) + shared.first);
+        if (!shared.base) prepare(down, position, hidden, pool.thread);
+    }
+    if (shared.base) {
+        pool.barrier();
+        if (pool.thread == 0) shared.group->barrier();
+        pool.barrier();
+        for (int64_t position = routes.first; position < routes.last; ++position)
+            prepare(down, position, activated(position), pool.thread);
     }
     pool.barrier();
     multiply(down, expert_outputs_.get(), counters_.data() + num_segments * pool.num_threads, pool, panel);

@@ -12,6 +12,7 @@
 #include "buffer.h"
 #include "kernels.h"
 #include "outliers.h"
+#include "rank_group.h"
 #include "routing.h"
 #include "thread_pool.h"
 
@@ -38,6 +39,13 @@ struct Rows {
     float* at(int64_t r) const { return base + (index ? index[r] : r) * stride; }
 };
 
+// Hidden values of all routes that ranks have in common: each writes its columns, from `first` on, and reads all.
+struct SharedHidden {
+    float* base;  // [routes, down.num_inputs], or null: every rank has all columns
+    int64_t first;
+    RankGroup* group;
+};
+
 // Buffers and arithmetic. One object serves all MoE layers of a tape, one after the other.
 class MoeRunner {
  public:
@@ -49,7 +57,8 @@ class MoeRunner {
     // j. All threads of the pool call this at once. A thread reads its own rows of x and logits, then (after a barrier)
     // other rows of x, and (after another barrier) writes its own rows of out.
     void run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
-             Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel);
+             Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
+             const SharedHidden& shared);
 
  private:
     // The inputs of one matmul, in the forms that the layouts read.

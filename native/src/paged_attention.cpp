@@ -5,10 +5,9 @@
 namespace quire {
 
 void PagedAttention::run(const Attention& op) {
-    const int64_t group = group_of(op);
     const bool shares_prefixes = op.window == 0 && !op.of_source && !tape_.shared_prefixes_.groups().empty();
     int64_t num_tiles = 0;
-    each_tile(op, group, [&](const Run& run, int64_t, int64_t, int64_t) {
+    each_tile(op, [&](const Run& run, int64_t, int64_t, int64_t) {
         num_tiles += !shares_prefixes || tape_.shared_prefixes_.member(run.seq) < 0;
     });
     const bool splits_contexts = num_tiles < kTilesPerThread * pool_.num_threads && tape_.max_splits_ > 1;
@@ -16,24 +15,24 @@ void PagedAttention::run(const Attention& op) {
     const int64_t runs = num_runs(op);
     if (!splits_contexts && !shares_prefixes && runs >= kRunsPerThread * pool_.num_threads &&
         (op.out.logits_only || runs == step_.num_tokens))
-        return run_tokens(op, group, counter);
+        return run_tokens(op, counter);
     int64_t mine = pool_.thread, item = 0;
     const auto is_mine = [&] { return item++ == mine; };
     const auto take_next = [&] { mine = pool_.num_threads + counter.fetch_add(1, std::memory_order_relaxed); };
     if (shares_prefixes)
         each_shared_split([&](const SharedPrefixes::Group& shared, int64_t kv_head, int64_t split) {
             if (!is_mine()) return;
-            attend_shared_split(op, group, shared, kv_head, split);
+            attend_shared_split(op, shared, kv_head, split);
             take_next();
         });
     int64_t num_alone = 0;  // tiles without a shared prefix, whose slots for partials are taken
-    each_tile(op, group, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_splits) {
+    each_tile(op, [&](const Run& run, int64_t kv_head, int64_t first, int64_t num_splits) {
         const bool shares = shares_prefixes && tape_.shared_prefixes_.member(run.seq) >= 0;
         const int64_t begin = shares ? tape_.shared_prefixes_.shared_splits(run.seq) : 0;
-        const PartialSlots partials = shares ? partials_of_seq(run.seq, kv_head, group) : partials_of_tile(num_alone);
+        const PartialSlots partials = shares ? partials_of_seq(op, run.seq, kv_head) : partials_of_tile(num_alone);
         each_piece(begin, shares || splits_contexts ? num_splits : 1, [&](int64_t split, int64_t end) {
             if (!is_mine()) return;
-            const AttentionTile tile = tile_at(op, run, kv_head, group, first);
+            const AttentionTile tile = tile_at(op, run, kv_head, first);
             if (shares || splits_contexts) {
                 kernels_.ops.attend_splits(tile, split, end, partials.at(split), partials.stride);
                 merge_if_last(tile, partials, end - split, num_splits);
@@ -46,7 +45,7 @@ void PagedAttention::run(const Attention& op) {
     });
 }
 
-void PagedAttention::run_tokens(const Attention& op, int64_t group, std::atomic<int64_t>& counter) const {
+void PagedAttention::run_tokens(const Attention& op, std::atomic<int64_t>& counter) const {
     const Pages& pages = tape_.pages_;
     const int64_t num = num_runs(op), num_heads = pages.num_kv_heads;
     const auto first_block = [&](const Run& run, int64_t kv_head) {
@@ -64,8 +63,8 @@ void PagedAttention::run_tokens(const Attention& op, int64_t group, std::atomic<
             else if (i < num)
                 next = first_block(run_at(op, i), 0);
             while (next.prefetch_lines()) continue;
-            for (int64_t first = 0; first < group; first += kTileQueries)
-                kernels_.ops.attend(tile_at(op, run, kv_head, group, first));
+            for (int64_t first = 0, count = heads_of(op, kv_head).count; first < count; first += kTileQueries)
+                kernels_.ops.attend(tile_at(op, run, kv_head, first));
         }
     }
 }
@@ -76,7 +75,7 @@ KVPrefetch PagedAttention::first_prefetch(const Attention& op) const {
     const int64_t split_blocks = attention_split(pages.block_size) / pages.block_size;
     KVPrefetch prefetch;
     int64_t item = 0;
-    each_tile(op, group_of(op), [&](const Run& run, int64_t kv_head, int64_t, int64_t num_splits) {
+    each_tile(op, [&](const Run& run, int64_t kv_head, int64_t, int64_t num_splits) {
         each_piece(0, num_splits, [&](int64_t first, int64_t last) {
             if (item++ != pool_.thread) return;
             const int64_t last_block = std::min(last * split_blocks, ceil_div(run.context, pages.block_size));
@@ -110,16 +109,18 @@ PagedAttention::Run PagedAttention::run_at(const Attention& op, int64_t index) c
 }
 
 template <class Visit>
-void PagedAttention::each_tile(const Attention& op, int64_t group, const Visit& visit) const {
+void PagedAttention::each_tile(const Attention& op, const Visit& visit) const {
     const int64_t split_size = attention_split(tape_.pages_.block_size);
     for (int64_t i = 0; i < num_runs(op); ++i) {
         const Run run = run_at(op, i);
-        for (int64_t tile = ceil_div(run.count * group, kTileQueries) - 1; tile >= 0; --tile) {
-            const int64_t last_query = std::min((tile + 1) * kTileQueries, run.count * group) - 1;
-            const int64_t position = last_seen(op, run, last_query / group);
-            for (int64_t kv_head = 0; kv_head < tape_.pages_.num_kv_heads; ++kv_head)
+        for (int64_t tile = ceil_div(run.count * op.group, kTileQueries) - 1; tile >= 0; --tile)
+            for (int64_t kv_head = 0; kv_head < tape_.pages_.num_kv_heads; ++kv_head) {
+                const int64_t group = heads_of(op, kv_head).count;
+                if (tile * kTileQueries >= run.count * group) continue;
+                const int64_t last_query = std::min((tile + 1) * kTileQueries, run.count * group) - 1;
+                const int64_t position = last_seen(op, run, last_query / group);
                 visit(run, kv_head, tile * kTileQueries, position / split_size + 1);
-        }
+            }
     }
 }
 
@@ -143,16 +144,16 @@ PagedAttention::PartialSlots PagedAttention::partials_of_tile(int64_t tile) cons
     return {tape_.partials_.get() + tile * tape_.max_splits_ * stride, stride, tape_.splits_done_[tile]};
 }
 
-PagedAttention::PartialSlots PagedAttention::partials_of_seq(int64_t seq, int64_t kv_head, int64_t group) const {
-    const int64_t stride = group * partial_floats(tape_.pages_.value_dim());
+PagedAttention::PartialSlots PagedAttention::partials_of_seq(const Attention& op, int64_t seq, int64_t kv_head) const {
+    const int64_t size = partial_floats(tape_.pages_.value_dim());
     const int64_t tile = tape_.shared_prefixes_.member(seq) * tape_.pages_.num_kv_heads + kv_head;
-    return {tape_.shared_partials_.get() + tile * tape_.max_splits_ * stride, stride,
-            tape_.splits_done_[kTilesPerThread * pool_.num_threads + tile]};
+    return {tape_.shared_partials_.get() + tile * tape_.max_splits_ * op.group * size,
+            heads_of(op, kv_head).count * size, tape_.splits_done_[kTilesPerThread * pool_.num_threads + tile]};
 }
 
-AttentionTile PagedAttention::tile_at(const Attention& op, const Run& run, int64_t kv_head, int64_t group,
-                                      int64_t first) const {
+AttentionTile PagedAttention::tile_at(const Attention& op, const Run& run, int64_t kv_head, int64_t first) const {
     const Pages& pages = tape_.pages_;
+    const auto [first_head, group] = heads_of(op, kv_head);
     AttentionTile tile;
     tile.pages = &pages;
     tile.layer = op.layer;
@@ -166,7 +167,7 @@ AttentionTile PagedAttention::tile_at(const Attention& op, const Run& run, int64
     tile.reach = op.reach;
     tile.scratch = tape_.attention_scratch_.get() + pool_.thread * attention_scratch(pages.head_dim, pages.block_size);
     for (int i = 0; i < tile.num_queries; ++i) {
-        const int64_t token = (first + i) / group, head = kv_head * group + (first + i) % group;
+        const int64_t token = (first + i) / group, head = first_head + (first + i) % group;
         const int64_t position = last_seen(op, run, token);
         tile.q[i] = tape_.input(op.q, op.out, run.start + token, step_) + head * pages.value_dim();
         tile.q_rope[i] = pages.latent ? tape_.input(op.q_rope, op.out, run.start + token, step_) +
@@ -190,14 +191,14 @@ void PagedAttention::merge_if_last(const AttentionTile& tile, const PartialSlots
     kernels_.ops.merge_splits(tile, partials.at(0), num_splits, partials.stride);
 }
 
-void PagedAttention::attend_shared_split(const Attention& op, int64_t group, const SharedPrefixes::Group& shared,
-                                         int64_t kv_head, int64_t split) const {
+void PagedAttention::attend_shared_split(const Attention& op, const SharedPrefixes::Group& shared, int64_t kv_head,
+                                         int64_t split) const {
     AttentionTile all;
     all.num_queries = 0;
     for (const int32_t seq : shared.seqs) {
         const int64_t index = op.out.logits_only ? tape_.seq_logits_[seq] : seq;
         if (index < 0) continue;  // its logits are not requested
-        const AttentionTile one = tile_at(op, run_at(op, index), kv_head, group, 0);
+        const AttentionTile one = tile_at(op, run_at(op, index), kv_head, 0);
         if (all.num_queries == 0) {
             all = one;
             all.num_queries = 0;
@@ -218,11 +219,11 @@ void PagedAttention::attend_shared_split(const Attention& op, int64_t group, con
     for (const int32_t seq : shared.seqs) {
         const int64_t index = op.out.logits_only ? tape_.seq_logits_[seq] : seq;
         if (index < 0) continue;
-        const PartialSlots partials = partials_of_seq(seq, kv_head, group);
+        const PartialSlots partials = partials_of_seq(op, seq, kv_head);
         std::copy_n(partial, partials.stride, partials.at(split));
         partial += partials.stride;
         const Run run = run_at(op, index);
-        merge_if_last(tile_at(op, run, kv_head, group, 0), partials, 1,
+        merge_if_last(tile_at(op, run, kv_head, 0), partials, 1,
                       ceil_div(run.context, attention_split(tape_.pages_.block_size)));
     }
 }

@@ -1,6 +1,7 @@
 // Paged attention: how the tiles of queries and the splits of contexts are divided among the threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -26,7 +27,7 @@ class PagedAttention {
     // If every run is one token, and each thread has at least this many, a thread takes whole tokens: it attends with
     // all heads of a token, whose pages are adjacent, and prefetches the start of the next one.
     static constexpr int64_t kRunsPerThread = 8;
-    void run_tokens(const Attention& op, int64_t group, std::atomic<int64_t>& counter) const;
+    void run_tokens(const Attention& op, std::atomic<int64_t>& counter) const;
 
     // Consecutive rows of queries of one sequence: its tokens of this step or, if only logits are wanted, one of them.
     struct Run {
@@ -42,8 +43,15 @@ class PagedAttention {
         return has_trees(op) ? tape_.draft_trees_.num_runs() : step_.num_seqs;
     }
     bool has_trees(const Attention& op) const { return step_.ancestors && !op.of_source; }
-    int64_t group_of(const Attention& op) const {
-        return op.q.columns / tape_.pages_.value_dim() / tape_.pages_.num_kv_heads;
+
+    // The query heads that share a KV head.
+    struct Heads {
+        int64_t first, count;
+    };
+    Heads heads_of(const Attention& op, int64_t kv_head) const {
+        const int64_t num_heads = op.q.columns / tape_.pages_.value_dim();
+        const int64_t first = std::max<int64_t>(0, kv_head * op.group - op.skipped);
+        return {first, std::min((kv_head + 1) * op.group - op.skipped, num_heads) - first};
     }
 
     // The last position that a token of a run sees: its own, or the last one of the source.
@@ -53,7 +61,7 @@ class PagedAttention {
 
     // visit(run, KV head, first query, number of splits) for every tile of the step, in the same order in all threads.
     template <class Visit>
-    void each_tile(const Attention& op, int64_t group, const Visit& visit) const;
+    void each_tile(const Attention& op, const Visit& visit) const;
 
     // visit(first, end) for pieces of the splits [begin, end) of a tile. A piece is several consecutive splits, which
     // one thread prefetches one after the other, as long as there are enough pieces for all threads. The last piece,
@@ -74,9 +82,9 @@ class PagedAttention {
         float* at(int64_t split) const { return data + split * stride; }
     };
     PartialSlots partials_of_tile(int64_t tile) const;
-    PartialSlots partials_of_seq(int64_t seq, int64_t kv_head, int64_t group) const;
+    PartialSlots partials_of_seq(const Attention& op, int64_t seq, int64_t kv_head) const;
 
-    AttentionTile tile_at(const Attention& op, const Run& run, int64_t kv_head, int64_t group, int64_t first) const;
+    AttentionTile tile_at(const Attention& op, const Run& run, int64_t kv_head, int64_t first) const;
 
     // Notes that `count` more splits of a tile are done. The thread that finishes the last one merges them all.
     void merge_if_last(const AttentionTile& tile, const PartialSlots& partials, int64_t count,
@@ -84,7 +92,7 @@ class PagedAttention {
 
     // One pass over a shared split for the queries of all sequences of a group. Copies each partial softmax to the slot
     // of its sequence.
-    void attend_shared_split(const Attention& op, int64_t group, const SharedPrefixes::Group& shared, int64_t kv_head,
+    void attend_shared_split(const Attention& op, const SharedPrefixes::Group& shared, int64_t kv_head,
                              int64_t split) const;
 
     Tape& tape_;

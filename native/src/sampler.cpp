@@ -82,6 +82,7 @@ void Sampler::admit(int64_t row, RowParams params, const std::vector<int32_t>& t
         throw std::invalid_argument("row " + std::to_string(row) + " is held or does not exist");
     for (const auto& bias : params.logit_bias) check_id(bias.first, "logit_bias");
     for (int32_t id : params.allowed) check_id(id, "allowed");
+    for (int32_t id : params.logprob_ids) check_id(id, "logprob_ids");
     for (const auto& sequence : params.banned) {
         if (sequence.empty()) throw std::invalid_argument("banned has an empty sequence");
         for (int32_t id : sequence) check_id(id, "banned");
@@ -230,7 +231,8 @@ SampledToken Sampler::sample_row(Row& row, const float* raw, const uint32_t* mas
     }
     SampledToken sampled;
     sampled.token = greedy ? max_logit.id : sample_token(row, x, max_logit.logit, scratch);
-    if (params.num_logprobs >= 0) sampled.logprobs = raw_logprobs(raw, sampled.token, params.num_logprobs, scratch);
+    if (params.num_logprobs >= 0)
+        sampled.logprobs = raw_logprobs(raw, sampled.token, params.num_logprobs, params.logprob_ids, scratch);
     row.append(sampled.token, true);
     return sampled;
 }
@@ -284,15 +286,20 @@ std::vector<Logprob> Sampler::most_likely(const float* x, const Softmax& softmax
     return out;
 }
 
-std::vector<Logprob> Sampler::raw_logprobs(const float* raw, int32_t token, int64_t num_top, Scratch& scratch) const {
+std::vector<Logprob> Sampler::raw_logprobs(const float* raw, int32_t token, int64_t num_top,
+                                           const std::vector<int32_t>& listed, Scratch& scratch) const {
     const MaxLogit max_logit = find_max(raw, vocab_);
     if (max_logit.id < 0) return {{token, kNegInf, 1}};
     const Softmax softmax = softmax_of(max_logit.logit, 1.0);
     const double total = log_total(raw, vocab_, softmax);
-    const float logit = std::isnan(raw[token]) ? kNegInf : raw[token];
-    std::vector<Logprob> out = {{token, logprob(logit, softmax, total), 1 + count_greater(raw, vocab_, logit)}};
+    const auto describe = [&](int32_t id) -> Logprob {
+        const float logit = std::isnan(raw[id]) ? kNegInf : raw[id];
+        return {id, logprob(logit, softmax, total), 1 + count_greater(raw, vocab_, logit)};
+    };
+    std::vector<Logprob> out = {describe(token)};
     const std::vector<Logprob> top = most_likely(raw, softmax, total, num_top, scratch);
     out.insert(out.end(), top.begin(), top.end());
+    for (int32_t id : listed) out.push_back(describe(id));
     return out;
 }
 
@@ -301,7 +308,7 @@ std::vector<std::vector<Logprob>> Sampler::logprobs(const float* logits, int64_t
     for (int32_t target : targets) check_id(target, "targets");
     std::vector<std::vector<Logprob>> out(targets.size());
     for_each_line(targets.size(), [&](int64_t i, Scratch& scratch) {
-        out[i] = raw_logprobs(logits + i * stride, targets[i], num_top, scratch);
+        out[i] = raw_logprobs(logits + i * stride, targets[i], num_top, {}, scratch);
     });
     return out;
 }

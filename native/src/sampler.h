@@ -41,6 +41,7 @@ struct RowParams {
     std::vector<int32_t> stop_ids;
     int64_t min_tokens = 0;
     int64_t num_logprobs = -1;
+    std::vector<int32_t> logprob_ids;
     int64_t num_candidates = 0;
     Watermark watermark;
     int64_t no_repeat_ngram = 0;
@@ -129,7 +130,8 @@ class Sampler {
     int32_t sample_token(Row& row, const float* x, float max_logit, Scratch& scratch) const;
     std::vector<Logprob> most_likely(const float* x, const Softmax& softmax, double log_total, int64_t count,
                                      Scratch& scratch) const;
-    std::vector<Logprob> raw_logprobs(const float* raw, int32_t token, int64_t num_top, Scratch& scratch) const;
+    std::vector<Logprob> raw_logprobs(const float* raw, int32_t token, int64_t num_top,
+                                      const std::vector<int32_t>& listed, Scratch& scratch) const;
 
     int64_t vocab_;
     std::vector<Row> rows_;

@@ -11,11 +11,20 @@ Weight::Weight(std::vector<PackedMatrix> parts, const float* bias) : segments(st
     for (const PackedMatrix& part : segments) {
         num_inputs = part.num_inputs;
         num_outputs += part.num_outputs;
+        reads_groups = reads_groups && part.is_integer() && !part.input_order && part.threshold == 0;
     }
 }
 
-Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads)
-    : pages_(pages), max_tokens_(max_tokens), num_threads_(num_threads), self_attention_(pages.type) {
+Tape::Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads, RankGroup* group, float* shared,
+           QuantizedGroup* shared_groups, int64_t num_shared_groups)
+    : pages_(pages),
+      max_tokens_(max_tokens),
+      num_threads_(num_threads),
+      ranks_(group),
+      shared_(shared),
+      shared_groups_(shared_groups),
+      num_shared_groups_(num_shared_groups),
+      self_attention_(pages.type) {
     arena_.reserve(arena_size);
     panels_.reserve(num_threads * kPanelBytes);
     attention_scratch_.reserve(num_threads * attention_scratch(pages.head_dim, pages.block_size));
@@ -35,7 +44,11 @@ void Tape::add(Op op) {
     };
     if (auto* embedding = std::get_if<Embedding>(&op)) {
         int64_t& limit = embedding->of_positions ? num_positions_ : num_ids_;
-        limit = std::min(limit, embedding->num_rows);
+        limit = std::min(limit, embedding->total_rows);
+    }
+    if (auto* hidden = std::get_if<HiddenRows>(&op)) {
+        num_hidden_ = std::min(num_hidden_, hidden->num_rows);
+        reads_hidden_ = true;
     }
     if (auto* linear = std::get_if<Linear>(&op)) reserve(linear->weight, linear->x, linear->out.logits_only);
     if (auto* heads = std::get_if<LinearHeads>(&op)) {
@@ -47,7 +60,8 @@ void Tape::add(Op op) {
     if (auto* attention = std::get_if<Attention>(&op)) {
         attention->counter = add_counters(1);
         reads_sources_ = reads_sources_ || attention->of_source;
-        group_ = std::max(group_, attention->q.columns / pages_.value_dim() / pages_.num_kv_heads);
+        if (!attention->group) attention->group = attention->q.columns / pages_.value_dim() / pages_.num_kv_heads;
+        group_ = std::max(group_, attention->group);
     }
     if (auto* keep = std::get_if<KeepKV>(&op))
         self_attention_.reserve(keep->num_kv_heads, keep->head_dim, num_threads_);
@@ -89,6 +103,7 @@ void Tape::run(const Step& step) {
     lora_.begin(step.adapters, step.num_tokens, step.logit_rows, step.num_logits);
     self_attention_.begin(step.seq_starts, step.num_seqs, step.logit_rows, step.num_logits);
     run_in_pool(num_threads_, [&](const ThreadPool& pool) { execute(step, pool); });
+    if (ranks_ && ranks_->aborted()) throw RankLost("another rank is gone");
 }
 
 void Tape::find_shared_prefixes(const Step& step) {
@@ -121,6 +136,9 @@ void Tape::check(const Step& s) const {
     within("positions", s.positions, s.num_tokens, num_positions_);
     within("slots", s.slots, s.num_tokens, pages_.num_blocks * pages_.block_size);
     within("logit_rows", s.logit_rows, s.num_logits, s.num_tokens);
+    if (reads_hidden_ && !s.hidden_rows)
+        throw std::invalid_argument("the program reads hidden states: give hidden_rows");
+    if (reads_hidden_) within("hidden_rows", s.hidden_rows, s.num_tokens, num_hidden_);
     for (int64_t i = 0; s.adapters && i < s.num_tokens; ++i)
         if (s.adapters[i] != -1) within("adapters", s.adapters + i, 1, num_adapters_);
     if (s.seq_starts[0] != 0 || s.seq_starts[s.num_seqs] != s.num_tokens)

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <stdexcept>
 #include <variant>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "lora.h"
 #include "moe.h"
 #include "outliers.h"
+#include "rank_group.h"
 #include "self_attention.h"
 #include "shared_prefix.h"
 #include "thread_pool.h"
@@ -25,10 +27,11 @@ namespace quire {
 
 // Consecutive columns of a value: row r starts at arena[offset + r * stride]. Row r belongs to token r or, if
 // `logits_only`, to token logit_rows[r]: a value that only logits depend on is computed for the tokens whose logits are
-// requested. An op does so if its output is `logits_only`; its inputs may be of either kind.
+// requested. An op does so if its output is `logits_only`; its inputs may be of either kind. A `shared` value is in the
+// arena that ranks have in common: each writes columns (or rows) of it, and reads the others' after a `RankBarrier`.
 struct View {
     int64_t offset, stride, columns;
-    bool logits_only;
+    bool logits_only, shared;
 };
 
 // A step as flat arrays; see StepBatch in ops/opset.py.
@@ -41,10 +44,11 @@ struct Step {
     const int32_t* source_lens;    // [num_seqs], or null
     const int32_t* source_tables;  // [num_seqs, source_width], rows source_stride apart
     int64_t source_width, source_stride;
-    const int32_t* logit_rows;  // [num_logits]
-    float* logits;              // [num_logits, vocab]
-    const int32_t* adapters;    // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
-    const uint64_t* ancestors;  // [num_tokens] which tokens of its sequence and step a token sees; null: no tree
+    const int32_t* logit_rows;   // [num_logits]
+    float* logits;               // [num_logits, vocab]
+    const int32_t* adapters;     // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
+    const uint64_t* ancestors;   // [num_tokens] which tokens of its sequence and step a token sees; null: no tree
+    const int32_t* hidden_rows;  // [num_tokens] the row of the hidden states that each token reads, or null
 };
 
 // A weight matrix: segments stacked along the outputs, each with its own layout.
@@ -53,6 +57,7 @@ struct Weight {
     const float* bias;  // [num_outputs], or null
     int64_t num_inputs = 0, num_outputs = 0;
     int64_t counters = 0;  // the first of the tape's counters for its segments: Worker::taken of each
+    bool reads_groups = true;  // and nothing else: all its inputs are quantized, in one order
 
     Weight(std::vector<PackedMatrix> segments, const float* bias);
 };
@@ -63,6 +68,13 @@ struct Embedding {
     const uint8_t* data;  // [num_rows, row_bytes]
     int64_t num_rows, row_bytes;
     const int32_t* row_order;  // [num_rows], or null
+    View out;
+    int64_t first_row, total_rows;  // the table has these rows of all; the others' outputs are left to their ranks
+};
+// Hidden states that another tape has kept: rows of a table outside the arena.
+struct HiddenRows {
+    const float* data;  // [num_rows, out.columns]
+    int64_t num_rows;
     View out;
 };
 struct RmsNorm {
@@ -125,6 +137,9 @@ struct Attention {
     bool of_source;  // cross-attention: a token sees the whole source of its sequence, else the positions before it
     View out;
     int64_t counter;  // index of the tape's counter that hands out its tiles
+    // `group` query heads share a KV head; 0: all alike. Another rank may have the first ones of the first KV head,
+    // `skipped` of them, and the last ones of the last.
+    int64_t group, skipped;
 };
 // Self-attention without a cache, in two ops: keys and values are written to private pages, then queries attend to
 // them.
@@ -154,6 +169,8 @@ struct Moe {
     Experts gate_up, down;
     Activation kind;
     View out;
+    View hidden;           // shared, with top_k * down.num_inputs columns; or empty: `gate_up` has all of them
+    int64_t first_hidden;  // `gate_up` gives these columns of the hidden values, from here on
 };
 struct MulSigmoid {
     View x, gate, out;
@@ -178,29 +195,51 @@ struct Add {
 struct Logits {
     View x;
     Weight weight;
-    float softcap;  // 0: none
+    float softcap;                      // 0: none
+    int64_t first_column, num_columns;  // `weight` gives these columns of all, from here on
 };
 struct TakeRows {
     View x;  // returned as it is, instead of logits
 };
+struct Keep {
+    View x;
+    float* to;  // row r is copied to `to + r * x.columns`
+};
+struct CopyColumns {
+    View x, out;  // out is this rank's columns of a shared value
+};
+struct RankBarrier {};  // all ranks wait for each other
 
-using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
-                        WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe, MulSigmoid, Scale,
-                        ScaleByPosition, Clamp, Add, Logits, TakeRows>;
+using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
+                        WriteKV, WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
+                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Logits, TakeRows, Keep, CopyColumns,
+                        RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // With fewer attention tiles per thread than this, threads would wait long for the last tiles of the op.
 constexpr int64_t kTilesPerThread = 4;
 
+struct RankLost : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
 class Tape {
  public:
-    // Weights, embedding tables and pages must outlive the tape. The arena has `arena_size` floats.
-    Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads);
+    // Weights, embedding tables, pages, group and shared memory must outlive the tape. Its own arena has `arena_size`
+    // floats. Without other ranks, `group`, `shared` and `shared_groups` are null.
+    Tape(const Pages& pages, int64_t max_tokens, int64_t arena_size, int num_threads, RankGroup* group = nullptr,
+         float* shared = nullptr, QuantizedGroup* shared_groups = nullptr, int64_t num_shared_groups = 0);
+
+    // Groups of `max_tokens` quantized rows.
+    static int64_t num_groups(int64_t max_tokens, int64_t num_inputs) {
+        return GroupOrder(max_tokens, kernels().matrix.row_block, num_inputs).size(max_tokens);
+    }
 
     void add(Op op);
 
-    // Throws std::invalid_argument if the step refers to a token, slot or block that does not exist.
+    // Throws std::invalid_argument if the step refers to a token, slot or block that does not exist, and RankLost if
+    // another rank is gone.
     void run(const Step& step);
 
  private:
@@ -212,7 +251,7 @@ class Tape {
     void execute(const Step& step, const ThreadPool& pool);  // runs in every thread: tape_executor.cpp
     int64_t add_counters(size_t count);                      // returns the first one's index
 
-    float* row(const View& v, int64_t r) const { return arena_.get() + v.offset + r * v.stride; }
+    float* row(const View& v, int64_t r) const { return (v.shared ? shared_ : arena_.get()) + v.offset + r * v.stride; }
     // Row r of an input, for an op with this output.
     const float* input(const View& v, const View& out, int64_t r, const Step& step) const {
         return row(v, out.logits_only && !v.logits_only ? step.logit_rows[r] : r);
@@ -221,9 +260,16 @@ class Tape {
     Pages pages_;
     int64_t max_tokens_;
     int num_threads_;
+    RankGroup* const ranks_;
+    float* const shared_;
+    // Inputs of matmuls that ranks quantize together, each some rows: two buffers of `num_shared_groups_`, by turns.
+    QuantizedGroup* const shared_groups_;
+    const int64_t num_shared_groups_;
     std::vector<Op> ops_;
     int64_t num_ids_ = INT32_MAX, num_positions_ = INT32_MAX;  // rows of the smallest embedding table indexed by them
     int64_t num_adapters_ = INT32_MAX;                         // slots of the layer that has the fewest
+    int64_t num_hidden_ = INT32_MAX;                           // rows of hidden states that are read
+    bool reads_hidden_ = false;
     Buffer<float> arena_;
     // Inputs of the running matmul: quantized, in fp16, and gathered or reordered.
     Buffer<QuantizedGroup> groups_;

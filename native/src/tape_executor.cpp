@@ -11,14 +11,17 @@ namespace quire {
 
 namespace {
 
+constexpr int64_t kMinDividedRows = 4;  // of a matmul, for ranks to quantize them together
+
 // An op reads, or writes, its own rows if every thread touches only its share of the rows. (Pages are written by rows
 // too: only attention reads them, after a barrier.)
 template <class T>
-constexpr bool kReadsOwnRows = !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> &&
-                               !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt>;
+constexpr bool kReadsOwnRows =
+    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, Logits> &&
+    !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
 template <class T>
-constexpr bool kWritesOwnRows =
-    std::is_same_v<T, Adapt> || (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
+constexpr bool kWritesOwnRows = std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> ||
+                                (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
 
 }  // namespace
 
@@ -85,14 +88,27 @@ class TapeExecutor {
     static bool gathers(const Linear& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const LinearHeads& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const TakeRows& op) { return !op.x.logits_only; }
+    static bool gathers(const CopyColumns& op) { return op.out.logits_only && !op.x.logits_only; }
 
     void run(const Embedding& op) {
         const auto [first, last] = mine(op.out);
         const int32_t* ids = op.of_positions ? step_.positions : step_.ids;
         for (int64_t r = first; r < last; ++r) {
-            const int32_t id = op.row_order ? op.row_order[ids[r]] : ids[r];
+            const int64_t id = (op.row_order ? op.row_order[ids[r]] : ids[r]) - op.first_row;
+            if (id < 0 || id >= op.num_rows) continue;
             dequantize_row(op.storage, op.data + id * op.row_bytes, row(op.out, r), op.out.columns);
         }
+    }
+
+    void run(const HiddenRows& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            std::copy_n(op.data + step_.hidden_rows[r] * op.out.columns, op.out.columns, row(op.out, r));
+    }
+
+    void run(const Keep& op) {
+        const auto [first, last] = mine(op.x);
+        for (int64_t r = first; r < last; ++r) std::copy_n(row(op.x, r), op.x.columns, op.to + r * op.x.columns);
     }
 
     void run(const RmsNorm& op) {
@@ -162,8 +178,10 @@ class TapeExecutor {
     }
 
     void run(const Moe& op) {
+        const SharedHidden hidden{op.hidden.columns ? row(op.hidden, 0) : nullptr, op.first_hidden, tape_.ranks_};
         tape_.moe_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x, op.out), rows(op.logits, op.out),
-                       rows(op.out, op.out), num_rows(op.out), pool_, tape_.panels_.get() + pool_.thread * kPanelBytes);
+                       rows(op.out, op.out), num_rows(op.out), pool_, tape_.panels_.get() + pool_.thread * kPanelBytes,
+                       hidden);
     }
 
     void run(const Adapt& op) {
@@ -217,11 +235,24 @@ class TapeExecutor {
     void run(const Linear& op) { multiply(op.weight, op.x, op.out.logits_only, row(op.out, 0), op.out.stride); }
 
     void run(const Logits& op) {
-        multiply(op.weight, op.x, true, step_.logits, op.weight.num_outputs);
+        float* const out = step_.logits + op.first_column;
+        multiply(op.weight, op.x, true, out, op.num_columns);
         if (op.softcap == 0.0f) return;
         wait();
-        const Range all = pool_.share(step_.num_logits * op.weight.num_outputs);
-        kernels_.ops.soft_cap(step_.logits + all.first, op.softcap, all.last - all.first);
+        const Range columns = pool_.share(op.weight.num_outputs);
+        for (int64_t r = 0; r < step_.num_logits; ++r)
+            kernels_.ops.soft_cap(out + r * op.num_columns + columns.first, op.softcap, columns.last - columns.first);
+    }
+
+    void run(const CopyColumns& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r) std::copy_n(input(op.x, op.out, r), op.out.columns, row(op.out, r));
+    }
+
+    // The threads of this rank have met already.
+    void run(const RankBarrier&) {
+        if (pool_.thread == 0) tape_.ranks_->barrier();
+        wait();
     }
 
     void run(const TakeRows& op) {
@@ -285,8 +316,12 @@ class TapeExecutor {
             const PackedMatrix* before = &segment == w.segments.data() ? nullptr : &segment - 1;
             if (!before || segment.input_order != before->input_order || segment.threshold != before->threshold) {
                 if (before) wait();
-                a = prepare(w, segment, from, logits_only, num_rows);
-                wait();
+                if (divides_rows(w, num_rows)) {
+                    a = prepare_together(w, from, logits_only, num_rows);
+                } else {
+                    a = prepare(w, segment, from, logits_only, num_rows);
+                    wait();
+                }
                 has_outliers = segment.threshold > 0 &&
                                tape_.outliers_.any(num_rows);  // before a thread goes on to the next segment
             }
@@ -304,6 +339,30 @@ class TapeExecutor {
         wait();
         for (int64_t r = rows.first; r < rows.last; ++r)
             kernels_.ops.add(out + r * out_stride, w.bias, w.num_outputs, out + r * out_stride);
+    }
+
+    // Whether ranks quantize the rows of a matmul together. For a few rows a barrier takes longer than quantizing.
+    bool divides_rows(const Weight& w, int64_t num_rows) const {
+        return tape_.shared_groups_ && w.reads_groups && num_rows >= kMinDividedRows &&
+               GroupOrder(num_rows, kernels_.matrix.row_block, w.num_inputs).size(num_rows) <= tape_.num_shared_groups_;
+    }
+
+    // Each rank quantizes some rows of the inputs of a matmul. A rank that fills a buffer has passed a barrier that all
+    // ranks came to when they had multiplied with its last contents.
+    Activations prepare_together(const Weight& w, const View& from, bool logits_only, int64_t num_rows) {
+        QuantizedGroup* groups = tape_.shared_groups_ + num_divided_++ % 2 * tape_.num_shared_groups_;
+        const int64_t rank = tape_.ranks_->rank(), size = tape_.ranks_->size();
+        const int64_t begin = num_rows * rank / size, end = num_rows * (rank + 1) / size;
+        const Range part = pool_.share(end - begin), rows{begin + part.first, begin + part.last};
+        if (pool_.num_threads > 1) wait();  // other threads have written some of them
+        const auto [x, stride] = gather_rows(from, logits_only, rows);
+        const GroupOrder order(num_rows, kernels_.matrix.row_block, w.num_inputs);
+        for (int64_t r = rows.first; r < rows.last; ++r)
+            kernels_.matrix.quantize(x + r * stride, w.num_inputs, groups + order.start(r), order.block_rows);
+        wait();
+        if (pool_.thread == 0) tape_.ranks_->barrier();
+        wait();
+        return {nullptr, 0, groups, nullptr};
     }
 
     // Prepares this thread's share of the inputs of a matmul, for this segment and those with the same input order and
@@ -341,6 +400,7 @@ class TapeExecutor {
     const Kernels& kernels_;
     PagedAttention attention_;
     KVPrefetch prefetch_;
+    int64_t num_divided_ = 0;  // matmuls of this step whose rows ranks have quantized together
 };
 
 void Tape::execute(const Step& step, const ThreadPool& pool) { TapeExecutor(*this, step, pool).run(); }

@@ -22,6 +22,7 @@ void print_times(const std::vector<std::string>& names);
 void test_attention(int& passed, int& failed);
 void test_lora(int& passed, int& failed);
 void test_ops(int& passed, int& failed);
+void test_ranks(int& passed, int& failed);
 
 namespace {
 
@@ -286,6 +287,7 @@ int main(int argc, char** argv) {
     test_attention(passed, failed);
     test_ops(passed, failed);
     test_lora(passed, failed);
+    test_ranks(passed, failed);
     std::printf("tables:");
     for (const char* const* isa = available_isas(); *isa; ++isa) std::printf(" %s", *isa);
     std::printf("\n%d passed, %d failed\n", passed, failed);

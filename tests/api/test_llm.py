@@ -133,7 +133,10 @@ def test_logprobs_are_those_of_transformers(tiny_model: Path) -> None:
     from transformers import LlamaForCausalLM
 
     llm = LLM(tiny_model, kv_cache_dtype="float32", max_num_batched_tokens=5, max_num_seqs=5)
-    params = SamplingParams(temperature=0, max_tokens=6, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    listed = [7, 3]
+    params = SamplingParams(
+        temperature=0, max_tokens=6, logprobs=3, prompt_logprobs=2, logprob_token_ids=listed, ignore_eos=True
+    )
     result = llm.generate("The paper of the book", params)[0]
     ids = result.prompt_token_ids + result.outputs[0].token_ids
     with torch.no_grad():
@@ -144,6 +147,7 @@ def test_logprobs_are_those_of_transformers(tiny_model: Path) -> None:
         assert row is not None and ids[position + 1] in row
         for token, entry in row.items():
             assert entry.logprob == pytest.approx(truth[position, token].item(), abs=2e-3)
+    assert all(row.keys() >= {*listed} for row in result.outputs[0].logprobs or ())
 
 
 def test_stop_strings_cut_the_text_and_end_the_sequence(llm: LLM) -> None:

@@ -93,9 +93,7 @@ def test_sglang() -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("--tensor-parallel-size 2", "--tensor-parallel-size is 2.*\n.*one CPU or one GPU"),
-        ("-tp 2", "-tp is 2"),
-        ("--num-shard 2", "--num-shard is 2"),
+        ("-pp 2", "-pp is 2.*\n.*tensor_parallel_size"),
         ("--sharded true", "--sharded is true"),
         ("--pipeline-parallel-size 4", "--pipeline-parallel-size is 4"),
         ("--cpu-offload-gb 4", "--cpu-offload-gb is 4"),

@@ -35,6 +35,7 @@ def test_a_token_the_model_lacks_is_refused_though_the_tokenizer_knows_it(tokeni
         ("logit_bias", {"logit_bias": {last: 1.0}}),
         ("allowed_token_ids", {"allowed_token_ids": [last]}),
         ("stop_token_ids", {"stop_token_ids": [last]}),
+        ("logprob_token_ids", {"logprob_token_ids": [last]}),
         ("bad_token_ids", {"bad_token_ids": [[1, last]]}),
         ("bad_words", {"bad_words": ["z"]}),
     ]

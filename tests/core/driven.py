@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fakes import FakeExecutor, FakeStore
+from fakes import FakeDecodeEngines, FakeExecutor, FakePrefillEngines, FakeStore, draft_policy
+from quire.core.draft_policy import DraftPolicy
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import StepPlan
@@ -26,6 +27,9 @@ class Engine:
         trees: bool = False,
         store: FakeStore | None = None,
         offload: bool = False,
+        prefill_engines: FakePrefillEngines | None = None,
+        decode_engines: FakeDecodeEngines | None = None,
+        policy_of_drafts: DraftPolicy | None = None,
         **options: Any,
     ) -> None:
         names = ("policy", "prefix_caching")
@@ -40,9 +44,11 @@ class Engine:
             SchedulerLimits(**limits),
             num_blocks,
             num_host_blocks=num_host_blocks,
-            drafts=num_drafts > 0,
+            drafts=policy_of_drafts or draft_policy(num_drafts),
             store=store,
             offload=offload,
+            prefill_engines=prefill_engines,
+            block_sender=decode_engines,
             **{name: options[name] for name in names if name in options},
         )
         self.executor = FakeExecutor(
@@ -54,7 +60,9 @@ class Engine:
             accuracy=accuracy,
             trees=trees,
             store=store,
+            peers=prefill_engines or decode_engines,
         )
+        self.prefill_engines, self.decode_engines = prefill_engines, decode_engines
         self.plans: list[StepPlan] = []
         self.events: list[SequenceEvent] = []
 
@@ -79,10 +87,15 @@ class Engine:
         self.scheduler.check()
         if self.executor.store:
             self.executor.store.advance(self.scheduler, self.executor.host)
+        if self.prefill_engines:
+            self.prefill_engines.advance(self.scheduler, self.executor.host)
+        if self.decode_engines:
+            self.decode_engines.advance(self.scheduler)
         return plan
 
     def finish(self) -> "Engine":
-        while self.scheduler.has_work or (self.executor.store and not self.executor.store.is_idle):
+        others = [each for each in (self.executor.store, self.prefill_engines, self.decode_engines) if each]
+        while self.scheduler.has_work or not all(each.is_idle for each in others):
             self.step()
         assert self.scheduler.stats().held_blocks == 0
         return self

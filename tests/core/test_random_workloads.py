@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, FakeStore, make_drafts_free
+from fakes import FakeExecutor, FakePrefillEngines, FakeStore, draft_policy, make_drafts_free
 from quire.core.errors import BadRequest
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
@@ -39,6 +39,7 @@ class Setting:
     trees: bool = False
     store: FakeStore | None = None
     offload: bool = False
+    prefill_engines: FakePrefillEngines | None = None
 
 
 @dataclass
@@ -55,7 +56,7 @@ SETTINGS = st.builds(
     max_num_seqs=st.integers(1, 3) | st.integers(4, 6),
     budget=st.integers(6, 40),
     threshold=st.sampled_from([0, 0, 5, 8]),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(["fcfs", "priority", "fair"]),
     prefix_caching=st.booleans(),
     ahead=st.integers(0, 2),
     window=st.just(0) | st.integers(1, 20),
@@ -149,9 +150,10 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         ahead=setting.ahead,
         window=setting.window,
         num_adapters=setting.num_adapters,
-        drafts=setting.num_drafts > 0,
+        drafts=draft_policy(setting.num_drafts),
         store=setting.store,
         offload=setting.offload,
+        prefill_engines=setting.prefill_engines,
     )
     if setting.num_drafts:
         make_drafts_free(scheduler.speculation)
@@ -166,6 +168,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         trees=setting.trees,
         ahead=setting.ahead,
         store=setting.store,
+        peers=setting.prefill_engines,
     )
     return scheduler, executor
 
@@ -190,7 +193,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             if arrival.cancel_at and arrival.cancel_at[:2] == (step, while_running):
                 ledger.take(scheduler.cancel(arrival.request.id, arrival.cancel_at[2]))
 
-    while pending or scheduler.has_work or outputs or (setting.store and not setting.store.is_idle):
+    slow = [each for each in (setting.store, setting.prefill_engines) if each]  # they end after the last request
+    while pending or scheduler.has_work or outputs or not all(each.is_idle for each in slow):
         assert step < 5000, "the scheduler makes no progress"
         while pending and pending[0].step <= step:
             arrival = pending.pop(0)
@@ -214,8 +218,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             executor.settle(outputs[0].step)
             ledger.take(scheduler.update(outputs.popleft()))
         ledger.take(scheduler.expire(float(step)))
-        if setting.store:
-            setting.store.advance(scheduler, executor.host)
+        for each in slow:
+            each.advance(scheduler, executor.host)
         scheduler.check()
         step += 1
     return scheduler, ledger, served
@@ -261,7 +265,7 @@ def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
         max_num_seqs=rng.randint(4, 8),
         budget=rng.choice([8, 16, 64]),
         threshold=rng.choice([0, 0, 6]),
-        policy=rng.choice(["fcfs", "priority"]),
+        policy=rng.choice(["fcfs", "priority", "fair"]),
         prefix_caching=rng.random() < 0.7,
         ahead=seed % 3,
         num_drafts=rng.choice([0, 3, 6]),

@@ -1,61 +1,79 @@
 """Draft tokens: how many are verified, what the acceptance rate learns, and that rejected ones leave nothing behind."""
 
-from itertools import pairwise
+import random
+from collections.abc import Callable
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
 
 from core.driven import LONG, Engine
-from fakes import make_drafts_free
-from quire.core.draft_budget import PRIOR_TOKEN_COST, AcceptanceRate, DraftBudget, StepCostModel
+from fakes import ASKED_METHOD, make_drafts_free
+from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
+from quire.core.draft_budget import DraftBudget
+from quire.core.draft_policy import ANY_METHOD, CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
+from quire.core.plan import Proposal
+from quire.core.step_cost import StepCostModel
 
 
-def acceptance(rate: float) -> AcceptanceRate:
-    made = AcceptanceRate()
-    made.rate = rate
-    return made
-
-
-def draft_budget(token_cost: float = PRIOR_TOKEN_COST, **options: Any) -> DraftBudget:
+def draft_budget(token_cost: float = CPU_TOKEN_COST, **options: Any) -> DraftBudget:
     """Where a step of one token takes 1, and every other adds `token_cost`."""
-    made = DraftBudget(**options)
+    made = DraftBudget(CPU_TOKEN_COST, **options)
     for _ in range(200):
         for num_tokens in (1, 3, 9):
             made.step_cost.record_step(num_tokens, 1.0 + token_cost * (num_tokens - 1))
     return made
 
 
-def test_the_cost_model_is_a_line_through_the_measured_steps() -> None:
-    step_cost = draft_budget(token_cost=0.25).step_cost
-    assert step_cost.seconds_per_token == pytest.approx(0.25, rel=0.05)
-    assert step_cost.seconds(1) == pytest.approx(1.0, rel=0.1) and step_cost.seconds(9) == pytest.approx(3.0, rel=0.05)
+def test_the_cost_model_is_the_curve_of_the_measured_steps() -> None:
+    """Flat up to eight tokens, then steep, and on contexts that grow: the difference of two steps tells the cost."""
+    step_cost = StepCostModel(CPU_TOKEN_COST)
+    for number in range(300):
+        growth = number / 300
+        for num_tokens, seconds in ((1, 1.0), (4, 1.03), (8, 1.07), (16, 1.87), (6, 1.05)):
+            step_cost.record_step(num_tokens, seconds + growth)
+    assert step_cost.seconds(1) == pytest.approx(2.0, rel=0.05)
+    assert step_cost.seconds(8) - step_cost.seconds(1) == pytest.approx(0.07, abs=0.03)
+    assert step_cost.seconds(16) - step_cost.seconds(8) == pytest.approx(0.8, rel=0.1)
+    added = list(islice(step_cost.added_seconds(6), 4))
+    assert sum(added[:2]) < 0.04 < 0.15 < sum(added[2:])
+    assert step_cost.min_slope(1, 4) < 0.03 and step_cost.min_slope(8, 12) > 0.08
 
 
 def test_until_steps_differ_a_token_costs_the_prior() -> None:
-    step_cost = StepCostModel()
-    assert step_cost.seconds_per_token / step_cost.seconds(1) == PRIOR_TOKEN_COST
+    step_cost = StepCostModel(0.4)
+    assert step_cost.seconds(3) / step_cost.seconds(1) == pytest.approx(1.8)
     for _ in range(50):
         step_cost.record_step(1, 0.02)
-    assert step_cost.seconds_per_token == pytest.approx(0.02 * PRIOR_TOKEN_COST)
+    assert step_cost.seconds(2) == pytest.approx(0.028)
     step_cost.record_step(1, 5.0)  # something else held it up
     assert step_cost.seconds(1) < 0.025
 
 
-def test_a_token_never_costs_more_than_its_share_or_less_than_nothing() -> None:
-    step_cost = StepCostModel()
+def test_one_delayed_step_does_not_make_tokens_dear() -> None:
+    step_cost = StepCostModel(0.4)
+    for seconds in (1.0, 1.4) * 3:
+        step_cost.record_step(1 if seconds == 1.0 else 2, seconds)
+    step_cost.record_step(1, 1.0)
+    step_cost.record_step(2, 9.0)  # something else held it up
+    step_cost.record_step(1, 1.0)
+    assert step_cost.seconds(2) - step_cost.seconds(1) < 0.7
+    for _ in range(2500):
+        step_cost.record_step(1, 1.0)
+    assert step_cost.seconds(2) - step_cost.seconds(1) < 0.4  # what seemed dear is tried again in time
+
+
+def test_a_token_never_costs_less_than_nothing() -> None:
+    step_cost = StepCostModel(0.4)
     for _ in range(100):
-        step_cost.record_step(2, 1.0)
-        step_cost.record_step(8, 9.0)
-    assert step_cost.seconds_per_token <= step_cost.seconds(5) / 4
-    for _ in range(200):
         step_cost.record_step(2, 9.0)
         step_cost.record_step(8, 1.0)
-    assert step_cost.seconds_per_token == 0.0
+    assert step_cost.seconds(8) == step_cost.seconds(2)
 
 
 def test_likely_drafts_and_cheap_tokens_raise_the_number_of_drafts() -> None:
     def alone(rate: float, token_cost: float) -> int:
-        return draft_budget(token_cost).choose([(acceptance(rate), 5)], 1, max_drafts=99)[0]
+        return draft_budget(token_cost).choose([(rate, 5)], 1, max_drafts=99)[0]
 
     counts = [alone(rate, 0.4) for rate in (0.2, 0.5, 0.8, 0.9, 0.99)]
     assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
@@ -63,30 +81,56 @@ def test_likely_drafts_and_cheap_tokens_raise_the_number_of_drafts() -> None:
     assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
 
 
+def test_drafts_that_take_time_to_propose_have_to_gain_more() -> None:
+    budget = draft_budget(0.05)
+    counts = [budget.choose_asked([(0.8, 5)], 1, 99, [seconds])[0] for seconds in (0.0, 0.1, 0.3, 0.8)]
+    assert counts[0] == 5 and counts[-1] == 0 and all(a >= b for a, b in pairwise(counts))
+    assert counts[:1] == budget.choose([(0.8, 5)], 1, 99)
+
+
+def test_a_draft_step_is_worth_it_for_many_sequences_and_not_for_one() -> None:
+    """It takes as long for eight as for one: so all get a second draft token, or none."""
+    budget, seconds = draft_budget(0.01), [0.5] * 8
+    assert budget.choose_asked([(0.4, 3)], 1, 99, seconds[:1]) == [0]
+    assert set(budget.choose_asked([(0.8, 3)] * 8, 8, 99, seconds)) == {1}
+    assert budget.choose_asked([(0.9, 3)] * 8, 8, 7, seconds) == [1] * 7 + [0]  # no more than there is room for
+
+
+def test_a_dear_first_token_does_not_hide_cheap_ones_behind_it() -> None:
+    """A second token may cost much (another kernel), and three more nothing."""
+    step_cost = (budget := DraftBudget(CPU_TOKEN_COST)).step_cost
+    for _ in range(100):
+        for num_tokens, seconds in ((1, 1.0), (2, 2.0), (4, 2.0), (8, 2.0)):
+            step_cost.record_step(num_tokens, seconds)
+    assert budget.choose([(0.95, 1)], 1, 99) == [0] and budget.choose([(0.95, 5)], 1, 99) == [5]
+
+
 def test_in_a_batch_only_likely_drafts_are_verified() -> None:
     """Eight tokens take 3.8 times what one takes: one more has to be worth a ninth of that."""
-    offers = [(acceptance(0.7), 5)] * 7 + [(acceptance(0.97), 5)]
+    offers = [(0.7, 5)] * 7 + [(0.97, 5)]
     counts = draft_budget(0.4).choose(offers, 8, max_drafts=99)
     assert counts[:7] == [0] * 7 and counts[7] > 0
     assert sum(draft_budget(0.01).choose(offers, 8, max_drafts=6)) == 6  # no more than there is room for
 
 
 def test_drafts_that_did_not_run_update_the_acceptance_rate() -> None:
-    known = acceptance(0.5)
+    method = MethodAcceptance(0.5)
+    known = AcceptanceRate(method)
+    assert known.rate == 0.5
     known.update([4, 5], [4])
     assert known.rate > 0.5
     for _ in range(20):
         known.update([4, 5], [9])
-    assert known.rate < 0.05
+    assert known.rate < 0.15
+    assert 0.1 < AcceptanceRate(method).rate < 0.45  # the next sequence starts with what the method has shown
     for _ in range(20):
         known.update([4, 5, 6], [4, 5, 6, 7])
-    assert known.rate > 0.95
+    assert known.rate > 0.9
 
 
 def test_a_sequence_waits_for_its_token_if_drafts_gain_more_than_the_steps_it_misses() -> None:
     ahead = draft_budget(0.01, ahead=1)
-    assert ahead.should_wait(acceptance(0.9), [1, 2, 3]) and not ahead.should_wait(acceptance(0.4), [1, 2, 3])
-    assert not ahead.should_wait(acceptance(1.0), [])
+    assert ahead.should_wait(0.9, 3) and not ahead.should_wait(0.4, 3) and not ahead.should_wait(1.0, 0)
 
 
 # -- a scheduler with drafts ------------------------------------------------------------------------------------------
@@ -118,7 +162,8 @@ def test_rejected_drafts_leave_no_block_and_no_prefix() -> None:
     assert quick.scheduler.speculation is not None
     while quick.scheduler.has_work:
         for seq in quick.scheduler.groups.running.items:
-            seq.acceptance.rate = 0.9  # whatever was rejected
+            for rate in seq.rates.values():
+                rate.update([1] * 30, [1] * 30)  # whatever was rejected
         quick.step()
         for seq in quick.scheduler.groups.running.items:
             assert len(seq.block_table) == -(-seq.num_computed // 4) and seq.num_computed == len(seq.tokens) - 1
@@ -197,6 +242,159 @@ def test_a_tree_has_no_more_nodes_than_a_word_has_bits() -> None:
     quick.add("a", LONG, max_tokens=100)
     quick.step()
     (seq,) = quick.scheduler.groups.running.items
-    seq.drafts, seq.draft_parents, seq.acceptance.rate = [1] * 90, [-1] * 90, 1.0
+    seq.proposals = [Proposal(ANY_METHOD, [1] * 90, [-1] * 90)]
+    assert quick.scheduler.speculation is not None
+    for _ in range(40):
+        quick.scheduler.speculation._rate(seq, ANY_METHOD).update([1], [1])
     (run,) = quick.scheduler.schedule().runs
     assert len(run.drafts) == len(run.parents) == 63
+
+
+# -- methods that take time -------------------------------------------------------------------------------------------
+
+SECONDS = 0.01  # of a step of one token
+
+
+def asked(
+    method: DraftMethod, *, seconds_per_draft: float, num_requests: int = 1, **options: Any
+) -> tuple[Engine, int, float]:
+    """Sequences of 90 tokens, one after the other, with one method that is not free. -> the engine, the draft tokens
+    that were proposed, and the share of the time that they took"""
+    engine = Engine(num_drafts=5, policy_of_drafts=DraftPolicy((method,)), **options)
+    scheduler = engine.scheduler
+    num_proposed, spent, total, left = 0, 0.0, 0.0, num_requests
+    while scheduler.has_work or left:
+        if not scheduler.has_work:
+            engine.add(str(left), [7, left], max_tokens=90)
+            left -= 1
+        plan = scheduler.schedule()
+        output = engine.executor.run(plan)
+        for row in output.sampled:
+            row.proposals = [one for one in row.proposals if one.method == method.name]
+            for one in row.proposals:
+                num_proposed += len(one.tokens)
+                output.draft_steps[method.name] = [(1, seconds_per_draft)] * len(one.tokens)
+        output.draft_seconds = sum(seconds for _, seconds in output.draft_steps.get(method.name, []))
+        engine.events += scheduler.update(output)
+        seconds = SECONDS * (1 + 0.4 * (plan.num_tokens - 1)) + output.draft_seconds
+        scheduler.record_step(plan, seconds)
+        spent, total = spent + output.draft_seconds, total + seconds
+    return engine, num_proposed, spent / total
+
+
+def test_a_method_that_pays_is_asked_and_one_that_does_not_is_tried_now_and_then() -> None:
+    cheap = DraftMethod(ASKED_METHOD, 5, acceptance=0.7, cost=0.05)
+    engine, num_proposed, _ = asked(cheap, seconds_per_draft=0.05 * SECONDS)
+    assert engine.scheduler.stats().accepted_tokens > 50 and num_proposed > 60
+    dear = DraftMethod(ASKED_METHOD, 5, acceptance=0.7, cost=0.9)
+    engine, num_proposed, share = asked(dear, seconds_per_draft=0.9 * SECONDS, num_requests=12)
+    assert 0 < num_proposed < 20 and share <= 0.01
+
+
+def test_a_method_that_seemed_dear_is_found_to_be_cheap() -> None:
+    """Its cost is measured on what the allowance pays for; then it is used."""
+    method = DraftMethod(ASKED_METHOD, 5, acceptance=0.7, cost=0.6)
+    engine, num_proposed, _ = asked(method, seconds_per_draft=0.02 * SECONDS, num_requests=8)
+    assert num_proposed > 20 and engine.scheduler.stats().accepted_tokens > 10
+
+
+def test_a_method_whose_drafts_fail_takes_a_hundredth_of_the_time() -> None:
+    method = DraftMethod(ASKED_METHOD, 5, acceptance=0.7, cost=0.05)
+    engine, num_proposed, share = asked(method, seconds_per_draft=0.2 * SECONDS, num_requests=20, accuracy=0.0)
+    assert 0 < num_proposed < 200 and share < 0.02  # the first few are drafted on the prior
+    assert engine.scheduler.stats().draft_tokens < 20
+
+
+def test_a_fixed_length_is_used_whatever_it_costs() -> None:
+    engine = Engine(num_drafts=5, policy_of_drafts=DraftPolicy(per_batch_size=((1, 1, 2), (2, 8, 0))), accuracy=0.0)
+    engine.add("a", LONG, max_tokens=40)
+    engine.step()
+    for _ in range(20):
+        seq = engine.scheduler.groups.running.items[0]
+        offered = max((len(one.tokens) for one in seq.proposals), default=0)
+        assert engine.step().num_drafts == min(offered, 2)
+    engine.add("b", LONG[1:], max_tokens=40)
+    engine.step()
+    for _ in range(10):
+        assert engine.step().num_drafts == 0
+
+
+def test_of_several_proposals_the_likeliest_is_verified() -> None:
+    engine = Engine(num_drafts=5)
+    make_drafts_free(speculation := engine.scheduler.speculation)
+    assert speculation is not None
+    engine.add("a", LONG, max_tokens=40)
+    engine.step()
+    [seq] = engine.scheduler.groups.running.items
+    seq.proposals = [Proposal(ANY_METHOD, [1, 2, 3, 4]), Proposal(ASKED_METHOD, [5, 6, 7])]
+    for _ in range(12):
+        speculation._rate(seq, ANY_METHOD).update([0], [1])
+        speculation._rate(seq, ASKED_METHOD).update([1], [1])
+    [run] = engine.step().runs
+    assert run.drafts == [5, 6, 7]
+
+
+def test_expected_tokens_by_hand() -> None:
+    assert expected_tokens(0.5, 2) == pytest.approx(1.75) and expected_tokens(1.0, 3) == 4
+
+
+def test_an_answer_tells_what_was_verified() -> None:
+    _, quick = engines(accuracy=0.7)
+    quick.add("a", LONG, max_tokens=40)
+    quick.add("b", LONG, max_tokens=40, n=1, best_of=3)
+    quick.finish()
+    stats = quick.scheduler.stats()
+    verified = [pair for event in quick.events for pair in event.verified]
+    assert len(verified) == stats.drafts and sum(tokens for tokens, _ in verified) == stats.draft_tokens
+    assert sum(accepted for _, accepted in verified) == stats.accepted_tokens
+
+
+# -- on a virtual clock -----------------------------------------------------------------------------------------------
+
+CURVES: dict[str, Callable[[int], float]] = {
+    "a CPU": lambda num_tokens: 1.0 + 0.36 * (num_tokens - 1),
+    "a GPU": lambda num_tokens: 1.0 + 0.002 * num_tokens + 0.02 * max(num_tokens - 16, 0),
+    "a kernel for one token": lambda num_tokens: 1.0 if num_tokens == 1 else 1.5 + 0.3 * num_tokens,
+}
+
+
+def seconds_of(curve: str, num_sequences: int, accuracy: float, policy: DraftPolicy | None, draft: float) -> float:
+    """What 16 requests take; the times of steps vary by a tenth."""
+    engine = Engine(
+        256, num_drafts=5 if policy else 0, accuracy=accuracy, policy_of_drafts=policy, max_num_seqs=num_sequences
+    )
+    chance, total = random.Random(5), 0.0
+    names = {method.name for method in policy.methods} if policy else set()
+    for number in range(16):
+        engine.add(str(number), [7, number], max_tokens=50 + number)
+    while engine.scheduler.has_work:
+        plan = engine.scheduler.schedule()
+        output = engine.executor.run(plan)
+        for row in output.sampled:
+            row.proposals = [proposal for proposal in row.proposals if proposal.method in names]
+        longest = max((run.quotas.get(ASKED_METHOD, 0) for run in plan.runs), default=0)
+        num_asked = sum(ASKED_METHOD in run.quotas for run in plan.runs)
+        if longest:
+            step = draft * CURVES[curve](num_asked)
+            output.draft_steps = {ASKED_METHOD: [(num_asked, step)] * longest}
+            output.draft_seconds = longest * step
+        engine.scheduler.update(output)
+        seconds = CURVES[curve](plan.num_tokens) * chance.uniform(0.95, 1.05) + output.draft_seconds
+        engine.scheduler.record_step(plan, seconds)
+        total += seconds
+    return total
+
+
+@pytest.mark.parametrize("num_sequences", [1, 8])
+@pytest.mark.parametrize("curve", CURVES)
+def test_drafts_cost_at_most_two_percent_and_gain_where_they_can(curve: str, num_sequences: int) -> None:
+    """Of every accuracy, by a method that is free, by one that takes time, and by both."""
+    without = seconds_of(curve, num_sequences, 0.0, None, 0.0)
+    free, dear = DraftMethod(max_tokens=5), DraftMethod(ASKED_METHOD, 5, acceptance=0.7, cost=0.3)
+    for methods in ((free,), (dear,), (free, dear)):
+        for accuracy in (0.0, 0.3, 0.95):
+            policy = DraftPolicy(methods, GPU_TOKEN_COST if curve == "a GPU" else CPU_TOKEN_COST)
+            taken = seconds_of(curve, num_sequences, accuracy, policy, draft=0.3)
+            assert taken < 1.02 * without, f"{[one.name for one in methods]} at {accuracy}: {taken / without:.3f}"
+            if accuracy == 0.95 and (methods == (free,) or curve == "a GPU"):
+                assert taken < (0.8 if num_sequences == 1 else 0.995) * without

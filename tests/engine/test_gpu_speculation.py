@@ -18,7 +18,7 @@ from quire.core.request import Request
 from quire.core.watermark import Watermark
 from quire.engine.engine import Engine
 from quire.runtime.spec.ngram import Ngram
-from runtime.oracle import Oracle, TreeOracle
+from runtime.oracle import oracle, tree_oracle
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -62,7 +62,7 @@ def guessing(path: Path, answers: Tokens, trees: bool = False, **options: Any) -
     with engine(path, spec_method="ngram", **options) as served:
         texts = [[*request.prompt_ids, *answers[request.id]] for request in requests()]
         runner, speculation = served.executor._runner, served._scheduler.speculation  # type: ignore[attr-defined]
-        runner.proposer = TreeOracle(texts, VOCAB) if trees else Oracle(texts, VOCAB)
+        runner.proposer = (tree_oracle if trees else oracle)(texts, VOCAB)
         make_drafts_free(speculation)
         yield served
 

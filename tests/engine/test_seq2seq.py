@@ -24,7 +24,7 @@ from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
 from quire.ops.opset import KVSpec
-from runtime.oracle import Oracle
+from runtime.oracle import oracle
 
 VOCAB, EOS, START, FORCED = 60, 1, 2, 5
 BLOCK = 4
@@ -140,6 +140,12 @@ def test_greedy_answers_are_those_of_transformers(checkpoint: Checkpoint, alone:
     assert [alone[f"0-{i}"] for i in range(len(SOURCES))] == [theirs(checkpoint, s, 20) for s in SOURCES]
 
 
+def test_ranks_give_the_same_answers(checkpoint: Checkpoint, alone: Outputs) -> None:
+    wanted = requests(checkpoint, GREEDY, DRAWN)
+    with engine(checkpoint, tensor_parallel_size=3) as served:
+        assert run(served, wanted) == {request.id: alone[request.id] for request in wanted}
+
+
 def test_company_chunks_and_the_cache_change_nothing(checkpoint: Checkpoint, alone: Outputs) -> None:
     """Sources are longer than a step's budget; the same ones come again while others are read."""
     wanted = requests(checkpoint, GREEDY, DRAWN, replace(DRAWN, n=3))
@@ -164,7 +170,7 @@ def test_drafts_change_nothing(checkpoint: Checkpoint, alone: Outputs, num_block
     """Also where the last token of an answer is not the one that is drawn."""
     texts = [[*checkpoint.start_ids, *answer] for answers in alone.values() for answer in answers]
     with engine(checkpoint, num_blocks, max_model_len=84, spec_method="ngram") as served:
-        served.executor._runner.proposer = Oracle(texts, VOCAB)  # type: ignore[attr-defined]
+        served.executor._runner.proposer = oracle(texts, VOCAB)  # type: ignore[attr-defined]
         make_drafts_free(served._scheduler.speculation)
         assert run(served, requests(checkpoint, GREEDY, DRAWN, replace(DRAWN, n=3))) == alone
         assert served.stats().accepted_tokens > 50

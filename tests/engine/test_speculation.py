@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams as Params
+from quire.core.plan import StepPlan
 from quire.core.structured import Structured
 from quire.core.watermark import Watermark
 from quire.engine.options import EngineOptions
@@ -192,15 +194,16 @@ def test_an_answer_helps_the_next_one_of_its_tenant_only(default_model: Path) ->
     assert stranger == first < 20 < again
 
 
-@pytest.mark.parametrize("pool", [None, 12], ids=["a large pool", "preempted and swapped"])
-def test_a_model_that_drafts_for_itself_is_always_right(tiny_model: Path, pool: int | None) -> None:
-    """Of the same weights and the same keys and values: wherever the draft model's differ, a draft is rejected."""
-    config = {"model": str(tiny_model), "num_speculative_tokens": 3}
-    block = LLM(tiny_model).engine.capacity.cache_bytes // LLM(tiny_model).engine.capacity.num_blocks
+def drafting_for_itself(model: Path, pool: int | None) -> LLM:
+    config = {"model": str(model), "num_speculative_tokens": 3}
+    block = LLM(model).engine.capacity.cache_bytes // LLM(model).engine.capacity.num_blocks
     given = {} if pool is None else {"kv_cache_memory_bytes": 2 * pool * block, "swap_space": 0.01}
-    llm = speculating(
-        tiny_model, speculative_config=config, max_model_len=128, max_num_batched_tokens=32, max_num_seqs=8, **given
+    return speculating(
+        model, speculative_config=config, max_model_len=128, max_num_batched_tokens=32, max_num_seqs=8, **given
     )
+
+
+def check_always_right(model: Path, llm: LLM, pool: int | None, least: int) -> None:
     wishes = [
         wish(
             "ab" * 3 * (1 + number % 5) + str(number % 3), temperature=0.5 * (number % 3), n=1 + number % 3, seed=number
@@ -208,10 +211,39 @@ def test_a_model_that_drafts_for_itself_is_always_right(tiny_model: Path, pool: 
         for number in range(9)
     ]
     for _ in range(2):  # the second time prompts are found in the cache
-        assert run(llm, wishes) == run(LLM(tiny_model, max_model_len=128), wishes)
+        assert run(llm, wishes) == run(LLM(model, max_model_len=128), wishes)
     stats = llm.engine.stats()
-    assert stats.accepted_tokens == stats.draft_tokens > 300
+    assert stats.accepted_tokens == stats.draft_tokens > least
     assert (stats.preemptions > 0) == (pool is not None)
+
+
+POOLS = pytest.mark.parametrize("pool", [None, 12], ids=["a large pool", "preempted and swapped"])
+
+
+@POOLS
+def test_a_model_that_drafts_for_itself_is_always_right(tiny_model: Path, pool: int | None) -> None:
+    """Of the same weights and the same keys and values: wherever the draft model's differ, a draft is rejected."""
+    check_always_right(tiny_model, drafting_for_itself(tiny_model, pool), pool, 300)
+
+
+@POOLS
+def test_a_draft_model_that_is_asked_now_and_then_knows_what_it_has_read(
+    tiny_model: Path, pool: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads some prompts with the target, others when it is asked; blocks that it has not read are shared, too."""
+    llm, rng = drafting_for_itself(tiny_model, pool), random.Random(4)
+    scheduler = llm.engine._scheduler
+    assert scheduler.speculation is not None
+
+    def set_quotas(plan: StepPlan) -> None:
+        for run in plan.runs:
+            group = (seq := scheduler.rows[run.row]).group
+            count = min(rng.choice([0, 0, 1, 2, 3]), group.length - seq.num_known - 2)
+            if count > 0 and group.search is None:
+                run.quotas["draft_model"] = count
+
+    monkeypatch.setattr(scheduler.speculation, "set_quotas", set_quotas)
+    check_always_right(tiny_model, llm, pool, 100)
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused(default_model: Path, tiny_model: Path) -> None:
@@ -219,7 +251,7 @@ def test_a_draft_model_with_another_vocabulary_is_refused(default_model: Path, t
         LLM(default_model, speculative_config={"model": str(tiny_model)})
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.has_model])
+@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not (one.has_model or one.has_head)])
 def test_guesses_that_fail_are_soon_not_computed(default_model: Path, method: str) -> None:
     """With what steps really cost."""
     llm = LLM(default_model, max_model_len=512, threads=1, spec_method=method)

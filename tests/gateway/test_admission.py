@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.gateways import Asked, RunningGateway, Upstream, answers, gateway, response, streams, upstreams, wait_for
+from quire.core.fairness import VirtualCounters
 from quire.gateway.config import TokenPrices
-from quire.gateway.fairness import VirtualCounters
 from quire.gateway.ledger import UNIT, Budget, OverBudget, cost, seconds_left_in_month
 from quire.gateway.usage import TokenUsage, read_usage
 

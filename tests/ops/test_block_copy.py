@@ -73,6 +73,35 @@ def test_blocks_go_to_the_host_and_come_back(spec: KVSpec) -> None:
     assert same(cache.pages, pages) and same(cache.host_pages, host)
 
 
+@pytest.mark.parametrize("max_programs", [1, 3, 1000])
+def test_few_programs_copy_all(max_programs: int) -> None:
+    cache = made(SPECS[-1], 0)
+    pages, host = (tuple(page.clone() for page in side) for side in (cache.pages, cache.host_pages))
+    out = [(block, block) for block in range(5)]
+    copy_blocks(cache.pages, cache.host_pages, out, max_programs=max_programs)
+    copy_blocks_in_order(pages, host, out)
+    assert same(cache.host_pages, host)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="streams are a GPU's")
+def test_swaps_beside_steps_are_in_order() -> None:
+    """Each time: write a block, swap it out, join, write over it, and swap in what was saved."""
+    spec = KVSpec(4, 8, 128, 16, "float16")
+    cache = GpuCache(spec, 256, 64, DEVICE)
+    for round in range(50):
+        for page in cache.pages:
+            page[:, :64] = round
+        cache.swap_out([(block, block) for block in range(64)])
+        wait = cache.swapped()
+        cache.join_swaps()
+        for page in cache.pages:
+            page[:, :64] = -1
+        cache.swap_in([(block, 128 + block) for block in range(64)])
+        wait()
+        assert all(bool((page == round).all()) for page in cache.host_pages)
+        assert all(bool((page[:, 128:192] == round).all()) for page in cache.pages)
+
+
 def test_nothing_to_copy_is_nothing() -> None:
     cache = made(SPECS[0], 0)
     before = tuple(page.clone() for page in cache.pages)

@@ -180,6 +180,7 @@ def random_params(choose: random.Random) -> RowParams:
         stop_ids=(token(), VOCAB + 3),
         min_tokens=choose.choice([0, 0, 4]),
         num_logprobs=choose.choice([-1, 0, 3]),
+        logprob_ids=tuple(choose.sample(range(VOCAB), choose.choice([0, 0, 2]))),
         watermark=choose.choice([None, Watermark(), Watermark(gamma=0.9, delta=30.0, key=2**64 - 1)]),
     )
 
@@ -262,7 +263,7 @@ def test_logits_that_are_not_numbers():
 def test_rows_of_the_slow_path_stand_beside_others():
     pair = Pair(4)
     pair.admit(0, replace(PLAIN, typical_p=0.7, num_logprobs=1), [1])
-    pair.admit(1, replace(GREEDY, num_logprobs=2), [1])
+    pair.admit(1, replace(GREEDY, num_logprobs=2, logprob_ids=(5, 3)), [1])
     pair.admit(2, replace(GREEDY, banned=((1, 2, 0),)), [1, 2])
     pair.admit(3, replace(PLAIN, num_candidates=4), [1])
     assert pair.device.needs([0, 1]) == Features.ON_HOST

@@ -1,10 +1,13 @@
 """What travels to a GPU for a step, with and without a graph."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from quire.ops.gpu.batch import GpuBatch
 from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.program import GpuProgram, GraphInputs, drop_slower_sizes
 from quire.ops.opset import KVSpec, StepBatch
 
@@ -86,6 +89,17 @@ def test_a_graph_that_decodes_has_one_token_a_sequence():
         assert batch.runs.seq_starts.tolist() == [0, 1, 2, 3, 4]
         assert batch.slots.tolist() == [*sent.slots, *[-1] * (4 - len(contexts))]
         assert batch.runs.context_lens.tolist() == [*contexts, *[0] * (4 - len(contexts))]
+
+
+def test_a_graph_reads_the_hidden_states_of_its_tokens():
+    states = GpuHiddenStates(torch.arange(12.0).view(6, 2))
+    cache = GpuCache(KVSpec(1, 1, 16, BLOCK, "float32"), 9, 0, CPU)
+    made = GpuProgram(lambda batch: batch.hidden, cache, 64, 5, 300, hidden=states)
+    inputs = GraphInputs(4, 4, made._width, CPU, decodes=False)
+    sent = replace(step([2, 1], [9, 3]), hidden_rows=np.array([5, 0, 3], np.int32))
+    inputs.send(sent)
+    assert made._batch_from(inputs, with_adapters=False).hidden.tolist() == [[10, 11], [0, 1], [6, 7], [0, 1]]
+    assert made.run(sent).tolist() == [[10, 11], [0, 1], [6, 7]]
 
 
 def test_sizes_that_a_larger_one_outruns_are_left_out():

@@ -97,6 +97,7 @@ params_strategy = st.builds(
     stop_ids=st.lists(st.integers(0, VOCAB + 3), max_size=3).map(tuple),
     min_tokens=st.integers(0, 4),
     num_logprobs=st.integers(-1, 5),
+    logprob_ids=st.lists(token_ids, max_size=3, unique=True).map(tuple),
     num_candidates=st.sampled_from([0, 0, 0, 4, VOCAB + 1]),
     watermark=st.sampled_from([None, None, Watermark(), Watermark(gamma=0.9, delta=30.0, key=2**64 - 1)]),
     no_repeat_ngram=st.sampled_from([0, 0, 0, 1, 2, 3]),

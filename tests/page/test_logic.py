@@ -167,15 +167,19 @@ def test_an_answer_is_measured(page: Browser) -> None:
           time = 450; chunk({content: "."}, {finish_reason: "length"});
           const early = answer.stats.tokens;
           answer.add({id: "x", choices: [], usage: {prompt_tokens: 20, completion_tokens: 5,
-                                                   prompt_tokens_details: {cached_tokens: 16}}});
+                                                   prompt_tokens_details: {cached_tokens: 16},
+                                                   completion_tokens_details: {accepted_prediction_tokens: 2,
+                                                                               rejected_prediction_tokens: 1}}});
           return {early, content: answer.content, reasoning: answer.reasoning, stats: answer.stats,
                   said: m.describeStats(answer.stats, answer.finish)};
         }""",
     )
     assert answered["early"] == 3 and answered["content"] == "Yes." and answered["reasoning"] == "Hm."
-    assert answered["stats"] == {"tokens": 5, "ttft": 250, "rate": 20, "prompt": 20, "cached": 16}
+    drafts = {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1}
+    assert answered["stats"] == {"tokens": 5, "ttft": 250, "rate": 20, "prompt": 20, "cached": 16, "drafts": drafts}
     assert answered["said"] == (
-        "5 tokens · first after 250 ms · 20 tokens/s · prompt 20, 16 of it cached · ended at the token limit"
+        "5 tokens · first after 250 ms · 20 tokens/s · prompt 20, 16 of it cached · 2 of 3 draft tokens accepted · "
+        "ended at the token limit"
     )
 
 
@@ -253,6 +257,7 @@ def test_the_life_of_a_request(page: Browser) -> None:
         "num_prompt_tokens": 40,
         "num_cached_tokens": 16,
         "num_output_tokens": 7,
+        "drafts": {"num_tokens": 6, "lengths": [1, 0, 2]},
         "arrival": 10.0,
         "first_token": 12.0,
         "finished": 20.0,
@@ -296,7 +301,7 @@ def test_the_life_of_a_request(page: Browser) -> None:
     assert lived["state"] == "stop"
     assert lived["words"] == (
         "queued 1 s · 16 prompt tokens found in the cache · prefill 1.5 s in 3 chunks of 10 + 14 + 12 tokens"
-        " · preempted for 2 s · 7 tokens sampled in 5.5 s · ended by stop"
+        " · preempted for 2 s · 7 tokens sampled in 5.5 s · 4 of 6 draft tokens accepted · ended by stop"
     )
 
 

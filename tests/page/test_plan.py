@@ -134,6 +134,11 @@ def test_a_link_is_a_plan(page: Browser) -> None:
     assert page.js(own) == ["prefill 9,000", "decode 100"]
     assert page.js("document.querySelector('.attention .own').closest('tr').cells[0].textContent") == "GQA"
     assert page.js("document.querySelectorAll('.fits dl > div').length") == 7
+    assert "across several" in page.js("document.querySelector('.others').textContent")
+    gains = page.js(
+        "[...document.querySelectorAll('.drafts tbody tr')].map(row => parseFloat(row.cells[3].textContent))"
+    )
+    assert gains == sorted(gains) and gains[-1] > gains[0] > 0, "the more are accepted, the more they gain"
     page.js("location.hash = '#chat'")
     page.js("location.hash = '#plan'")
     page.wait("location.hash.includes('users=100')")  # what was chosen is still there

@@ -109,6 +109,44 @@ def test_q4_k_m_of_32_layers_has_the_types_that_llama_cpp_gives() -> None:
     assert tensor_type("Q4_K_M", "blk.1.ffn_gate_inp.weight", (8, 4096), context) == "F32"
 
 
+def test_i_quants_have_the_types_that_llama_cpp_gives() -> None:
+    context = FileTypeContext(num_layers=32, heads_a_kv_head=4, has_importance=True)
+
+    def types(method: str, layer: int) -> list[str]:
+        parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_down")
+        return [tensor_type(method, f"blk.{layer}.{part}.weight", (4096, 4096), context) for part in parts]
+
+    assert types("IQ2_XXS", 0) == ["IQ2_XXS", "IQ2_XXS", "Q4_K", "IQ2_XXS", "IQ2_XXS", "Q2_K"]
+    assert types("IQ2_M", 9) == ["IQ2_S", "IQ2_S", "Q4_K", "IQ3_S", "IQ2_S", "IQ2_S"]
+    assert types("IQ3_XXS", 9) == ["IQ2_S", "IQ2_S", "Q4_K", "IQ3_S", "IQ3_XXS", "IQ3_XXS"]
+    assert types("IQ3_XS", 9) == ["IQ3_XXS", "IQ3_XXS", "Q4_K", "IQ3_S", "IQ3_XXS", "IQ3_S"]
+    assert types("IQ4_XS", 0) == ["IQ4_XS", "IQ4_XS", "Q5_K", "IQ4_XS", "IQ4_XS", "IQ4_XS"]
+    assert tensor_type("IQ2_XS", "output.weight", (32000, 4096), context) == "Q5_K"
+    assert tensor_type("IQ3_XXS", "token_embd.weight", (32000, 4096), context) == "IQ3_S"
+    assert tensor_type("IQ3_S", "blk.0.attn_q.weight", (576, 576), context) == "IQ4_NL"
+
+
+def test_splits_are_read_back_by_quire_and_by_the_library(plain_llama: Path, tmp_path: Path) -> None:
+    whole = converted(plain_llama, tmp_path / "whole.gguf", "Q8_0")
+    first = tmp_path / "model-00001-of-00003.gguf"
+    converted(plain_llama, tmp_path / "model.gguf", "Q8_0", split_bytes=500_000)
+    files = sorted(tmp_path.glob("model-*.gguf"))
+    assert files[0] == first and len(files) == 3 and not [*tmp_path.glob("*.partial")]
+    assert all(file.stat().st_size < 520_000 for file in files)
+    for index, file in enumerate(files):
+        fields = gguf.GGUFReader(file).fields
+        assert (fields["split.no"].contents(), fields["split.count"].contents()) == (index, 3)
+        assert fields["split.tensors.count"].types == [gguf.GGUFValueType.INT32]
+        assert ("general.architecture" in fields) == (index == 0)
+    for name in open_checkpoint(whole).names():
+        assert np.array_equal(values(first, name), values(whole, name)), name
+    assert Tokenizer.load(first).encode("as before") == Tokenizer.load(whole).encode("as before")
+    again = converted(first, tmp_path / "again.gguf", "Q8_0", requantize=True)
+    assert again.stat().st_size == whole.stat().st_size
+    with pytest.raises(QuireError, match=r"model-00001-of-00003\.gguf exists already"):
+        converted(plain_llama, tmp_path / "model.gguf", "Q8_0", split_bytes=500_000)
+
+
 def sentencepiece_tokenizer(folder: Path) -> None:
     """BPE over characters with bytes to fall back on, as Llama 2 and Gemma have it."""
     from tokenizers import Tokenizer as Backend

@@ -5,10 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from quantize.plain_models import write_plain
 from quire.core.errors import QuireError
+from quire.executors.local import LocalExecutor
+from quire.executors.options import ExecutorOptions
 from quire.ops.dequantize import dequantize
+from quire.quantize.calibration import collect_importance, default_text, sequences
 from quire.quantize.command import CalibrationOptions, quantize
 from quire.quantize.float8 import to_e4m3
 from quire.quantize.floats import read_floats
@@ -19,20 +23,29 @@ from quire.quantize.plan import QuantizeOptions
 from quire.quantize.run import QuantizeRun
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
+from quire.weights.huggingface_checkpoint import HuggingFaceCheckpoint
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 # Root mean square of the error over that of the weights, normally distributed.
 ERRORS = {
     "W4A16": 0.12, "W4A16_ASYM": 0.11, "W3A16": 0.26, "W2A16": 0.75, "W8A16": 0.007, "W8A8": 0.008, "FP8": 0.03,
     "FP8_DYNAMIC": 0.03, "FP8_BLOCK": 0.03, "GPTQ": 0.12, "GPTQ_V2": 0.12, "AWQ": 0.11, "NF4": 0.1, "FP4": 0.13,
-    "LLM_INT8": 0.008,
+    "LLM_INT8": 0.008, "FP8_STATIC": 0.03, "MXFP4A16": 0.13,
 }  # fmt: skip
 
 
-def written(source: Path, out: Path, method: str, algorithm: str | None = "nearest", **formats: object) -> Path:
-    run = QuantizeRun(source, out, QuantizeOptions(method), FormatOptions(**formats))  # type: ignore[arg-type]
+def written(
+    source: Path, out: Path, method: str, algorithm: str = "nearest", ignore: str = "^$", **formats: object
+) -> Path:
+    run = QuantizeRun(source, out, QuantizeOptions(method, (ignore,)), FormatOptions(**formats))  # type: ignore[arg-type]
     options = CalibrationOptions(measured_tokens=0, num_tokens=512, length=128)
-    quantize(run, options, algorithm, GPTQOptions(act_order=bool(formats.get("act_order"))), lambda *_: None)
+    quantize(
+        run,
+        options,
+        algorithm,
+        GPTQOptions(order="activation" if formats.get("act_order") else "inputs"),
+        lambda *_: None,
+    )
     return out
 
 
@@ -56,7 +69,7 @@ def test_every_method_is_read_back_with_little_loss(method: str, plain_llama: Pa
 @pytest.mark.parametrize("method", ["W4A16", "W4A16_ASYM", "W3A16", "GPTQ", "GPTQ_V2", "AWQ", "W8A8"])
 def test_values_are_those_of_the_integers(method: str, plain_llama: Path, tmp_path: Path) -> None:
     out = written(plain_llama, tmp_path / "out", method)
-    grid = QuantizeRun(plain_llama, out, QuantizeOptions(method)).form.grid  # type: ignore[union-attr]
+    grid = QuantizeRun(plain_llama, out, QuantizeOptions(method)).forms.usual.grid  # type: ignore[union-attr]
     assert grid is not None
     integers = to_nearest(read_floats(open_checkpoint(plain_llama).tensor(Q_PROJ)), grid, None)
     assert np.array_equal(dequantize(open_checkpoint(out).tensor(Q_PROJ)), integers.values())
@@ -73,11 +86,12 @@ def test_values_are_those_of_the_integers(method: str, plain_llama: Path, tmp_pa
         ("AWQ", {}),
     ],
 )
-def test_gptq_is_read_back_and_loses_less_of_what_layers_compute(
-    method: str, formats: dict[str, object], plain_llama: Path, tmp_path: Path
-) -> None:
-    out = written(plain_llama, tmp_path / "out", method, "gptq", **formats)
+def test_gptq_is_read_back(method: str, formats: dict[str, object], plain_llama: Path, tmp_path: Path) -> None:
+    out = written(plain_llama, tmp_path / "out", method, "gptq", ignore="layers.1|mlp", **formats)
     assert 0 < error(plain_llama, out) < 1.2
+
+
+def test_gptq_loses_less_of_what_layers_compute(plain_llama: Path) -> None:
     w = read_floats(open_checkpoint(plain_llama).tensor(Q_PROJ))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(512, w.shape[1])).astype(np.float32) @ rng.normal(size=(w.shape[1],) * 2).astype(np.float32)
@@ -105,6 +119,69 @@ def test_layers_that_are_ignored_or_do_not_fit_stay_and_are_listed(plain_llama: 
     assert "lm_head" in config["ignore"] and "model.layers.0.mlp.up_proj" in config["ignore"]
     assert error(plain_llama, tmp_path / "out", "model.layers.0.mlp.up_proj.weight") == 0
     assert "3 of" in outcome.written.plan.notes[0]
+
+
+def test_static_scales_of_inputs_and_of_the_kv_cache(plain_llama: Path, tmp_path: Path) -> None:
+    run = QuantizeRun(plain_llama, tmp_path / "out", QuantizeOptions("FP8_STATIC", kv_scales=True))
+    calibration = CalibrationOptions(measured_tokens=0, num_tokens=256, length=64)
+    quantize(run, calibration, None, GPTQOptions(), lambda *_: None)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["kv_cache_scheme"]["num_bits"] == 8 and config["kv_cache_scheme"]["dynamic"] is False
+    group = config["config_groups"]["group_0"]
+    assert group["input_activations"]["strategy"] == "tensor" and group["input_activations"]["dynamic"] is False
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    used, _ = sequences(plain_llama, default_text(), 64, 256)
+    importance = collect_importance(open_checkpoint(plain_llama), used, "", lambda *_: None)
+    largest = importance.largest[Q_PROJ]
+    scale = stored[Q_PROJ.replace(".weight", ".input_scale")]
+    assert scale.shape == (1,) and np.isclose(float(scale[0]), largest / 448, rtol=1e-6)
+    checkpoint = open_checkpoint(tmp_path / "out")
+    assert isinstance(checkpoint, HuggingFaceCheckpoint)
+    assert set(checkpoint.names()) == set(open_checkpoint(plain_llama).names())
+    scales = checkpoint.kv_scales()
+    assert scales.keys() == {0, 1}
+    for layer, pair in scales.items():
+        assert np.allclose(pair, np.array(importance.kv_largest[layer]) / 448, rtol=1e-6)
+    for dtype, expected in (("fp8", scales[1]), ("float16", (1.0, 1.0))):
+        options = ExecutorOptions(backend="torch", kv_cache_dtype=dtype, max_model_len=64)
+        assert LocalExecutor(tmp_path / "out", options).load().spec.fp8_scales_of(1) == expected
+
+
+def test_an_fp8_cache_divides_by_the_scales_of_its_layer() -> None:
+    import torch
+
+    from quire.ops.opset import KVSpec
+    from quire.ops.reference.cache import TorchCache
+
+    k, v = torch.randn(5, 1, 8) * 4000, torch.randn(5, 1, 8) * 1e-3
+    plain, scaled = (TorchCache(KVSpec(1, 1, 8, 16, "fp8", 0, scales), 1, 0, "cpu") for scales in ((), ((40.0, 1e-5),)))
+    errors = []
+    for cache in (plain, scaled):
+        cache.write(0, torch.arange(5), k, v)
+        read = cache.read(0, torch.tensor([0]), 5)
+        errors.append([float((a - b).norm() / b.norm()) for a, b in zip(read, (k, v), strict=True)])
+    assert max(errors[1]) < 0.04 < 0.3 < min(errors[0])
+
+
+def test_kv_scales_belong_to_compressed_tensors(plain_llama: Path, tmp_path: Path) -> None:
+    run = QuantizeRun(plain_llama, tmp_path / "out", QuantizeOptions("GPTQ", kv_scales=True))
+    with pytest.raises(QuireError, match="--kv-cache-scales are part of compressed-tensors, and GPTQ is not"):
+        quantize(run, CalibrationOptions(measured_tokens=0), None, GPTQOptions(), lambda *_: None)
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_gptq_in_the_order_of_groups_keeps_them_and_loses_less(bits: int) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(64, 256)).astype(np.float32)
+    x = rng.normal(size=(512, 256)) @ rng.normal(size=(256, 256)) * rng.lognormal(0, 1, 256)
+    moments, grid = second_moments(x.astype(np.float32)), IntegerGrid(bits, 64, symmetric=True)
+    lost = {}
+    for order in ("inputs", "group", "activation"):
+        integers = gptq(w, moments, grid, GPTQOptions(order=order))
+        error = integers.values() - w
+        lost[order] = float(((error @ moments) * error).sum())
+        assert (integers.groups is None) == (order != "activation")
+    assert lost["group"] < 0.97 * lost["inputs"], lost
 
 
 def test_methods_are_found_by_the_names_people_know() -> None:

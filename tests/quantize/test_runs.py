@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -56,16 +57,19 @@ def test_a_stopped_run_goes_on_and_writes_the_same(
     method: str, algorithm: str | None, plain_llama: Path, tmp_path: Path
 ) -> None:
     suffix = ".gguf" if method == "Q4_K_M" else ""
-    whole, out = tmp_path / f"whole{suffix}", tmp_path / f"again{suffix}"
-    finished(run_of(plain_llama, whole, method), algorithm)
+    whole, again = (
+        run_of(plain_llama, tmp_path / f"{name}{suffix}", method, ignore=("mlp",)) for name in ("whole", "again")
+    )
+    finished(whole, algorithm)
     calibration = CalibrationOptions(measured_tokens=0, num_tokens=512, length=128)
     with pytest.raises(Stop):
         report = stopping_after(6)
-        quantize(run_of(plain_llama, out, method), calibration, algorithm, GPTQOptions(), report)  # type: ignore[arg-type]
-    assert not out.exists() and out.with_name(out.name + ".partial").is_dir()
-    assert finished(run_of(plain_llama, out, method), algorithm) > 0
-    assert [*contents(out).values()] == [*contents(whole).values()]
-    assert not out.with_name(out.name + ".partial").exists()
+        quantize(again, calibration, algorithm, GPTQOptions(), report)  # type: ignore[arg-type]
+    partial = again.out.with_name(again.out.name + ".partial")
+    assert not again.out.exists() and partial.is_dir()
+    assert finished(again, algorithm) > 0
+    assert [*contents(again.out).values()] == [*contents(whole.out).values()]
+    assert not partial.exists()
 
 
 def test_other_settings_start_over(plain_llama: Path, tmp_path: Path) -> None:
@@ -184,6 +188,9 @@ def test_an_output_is_never_overwritten(plain_llama: Path, tmp_path: Path) -> No
         (["out", "--method", "W4A16", "--group-size", "48"], "--group-size is 48"),
         (["out", "--method", "FP8", "--algorithm", "gptq"], "--algorithm gptq is for integers"),
         (["out", "--method", "W4A16", "--act-order"], "--act-order is an order of GPTQ"),
+        (["out", "--method", "W4A16", "--act-order", "group"], "--act-order is an order of GPTQ"),
+        (["out.gguf", "--method", "Q8_0", "--split-max-size", "1"], "--split-max-size is 1"),
+        (["out", "--method", "FP8_STATIC", "--imatrix", "x.gguf"], "needs the largest inputs"),
         (["out", "--method", "W4A16", "--ignore", "("], "is no regex"),
         (["out.gguf", "--method", "Q4_0", "--output-tensor-type", "Q9"], "--output-tensor-type is Q9"),
         (["out.gguf", "--method", "Q4_0", "--calibrate", "no.txt"], "no.txt cannot be read"),
@@ -226,12 +233,22 @@ def test_the_command_reports_as_text_and_as_json(
     assert "FP8_BLOCK" in capsys.readouterr().out
 
 
-def test_the_table_has_a_line_for_each_method(plain_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_line_for_each_method(
+    plain_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--report-tokens", "96", "--sequence-length", "64", "--calibration-tokens", "128", "-q"]
-    assert main(["quantize", "--table", str(plain_llama), "--methods", "Q8_0,Q4_0,W4A16", *flags, "--json"]) == 0
+    table = ["quantize", "--table", str(plain_llama), *flags]
+    assert main([*table, "--methods", "Q8_0,Q4_0,W4A16", "--no-speed", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["methods"]
     divergences = [row["quality"]["kl"]["value"] for row in rows]
-    assert [row["method"] for row in rows] == ["Q8_0", "Q4_0", "W4A16"]
-    assert divergences[0] < 0.1 * divergences[1]
-    assert main(["quantize", "--table", str(plain_llama), "--methods", "Q8_0", *flags]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("Q8_0")
+    assert [row["method"] for row in rows] == ["original", "Q8_0", "Q4_0", "W4A16"]
+    assert divergences[0] == 0 and rows[0]["bits_per_weight"] == 32
+    assert divergences[1] < 0.1 * divergences[2]
+    chart = tmp_path / "chart.svg"
+    assert main([*table, "--methods", "Q8_0", "--chart", str(chart)]) == 0
+    heading, original, row = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heading[:5] == ["method", "bits", "MB", "memory", "MB"] and (original[0], row[0]) == ("original", "Q8_0")
+    assert all(float(cell.replace(",", "")) > 0 for cell in row[1:6])  # bits, MB, memory, tokens a second, perplexity
+    picture = ElementTree.parse(chart).getroot()
+    text = "".join(picture.itertext())
+    assert picture.tag.endswith("svg") and all(word in text for word in ("Q8_0", "Peak memory", "tokens a second"))

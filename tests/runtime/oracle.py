@@ -6,6 +6,16 @@ from collections.abc import Mapping, Sequence
 from quire.core.draft_tree import ROOT, DraftTree
 from quire.ops.opset import Int32
 from quire.runtime.spec.proposer import Proposer
+from quire.runtime.spec.proposers import Proposers
+
+
+def oracle(texts: Sequence[Sequence[int]], vocab: int, method: str = "ngram") -> Proposers:
+    """In place of that method."""
+    return Proposers([(method, Oracle(texts, vocab))], {method: 5})
+
+
+def tree_oracle(texts: Sequence[Sequence[int]], vocab: int, method: str = "ngram") -> Proposers:
+    return Proposers([(method, TreeOracle(texts, vocab))], {method: 5})
 
 
 class Oracle(Proposer):
@@ -14,7 +24,7 @@ class Oracle(Proposer):
         self._texts, self._vocab = [list(text) for text in texts], vocab
         self._chance = random.Random(5)
 
-    def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
         guesses = {}
         for row, tokens in known.items():
             text = next((text for text in self._texts if text[: len(tokens)] == tokens.tolist()), [])
@@ -34,7 +44,7 @@ class TreeOracle(Proposer):
         self._texts, self._vocab, self._max_nodes = [list(text) for text in texts], vocab, max_nodes
         self._chance = random.Random(7)
 
-    def propose(self, known: Mapping[int, Int32]) -> dict[int, DraftTree]:
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, DraftTree]:
         trees = {row: self._tree(tokens.tolist()) for row, tokens in known.items()}
         return {row: tree for row, tree in trees.items() if tree.tokens}
 

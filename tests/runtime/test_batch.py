@@ -35,7 +35,7 @@ def test_a_mixed_step() -> None:
     assert step.sampling.tolist() == [0]
     for name in type(batch).__slots__:
         array = getattr(batch, name)
-        if name not in ("source_lens", "source_tables", "ancestors"):  # of encoders, and of trees
+        if name not in ("source_lens", "source_tables", "ancestors", "hidden_rows"):  # which other files tell
             assert array.dtype == np.int32 and array.flags.c_contiguous, name
 
 

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from fakes import make_drafts_free
+from quire.core.draft_policy import ANY_METHOD, DraftPolicy
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
-from runtime.oracle import Oracle, TreeOracle
+from runtime.oracle import oracle, tree_oracle
 from runtime.tiny_model import BACKENDS, BLOCK_SIZE, MAX_LEN, MODELS, NATIVE, WINDOWS, make_runner
 
 pytestmark = pytest.mark.slow
@@ -57,8 +58,7 @@ def serve(
         max_num_seqs=rows, max_num_batched_tokens=budget, max_model_len=MAX_LEN, block_size=BLOCK_SIZE
     )
     runner = make_runner(backend, num_blocks, host, rows, model)
-    oracle = TreeOracle if trees else Oracle
-    runner.proposer = oracle(texts(told), 97) if told else None
+    runner.proposer = (tree_oracle if trees else oracle)(texts(told), 97, ANY_METHOD) if told else None
     window = max(WINDOWS) if model == "mistral" and not alone else 0
     scheduler = Scheduler(
         limits,
@@ -67,7 +67,7 @@ def serve(
         prefix_caching=not alone,
         ahead=ahead,
         window=window,
-        drafts=bool(told),
+        drafts=DraftPolicy() if told else None,
     )
     if told:
         make_drafts_free(scheduler.speculation)

@@ -9,27 +9,27 @@ import pytest
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.ops.compiled import native
-from quire.runtime.spec import read_config
 from quire.runtime.spec import suffix as suffix_module
+from quire.runtime.spec.config import read_config
 from quire.runtime.spec.suffix import Suffix
 
 BORDER = -1
 MAX_MATCHES = 48  # as in native/src/token_history.cpp
 
 
-def proposer(num_tokens: int = 8, **keys: float) -> Suffix:
-    config = read_config(None, "suffix", num_tokens)
+def proposer(**keys: float) -> Suffix:
+    config = read_config(None, "suffix")
     assert config is not None
     context: Any = None
-    return Suffix(context, num_tokens, **{**config.keys, **keys})  # type: ignore[arg-type]
+    return Suffix(context, 8, **{**config.methods[0].keys, **keys})  # type: ignore[arg-type]
 
 
 def admit(one: Suffix, row: int, num_prompt: int, tenant: str = "") -> None:
     one.admit(Admission(row, SamplingParams(), 0, [], num_prompt, [], [], namespace=(tenant, "", "")))
 
 
-def propose(one: Suffix, row: int, *tokens: int) -> list[int]:
-    return one.propose({row: np.array(tokens, np.int32)}).get(row, [])
+def propose(one: Suffix, row: int, *tokens: int, count: int = 8) -> list[int]:
+    return one.propose({row: np.array(tokens, np.int32)}, {row: count}).get(row, [])
 
 
 def history(*texts: list[int]) -> Any:
@@ -101,9 +101,9 @@ def test_what_most_continued_with_is_proposed() -> None:
 
 
 def test_a_pattern_goes_on() -> None:
-    one = proposer(num_tokens=5)
+    one = proposer()
     admit(one, 0, 2)
-    assert propose(one, 0, 4, 5, 6, 4, 5, 6, 4, 5, 6) == [4, 5, 6, 4, 5]
+    assert propose(one, 0, 4, 5, 6, 4, 5, 6, 4, 5, 6, count=5) == [4, 5, 6, 4, 5]
 
 
 def test_answers_are_found_by_later_requests_and_prompts_are_not() -> None:

@@ -19,7 +19,7 @@ def running_server() -> Iterator[Running]:
 @pytest.fixture
 def server(running_server: Running) -> Iterator[Running]:
     yield running_server
-    running_server.service.says = None
+    running_server.service.says = running_server.service.drafts = None
     running_server.service.tokenizer.chat_template = CHATML
 
 

@@ -16,7 +16,7 @@ from quire.client.generate_request import GenerateRequest
 from quire.client.generation_config import GenerationConfig
 from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
-from quire.core.request import IdLogprob, SequenceEvent
+from quire.core.request import DraftUsage, IdLogprob, SequenceEvent
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.event import TextEvent
 from quire.text.stream import CompletionText
@@ -107,6 +107,7 @@ class FakeStream:
                 if out.finish_reason:
                     del samples[index]
                 out.final = not samples
+                out.drafts = self._service.drafts
                 yield out
             position += 1
         self._end("stop")
@@ -137,7 +138,8 @@ class FakeStream:
         token = script[position % len(script)] if params.ignore_eos else script[min(position, len(script) - 1)]
         event = SequenceEvent(request_id=self.id, index=index, tokens=[token], num_cached=4)
         if params.logprobs is not None:
-            event.logprobs = [_choices(token, params.logprobs)]
+            listed = [IdLogprob(each, -9.0, 200) for each in params.logprob_token_ids or ()]
+            event.logprobs = [_choices(token, params.logprobs) + listed]
         if (token == EOS and not params.ignore_eos) or token in params.stop_token_ids:
             event.finish_reason, event.stop_token = "stop", token
         elif position + 1 >= self._most_tokens():
@@ -178,6 +180,7 @@ class FakeService:
         self.seen: list[GenerateRequest] = []
         self.reset_tenants: list[str] = []  # whose prefixes were to be forgotten
         self.says: str | None = None  # the answer to everything, where that is easier
+        self.drafts: DraftUsage | None = None  # of every request
 
     async def submit(self, request: GenerateRequest) -> FakeStream:
         self.seen.append(request)

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.core.request import DraftUsage
 from server.fake_service import ByteTokenizer, answer
 from server.running import Running, running
 
@@ -42,6 +43,14 @@ def test_a_stream_has_no_done_and_ends_with_the_facts(server: Running) -> None:
     assert "".join(each["content"] for each in told) == ANSWER[:8]
     assert [each["stop"] for each in told] == [False] * (len(told) - 1) + [True]
     assert told[-1]["timings"]["predicted_n"] == 8 and "timings" not in told[0]
+
+
+def test_timings_tell_what_was_accepted(server: Running) -> None:
+    body = {"prompt": "Hello", "n_predict": 3}
+    assert "draft_n" not in server.http.post("/completion", json=body).json()["timings"]
+    server.service.drafts = DraftUsage(5, [1, 0, 1])
+    timings = server.http.post("/completion", json=body).json()["timings"]
+    assert (timings["draft_n"], timings["draft_n_accepted"]) == (5, 2)
 
 
 def test_its_defaults_and_fields_reach_the_sampler(server: Running) -> None:

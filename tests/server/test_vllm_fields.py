@@ -3,6 +3,7 @@
 import openai
 import pytest
 
+from quire.core.request import DraftUsage
 from server.running import Running
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -81,6 +82,34 @@ def test_keys_that_clients_read_are_there(client: openai.OpenAI, server: Running
     assert usage is not None and usage.input_tokens_details.cache_write_tokens == 0
 
 
+def test_an_answer_tells_what_was_accepted(client: openai.OpenAI, server: Running) -> None:
+    plain = server.chat().json()
+    assert "metrics" not in plain and "completion_tokens_details" not in plain["usage"]
+    server.service.drafts = DraftUsage()
+    for num_tokens, num_accepted in ((3, 3), (3, 0), (2, 1), (3, 3)):
+        server.service.drafts.add(num_tokens, num_accepted)
+    expected = {
+        "mean_acceptance_length": 1 + 7 / 4,
+        "draft_acceptance_rate": 7 / 11,
+        "acceptance_histogram": [1, 1, 0, 2],
+        "num_spec_steps": 4,
+        "num_accepted_draft_tokens": 7,
+        "num_draft_tokens": 11,
+    }
+    for answer in (server.chat().json(), server.complete().json()):
+        assert answer["metrics"] == {"speculative_decoding": expected}
+        assert answer["usage"]["completion_tokens_details"] == {
+            "accepted_prediction_tokens": 7,
+            "rejected_prediction_tokens": 4,
+        }
+    usage = {"include_usage": True}
+    *_, last = client.chat.completions.create(model="fake", messages=HELLO, stream=True, stream_options=usage)
+    assert last.usage is not None and last.usage.completion_tokens_details is not None
+    assert last.usage.completion_tokens_details.accepted_prediction_tokens == 7
+    assert last.model_extra == {"metrics": {"speculative_decoding": expected}}
+    assert server.complete(prompt=["a", "b"]).json()["metrics"]["speculative_decoding"]["num_draft_tokens"] == 22
+
+
 def test_token_strs_are_those_of_the_vocabulary(server: Running) -> None:
     asked = {"prompt": "a b", "add_special_tokens": False, "return_token_strs": True}
     assert server.http.post("/tokenize", json=asked).json()["token_strs"] == ["a", "Ġ", "b"]
@@ -90,3 +119,21 @@ def test_token_strs_are_those_of_the_vocabulary(server: Running) -> None:
 def test_ids_of_sessions_are_taken(server: Running, field: str) -> None:
     assert server.chat(**{field: "x"}).status_code == 200
     assert server.complete(**{field: "x"}).status_code == 200
+
+
+def test_logprobs_of_listed_tokens(client: openai.OpenAI, server: Running) -> None:
+    listed = {"logprob_token_ids": [ord("x"), ord("y")]}
+    asked = {"model": "fake", "messages": HELLO, "max_tokens": 1, "extra_body": listed}
+    for more, others in (({}, ["S"]), ({"logprobs": True, "top_logprobs": 2}, ["S", "T"])):
+        [token] = client.chat.completions.create(**asked, **more).choices[0].logprobs.content
+        assert [top.token for top in token.top_logprobs] == [*others, "x", "y"]
+    shown = client.completions.create(model="fake", prompt="a", max_tokens=1, extra_body=listed).choices[0].logprobs
+    assert shown.top_logprobs == [{"S": -0.25, "x": -9.0, "y": -9.0}]
+    for wrong in (list(range(129)), "x"):
+        assert server.chat(logprob_token_ids=wrong).json()["error"]["param"] == "logprob_token_ids"
+    assert server.chat(logprob_token_ids=[]).json()["choices"][0]["logprobs"] is None
+
+
+def test_a_beam_search_has_no_listed_tokens(server: Running) -> None:
+    refused = server.complete(use_beam_search=True, n=2, logprob_token_ids=[1])
+    assert refused.json()["error"]["param"] == "logprob_token_ids"

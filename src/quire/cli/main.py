@@ -22,6 +22,7 @@ COMMANDS = {  # name: (module, what it does)
     "pull": ("quire.cli.pull", "download a model"),
     "models": ("quire.cli.models", "list the downloaded models"),
     "quantize": ("quire.cli.quantize", "quantize or convert a checkpoint, and measure what it lost"),
+    "train-head": ("quire.cli.train_head", "teach a draft head (EAGLE-3, Medusa) to a model with its own answers"),
     "cache": ("quire.cli.cache", "show, check or clear the prefixes that engines keep on disk"),
     "bench": ("quire.cli.bench.command", "measure how fast a model runs here"),
     "plan": ("quire.cli.plan", "show what a model needs, can reach and costs, before it is started"),

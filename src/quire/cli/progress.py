@@ -37,6 +37,10 @@ class ProgressLine:
             left = f"{format_seconds(seconds / share - seconds)} left" if share > 0.01 else ""
             self._write(f"\r{phase} {'━' * int(WIDTH * share):{WIDTH}} {100 * share:3.0f} % {left}\033[K")
 
+    def note(self, text: str) -> None:
+        """A line that stays, above the bar."""
+        self._end(text)
+
     def _end(self, text: str) -> None:
         if not self._quiet:
             self._write(f"\r{text}\033[K\n" if self._live else f"{text}\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
 from quire.cli.progress import ProgressLine
-from quire.cli.quantize_flags import add_flags, calibration_options, make_run
+from quire.cli.quantize_flags import add_flags, calibration_options, gptq_options, make_run, mix_target
 from quire.cli.quantize_table import print_table
 
 if TYPE_CHECKING:
@@ -18,10 +18,11 @@ EXAMPLES = """\
   quire quantize ./llama llama-q4.gguf --method Q4_K_M --calibrate       ranges weighted by importance
   quire quantize ./llama ./llama-w4 --method W4A16 --algorithm gptq --calibrate texts.txt
   quire quantize ./llama ./llama-fp8 --method FP8_DYNAMIC
+  quire quantize ./llama llama.gguf --target-size 4.5GB                  the best mix of types of that size
   quire quantize ./llama llama.gguf --method F16                         only convert
   quire quantize model.gguf ./folder --method BF16                       and back
   quire quantize ./llama ./merged --method BF16 --lora ./adapter         merge an adapter
-  quire quantize --table ./llama --methods Q8_0,Q4_K_M,W4A16             compare methods
+  quire quantize --table ./llama --methods Q8_0,Q4_K_M,W4A16 --chart methods.svg   compare methods
   quire quantize --list                                                  the methods
 """
 
@@ -39,7 +40,8 @@ def run(argv: Sequence[str]) -> int:
         )
     if arguments.table:
         return print_table(arguments)
-    if arguments.out is None or arguments.method is None:
+    methods = (arguments.method, arguments.target_bits, arguments.target_size)
+    if arguments.out is None or all(method is None for method in methods):
         missing = "an output" if arguments.out is None else "--method"
         raise UsageError(f"{missing} is missing", "for example `quire quantize ./llama llama.gguf --method Q4_K_M`")
     return _quantize(arguments)
@@ -48,13 +50,14 @@ def run(argv: Sequence[str]) -> int:
 def _quantize(arguments: Namespace) -> int:
     from quire.hub import resolve_model
     from quire.quantize.command import quantize
-    from quire.quantize.gptq import GPTQOptions
+    from quire.quantize.mix_plan import usual_method
 
+    target, out = mix_target(arguments), Path(arguments.out)
     source = resolve_model(arguments.model, progress=not arguments.quiet).path
-    job = make_run(arguments, source, Path(arguments.out), arguments.method)
-    options = GPTQOptions(damping=arguments.damping, act_order=arguments.act_order)
+    job = make_run(arguments, source, out, arguments.method if target is None else usual_method(out))
+    calibration, options = calibration_options(arguments), gptq_options(arguments)
     with ProgressLine(quiet=arguments.quiet) as progress:
-        outcome = quantize(job, calibration_options(arguments), arguments.algorithm, options, progress.update)
+        outcome = quantize(job, calibration, arguments.algorithm, options, progress.update, target)
     if arguments.json:
         print(json.dumps(outcome.as_json(), indent=2))
     else:

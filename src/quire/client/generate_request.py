@@ -30,6 +30,7 @@ class GenerateRequest:
     tenant: str = ""
     salt: str = ""
     priority: int = 0
+    weight: float = 1.0  # of its tenant's share
     adapter: str = ""  # the name of a LoRA adapter; none: the model as it is
     timeout: float | None = None  # seconds until the request is given up
     delivered: list[list[int]] = field(default_factory=list)  # tokens of the one completion, by event: it goes on there

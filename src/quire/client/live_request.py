@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 from quire.core.records import RequestRecord
-from quire.core.request import FinishReason, Request, SequenceEvent
+from quire.core.request import DraftUsage, FinishReason, Request, SequenceEvent
 from quire.text.event import TextEvent
 from quire.text.stream import CompletionText
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -29,6 +29,7 @@ class LiveRequest:
         self._num_repeated = 0  # prompt logprobs to skip after a resumption
         self._num_cached = 0
         self._num_unseen = 0
+        self._drafts = DraftUsage()
         self._admitted: float | None = None
         self._first: float | None = None
         self._last: float | None = None
@@ -52,6 +53,9 @@ class LiveRequest:
             self._ended[event.index] = True
         text.num_prompt_tokens = len(self.request.prompt_ids)
         self._num_cached = text.num_cached_tokens = max(event.num_cached, self._num_cached)
+        for num_tokens, num_accepted in event.verified:
+            self._drafts.add(num_tokens, num_accepted)
+        text.drafts = self._drafts if self._drafts.num_tokens else None
         text.final = all(self._ended)
         if text.final:
             assert text.finish_reason
@@ -103,4 +107,5 @@ class LiveRequest:
             first_token=self._first,
             last_token=self._last,
             finished=time.monotonic(),
+            drafts=self._drafts,
         )

@@ -34,6 +34,12 @@ class ManyModels:
 
     def __init__(self, options: Mapping[str, EngineOptions], max_loaded: int, observe: Observe | None = None) -> None:
         assert options and max_loaded >= 1
+        if len(options) > 1 and any(each.kv_events for each in options.values()):
+            raise BadRequest(
+                f"{len(options)} models would publish KV events on one endpoint",
+                "serve each with a `quire serve` of its own, with a gateway before them",
+                param="kv_events_config",
+            )
         self._slots = {name: Slot(self, name, each) for name, each in options.items()}
         self._max_loaded = max_loaded
         self._observe = observe

@@ -105,6 +105,7 @@ class Prompter:
             salt=request.salt,
             adapter=request.adapter,
             priority=request.priority,
+            weight=request.weight,
             arrival=now,
             deadline=None if request.timeout is None else now + request.timeout,
         )
@@ -174,7 +175,7 @@ class Prompter:
     def _complete_params(self, params: SamplingParams) -> SamplingParams:
         """With a seed, with bad words and sequence breakers as ids, and with the defaults of structured output; token
         ids checked against the vocabulary."""
-        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids", "logprob_token_ids"):
             self._check_ids(name, getattr(params, name) or ())
         if (num_allowed := len(params.allowed_token_ids or ())) > self.vocab_size:
             raise BadRequest(

@@ -1,103 +1,115 @@
-"""How many draft tokens a step verifies.
+"""How many draft tokens pay.
 
-An accepted draft token saves a step, and every draft token makes its step longer. Two estimates are weighed: the
-acceptance rate of a sequence, from its drafts so far (verified or not), and the cost of a token, from the steps so far.
-The likeliest draft tokens of all sequences are taken, as long as each raises the expected tokens per second."""
+An accepted draft token saves a step. Every draft token makes the step that verifies it longer, and may take time to
+propose. Both are estimated: how likely a draft is accepted, from the drafts of its sequence and of its method so far
+(`acceptance.py`), and what it costs, from the steps so far (`step_cost.py`). The likeliest draft tokens of all
+sequences are taken, as many as give the most tokens per second."""
 
 from collections.abc import Sequence
+from itertools import islice
 
-INITIAL_ACCEPTANCE_RATE = 0.5  # of a sequence without drafts so far
-ACCEPTANCE_EMA_WEIGHT = 0.2  # of one draft token in the moving average of a sequence's acceptance rate
-STEP_COST_EMA_WEIGHT = 0.05  # of one step in the moving averages of the cost model
-PRIOR_TOKEN_COST = 0.4  # of one more token, as a fraction of a step of one token, until steps have been measured
-PRIOR_WEIGHT = 0.5  # of the prior in the regression; compare with the variance of tokens per step
-MIN_GAIN_PER_COST = 1.1  # expected gain of a draft token over its cost; both are estimates
-MAX_STEP_OUTLIER = 3.0  # a longer step, in multiples of its predicted time, counts as this: something delayed it
+from quire.core.acceptance import expected_tokens
+from quire.core.step_cost import StepCostModel
 
-
-class AcceptanceRate:
-    """The probability that the next draft token of a sequence is accepted."""
-
-    __slots__ = ("rate",)
-
-    def __init__(self) -> None:
-        self.rate = INITIAL_ACCEPTANCE_RATE
-
-    def update(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
-        """Compare `drafts` with the sampled `tokens`, up to the first rejected one: those behind it teach nothing."""
-        for draft, token in zip(drafts, tokens, strict=False):
-            self.rate += ((draft == token) - self.rate) * ACCEPTANCE_EMA_WEIGHT
-            if draft != token:
-                return
-
-    def expected_tokens(self, count: int) -> float:
-        """Tokens that a step with `count` draft tokens yields: the accepted ones and the one sampled after them."""
-        return sum(self.rate**position for position in range(count + 1))
-
-
-class StepCostModel:
-    """The time of a step without prompts as a line, seconds = a + b * tokens, fitted to the latest steps."""
-
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0  # moving averages
-        self._variance = self._covariance = 0.0
-        self._known = False
-
-    def record_step(self, num_tokens: int, seconds: float) -> None:
-        if not self._known:
-            self._tokens, self._seconds, self._known = float(num_tokens), seconds, True
-            return
-        seconds = min(seconds, MAX_STEP_OUTLIER * self.seconds(num_tokens))
-        weight, dx, dy = STEP_COST_EMA_WEIGHT, num_tokens - self._tokens, seconds - self._seconds
-        self._tokens += weight * dx
-        self._seconds += weight * dy
-        self._variance = (1 - weight) * (self._variance + weight * dx * dx)
-        self._covariance = (1 - weight) * (self._covariance + weight * dx * dy)
-
-    def seconds(self, num_tokens: int) -> float:
-        """The predicted time of a step; in multiples of a step of one token until a step has been measured."""
-        if not self._known:
-            return 1.0 + PRIOR_TOKEN_COST * (num_tokens - 1)
-        return self._seconds + self.seconds_per_token * (num_tokens - self._tokens)
-
-    @property
-    def seconds_per_token(self) -> float:
-        """The slope of the line, between 0 and the mean time per token."""
-        if not self._known:
-            return PRIOR_TOKEN_COST
-        prior = self._seconds * PRIOR_TOKEN_COST / (1.0 + PRIOR_TOKEN_COST * (self._tokens - 1.0))
-        slope = (self._covariance + PRIOR_WEIGHT * prior) / (self._variance + PRIOR_WEIGHT)
-        return min(max(slope, 0.0), self._seconds / self._tokens)
+COST_MARGIN = 1.1  # by which costs are raised: they and gains are estimates
+MIN_RATE = 0.05  # drafts that are less likely are left alone
 
 
 class DraftBudget:
-    """Chooses how many draft tokens of each sequence join a step."""
+    """Chooses how many draft tokens of each sequence are verified in a step, or proposed after it."""
 
-    def __init__(self, ahead: int = 0) -> None:
+    def __init__(self, token_cost: float, ahead: int = 0) -> None:
         """`ahead`: the depth of async scheduling, 0 without."""
-        self.step_cost = StepCostModel()
+        self.step_cost = StepCostModel(token_cost)
         self._ahead = ahead
 
-    def choose(self, offers: Sequence[tuple[AcceptanceRate, int]], num_tokens: int, max_drafts: int) -> list[int]:
+    def choose(self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int) -> list[int]:
         """How many draft tokens of each offer (acceptance rate, draft tokens) to add to a step of `num_tokens`."""
-        counts = [0] * len(offers)
-        expected, seconds = float(num_tokens), self.step_cost.seconds(num_tokens)
-        seconds_per_token = self.step_cost.seconds_per_token
-        ranked = sorted(  # the likeliest first; position p of a draft is accepted with probability rate ** p
-            (-(acceptance.rate**position), position, index)
-            for index, (acceptance, num_drafts) in enumerate(offers)
-            if acceptance.rate * seconds > expected * seconds_per_token * MIN_GAIN_PER_COST
-            for position in range(1, num_drafts + 1)
-        )
-        for negative_probability, _, index in ranked[:max_drafts]:
-            if -negative_probability * seconds <= expected * seconds_per_token * MIN_GAIN_PER_COST:
-                break
-            expected -= negative_probability
-            seconds += seconds_per_token
-            counts[index] += 1
-        return counts
+        seconds, expected = self.step_cost.seconds(num_tokens), float(num_tokens)
+        probabilities = self._likely(offers, num_tokens)
+        best, threshold, num_chosen = expected / seconds, 2.0, 0
+        added = self.step_cost.added_seconds(num_tokens)
+        for number, probability in enumerate(probabilities[:max_drafts], 1):  # the likeliest first
+            expected += probability
+            seconds += COST_MARGIN * next(added)
+            if expected > best * seconds:
+                best, threshold, num_chosen = expected / seconds, probability, number
+        return _counts(offers, threshold, num_chosen)
 
-    def should_wait(self, acceptance: AcceptanceRate, drafts: Sequence[int]) -> bool:
-        """Whether a sequence gains more from verifying drafts in its next step than from the `ahead` steps that it
-        misses while it waits for its token."""
-        return bool(drafts) and acceptance.expected_tokens(len(drafts)) > 1 + self._ahead
+    def _likely(self, offers: Sequence[tuple[float, int]], num_tokens: int) -> list[float]:
+        """The probabilities of all draft tokens that may pay, the greatest first: position p of a draft is accepted
+        with probability rate ** p."""
+        last = num_tokens + sum(num_drafts for _, num_drafts in offers)
+        cheapest = COST_MARGIN * self.step_cost.min_slope(num_tokens, last) * num_tokens
+        least = max(cheapest / self.step_cost.seconds(num_tokens), MIN_RATE)
+        probabilities = []
+        for rate, num_drafts in offers:
+            probability = rate
+            while num_drafts and probability > least:
+                probabilities.append(probability)
+                probability *= rate
+                num_drafts -= 1
+        probabilities.sort(reverse=True)
+        return probabilities
+
+    def choose_asked(
+        self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int, draft_seconds: Sequence[float]
+    ) -> list[int]:
+        """The same, for drafts that have to be proposed first: [r] seconds for one more of each of r + 1 sequences. One
+        position after the other, each for the likeliest of the sequences that have the position before."""
+        best_counts = [0] * len(offers)
+        if not self._may_pay(offers, num_tokens, draft_seconds[len(offers) - 1] / len(offers)):
+            return best_counts
+        max_drafts = min(max_drafts, sum(num_drafts for _, num_drafts in offers))
+        added = list(islice(self.step_cost.added_seconds(num_tokens), max_drafts))
+        seconds, expected, num_drafts = self.step_cost.seconds(num_tokens), float(num_tokens), 0
+        best, counts = expected / seconds, best_counts
+        rows = sorted(range(len(offers)), key=lambda index: -offers[index][0])
+        for position in range(1, 1 + max(num_drafts for _, num_drafts in offers)):
+            rows = [index for index in rows if offers[index][1] >= position]
+            more, verifying, choice = expected, 0.0, (0.0, 0, expected, seconds)
+            for number, index in enumerate(rows[: max_drafts - num_drafts]):
+                more += offers[index][0] ** position
+                verifying += added[num_drafts + number]
+                longer = seconds + COST_MARGIN * (verifying + draft_seconds[number])
+                if more > choice[0] * longer:
+                    choice = (more / longer, number + 1, more, longer)
+            ratio, num_rows, expected, seconds = choice
+            rows, num_drafts = rows[:num_rows], num_drafts + num_rows
+            counts = counts[:]
+            for index in rows:
+                counts[index] += 1
+            if ratio > best:
+                best, best_counts = ratio, counts
+        return best_counts
+
+    def _may_pay(self, offers: Sequence[tuple[float, int]], num_tokens: int, draft_seconds: float = 0.0) -> bool:
+        """False if even the likeliest draft token, wherever tokens are cheapest, costs more than it gains."""
+        rate = max((rate for rate, num_drafts in offers if num_drafts), default=0.0)
+        last = num_tokens + sum(num_drafts for _, num_drafts in offers)
+        cost = COST_MARGIN * (self.step_cost.min_slope(num_tokens, last) + draft_seconds)
+        return rate >= MIN_RATE and rate * self.step_cost.seconds(num_tokens) > cost * num_tokens
+
+    def saved_seconds(self, rate: float, count: int, num_tokens: int, draft_seconds: float) -> float:
+        """What each token of a sequence saves if `count` drafts, which take `draft_seconds` each to propose, are added
+        to all its steps, of `num_tokens` otherwise."""
+        accepted = expected_tokens(rate, count) - 1.0
+        cost = sum(islice(self.step_cost.added_seconds(num_tokens), count)) + count * draft_seconds
+        worth = accepted * self.step_cost.seconds(num_tokens) / num_tokens
+        return (worth - COST_MARGIN * cost) / (1.0 + accepted)
+
+    def should_wait(self, rate: float, count: int) -> bool:
+        """Whether a sequence gains more from verifying `count` drafts in its next step than from the `ahead` steps that
+        it misses while it waits for its token."""
+        return count > 0 and expected_tokens(rate, count) > 1 + self._ahead
+
+
+def _counts(offers: Sequence[tuple[float, int]], threshold: float, num_chosen: int) -> list[int]:
+    """Of each offer, the draft tokens whose probability is at least `threshold`; `num_chosen` in all."""
+    counts = []
+    for rate, num_drafts in offers:
+        count, probability = 0, rate
+        while count < num_drafts and probability >= threshold and num_chosen:
+            count, probability, num_chosen = count + 1, probability * rate, num_chosen - 1
+        counts.append(count)
+    return counts

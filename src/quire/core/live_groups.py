@@ -8,6 +8,7 @@ from itertools import count as count_from
 
 from quire.core.adapters import AdapterSlots
 from quire.core.errors import BadRequest, QueueFull
+from quire.core.fair_order import FairOrder
 from quire.core.kv_blocks import KVBlocks
 from quire.core.limits import SchedulerLimits, refuse_impossible
 from quire.core.plan import StepPlan
@@ -22,8 +23,16 @@ class LiveGroups:
     """A live sequence runs, waits in the queue, or waits outside of the queue for its group's prompt."""
 
     def __init__(
-        self, limits: SchedulerLimits, policy: Policy, kv_blocks: KVBlocks, rows: RowTable, adapters: AdapterSlots
+        self,
+        limits: SchedulerLimits,
+        policy: Policy,
+        kv_blocks: KVBlocks,
+        rows: RowTable,
+        adapters: AdapterSlots,
+        fair: FairOrder | None = None,
     ) -> None:
+        """`fair`: counts what tenants are served, where the policy is fair."""
+        self.fair = fair
         self.limits = limits
         self.policy = policy
         self.kv_blocks = kv_blocks
@@ -58,6 +67,8 @@ class LiveGroups:
         group = SequenceGroup(request, self.policy(request, next(self._numbers)), self.limits)
         self._groups[group.id] = group
         self._num_queued += 1
+        if self.fair is not None:
+            self.fair.arrives(group)
         num_samples = 1 if group.search else request.params.num_samples
         for sample in range(num_samples):
             output = request.resumed[sample] if group.resumed else []
@@ -122,6 +133,8 @@ class LiveGroups:
         """The group is admitted for the first time."""
         group.started = True
         self._num_queued -= 1
+        if self.fair is not None:
+            self.fair.admitted(group)
 
     def start(self, seq: Sequence) -> None:
         seq.running = True
@@ -191,6 +204,7 @@ class LiveGroups:
         else:
             self.waiting.remove(seq)
         self.kv_blocks.release(seq)
+        group.num_output += seq.num_known - group.num_prompt
         group.live.remove(seq)
         self.num_sequences -= 1
         if seq is group.leader:
@@ -198,6 +212,8 @@ class LiveGroups:
 
     def _close(self, group: SequenceGroup) -> None:
         del self._groups[group.id]
+        if self.fair is not None:
+            self.fair.ended(group)
         if not group.started:
             self._num_queued -= 1
         if group.holds_rows:

@@ -10,6 +10,7 @@ from quire.core.structured import Structured
 from quire.core.watermark import Watermark
 
 MAX_LOGPROBS = 20
+MAX_LOGPROB_IDS = 128
 MAX_SAMPLES = 128
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024  # characters
@@ -85,6 +86,7 @@ class SamplingParams:
     watermark: Watermark | None = None  # a detectable mark in the output
     logprobs: int | None = None  # alternatives reported beside each token; 0 reports the token alone
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None  # tokens whose logprobs are reported beside each token, likely or not
     beam_width: int | None = None  # beam search instead of sampling
     length_penalty: float = 1.0  # a beam's score is its logprob / length ** length_penalty
     early_stopping: bool = False  # end a beam search as soon as beam_width beams have ended
@@ -95,6 +97,8 @@ class SamplingParams:
         self.stop = list(self.stop or ())
         self.stop_token_ids = list(self.stop_token_ids or ())
         self.bad_words = list(self.bad_words or ())
+        if self.logprob_token_ids and self.logprobs is None:
+            self.logprobs = 0
         self.samplers = None if self.samplers is None else sampler_order(self.samplers)
         _at_most_many("logit_bias", self.logit_bias or (), MAX_LISTED)
         self.logit_bias = {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
@@ -150,6 +154,7 @@ class SamplingParams:
             raise BadRequest("a stop string is empty", param="stop")
         _at_most_long("stop", self.stop, MAX_STOP_LENGTH)
         _at_most_long("bad_words", self.bad_words, MAX_BAD_WORD_LENGTH)
+        _at_most_many("logprob_token_ids", self.logprob_token_ids or (), MAX_LOGPROB_IDS)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _between(name, count, 0, MAX_LOGPROBS)
@@ -157,6 +162,12 @@ class SamplingParams:
             _between("beam_width", self.beam_width, 1, MAX_SAMPLES)
             if self.n > self.beam_width:
                 raise BadRequest(f"n is {self.n} and beam_width is {self.beam_width}", param="n")
+            if self.logprob_token_ids:
+                raise BadRequest(
+                    "logprob_token_ids is given, and a beam search knows the logprobs of its best continuations alone",
+                    "leave out logprob_token_ids",
+                    param="logprob_token_ids",
+                )
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise BadRequest(f"seed is {self.seed}, and 64 bits are kept", param="seed")
 

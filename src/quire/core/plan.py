@@ -46,6 +46,8 @@ class Run:
     new_blocks: list[int] = field(default_factory=list)  # for the row's block table; an admission has its own
     drafts: list[int] = field(default_factory=list)  # draft tokens: the last tokens of the run
     parents: list[int] = field(default_factory=list)  # of each draft; empty: a chain
+    quotas: dict[str, int] = field(default_factory=dict)  # draft tokens that methods which are not free are to propose
+    num_enough: int = 0  # free draft tokens that are worth more than these; 0: none are
 
 
 @dataclass(slots=True)
@@ -57,10 +59,30 @@ class Fetch:
 
 
 @dataclass(slots=True)
+class RemotePrefill:
+    """Let another engine compute the keys and values of `tokens`, and put them into host blocks, in order."""
+
+    id: int
+    tokens: list[int]
+    namespace: Namespace
+    first: int  # the block of `tokens` that the first host block is for: those before it are here
+    host_blocks: list[int]
+
+
+@dataclass(slots=True)
+class BlockSend:
+    """Send a host block to the engine that has asked for a prefill."""
+
+    host_block: int
+    request_id: str  # of the prefill
+    index: int  # of the block in its tokens
+
+
+@dataclass(slots=True)
 class StepPlan:
     """Carried out in this order: retire, swap out, swap in, copy, adapters, admit, compute.
 
-    Saves and fetches begin after the swaps. The step does not wait for them, nor does the next."""
+    Saves, fetches, prefills and sends begin after the swaps. The step does not wait for them, nor does the next."""
 
     step: int
     runs: list[Run]
@@ -69,6 +91,8 @@ class StepPlan:
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
     saves: list[tuple[int, BlockKey]] = field(default_factory=list)  # host blocks to write to the disk, by key
     fetches: list[Fetch] = field(default_factory=list)
+    prefills: list[RemotePrefill] = field(default_factory=list)
+    sends: list[BlockSend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
     adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the LoRA adapter to load into it)
     admitted: list[Admission] = field(default_factory=list)
@@ -83,6 +107,15 @@ class StepPlan:
 
 
 @dataclass(slots=True)
+class Proposal:
+    """Draft tokens that may follow the tokens of a row, by one method."""
+
+    method: str
+    tokens: list[int]
+    parents: list[int] = field(default_factory=list)  # of each of them; empty: a chain
+
+
+@dataclass(slots=True)
 class SampledRow:
     """The tokens that one row sampled. A run that ends inside a prompt yields nothing, or prompt_logprobs alone."""
 
@@ -91,8 +124,7 @@ class SampledRow:
     logprobs: list[list[IdLogprob]] | None = None  # as in SequenceEvent
     prompt_logprobs: list[list[IdLogprob]] | None = None  # for positions start + 1 .. of the run, within the prompt
     beams: list[IdLogprob] | None = None  # beam search: the 2 * beam_width best continuations; `tokens` is empty
-    drafts: list[int] = field(default_factory=list)  # draft tokens that may follow `tokens`
-    parents: list[int] = field(default_factory=list)  # of each of them; empty: a chain
+    proposals: list[Proposal] = field(default_factory=list)  # draft tokens that may follow `tokens`
     mu: float | None = None  # mirostat's, after `tokens`
     error: str = ""  # why sampling failed, which ends the sequence; `tokens` is empty
 
@@ -101,3 +133,5 @@ class SampledRow:
 class StepOutput:
     step: int
     sampled: list[SampledRow]
+    draft_seconds: float = 0.0  # of the step's time, what methods took to propose draft tokens and to read prompts
+    draft_steps: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # by method: (tokens, seconds)

@@ -21,7 +21,12 @@ def priority(request: Request, number: int) -> PolicyKey:
     return (request.priority, request.arrival, number)
 
 
-POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority}
+def fair(request: Request, number: int) -> PolicyKey:
+    """The lower priority number first, then the tenant that has had least of its share; core/fair_order.py counts."""
+    return (request.priority, 0.0, request.arrival, number)
+
+
+POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "fair": fair}
 
 
 def find_policy(name: str) -> Policy:
@@ -53,6 +58,10 @@ class PolicyQueue:
         index = bisect_left(self.items, seq.key, key=_KEY)
         assert self.items[index] is seq, f"the queue has another sequence at the position of {seq.key}"
         del self.items[index]
+
+    def sort(self) -> None:
+        """Keys have changed."""
+        self.items.sort(key=_KEY)
 
     def check(self) -> None:
         keys = [seq.key for seq in self.items]

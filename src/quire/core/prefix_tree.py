@@ -1,6 +1,7 @@
 """The prefix cache: full blocks as a tree. A node is one block; the path to it is the prefix it continues."""
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from quire.core.block_keys import BlockKey, child_key
 
@@ -11,11 +12,12 @@ EVICTED = -1  # instead of a block id
 class PrefixNode:
     """One full block. Its keys and values depend on every token before it, so it is looked up below its parent."""
 
-    __slots__ = ("block", "children", "key", "parent", "tokens")
+    __slots__ = ("block", "children", "hash", "key", "parent", "tokens")
 
     def __init__(self, block: int, tokens: tuple[int, ...], parent: "PrefixNode | None", key: BlockKey = b"") -> None:
         self.block = block
         self.key = key  # its name beyond the pool; empty: it has none
+        self.hash = 0  # its name in events
         self.tokens = tokens
         self.parent = parent
         self.children: dict[tuple[int, ...], PrefixNode] = {}
@@ -31,6 +33,14 @@ class NamespaceRoot(PrefixNode):
         self.namespace = namespace
 
 
+class TreeListener(Protocol):
+    """Is told what the tree gains and loses."""
+
+    def stored(self, node: PrefixNode) -> None: ...
+
+    def removed(self, node: PrefixNode) -> None: ...
+
+
 class PrefixTree:
     """Full blocks that can be shared. A sequence that holds the block of a node holds those of its ancestors. So the
     least recently used free block is always a leaf, and its eviction orphans no other block.
@@ -42,6 +52,7 @@ class PrefixTree:
         self.block_size = block_size
         self.has_gaps = has_gaps
         self.root_key: Callable[[Namespace], BlockKey] = lambda namespace: b""  # set where blocks go beyond the pool
+        self.listener: TreeListener | None = None
         self._roots: dict[Namespace, NamespaceRoot] = {}
         self._nodes: dict[int, PrefixNode] = {}  # by block
 
@@ -79,12 +90,16 @@ class PrefixTree:
         else:
             return None
         self._nodes[block] = child
+        if self.listener is not None:
+            self.listener.stored(child)
         return child
 
     def remove(self, block: int) -> None:
         node = self._nodes.pop(block)
         assert self.has_gaps or not node.children, f"block {block} is evicted before the blocks that follow it"
         node.block = EVICTED
+        if self.listener is not None:
+            self.listener.removed(node)
         while node.block == EVICTED and not node.children:
             if isinstance(node, NamespaceRoot):
                 del self._roots[node.namespace]

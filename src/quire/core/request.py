@@ -20,11 +20,39 @@ class Request:
     tenant: str = ""  # part of the cache namespace, as are salt and adapter
     salt: str = ""  # chosen by the client
     adapter: str = ""  # the key of its LoRA adapter; "": none
-    priority: int = 0  # lower runs earlier, under the priority policy
+    priority: int = 0  # lower runs earlier, under the policies priority and fair
+    weight: float = 1.0  # of its tenant's share, under the policy fair
     arrival: float = 0.0  # time.monotonic()
     deadline: float | None = None  # time.monotonic(); then the request is cancelled
     resumed: list[list[int]] = field(default_factory=list)  # by sample: tokens that another engine has delivered
     resumed_mu: list[float | None] = field(default_factory=list)  # by sample: mirostat's mu after these tokens
+
+
+@dataclass(slots=True)
+class DraftUsage:
+    """The draft tokens of a request: what was verified, and what was accepted."""
+
+    num_tokens: int = 0  # draft tokens that were verified
+    lengths: list[int] = field(default_factory=list)  # [n]: verifications that accepted n draft tokens
+
+    def add(self, num_tokens: int, num_accepted: int) -> None:
+        self.num_tokens += num_tokens
+        self.lengths += [0] * (num_accepted + 1 - len(self.lengths))
+        self.lengths[num_accepted] += 1
+
+    def merge(self, other: "DraftUsage") -> None:
+        self.num_tokens += other.num_tokens
+        self.lengths += [0] * (len(other.lengths) - len(self.lengths))
+        for length, count in enumerate(other.lengths):
+            self.lengths[length] += count
+
+    @property
+    def num_verifications(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(length * count for length, count in enumerate(self.lengths))
 
 
 @dataclass(slots=True)
@@ -52,4 +80,5 @@ class SequenceEvent:
     mu: float | None = None  # mirostat's, after the tokens: what a resumption needs
     num_unseen: int = 0  # tokens of the samples that best_of dropped, on the last event
     num_cached: int = 0  # prompt tokens from the prefix cache
+    verified: list[tuple[int, int]] = field(default_factory=list)  # (draft tokens, accepted ones) of each verification
     final: bool = False

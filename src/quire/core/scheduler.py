@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from quire.core.adapters import AdapterSlots
 from quire.core.beam_steps import advance_beams
+from quire.core.draft_policy import DraftPolicy
+from quire.core.fair_order import FairOrder
 from quire.core.kv_blocks import KVBlocks
+from quire.core.kv_sends import BlockSender
 from quire.core.kv_tiers import BlockStore
 from quire.core.limits import SchedulerLimits
 from quire.core.live_groups import LiveGroups
@@ -19,6 +22,7 @@ from quire.core.policy import find_policy
 from quire.core.preemption import Preemption
 from quire.core.prefill import Prefill
 from quire.core.records import SchedulerStats
+from quire.core.remote_prefills import PrefillEngines
 from quire.core.request import Request, SequenceEvent
 from quire.core.row_table import RowTable
 from quire.core.sequence import PLACEHOLDER, Sequence
@@ -51,26 +55,38 @@ class Scheduler:
         ahead: int = 0,
         window: int = 0,
         num_adapters: int = 0,
-        drafts: bool = False,
+        drafts: DraftPolicy | None = None,
         store: BlockStore | None = None,
         offload: bool = False,
         block_bytes: int = 0,
+        prefill_engines: PrefillEngines | None = None,
+        block_sender: BlockSender | None = None,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `window`: tokens that attention looks back,
-        0: all. `drafts`: whether outputs come with draft tokens. `store`: prefix blocks on disk. `offload`: host blocks
-        keep prefixes, too. `block_bytes`: the size of a block, for statistics."""
+        0: all. `drafts`: how draft tokens are chosen; None: there are none. `store`: prefix blocks on disk. `offload`:
+        host blocks keep prefixes, too. `block_bytes`: the size of a block, for statistics. `prefill_engines` compute
+        prompts for this one. `block_sender`: this one computes prompts for others."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(
-            num_blocks, num_host_blocks, sliding_window, prefix_caching, store, offload, block_bytes
+            num_blocks,
+            num_host_blocks,
+            sliding_window,
+            prefix_caching,
+            store,
+            offload,
+            block_bytes,
+            prefill_engines,
+            block_sender,
         )
-        self.tiers = self.kv_blocks.tiers
+        self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
         self.rows = RowTable(limits.max_num_seqs)
         self.adapters = AdapterSlots(num_adapters)
-        self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters)
+        fair = FairOrder() if policy == "fair" else None
+        self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters, fair)
         self.preemption = Preemption(self.groups)
         self.prefill = Prefill(self.groups, self.preemption)
-        self.speculation = Speculation(limits, self.kv_blocks, self.rows, ahead) if drafts else None
+        self.speculation = Speculation(drafts, limits, self.kv_blocks, self.rows, ahead) if drafts else None
         self.step_time = StepTimeController(limits.step_seconds)
         self._ahead = ahead
         self._step = 0
@@ -80,7 +96,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return self.groups.has_work or (self.tiers is not None and self.tiers.has_unsaved)
+        has_sends = self.sends is not None and self.sends.can_send
+        return self.groups.has_work or has_sends or (self.tiers is not None and self.tiers.has_unsaved)
 
     def add(self, request: Request, now: float) -> None:
         """Queue a request, or raise BadRequest, PromptTooLong or QueueFull."""
@@ -94,6 +111,8 @@ class Scheduler:
         """End the requests whose deadline has passed, and waits for the disk that take too long."""
         if self.tiers:
             self.tiers.expire(now)
+        if self.remote:
+            self.remote.now = now
         return self.groups.expire(now)
 
     def take_transfers(self, done: Iterable[tuple[int, int] | int]) -> None:
@@ -125,6 +144,8 @@ class Scheduler:
         self._step += 1
         if self.tiers:
             self.tiers.save(plan, is_idle=not self.groups.has_work)
+        if self.sends:
+            self.sends.send(plan)
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
         num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
@@ -141,6 +162,8 @@ class Scheduler:
         if self.groups.waiting.items and all_moved and self.preemption.count == num_preemptions:
             first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
             self.prefill.admit(plan, budget, num_reserved, first_in_flight)
+        if self.speculation:
+            self.speculation.set_quotas(plan)
         plan.retired = self.rows.take_retired()
         self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
         if self._ahead:
@@ -180,6 +203,8 @@ class Scheduler:
             seq.planned_step = step
             if start + 1 == seq.index_at:
                 self.kv_blocks.index_full_blocks(seq)
+            if self.sends:
+                self.sends.note_computed(seq)  # the last token of a prompt may come alone
         behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
         return behind
 
@@ -195,7 +220,7 @@ class Scheduler:
         for run in plan.runs:
             seq = self.rows[run.row]
             end, group = run.start + run.count, seq.group
-            if run.drafts or group.needs_last_token or (self.speculation and self.speculation.should_wait(seq)):
+            if group.needs_last_token or (self.speculation and self.speculation.should_wait(run, seq)):
                 continue
             if end == len(seq.tokens) and end + 1 < group.length:
                 seq.tokens.append(PLACEHOLDER)
@@ -211,6 +236,8 @@ class Scheduler:
             self.kv_blocks.release_swapped(plan)
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events = self.groups.take_events()
+        if self.speculation:
+            self.speculation.record_drafting(output)
         drafted = {run.row: run for run in plan.runs if run.drafts} if self.speculation else {}
         for sampled in output.sampled:
             seq = owners[sampled.row]
@@ -222,13 +249,17 @@ class Scheduler:
             elif seq.group.search is not None:
                 events += self._advance_search(seq, sampled, plan)
             else:
+                run = drafted.get(sampled.row)
                 if self.speculation:
-                    self.speculation.verify(seq, sampled, drafted.get(sampled.row))
-                self._take_sampled(seq, sampled, plan, events)
+                    self.speculation.verify(seq, sampled, run)
+                self._take_sampled(seq, sampled, plan, run, events)
         return events
 
-    def _take_sampled(self, seq: Sequence, sampled: SampledRow, plan: StepPlan, events: list[SequenceEvent]) -> None:
-        """Append what one row sampled to its sequence, and to `events` what its client is to know of it."""
+    def _take_sampled(
+        self, seq: Sequence, sampled: SampledRow, plan: StepPlan, drafted: Run | None, events: list[SequenceEvent]
+    ) -> None:
+        """Append what one row sampled to its sequence, and to `events` what its client is to know of it. `drafted`: its
+        run, if that had draft tokens."""
         group = seq.group
         if group.forced_eos_id is not None and sampled.tokens and seq.num_known + len(sampled.tokens) == group.length:
             sampled = group.force_eos(sampled)
@@ -240,6 +271,8 @@ class Scheduler:
             num_cached=group.num_cached,
             mu=sampled.mu,
         )
+        if drafted is not None:
+            event.verified.append((len(drafted.drafts), len(sampled.tokens) - 1))
         if sampled.prompt_logprobs is not None:
             event.prompt_logprobs = group.new_prompt_logprobs(seq, sampled, _end_of_run(plan, sampled.row))
         if sampled.tokens:
@@ -253,6 +286,8 @@ class Scheduler:
             event.stop_token = event.tokens[-1] if event.finish_reason == "stop" else None
             if sampled.logprobs is not None and not group.resumed:
                 event.cumulative_logprob = seq.cumulative_logprob
+            if self.speculation:
+                self.speculation.record_output(seq.num_known - group.num_prompt)
             events += self.groups.end(seq, event)
         elif group.ranked:
             group.deliver(event)
@@ -288,12 +323,13 @@ class Scheduler:
         if self.tiers:
             self.tiers.record_step(seconds)
         num_tokens = plan.num_tokens
-        if num_tokens - (plan.num_drafts if self.speculation else 0) > len(plan.runs):
+        has_prompts = num_tokens - (plan.num_drafts if self.speculation else 0) > len(plan.runs)
+        if has_prompts:
             self.step_time.record_step(num_tokens, seconds)
             if self.tiers:
                 self.tiers.record_prefill(num_tokens, seconds)
-        elif self.speculation and plan.runs:
-            self.speculation.budget.step_cost.record_step(num_tokens, seconds)
+        if self.speculation:
+            self.speculation.record_step(plan, seconds, has_prompts)
 
     @property
     def num_preemptions(self) -> int:
@@ -316,6 +352,7 @@ class Scheduler:
             prefix_queries=self.prefill.num_queries,
             prefix_hits=self.prefill.num_hits,
             tiers=self.tiers.stats() if self.tiers else {},
+            transfers=transfers.stats() if (transfers := self.remote or self.sends) else None,
             **(self.speculation.stats() if self.speculation else {}),
         )
 

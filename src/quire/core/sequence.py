@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.core.draft_budget import AcceptanceRate
-from quire.core.plan import Fetch
+from quire.core.acceptance import AcceptanceRate
+from quire.core.plan import Fetch, Proposal, RemotePrefill
 from quire.core.prefix_tree import PrefixNode
 from quire.core.request import IdLogprob
 
@@ -25,14 +25,11 @@ class Sequence:
     out. Its first `num_freed` entries are behind the sliding window: they are NULL_BLOCK, and not held."""
 
     __slots__ = (
-        "acceptance",
         "admitted_step",
         "block_table",
         "candidates",
         "copy_from",
         "cumulative_logprob",
-        "draft_parents",
-        "drafts",
         "ended",
         "fetch",
         "fetch_seconds",
@@ -50,7 +47,12 @@ class Sequence:
         "num_freed",
         "num_indexed",
         "num_placeholders",
+        "num_prefills",
+        "num_remote",
         "planned_step",
+        "prefill",
+        "proposals",
+        "rates",
         "row",
         "running",
         "sample",
@@ -82,10 +84,12 @@ class Sequence:
         self.num_arrived = 0  # leading tokens that are computed if blocks that arrived on the host are swapped in
         self.num_fetched = 0  # of these, tokens in blocks from the disk
         self.fetch_seconds = 0.0  # that it waited for them
+        self.prefill: RemotePrefill | None = None  # blocks from another engine that it waits for
+        self.num_prefills = 0  # how often it has asked other engines for blocks
+        self.num_remote = 0  # tokens that other engines have computed for it; they are no hits of the prefix cache
         self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
-        self.drafts: list[int] = []  # draft tokens that may follow the last known token
-        self.draft_parents: list[int] = []  # of these; empty: a chain
-        self.acceptance = AcceptanceRate()  # of its drafts
+        self.proposals: list[Proposal] = []  # draft tokens that may follow the last known token
+        self.rates: dict[str, AcceptanceRate] = {}  # of its drafts, by method
         self.mu: float | None = None  # mirostat's, after the known tokens; None: at its start
         self.cumulative_logprob = 0.0  # of the output so far, if logprobs are requested
 

@@ -37,6 +37,7 @@ class SequenceGroup:
         "num_cached",
         "num_encoder_slots",
         "num_open",
+        "num_output",
         "num_prompt",
         "num_prompt_ids",
         "num_prompt_logprobs",
@@ -52,6 +53,7 @@ class SequenceGroup:
         "shares_prompt",
         "started",
         "stop_ids",
+        "weight",
     )
 
     def __init__(self, request: Request, key: PolicyKey, limits: SchedulerLimits) -> None:
@@ -91,7 +93,9 @@ class SequenceGroup:
             self.row_params = replace(params, prompt_logprobs=None, logprobs=logprobs)
         self.resumed = any(request.resumed)  # tokens of it were delivered by another engine
         self.num_prompt_logprobs = self.num_prompt - 1 if self.resumed else 0  # delivered
+        self.weight = request.weight
         self.num_cached = 0
+        self.num_output = 0  # tokens of samples that have ended
         self.num_open = params.n if self.search is not None else params.num_samples  # samples that have not ended
         self.live: list[Sequence] = []  # sequences that have not ended
         self.awaiting_prompt: list[Sequence] = []  # live sequences that wait for the leader to compute the prompt
@@ -115,10 +119,20 @@ class SequenceGroup:
             num_start_tokens=self.num_prompt - self.num_encoder_slots - 1 if self.num_encoder_slots else 0,
         )
 
+    def set_key(self, key: PolicyKey) -> None:
+        """Of a group that was never admitted. The queue that it waits in is to be sorted then."""
+        self.key = key
+        for seq in self.live:
+            seq.key = (*key, seq.sample)
+
     def computes_prompt_logprobs(self, seq: Sequence) -> bool:
         """Whether `seq` must compute its prompt itself, since cached tokens have no logits."""
         wanted = self.params.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt - 1
         return wanted and seq is self.leader
+
+    def takes_arrived_blocks(self, seq: Sequence) -> bool:
+        """Whether `seq` may start from blocks that come from beyond the pool."""
+        return not (self.prompt_owner is not None or self.num_encoder_slots or self.computes_prompt_logprobs(seq))
 
     def params_of(self, seq: Sequence) -> SamplingParams:
         """The parameters for the runner. Only one sequence of a group computes prompt logprobs."""
@@ -174,6 +188,7 @@ class SequenceGroup:
             held.logprobs = (held.logprobs or []) + (event.logprobs or [])
             held.finish_reason, held.stop_token, held.reason = event.finish_reason, event.stop_token, event.reason
             held.cumulative_logprob = event.cumulative_logprob
+            held.verified += event.verified
         return [] if self.num_open else self._best()
 
     def _best(self) -> list[SequenceEvent]:
@@ -191,6 +206,8 @@ class SequenceGroup:
                 event.logprobs = None
         ranked[0].prompt_logprobs = self.held_prompt_logprobs or None
         ranked[-1].num_unseen = sum(len(event.tokens) for event in others)
+        for event in others:
+            ranked[-1].verified += event.verified
         ranked[-1].final = True
         return ranked
 

@@ -3,55 +3,130 @@
 from collections import Counter
 from typing import Any
 
+from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
 from quire.core.draft_budget import DraftBudget
+from quire.core.draft_policy import DraftPolicy
+from quire.core.draft_quotas import DraftQuotas
 from quire.core.draft_tree import MAX_TREE_NODES, accepted_path, followed_drafts, without_chain
 from quire.core.kv_blocks import KVBlocks
 from quire.core.limits import SchedulerLimits
-from quire.core.plan import Run, SampledRow, StepPlan
+from quire.core.plan import Proposal, Run, SampledRow, StepOutput, StepPlan
 from quire.core.row_table import RowTable
 from quire.core.sequence import Sequence
 
 
 class Speculation:
-    """Adds to a step the draft tokens that pay, from memory that no prompt has reserved."""
+    """Adds to a step the draft tokens that pay, from memory that no prompt has reserved, and asks for more of them."""
 
-    def __init__(self, limits: SchedulerLimits, kv_blocks: KVBlocks, rows: RowTable, ahead: int) -> None:
-        self.budget = DraftBudget(ahead)
+    def __init__(
+        self, policy: DraftPolicy, limits: SchedulerLimits, kv_blocks: KVBlocks, rows: RowTable, ahead: int
+    ) -> None:
+        self.policy = policy
+        self.budget = DraftBudget(policy.token_cost, ahead)
         self._limits = limits
         self._kv_blocks = kv_blocks
         self._rows = rows
+        self._methods = {method.name: MethodAcceptance(method.acceptance) for method in policy.methods}
+        self._free = [method for method in policy.methods if method.is_free]
+        self._quotas = [
+            DraftQuotas(method, self._methods[method.name], policy, self.budget)
+            for method in policy.methods
+            if not method.is_free
+        ]
+        self._draft_seconds = 0.0  # of the last step
         self.num_drafts = 0  # runs with draft tokens
         self.num_draft_tokens = 0
         self.num_accepted = 0  # draft tokens
         self.accepted_at: Counter[int] = Counter()  # accepted draft tokens by position in their draft
 
+    # ---- plan
+
     def add_drafts(self, plan: StepPlan, behind: list[Sequence]) -> int:
         """Extend runs of one token by drafts; returns how many tokens. `behind` are sequences with reserved blocks."""
-        runs = [(run, seq) for run in plan.runs if (seq := self._rows[run.row]).drafts and not seq.num_placeholders]
+        runs = [(run, seq) for run in plan.runs if (seq := self._rows[run.row]).proposals and not seq.num_placeholders]
         if not runs:
             return 0
-        offers = [(seq.acceptance, self._max_drafts(seq)) for _, seq in runs]
-        max_tokens = (self._limits.max_num_batched_tokens - len(plan.runs)) // 2  # the other half is for prompts
+        best = [self._best(seq) for _, seq in runs]
+        offers = [
+            (self._rate(seq, proposal.method).rate, self._fit(seq, proposal))
+            for (_, seq), proposal in zip(runs, best, strict=True)
+        ]
+        counts = self._counts(offers, len(plan.runs))
         reserved = sum(self._kv_blocks.num_reserved_blocks(seq) for seq in behind if seq.running)
         num_spare = self._kv_blocks.pool.num_available - reserved  # blocks
         num_drafts = 0
-        for (run, seq), count in zip(runs, self.budget.choose(offers, len(plan.runs), max_tokens), strict=True):
+        for (run, seq), proposal, count in zip(runs, best, counts, strict=True):
             if self._kv_blocks.num_new_blocks(seq, seq.num_computed + count) > num_spare:
                 count = min(count, len(seq.block_table) * self._limits.block_size - seq.num_computed)
             if count > 0:
-                num_spare -= self._extend(run, seq, count, plan)
+                num_spare -= self._extend(run, seq, proposal, count, plan)
                 num_drafts += count
         return num_drafts
 
-    def _max_drafts(self, seq: Sequence) -> int:
-        """Draft tokens that fit before the end of the sequence and into one chunk."""
-        fitting = min(len(seq.drafts), seq.group.length - seq.num_known - 1, self._limits.max_chunk - 1)
-        return min(fitting, MAX_TREE_NODES) if seq.draft_parents else fitting
+    def set_quotas(self, plan: StepPlan) -> None:
+        """Say how many draft tokens are to be proposed after each run, by methods that are not free."""
+        for quotas in self._quotas:
+            asked = []
+            for run in plan.runs:
+                seq = self._rows[run.row]
+                fits = min(quotas.method.max_tokens, seq.group.length - seq.num_known - 2, self._limits.max_chunk - 1)
+                if seq.group.search is None and fits > 0:
+                    rate = self._rate(seq, quotas.method.name)
+                    if seq.admitted_step == plan.step:
+                        rate.num_read = run.start  # what is in the cache was read when it was computed
+                    asked.append((run, seq, rate, fits))
+            quotas.assign(plan.step, asked, self._max_drafts(len(plan.runs)))
+            if self._free:
+                for run, seq, rate, _ in asked:
+                    if count := run.quotas.get(quotas.method.name, 0):
+                        run.num_enough = self._num_enough(seq, quotas.net_gain(rate.rate, count, len(asked)))
 
-    def _extend(self, run: Run, seq: Sequence, count: int, plan: StepPlan) -> int:
+    def should_wait(self, run: Run, seq: Sequence) -> bool:
+        """Whether the next step leaves `seq` out, so that the step after it verifies drafts."""
+        if run.drafts or run.quotas:
+            return True
+        if not seq.proposals:
+            return False
+        best = self._best(seq)
+        return self.budget.should_wait(self._rate(seq, best.method).rate, len(best.tokens))
+
+    def _counts(self, offers: list[tuple[float, int]], num_runs: int) -> list[int]:
+        fixed = self.policy.fixed_length(num_runs)
+        if fixed is None:
+            return self.budget.choose(offers, num_runs, self._max_drafts(num_runs))
+        return [min(fixed, num_drafts) for _, num_drafts in offers]
+
+    def _max_drafts(self, num_runs: int) -> int:
+        """Of one step: the other half is for prompts."""
+        return (self._limits.max_num_batched_tokens - num_runs) // 2
+
+    def _best(self, seq: Sequence) -> Proposal:
+        """The proposal of which the most tokens are expected to be accepted."""
+        if len(seq.proposals) == 1:
+            return seq.proposals[0]
+        return max(seq.proposals, key=lambda one: expected_tokens(self._rate(seq, one.method).rate, len(one.tokens)))
+
+    def _rate(self, seq: Sequence, method: str) -> AcceptanceRate:
+        rate = seq.rates.get(method)
+        if rate is None:
+            rate = seq.rates[method] = AcceptanceRate(self._methods[method])
+        return rate
+
+    def _num_enough(self, seq: Sequence, net_gain: float) -> int:
+        """Free draft tokens of `seq` that are worth more than `net_gain` tokens; 0: no number of them is."""
+        rate, most = max((self._rate(seq, method.name).rate, method.max_tokens) for method in self._free)
+        return next((count for count in range(1, most + 1) if expected_tokens(rate, count) - 1.0 > net_gain), 0)
+
+    def _fit(self, seq: Sequence, proposal: Proposal) -> int:
+        """Draft tokens that fit before the end of the sequence and into one chunk."""
+        fitting = min(len(proposal.tokens), seq.group.length - seq.num_known - 1, self._limits.max_chunk - 1)
+        return min(fitting, MAX_TREE_NODES) if proposal.parents else fitting
+
+    def _extend(self, run: Run, seq: Sequence, proposal: Proposal, count: int, plan: StepPlan) -> int:
         """Add `count` draft tokens to a run; returns how many blocks they take."""
-        run.drafts = seq.drafts[:count]
-        run.parents = without_chain(seq.draft_parents[:count])
+        seq.proposals = [proposal, *(other for other in seq.proposals if other is not proposal)]
+        run.drafts = proposal.tokens[:count]
+        run.parents = without_chain(proposal.parents[:count])
         run.count += count
         seq.add_placeholders(count)
         seq.num_computed += count
@@ -60,20 +135,23 @@ class Speculation:
         run.new_blocks += seq.take_unsent_blocks()
         return num_blocks
 
-    def should_wait(self, seq: Sequence) -> bool:
-        """Whether the next step leaves `seq` out, so that the step after it verifies drafts."""
-        return self.budget.should_wait(seq.acceptance, seq.drafts)
+    # ---- update
 
     def verify(self, seq: Sequence, sampled: SampledRow, run: Run | None) -> None:
-        """Roll back the rejected drafts of `run`, and update the acceptance rate, also by drafts that did not run."""
+        """Roll back the rejected drafts of `run`, and update acceptance rates, also by drafts that did not run."""
         if run is not None:
             seq.drop_placeholders(len(run.drafts))
             self._kv_blocks.roll_back(seq, run.start + self._num_kept(seq, sampled, run))
             self._count(len(run.drafts), len(sampled.tokens) - 1)
-        if sampled.tokens:
-            tree = (run.drafts, run.parents) if run is not None else (seq.drafts, seq.draft_parents)
-            seq.acceptance.update(followed_drafts(*tree, sampled.tokens), sampled.tokens)
-            seq.drafts, seq.draft_parents = sampled.drafts, sampled.parents
+        if not sampled.tokens:
+            return
+        for number, proposal in enumerate(seq.proposals):
+            verified = number == 0 and run is not None
+            if verified or not self.policy.synthetic:
+                drafts, parents = (run.drafts, run.parents) if verified and run else (proposal.tokens, proposal.parents)
+                followed = followed_drafts(drafts, parents, sampled.tokens)
+                self._rate(seq, proposal.method).update(followed, sampled.tokens)
+        seq.proposals = sampled.proposals
 
     @staticmethod
     def _num_kept(seq: Sequence, sampled: SampledRow, run: Run) -> int:
@@ -89,6 +167,30 @@ class Speculation:
         self.num_draft_tokens += num_tokens
         self.num_accepted += num_accepted
         self.accepted_at.update(range(num_accepted))
+
+    # ---- measure
+
+    def record_drafting(self, output: StepOutput) -> None:
+        """What methods took to propose."""
+        self._draft_seconds = output.draft_seconds
+        for quotas in self._quotas:
+            steps = output.draft_steps.get(quotas.method.name, ())
+            quotas.record_drafting(output.step, output.draft_seconds, steps)
+
+    def record_step(self, plan: StepPlan, seconds: float, has_prompts: bool) -> None:
+        """Learn from how long the step took whose output came last."""
+        for quotas in self._quotas:
+            quotas.record_step(seconds)
+        if has_prompts or not plan.runs:
+            self.budget.step_cost.forget_last()
+        else:
+            own = max(seconds - self._draft_seconds, 0.01 * seconds)
+            self.budget.step_cost.record_step(plan.num_tokens, own, len(plan.runs))
+
+    def record_output(self, num_tokens: int) -> None:
+        """An answer has ended."""
+        for quotas in self._quotas:
+            quotas.record_output(num_tokens)
 
     def stats(self) -> dict[str, Any]:
         """The fields of `SchedulerStats` about drafts."""

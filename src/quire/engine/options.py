@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
+from quire.core.transfer_config import TransferConfig, read_transfer_config
 from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
 from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from quire.runtime.spec import SpecConfig
+    from quire.engine.kv_events_config import KVEventsConfig
+    from quire.runtime.spec.config import SpecConfig
 
 log = logging.getLogger("quire.engine")
 
@@ -93,6 +95,19 @@ class EngineOptions:
         metavar="DIR",
     )
     kv_disk_size: float = option(16.0, "GiB that this directory holds at most; what was not used for longest goes")
+    kv_events_config: str | None = option(
+        None,
+        """publish what the prefix cache gains and loses, for routers, in vLLM's format over ZeroMQ: """
+        """'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'""",
+        metavar="JSON",
+    )
+    kv_transfer_config: str | None = option(
+        None,
+        "compute prompts in another engine, and answer them in this one: "
+        """'{"kv_role": "kv_producer", "kv_ip": "0.0.0.0", "kv_port": 14579}' there, and """
+        """'{"kv_role": "kv_consumer", "kv_ip": ITS_ADDRESS, "kv_port": 14579}' here""",
+        metavar="JSON",
+    )
     dtype: str = option(
         "auto",
         "type of activations: float32 on a CPU, bfloat16 on a GPU",
@@ -133,7 +148,9 @@ class EngineOptions:
         metavar="JSON",
     )
     spec_method: str | None = option(
-        None, "the method of --speculative-config, in short: ngram, suffix", metavar="METHOD"
+        None,
+        "the method of --speculative-config, in short: ngram, suffix, mtp, or several: suffix,mtp",
+        metavar="METHOD",
     )
     spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: draft tokens a step at most")
     structured_outputs_config: str | None = option(
@@ -142,13 +159,20 @@ class EngineOptions:
         """"disable_additional_properties": true}', or {"whitespace_pattern": REGEX}""",
         metavar="JSON",
     )
-    scheduling_policy: str = option("fcfs", "which requests run first", choices=("fcfs", "priority"))
+    scheduling_policy: str = option(
+        "fcfs",
+        "which requests run first: as they come, by priority, or by the shares of their keys (fair)",
+        choices=("fcfs", "priority", "fair"),
+    )
     max_queued_requests: int = option(1024, "requests that may wait before more are answered with 429")
     max_wait: float | None = option(
         None, "seconds until the first token; a request that would have to wait longer is answered with 429 at once"
     )
     threads: int | None = option(
         None, "threads that compute (default: as many as CPUs this process may use, one less from 12 on)"
+    )
+    tensor_parallel_size: int = option(
+        1, "processes that compute the model together, each with a part of every matrix; on a CPU"
     )
     generation_config: str = option(
         "auto",
@@ -172,7 +196,13 @@ class EngineOptions:
             if value is not None and value < minimum:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
-        _ = self.speculation, self.structured_defaults  # raise where they are wrong
+        _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
+        if self.kv_events is not None and not self.enable_prefix_caching:
+            raise BadRequest(
+                "kv_events_config publishes the prefix cache, and enable_prefix_caching is off",
+                "leave one of them out",
+                param="kv_events_config",
+            )
         check_generation_override(self.override_generation_config)
         if self.gpu_memory_utilization > 1:
             raise BadRequest(
@@ -195,9 +225,23 @@ class EngineOptions:
         """None: no speculative decoding."""
         if self.speculative_config is None and self.spec_method is None and self.spec_tokens is None:
             return None
-        from quire.runtime.spec import read_config
+        from quire.runtime.spec.config import read_config
 
         return read_config(self.speculative_config, self.spec_method, self.spec_tokens)
+
+    @property
+    def kv_events(self) -> "KVEventsConfig | None":
+        """None: no events are published."""
+        if self.kv_events_config is None:
+            return None
+        from quire.engine.kv_events_config import read_kv_events_config
+
+        return read_kv_events_config(self.kv_events_config)
+
+    @property
+    def kv_transfer(self) -> TransferConfig | None:
+        """None: the KV cache stays in this engine."""
+        return None if self.kv_transfer_config is None else read_transfer_config(self.kv_transfer_config)
 
     @property
     def structured_defaults(self) -> StructuredDefaults:
@@ -215,7 +259,7 @@ class EngineOptions:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
                 raise BadRequest(f"there is no option {name}", hint, param=name)
-        for name in ("speculative_config", "structured_outputs_config", "override_generation_config"):
+        for name in JSON_OPTIONS:
             if isinstance(config := given.get(name), Mapping):  # as scripts written for vLLM give it
                 given[name] = json.dumps(config)
         return cls(**given)
@@ -269,6 +313,13 @@ def checked_advice(name: str, value: Any) -> int | float:
     return number
 
 
+JSON_OPTIONS = (
+    "speculative_config",
+    "structured_outputs_config",
+    "override_generation_config",
+    "kv_events_config",
+    "kv_transfer_config",
+)
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
 SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
@@ -303,5 +354,6 @@ _MIN_VALUES = {
     "max_queued_requests": 0,
     "max_wait": 0,
     "threads": 1,
+    "tensor_parallel_size": 1,
     "gpu_memory_utilization": 0.01,
 }

@@ -91,13 +91,15 @@ def _load_and_serve(start: Start, server: "_Server", active_work: ActiveWork) ->
 def _serve_generation(
     start: Start, path: Path, options: EngineOptions, server: "_Server", active_work: ActiveWork
 ) -> None:
-    executor = new_executor(path, options)
+    executor = new_executor(path, options, dies_with_ranks=True)
     engine = Engine(executor, options, lambda: load_tokenizer(path, options), server.refuse, active_work)
     assert engine.compile_queue is not None
     load_adapters(engine, start.adapters, start.restarted, server.send)
     adapters = AdapterLoader(engine, server.send)
     server.wake_for(engine.compile_queue.fileno())
     server.wake_for(adapters.fileno())
+    if executor.transfer is not None:
+        server.wake_for(executor.transfer.news.fileno())
     server.send(Ready(engine.capacity))
     _serve(engine, server, StepDone, active_work, adapters)
     engine.stop()
@@ -108,6 +110,12 @@ def _serve_encoder(path: Path, options: EngineOptions, server: "_Server", active
         raise Unsupported("adapters are for models that generate", "leave out enable_lora and lora_modules")
     if options.speculation:
         raise Unsupported("speculation is for models that generate", f"leave out {', '.join(SPECULATION)}")
+    if options.kv_events:
+        raise Unsupported("KV events are for models that generate", "leave out kv_events_config")
+    if options.tensor_parallel_size > 1:
+        raise Unsupported("several ranks are for models that generate", "leave out tensor_parallel_size")
+    if options.kv_transfer:
+        raise Unsupported("KV transfers are for models that generate", "leave out kv_transfer_config")
     from quire.engine.encoder_engine import EncoderEngine
 
     engine = EncoderEngine(path, options, active_work)

@@ -33,7 +33,8 @@ def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
     return tokenizer
 
 
-def new_executor(path: Path, options: EngineOptions) -> Executor:
+def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = False) -> Executor:
+    """`dies_with_ranks`: this process ends when a rank's does, for a parent that starts it again."""
     from quire.engine.memory_check import planned_weight_bytes
     from quire.executors.local import LocalExecutor
 
@@ -42,9 +43,32 @@ def new_executor(path: Path, options: EngineOptions) -> Executor:
     given = executor_options(options)
     if given.speculation and given.speculation.model:
         draft = resolve_model(given.speculation.model).path
-        check_same_vocabulary(path, draft, options)
+        if not given.speculation.head:  # a head has no tokenizer
+            check_is_model(draft)
+            check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))
-    return LocalExecutor(path, replace(given, weight_bytes=planned_weight_bytes(path, given)))
+    given = replace(given, weight_bytes=planned_weight_bytes(path, given))
+    if options.tensor_parallel_size == 1:
+        return LocalExecutor(path, given)
+    from quire.executors.ranks.leader import RanksExecutor
+
+    return RanksExecutor(path, given, options.tensor_parallel_size, dies_with_ranks)
+
+
+# Keys that config.json has of a head that drafts from hidden states -> its method.
+HEAD_KEYS = {"draft_vocab_size": "eagle3", "speculators_config": "eagle3", "medusa_num_heads": "medusa"}
+
+
+def check_is_model(draft: Path) -> None:
+    from quire.weights.huggingface import read_config
+
+    config = read_config(draft) if draft.is_dir() else ()
+    if method := next((method for key, method in HEAD_KEYS.items() if key in config), None):
+        raise BadRequest(
+            f"{draft.name} is a head, and no model",
+            f'say its method: {{"method": "{method}", "model": "{draft}"}}',
+            param="speculative_config",
+        )
 
 
 def check_same_vocabulary(path: Path, draft: Path, options: EngineOptions) -> None:

@@ -3,12 +3,15 @@
 import logging
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest, Unsupported
 from quire.executors.options import ExecutorOptions
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.formats import stored_format
+
+if TYPE_CHECKING:
+    from quire.ops.ranks.group import RankGroup
 
 log = logging.getLogger("quire.engine")
 
@@ -64,8 +67,21 @@ def warn_of_offloading(options: ExecutorOptions) -> None:
         )
 
 
-def new_ops(options: ExecutorOptions, *, graphs: bool = True, fp16_weights: bool = False) -> Any:
-    """An op set. `graphs`: a GPU replays CUDA graphs. `fp16_weights`: a CPU keeps fp32 weights in fp16."""
+def warn_of_synthetic_acceptance(options: ExecutorOptions) -> None:
+    if options.speculation and options.speculation.synthetic_rates:
+        length = 1 + sum(options.speculation.synthetic_rates)
+        log.warning(
+            "SYNTHETIC ACCEPTANCE: draft tokens are accepted by chance, %.2f tokens a step, for a benchmark. "
+            "ANSWERS ARE NOT THE MODEL'S: leave out rejection_sample_method to serve",
+            length,
+        )
+
+
+def new_ops(
+    options: ExecutorOptions, *, graphs: bool = True, fp16_weights: bool = False, group: "RankGroup | None" = None
+) -> Any:
+    """An op set. `graphs`: a GPU replays CUDA graphs. `fp16_weights`: a CPU keeps fp32 weights in fp16. `group`: the
+    ranks that compute together with this process."""
     module, name = BACKENDS[options.backend]
     op_set = getattr(import_module(module), name)
     if options.on_gpu:
@@ -78,5 +94,5 @@ def new_ops(options: ExecutorOptions, *, graphs: bool = True, fp16_weights: bool
             utilization=options.gpu_memory_utilization,
         )
     if options.backend == "torch":
-        return op_set(threads=options.threads)
-    return op_set(options.threads, options.quantization, fp16_weights)
+        return op_set(threads=options.threads, group=group)
+    return op_set(options.threads, options.quantization, fp16_weights, group)

@@ -1,16 +1,27 @@
-"""The checkpoint of a model that drafts for another."""
+"""The checkpoint of a model that drafts for another, or of a head that drafts from another's hidden states."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.models.config import ModelConfig, Seq2SeqConfig
+from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
 from quire.models.registry import family, read_model_config
 from quire.ops.opset import KVSpec, OpSet
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
+
+# Method -> the file of its heads, and the function there that reads their config.json.
+HEADS = {
+    "eagle": ("quire.models.eagle", "config"),
+    "eagle3": ("quire.models.eagle", "eagle3_config"),
+    "medusa": ("quire.models.medusa", "config"),
+    "mtp": ("quire.models.mtp", "config"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +46,44 @@ class DraftCheckpoint:
             )
         return cls(checkpoint, config, min(max_model_len or config.max_length, config.max_length), model_family)
 
-    def load(self, ops: OpSet) -> LoadedModel:
+    @property
+    def nbytes(self) -> int:
+        return self.checkpoint.nbytes
+
+    def load(self, ops: OpSet, target: LoadedModel) -> LoadedModel:
         model: LoadedModel = self.family.load(ops, self.checkpoint, self.config, self.max_model_len)
         return model
 
     def cache_share(self, target: KVSpec) -> float:
-        """The target's share of the bytes of a block in both caches."""
-        own = kv_spec(self.config, target.block_size, target.dtype)
-        return target.block_bytes / (target.block_bytes + own.block_bytes)
+        return _cache_share(self.config, target)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCheckpoint:
+    checkpoint: Checkpoint
+    config: Any
+    nbytes: int  # beside the target's checkpoint
+    _load: Callable[..., DraftHead]
+
+    @classmethod
+    def open(cls, method: str, path: str, of_target: Checkpoint, target: ModelConfig) -> "HeadCheckpoint":
+        """Refuses a head that cannot draft for the target. Without a path, the head is in the target's checkpoint."""
+        checkpoint = open_checkpoint(path) if path else of_target
+        module, read_config = HEADS[method]
+        head_file = import_module(module)
+        config = getattr(head_file, read_config)(checkpoint, target)
+        return cls(checkpoint, config, checkpoint.nbytes if path else 0, head_file.load)
+
+    def load(self, ops: OpSet, target: LoadedModel) -> DraftHead:
+        return self._load(ops, self.checkpoint, self.config, target, target.config.max_length)
+
+    def cache_share(self, target: KVSpec) -> float:
+        return _cache_share(self.config, target)
+
+
+def _cache_share(config: Any, target: KVSpec) -> float:
+    """The target's share of the bytes of a block in both caches."""
+    if not isinstance(config, ModelConfig):
+        return 1.0
+    own = kv_spec(config, target.block_size, target.dtype)
+    return target.block_bytes / (target.block_bytes + own.block_bytes)

@@ -4,15 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.core.draft_policy import DraftPolicy
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.plan import StepOutput, StepPlan
-from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype, warn_of_offloading
-from quire.executors.draft_checkpoint import DraftCheckpoint
+from quire.executors.backends import (
+    check_backend,
+    new_ops,
+    resolve_quantization,
+    warn_of_dtype,
+    warn_of_offloading,
+    warn_of_synthetic_acceptance,
+)
+from quire.executors.draft_checkpoint import DraftCheckpoint, HeadCheckpoint
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.models.config import ModelConfig, Seq2SeqConfig
+from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
-from quire.models.registry import family, read_model_config
+from quire.models.registry import Family, family, read_model_config
 from quire.ops.opset import KVCache, KVSpec, OpSet
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.available_memory import available_memory
@@ -22,9 +31,12 @@ from quire.runtime.spec.proposer import ProposerContext
 from quire.runtime.structured_output import MatcherFactory
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
+from quire.weights.huggingface_checkpoint import HuggingFaceCheckpoint
 
 if TYPE_CHECKING:
     from quire.runtime.disk_tier import DiskTier
+    from quire.runtime.kv_transfer.consumer import KVConsumer
+    from quire.runtime.kv_transfer.producer import KVProducer
 
 MAX_DEFAULT_CACHE_BYTES = 4 * 2**30  # of main memory, unless a size is asked for
 
@@ -38,6 +50,7 @@ class LocalExecutor:
         check_backend(self.options)
         warn_of_dtype(self.options)
         warn_of_offloading(self.options)
+        warn_of_synthetic_acceptance(self.options)
         self._runner: Runner | None = None
         self.submit: Callable[[StepPlan], None]  # the runner's
         self.collect: Callable[[], StepOutput]
@@ -49,25 +62,42 @@ class LocalExecutor:
         options = resolve_quantization(self.options, checkpoint)
         model_family = family(checkpoint.config.architecture)
         config = read_model_config(model_family, checkpoint.config)
-        spec = kv_spec(config, options.block_size, options.kv_dtype)
+        if options.kv_transfer is not None:
+            from quire.executors.transfer import check_transfer
+
+            check_transfer(options, config)
+        scales = None
+        if options.kv_dtype == "fp8" and isinstance(checkpoint, HuggingFaceCheckpoint):
+            scales = checkpoint.kv_scales()
+        spec = kv_spec(config, options.block_size, options.kv_dtype, scales)
         if options.on_gpu:
             check_gpu_spec(spec)
         self._check_swap_space()
-        self._ops = new_ops(options)
-        draft = self._open_draft(config)
+        self._ops = self._new_ops(options, config)
+        draft = self._open_draft(checkpoint, config)
         self._cache_share = draft.cache_share(spec) if draft else 1.0
         if options.on_gpu:  # how much memory is free is known when the weights are loaded
-            self._model = model_family.load(self._ops, checkpoint, config, longest(config, options.max_model_len))
+            length = longest(config, options.max_model_len)
+            self._model = self._load_model(model_family, checkpoint, config, spec, length)
             self._adapters = self._new_adapters(self._ops, self._model)
-            self._draft = draft.load(self._ops) if draft else None
+            self._draft = draft.load(self._ops, self._model) if draft else None
             return self._size(config, spec, self._gpu_room(spec))
         weight_bytes = checkpoint.nbytes if options.weight_bytes is None else options.weight_bytes
-        free = max(available_memory() - weight_bytes - (draft.checkpoint.nbytes if draft else 0), 0)
-        size = self._size(config, spec, min(free // 2, MAX_DEFAULT_CACHE_BYTES))
-        self._model = model_family.load(self._ops, checkpoint, config, size.max_model_len)
-        self._draft = draft.load(self._ops) if draft else None
+        free = max(available_memory() - weight_bytes - (draft.nbytes if draft else 0), 0)
+        size = self._size(config, spec, min(free // (2 * self._num_engines), MAX_DEFAULT_CACHE_BYTES))
+        self._model = self._load_model(model_family, checkpoint, config, spec, size.max_model_len)
+        self._draft = draft.load(self._ops, self._model) if draft else None
         self._adapters = self._new_adapters(self._ops, self._model)
         return size
+
+    def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> Any:
+        return new_ops(options)
+
+    def _load_model(
+        self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int
+    ) -> LoadedModel:
+        """`spec`: of the KV cache."""
+        return family.load(self._ops, checkpoint, config, max_model_len)
 
     def allocate(self, size: KVSize) -> Capacity:
         options, config = self.options, self._model.config
@@ -81,6 +111,7 @@ class LocalExecutor:
             proposer=self._new_proposer(size),
             idle_cpu=self._has_idle_cpu(),
             new_store=lambda cache: self._new_store(size, cache),
+            new_transfer=lambda cache: self._new_transfer(size, cache),
         )
         self.submit, self.collect = self._runner.submit, self._runner.collect
         return Capacity(
@@ -88,14 +119,18 @@ class LocalExecutor:
             num_host_blocks=size.num_host_blocks,
             vocab_size=config.vocab,
             max_model_len=size.max_model_len,
-            weight_bytes=self._model.weight_bytes + (self._draft.weight_bytes if self._draft else 0),
+            weight_bytes=self.weight_bytes,
             cache_bytes=size.cache_bytes,
             ahead=self._ahead,
             window=config.window,
             offload=options.host_tier_bytes > 0,
-            drafts=options.speculation is not None,
+            drafts=self._draft_policy(),
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._model.weight_bytes + (self._draft.weight_bytes if self._draft else 0)
 
     @property
     def _ahead(self) -> int:
@@ -133,15 +168,23 @@ class LocalExecutor:
     def _new_proposer(self, size: KVSize) -> Any:
         if self.options.speculation is None:
             return None
+        drafting = self._draft
         context = ProposerContext(
             self._ops,
             self._model,
             size,
             self.options.max_num_seqs,
             self.options.max_num_batched_tokens,
-            self._draft,
+            draft=None if isinstance(drafting, DraftHead) else drafting,
+            head=drafting if isinstance(drafting, DraftHead) else None,
         )
-        return self.options.speculation.proposer(context)
+        return self.options.speculation.proposers(context)
+
+    def _draft_policy(self) -> DraftPolicy | None:
+        if self.options.speculation is None:
+            return None
+        cost = self._draft.weight_bytes / self._model.weight_bytes if self._draft else None
+        return self.options.speculation.policy(on_gpu=self.options.on_gpu, model_cost=cost)
 
     def _disk_path(self, config: ModelConfig) -> Path | None:
         """Where prefixes are kept on disk. Where every layer has a window, there are none beyond the pool."""
@@ -155,6 +198,18 @@ class LocalExecutor:
 
         return open_disk_tier(root, self.path, self.options, size, cache.host_buffers)
 
+    def _new_transfer(self, size: KVSize, cache: KVCache) -> "KVProducer | KVConsumer | None":
+        if self.options.kv_transfer is None:
+            return None
+        from quire.executors.transfer import open_transfer
+
+        return open_transfer(self.options.kv_transfer, self.path, self.options, size, cache)
+
+    @property
+    def _num_engines(self) -> int:
+        """Engines that share the memory of this machine."""
+        return self.options.kv_transfer.parallel if self.options.kv_transfer else 1
+
     def _gpu_room(self, spec: KVSpec) -> int:
         """Bytes that are free for the KV cache, measured by running a step, unless a size is given."""
         if self.options.kv_cache_memory_bytes is not None:
@@ -163,13 +218,15 @@ class LocalExecutor:
         has_encoder = self._model.encode is not None
         return int(self._ops.room(forward, spec, self.options.max_num_batched_tokens, has_encoder))
 
-    def _open_draft(self, config: ModelConfig) -> "DraftCheckpoint | None":
-        """The model that drafts, where the speculative method has one."""
+    def _open_draft(self, checkpoint: Checkpoint, config: ModelConfig) -> "DraftCheckpoint | HeadCheckpoint | None":
+        """The model or the head that drafts, where a speculative method has one."""
         spec = self.options.speculation
-        if spec is None or not spec.model:
+        if spec is None or not (spec.model or spec.head):
             return None
         if isinstance(config, Seq2SeqConfig):
-            raise Unsupported(f"a draft model for a `{config.architecture}`", "use the method ngram or suffix")
+            raise Unsupported(f"{spec.method} for a `{config.architecture}`", "use the method ngram or suffix")
+        if spec.head:
+            return HeadCheckpoint.open(spec.head, spec.model, checkpoint, config)
         return DraftCheckpoint.open(spec.model, config, self.options.max_model_len)
 
     def _size(self, config: ModelConfig, spec: KVSpec, max_bytes: int) -> KVSize:
@@ -185,7 +242,7 @@ class LocalExecutor:
             max_bytes=int(max_bytes * self._cache_share),
             swap_bytes=self.options.swap_space_bytes,
             offload_bytes=self.options.host_tier_bytes,
-            has_disk=self._disk_path(config) is not None,
+            has_staging=self._disk_path(config) is not None or self.options.kv_transfer is not None,
             ahead=self._ahead,
         )
 
@@ -203,8 +260,14 @@ class LocalExecutor:
     def store(self) -> "DiskTier | None":
         return self.runner.store
 
+    @property
+    def transfer(self) -> "KVProducer | KVConsumer | None":
+        return self.runner.transfer
+
     def stop(self) -> None:
         """Free the weights and the cache."""
+        if self._runner and self._runner.transfer:
+            self._runner.transfer.stop()
         if self._runner and self._runner.store:
             self._runner.store.stop()
         self._runner = self._model = self._draft = self._ops = self._adapters = None  # type: ignore[assignment]

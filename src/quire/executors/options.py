@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire.runtime.spec import SpecConfig
+    from quire.core.transfer_config import TransferConfig
+    from quire.runtime.spec.config import SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class ExecutorOptions:
     offload_bytes: int = 0  # of host memory for prefixes
     kv_disk_path: str | None = None
     kv_disk_bytes: int = 0
+    kv_transfer: "TransferConfig | None" = None
     threads: int | None = None
     dtype: str = "auto"
     load_format: str = "auto"

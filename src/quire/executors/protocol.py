@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from quire.core.draft_policy import DraftPolicy
 from quire.core.plan import StepOutput, StepPlan
 from quire.core.seq2seq import Seq2Seq
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:  # the server's process knows capacities, and imports nothing 
     from quire.runtime.adapters import LoadedAdapter
     from quire.runtime.disk_tier import DiskTier
     from quire.runtime.kv import KVSize
+    from quire.runtime.kv_transfer.consumer import KVConsumer
+    from quire.runtime.kv_transfer.producer import KVProducer
     from quire.runtime.structured_output import MatcherFactory
 
 
@@ -26,7 +29,7 @@ class Capacity:
     cache_bytes: int
     ahead: int = 0  # plans it takes beyond the one whose output is awaited
     seq2seq: Seq2Seq | None = None  # of an encoder-decoder
-    drafts: bool = False  # whether its outputs come with draft tokens
+    drafts: DraftPolicy | None = None  # how draft tokens are chosen; None: its outputs have none
     offload: bool = False  # whether host blocks keep prefixes
     window: int = 0  # the largest sliding window if every layer has one; 0: some layer attends to everything
 
@@ -37,6 +40,10 @@ class Executor(Protocol):
     @property
     def store(self) -> "DiskTier | None":
         """Prefix blocks on disk."""
+
+    @property
+    def transfer(self) -> "KVProducer | KVConsumer | None":
+        """KV blocks to or from other engines."""
 
     def load(self) -> "KVSize":
         """Load the weights. -> the largest KV cache that fits beside them"""

@@ -3,16 +3,19 @@
 import asyncio
 import hmac
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
-from quire.core.errors import BadRequest, QuireError
+from quire.core.errors import BadRequest, QuireError, UnknownModel
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.config import WorkerEntry
+from quire.gateway.fleet_page import FILES, HEADERS, fleet_view
 from quire.gateway.gateway import JSON, Gateway
-from quire.gateway.wire import ClientRequest, error_body, json_bytes, whole_response
+from quire.gateway.wire import ClientRequest, Headers, error_body, json_bytes, whole_response
+from quire.gateway.worker import Worker
 from quire.server.access.keys import given_key, key_digest
-from quire.server.errors import MethodNotAllowed, Unauthorized, UnknownPath
+from quire.server.errors import MethodNotAllowed, NotAllowed, Unauthorized, UnknownPath
 
 Reply = tuple[int, bytes, bytes]  # status, body, media type
 
@@ -28,13 +31,18 @@ class Admin:
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, connection: ClientConnection, request: ClientRequest) -> None:
+        extra: Headers = []
         try:
-            self._check_key(request)
-            status, body, media_type = await self._reply(request)
+            if request.method == "GET" and request.path in FILES:
+                file, media_type = FILES[request.path]
+                status, body, extra = 200, file.read_bytes(), HEADERS
+            else:
+                self._check_key(request)
+                status, body, media_type = await self._reply(request)
         except QuireError as error:
             status, body, media_type = error.status, error_body(request.path, error), JSON
         if connection.is_open:
-            connection.write(whole_response(status, body, [], request.keep_alive, media_type))
+            connection.write(whole_response(status, body, extra, request.keep_alive, media_type))
             connection.end(request.keep_alive)
 
     def _check_key(self, request: ClientRequest) -> None:
@@ -42,6 +50,9 @@ class Admin:
         given = key_digest(given_key(request.header(b"authorization"), request.header(b"x-api-key")))
         if key is not None and not hmac.compare_digest(given, key_digest(key.encode())):
             raise Unauthorized("no valid admin key", "send `Authorization: Bearer <admin_key>`")
+        origin = request.header(b"origin")  # of a page in a browser: only the gateway's own may ask
+        if origin and origin.partition("://")[2] != request.header(b"host"):
+            raise NotAllowed(f"pages of {origin} may not ask the admin listener")
 
     async def _reply(self, request: ClientRequest) -> Reply:
         match (request.method, *request.path.strip("/").split("/")):
@@ -51,10 +62,14 @@ class Admin:
                 from quire.gateway.exposition import MEDIA_TYPE, prometheus_text
 
                 return 200, prometheus_text(self._gateway), MEDIA_TYPE.encode()
+            case ("GET", "scaling"):
+                return _json(200, self._scaling(request))
+            case ("GET", "fleet"):
+                return _json(200, fleet_view(self._gateway, self._workers()))
             case ("GET", "workers"):
-                return _json(200, {"workers": [worker.describe() for worker in self._gateway.fleet.workers]})
+                return _json(200, {"workers": self._workers()})
             case ("GET", "workers", name):
-                return _json(200, self._gateway.fleet.find(name).describe())
+                return _json(200, self._describe(self._gateway.fleet.find(name)))
             case ("POST", "workers"):
                 return self._add(request.body)
             case ("POST", "workers", name, "drain"):
@@ -63,9 +78,42 @@ class Admin:
                 return self._changed("worker_resumed", self._gateway.fleet.resume(name).describe())
             case ("DELETE", "workers", name):
                 return await self._remove(name)
-            case (_, "workers" | "health" | "metrics", *_):
+            case (_, "workers" | "health" | "metrics" | "scaling" | "fleet", *_):
                 raise MethodNotAllowed(f"{request.method} is not for {request.path}", "docs/gateway.md lists what is")
-        raise UnknownPath(f"there is no {request.path}", "the admin listener has /workers, /metrics and /health")
+        raise UnknownPath(
+            f"there is no {request.path}",
+            "the admin listener has a page at /, and /workers, /fleet, /scaling, /metrics, /health",
+        )
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return [self._describe(worker) for worker in self._gateway.fleet.workers]
+
+    def _describe(self, worker: Worker) -> dict[str, Any]:
+        kv_fleet = self._gateway.kv_fleet
+        events = {"kv_blocks": kv_fleet.index.num_blocks(worker.bit), "kv_in_step": kv_fleet.in_step(worker)}
+        return worker.describe() | (events if kv_fleet.follows(worker) else {})
+
+    def _scaling(self, request: ClientRequest) -> dict[str, Any]:
+        """Numbers that an autoscaler divides by what one worker can do: of `?model=NAME`, or of all."""
+        query = parse_qs(request.target.decode("latin-1").partition("?")[2])
+        model = query.get("model", [None])[0]
+        workers = self._gateway.router.serving(model)
+        if model is not None and model not in self._gateway.router.names():
+            raise UnknownModel(
+                f"there is no model `{model}`", f"the models are {', '.join(self._gateway.router.names())}"
+            )
+        lanes = self._gateway.queue.lanes()
+        waiting = sum(count for (_, _, asked), count in lanes.items() if model in (None, asked))
+        in_flight = sum(worker.num_in_flight for worker in workers)
+        return {
+            "requests": waiting + in_flight,
+            "requests_waiting": waiting,
+            "requests_in_flight": in_flight,
+            "tokens_in_flight": sum(worker.tokens_in_flight for worker in workers),
+            "capacity": sum(worker.entry.max_in_flight for worker in workers if worker.takes_requests),
+            "workers": len(workers),
+            "workers_ready": sum(worker.takes_requests for worker in workers),
+        }
 
     def _add(self, body: bytes) -> Reply:
         try:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.core.errors import QueueFull, QuireError
+from quire.core.fairness import VirtualCounters
 from quire.gateway.config import Queue
-from quire.gateway.fairness import VirtualCounters
 from quire.gateway.router import Router
 from quire.gateway.tenants import Tenant
 from quire.gateway.worker import Worker
@@ -50,6 +50,10 @@ class AdmissionQueue:
 
     def __len__(self) -> int:
         return len(self._timers)
+
+    def lanes(self) -> dict[Lane, int]:
+        """How many wait in each."""
+        return {lane: len(waiting) for lane, waiting in self._lanes.items()}
 
     def submit(self, request: Admissible) -> None:
         """Start it, let it wait, or refuse it."""

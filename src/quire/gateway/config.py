@@ -3,6 +3,7 @@
 import os
 import ssl
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from msgspec import Meta, Struct, field
 
 from quire.core.errors import BadRequest
 from quire.core.nearest import nearest
+from quire.gateway.redis_client import redis_problem
 from quire.server.access.keys import Count, KeyEntry, key_problems
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -37,6 +39,10 @@ class WorkerEntry(Table):
     client_cert_file: str | None = None  # of https: certificate and key (PEM) that the gateway shows
     weight: Weight = 1.0  # of its share of the load
     max_in_flight: Count = 256  # requests; more wait at the gateway
+    kv_events: str | None = None  # where it publishes KV events, such as tcp://gpu-1:5557
+    kv_replay: str | None = None  # where it replays them, such as tcp://gpu-1:5558
+    kv_topic: str = ""
+    tenant: str = ""  # the name that it has for the gateway's key, where it has keys
 
     @property
     def label(self) -> str:
@@ -79,6 +85,7 @@ class ModelRoute(Table):
     fallbacks: list[str] = field(default_factory=list)  # asked when no worker of the target can take the request
     policy: PolicyName | None = None
     price: TokenPrices | None = None
+    tokenizer: str | None = None  # of the model, for KV events: a directory, a .gguf file, a repository or an alias
 
     @property
     def leads_to(self) -> list[str]:
@@ -89,7 +96,6 @@ class GatewayKey(KeyEntry):
     """A key of the server's kind, and what the gateway adds."""
 
     routes: list[str] | None = None  # paths that it may call; without it, all
-    weight: Weight = 1.0  # of its share when requests wait
     monthly_budget: Price | None = None  # in the currency of the prices
 
 
@@ -109,6 +115,23 @@ class Faults(Table):
     breaker_seconds: Seconds = 5.0  # that it stays open at first; doubled each time, up to 60
     resume_seconds: Annotated[float, Meta(ge=0)] = 30.0  # that a broken stream waits for a worker that goes on with it
     outlier_ratio: Annotated[float, Meta(gt=1)] = 5.0  # a worker so many times slower than the median is ejected
+
+
+class Discovery(Table):
+    """Workers that are found while the gateway runs, beside those of the configuration."""
+
+    file: str | None = None  # with `workers` as in this file, TOML or JSON; read again when it changes
+    dns: list[WorkerEntry] = field(default_factory=list)  # every address of the host of `url` is a worker
+    interval: Seconds = 5.0  # between two looks
+
+
+class Redis(Table):
+    """Where several gateways count what keys use."""
+
+    url: str  # redis://HOST:6379/0, with USER:PASSWORD@ before the host if it asks for them; rediss:// for TLS
+    timeout: Seconds = 0.25
+    when_away: Literal["local", "refuse"] = "local"  # each gateway counts for itself, or requests are refused with 503
+    prefix: str = "quire:"  # of its keys
 
 
 class CacheAware(Table):
@@ -137,6 +160,9 @@ class GatewayConfig(Table):
     queue: Queue = field(default_factory=Queue)
     faults: Faults = field(default_factory=Faults)
     cache_aware: CacheAware = field(default_factory=CacheAware)
+    redis: Redis | None = None
+    discovery: Discovery = field(default_factory=Discovery)
+    otlp_traces_endpoint: str | None = None  # where spans are sent, such as http://collector:4318/v1/traces
     audit_log: str | None = None  # a file that decisions are appended to
     max_body_bytes: Count = 32 << 20
     max_connections: Count = 16384
@@ -172,9 +198,18 @@ def check_config(config: GatewayConfig, name: str) -> None:
 
 
 def _problems(config: GatewayConfig) -> Iterator[str]:
-    yield from _worker_problems(config.workers)
+    yield from worker_problems(config.workers)
+    yield from (f"discovery: {problem}" for problem in worker_problems(config.discovery.dns))
+    for entry in config.discovery.dns:
+        if entry.url.startswith("https:"):
+            yield f"discovery: {entry.url} is resolved to addresses, and certificates are for names: use http"
     yield from (f"keys: {problem}" for problem in key_problems(config.keys))
     yield from _model_problems(config)
+    if config.redis is not None and (problem := redis_problem(config.redis.url)):
+        yield problem
+    tokenizers = any(route.tokenizer for route in config.models.values())
+    if any(worker.kv_events for worker in (*config.workers, *config.discovery.dns)) and not tokenizers:
+        yield "workers have kv_events, and no model has a `tokenizer`: events name blocks by their tokens"
     try:
         server_tls(config)
     except (OSError, ValueError) as error:
@@ -183,7 +218,7 @@ def _problems(config: GatewayConfig) -> Iterator[str]:
         yield f"admin_host is {config.admin_host}, and there is no admin_key: any client there could add workers"
 
 
-def _worker_problems(workers: list[WorkerEntry]) -> Iterator[str]:
+def worker_problems(workers: list[WorkerEntry]) -> Iterator[str]:
     labels = [worker.label for worker in workers]
     for worker in workers:
         if problem := url_problem(worker.url):
@@ -192,12 +227,24 @@ def _worker_problems(workers: list[WorkerEntry]) -> Iterator[str]:
             yield f"worker {worker.label} has files for TLS, and its url is not https"
         elif problem := tls_problem(worker):
             yield problem
+        yield from (f"worker {worker.label}: {problem}" for problem in kv_problems(worker))
         if worker.api_key and worker.api_key_env:
             yield f"worker {worker.label} has api_key and api_key_env: give one"
         if worker.api_key_env and worker.api_key_env not in os.environ:
             yield f"worker {worker.label}: there is no environment variable {worker.api_key_env}"
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield f"two workers are called {label}: give one another `name`"
+
+
+def kv_problems(worker: WorkerEntry) -> Iterator[str]:
+    for name in ("kv_events", "kv_replay"):
+        endpoint = getattr(worker, name)
+        if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://")):
+            yield f"{name} is `{endpoint}`: write tcp://HOST:PORT or ipc://PATH"
+    if worker.kv_replay and not worker.kv_events:
+        yield "kv_replay is of no use without kv_events"
+    if worker.kv_events and find_spec("zmq") is None:
+        yield "kv_events needs pyzmq: pip install 'quire[events]'"
 
 
 def server_tls(config: GatewayConfig) -> ssl.SSLContext | None:
@@ -245,7 +292,8 @@ def url_problem(url: str) -> str:
 
 def _model_problems(config: GatewayConfig) -> Iterator[str]:
     served = {model for worker in config.workers for model in worker.models or ()}
-    asks_workers = any(worker.models is None for worker in config.workers) or not config.workers
+    is_open = config.discovery.file is not None or bool(config.discovery.dns) or not config.workers
+    asks_workers = is_open or any(worker.models is None for worker in config.workers)
     known = served | config.models.keys()
     for name, route in config.models.items():
         for target in route.leads_to:

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import QuireError
 from quire.gateway.client_connection import ClientConnection
@@ -72,9 +72,12 @@ class Exchange:
         self.num_attempts = 0
         self.first_token: float | None = None
         self.queue_seconds = 0.0
+        self.span: Any = None  # of OpenTelemetry
+        self.trace_headers: Headers = []  # name the span to workers
         self.usage: TokenUsage | None = None
         self.num_counted = 0  # what the tenant's concurrency counts for it
         self.reserved = 0  # of the tenant's budget
+        self.is_shared: bool | None = None  # whether Redis knows what it has reserved; None: limits are not shared
         self.is_charged = False  # its tenant's share has paid for it
         self._num_deaths = 0
         can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
@@ -143,9 +146,8 @@ class Exchange:
         assert self.worker is not None
         self._upstream = upstream
         left = self.max_wait - (self._loop.time() - self.began)
-        head = outgoing_head(
-            self.request, self._outgoing, self.worker, self.id, self._connection.peer, left, self._gateway
-        )
+        known = (self.id, self._connection.peer, left, self._gateway)
+        head = outgoing_head(self.request, self._outgoing, self.worker, *known, self.trace_headers)
         upstream.send(head, self._outgoing.body, self)
         if self._is_paused:
             upstream.pause()

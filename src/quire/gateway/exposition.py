@@ -51,6 +51,8 @@ def gateway_families(gateway: "Gateway") -> Iterator[Metric]:
     yield from _timed(gateway.metrics)
     yield from _workers(gateway)
     yield from _tenants(gateway)
+    away = [((), float(gateway.shared_limits.is_away))] if gateway.shared_limits is not None else []
+    yield _gauge("redis_away", "1 while Redis does not answer, where limits are shared.", [], away)
     yield _gauge("queue_requests", "Requests that wait for a worker.", [], [((), len(gateway.queue))])
     yield _gauge(
         "requests_in_flight", "Requests that the gateway has not answered whole.", [], [((), len(gateway.in_flight))]
@@ -90,6 +92,14 @@ def _workers(gateway: "Gateway") -> Iterator[Metric]:
     workers = gateway.fleet.workers
     for name, help_text, value in WORKER_GAUGES:
         yield _gauge(name, help_text, ["worker"], [((worker.name,), value(worker)) for worker in workers])
+    kv_fleet = gateway.kv_fleet
+    followed = [worker for worker in workers if kv_fleet.follows(worker)]
+    blocks = [((worker.name,), kv_fleet.index.num_blocks(worker.bit)) for worker in followed]
+    yield _gauge("worker_kv_blocks", "KV blocks that the worker holds, as its events say.", ["worker"], blocks)
+    in_step = [((worker.name,), float(kv_fleet.in_step(worker))) for worker in followed]
+    yield _gauge("worker_kv_in_step", "1 while no event of the worker is missing.", ["worker"], in_step)
+    gaps = {(worker.name,): kv_fleet.num_gaps(worker) for worker in followed}
+    yield _counter("worker_kv_gaps", "Times that events of the worker were missing.", ["worker"], gaps)
     failures = {(worker.name,): worker.num_failures for worker in workers}
     yield _counter("worker_failures", "Requests that the worker has failed.", ["worker"], failures)
     opened = {(worker.name,): worker.breaker.num_opened for worker in workers}

@@ -6,12 +6,14 @@ import statistics
 from collections.abc import Callable
 
 from quire.core.errors import BadRequest, QuireError
-from quire.gateway.config import Faults, WorkerEntry, tls_problem, url_problem
+from quire.gateway.config import Faults, WorkerEntry, kv_problems, tls_problem, url_problem
+from quire.gateway.kv_fleet import KVFleet
 from quire.gateway.resuming import RESUME_HEADER
 from quire.gateway.worker import Worker
 
 log = logging.getLogger("quire.gateway")
 
+CONFIGURATION = "configuration"  # a source of workers
 CHECKS_PER_MODELS = 5  # the models of a worker are asked for at every fifth check
 MIN_WORKERS_TO_EJECT = 3  # of two, nothing tells which is the slow one
 NUM_REQUESTS_TO_EJECT = 10
@@ -24,17 +26,24 @@ class UnknownWorker(QuireError):
 
 class WorkerFleet:
     """`on_change` is called when a worker may take requests that it could not take before; `on_reset` when its caches
-    are empty."""
+    are empty. `events` is told of workers that come and go."""
 
-    def __init__(self, faults: Faults, on_change: Callable[[], None], on_reset: Callable[[Worker], None]) -> None:
+    def __init__(
+        self,
+        faults: Faults,
+        on_change: Callable[[], None],
+        on_reset: Callable[[Worker], None],
+        events: KVFleet | None = None,
+    ) -> None:
         self.faults = faults
         self.workers: list[Worker] = []
+        self._events = events or KVFleet(0)
         self._on_change, self._on_reset = on_change, on_reset
         self._checks: dict[Worker, asyncio.Task[None]] = {}
-        self._configured: list[WorkerEntry] = []
+        self._known: dict[str, list[WorkerEntry]] = {}  # by source: the configuration, discovery
 
     def add(self, entry: WorkerEntry) -> Worker:
-        if problem := url_problem(entry.url) or tls_problem(entry):
+        if problem := url_problem(entry.url) or tls_problem(entry) or next(kv_problems(entry), ""):
             raise BadRequest(problem, param="url")
         if any(worker.name == entry.label for worker in self.workers):
             raise BadRequest(f"there is a worker {entry.label}", "remove it first, or give another name", param="name")
@@ -42,6 +51,7 @@ class WorkerFleet:
         bit = next(bit for bit in range(len(taken) + 1) if bit not in taken)
         worker = Worker(entry, self.faults, bit)
         self.workers.append(worker)
+        self._events.added(worker)
         self._checks[worker] = asyncio.create_task(self._watch(worker))
         log.info("worker %s at %s is added", worker.name, entry.url)
         return worker
@@ -85,21 +95,25 @@ class WorkerFleet:
             worker.draining = True
             self.workers.remove(worker)
             self._checks.pop(worker).cancel()
+            self._events.removed(worker)
             self._on_reset(worker)
             log.info("worker %s is removed", worker.name)
 
-    def configure(self, entries: list[WorkerEntry], faults: Faults, timeout: float) -> list[asyncio.Task[None]]:
-        """Add what is new in the configuration and remove what is gone from it; workers that were added by the admin
+    def configure(self, source: str, entries: list[WorkerEntry], timeout: float) -> list[asyncio.Task[None]]:
+        """Add what is new in a source and remove what is gone from it; workers of other sources and of the admin
         listener stay. -> what waits for the requests in flight at removed workers"""
-        self.faults = faults
-        old, self._configured = self._configured, entries
+        old, self._known[source] = self._known.get(source, []), entries
         waits = []
         for worker in [worker for worker in self.workers if worker.entry in old and worker.entry not in entries]:
             self._forget(worker)
             waits.append(asyncio.create_task(self._wait(worker, timeout)))
         for entry in entries:
-            if entry not in old:
-                self.add(entry)
+            if entry in old:
+                continue
+            if source != CONFIGURATION and any(worker.name == entry.label for worker in self.workers):
+                log.warning("worker %s was found, and there is one of that name", entry.label)
+                continue
+            self.add(entry)
         return waits
 
     async def first_checks(self) -> None:
@@ -143,6 +157,7 @@ class WorkerFleet:
             level = logging.INFO if worker.ready else logging.WARNING
             log.log(level, "worker %s is %s", worker.name, worker.state)
         if was_healthy and not worker.healthy:
+            self._events.away(worker)
             self._on_reset(worker)  # whatever comes back there has computed nothing yet
         if worker.ready:
             self._on_change()

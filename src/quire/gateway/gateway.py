@@ -4,28 +4,39 @@ import asyncio
 import os
 import re
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from quire import __version__
 from quire.core.errors import BadRequest, QuireError
 from quire.gateway.admission import AdmissionQueue
 from quire.gateway.audit import AuditLog
 from quire.gateway.client_connection import ClientConnection
-from quire.gateway.config import GatewayConfig
+from quire.gateway.config import GatewayConfig, WorkerEntry
+from quire.gateway.discovery import WorkerDiscovery
 from quire.gateway.exchange import Exchange
-from quire.gateway.fleet import WorkerFleet
+from quire.gateway.fleet import CONFIGURATION, WorkerFleet
+from quire.gateway.kv_fleet import KVFleet
 from quire.gateway.ledger import cost
 from quire.gateway.metrics import GatewayMetrics
+from quire.gateway.outgoing import salt_at
+from quire.gateway.policies import CacheAwarePolicy
+from quire.gateway.prompt_tokenizers import LONG_BODY, PromptTokenizers
 from quire.gateway.request_facts import RequestFacts, read_facts
 from quire.gateway.router import Router
 from quire.gateway.routes import RouteKind, route_kind, stored_id
 from quire.gateway.tenants import Tenant, Tenants
+from quire.gateway.tracing import gateway_tracer
 from quire.gateway.usage import TokenUsage
 from quire.gateway.wire import ClientRequest, Headers, error_body, json_bytes, whole_response
 from quire.gateway.worker import Worker
 from quire.server.errors import UnknownPath
 
+if TYPE_CHECKING:
+    from quire.gateway.shared_limits import SharedLimits
+
 JSON = b"application/json"
+METERED = (RouteKind.GENERATE, RouteKind.ENCODE)
 MAX_STORED = 10_000  # responses whose worker is remembered
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -41,21 +52,47 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.audit = AuditLog(config.audit_log)
         self.tenants = Tenants(config.keys)
-        self.fleet = WorkerFleet(config.faults, self._workers_changed, self._worker_reset)
-        self.router = Router(config, self.fleet.workers)
+        self.kv_fleet = KVFleet(config.cache_aware.max_blocks)
+        self.prompt_tokenizers = PromptTokenizers()
+        self.prompt_tokenizers.configure(config)
+        self.fleet = WorkerFleet(config.faults, self._workers_changed, self._worker_reset, self.kv_fleet)
+        self.router = Router(config, self.fleet.workers, index=self.kv_fleet.index)
         self.queue = AdmissionQueue(config.queue, self.router, self.loop.time)
         self._stored: OrderedDict[str, Worker] = OrderedDict()  # by the id of a response
         self.in_flight: set[Exchange] = set()
-        self._removals = self.fleet.configure(config.workers, config.faults, config.drain_timeout)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.tracer = gateway_tracer(config.otlp_traces_endpoint)
+        self.shared_limits = _shared_limits(config)
+        self._removals = self.fleet.configure(CONFIGURATION, config.workers, config.drain_timeout)
+        self._discovery: WorkerDiscovery | None = None
+        self._discover(GatewayConfig())
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Take over another configuration; all but addresses and connection limits. Raises before anything changes."""
         self.audit.reopen(config.audit_log)
-        self.config, self.queue.settings = config, config.queue
+        old, self.config, self.queue.settings = self.config, config, config.queue
         self.tenants.update(config.keys)
         self.router.reconfigure(config)
-        self._removals += self.fleet.configure(config.workers, config.faults, config.drain_timeout)
+        self.prompt_tokenizers.configure(config)
+        self.fleet.faults = config.faults
+        self._removals += self.fleet.configure(CONFIGURATION, config.workers, config.drain_timeout)
+        self._discover(old)
         self.queue.pump()
+
+    def _discover(self, old: GatewayConfig) -> None:
+        """Look for workers where the configuration says now."""
+        settings = self.config.discovery
+        if settings == old.discovery:
+            return
+        if self._discovery is not None:
+            self._start(self._discovery.close())
+        self._discovery = WorkerDiscovery(settings, self._found) if settings.file or settings.dns else None
+        if self._discovery is None:
+            self._found([])
+
+    def _found(self, workers: list[WorkerEntry]) -> None:
+        self._removals = [task for task in self._removals if not task.done()]
+        self._removals += self.fleet.configure("discovery", workers, self.config.drain_timeout)
 
     def _workers_changed(self) -> None:
         self.queue.pump()
@@ -100,11 +137,54 @@ class Gateway:
             self, connection, request, request_id, tenant, kind, facts, self._targets(kind, facts, request)
         )
         exchange.max_wait = _timeout(request)
+        if self.tracer is not None:
+            self.tracer.begin(exchange)
         self._pin(exchange)
+        if self.shared_limits is not None and kind in METERED and tenant.is_limited:
+            self.in_flight.add(exchange)
+            self._start(self._enter_shared(self.shared_limits, exchange))
+            return exchange
         self._enter(exchange)
         self.in_flight.add(exchange)
-        self.queue.submit(exchange)
+        self._submit(exchange)
         return exchange if exchange in self.in_flight else None
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _submit(self, exchange: Exchange) -> None:
+        """Find out what the router may know of its prompt, and let it wait for a worker."""
+        model, request = exchange.targets[0], exchange.request
+        if exchange.kind is not RouteKind.GENERATE or not self._routes_by_tokens(model):
+            self.queue.submit(exchange)
+        elif len(request.body) <= LONG_BODY:
+            self._submit_tokens(exchange, self.prompt_tokenizers.read(model, request.path, request.body))
+        else:
+            self._start(self._submit_off_loop(exchange))
+
+    def _routes_by_tokens(self, model: str | None) -> bool:
+        return self.prompt_tokenizers.has(model) and isinstance(self.router.policy(model), CacheAwarePolicy)
+
+    async def _submit_off_loop(self, exchange: Exchange) -> None:
+        """Tokenize a long prompt while other requests go on."""
+        model, request = exchange.targets[0], exchange.request
+        ids = await asyncio.to_thread(self.prompt_tokenizers.read, model, request.path, request.body)
+        self._submit_tokens(exchange, ids)
+
+    def _submit_tokens(self, exchange: Exchange, ids: list[int]) -> None:
+        if exchange not in self.in_flight:
+            return  # its client left meanwhile
+        model = exchange.targets[0] or ""
+        workers = self.router.serving(model)
+        is_adapter = any(
+            worker.cards[model].get("parent") for worker in workers
+        )  # its blocks are apart from the model's
+        if ids and workers and not is_adapter:
+            salt = salt_at(workers[0], exchange.tenant, exchange.request, exchange.facts)
+            exchange.context.blocks = self.kv_fleet.blocks(ids, workers, salt)
+        self.queue.submit(exchange)
 
     def _targets(self, kind: RouteKind, facts: RequestFacts, request: ClientRequest) -> list[str | None]:
         return [None] if kind in (RouteKind.ANY, RouteKind.STORED) else self.router.targets(facts, request)
@@ -124,14 +204,14 @@ class Gateway:
 
     def _enter(self, exchange: Exchange) -> None:
         """Charge the request to its tenant, or raise why it may not begin."""
-        if exchange.kind not in (RouteKind.GENERATE, RouteKind.ENCODE):
+        if exchange.kind not in METERED:
             return
         quota, num = exchange.tenant.quota, exchange.facts.n
         quota.check_concurrency(num, num)
         quota.enter()
         exchange.num_counted = num
         quota.running += num - 1
-        exchange.reserved = self._cost(exchange, TokenUsage(exchange.facts.prompt_tokens, 0, exchange.expected_output))
+        exchange.reserved = self._expected_cost(exchange)
         try:
             exchange.tenant.budget.reserve(exchange.reserved)
         except QuireError:
@@ -139,19 +219,44 @@ class Gateway:
             exchange.num_counted = 0
             raise
 
+    async def _enter_shared(self, limits: "SharedLimits", exchange: Exchange) -> None:
+        """The same, with limits that other gateways share."""
+        num, amount = exchange.facts.n, self._expected_cost(exchange)
+        try:
+            is_shared = await limits.enter(exchange.tenant, num, amount)
+        except QuireError as error:
+            if exchange in self.in_flight:
+                exchange.refuse(error)
+            return
+        if exchange not in self.in_flight:  # its client left meanwhile
+            limits.settle(exchange.tenant, num, amount, 0, 0, is_shared)
+            return
+        exchange.num_counted, exchange.reserved, exchange.is_shared = num, amount, is_shared
+        self._submit(exchange)
+
+    def _expected_cost(self, exchange: Exchange) -> int:
+        return self._cost(exchange, TokenUsage(exchange.facts.prompt_tokens, 0, exchange.expected_output))
+
     def settle(self, exchange: Exchange, worker: Worker | None) -> None:
         """The exchange has ended: charge what it took."""
         self.in_flight.discard(exchange)
         tenant, usage = exchange.tenant, exchange.spent
         spent = self._cost(exchange, usage)
-        if exchange.num_counted:
+        tokens = usage.prompt + usage.output
+        if exchange.num_counted and self.shared_limits is not None and exchange.is_shared is not None:
+            in_redis = exchange.is_shared
+            self.shared_limits.settle(tenant, exchange.num_counted, exchange.reserved, spent, tokens, in_redis)
+        elif exchange.num_counted:
             tenant.quota.running -= exchange.num_counted
-            tenant.quota.charge(usage.prompt + usage.output)
+            tenant.quota.charge(tokens)
             tenant.budget.settle(exchange.reserved, spent)
         if exchange.num_attempts:
             difference = self.weighted(usage) - exchange.expected_tokens
             self.queue.counters.correct(tenant.name, difference, tenant.weight)
-        self.metrics.ended(exchange, worker.name if worker else "", usage, spent, self.loop.time())
+        name, now = worker.name if worker else "", self.loop.time()
+        self.metrics.ended(exchange, name, usage, spent, now)
+        if exchange.span is not None and self.tracer is not None:
+            self.tracer.end(exchange, name, usage, now)
         if self.audit.is_open:
             self._note(exchange, worker, usage, spent)
         if exchange.num_attempts:
@@ -246,10 +351,26 @@ class Gateway:
         connection.end(keep_alive)
 
     async def close(self) -> None:
-        for task in self._removals:
+        for task in (*self._removals, *self._tasks):
             task.cancel()
+        if self._discovery is not None:
+            await self._discovery.close()
         await self.fleet.close()
+        self.prompt_tokenizers.close()
+        await self.kv_fleet.close()
+        if self.shared_limits is not None:
+            await self.shared_limits.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
         self.audit.close()
+
+
+def _shared_limits(config: GatewayConfig) -> "SharedLimits | None":
+    if config.redis is None:
+        return None
+    from quire.gateway.shared_limits import SharedLimits
+
+    return SharedLimits(config.redis)
 
 
 def _timeout(request: ClientRequest) -> float:

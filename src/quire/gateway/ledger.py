@@ -1,6 +1,6 @@
 """What requests cost, and budgets: all arithmetic of money, in whole billionths, so that sums are exact.
 
-A budget is a small value (month, spent, reserved). One gateway keeps it in memory."""
+A budget is a small value (month, spent, reserved). One gateway keeps it in memory; several share it in Redis."""
 
 import time
 from collections.abc import Callable
@@ -74,6 +74,11 @@ class Budget:
         self._turn()
         self.reserved -= reserved
         self.spent += spent
+
+    def adopt(self, spent: int, reserved: int) -> None:
+        """Take over what is counted elsewhere."""
+        self.month = month_of(self.clock())
+        self.spent, self.reserved = spent, reserved
 
     @property
     def left(self) -> int | None:

@@ -10,7 +10,7 @@ from quire.gateway.request_facts import RequestFacts, with_fields
 from quire.gateway.resuming import RESUME_HEADER, DeliveredStream
 from quire.gateway.routes import OPENAI_STREAMS, SALTED, path_model
 from quire.gateway.tenants import Tenant
-from quire.gateway.wire import CREDENTIALS, ClientRequest, request_head
+from quire.gateway.wire import CREDENTIALS, ClientRequest, Headers, request_head
 from quire.gateway.worker import Worker
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def outgoing_body(
     if tenant.name and facts.stream and request.path in OPENAI_STREAMS and "stream_options" not in facts.fields:
         changes["stream_options"] = {"include_usage": True}
         drop_usage = True
-    if tenant.salt and worker.is_quire and request.path in SALTED:
-        changes["cache_salt"] = tenant.salt + _own_salt(facts)
+    if _adds_salt(worker, tenant, request):
+        changes["cache_salt"] = salt_at(worker, tenant, request, facts)
     body = with_fields(facts, changes) if changes else request.body
     is_wrapped = delivered is not None and worker.resumes
     if delivered is not None and is_wrapped:
@@ -53,10 +53,16 @@ def outgoing_body(
     return OutgoingBody(body, target, is_wrapped, drop_usage)
 
 
-def _own_salt(facts: RequestFacts) -> str:
-    """What the client itself asks for stays apart within the tenant."""
+def _adds_salt(worker: Worker, tenant: Tenant, request: ClientRequest) -> bool:
+    return bool(tenant.salt) and worker.is_quire and request.path in SALTED
+
+
+def salt_at(worker: Worker, tenant: Tenant, request: ClientRequest, facts: RequestFacts) -> str:
+    """The `cache_salt` that a worker gets. What the client itself asks for stays apart within the tenant."""
     given = json.loads(bytes(facts.fields.get("cache_salt", b"null")))
-    return f":{given}" if given is not None else ""
+    if not _adds_salt(worker, tenant, request):
+        return given if isinstance(given, str) else ""
+    return tenant.salt + (f":{given}" if given is not None else "")
 
 
 def outgoing_head(
@@ -67,9 +73,10 @@ def outgoing_head(
     peer: bytes,
     seconds_left: float,
     gateway: "Gateway",
+    trace_headers: Headers,
 ) -> bytes:
     """`seconds_left`: until the deadline of the client, infinite where it has none."""
-    extra = [(b"x-request-id", request_id.encode("ascii"))]
+    extra = [(b"x-request-id", request_id.encode("ascii")), *trace_headers]
     extra.append((b"accept-encoding", b""))  # the gateway reads what passes
     if outgoing.is_wrapped:
         extra.append((RESUME_HEADER, b"1"))

@@ -7,7 +7,8 @@ from hashlib import blake2b
 from typing import Protocol
 
 from quire.gateway.config import CacheAware, PolicyName
-from quire.gateway.prefix_index import ApproximatePrefixes, KnownPrefixes, prompt_blocks
+from quire.gateway.kv_index import KVIndex
+from quire.gateway.prefix_index import ApproximatePrefixes, EventPrefixes, KnownPrefixes, prompt_blocks
 from quire.gateway.worker import Worker
 
 
@@ -18,6 +19,7 @@ class PickContext:
     namespace: str  # tenant and model: prefixes are shared within it
     prompt: bytes = b""
     session: str = ""
+    blocks: list[int] | None = None  # of its tokens, as KV events name them; None: they are not known
     predicted_hit: float = 0.0  # share of the prompt that the chosen worker knows; set by `cache_aware`
 
 
@@ -77,28 +79,37 @@ class CacheAwarePolicy:
     What many conversations have in common does not count: every worker learns that soon, and if it counted, all of them
     would go to the worker that had it first."""
 
-    def __init__(self, settings: CacheAware, known: KnownPrefixes | None = None) -> None:
+    def __init__(self, settings: CacheAware, index: KVIndex | None = None) -> None:
+        """`index`: of the workers' KV events, for requests whose tokens are known."""
         self._settings = settings
-        self.known = known or ApproximatePrefixes(settings.max_blocks)
+        self.known: KnownPrefixes = ApproximatePrefixes(settings.max_blocks)
+        self.exact = EventPrefixes(index, settings.max_blocks) if index is not None else None
         self._least = LeastTokens()
 
     def pick(self, workers: Sequence[Worker], context: PickContext) -> Worker:
-        blocks = prompt_blocks(context.namespace, context.prompt)
-        worker = self._of_known(workers, blocks, context) or self._least.pick(workers, context)
+        known, blocks = self.known, context.blocks
+        if self.exact is not None and blocks is not None:
+            known = self.exact
+        else:
+            blocks = prompt_blocks(context.namespace, context.prompt)
+        worker = self._of_known(known, workers, blocks, context) or self._least.pick(workers, context)
         if blocks:
-            context.predicted_hit = self.known.longest(blocks, 1 << worker.bit)[0] / len(blocks)
-        self.known.insert(blocks, worker.bit)
+            num_known = known.longest(blocks, worker.mask)[0]
+            context.predicted_hit = num_known / len(blocks)
+            known.insert(blocks, worker.bit, num_known)
         return worker
 
-    def _of_known(self, workers: Sequence[Worker], blocks: list[int], context: PickContext) -> Worker | None:
+    def _of_known(
+        self, known: KnownPrefixes, workers: Sequence[Worker], blocks: list[int], context: PickContext
+    ) -> Worker | None:
         if not self._is_balanced(workers):
             return None
-        num_known, bits = self.known.longest(blocks, sum(1 << worker.bit for worker in workers))
-        num_shared = self.known.num_shared(blocks[:num_known])
+        num_known, bits = known.longest(blocks, sum([worker.mask for worker in workers]))
+        num_shared = known.num_shared(blocks[:num_known])
         num_own, num_own_known = len(blocks) - num_shared, num_known - num_shared
         if not num_own_known or num_own_known < self._settings.cache_threshold * num_own:
             return None
-        return self._least.pick([worker for worker in workers if bits >> worker.bit & 1], context)
+        return self._least.pick([worker for worker in workers if worker.mask & bits], context)
 
     def _is_balanced(self, workers: Sequence[Worker]) -> bool:
         loads = [worker.load for worker in workers]
@@ -108,6 +119,8 @@ class CacheAwarePolicy:
 
     def forget(self, worker: Worker) -> None:
         self.known.forget(worker.bit)
+        if self.exact is not None:
+            self.exact.forget(worker.bit)
 
 
 PLAIN_POLICIES: dict[str, Callable[[], Policy]] = {
@@ -118,5 +131,5 @@ PLAIN_POLICIES: dict[str, Callable[[], Policy]] = {
 }
 
 
-def make_policy(name: PolicyName, settings: CacheAware) -> Policy:
-    return CacheAwarePolicy(settings) if name == "cache_aware" else PLAIN_POLICIES[name]()
+def make_policy(name: PolicyName, settings: CacheAware, index: KVIndex | None = None) -> Policy:
+    return CacheAwarePolicy(settings, index) if name == "cache_aware" else PLAIN_POLICIES[name]()

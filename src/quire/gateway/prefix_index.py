@@ -1,16 +1,19 @@
-"""Which worker has seen which prompt prefixes: an approximation from the requests that were sent there.
+"""Which worker has seen which prompt prefixes: an approximation from the requests that were sent there, and for workers
+that publish events what they hold."""
 
-An index fed by the engines' own events has the same methods."""
-
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from quire.gateway.kv_index import KVIndex
 
 BLOCK_BYTES = 256  # of a prompt as JSON: about 64 tokens
 FOLLOWER_BITS = 8
 MAX_FOLLOWERS = (1 << FOLLOWER_BITS) - 1
 FOLLOWERS_OF_SHARED = 3  # a block that so many different blocks follow is where conversations part
 MAX_PROMPT_BLOCKS = 512  # of one prompt; what comes behind them does not count
+EXPECTED_SECONDS = 5.0  # that the events of a prompt may take, at least
 
 
 class KnownPrefixes(Protocol):
@@ -20,7 +23,8 @@ class KnownPrefixes(Protocol):
     def num_shared(self, blocks: Sequence[int]) -> int:
         """How many of the first blocks, which are known, several conversations have in common: instructions, mostly."""
 
-    def insert(self, blocks: Sequence[int], worker: int) -> None: ...
+    def insert(self, blocks: Sequence[int], worker: int, num_known: int) -> None:
+        """A worker gets a prompt of which it knows the first `num_known` blocks, as `longest` says."""
 
     def forget(self, worker: int) -> None: ...
 
@@ -66,7 +70,7 @@ class ApproximatePrefixes:
                 return depth
         return 0
 
-    def insert(self, blocks: Sequence[int], worker: int) -> None:
+    def insert(self, blocks: Sequence[int], worker: int, num_known: int = 0) -> None:
         known, bit = self._known, 1 << worker + FOLLOWER_BITS
         follows_new = False
         for block in reversed(blocks):  # the tail is forgotten first: a prefix outlives what follows it
@@ -86,3 +90,77 @@ class ApproximatePrefixes:
         kept = ~(1 << worker + FOLLOWER_BITS)
         left = [(block, value & kept) for block, value in self._known.items()]
         self._known = OrderedDict((block, value) for block, value in left if value >> FOLLOWER_BITS)
+
+
+class EventPrefixes:
+    """What workers hold, as their events say, and what the others were sent. Blocks are those of KV events.
+
+    A prompt that was sent a moment ago is expected where it was sent: its events are still to come."""
+
+    def __init__(self, index: KVIndex, max_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._index, self._max_blocks, self._clock = index, max_blocks, clock
+        self._sent = ApproximatePrefixes(max_blocks)  # to workers without events
+        self._expected: dict[int, int] = {}  # block -> a bit for each worker
+        self._expected_before: dict[int, int] = {}
+        self._since = clock()
+        self._followers: OrderedDict[int, tuple[int, ...]] = OrderedDict()  # block -> some that have followed it
+        self._shared: set[int] = set()  # blocks that enough have followed
+
+    def longest(self, blocks: Sequence[int], workers: int) -> tuple[int, int]:
+        followed = workers & self._index.followed
+        held, bits = self._longest_held(blocks, followed)
+        if followed == workers or not len(self._sent):
+            return held, bits
+        sent, sent_bits = self._sent.longest(blocks, workers & ~followed)
+        if sent == held:
+            return held, bits | sent_bits
+        return (sent, sent_bits) if sent > held else (held, bits)
+
+    def _longest_held(self, blocks: Sequence[int], workers: int) -> tuple[int, int]:
+        """Engines evict the last blocks of a prefix first, and what is expected follows what is held: a worker that has
+        a block has all before it."""
+        held, new, old = self._index.holders, self._expected, self._expected_before
+        depth, beyond, having = 0, len(blocks) + 1, 0
+        while beyond - depth > 1:  # the first `depth` are held, the first `beyond` are not
+            middle = (depth + beyond) // 2
+            block = blocks[middle - 1]
+            if found := (held.get(block, 0) | new.get(block, 0) | old.get(block, 0)) & workers:
+                depth, having = middle, found
+            else:
+                beyond = middle
+        return depth, having
+
+    def num_shared(self, blocks: Sequence[int]) -> int:
+        if shared := self._shared:
+            for depth in range(len(blocks), 0, -1):
+                if blocks[depth - 1] in shared:
+                    return depth
+        return 0
+
+    def insert(self, blocks: Sequence[int], worker: int, num_known: int) -> None:
+        if 0 < num_known < len(blocks):
+            self._note_follower(blocks[num_known - 1], blocks[num_known])
+        if not self._index.followed >> worker & 1:
+            self._sent.insert(blocks, worker)
+            return
+        now = self._clock()
+        if now - self._since > EXPECTED_SECONDS:
+            self._expected_before, self._expected, self._since = self._expected, {}, now
+        expected, bit = self._expected, 1 << worker
+        for block in blocks[num_known:]:
+            expected[block] = expected.get(block, 0) | bit
+
+    def _note_follower(self, block: int, follower: int) -> None:
+        seen = self._followers.get(block, ())
+        if follower not in seen and len(seen) < FOLLOWERS_OF_SHARED:
+            self._followers[block] = (*seen, follower)
+            if len(seen) + 1 == FOLLOWERS_OF_SHARED:
+                self._shared.add(block)
+        self._followers.move_to_end(block)
+        if len(self._followers) > self._max_blocks:
+            self._shared.discard(self._followers.popitem(last=False)[0])
+
+    def forget(self, worker: int) -> None:
+        self._sent.forget(worker)
+        self._expected.clear()
+        self._expected_before.clear()

@@ -2,11 +2,11 @@
 
 import random
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from quire.core.errors import QuireError, Unavailable, UnknownModel
 from quire.core.nearest import nearest
-from quire.gateway.config import GatewayConfig, ModelRoute, RouteRule
+from quire.gateway.config import CacheAware, GatewayConfig, ModelRoute, PolicyName, RouteRule
+from quire.gateway.kv_index import KVIndex
 from quire.gateway.policies import CacheAwarePolicy, PickContext, Policy, make_policy
 from quire.gateway.request_facts import RequestFacts
 from quire.gateway.wire import ClientRequest
@@ -18,8 +18,14 @@ MAX_HOPS = 8  # from a name to a model that workers serve
 class Router:
     """`workers` is the list that the fleet keeps."""
 
-    def __init__(self, config: GatewayConfig, workers: list[Worker], rng: random.Random | None = None) -> None:
-        self._config, self._workers = config, workers
+    def __init__(
+        self,
+        config: GatewayConfig,
+        workers: list[Worker],
+        rng: random.Random | None = None,
+        index: KVIndex | None = None,
+    ) -> None:
+        self._config, self._workers, self._index = config, workers, index
         self._rng = rng or random.Random()
         self._policies: dict[str, Policy] = {}  # by model: each has a turn and an index of its own
 
@@ -96,7 +102,7 @@ class Router:
     def policy(self, model: str | None) -> Policy:
         name = model or ""
         if name not in self._policies:
-            self._policies[name] = make_policy(*self._settings(self._config, name))
+            self._policies[name] = make_policy(*self._settings(self._config, name), self._index)
         return self._policies[name]
 
     def forget(self, worker: Worker) -> None:
@@ -106,7 +112,7 @@ class Router:
                 policy.forget(worker)
 
     @staticmethod
-    def _settings(config: GatewayConfig, model: str) -> Any:
+    def _settings(config: GatewayConfig, model: str) -> tuple[PolicyName, CacheAware]:
         route = config.models.get(model)
         return (route and route.policy) or config.policy, config.cache_aware
 

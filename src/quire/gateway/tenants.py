@@ -26,6 +26,10 @@ class Tenant:
         self._models = None if key is None or key.models is None else frozenset(key.models)
         self._routes = None if key is None or key.routes is None else frozenset(key.routes)
 
+    @property
+    def is_limited(self) -> bool:
+        return self.budget.limit is not None or self.quota.limits != QuotaLimits()
+
     def allows(self, model: str) -> bool:
         return self._models is None or model in self._models
 

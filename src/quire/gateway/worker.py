@@ -24,7 +24,7 @@ class Worker:
 
     def __init__(self, entry: WorkerEntry, faults: Faults, bit: int) -> None:
         loop = asyncio.get_running_loop()
-        self.entry, self.name, self.bit = entry, entry.label, bit
+        self.entry, self.name, self.bit, self.mask = entry, entry.label, bit, 1 << bit
         self.pool = ConnectionPool(entry.url, faults.connect_timeout, tls_context(entry))
         self.breaker = CircuitBreaker(faults.breaker_failures, faults.breaker_seconds, loop.time)
         secret = entry.secret.encode()
@@ -39,6 +39,7 @@ class Worker:
         self.cards: dict[str, dict[str, Any]] = {name: {"id": name} for name in entry.models or ()}  # by model
         self.num_in_flight = 0
         self.tokens_in_flight = 0
+        self.load = self.token_load = 0.0  # the same, by its weight
         self.num_requests = 0
         self.num_failures = 0
         self.first_byte: float | None = None  # a running mean, in seconds
@@ -61,24 +62,19 @@ class Worker:
     def has_room(self) -> bool:
         return self.num_in_flight < self.entry.max_in_flight
 
-    @property
-    def load(self) -> float:
-        return self.num_in_flight / self.entry.weight
-
-    @property
-    def token_load(self) -> float:
-        return self.tokens_in_flight / self.entry.weight
-
     def begin(self, tokens: int) -> None:
         self.num_requests += 1
-        self.num_in_flight += 1
-        self.tokens_in_flight += tokens
+        self._take(1, tokens)
         self._drained.clear()
         self.breaker.begin()
 
+    def _take(self, num: int, tokens: int) -> None:
+        self.num_in_flight += num
+        self.tokens_in_flight += tokens
+        self.load, self.token_load = self.num_in_flight / self.entry.weight, self.tokens_in_flight / self.entry.weight
+
     def end(self, tokens: int) -> None:
-        self.num_in_flight -= 1
-        self.tokens_in_flight -= tokens
+        self._take(-1, -tokens)
         if self.num_in_flight == 0:
             self._drained.set()
 

@@ -7,12 +7,12 @@ from quire.models import llama
 from quire.models.alibi import alibi_slopes
 from quire.models.llama import LlamaConfig
 from quire.models.loading import Linear, LoadedModel
-from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import OpSet
 from quire.ops.tensors import F16, F32, StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
+from quire.weights.delegating_checkpoint import DelegatingCheckpoint
 
 BAICHUAN_2_VOCAB = 125_696  # nothing else in config.json tells Baichuan 2
 MIN_NORM = 1e-7  # of a row of the head
@@ -33,11 +33,11 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len:
         return llama.load(ops, checkpoint, config, max_model_len)
     specs = {**llama.layer_specs(config), "qkv": Linear({"self_attn.W_pack": 3 * config.hidden}, config.hidden)}
     if config.vocab == BAICHUAN_2_VOCAB:
-        checkpoint = NormalizedHead(checkpoint, {name: name for name in checkpoint.names()})
+        checkpoint = NormalizedHead(checkpoint)
     return llama.load_layers(ops, checkpoint, config, max_model_len, [specs] * config.layers)
 
 
-class NormalizedHead(RenamedCheckpoint):
+class NormalizedHead(DelegatingCheckpoint):
     """A checkpoint whose head has rows of length 1, in fp32 if it is stored so, else in fp16."""
 
     def tensor(self, name: str) -> StoredTensor:

@@ -79,7 +79,7 @@ class DeepseekConfig(ModelConfig):
     expert_size: int
     shared_size: int  # of the shared experts together; 0: there are none
     routing: Routing
-    num_mtp_layers: int  # layers behind the last that predict further tokens: not read
+    num_mtp_layers: int  # layers behind the last that predict further tokens: mtp.py
 
     @property
     def corrected(self) -> bool:
@@ -273,11 +273,13 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_l
     by_prefix = {f"model.layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_specs(config), by_prefix, unused)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
-    weights = DeepseekWeights(**top, layers=[_layer(layer) for layer in layers], rope=rope)
+    weights = DeepseekWeights(**top, layers=[new_layer(layer) for layer in layers], rope=rope)
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def _layer(loaded: Mapping[str, Any]) -> DeepseekLayer:
+def new_layer(loaded: Mapping[str, Any]) -> DeepseekLayer:
+    """Of weights under the names of the fields; others are left out."""
+
     def of(kind: type[Any]) -> dict[str, Any]:
         return {field.name: loaded[field.name] for field in fields(kind) if field.name in loaded}
 
@@ -291,9 +293,19 @@ def forward(c: DeepseekConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Va
     angles = ops.rope_angles(batch.positions, w.rope)
     x = ops.embedding(batch.ids, w.embed)
     for index, layer in enumerate(w.layers):
-        x = ops.add(x, attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, batch))
-        x = ops.add(x, feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps)))
-    return ops.logits(ops.rms_norm(x, w.norm, c.eps), w.head, batch)
+        ops.tap(x, index)
+        x = block(c, layer, index, ops, x, angles, batch)
+    ops.tap(x, c.layers)
+    x = ops.rms_norm(x, w.norm, c.eps)
+    ops.tap(x, c.layers + 1)
+    return ops.logits(x, w.head, batch)
+
+
+def block(
+    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
+) -> Value:
+    x = ops.add(x, attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, batch))
+    return ops.add(x, feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps)))
 
 
 def attention(

@@ -160,9 +160,12 @@ def forward(c: GPTConfig, w: GPTWeights, ops: OpSet, batch: Any) -> Value:
     if w.embed_norm is not None:
         x = ops.layer_norm(x, *w.embed_norm, c.eps)
     for index in range(c.layers):
+        ops.tap(x, index)
         x = block(c, w, index, ops, x, angles, batch)
+    ops.tap(x, c.layers)
     if w.norm is not None:
         x = ops.layer_norm(x, *w.norm, c.eps)
+    ops.tap(x, c.layers + 1)
     if w.embed_out is not None:
         x = ops.linear(x, w.embed_out)
     return ops.logits(x if c.logit_scale == 1 else ops.scale(x, c.logit_scale), w.head, batch)

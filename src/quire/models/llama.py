@@ -262,13 +262,16 @@ def forward(
     local = angles if w.local_rope is None else ops.rope_angles(batch.positions, w.local_rope)
     x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
     for index, layer in enumerate(w.layers):
+        ops.tap(x, index)
         rope = local if c.windows[index] else angles
         h = attention(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), rope, batch, w.slopes)
         x = ops.add(x, scaled(ops, normed(ops, h, layer.post_attn_norm, c.eps), c.residual_scale))
         h = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.mlp_norm, c.eps))
         x = ops.add(x, scaled(ops, normed(ops, h, layer.post_mlp_norm, c.eps), c.residual_scale))
-    x = scaled(ops, normed(ops, x, w.norm, c.eps), c.logit_scale)
-    return ops.logits(x, w.head, batch, c.logit_cap)
+    ops.tap(x, c.layers)
+    x = normed(ops, x, w.norm, c.eps)
+    ops.tap(x, c.layers + 1)
+    return ops.logits(scaled(ops, x, c.logit_scale), w.head, batch, c.logit_cap)
 
 
 def normed(ops: OpSet, x: Value, weight: Any, eps: float) -> Value:

@@ -38,15 +38,23 @@ class LoadedModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the packed matrices. Embedding tables stay in the file."""
-        packed = PackedWeight | PackedExperts | PackedHeads
-        return sum(w.nbytes for group in self.weights for w in group.values() if isinstance(w, packed))
+        return packed_bytes(self.weights)
+
+    def weight(self, name: str) -> Any:
+        """One outside the layers, such as `embed` or `head`."""
+        return next(group[name] for group in self.weights if name in group)
 
     @property
     def linears(self) -> list[PackedWeight]:
         """The matrices of all linear layers but the head."""
         named = [item for group in self.weights for item in group.items()]
         return [w for name, w in named if isinstance(w, PackedWeight) and name != "head"]
+
+
+def packed_bytes(weights: Sequence[Mapping[str, Any]]) -> int:
+    """Of the packed matrices. Embedding tables stay in the file."""
+    packed = PackedWeight | PackedExperts | PackedHeads
+    return sum(w.nbytes for group in weights for w in group.values() if isinstance(w, packed))
 
 
 class TensorSpec(Protocol):

@@ -28,7 +28,7 @@ class MoeConfig(LlamaConfig):
     expert_size: int  # intermediate size of an expert; `intermediate` is that of layers without experts
     shared_size: int  # of the shared experts together; 0: there are none
     sparse: tuple[bool, ...]  # for each layer: whether it has experts
-    num_mtp_layers: int = 0  # layers behind the last that predict further tokens: not read
+    num_mtp_layers: int = 0  # layers behind the last that predict further tokens: mtp.py
 
 
 def config(hf: CheckpointConfig) -> MoeConfig:

@@ -1,32 +1,20 @@
 """Checkpoints whose tensors have other names than the model file's, such as a language model that also sees images."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.config import CheckpointConfig
+from quire.weights.delegating_checkpoint import DelegatingCheckpoint
 
 PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 
 
-class RenamedCheckpoint:
+class RenamedCheckpoint(DelegatingCheckpoint):
     """Some or all tensors of a checkpoint, under other names."""
 
     def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
-        self._checkpoint, self._names = checkpoint, names  # new name -> stored name
-
-    @property
-    def path(self) -> Path:
-        return self._checkpoint.path
-
-    @property
-    def config(self) -> CheckpointConfig:
-        return self._checkpoint.config
-
-    @property
-    def nbytes(self) -> int:
-        return self._checkpoint.nbytes
+        super().__init__(checkpoint)
+        self._names = names  # new name -> stored name
 
     def names(self) -> list[str]:
         return list(self._names)
@@ -36,9 +24,6 @@ class RenamedCheckpoint:
 
     def tensor(self, name: str) -> StoredTensor:
         return self._checkpoint.tensor(self._names[name])
-
-    def drop_pages(self) -> None:
-        self._checkpoint.drop_pages()
 
     @classmethod
     def by_substring(cls, checkpoint: Checkpoint, substitutions: Mapping[str, str]) -> "RenamedCheckpoint":

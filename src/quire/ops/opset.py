@@ -14,7 +14,7 @@ set.)"""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from quire.core.errors import BadCheckpoint
 from quire.core.plan import SampledRow
 from quire.ops.row_params import RowParams
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
+
+if TYPE_CHECKING:
+    from quire.ops.ranks.cuts import Cut
 
 Value = Any  # [tokens, columns]: a torch tensor, or a recorded or deferred one
 Int32 = NDArray[np.int32]
@@ -51,6 +54,7 @@ class StepBatch:
     source_lens: Int32 | None = None  # [S] tokens of the encoder's output, in encoder-decoder models
     source_tables: Int32 | None = None  # [S, W] the blocks of its keys and values
     ancestors: Int64 | None = None  # [T] words; None: no tree, every token sees the tokens before it
+    hidden_rows: Int32 | None = None  # [T] the row of the `HiddenStates` that the token reads, in heads that draft
 
     @property
     def num_tokens(self) -> int:
@@ -70,8 +74,8 @@ class KVSpec:
     as key alone.
 
     int8 stores a key, or a value, of one token and head as `head_dim` integers in -127 .. 127 and a scale in fp32,
-    max|k| / 127. If a key or its value is not finite, both scales are NaN. fp8 is e4m3 without scales, saturated at
-    448."""
+    max|k| / 127. If a key or its value is not finite, both scales are NaN. fp8 is e4m3, saturated at 448; keys and
+    values are divided by `fp8_scales` of their layer, where it has any."""
 
     num_layers: int
     num_kv_heads: int
@@ -79,9 +83,13 @@ class KVSpec:
     block_size: int
     dtype: str  # one of GPU_KV_DTYPES; a latent cache is never int8
     latent: int = 0  # 0: not a latent cache
+    fp8_scales: tuple[tuple[float, float], ...] = ()  # of keys and values, by layer; (): 1 for all
 
     def __post_init__(self) -> None:
         assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
+
+    def fp8_scales_of(self, layer: int) -> tuple[float, float]:
+        return self.fp8_scales[layer] if self.fp8_scales else (1.0, 1.0)
 
     @property
     def value_dim(self) -> int:
@@ -112,6 +120,10 @@ class KVCache(Protocol):
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks from the host: pairs of (host block, block)."""
+
+    def join_swaps(self) -> None:
+        """What is launched from here on begins after the swaps so far. A swap to the host may still read its blocks
+        before: until then, nothing may write them."""
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the keys and values of slots, in all layers and in order: pairs of (source, target). A slot is block *
@@ -263,9 +275,17 @@ class Program(Protocol):
     """A forward pass bound to its weights and cache."""
 
     takes_trees: bool  # whether a batch may have `ancestors`, and a token then has the bits that a chain would give it
+    kept: Any  # [T, columns] the hidden states that the last run kept (`OpSet.keep`), valid until the next; or None
 
     def run(self, batch: StepBatch) -> Any:
         """-> logits [R, vocab] fp32, valid until the next run."""
+
+
+class HiddenStates(Protocol):
+    """Rows of hidden states, zero at first, that outlive the step that computed them."""
+
+    def put(self, rows: Int32, program: Program, lines: Int32) -> None:
+        """Copy `lines` of what the last run of the program kept to `rows`."""
 
 
 class OpSet(Protocol):
@@ -305,7 +325,12 @@ class OpSet(Protocol):
     def frequencies(self, inv_freq: Float32, scale: float) -> Any:
         """Rotary frequencies [rotary_dim / 2]; cos and sin are multiplied by `scale`."""
 
+    def draft_vocabulary(self, tokens: Int32, vocab: int) -> Any:
+        """Of a head that has logits for some tokens only: output i is token tokens[i]; see `logits`."""
+
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> KVCache: ...
+
+    def new_hidden_states(self, num_rows: int, num_columns: int) -> HiddenStates: ...
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler: ...
 
@@ -319,6 +344,7 @@ class OpSet(Protocol):
         sampler: Sampler | None = None,
         sources: bool = False,
         tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
     ) -> Program:
         """`forward(ops, batch)` returns the logits of a step of at most `max_tokens` tokens, of at most `max_rows`
         sequences of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never
@@ -326,7 +352,7 @@ class OpSet(Protocol):
 
         An id below zero stands for the token that `sampler` sampled last for row ~id. `sources`: the model is an
         encoder or a decoder with cross-attention. `tree_nodes`: drafts of a sequence that come as a tree, at most; 0:
-        they are chains, and a tree is slower."""
+        they are chains, and a tree is slower. `hidden`: what `hidden_states` reads."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
@@ -447,8 +473,35 @@ class OpSet(Protocol):
     def add(self, x: Value, y: Value) -> Value:
         """x + y"""
 
-    def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:
-        """Rows batch.logit_rows of x -> [R, vocab]; with `softcap`, softcap * tanh(logits / softcap)."""
+    def concat(self, parts: Sequence[Value]) -> Value:
+        """The columns of all parts, side by side."""
+
+    def tap(self, x: Value, index: int) -> None:
+        """The hidden states that layer `index` reads; `layers`: those behind the last layer; `layers` + 1: behind the
+        last norm. Nothing happens here: a wrapper of the op set may take them."""
+
+    def keep(self, x: Value, batch: Any) -> None:
+        """Let `Program.kept` be all rows of x after the step. At most once, before `logits`."""
+
+    def hidden_states(self, batch: Any) -> Value:
+        """Rows batch.hidden_rows of the `HiddenStates` that the program was compiled with -> [T, columns]"""
+
+    def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0, vocabulary: Any = None) -> Value:
+        """Rows batch.logit_rows of x -> [R, vocab]; with `softcap`, softcap * tanh(logits / softcap). `vocabulary`: the
+        head has the tokens of that `draft_vocabulary`, and all others are -inf."""
 
     def rows(self, x: Value, batch: Any) -> Value:
         """Rows batch.logit_rows of x: what a forward pass returns that ends in hidden states instead of logits."""
+
+    # -- among ranks -----------------------------------------------------------------------------------------------
+    #
+    # Several processes may compute a model together (`ops/ranks`): each has some outputs of every matrix. The ops
+    # above take a rank's part as `cut`, the last argument: of `embedding`, the rows of its table; of `logits`, the
+    # outputs of its head; of `moe`, the columns of gate, of up and so of the hidden values that it computes. Their
+    # results are those of all ranks, but for `moe`, which gives the outputs that its `down` has. A rank may have some
+    # of the query heads that share a KV head: `paged_attention` and `cross_attention` are told that `group` heads share
+    # each KV head, and that q begins with the head after the first `skipped` of its group.
+
+    def all_gather(self, x: Value, cuts: "Sequence[Cut]") -> Value:
+        """x [T, n]: this rank's columns of each of some values that lie side by side -> all columns of all of them.
+        Every rank calls it, in the same order of calls; two ranks may bring the same columns."""

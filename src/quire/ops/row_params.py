@@ -65,6 +65,7 @@ class RowParams:
     stop_ids: tuple[int, ...] = ()  # not sampled while the output is shorter than min_tokens
     min_tokens: int = 0
     num_logprobs: int = -1  # -1: none; 0: of the sampled token; k: and of the k most likely tokens
+    logprob_ids: tuple[int, ...] = ()  # tokens whose logprobs follow those, likely or not
     num_candidates: int = 0  # beam search: no token is sampled, the best candidates are returned
     watermark: Watermark | None = None
     no_repeat_ngram: int = 0  # no n-gram of this length twice; 0: any

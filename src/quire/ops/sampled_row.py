@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from quire.core.plan import SampledRow
 from quire.core.request import IdLogprob
 
-Logprobs = list[tuple[int, float, int]]  # (id, logprob, rank): the sampled token, then the top ones; or candidates
+Logprobs = list[
+    tuple[int, float, int]
+]  # (id, logprob, rank): the sampled token, the top ones, listed ones; or candidates
 Draw = tuple[int, Logprobs]  # a token, or CANDIDATES or BROKEN
 
 CANDIDATES = -1  # no token was sampled: candidates for beam search were asked for

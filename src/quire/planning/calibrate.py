@@ -80,14 +80,16 @@ def measured_steps(
     executor: Executor, capacity: Capacity, shapes: list[CalibrationStep], *, block_size: int,
     max_seconds: float = MAX_SECONDS, advance: Callable[[], object] = lambda: None,
 ) -> list[MeasuredStep]:  # fmt: skip
-    """The median of each shape. What is in the cache does not matter for the time, so contexts are not computed."""
+    """The median of each shape. What is in the cache does not matter for the time, so contexts are not computed.
+
+    After the first round long steps follow one another, as they do when a server is busy: a GPU lowers its clock."""
     times: dict[CalibrationStep, list[tuple[StepWork, float]]] = defaultdict(list)
     timer = _Timer(executor, capacity.ahead, block_size)
     began, slowest = time.perf_counter(), 0.0  # seconds a token, of the last prompt
     if capacity.ahead:
         shapes = _warm_up(timer, shapes)
     for number in range(MAX_ROUNDS):
-        for shape in shapes:
+        for shape in sorted(shapes, key=lambda shape: shape.num_tokens) if number else shapes:
             now = time.perf_counter()
             left = max_seconds - (now - began)
             if left < 0 or (number and left < slowest * shape.num_tokens * shape.num_steps):

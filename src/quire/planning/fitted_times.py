@@ -50,7 +50,8 @@ class FittedTimes:
 
     def seconds(self, work: StepWork) -> float:
         base = (self.prefill if work.num_chunks else self.decode).at(work.num_tokens)
-        extra = self.per_read * work.num_read + self.per_pair * work.num_pairs + self.per_row * work.num_rows
+        read = work.num_read - work.num_shared
+        extra = self.per_read * read + self.per_pair * work.num_pairs + self.per_row * work.num_rows
         return max(1e-6, base + extra)
 
     def as_json(self) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _features(work: StepWork, decode: Sequence[int], prefill: Sequence[int]) -> 
         for left, right in pairwise(knots):
             into = min(1.0, max(0.0, (work.num_tokens - left) / (right - left)))
             columns.append(into if used else 0.0)
-    return [*columns, work.num_read, work.num_pairs, work.num_rows]
+    return [*columns, work.num_read - work.num_shared, work.num_pairs, work.num_rows]
 
 
 def non_negative_least_squares(a: Sequence[Sequence[float]], b: Sequence[float]) -> list[float]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from quire.core.draft_policy import CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
 from quire.core.errors import BadRequest, DoesNotFit
 from quire.core.limits import SchedulerLimits
 from quire.core.nearest import nearest
@@ -81,12 +82,18 @@ class SimulatedEngine:
         scheduler = Scheduler(
             limits, self.num_blocks, num_host_blocks=self.num_host_blocks, policy=self.policy,
             prefix_caching=self.prefix_caching, ahead=self.ahead, window=self.window,
-            drafts=self.num_speculative_tokens > 0,
+            drafts=self._draft_policy(),
         )  # fmt: skip
         drafts = None
         if self.num_speculative_tokens:
             drafts = SimulatedDrafts(self.num_speculative_tokens, self.acceptance, Random(index))
         return Replica(index, scheduler, times, costs, ahead=self.ahead, drafts=drafts)
+
+    def _draft_policy(self) -> DraftPolicy | None:
+        if not self.num_speculative_tokens:
+            return None
+        token_cost = GPU_TOKEN_COST if self.ahead else CPU_TOKEN_COST
+        return DraftPolicy((DraftMethod(max_tokens=self.num_speculative_tokens),), token_cost)
 
 
 @dataclass(frozen=True, slots=True)

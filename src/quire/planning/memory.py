@@ -62,6 +62,7 @@ class EngineLimits:
                 raise BadRequest(f"{field.name} is {value}", f"it must be at least {least}", param=field.name)
 
 
+RUN_BYTES = 600 << 10  # by which the peak of a CPU engine differs from run to run
 CPU_PROCESS_BYTES = 42 << 20  # of an engine process without a model, on Linux; this machine's own is measured
 
 
@@ -90,7 +91,7 @@ def _plan_cpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits,
         adapters=native_memory.adapter_bytes(model.linears, rank, limits.num_loras)
         + (native_memory.adapter_buffers(model.linears, rank, max_tokens) if rank else 0),
         draft=0,
-        process=CPU_PROCESS_BYTES if process is None else process,
+        process=RUN_BYTES + (CPU_PROCESS_BYTES if process is None else process),
         tables=model.table_bytes + native_memory.MAPPED_ENDS,
     )
     loading = plan.process + native_memory.loading_peak(model.allocations, model.copies)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 
+from quire.core.draft_policy import ANY_METHOD
 from quire.core.params import SamplingParams
-from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
+from quire.core.plan import Proposal, Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
@@ -120,6 +121,7 @@ class Replica:
         self._steps: deque[StepInFlight] = deque()
         self._device_free = 0.0
         self._num_alike = 0  # steps from here on that only decode
+        self._num_shared: int | None = None  # as in StepWork; None: sequences came or went
 
     @property
     def load(self) -> int:
@@ -132,6 +134,8 @@ class Replica:
         self.scheduler.add(submitted, now)
         self.requests[submitted.id] = request
         self.goes_on = now if self.goes_on is None else self.goes_on
+        if not self._ahead:
+            self.goes_on += self.costs.request  # it is received by the cores that compute
 
     def take_ended(self) -> list[SimulatedRequest]:
         """The requests that ended since the last call."""
@@ -201,8 +205,11 @@ class Replica:
         for admission in plan.admitted:
             self._known[admission.row] = len(admission.tokens)
             self._by_row[admission.row] = self.requests[self.scheduler.rows[admission.row].group.id]
+        if plan.admitted or plan.retired:
+            self._num_shared = None
         output = StepOutput(plan.step, self._sample(plan))
         work = StepWork.of(plan, len(output.sampled))
+        work.num_shared = self._shared()
         ends, seconds = now, 0.0
         if plan.runs:
             ends, seconds = self._run(work, len(plan.swap_in) + len(plan.swap_out), now)
@@ -233,7 +240,8 @@ class Replica:
         last = first + known + accepted + (_REJECTED if rejected else 0)
         tokens = [*run.drafts[:accepted], last]
         following = first + known + len(tokens)
-        return SampledRow(run.row, tokens, drafts=list(range(following, following + drafts.num_tokens)))
+        offered_tokens = list(range(following, following + drafts.num_tokens))
+        return SampledRow(run.row, tokens, proposals=[Proposal(ANY_METHOD, offered_tokens)])
 
     def _finish(self, step: StepInFlight, now: float) -> None:
         for event in self.scheduler.update(step.output):
@@ -279,7 +287,17 @@ class Replica:
         """The next step, if all sequences decode."""
         running = self.scheduler.groups.running.items
         read = sum(seq.num_computed + 1 for seq in running)
-        return StepWork(len(running), len(running), read, read)
+        return StepWork(len(running), len(running), read, read, num_shared=self._shared())
+
+    def _shared(self) -> int:
+        """Of the cached tokens that running sequences read: those of prefixes that several of them have."""
+        if self._num_shared is None:
+            size, blocks = self.scheduler.limits.block_size, []
+            for seq in self.scheduler.groups.running.items:
+                if seq.group.num_cached:
+                    blocks += seq.block_table[: seq.group.num_cached // size]
+            self._num_shared = size * (len(blocks) - len(set(blocks)))
+        return self._num_shared
 
     def _token_id(self, seq: Sequence, position: int) -> int:
         return self._by_row[seq.row].first_id + position

@@ -1,6 +1,7 @@
 """A plan as text, and as JSON."""
 
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from quire.planning.hardware import PRICE_SOURCE
@@ -59,7 +60,12 @@ def as_json(plan: Plan) -> dict[str, Any]:
         },
         "other_engines": choose_another(plan),
         "advice": [
-            {"what": advice.what, "flags": advice.flags, "why": advice.why, "gain": advice.gain}
+            {
+                "what": advice.what,
+                "flags": advice.flags,
+                "why": advice.why,
+                "gain": advice.gain if isfinite(advice.gain) else None,
+            }
             for advice in plan.advice
         ],
     }

@@ -3,16 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quire.core.acceptance import expected_tokens
+
 ACCEPTANCES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 NUM_DRAFTS = (1, 2, 3, 4, 5, 8)
-
-
-def expected_tokens(acceptance: float, num_drafts: int) -> float:
-    """Tokens of one verification step if each draft token is accepted with probability `acceptance`, the bonus token
-    included: (1 - a^(k+1)) / (1 - a)."""
-    if acceptance >= 1:
-        return num_drafts + 1.0
-    return float((1 - acceptance ** (num_drafts + 1)) / (1 - acceptance))
 
 
 def speedup(acceptance: float, num_drafts: int, draft_cost: float, verify_cost: float = 1.0) -> float:

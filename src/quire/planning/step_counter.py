@@ -140,11 +140,13 @@ class StepCounter(Recorder):
             self.experts = gate_up, down, routing.top_k
         return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
 
-    def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
+    def logits(
+        self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0, vocabulary: Any = None
+    ) -> RecordedLogits:
         self._add("head", 2.0 * self._shape.num_seqs * head.num_inputs * head.num_outputs, head.nbytes)
         self.vocab, self.head_inputs = head.num_outputs, head.num_inputs
         self._note_inputs(head)
-        return super().logits(x, head, batch, softcap)
+        return super().logits(x, head, batch, softcap, vocabulary)
 
     def write_kv(self, k: RecordedColumns, v: RecordedColumns, batch: Any, layer: int) -> None:
         self._add("attention", 0, kv_bytes=self._shape.num_tokens * self._kv_bytes)
@@ -172,12 +174,12 @@ class StepCounter(Recorder):
         return super().mla_attention(q_latent, q_rope, batch, layer, scale)
 
     def cross_attention(
-        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float
+        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
     ) -> RecordedColumns:
         shape = self._shape
         read = shape.num_seqs * shape.context * self._kv_bytes
         self._add("attention", 4.0 * q.columns * shape.num_tokens * shape.context, kv_bytes=read)
-        return super().cross_attention(q, batch, layer, head_dim, scale)
+        return super().cross_attention(q, batch, layer, head_dim, scale, group, skipped)
 
     def attention(
         self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, batch: Any, head_dim: int, scale: float,

@@ -1,6 +1,7 @@
 """How long a step takes, from what its plan computes: by the roofline of some hardware, or fitted to measured steps."""
 
 from dataclasses import dataclass
+from math import hypot
 from typing import Protocol
 
 from quire.core.plan import StepPlan
@@ -18,6 +19,7 @@ class StepWork:
     num_read: int = 0  # cached tokens that are read, of all sequences
     num_pairs: int = 0  # of a query and a key
     num_chunks: int = 0  # runs of several prompt tokens; 0: all sequences decode
+    num_shared: int = 0  # of the cached tokens that are read: those that another sequence reads too
 
     @classmethod
     def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
@@ -46,7 +48,8 @@ class ServingCosts:
 
 @dataclass(frozen=True, slots=True)
 class RooflineTimes:
-    """The larger of what memory and what compute take, of the shares of both that kernels reach."""
+    """What memory and what compute take, of the shares of both that kernels reach. On a GPU one hides behind the
+    other; on a CPU they do so in part, which the root of the sum of their squares is near to."""
 
     weight_bytes: float
     kv_bytes: float  # of a cached token
@@ -55,14 +58,16 @@ class RooflineTimes:
     flops_pair: float  # of attention
     bandwidth: float
     flops: float
+    attention_flops: float  # a second
     overhead: float  # seconds of a step beside its kernels
+    hides: bool  # the lesser of both behind the greater
 
     def seconds(self, work: StepWork) -> float:
-        moved = self.weight_bytes + self.kv_bytes * work.num_read
-        computed = (
-            self.flops_token * work.num_tokens + self.flops_row * work.num_rows + self.flops_pair * work.num_pairs
-        )
-        return self.overhead + max(moved / self.bandwidth, computed / self.flops)
+        moved = self.weight_bytes + self.kv_bytes * (work.num_read - work.num_shared)
+        matmuls = self.flops_token * work.num_tokens + self.flops_row * work.num_rows
+        computed = matmuls / self.flops + self.flops_pair * work.num_pairs / self.attention_flops
+        read = moved / self.bandwidth
+        return self.overhead + (max(read, computed) if self.hides else hypot(read, computed))
 
 
 GPU_SHARES = (0.8, 0.55)  # of bandwidth and peak that kernels reach, where nothing was measured
@@ -73,7 +78,7 @@ SWAP_BANDWIDTH = 20e9  # bytes a second between a GPU and main memory, or within
 
 def default_costs(hardware: Hardware) -> ServingCosts:
     """Where nothing was measured: rough ones. `--calibrate` measures those of a machine."""
-    return ServingCosts(step=0.0003, row=3e-5, request=0.004) if hardware.is_gpu else ServingCosts(0.0003, 1e-4, 0.004)
+    return ServingCosts(step=0.0003, row=3e-5, request=0.004) if hardware.is_gpu else ServingCosts(0.0007, 3e-4, 0.002)
 
 
 def roofline_times(
@@ -93,5 +98,7 @@ def roofline_times(
         flops_pair=two["attention"].flops - one["attention"].flops,
         bandwidth=hardware.bandwidth * bandwidth_share * tp,
         flops=flops * flops_share * tp,
+        attention_flops=hardware.flops * flops_share * tp,
+        hides=hardware.is_gpu,
         overhead=STEP_OVERHEAD,
     )

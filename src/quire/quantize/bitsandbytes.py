@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from quire.ops.dequantize import FP4_VALUES, NF4_VALUES
 from quire.quantize.gguf_types import nearest_entry
 from quire.quantize.search import Floats, inverse
+from quire.quantize.threads import CHUNK_WEIGHTS, in_threads
 
 CODEBOOKS = {"nf4": NF4_VALUES, "fp4": FP4_VALUES}
 BLOCK, NESTED_BLOCK = 64, 256
@@ -30,8 +31,8 @@ def dynamic_codebook() -> NDArray[np.float32]:
 def four_bits(w: Floats, kind: str, nested: bool) -> dict[str, NDArray[Any]]:
     codebook = CODEBOOKS[kind]
     flat = np.pad(w.reshape(-1), (0, -w.size % BLOCK)).reshape(-1, BLOCK)
-    absmax = np.abs(flat).max(1)
-    q = nearest_entry(flat * inverse(absmax[:, None]), codebook).reshape(-1)[: w.size + w.size % 2]
+    absmax = np.maximum(flat.max(1), -flat.min(1))
+    q = _nearest(flat, absmax, codebook)[: w.size + w.size % 2]
     state: dict[str, Any] = {"quant_type": kind, "blocksize": BLOCK, "dtype": "float16", "shape": [*w.shape]}
     tensors: dict[str, NDArray[Any]] = {
         "weight": (q[::2] << 4 | q[1::2])[:, None],
@@ -51,6 +52,13 @@ def four_bits(w: Floats, kind: str, nested: bool) -> dict[str, NDArray[Any]]:
     assert len(text) <= STATE_BYTES
     tensors[f"weight.quant_state.bitsandbytes__{kind}"] = np.frombuffer(text.ljust(STATE_BYTES), np.uint8)
     return tensors
+
+
+def _nearest(flat: Floats, absmax: Floats, codebook: Floats) -> NDArray[np.uint8]:
+    step = CHUNK_WEIGHTS // BLOCK
+    spans = [slice(first, first + step) for first in range(0, len(flat), step)]
+    parts = in_threads(lambda span: nearest_entry(flat[span] * inverse(absmax[span, None]), codebook), spans)
+    return np.concatenate(parts).reshape(-1)
 
 
 def four_bit_shapes(outputs: int, inputs: int, kind: str, nested: bool) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from quire.ops.tensors import StoredTensor
-from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_model import EagerModel
 from quire.quantize.eager_ops import InputSource
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.plan import Importance, QuantizeError
@@ -87,10 +87,13 @@ class ImportanceSums:
     def __init__(self) -> None:
         self.sums: dict[str, Floats] = {}
         self.counts: dict[str, int] = {}
+        self.largest: dict[str, float] = {}
 
     def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
         squares = np.einsum("ij,ij->j", x, x) if len(x) else np.zeros(x.shape[1], np.float32)
+        largest = float(max(x.max(), -x.min())) if len(x) else 0.0
         for part in parts:
+            self.largest[part.name] = max(self.largest.get(part.name, 0.0), largest)
             self.sums[part.name] = self.sums.get(part.name, np.float32(0)) + squares
             self.counts[part.name] = self.counts.get(part.name, 0) + len(x)
         return [read_floats(part) for part in parts]
@@ -111,7 +114,7 @@ def collect_importance(
     checkpoint: Checkpoint, all_sequences: Sequence[Sequence[int]], source: str, report: Report
 ) -> Importance:
     hook = ImportanceSums()
-    forward = eager_forward(checkpoint, max(map(len, all_sequences)), hook)
+    forward = EagerModel(checkpoint, max(map(len, all_sequences)), hook)
     total, done = sum(map(len, all_sequences)), 0
     report("calibrating", 0, total)
     for batch in batches(all_sequences):
@@ -119,4 +122,4 @@ def collect_importance(
         checkpoint.drop_pages()
         done += sum(map(len, batch))
         report("calibrating", done, total)
-    return Importance(hook.sums, hook.counts, source)
+    return Importance(hook.sums, hook.counts, source, hook.largest, forward.kv_largest)

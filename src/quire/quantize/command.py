@@ -5,16 +5,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quire.quantize import gguf_source, quality
+from quire.quantize import quality
 from quire.quantize.calibration import collect_importance, read_text, sequences
-from quire.quantize.gguf_metadata import gguf_architecture
-from quire.quantize.gguf_source import GGUFTensor
+from quire.quantize.eager_ops import EagerLogits
+from quire.quantize.gguf_plan import gguf_tensors
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.gptq_pass import GPTQPass, check_activations, run_gptq
 from quire.quantize.imatrix import read_imatrix, write_imatrix
 from quire.quantize.methods import LINEAR_METHODS
+from quire.quantize.mix import MixTarget
+from quire.quantize.mix_plan import MixPlan
 from quire.quantize.output import PartialOutput
-from quire.quantize.plan import Importance, QuantizeError, WritePlan
+from quire.quantize.plan import Importance, QuantizeError, WritePlan, count
 from quire.quantize.quality import Quality
 from quire.quantize.run import QuantizeRun, Report, Written, write
 from quire.quantize.smoothing import smoothed
@@ -60,12 +62,25 @@ class QuantizeResult:
 
 
 def quantize(
-    run: QuantizeRun, calibration: CalibrationOptions, algorithm: str | None, options: GPTQOptions, report: Report
+    run: QuantizeRun,
+    calibration: CalibrationOptions,
+    algorithm: str | None,
+    options: GPTQOptions,
+    report: Report,
+    target: MixTarget | None = None,
 ) -> QuantizeResult:
-    chosen = _algorithm(run, algorithm)
+    """`target`: of a mix, whose formats are chosen by sensitivity."""
+    chosen = _algorithm(run, algorithm, options)
+    if target is not None:
+        if chosen in SMOOTHING:
+            raise QuantizeError(f"--algorithm {chosen} scales layers for one format", "a mix has nearest and gptq")
+        calibration = replace(calibration, wanted=calibration.wanted or calibration.imatrix is None)
     checkpoint = run.open()
     num_weights = run.plan(checkpoint).num_weights  # what cannot be written is refused before the work
-    text_needed = calibration.wanted or chosen != "nearest"
+    planned_mix = None if target is None else MixPlan(run, checkpoint, target)
+    if run.options.kv_scales or (run.forms is not None and run.forms.usual.static_inputs):
+        calibration = _with_activations(calibration, run.options.method)
+    text_needed = calibration.wanted or chosen != "nearest" or target is not None
     calibrated: list[list[int]] = []
     held_out: list[list[int]] = []
     source = str(calibration.text.name) if calibration.text else "the default text"
@@ -74,24 +89,37 @@ def quantize(
         text = read_text(calibration.text)
         calibrated, held_out = sequences(run.source, text, calibration.length, calibration.num_tokens)
     if chosen not in SMOOTHING:
-        run = replace(run, importance=_importance(run, checkpoint, calibration, chosen, calibrated, source, report))
+        rounding = "nearest" if target is not None else chosen  # a mix needs the importance in any case
+        run = replace(run, importance=_importance(run, checkpoint, calibration, rounding, calibrated, source, report))
     notes: list[str] = []
+    if planned_mix is not None:
+        mix = planned_mix.chosen(run, calibrated, report)
+        run = mix.run
+        notes.append(mix.note)
     losses: dict[str, float] = {}
     written = _write(run, chosen, checkpoint, options, calibrated, source, report, notes, losses)
-    result = _measure(checkpoint, run.out, held_out, measured, report) if measured else None
+    result = _measure(checkpoint, written.plan.out, held_out, measured, report) if measured else None
     return QuantizeResult(written, result, losses, notes)
 
 
-def _algorithm(run: QuantizeRun, algorithm: str | None) -> str:
+def _with_activations(calibration: CalibrationOptions, method: str) -> CalibrationOptions:
+    if calibration.imatrix is not None:
+        raise QuantizeError(
+            f"{method} needs the largest inputs, which {calibration.imatrix} does not have", "use --calibrate instead"
+        )
+    return replace(calibration, wanted=True)
+
+
+def _algorithm(run: QuantizeRun, algorithm: str | None, options: GPTQOptions) -> str:
     method = run.options.method
     default = LINEAR_METHODS[method].algorithm if method in LINEAR_METHODS else "nearest"
     chosen = algorithm or default
-    if chosen != "nearest" and (run.form is None or run.form.grid is None):
+    if chosen != "nearest" and (run.forms is None or run.forms.usual.grid is None):
         known = [name for name, row in LINEAR_METHODS.items() if "symmetric" in row.options]
         raise QuantizeError(
             f"--algorithm {chosen} is for integers, and {method} has none", f"use one of {', '.join(known)}, W8A8, AWQ"
         )
-    if run.formats.act_order and chosen != "gptq":
+    if (run.formats.act_order or options.order != "inputs") and chosen != "gptq":
         raise QuantizeError("--act-order is an order of GPTQ", "add `--algorithm gptq`")
     return chosen
 
@@ -101,21 +129,14 @@ def _importance(
     calibrated: Sequence[Sequence[int]], source: str, report: Report,
 ) -> Importance:  # fmt: skip
     if calibration.imatrix is not None:
-        return read_imatrix(calibration.imatrix, gguf_tensors(run.source, checkpoint))
-    if not calibration.wanted or algorithm == "gptq":
+        return read_imatrix(calibration.imatrix, gguf_tensors(checkpoint))
+    if not calibration.wanted or (algorithm == "gptq" and not run.options.kv_scales):
         return Importance()
     importance = collect_importance(checkpoint, calibrated, source, report)
     if calibration.save_imatrix is not None:
-        tensors = gguf_tensors(run.source, checkpoint)
+        tensors = gguf_tensors(checkpoint)
         write_imatrix(calibration.save_imatrix, importance, tensors, len(calibrated), calibration.length)
     return importance
-
-
-def gguf_tensors(source: Path, checkpoint: Checkpoint) -> list[GGUFTensor]:
-    """The model's tensors under their names in GGUF."""
-    if not checkpoint.path.is_dir():
-        return gguf_source.of_gguf(checkpoint.path)[1]
-    return gguf_source.of_checkpoint(checkpoint, gguf_architecture(checkpoint.config)[1])
 
 
 def _write(
@@ -124,7 +145,7 @@ def _write(
 ) -> Written:  # fmt: skip
     weights: Checkpoint = checkpoint
     if algorithm in SMOOTHING:
-        grid = run.form.grid if run.form is not None else None
+        grid = run.forms.usual.grid if run.forms is not None else None
         assert grid is not None
         weights, importance = smoothed(checkpoint, algorithm, grid, calibrated, source, report)
         run = replace(run, importance=importance)
@@ -139,13 +160,13 @@ def _write_gptq(
     run: QuantizeRun, plan: WritePlan, checkpoint: Checkpoint, options: GPTQOptions, calibrated: list[list[int]],
     report: Report, notes: list[str], losses: dict[str, float],
 ) -> Written:  # fmt: skip
-    form, method = run.form, run.options.method
-    assert form is not None
-    tasks = {name: task for task in plan.tasks if task.type == method for name in task.published}
+    forms = run.forms
+    assert forms is not None
+    tasks = {name: task for task in plan.tasks if task.type in LINEAR_METHODS for name in task.published}
     check_activations(checkpoint, sum(map(len, calibrated)))
 
     def first(output: PartialOutput, there: set[str]) -> None:
-        hook = GPTQPass(tasks, form, options, output, there, report)
+        hook = GPTQPass(tasks, forms, options, output, there, report)
         run_gptq(checkpoint, hook, calibrated)
         losses.update(hook.losses)
         if hook.unseen:
@@ -209,17 +230,26 @@ class MethodComparison:
         )  # fmt: skip
         self._original = quality.last_states(self._checkpoint, self._measured)
 
-    def row(self, run: QuantizeRun, algorithm: str | None, options: GPTQOptions) -> dict[str, Any]:
+    def original(self) -> dict[str, Any]:
+        weights = sum(count(self._checkpoint.shape(name)) for name in self._checkpoint.names())
+        nbytes = self._checkpoint.nbytes
+        return self._figures("original", nbytes, 8 * nbytes / weights, self._original)
+
+    def row(self, run: QuantizeRun, algorithm: str | None, options: GPTQOptions) -> tuple[dict[str, Any], Path]:
+        """The figures of a method, and the output that was written for them."""
         run = replace(run, importance=self._importance)
-        chosen = _algorithm(run, algorithm if run.options.method in LINEAR_METHODS else None)
+        chosen = _algorithm(run, algorithm if run.options.method in LINEAR_METHODS else None, options)
         plan = _write(
             run, chosen, self._checkpoint, options, self._calibrated, "text", self._report, [], {}
         ).plan  # fmt: skip
-        states = quality.last_states(open_checkpoint(run.out), self._measured)
+        states = quality.last_states(open_checkpoint(plan.out), self._measured)
+        return self._figures(run.options.method, plan.nbytes, plan.bits_a_weight, states), plan.out
+
+    def _figures(self, method: str, nbytes: int, bits: float, states: EagerLogits) -> dict[str, Any]:
         compared = quality.compare(self._original, states, self._measured)
         return {
-            "method": run.options.method,
-            "bytes": plan.nbytes,
-            "bits_per_weight": round(plan.bits_a_weight, 4),
+            "method": method,
+            "bytes": nbytes,
+            "bits_per_weight": round(bits, 4),
             "quality": compared.as_json(),
         }

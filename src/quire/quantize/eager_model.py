@@ -1,28 +1,39 @@
 """A checkpoint as a function from token sequences to logits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from quire.models.registry import family, read_model_config
-from quire.quantize.eager_ops import EagerBatch, EagerLogits, EagerOps, LinearUse, MatmulHook
+from quire.quantize.eager_ops import EagerBatch, EagerLogits, EagerOps, LinearUse, MatmulHook, OutputProbe
 from quire.weights.checkpoint import Checkpoint
 
 
-def eager_forward(
-    checkpoint: Checkpoint, max_length: int, hook: MatmulHook | None = None
-) -> Callable[[Sequence[Sequence[int]]], EagerLogits]:
-    """`max_length`: tokens of the longest sequence. `hook` sees every matmul."""
-    ops: Any = EagerOps(hook)
-    model_family = family(checkpoint.config.architecture)
-    config = read_model_config(model_family, checkpoint.config)
-    model = model_family.load(ops, checkpoint, config, min(max_length, config.max_length))
+class EagerModel:
+    """`max_length`: tokens of the longest sequence. `hook` sees every matmul, `probe` may change its outputs."""
 
-    def forward(sequences: Sequence[Sequence[int]]) -> EagerLogits:
-        logits = model.forward(ops, EagerBatch.of(sequences))
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        max_length: int,
+        hook: MatmulHook | None = None,
+        probe: OutputProbe | None = None,
+    ) -> None:
+        ops: Any = EagerOps(hook, probe)
+        model_family = family(checkpoint.config.architecture)
+        config = read_model_config(model_family, checkpoint.config)
+        self._model = model_family.load(ops, checkpoint, config, min(max_length, config.max_length))
+        self._ops = ops
+
+    def __call__(self, sequences: Sequence[Sequence[int]]) -> EagerLogits:
+        logits = self._model.forward(self._ops, EagerBatch.of(sequences))
         assert isinstance(logits, EagerLogits)
         return logits
 
-    return forward
+    @property
+    def kv_largest(self) -> dict[int, tuple[float, float]]:
+        """The largest magnitudes of keys and of values so far, by layer."""
+        largest: dict[int, tuple[float, float]] = self._ops.kv_largest
+        return largest
 
 
 def linear_layers(checkpoint: Checkpoint) -> dict[str, LinearUse]:

@@ -7,19 +7,19 @@ KV cache: keys and values live as long as their layer."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.ops.opset import Activation, Keep, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+from quire.quantize.eager_attention import AttentionHeads
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.routing import routed
 from quire.quantize.threads import in_threads, row_spans
 
 MAX_LOGIT_ROWS = 256  # computed at once
-QUERY_BLOCK = 128  # queries whose scores are computed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,14 @@ class StoredWeights:
 
     def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
         return [read_floats(part) for part in parts]
+
+
+class OutputProbe(Protocol):
+    """May change what a matmul or an embedding gives, for some of the tokens. `rows`: which tokens x and out are of."""
+
+    def linear(self, parts: Sequence[StoredTensor], x: Floats, out: Floats, rows: NDArray[np.intp]) -> None: ...
+
+    def embedding(self, table: StoredTensor, ids: NDArray[np.int32], out: Floats) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,9 +82,13 @@ class EagerLogits:
     head: Sequence[Floats]
     bias: Floats | None
     softcap: float
+    parts: Sequence[StoredTensor] = ()  # of the head, for the probe
+    probe: OutputProbe | None = None
 
     def rows(self, first: int, last: int) -> Floats:
         logits = np.concatenate([matmul(self.x[first:last], part) for part in self.head], axis=1)
+        if self.probe is not None:
+            self.probe.linear(self.parts, self.x[first:last], logits, np.arange(first, last))
         if self.bias is not None:
             logits += self.bias
         return np.float32(self.softcap) * np.tanh(logits / np.float32(self.softcap)) if self.softcap else logits
@@ -95,14 +107,15 @@ class LinearUse:
 class EagerOps:
     """`linears` lists the linear layers that were loaded, in the order of the files."""
 
-    def __init__(self, hook: MatmulHook | None = None) -> None:
-        self.hook = hook or StoredWeights()
+    def __init__(self, hook: MatmulHook | None = None, probe: OutputProbe | None = None) -> None:
+        self.hook, self.probe = hook or StoredWeights(), probe
         self.linears: list[LinearUse] = []
         self._vectors: dict[int, tuple[str, Floats]] = {}  # by id, which the array keeps
         self._normal: tuple[Floats | None, InputSource | None] = (None, None)  # the last output of a norm
         self._linear: tuple[Floats | None, str | None] = (None, None)  # that of gate and up, and the name of up
         self._product: tuple[Floats | None, InputSource | None] = (None, None)  # of an activated gate and up
         self._kv: tuple[int, Floats, Floats] = (-1, np.empty(0, np.float32), np.empty(0, np.float32))
+        self.kv_largest: dict[int, tuple[float, float]] = {}  # by layer: the largest magnitudes of keys and values
 
     # -- when a model is loaded
 
@@ -147,7 +160,12 @@ class EagerOps:
     def embedding(self, ids: NDArray[np.int32], table: StoredTensor) -> Floats:
         rows = ids if table.row_order is None else table.row_order[ids]
         shape = (len(ids), table.num_columns)
-        return read_floats(replace(table, data=table.data[rows], shape=shape, row_order=None))
+        x = read_floats(replace(table, data=table.data[rows], shape=shape, row_order=None))
+        if self.probe is not None:
+            self.probe.embedding(table, ids, x)
+        return x
+
+    def tap(self, x: Floats, index: int) -> None: ...
 
     def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
         groups = x.reshape(len(x), -1, len(weight))
@@ -190,6 +208,8 @@ class EagerOps:
         for matrix in self.hook.weights(w.packed, x, self._source(x)):
             matmul(x, matrix, out[:, first : first + len(matrix)])
             first += len(matrix)
+        if self.probe is not None:
+            self.probe.linear(w.packed, x, out, np.arange(len(x)))
         self._linear = (out, w.packed[1].name if len(w.packed) == 2 and _halves(w.packed) else None)
         return out if w.bias is None else np.add(out, w.bias, out=out)
 
@@ -216,6 +236,8 @@ class EagerOps:
 
     def write_kv(self, k: Floats, v: Floats, batch: EagerBatch, layer: int) -> None:
         self._kv = (layer, k, v)
+        known = self.kv_largest.get(layer, (0.0, 0.0))
+        self.kv_largest[layer] = (max(known[0], float(np.abs(k).max())), max(known[1], float(np.abs(v).max())))
 
     def paged_attention(
         self, q: Floats, batch: EagerBatch, layer: int, head_dim: int, scale: float, window: int = 0,
@@ -223,7 +245,7 @@ class EagerOps:
     ) -> Floats:  # fmt: skip
         written, k, v = self._kv
         assert written == layer and biases is None, "keys and values are those of the layer itself"
-        head = _AttentionHeads(head_dim, scale, window, softcap, slopes, sinks)
+        head = AttentionHeads(head_dim, scale, window, softcap, slopes, sinks)
         return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), batch.spans))
 
     def write_latent(self, latent: Floats, k_rope: Floats, batch: EagerBatch, layer: int) -> None:
@@ -235,7 +257,7 @@ class EagerOps:
         heads = q_latent.shape[1] // latent
         parts = (q_latent.reshape(len(k), heads, latent), q_rope.reshape(len(k), heads, -1))
         q = np.concatenate(parts, axis=2).reshape(len(k), -1)
-        head = _AttentionHeads(width, scale)
+        head = AttentionHeads(width, scale)
         return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), batch.spans))
 
     def activate(self, x: Floats, kind: Activation) -> Floats:
@@ -261,14 +283,18 @@ class EagerOps:
         for expert in range(gate_up.num_experts):
             tokens, places = np.nonzero(experts == expert)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
-            hidden = self._expert(x[tokens], gate_up, expert, source)
-            result = self._expert(self.activate_and_mul(hidden, kind), down, expert)
+            hidden = self._expert(x[tokens], gate_up, expert, tokens, source)
+            result = self._expert(self.activate_and_mul(hidden, kind), down, expert, tokens)
             np.add.at(out, tokens, result * shares[tokens, places, None])
         return out
 
-    def _expert(self, x: Floats, w: PackedExperts, expert: int, source: InputSource | None = None) -> Floats:
+    def _expert(
+        self, x: Floats, w: PackedExperts, expert: int, tokens: NDArray[np.intp], source: InputSource | None = None
+    ) -> Floats:
         matrices = self.hook.weights(w.packed[expert], x, source)
         out = np.concatenate([matmul(x, matrix) for matrix in matrices], axis=1)
+        if self.probe is not None:
+            self.probe.linear(w.packed[expert], x, out, tokens)
         return out if w.biases is None else out + w.biases[expert]
 
     def mul_sigmoid(self, x: Floats, gate: Floats) -> Floats:
@@ -287,56 +313,11 @@ class EagerOps:
         return x + y
 
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
-        return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap)
+        return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap, head.packed, self.probe)
 
 
 def _halves(parts: Sequence[StoredTensor]) -> bool:
     return parts[0].shape == parts[1].shape
-
-
-@dataclass(frozen=True, slots=True)
-class _AttentionHeads:
-    head_dim: int
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
-    slopes: Floats | None = None
-    sinks: Floats | None = None
-
-    def attend(self, q: Floats, k: Floats, v: Floats) -> Floats:
-        """Causal attention of one sequence: q [T, heads * head_dim], k and v [T, kv_heads * ...]"""
-        length = len(q)
-        queries = q.reshape(length, -1, self.head_dim).swapaxes(0, 1)
-        keys = k.reshape(length, -1, self.head_dim).swapaxes(0, 1)
-        values = v.reshape(length, len(keys), -1).swapaxes(0, 1)
-        shared = len(queries) // len(keys)
-        out = np.empty((length, len(queries), values.shape[2]), np.float32)
-        for first in range(0, length, QUERY_BLOCK):
-            last = min(first + QUERY_BLOCK, length)  # no query sees what follows
-            distance = np.arange(first, last)[:, None] - np.arange(last)
-            hidden = (distance < 0) | ((distance >= self.window) if self.window else False)
-            for head, query in enumerate(queries):
-                scores = query[first:last] @ keys[head // shared, :last].T
-                out[first:last, head] = self._softmax(scores, head, distance, hidden) @ values[head // shared, :last]
-        return out.reshape(length, -1)
-
-    def _softmax(self, scores: Floats, head: int, distance: NDArray[Any], hidden: NDArray[np.bool_]) -> Floats:
-        """In place."""
-        scores *= np.float32(self.scale)
-        if self.softcap:
-            scores = np.float32(self.softcap) * np.tanh(scores / np.float32(self.softcap))
-        if self.slopes is not None:
-            scores -= self.slopes[head] * distance.astype(np.float32)
-        scores[hidden] = -np.inf
-        highest = scores.max(1, keepdims=True)
-        if self.sinks is not None:
-            highest = np.maximum(highest, self.sinks[head])
-        np.exp(np.subtract(scores, highest, out=scores), out=scores)
-        total = scores.sum(1, keepdims=True)
-        if self.sinks is not None:
-            total += np.exp(self.sinks[head] - highest)
-        scores /= total
-        return scores
 
 
 def _sigmoid(x: Floats) -> Floats:

@@ -28,13 +28,32 @@ FILE_TYPES = {
     "Q5_K_S": (16, "Q5_K"),
     "Q5_K_M": (17, "Q5_K"),
     "Q6_K": (18, "Q6_K"),
+    "IQ2_XXS": (19, "IQ2_XXS"),
+    "IQ2_XS": (20, "IQ2_XS"),
+    "IQ2_S": (28, "IQ2_XS"),
+    "IQ2_M": (29, "IQ2_S"),
+    "IQ3_XXS": (23, "IQ3_XXS"),
+    "IQ3_XS": (22, "IQ3_S"),
+    "IQ3_S": (26, "IQ3_S"),
+    "IQ3_M": (27, "IQ3_S"),
+    "IQ4_XS": (30, "IQ4_XS"),
     "IQ4_NL": (25, "IQ4_NL"),
     "MXFP4_MOE": (38, "MXFP4"),
 }
 SHORT_NAMES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # as llama.cpp reads them
 
 # Where a row is not whole blocks of 256.
-FALLBACKS = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+FALLBACKS = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+FALLBACKS |= dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "IQ4_NL")
+TWO_BITS = {
+    "IQ2_XXS": "Q2_K",
+    "IQ2_XS": "Q2_K",
+    "IQ2_S": "IQ3_S",
+    "IQ2_M": "IQ3_S",
+}  # and what tensors that lose more get
+FIVE_BITS_OF_8_EXPERTS = (
+    "Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M",
+)  # fmt: skip
 NOT_QUANTIZED = re.compile(
     r".*(_norm|ffn_gate_inp|ffn_gate_inp_shexp|exp_probs_b|attn_sinks|rope_freqs|position_embd|token_types"
     r"|rope_factors_(long|short))\.(weight|bias)|.*\.bias"
@@ -70,9 +89,12 @@ def _chosen(method: str, name: str, shape: tuple[int, ...], context: FileTypeCon
     if name == "output.weight" or (name == "token_embd.weight" and not context.has_head):
         if context.head_type or most in ("F32", "F16", "BF16", "Q8_0") or context.pure:
             return context.head_type or most
-        return "Q8_0" if method == "MXFP4_MOE" or shape[-1] % GGUF_TYPES[most].block else "Q6_K"
-    if name == "token_embd.weight" and context.table_type:
-        return context.table_type
+        if method == "MXFP4_MOE" or shape[-1] % GGUF_TYPES[most].block:
+            return "Q8_0"
+        return "Q5_K" if method in TWO_BITS or method == "IQ3_XXS" else "Q6_K"
+    if name == "token_embd.weight":
+        chosen = "IQ3_S" if method == "IQ3_XXS" else TWO_BITS.get(method, most)
+        return context.table_type or (most if context.pure else chosen)
     if method == "MXFP4_MOE":
         return "MXFP4" if len(shape) > 2 else "Q8_0"
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
@@ -91,7 +113,14 @@ def _values(method: str, most: str, layer: int, context: FileTypeContext) -> str
     if context.num_experts == 8:
         return "Q8_0"
     shared, more = context.heads_a_kv_head >= 4, _more_bits(layer, context.num_layers)
+    if method in TWO_BITS:
+        return "Q4_K" if shared or context.num_experts >= 4 else TWO_BITS[method]
     choices = {
+        "IQ3_XXS": "Q4_K" if shared else most if context.has_importance else "IQ3_S",
+        "IQ3_XS": "Q4_K" if shared else most,
+        "IQ3_S": "Q4_K" if shared else most,
+        "IQ3_M": "Q4_K",
+        "IQ4_XS": "Q5_K" if shared else most,
         "Q2_K": "Q4_K" if shared else "Q3_K",
         "Q2_K_S": "Q4_K" if shared else most,
         "Q3_K_M": "Q5_K" if layer < 2 else "Q4_K",
@@ -108,13 +137,29 @@ def _values(method: str, most: str, layer: int, context: FileTypeContext) -> str
 
 
 def _keys(method: str, most: str, layer: int, context: FileTypeContext) -> str:
-    return "Q8_0" if context.num_experts == 8 else most
+    if context.num_experts == 8:
+        return "Q4_K" if method in TWO_BITS else "Q8_0"
+    return _queries(method, most, layer, context)
+
+
+def _queries(method: str, most: str, layer: int, context: FileTypeContext) -> str:
+    return {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}.get(method, most)
+
+
+def _gate_and_up(method: str, most: str, layer: int, context: FileTypeContext) -> str:
+    eighth, last = context.num_layers // 8, 7 * context.num_layers // 8
+    return "IQ3_XXS" if method == "IQ3_XS" and eighth <= layer < last else most
 
 
 def _down(method: str, most: str, layer: int, context: FileTypeContext) -> str:
     first, more = layer < context.num_layers // 8, _more_bits(layer, context.num_layers)
     importance = context.has_importance
+    if method in TWO_BITS:
+        return TWO_BITS[method] if first else most
     choices = {
+        "IQ3_XXS": most if importance else "Q4_K" if first else "Q3_K",
+        "IQ3_M": "Q4_K" if first or (context.num_experts == 8 and more) else most,
+        "IQ4_XS": "Q5_K" if first and not importance else most,
         "Q2_K": "Q3_K",
         "Q2_K_S": "Q4_K" if first else most,
         "Q3_K_M": "Q5_K" if layer < context.num_layers // 16 else "Q4_K",
@@ -131,17 +176,22 @@ def _down(method: str, most: str, layer: int, context: FileTypeContext) -> str:
 
 def _output(method: str, most: str, layer: int, context: FileTypeContext) -> str:
     if context.num_experts == 8:
-        return "Q5_K" if method in ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ4_NL") else most
-    return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(method, most)
+        return "Q5_K" if method in FIVE_BITS_OF_8_EXPERTS or method in TWO_BITS else most
+    choices = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K", "IQ3_XXS": "IQ3_S", "IQ3_M": "Q4_K"}
+    return choices.get(method, "IQ3_S" if method in ("IQ2_S", "IQ2_M") else most)
 
 
 def _stacked_qkv(method: str, most: str, layer: int, context: FileTypeContext) -> str:
-    return {"Q3_K_M": "Q4_K", "Q3_K_L": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}.get(method, most)
+    choices = {"Q3_K_M": "Q4_K", "Q3_K_L": "Q4_K", "IQ3_M": "Q4_K", "Q4_K_M": "Q5_K", "Q5_K_M": "Q6_K"}
+    return choices.get(method, most)
 
 
 _BY_PART = {
     "attn_v": _values,
     "attn_k": _keys,
+    "attn_q": _queries,
+    "ffn_gate": _gate_and_up,
+    "ffn_up": _gate_and_up,
     "ffn_down": _down,
     "attn_output": _output,
     "attn_qkv": _stacked_qkv,

@@ -13,7 +13,7 @@ from quire.weights.gguf.tensors import TYPE_NAMES
 
 VERSION, ALIGNMENT = 3, 32
 TYPE_NUMBERS = {name: number for number, name in TYPE_NAMES.items()}
-UINT32, INT32, FLOAT32 = 4, 5, 6
+UINT16, UINT32, INT32, FLOAT32 = 2, 4, 5, 6
 ARRAY_TYPES = {code: number for number, code in SCALARS.items()}
 
 
@@ -37,6 +37,33 @@ def gguf_layout(name: str, keys: Mapping[str, bytes], tensors: Sequence[PlannedT
     header += bytes(-len(header) % ALIGNMENT)
     moved = {key: (len(header) + first, size) for key, (first, size) in places.items()}
     return FileLayout(name, header, moved, len(header) + offset)
+
+
+def gguf_layouts(
+    name: str, keys: Mapping[str, bytes], tensors: Sequence[PlannedTensor], max_bytes: int | None
+) -> list[FileLayout]:
+    """One file, or splits whose tensors are at most `max_bytes` each, named and numbered as llama.cpp does: the first
+    has all keys."""
+    splits: list[list[PlannedTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if max_bytes is not None and splits[-1] and size + tensor.nbytes > max_bytes:
+            splits.append([])
+            size = 0
+        splits[-1].append(tensor)
+        size += tensor.nbytes
+    if len(splits) == 1:
+        return [gguf_layout(name, keys, tensors)]
+    layouts = []
+    for index, split in enumerate(splits):
+        numbers = {
+            "split.no": struct.pack("<IH", UINT16, index),
+            "split.count": struct.pack("<IH", UINT16, len(splits)),
+            "split.tensors.count": struct.pack("<Ii", INT32, len(tensors)),
+        }
+        file = f"{name.removesuffix('.gguf')}-{index + 1:05}-of-{len(splits):05}.gguf"
+        layouts.append(gguf_layout(file, numbers if index else {**keys, **numbers}, split))
+    return layouts
 
 
 def encoded(value: Any) -> bytes:

@@ -13,7 +13,7 @@ from quire.ops.native.cpus import compute_threads
 from quire.ops.tensors import GGUF_TYPES, StoredTensor, stored_floats
 from quire.quantize import gguf_source
 from quire.quantize.file_types import FILE_TYPES, FileTypeContext, tensor_type
-from quire.quantize.gguf_files import encoded, gguf_layout, planned, stored_keys
+from quire.quantize.gguf_files import encoded, gguf_layouts, planned, stored_keys
 from quire.quantize.gguf_metadata import check_metadata, gguf_architecture, metadata_of, rope_freqs
 from quire.quantize.gguf_source import GGUFTensor
 from quire.quantize.gguf_tokenizer import tokenizer_keys
@@ -46,16 +46,40 @@ def plan_gguf(
     if importance:
         keys["quantize.imatrix.file"] = encoded(importance.source)
         keys["quantize.imatrix.entries_count"] = encoded(len(importance.sums))
-    context = _context(config, tensors, options, bool(importance))
-    tasks = [_task(checkpoint, tensor, _type(tensor, context, options), options, importance) for tensor in tensors]
-    layout = gguf_layout(out.name, keys, [output for task in tasks for output in task.outputs])
+    context, mix = _context(config, tensors, options, bool(importance)), dict(options.types)
+    types = [mix.get(tensor.name) or _type(tensor, context, options) for tensor in tensors]
+    tasks = [_task(checkpoint, *each, importance) for each in zip(tensors, types, strict=True)]
+    layouts = gguf_layouts(out.name, keys, [output for task in tasks for output in task.outputs], options.split_bytes)
     notes = []
     if fallen := [t for t in tasks if _fell_back(t, options.method)]:
         notes.append(
             f"{len(fallen)} of {len(tasks)} tensors have rows that are not whole blocks of 256, and get a type with "
             "blocks of 32"
         )
-    return WritePlan(out, [layout], tasks, None, notes)
+    return WritePlan(out.with_name(layouts[0].name), layouts, tasks, None, notes)
+
+
+def gguf_tensors(checkpoint: Checkpoint) -> list[GGUFTensor]:
+    """The model's tensors under their names in GGUF."""
+    if not checkpoint.path.is_dir():
+        return gguf_source.of_gguf(checkpoint.path)[1]
+    return gguf_source.of_checkpoint(checkpoint, gguf_architecture(checkpoint.config)[1])
+
+
+def quantized_tensors(checkpoint: Checkpoint, options: QuantizeOptions) -> list[GGUFTensor]:
+    """Those whose type a mix may choose: no flag keeps or names it."""
+    tensors = gguf_tensors(checkpoint)
+    context = _context(checkpoint.config, tensors, options, has_importance=False)
+    fixed = {"token_embd.weight"} if options.table_type else set()
+    if options.head_type:
+        fixed |= {"output.weight"} if context.has_head else {"token_embd.weight"}
+    return [
+        tensor
+        for tensor in tensors
+        if tensor.name not in fixed
+        and tensor_type(options.method, tensor.name, tensor.shape, context) != "F32"
+        and not any(re.search(pattern, tensor.name) for pattern in options.ignore)
+    ]
 
 
 def _converted(checkpoint: Checkpoint) -> tuple[list[GGUFTensor], dict[str, Any]]:
@@ -106,9 +130,7 @@ def _fell_back(task: Task, method: str) -> bool:
     return most.block == 256 and bool(task.outputs[0].shape[-1] % 256) and task.type not in FLOATS
 
 
-def _task(
-    checkpoint: Checkpoint, tensor: GGUFTensor, kind: str, options: QuantizeOptions, importance: Importance
-) -> Task:
+def _task(checkpoint: Checkpoint, tensor: GGUFTensor, kind: str, importance: Importance) -> Task:
     copied = kind == tensor.type
     pieces = partial(_copied, tensor) if copied else partial(_encoded, tensor, kind, importance)
     output = planned(tensor.name, kind, tensor.shape)

@@ -15,6 +15,9 @@ from quire.quantize.integers import GroupedIntegers, IntegerGrid, ranges
 from quire.quantize.search import Floats, inverse
 from quire.quantize.threads import in_threads, row_spans
 
+# What is rounded first: inputs as they are; those with the largest second moments ("activation", whose groups are then
+# no runs of inputs); or the same within groups, the groups that matter most first ("group"), which stay as they are.
+ORDERS = ("inputs", "activation", "group")
 BLOCK = 128  # inputs whose errors are carried on together
 MAX_DAMPING = 10.0  # times the mean of the diagonal
 
@@ -22,7 +25,7 @@ MAX_DAMPING = 10.0  # times the mean of the diagonal
 @dataclass(frozen=True, slots=True)
 class GPTQOptions:
     damping: float = 0.01  # of the mean of the diagonal of H
-    act_order: bool = False  # inputs with the largest second moments first
+    order: str = "inputs"  # one of ORDERS
     search: bool = True  # ranges are chosen by weighted search
 
 
@@ -39,7 +42,7 @@ def gptq(w: Floats, moments: Floats, grid: IntegerGrid, options: GPTQOptions) ->
     size = grid.group_of(inputs)
     diagonal = np.diagonal(moments).copy()
     dead = diagonal <= 0
-    order = np.argsort(-diagonal, kind="stable") if options.act_order else np.arange(inputs)
+    order = _order(diagonal, size, options.order)
     factor = _inverse_factor(moments[np.ix_(order, order)], dead[order], options.damping)
     weights = np.where(dead, np.float32(0), w)[:, order]
     importance = np.maximum(diagonal[order], np.float32(1e-12))
@@ -68,10 +71,21 @@ def gptq(w: Floats, moments: Floats, grid: IntegerGrid, options: GPTQOptions) ->
             errors[:, index - first] = error
             block[:, index - first + 1 :] -= error[:, None] * factor[index, index + 1 : last]
         weights[:, last:] -= errors @ factor[first:last, last:]
-    if not options.act_order:
-        return GroupedIntegers(grid.bits, q, scales, zeros)
     back = np.argsort(order)
-    return GroupedIntegers(grid.bits, q[:, back], scales, zeros, (back // size).astype(np.int32))
+    if options.order == "activation":
+        return GroupedIntegers(grid.bits, q[:, back], scales, zeros, (back // size).astype(np.int32))
+    groups = back[::size] // size  # when each group was rounded
+    return GroupedIntegers(grid.bits, q[:, back], scales[:, groups], zeros[:, groups])
+
+
+def _order(diagonal: Floats, size: int, name: str) -> NDArray[np.intp]:
+    if name == "inputs":
+        return np.arange(len(diagonal))
+    if name == "activation":
+        return np.argsort(-diagonal, kind="stable")
+    groups = diagonal.reshape(-1, size)
+    inside = np.argsort(-groups, axis=1, kind="stable") + np.arange(0, len(diagonal), size)[:, None]
+    return inside[np.argsort(-groups.sum(1), kind="stable")].reshape(-1)
 
 
 def _inverse_factor(moments: Floats, dead: NDArray[np.bool_], damping: float) -> Floats:

@@ -9,12 +9,12 @@ from quire.core.errors import DoesNotFit
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Keep
 from quire.ops.tensors import StoredTensor
-from quire.quantize.eager_model import eager_forward, linear_layers
+from quire.quantize.eager_model import EagerModel, linear_layers
 from quire.quantize.eager_ops import InputSource
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gptq import GPTQOptions, gptq, second_moments
 from quire.quantize.huggingface_plan import linear_pieces
-from quire.quantize.linear_formats import LinearFormat
+from quire.quantize.methods import LinearFormats
 from quire.quantize.output import PartialOutput
 from quire.quantize.plan import Task
 from quire.runtime.available_memory import available_memory
@@ -36,13 +36,13 @@ class GPTQPass:
     def __init__(
         self,
         tasks: Mapping[str, Task],
-        form: LinearFormat,
+        forms: LinearFormats,
         options: GPTQOptions,
         output: PartialOutput,
         there: set[str],
         report: Report,
     ) -> None:
-        self._tasks, self._form, self._options = tasks, form, options
+        self._tasks, self._forms, self._options = tasks, forms, options
         self._output, self._there, self._report = output, there, report
         self._total = sum(task.num_weights for task in tasks.values())
         self._done = 0
@@ -71,7 +71,8 @@ class GPTQPass:
 
     def _quantized(self, task: Task, part: StoredTensor, moments: Floats) -> Floats:
         w = read_floats(part)
-        grid, store = self._form.grid, self._form.store
+        form = self._forms.of(part.name)
+        grid, store = form.grid, form.store
         assert grid is not None and store is not None
         integers = gptq(w, moments, grid, self._options)
         encoded = store(integers)
@@ -86,7 +87,7 @@ class GPTQPass:
     def _written(self, task: Task, name: str) -> Floats:
         """From the partial output, by the reader of its format."""
         raw = _partial_tensors(self._output.folder, {tensor.name for tensor in task.outputs})
-        config = CheckpointConfig(self._output.folder, self._form.config([]))
+        config = CheckpointConfig(self._output.folder, self._forms.of(name).config([]))
         derived = import_module(FORMATS[config.str("quant_method")]).read(config, raw)
         return dequantize(derived[name].derive())
 
@@ -108,4 +109,4 @@ def check_activations(checkpoint: Checkpoint, num_tokens: int) -> None:
 
 
 def run_gptq(checkpoint: Checkpoint, hook: GPTQPass, all_sequences: Sequence[Sequence[int]]) -> None:
-    eager_forward(checkpoint, max(map(len, all_sequences)), hook)(all_sequences)
+    EagerModel(checkpoint, max(map(len, all_sequences)), hook)(all_sequences)

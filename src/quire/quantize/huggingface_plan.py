@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from quire.ops.opset import Keep
+from quire.quantize import float8
 from quire.quantize.eager_model import linear_layers
-from quire.quantize.floats import read_floats
+from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gguf_plan import READ_WEIGHTS, encode_rows
 from quire.quantize.huggingface_files import small_files
-from quire.quantize.linear_formats import LinearFormat, encoded_bytes
+from quire.quantize.linear_formats import KV_SCHEME, encoded_bytes
+from quire.quantize.methods import LinearFormats
 from quire.quantize.output import PlannedTensor
 from quire.quantize.plan import Importance, QuantizeError, QuantizeOptions, Task, WritePlan, count
 from quire.quantize.safetensors_files import planned, safetensors_layouts
@@ -27,36 +29,41 @@ def plan_huggingface(
     checkpoint: Checkpoint,
     out: Path,
     options: QuantizeOptions,
-    form: LinearFormat | None,
+    forms: LinearFormats | None,
     importance: Importance,
 ) -> WritePlan:
-    """`form`: None for a plain conversion, to the dtype that is the method."""
-    dtype = options.method if form is None else options.dtype or _dtype(checkpoint)
-    linears = {} if form is None else linear_layers(checkpoint)
-    chosen = {} if form is None else _chosen(checkpoint, linears, form, options)
-    if form is not None and not chosen:
+    """`forms`: None for a plain conversion, to the dtype that is the method."""
+    dtype = options.method if forms is None else options.dtype or _dtype(checkpoint)
+    linears = {} if forms is None else linear_layers(checkpoint)
+    chosen = {} if forms is None else quantized_layers(checkpoint, linears, forms, options)
+    if forms is not None and not chosen:
         raise QuantizeError(
             f"no linear layer of {checkpoint.path} can be quantized as {options.method}",
             "their inputs are no multiple of the group size, or --ignore names all",
         )
     tasks = []
     for name in checkpoint.names():
-        if form is not None and name in chosen:
-            tasks.append(_linear_task(checkpoint, name, chosen[name], form, options.method, importance))
+        if forms is not None and name in chosen:
+            tasks.append(_linear_task(checkpoint, name, chosen[name], forms, importance))
         else:
-            tasks.append(_plain_task(checkpoint, name, dtype, convert=form is None))
+            tasks.append(_plain_task(checkpoint, name, dtype, convert=forms is None))
+    if options.kv_scales:
+        tasks.append(_kv_task(linears, importance))
     layouts, index = safetensors_layouts([output for task in tasks for output in task.outputs])
     ignored = ["lm_head", *(_module(name) for name in linears if name not in chosen and _module(name) != "lm_head")]
     ignored = [name for name in ignored if "embed" not in name]
-    small = small_files(checkpoint, None if form is None else form.config(ignored), dtype) | index
+    quantization = None if forms is None else forms.config(chosen, ignored)
+    if options.kv_scales:
+        quantization = _with_kv_scheme(quantization, options.method)
+    small = small_files(checkpoint, quantization, dtype) | index
     notes = []
     if left := [name for name, use in linears.items() if name not in chosen and use.keep is Keep.NOTHING]:
         notes.append(f"{len(left)} of {len(linears)} linear layers stay as they are, such as {_module(left[0])}")
     return WritePlan(out, layouts, tasks, small, notes)
 
 
-def _chosen(
-    checkpoint: Checkpoint, linears: Mapping[str, Any], form: LinearFormat, options: QuantizeOptions
+def quantized_layers(
+    checkpoint: Checkpoint, linears: Mapping[str, Any], forms: LinearFormats, options: QuantizeOptions
 ) -> dict[str, tuple[int, int]]:
     """Those to quantize, with their shapes. A layer that is stored otherwise than [outputs, inputs] stays."""
     stored = set(checkpoint.names())
@@ -67,7 +74,7 @@ def _chosen(
         and name in stored
         and name.endswith(".weight")
         and checkpoint.shape(name) == use.shape
-        and form.fits(*use.shape)
+        and forms.of(name).fits(*use.shape)
         and not any(re.search(pattern, name) for pattern in options.ignore)
     }
 
@@ -82,16 +89,47 @@ def _dtype(checkpoint: Checkpoint) -> str:
 
 
 def _linear_task(
-    checkpoint: Checkpoint, name: str, shape: tuple[int, int], form: LinearFormat, method: str, importance: Importance
+    checkpoint: Checkpoint, name: str, shape: tuple[int, int], forms: LinearFormats, importance: Importance
 ) -> Task:
-    module = _module(name)
+    module, form = _module(name), forms.of(name)
     outputs = tuple(planned(f"{module}.{part}", dtype, *size) for part, (dtype, size) in form.shapes(*shape).items())
 
     def pieces() -> Iterator[tuple[str, int, Any]]:
         encoded = form.encode(read_floats(checkpoint.tensor(name)), importance.of(name))
+        if form.static_inputs:
+            encoded = {**encoded, "input_scale": _fp8_scale(importance.largest.get(name, 0.0))}
         yield from linear_pieces(module, encoded)
 
-    return Task(outputs, count(shape), pieces, method, (name,), checkpoint.drop_pages)
+    return Task(outputs, count(shape), pieces, forms.method(name), (name,), checkpoint.drop_pages)
+
+
+def _fp8_scale(largest: float) -> Floats:
+    """1 where nothing was seen."""
+    return np.array([largest / float8.LARGEST if largest > 0 else 1.0], np.float32)
+
+
+def _with_kv_scheme(quantization: dict[str, Any] | None, method: str) -> dict[str, Any]:
+    if quantization is None or "kv_cache_scheme" not in quantization:
+        raise QuantizeError(
+            f"--kv-cache-scales are part of compressed-tensors, and {method} is not", "use FP8_DYNAMIC or W4A16, say"
+        )
+    return {**quantization, "kv_cache_scheme": KV_SCHEME}
+
+
+def _kv_task(linears: Mapping[str, Any], importance: Importance) -> Task:
+    """k_scale and v_scale of every layer: the largest magnitude becomes the largest number of e4m3."""
+    modules = {
+        int(match[2]): match[1]
+        for name in linears
+        if (match := re.fullmatch(r"(.*\.layers\.(\d+)\.\w+)\.k_proj.*", name))
+    }
+    values = {
+        f"{modules.get(layer, f'model.layers.{layer}.self_attn')}.{part}_scale": _fp8_scale(largest)
+        for layer, pair in sorted(importance.kv_largest.items())
+        for part, largest in zip("kv", pair, strict=True)
+    }
+    outputs = tuple(planned(name, "F32", 1) for name in values)
+    return Task(outputs, 0, lambda: ((name, 0, encoded_bytes(value)) for name, value in values.items()), "F32")
 
 
 def linear_pieces(module: str, encoded: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:

@@ -10,12 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.quantize.gguf_types import to_fp16
-from quire.quantize.search import Floats, inverse, largest_magnitude, offset_scales, rounded
-from quire.quantize.threads import in_threads
+from quire.quantize.search import (
+    Floats,
+    inverse,
+    largest_magnitude,
+    nonzero_fp16,
+    offset_scales,
+    rounded,
+    shrunk_scales,
+)
+from quire.quantize.threads import CHUNK_WEIGHTS, in_threads
 
-CHUNK_WEIGHTS = 1 << 16  # searched at once, so that all arrays stay in a core's cache
-SHRINKS = np.linspace(1.0, 0.6, 21)  # of the range of a group, tried where the importance of inputs is known
+# Of the range of a group, tried where the importance of inputs is known.
+SHRINKS = np.linspace(1.0, 0.6, 21).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,42 +67,18 @@ def ranges(x: Floats, grid: IntegerGrid, weights: Floats | None) -> tuple[NDArra
         most = np.abs(largest_magnitude(x))
         plain = most * np.float32(2 / grid.levels)
         if weights is None:
-            return _nonzero(plain), np.full(plain.shape, half, np.uint8)
-        scales = _searched(x, weights, plain, np.full_like(plain, half), grid.levels)
+            return nonzero_fp16(plain), np.full(plain.shape, half, np.uint8)
+        scales = shrunk_scales(x, weights, plain, np.full_like(plain, half), grid.levels, SHRINKS)
         return scales, np.full(plain.shape, half, np.uint8)
     low, high = np.minimum(x.min(1, keepdims=True), 0), np.maximum(x.max(1, keepdims=True), 0)
     if weights is not None:
         scale, offset = offset_scales(x, weights, grid.levels)
         best = np.maximum(scale, 1e-12)
         zero = rounded(-offset * inverse(best), grid.min_zero, grid.levels)
-        return _searched(x, weights, best, zero, grid.levels, SHRINKS[:9]), zero.astype(np.uint8)
-    scales = _nonzero((high - low) / np.float32(grid.levels))
+        return shrunk_scales(x, weights, best, zero, grid.levels, SHRINKS[:9]), zero.astype(np.uint8)
+    scales = nonzero_fp16((high - low) / np.float32(grid.levels))
     zeros = rounded(-low * inverse(scales.astype(np.float32)), grid.min_zero, grid.levels)
     return scales, zeros.astype(np.uint8)
-
-
-def _nonzero(scales: Floats) -> NDArray[np.float16]:
-    """Groups of zeros keep a scale: readers divide by it."""
-    stored = to_fp16(scales)
-    return np.where(stored == 0, np.float16(6e-5), stored)
-
-
-def _searched(
-    x: Floats, weights: Floats, widest: Floats, zeros: Floats, levels: int, shrinks: NDArray[Any] = SHRINKS
-) -> NDArray[np.float16]:
-    best: Floats | None = None
-    chosen = _nonzero(widest)
-    for shrink in shrinks:
-        stored = _nonzero(widest * np.float32(shrink))
-        scale = stored.astype(np.float32)
-        difference = (rounded(x * inverse(scale) + zeros, 0, levels) - zeros) * scale - x
-        loss = np.einsum("ij,ij->i", weights, difference * difference)[:, None]
-        if best is None:
-            best = loss
-            continue
-        better = loss < best
-        best, chosen = np.where(better, loss, best), np.where(better, stored, chosen)
-    return chosen
 
 
 def to_nearest(w: Floats, grid: IntegerGrid, importance: Floats | None) -> GroupedIntegers:

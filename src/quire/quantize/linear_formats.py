@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.quantize import bitsandbytes, float8
+from quire.quantize.gguf_types import mxfp4_values
 from quire.quantize.integers import (
     GroupedIntegers,
     IntegerGrid,
@@ -18,10 +19,13 @@ from quire.quantize.integers import (
     to_nearest,
 )
 from quire.quantize.search import Floats
+from quire.quantize.threads import CHUNK_WEIGHTS, in_threads
 from quire.weights.bits import packed_words
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # what follows the layer's name -> dtype and shape
 Encoded = dict[str, NDArray[Any]]
+
+MXFP4_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class LinearFormat:
     fits: Callable[[int, int], bool] = lambda outputs, inputs: True
     grid: IntegerGrid | None = None  # of integers, which GPTQ may choose
     store: Callable[[GroupedIntegers], Encoded] | None = None
+    static_inputs: bool = False  # with the scale of a layer's inputs, from the calibration
 
 
 # -- integers ----------------------------------------------------------------------------------------------------------
@@ -120,6 +125,10 @@ def compressed(
     return config
 
 
+KV_SCHEME = {
+    "num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False, "group_size": None,
+    "observer": "minmax", "observer_kwargs": {}, "actorder": None, "block_structure": None,
+}  # fmt: skip
 DYNAMIC_TOKENS = {"dynamic": True, "strategy": "token", "symmetric": True, "group_size": None, "observer": None}
 
 
@@ -166,22 +175,43 @@ def int8() -> LinearFormat:
 # -- fp8 and bitsandbytes ----------------------------------------------------------------------------------------------
 
 
-def fp8(by: str) -> LinearFormat:
+def fp8(by: str, static_inputs: bool = False) -> LinearFormat:
     """`by`: what shares a scale, "tensor", "channel" or "block"."""
     settings = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": by, "group_size": None}
     activations = {"num_bits": 8, "type": "float", **DYNAMIC_TOKENS}
     if by == "block":
         settings["block_structure"] = [float8.BLOCK, float8.BLOCK]
         activations |= {"strategy": "group", "group_size": float8.BLOCK}
+    if static_inputs:
+        activations |= {"dynamic": False, "strategy": "tensor", "observer": "minmax"}
     encode = {"tensor": float8.by_tensor, "channel": float8.by_output, "block": float8.by_block}[by]
 
     def shapes(outputs: int, inputs: int) -> Shapes:
         blocks = (-(-outputs // float8.BLOCK), -(-inputs // float8.BLOCK))
         scales = {"tensor": (1,), "channel": (outputs, 1), "block": blocks}[by]
-        return {"weight": ("F8_E4M3", (outputs, inputs)), "weight_scale": ("F32", scales)}
+        tensors: Shapes = {"weight": ("F8_E4M3", (outputs, inputs)), "weight_scale": ("F32", scales)}
+        return tensors | ({"input_scale": ("F32", (1,))} if static_inputs else {})
 
     config = compressed("float-quantized", settings, activations)
-    return LinearFormat(config, shapes, lambda w, importance: encode(w))
+    return LinearFormat(config, shapes, lambda w, importance: encode(w), static_inputs=static_inputs)
+
+
+def mxfp4() -> LinearFormat:
+    """e2m1 floats in groups of 32 with a power of two; activations as they are."""
+    settings = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": MXFP4_GROUP}
+    config = compressed("mxfp4-pack-quantized", settings | {"scale_dtype": "torch.uint8"}, None)
+
+    def shapes(outputs: int, inputs: int) -> Shapes:
+        packed: Shapes = {"weight_packed": ("U8", (outputs, inputs // 2))}
+        return packed | {"weight_scale": ("U8", (outputs, inputs // MXFP4_GROUP))}
+
+    def encode(w: Floats, importance: Floats | None) -> Encoded:
+        parts = in_threads(mxfp4_values, np.array_split(w.reshape(-1, MXFP4_GROUP), -(-w.size // CHUNK_WEIGHTS)))
+        exponents, q = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        pairs = q[:, ::2] | q[:, 1::2] << 4
+        return {"weight_packed": pairs.reshape(len(w), -1), "weight_scale": exponents.reshape(len(w), -1)}
+
+    return LinearFormat(config, shapes, encode, lambda outputs, inputs: inputs % MXFP4_GROUP == 0)
 
 
 def four_bit_floats(kind: str, nested: bool) -> LinearFormat:

@@ -9,16 +9,16 @@ from quire.core.errors import BadCheckpoint
 from quire.ops.tensors import LoraDelta, StoredTensor, stored_floats
 from quire.quantize.floats import read_floats
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.config import CheckpointConfig
+from quire.weights.delegating_checkpoint import DelegatingCheckpoint
 from quire.weights.gguf.adapter import read_gguf_adapter
 from quire.weights.peft import listed, read_adapter
 
 
-class MergedCheckpoint:
+class MergedCheckpoint(DelegatingCheckpoint):
     """Adapted weights are fp32; all others are as they were."""
 
     def __init__(self, checkpoint: Checkpoint, updates: Mapping[str, LoraDelta]) -> None:
-        self._checkpoint = checkpoint
+        super().__init__(checkpoint)
         stored = set(checkpoint.names())
         if unknown := [layer for layer in updates if f"{layer}.weight" not in stored]:
             raise BadCheckpoint(
@@ -33,33 +33,12 @@ class MergedCheckpoint:
                     "the adapter belongs to another model",
                 )
 
-    @property
-    def path(self) -> Path:
-        return self._checkpoint.path
-
-    @property
-    def config(self) -> CheckpointConfig:
-        return self._checkpoint.config
-
-    @property
-    def nbytes(self) -> int:
-        return self._checkpoint.nbytes
-
-    def names(self) -> list[str]:
-        return self._checkpoint.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._checkpoint.shape(name)
-
     def tensor(self, name: str) -> StoredTensor:
         tensor, update = self._checkpoint.tensor(name), self._updates.get(name)
         if update is None:
             return tensor
         product = read_floats(update.b) @ read_floats(update.a)
         return stored_floats(name, read_floats(tensor) + np.float32(update.scale) * product)
-
-    def drop_pages(self) -> None:
-        self._checkpoint.drop_pages()
 
 
 def merged(checkpoint: Checkpoint, adapter: Path) -> MergedCheckpoint:

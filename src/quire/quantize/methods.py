@@ -1,7 +1,8 @@
 """The methods that `--method` names: GGUF types and mixes, and formats of linear layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from quire.core.errors import QuireError
 from quire.core.nearest import nearest
@@ -66,7 +67,13 @@ LINEAR_METHODS: dict[str, QuantizeMethod] = {
     "W8A8": QuantizeMethod(8.02, "8-bit integers for weights and activations", lambda o: linear_formats.int8()),
     "FP8": QuantizeMethod(8.0, "fp8, a scale for each tensor", lambda o: linear_formats.fp8("tensor")),
     "FP8_DYNAMIC": QuantizeMethod(8.02, "fp8, a scale for each output", lambda o: linear_formats.fp8("channel")),
+    "FP8_STATIC": QuantizeMethod(
+        8.0,
+        "fp8, a scale for each tensor, and one for its inputs from the calibration",
+        lambda o: linear_formats.fp8("tensor", static_inputs=True),
+    ),
     "FP8_BLOCK": QuantizeMethod(8.0, "fp8, a scale for 128 x 128 weights", lambda o: linear_formats.fp8("block")),
+    "MXFP4A16": QuantizeMethod(4.25, "4-bit floats in groups of 32", lambda o: linear_formats.mxfp4()),
     "GPTQ": QuantizeMethod(4.13, "GPTQ's layout, version 1", _gptq(False), ("bits", *_INTEGER), "gptq"),
     "GPTQ_V2": QuantizeMethod(4.13, "GPTQ's layout, version 2", _gptq(True), ("bits", *_INTEGER), "gptq"),
     "AWQ": QuantizeMethod(
@@ -104,6 +111,39 @@ def method_name(given: str) -> str:
     near = nearest(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"the methods are {', '.join(known)}"
     raise UnknownMethod(f"there is no method `{given}`", hint)
+
+
+class LinearFormats:
+    """The formats of linear layers: the method's, and in a mix those of layers by name."""
+
+    def __init__(self, method: str, options: FormatOptions, types: Sequence[tuple[str, str]] = ()) -> None:
+        self._method, self._types = method, dict(types)
+        self._formats = {name: linear_format(name, options) for name in (method, *dict.fromkeys(self._types.values()))}
+
+    @property
+    def usual(self) -> LinearFormat:
+        return self._formats[self._method]
+
+    def method(self, name: str) -> str:
+        return self._types.get(name, self._method)
+
+    def of(self, name: str) -> LinearFormat:
+        """`name`: of the stored weight."""
+        return self._formats[self.method(name)]
+
+    def config(self, names: Iterable[str], ignored: list[str]) -> dict[str, Any]:
+        """quantization_config of config.json; a mix of compressed-tensors has a group for each format."""
+        layers: dict[str, list[str]] = {}
+        for name in names:
+            layers.setdefault(self.method(name), []).append(name.removesuffix(".weight"))
+        if len(layers) < 2:
+            return self._formats[next(iter(layers), self._method)].config(ignored)
+        config = self.usual.config(ignored)
+        groups = {}
+        for index, method in enumerate(sorted(layers)):
+            group = self._formats[method].config(ignored)["config_groups"]["group_0"]
+            groups[f"group_{index}"] = {**group, "targets": layers[method]}
+        return {**config, "config_groups": groups}
 
 
 def linear_format(name: str, options: FormatOptions) -> LinearFormat:

@@ -51,7 +51,7 @@ Pieces = Callable[[], Iterator[tuple[str, int, Any]]]  # (tensor, offset in it, 
 
 
 class PartialOutput:
-    """`out`: a file, or a folder where `small` (name -> bytes of further files) is given."""
+    """`out`: a file (the first of its splits), or a folder where `small` (name -> bytes of further files) is given."""
 
     def __init__(self, out: Path, files: Sequence[FileLayout], small: Mapping[str, bytes] | None = None) -> None:
         self.out, self._files, self._small = out, files, small
@@ -175,7 +175,8 @@ class PartialOutput:
             stream.flush()
             os.fsync(stream.fileno())
         if self._small is None:
-            (self.folder / self._files[0].name).replace(self.out)
+            for file in reversed(self._files):  # the first split last: without it, the others are no model
+                (self.folder / file.name).replace(self.out.with_name(file.name))
             self.close()
             shutil.rmtree(self.folder)
             return

@@ -28,6 +28,8 @@ class Importance:
     sums: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     source: str = ""  # the text or file it comes from
+    largest: Mapping[str, float] = field(default_factory=dict)  # magnitudes of inputs
+    kv_largest: Mapping[int, tuple[float, float]] = field(default_factory=dict)  # of keys and values, by layer
 
     def of(self, name: str) -> Floats | None:
         """[inputs]; None for a layer whose inputs were never seen."""
@@ -51,6 +53,9 @@ class QuantizeOptions:
     table_type: str | None = None
     requantize: bool = False
     lora: str | None = None
+    types: tuple[tuple[str, str], ...] = ()  # a mix: the format of tensors by name, where it is not the method's own
+    split_bytes: int | None = None  # of GGUF: the most that one file has
+    kv_scales: bool = False  # of compressed-tensors: scales of an fp8 KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,11 @@ class WritePlan:
     @property
     def nbytes(self) -> int:
         return sum(task.nbytes for task in self.tasks)
+
+    @property
+    def written_bytes(self) -> int:
+        """With headers and further files."""
+        return sum(file.size for file in self.files) + sum(map(len, (self.small or {}).values()))
 
     @property
     def num_weights(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_model import EagerModel
 from quire.quantize.eager_ops import MAX_LOGIT_ROWS, EagerLogits
 from quire.quantize.floats import Floats
 from quire.weights.checkpoint import Checkpoint
@@ -44,7 +44,7 @@ class Quality:
 
 
 def last_states(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]]) -> EagerLogits:
-    return eager_forward(checkpoint, max(map(len, sequences)))(sequences)
+    return EagerModel(checkpoint, max(map(len, sequences)))(sequences)
 
 
 def compare(first: EagerLogits, second: EagerLogits, sequences: Sequence[Sequence[int]]) -> Quality:

@@ -8,9 +8,8 @@ from typing import Any
 from quire.core.errors import DoesNotFit
 from quire.quantize.gguf_plan import is_quantized, plan_gguf
 from quire.quantize.huggingface_plan import plan_huggingface
-from quire.quantize.linear_formats import LinearFormat
 from quire.quantize.merged import merged
-from quire.quantize.methods import LINEAR_METHODS, PLAIN, FormatOptions, linear_format
+from quire.quantize.methods import LINEAR_METHODS, PLAIN, FormatOptions, LinearFormats
 from quire.quantize.output import PartialOutput, check_free
 from quire.quantize.plan import Importance, QuantizeError, QuantizeOptions, Task, WritePlan, source_state
 from quire.runtime.available_memory import available_memory
@@ -38,10 +37,10 @@ class QuantizeRun:
         return self.out.suffix == ".gguf"
 
     @property
-    def form(self) -> LinearFormat | None:
+    def forms(self) -> LinearFormats | None:
         """Of linear layers in Hugging Face's layout; None for plain conversions and GGUF."""
         method = self.options.method
-        return linear_format(method, self.formats) if method in LINEAR_METHODS else None
+        return LinearFormats(method, self.formats, self.options.types) if method in LINEAR_METHODS else None
 
     def open(self) -> Checkpoint:
         checkpoint = open_checkpoint(self.source)
@@ -58,8 +57,10 @@ class QuantizeRun:
                     "an adapter is merged into a GGUF file by way of Hugging Face's layout",
                     "first `--method F16` with --lora into a folder, then quantize that",
                 )
-            return plan_gguf(checkpoint, copies_keys, self.out, self.options, self.importance)
-        return plan_huggingface(checkpoint, self.out, self.options, self.form, self.importance)
+            plan = plan_gguf(checkpoint, copies_keys, self.out, self.options, self.importance)
+            check_free(plan.out, self.source)
+            return plan
+        return plan_huggingface(checkpoint, self.out, self.options, self.forms, self.importance)
 
     def _check(self) -> None:
         method, source = self.options.method, find_checkpoint(self.source)

@@ -1,16 +1,33 @@
 """Scales and offsets that lose least: several ranges are tried, each refitted by weighted least squares.
 
 Values are [groups, size], and so are their weights: how much an error of each value counts. A group whose values are
-all zero gets a scale of 0."""
+all zero gets a scale of 0. The searches are compiled (native/src/search.h); `plain_search.py` says the same in numpy,
+to the bit."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.ops.compiled import native
+
 Floats = NDArray[np.float32]
 
 RANGES = np.arange(-9, 10) / 10  # of symmetric types: levels that the largest value is moved by
-WIDTHS = np.arange(-1.0, 1.01, 0.2)  # of types with an offset: levels that the range is widened by
-CHUNK_VALUES = 1 << 14  # searched at once, so that all arrays stay in a core's cache
+WIDTHS = np.array([0.0, *np.arange(-1.0, 1.01, 0.2)])  # of types with an offset: levels that the range is widened by
+BOOK_RANGES = np.arange(-7, 8) - 127.0  # of IQ4's codebook: what the largest value is moved to
+SMALLEST_SCALE = np.float16(6e-5)  # groups of zeros keep a scale: readers divide by it
+MAX_FP16 = np.float32(65504)
+
+
+def to_fp16(values: NDArray[Any]) -> NDArray[np.float16]:
+    stored: NDArray[np.float16] = np.clip(values, -MAX_FP16, MAX_FP16).astype(np.float16)
+    return stored
+
+
+def nonzero_fp16(scales: Floats) -> NDArray[np.float16]:
+    stored = to_fp16(scales)
+    return np.where(stored == 0, SMALLEST_SCALE, stored)
 
 
 def inverse(scale: Floats) -> Floats:
@@ -34,78 +51,50 @@ def largest_magnitude(x: Floats) -> Floats:
     return largest
 
 
+def symmetric_factors(levels: int) -> Floats:
+    return (-(levels + RANGES)).astype(np.float32)
+
+
+def offset_factors(levels: int) -> Floats:
+    return (levels + WIDTHS).astype(np.float32)
+
+
 def symmetric_scales(x: Floats, weights: Floats, levels: int) -> Floats:
     """-> [groups, 1]: x is about scale * q, q from -levels to levels - 1. The value of the largest magnitude gets a
     negative q, so a scale may be negative."""
-    scales = [_symmetric(a, w, levels) for a, w in _chunks(x, weights)]
-    return np.concatenate(scales)[:, None]
+    scales: Floats = native.search_symmetric(*_groups(x, weights), symmetric_factors(levels), levels)
+    return scales[:, None]
 
 
 def offset_scales(x: Floats, weights: Floats, levels: int, *, free: bool = False) -> tuple[Floats, Floats]:
     """-> scales and offsets [groups, 1]: x is about scale * q + offset, q from 0 to `levels`. Unless `free`, the offset
     is not above 0."""
-    pairs = [_offset(a, w, levels, free) for a, w in _chunks(x, weights)]
-    scales, offsets = (np.concatenate(part)[:, None] for part in zip(*pairs, strict=True))
-    return scales, offsets
+    scales, offsets = native.search_offset(*_groups(x, weights), offset_factors(levels), levels, free)
+    return scales[:, None], offsets[:, None]
 
 
-def _chunks(x: Floats, weights: Floats) -> list[tuple[Floats, Floats]]:
-    """Transposed: sums over a group are then sums of long rows."""
-    step = max(CHUNK_VALUES // x.shape[1], 1)
-    cuts = range(0, len(x), step)
-    return [tuple(np.ascontiguousarray(part[cut : cut + step].T) for part in (x, weights)) for cut in cuts]  # type: ignore[misc]
+def shrunk_scales(
+    x: Floats, weights: Floats, widest: Floats, zeros: Floats, levels: int, shrinks: Floats
+) -> NDArray[np.float16]:
+    """-> [groups, 1]: x is about scale * (q - zero), q from 0 to `levels`; the best of the scales shrink * widest.
+    `widest` and `zeros`: [groups, 1]"""
+    per_group = (np.ascontiguousarray(part, np.float32).reshape(-1) for part in (widest, zeros))
+    scales: Floats = native.search_shrunk(*_groups(x, weights), *per_group, shrinks, levels)
+    return scales[:, None].astype(np.float16)
 
 
-def _symmetric(x: Floats, weights: Floats, levels: int) -> Floats:
-    low, high = x.min(0), x.max(0)
-    over = inverse(np.where(-low > high, low, high))
-    weighted, scratch = weights * x, np.empty_like(x)
-    best, scales = np.full_like(over, -1), np.zeros_like(over)
-    for step in RANGES:
-        q = rounded(np.multiply(x, np.float32(-(levels + step)) * over, out=scratch), -levels, levels - 1)
-        product = np.multiply(weighted, q, out=scratch).sum(0)
-        np.multiply(q, q, out=q)
-        scale = product * inverse(np.multiply(weights, q, out=scratch).sum(0))
-        gain = product * scale  # the squared error is sum(weights * x * x) less this
-        better = gain > best
-        np.copyto(best, gain, where=better)
-        np.copyto(scales, scale, where=better)
-    return scales
+def codebook_scales(x: Floats, weights: Floats, codebook: Floats) -> Floats:
+    """-> [groups, 1]: x is about scale * an entry of the codebook, 16 numbers in ascending order."""
+    scales: Floats = native.search_codebook(*_groups(x, weights), BOOK_RANGES.astype(np.float32), codebook)
+    return scales[:, None]
 
 
-def _offset(x: Floats, weights: Floats, levels: int, free: bool) -> tuple[Floats, Floats]:
-    low, high = x.min(0), x.max(0)
-    if not free:
-        low = np.minimum(low, 0)
-    scales, offsets = (high - low) / np.float32(levels), low.copy()
-    over, above = inverse(high - low), x - low
-    weighted, scratch = weights * x, np.empty_like(x)
-    sum_w, sum_x = weights.sum(0), weighted.sum(0)
-    best = None
-    for step in (None, *WIDTHS):
-        reach = np.float32(levels + (step or 0))
-        q = rounded(np.multiply(above, reach * over, out=scratch), 0, levels)
-        sum_xq = np.multiply(weighted, q, out=scratch).sum(0)
-        wq = np.multiply(weights, q, out=scratch)
-        sum_q = wq.sum(0)
-        sum_qq = np.multiply(wq, q, out=q).sum(0)
-        if step is None:
-            scale, offset = scales, offsets
-        else:
-            determinant = inverse(sum_w * sum_qq - sum_q * sum_q)
-            scale = (sum_w * sum_xq - sum_x * sum_q) * determinant
-            offset = (sum_qq * sum_x - sum_q * sum_xq) * determinant
-            if not free:
-                scale = np.where(offset > 0, sum_xq * inverse(sum_qq), scale)
-                offset = np.minimum(offset, 0)
-        # The weighted squared error less sum(weights * x * x), which all candidates share.
-        loss = scale * scale * sum_qq + offset * offset * sum_w
-        loss += 2 * (scale * offset * sum_q - scale * sum_xq - offset * sum_x)
-        if best is None:
-            best = loss
-            continue
-        better = (loss < best) & (scale > 0)
-        np.copyto(best, loss, where=better)
-        np.copyto(scales, scale, where=better)
-        np.copyto(offsets, offset, where=better)
-    return scales, offsets
+def nearest_in_grid(x: Floats, weights: Floats, values: Floats, halves: NDArray[np.uint8]) -> NDArray[np.int32]:
+    """The entry of a grid that is nearest to each vector x [n, digits], by weighted squared error. Digit k of an entry
+    stands for values[k]; `halves` [entries, 2] has the numbers that the digits of its two halves make."""
+    entries: NDArray[np.int32] = native.nearest_in_grid(*_groups(x, weights), values, halves)
+    return entries
+
+
+def _groups(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    return np.ascontiguousarray(x, np.float32), np.ascontiguousarray(weights, np.float32)

@@ -11,20 +11,19 @@ Which layers can be scaled is seen in a forward pass; another checks that the sc
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from quire.ops.tensors import StoredTensor, stored_floats
 from quire.quantize.calibration import ImportanceSums, batches
-from quire.quantize.eager_model import eager_forward
+from quire.quantize.eager_model import EagerModel
 from quire.quantize.eager_ops import InputSource
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.integers import IntegerGrid, to_nearest
 from quire.quantize.plan import Importance, QuantizeError
 from quire.quantize.quality import last_states
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.config import CheckpointConfig
+from quire.weights.delegating_checkpoint import DelegatingCheckpoint
 
 SAMPLE_ROWS = 256  # of the inputs of a layer, for the search
 EXPONENTS = np.arange(20) / 20
@@ -101,11 +100,11 @@ def smoothquant_scales(group: ScaledInputs) -> Floats:
     return even
 
 
-class ScaledCheckpoint:
+class ScaledCheckpoint(DelegatingCheckpoint):
     """A checkpoint with scales folded into its weights, which become fp32 where they change."""
 
     def __init__(self, checkpoint: Checkpoint, scales: Mapping[InputSource, tuple[ScaledInputs, Floats]]) -> None:
-        self._checkpoint = checkpoint
+        super().__init__(checkpoint)
         self._columns = {part.name: s for group, s in scales.values() for part in group.parts}
         self._rows: dict[str, Floats] = {}
         self._vectors: dict[str, tuple[Floats, Floats]] = {}  # name -> (its values in the model, divisors)
@@ -114,24 +113,6 @@ class ScaledCheckpoint:
                 self._rows[source.rows_of] = self._rows[source.rows_of.removesuffix("weight") + "bias"] = s
             for name, values in source.vectors:
                 self._vectors[name] = (np.frombuffer(values, np.float32), s)
-
-    @property
-    def path(self) -> Path:
-        return self._checkpoint.path
-
-    @property
-    def config(self) -> CheckpointConfig:
-        return self._checkpoint.config
-
-    @property
-    def nbytes(self) -> int:
-        return self._checkpoint.nbytes
-
-    def names(self) -> list[str]:
-        return self._checkpoint.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._checkpoint.shape(name)
 
     def tensor(self, name: str) -> StoredTensor:
         tensor = self._checkpoint.tensor(name)
@@ -151,9 +132,6 @@ class ScaledCheckpoint:
             weights = weights / (s if weights.ndim == 1 else s[:, None])
         return stored_floats(name, weights)
 
-    def drop_pages(self) -> None:
-        self._checkpoint.drop_pages()
-
 
 def smoothed(
     checkpoint: Checkpoint, algorithm: str, grid: IntegerGrid, sequences: Sequence[Sequence[int]], source: str,
@@ -161,7 +139,7 @@ def smoothed(
 ) -> tuple[ScaledCheckpoint, Importance]:  # fmt: skip
     """The scaled checkpoint, and the importance of its inputs."""
     hook = InputStatistics()
-    forward = eager_forward(checkpoint, max(map(len, sequences)), hook)
+    forward = EagerModel(checkpoint, max(map(len, sequences)), hook)
     total, done = sum(map(len, sequences)), 0
     report("calibrating", 0, total)
     for batch in batches(sequences):

@@ -10,6 +10,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MIN_ROWS = 64  # of a matmul, worth a thread
+CHUNK_WEIGHTS = 1 << 16  # encoded at once, so that all arrays stay in a core's cache
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -29,7 +29,7 @@ class Headless:
         packed: PackedWeight = self._ops.pack(parts, bias, keep)
         return packed
 
-    def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:
+    def logits(self, x: Value, head: PackedWeight, batch: Any, softcap: float = 0.0, vocabulary: Any = None) -> Value:
         return self._ops.rows(x, batch)
 
 

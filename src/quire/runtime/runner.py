@@ -3,10 +3,11 @@
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from quire.core.draft_tree import DraftTree
-from quire.core.plan import SampledRow, StepOutput, StepPlan
+from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
@@ -17,11 +18,13 @@ from quire.runtime.batch import BatchedStep, BatchRows
 from quire.runtime.encoder_inputs import EncoderInputs
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
-from quire.runtime.spec.proposer import Proposer
+from quire.runtime.spec.proposers import Proposers
 from quire.runtime.structured_output import MatcherFactory, StructuredOutputRows
 
 if TYPE_CHECKING:
     from quire.runtime.disk_tier import DiskTier
+    from quire.runtime.kv_transfer.consumer import KVConsumer
+    from quire.runtime.kv_transfer.producer import KVProducer
 
 
 class Runner:
@@ -39,23 +42,25 @@ class Runner:
         max_rows: int,
         max_tokens: int,
         adapters: LoraAdapters | None = None,
-        proposer: Proposer | None = None,
+        proposer: Proposers | None = None,
         idle_cpu: bool = False,
         new_store: "Callable[[KVCache], DiskTier | None]" = lambda cache: None,
+        new_transfer: "Callable[[KVCache], KVProducer | KVConsumer | None]" = lambda cache: None,
     ) -> None:
         """`idle_cpu`: a CPU has nothing to do during a forward pass, so masks are made beside it. `new_store` makes the
-        store of blocks on disk for the cache."""
+        store of blocks on disk for the cache, `new_transfer` what moves them to or from other engines."""
         self.rows = BatchRows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
+        self.transfer = new_transfer(self.cache)  # first: it may move the host blocks
         self.store = new_store(self.cache)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.adapters = adapters
         self.proposer = proposer
         self._caches: list[KVCache] = [self.cache]  # blocks move in all of them
-        if proposer:
-            proposer.bind(self.rows)
-            self._caches += proposer.caches
         forward = model.forward if adapters is None else adapters.forward
+        if proposer:
+            forward = proposer.tapped(forward)
+            self._caches += proposer.caches
         has_encoder = model.encode is not None
         self.program = ops.compile(
             forward,
@@ -67,6 +72,8 @@ class Runner:
             sources=has_encoder,
             tree_nodes=proposer.tree_nodes if proposer else 0,
         )
+        if proposer:
+            proposer.bind(self.rows, self.program)
         self.encoder_inputs = _encoder_inputs(ops, model, self.cache, size, max_rows, max_tokens)
         self.structured: StructuredOutputRows | None = None
         self._helper = ThreadPoolExecutor(1, "masks") if idle_cpu else None
@@ -85,7 +92,8 @@ class Runner:
 
     def collect(self) -> StepOutput:
         step, finish = self._in_flight.popleft()
-        return StepOutput(step, finish())
+        sampled = finish()
+        return StepOutput(step, sampled, *(self.proposer.take_times() if self.proposer else ()))
 
     def run(self, plan: StepPlan) -> StepOutput:
         self.submit(plan)
@@ -104,14 +112,21 @@ class Runner:
         for cache in self._caches:
             if plan.swap_out:
                 cache.swap_out(plan.swap_out)
+                if _writes(plan, {block for block, _ in plan.swap_out}):
+                    cache.join_swaps()
             if plan.swap_in:
                 cache.swap_in(plan.swap_in)
         if plan.saves or plan.fetches:
             assert self.store is not None, "there is no store of blocks"
             self.store.begin(plan, self.cache.swapped())
+        if plan.prefills or plan.sends:
+            assert self.transfer is not None, "there are no other engines"
+            self.transfer.begin(plan, self.cache.swapped())
         if plan.copies:
             for cache in self._caches:
                 cache.copy(plan.copies)
+        if self.proposer:
+            self.proposer.move_blocks(plan)
         for slot, adapter in plan.adapters:
             assert self.adapters is not None, "LoRA is not enabled"
             self.adapters.put(slot, adapter)
@@ -137,9 +152,15 @@ class Runner:
             self.encoder_inputs.attach(step.batch, runs)
         rows = step.sampling.tolist()
         logits, masks = self._compute(step, rows)
+        for cache in self._caches:
+            cache.join_swaps()
         if self.proposer:
             self.proposer.follow(runs, step.batch)
-        finish = self._verify(step, logits, rows, masks) if step.drafts else self._sample(logits, rows, masks)
+        by_row = {run.row: run for run in runs} if self.proposer else {}
+        if step.drafts:
+            finish = self._verify(step, logits, rows, masks, by_row)
+        else:
+            finish = self._sample(logits, rows, masks, by_row)
         scored = self._score(step, logits) if step.scored else {}
 
         def finish_all() -> list[SampledRow]:
@@ -160,7 +181,9 @@ class Runner:
         masks = self._helper.submit(self.structured.masks, rows, step.drafts, step.parents)
         return self.program.run(step.batch), masks.result()
 
-    def _sample(self, logits: Any, rows: list[int], masks: Masks | None) -> Callable[[], dict[int, SampledRow]]:
+    def _sample(
+        self, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
+    ) -> Callable[[], dict[int, SampledRow]]:
         """Sample one token for each row."""
         sample = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
         places = {row: self.rows.expect(row) for row in rows}
@@ -170,13 +193,13 @@ class Runner:
             for row, one in sampled.items():
                 self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
             if self.structured or self.proposer:
-                self._follow(sampled, places)
+                self._follow(sampled, places, runs)
             return sampled
 
         return finish
 
     def _verify(
-        self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None
+        self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
     ) -> Callable[[], dict[int, SampledRow]]:
         """Sample each row's tokens while they equal its draft tokens, and one more."""
         drafts = [step.drafts.get(row, []) for row in rows]
@@ -190,6 +213,8 @@ class Runner:
 
         def finish() -> dict[int, SampledRow]:
             sampled = {one.row: one for one in sample()}
+            if self.proposer and self.proposer.synthetic:
+                self.proposer.accept(sampled, self._unmatched(step))
             if step.parents:
                 self._move_accepted(step, sampled, places)
             for row, one in sampled.items():
@@ -198,7 +223,7 @@ class Runner:
                 else:
                     self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
             if self.structured or self.proposer:
-                self._follow(sampled, places)
+                self._follow(sampled, places, runs)
             return sampled
 
         return finish
@@ -216,7 +241,12 @@ class Runner:
             for cache in self._caches:
                 cache.move(moved)
 
-    def _follow(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]) -> None:
+    def _unmatched(self, step: BatchedStep) -> dict[int, list[int]]:
+        """The drafts of rows that have neither structured output nor a tree."""
+        matched = self.structured.any_matched if self.structured else lambda rows: False
+        return {row: of_row for row, of_row in step.drafts.items() if row not in step.parents and not matched([row])}
+
+    def _follow(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]], runs: dict[int, Run]) -> None:
         """Advance the matchers of rows that still hold their sequence, and propose draft tokens for them."""
         if self.structured:
             for row, one in sampled.items():
@@ -231,9 +261,11 @@ class Runner:
             for row, one in sampled.items()
             if one.tokens and self.rows.is_held(row, places[row])
         }
-        for row, drafts in self.proposer.propose(known).items():
-            tree = self._computable(row, drafts if isinstance(drafts, DraftTree) else DraftTree(drafts))
-            sampled[row].drafts, sampled[row].parents = tree.tokens, tree.parents
+        for row, proposals in self.proposer.propose(known, runs).items():
+            for proposal in proposals:
+                tree = self._computable(row, DraftTree(proposal.tokens, proposal.parents))
+                proposal.tokens, proposal.parents = tree.tokens, tree.parents
+            sampled[row].proposals = [proposal for proposal in proposals if proposal.tokens]
 
     def _computable(self, row: int, tree: DraftTree) -> DraftTree:
         """What the program can compute of a tree, without the drafts that the row's grammar rules out."""
@@ -249,6 +281,17 @@ class Runner:
             entries = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
             prompt_logprobs[row] = [id_logprobs(line) for line in entries]
         return prompt_logprobs
+
+
+def _writes(plan: StepPlan, blocks: set[int]) -> bool:
+    """Whether a plan writes one of these blocks. Those of a preempted sequence may be handed out again at once."""
+    taken = chain(
+        *(admission.blocks for admission in plan.admitted),
+        *(run.new_blocks for run in plan.runs),
+        (block for _, block in plan.swap_in),
+        (block for _, block in plan.copies),
+    )
+    return not blocks.isdisjoint(taken)
 
 
 def _encoder_inputs(

@@ -30,6 +30,7 @@ def row_params(params: SamplingParams, sample: int, stop_ids: Sequence[int]) -> 
         stop_ids=tuple(stop_ids),
         min_tokens=params.min_tokens,
         num_logprobs=_num_logprobs(params),
+        logprob_ids=tuple(dict.fromkeys(params.logprob_token_ids or ())),
         num_candidates=2 * (params.beam_width or 0),  # of 2b continuations of b beams, at least b go on
         watermark=params.watermark,
         no_repeat_ngram=params.no_repeat_ngram_size,

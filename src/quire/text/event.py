@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from quire.core.request import FinishReason
+from quire.core.request import DraftUsage, FinishReason
 
 LOWEST_LOGPROB = -9999.0  # stands for -inf, which JSON does not have; OpenAI's API uses the same value
 
@@ -34,4 +34,5 @@ class TextEvent:
     num_unseen_tokens: int = 0  # of completions that best_of does not return; with the last event
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    drafts: DraftUsage | None = None  # of the request so far; None: no draft token was verified
     final: bool = False  # the request's last event

@@ -1,7 +1,11 @@
 """A directory in Hugging Face's layout: config.json, and weights in one file or in shards that an index lists."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
 from quire.ops.tensors import StoredTensor
@@ -17,10 +21,14 @@ def _pytorch(path: Path) -> TensorFile:
     return PytorchFile(path)
 
 
+KV_SCALE = re.compile(r"\blayers\.(\d+)\.(?:.*\.)?([kv])_scale$")
+
 # Single file -> its reader; the first that exists is read. FILE.index.json lists shards.
 CONTAINERS: dict[str, Callable[[Path], TensorFile]] = {
     "model.safetensors": SafetensorsFile,
     "pytorch_model.bin": _pytorch,
+    "medusa_lm_head.safetensors": SafetensorsFile,
+    "medusa_lm_head.pt": _pytorch,
 }
 
 
@@ -48,6 +56,18 @@ class HuggingFaceCheckpoint:
     def names(self) -> list[str]:
         return self._names
 
+    def kv_scales(self) -> dict[int, tuple[float, float]]:
+        """What an fp8 KV cache is scaled by, keys and values, of each layer that has both. Of scales by head the
+        largest is taken, with which no head saturates."""
+        found: dict[int, dict[str, float]] = {}
+        for name in self._raw.names():
+            if (match := KV_SCALE.search(name)) is not None:
+                scale = float(self._raw.floats(name).max(initial=0.0))
+                if not 0 < scale < float("inf"):
+                    raise self._raw.bad(name, f"is {scale}, and scales are positive")
+                found.setdefault(int(match[1]), {})[match[2]] = scale
+        return {layer: (scales["k"], scales["v"]) for layer, scales in found.items() if len(scales) == 2}
+
     @property
     def nbytes(self) -> int:
         return sum(self._raw.nbytes(name) for name in self._raw.names())
@@ -57,6 +77,10 @@ class HuggingFaceCheckpoint:
 
     def tensor(self, name: str) -> StoredTensor:
         return self._derived[name].derive() if name in self._derived else self._raw.tensor(name)
+
+    def integers(self, name: str) -> NDArray[Any]:
+        """A tensor that is no weight, such as the tokens that a head drafts from."""
+        return self._raw.integers(name)
 
     def drop_pages(self) -> None:
         self._raw.drop_pages()

@@ -46,6 +46,8 @@ class GpuBatch:
     max_queries: int = 1  # tokens of a sequence that the decode kernel takes: more than one where drafts are trees
     paths: Paths | None = None  # if batch_invariant: of trees, each of whose tokens is a sequence
     adapts: bool = False  # set by a forward pass that has LoRA slots
+    hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
+    kept: Tensor | None = None  # [T, columns] rows that the forward pass keeps
     sources: "GpuBatch | None" = None  # for cross-attention: each token is a sequence whose context is its source
     pending_kv: tuple[int, ColumnSlice, ColumnSlice] | None = None  # layer, k and v (or latent, k_rope)
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
@@ -61,7 +63,8 @@ class GpuBatch:
 
     def pages(self, layer: int) -> Pages:
         k, v, *scales = (page[layer] for page in self.cache.pages)
-        return Pages(k, v, *scales)
+        k_scales, v_scales = scales or (None, None)
+        return Pages(k, v, k_scales, v_scales, *self.cache.spec.fp8_scales_of(layer))
 
     @property
     def only_decodes(self) -> bool:

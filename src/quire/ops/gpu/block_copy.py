@@ -16,17 +16,20 @@ Pairs = Sequence[tuple[int, int]]  # (source, target) block each
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.int8)
 WORDS_AT_ONCE = 1024
-PART_BYTES = 32768  # of a block, for one program: more programs keep more reads of a slow bus in flight
+PART_BYTES = 32768  # of a block, at once: more parts keep more reads of a slow bus in flight
+BESIDE = 32  # programs of a copy that runs beside kernels: what a bus needs in flight, and no more
 
 
-def copy_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
+def copy_blocks(
+    sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs, *, max_programs: int | None = None
+) -> None:
     """As if pair by pair: a later pair may read what an earlier one wrote, and write what an earlier one read.
 
     `sources` and `targets` are the same pages, or do not overlap."""
     for wave in waves(pairs, same_pages=sources[0] is targets[0]):
         on_device = _on_device(wave, _device(sources[0], targets[0]))
         for source, target in zip(sources, targets, strict=True):
-            _launch(source, target, on_device)
+            _launch(source, target, on_device, max_programs)
 
 
 def waves(pairs: Pairs, same_pages: bool) -> Iterator[list[tuple[int, int]]]:
@@ -55,44 +58,53 @@ def _on_device(pairs: Pairs, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
-def _launch(source: Tensor, target: Tensor, pairs: Tensor) -> None:
+def _launch(source: Tensor, target: Tensor, pairs: Tensor, max_programs: int | None) -> None:
     block_bytes = source[0, 0].nbytes
     assert target[0, 0].nbytes == block_bytes and source.is_contiguous() and target.is_contiguous()
     word = next(word for word in WORDS if block_bytes % word.itemsize == 0)
     num_words = block_bytes // word.itemsize
     part = PART_BYTES // word.itemsize
-    _copy_blocks[(len(pairs), len(source), triton.cdiv(num_words, part))](
+    parts = triton.cdiv(num_words, part)
+    total = len(pairs) * len(source) * parts
+    _copy_blocks[(min(total, max_programs or total),)](
         source.flatten().view(word),
         target.flatten().view(word),
         pairs,
         source.shape[1],
         target.shape[1],
+        len(source),
+        total,
         BLOCK_WORDS=num_words,
+        PARTS=parts,
         PART=part,
         AT_ONCE=min(WORDS_AT_ONCE, int(triton.next_power_of_2(num_words))),
         num_warps=4,
     )
 
 
-@triton.jit(do_not_specialize=["source_blocks", "target_blocks"])
+@triton.jit(do_not_specialize=["source_blocks", "target_blocks", "total"])
 def _copy_blocks(
     source,
     target,
     pairs,
     source_blocks,
     target_blocks,
+    num_layers,
+    total,
     BLOCK_WORDS: tl.constexpr,
+    PARTS: tl.constexpr,
     PART: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
-    pair = tl.program_id(0)
-    layer = tl.program_id(1).to(tl.int64)
-    from_block = tl.load(pairs + 2 * pair)
-    to_block = tl.load(pairs + 2 * pair + 1)
-    read = source + (layer * source_blocks + from_block) * BLOCK_WORDS
-    write = target + (layer * target_blocks + to_block) * BLOCK_WORDS
-    first = tl.program_id(2) * PART
-    for begin in range(first, tl.minimum(first + PART, BLOCK_WORDS), AT_ONCE):
-        word = begin + tl.arange(0, AT_ONCE)
-        inside = word < BLOCK_WORDS
-        tl.store(write + word, tl.load(read + word, mask=inside), mask=inside)
+    for index in range(tl.program_id(0), total, tl.num_programs(0)):
+        pair = index // PARTS // num_layers
+        layer = (index // PARTS % num_layers).to(tl.int64)
+        from_block = tl.load(pairs + 2 * pair)
+        to_block = tl.load(pairs + 2 * pair + 1)
+        read = source + (layer * source_blocks + from_block) * BLOCK_WORDS
+        write = target + (layer * target_blocks + to_block) * BLOCK_WORDS
+        first = index % PARTS * PART
+        for begin in range(first, tl.minimum(first + PART, BLOCK_WORDS), AT_ONCE):
+            word = begin + tl.arange(0, AT_ONCE)
+            inside = word < BLOCK_WORDS
+            tl.store(write + word, tl.load(read + word, mask=inside), mask=inside)

@@ -1,4 +1,7 @@
-"""The paged KV cache in GPU memory: host blocks are pinned, and kernels copy blocks while the host goes on."""
+"""The paged KV cache in GPU memory: host blocks are pinned, and kernels copy blocks while the host goes on.
+
+Blocks go to the host in a stream of their own, beside the step that is launched next; they come back in the stream of
+the steps, since the next step reads them."""
 
 from collections.abc import Callable, Sequence
 from math import prod
@@ -7,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import DoesNotFit
-from quire.ops.gpu.block_copy import copy_blocks
+from quire.ops.gpu.block_copy import BESIDE, copy_blocks
 from quire.ops.gpu.pinned import pinned
 from quire.ops.opset import KVSpec
 from quire.ops.reference.cache import TorchCache, page_layout, zero_pages  # the layout is the specification's
@@ -20,6 +23,8 @@ class GpuCache(TorchCache):
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self._has_cuda = torch.device(device).type == "cuda"
+        self._beside = torch.cuda.Stream(device) if self._has_cuda else None
+        self._saved: torch.cuda.Event | None = None  # the last swap to the host, until it is joined
         super().__init__(spec, num_blocks, num_host_blocks, device)
 
     def _allocate(self, num_blocks: int, device: str) -> tuple[Tensor, ...]:
@@ -44,11 +49,31 @@ class GpuCache(TorchCache):
         else:
             super()._copy_blocks(sources, targets, pairs)
 
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if self._beside is None:
+            super().swap_out(pairs)
+            return
+        self._beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._beside):
+            copy_blocks(self.pages, self.host_pages, pairs, max_programs=BESIDE)
+            self._saved = torch.cuda.Event()
+            self._saved.record()
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.join_swaps()
+        super().swap_in(pairs)
+
+    def join_swaps(self) -> None:
+        if self._saved is not None:
+            self._saved.wait()
+            self._saved = None
+
     def swapped(self) -> Callable[[], None]:
-        if not self._has_cuda:
+        if self._beside is None:
             return super().swapped()
+        self._beside.wait_stream(torch.cuda.current_stream())
         event = torch.cuda.Event(blocking=True)
-        event.record()
+        event.record(self._beside)
         return lambda: event.synchronize()
 
 

@@ -33,6 +33,7 @@ from quire.ops.gpu.deferred import (
     num_rows_of,
 )
 from quire.ops.gpu.embedding import embedding
+from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.linear.dequantize import dequantize_rows
 from quire.ops.gpu.linear.grouped import grouped_linear, wants_int16_input
 from quire.ops.gpu.linear.grouped_gemv import x_group
@@ -57,7 +58,18 @@ from quire.ops.gpu.pointwise import activate_elements, soft_cap_
 from quire.ops.gpu.program import GpuProgram, dry_run_batch
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
-from quire.ops.opset import Activation, Float32, Keep, KVCache, KVSpec, Routing, Sampler, quantization_of
+from quire.ops.opset import (
+    Activation,
+    Float32,
+    HiddenStates,
+    Int32,
+    Keep,
+    KVCache,
+    KVSpec,
+    Routing,
+    Sampler,
+    quantization_of,
+)
 from quire.ops.reference.rope import (  # torch formulas: nothing to gain by a kernel
     Frequencies,
     rope_angles,
@@ -142,6 +154,12 @@ class GpuOps:
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
 
+    def draft_vocabulary(self, tokens: Int32, vocab: int) -> tuple[Tensor, int]:
+        return torch.tensor(tokens, dtype=torch.int64, device=self.device), vocab
+
+    def new_hidden_states(self, num_rows: int, num_columns: int) -> GpuHiddenStates:
+        return GpuHiddenStates(torch.zeros(num_rows, num_columns, dtype=self.dtype, device=self.device))
+
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> GpuCache:
         if spec.latent & (spec.latent - 1):
             raise Unsupported(f"latent vectors of {spec.latent} columns", "a GPU takes powers of two; use device cpu")
@@ -160,8 +178,10 @@ class GpuOps:
         sampler: Sampler | None = None,
         sources: bool = False,
         tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
     ) -> GpuProgram:
         assert isinstance(cache, GpuCache) and (sampler is None or isinstance(sampler, DeviceSampler))
+        assert hidden is None or isinstance(hidden, GpuHiddenStates)
         if sampler is not None and self.graphs and self.device.type == "cuda":
             sampler.warm_up(self.dtype)
         return GpuProgram(
@@ -174,6 +194,7 @@ class GpuOps:
             graphs=self.graphs and not sources,
             batch_invariant=self.batch_invariant,
             tree_nodes=tree_nodes,
+            hidden=hidden,
         )
 
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
@@ -472,10 +493,34 @@ class GpuOps:
     def add(self, x: GpuValue, y: GpuValue) -> DeferredSum:
         return DeferredSum(x if isinstance(x, DeferredSum) else materialize(x), materialize(y))
 
-    def logits(self, x: GpuValue, head: PackedWeight, batch: GpuBatch, softcap: float = 0.0) -> Tensor:
+    def concat(self, parts: Sequence[GpuValue]) -> Tensor:
+        return torch.cat([materialize(part) for part in parts], dim=1)
+
+    def tap(self, x: GpuValue, index: int) -> None: ...
+
+    def keep(self, x: GpuValue, batch: GpuBatch) -> None:
+        assert batch.kept is None, "hidden states are kept once"
+        batch.kept = materialize(x)
+
+    def hidden_states(self, batch: GpuBatch) -> Tensor:
+        assert batch.hidden is not None, "the step has no hidden states"
+        return batch.hidden
+
+    def logits(
+        self,
+        x: GpuValue,
+        head: PackedWeight,
+        batch: GpuBatch,
+        softcap: float = 0.0,
+        vocabulary: tuple[Tensor, int] | None = None,
+    ) -> Tensor:
         rows = materialize(x)
         logits = self.linear(rows if batch.all_logits else rows[batch.logit_rows], head)
-        return soft_cap_(logits, softcap) if softcap else logits
+        logits = soft_cap_(logits, softcap) if softcap else logits
+        if vocabulary is None:
+            return logits
+        tokens, size = vocabulary
+        return logits.new_full((len(logits), size), -torch.inf).index_copy_(1, tokens, logits)
 
     def rows(self, x: GpuValue, batch: GpuBatch) -> Tensor:
         self._write_pending(batch)

@@ -16,6 +16,7 @@ from quire.ops.gpu.attention.pages import Runs, next_power_of_two
 from quire.ops.gpu.attention.paths import Paths, split_trees
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.opset import WORD_BITS, Int32, StepBatch
 
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
@@ -73,7 +74,7 @@ class GraphInputs:
         pinned = device.type == "cuda"
         self.max_queries = max_queries
         num_words = num_tokens if max_queries > 1 else 0
-        self._sizes = [2 * num_words, *[num_tokens] * 4, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
+        self._sizes = [2 * num_words, *[num_tokens] * 5, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
         length = sum(map(round_up, self._sizes))
         self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._sent = [torch.cuda.Event() for _ in self._hosts] if pinned else []
@@ -86,6 +87,7 @@ class GraphInputs:
             slots,
             adapters,
             _,
+            _,
             logit_rows,
             seq_starts,
             _,
@@ -97,8 +99,8 @@ class GraphInputs:
         self.tensors = self._views(self._device)
 
     def _views(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """ancestors [T] int64 (of trees), ids, positions, slots, adapters [T], context_lens, logit_rows [S], seq_starts
-        [S + 1], block_tables [S, W]"""
+        """ancestors [T] int64 (of trees), ids, positions, slots, adapters, hidden_rows [T], context_lens, logit_rows
+        [S], seq_starts [S + 1], block_tables [S, W]"""
         words, *lines, tables = split_aligned(flat, self._sizes)
         return words.view(torch.int64), *lines, tables.view(self.num_seqs, self.width)
 
@@ -107,7 +109,9 @@ class GraphInputs:
             pair.reverse()
         if self._sent:
             self._sent[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
-        words, ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = self._arrays[0]
+        words, ids, positions, slots, adapters, hidden_rows, context_lens, logit_rows, seq_starts, tables = (
+            self._arrays[0]
+        )
         n, s, r = batch.num_tokens, len(batch.context_lens), len(batch.logit_rows)
         ids[:n], positions[:n], slots[:n], context_lens[:s] = (
             batch.ids,
@@ -116,7 +120,8 @@ class GraphInputs:
             batch.context_lens,
         )
         adapters[:n] = -1 if batch.adapters is None else batch.adapters
-        slots[n:], adapters[n:], context_lens[s:] = -1, -1, 0
+        hidden_rows[:n] = 0 if batch.hidden_rows is None else batch.hidden_rows
+        slots[n:], adapters[n:], hidden_rows[n:], context_lens[s:] = -1, -1, 0, 0
         if batch.ancestors is not None:
             words[:n] = batch.ancestors
         if not self.decodes:
@@ -158,6 +163,7 @@ class CapturedGraph:
     inputs: GraphInputs
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # valid until another graph is replayed
+    kept: Tensor | None  # the same, of all tokens
 
     def milliseconds(self) -> float:
         """The time of a step of this size with empty contexts."""
@@ -198,10 +204,12 @@ class GpuProgram:
         last: Tensor | None = None,  # the token sampled last for each row, for ids below zero
         graphs: bool = False,
         batch_invariant: bool = False,
+        hidden: GpuHiddenStates | None = None,
         tree_nodes: int = 0,
     ) -> None:
         self.takes_trees = not cache.spec.latent
-        self._last, self._batch_invariant = last, batch_invariant
+        self._last, self._batch_invariant, self._hidden = last, batch_invariant, hidden
+        self.kept: Tensor | None = None
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
         self._device = cache.k.device
         self._max_model_len = max_model_len
@@ -229,8 +237,12 @@ class GpuProgram:
         if captured := self._graph_for(batch):
             captured.inputs.send(batch)
             captured.graph.replay()
+            self.kept = captured.kept
             return captured.logits[: len(batch.logit_rows)]
-        return self._forward(self._on_device(batch))
+        step = self._on_device(batch)
+        logits = self._forward(step)
+        self.kept = step.kept
+        return logits
 
     def _graph_for(self, batch: StepBatch) -> CapturedGraph | None:
         """The smallest graph that holds the step, if there is one."""
@@ -296,12 +308,19 @@ class GpuProgram:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = WeakTensor(self._forward(self._batch_from(inputs, with_adapters)))
+            batch = self._batch_from(inputs, with_adapters)
+            logits = WeakTensor(self._forward(batch))
+            kept = None if batch.kept is None else WeakTensor(batch.kept)
+        del batch
         self._pool = graph.pool()
-        return CapturedGraph(inputs, graph, logits.tensor(self._device))
+        return CapturedGraph(
+            inputs, graph, logits.tensor(self._device), None if kept is None else kept.tensor(self._device)
+        )
 
     def _batch_from(self, inputs: GraphInputs, with_adapters: bool) -> GpuBatch:
-        words, ids, positions, slots, adapters, context_lens, logit_rows, seq_starts, tables = inputs.tensors
+        words, ids, positions, slots, adapters, hidden_rows, context_lens, logit_rows, seq_starts, tables = (
+            inputs.tensors
+        )
         return GpuBatch(
             TokenIds(ids, self._last),
             positions,
@@ -317,6 +336,7 @@ class GpuProgram:
             adapters=adapters if with_adapters else None,
             ancestors=words if inputs.max_queries > 1 else None,
             max_queries=inputs.max_queries,
+            hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
         )
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
@@ -332,7 +352,7 @@ class GpuProgram:
         tables[:, :width] = batch.block_tables
         names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows")
         arrays: list[Int32] = [*(getattr(batch, name) for name in names), tables]
-        arrays += [] if batch.adapters is None else [batch.adapters]
+        arrays += [array for array in (batch.adapters, batch.hidden_rows) if array is not None]
         max_queries = 1
         if batch.ancestors is not None:
             arrays.append(batch.ancestors.view(np.int32))
@@ -343,7 +363,8 @@ class GpuProgram:
             part.numpy()[:] = array.ravel()
         parts = split_aligned(flat.to(self._device, non_blocking=True), sizes)
         words = None if batch.ancestors is None else parts.pop().view(torch.int64)
-        ids, positions, slots, seq_starts, context_lens, logit_rows, table, *adapters = parts
+        ids, positions, slots, seq_starts, context_lens, logit_rows, table, *optional = parts
+        hidden_rows = optional.pop() if batch.hidden_rows is not None else torch.zeros_like(positions)
         runs = Runs(seq_starts, context_lens, table.view(tables.shape))
         return GpuBatch(
             TokenIds(ids, self._last),
@@ -356,9 +377,10 @@ class GpuProgram:
             decodes=bool((counts <= max_queries).any()),
             prefills=bool((counts > max_queries).any()),
             batch_invariant=self._batch_invariant,
-            adapters=adapters[0] if adapters else None,
+            adapters=optional[0] if optional else None,
             ancestors=words,
             max_queries=max_queries,
+            hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
             sources=None if batch.source_lens is None else self._sources(batch, counts, positions, slots),
         )
 

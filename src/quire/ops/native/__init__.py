@@ -2,7 +2,9 @@
 
 opset.py      NativeOps: packs weights, makes caches, compiles forward passes
 recorder.py   records the ops of a forward pass
+rank_recorder.py  the same, for one of several ranks
 liveness.py   memory of the values of a recording
+shared_values.py  the values that ranks have in common
 program.py    the tape, run once a step
 cache.py      the KV cache
 lora.py       LoRA adapter slots

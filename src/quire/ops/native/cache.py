@@ -36,6 +36,9 @@ class NativeCache:
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._host, self._blocks, pairs)
 
+    def join_swaps(self) -> None:
+        """A swap is done when it returns."""
+
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         num_slots = self.num_blocks * self.spec.block_size
         for source, target in pairs:
@@ -46,6 +49,10 @@ class NativeCache:
 
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
+
+    def move_host(self, memory: Bytes) -> None:
+        """Keep host blocks in this memory from now on. None may be in use."""
+        self._host = memory.reshape(self._host.shape)
 
     def host_buffers(self, host_block: int) -> list[Bytes]:
         return [self._host[host_block]]
@@ -75,8 +82,8 @@ def _token_views(spec: KVSpec, blocks: Bytes) -> list[tuple[NDArray[Any], tuple[
     rows = numbers[:, :, -1].reshape(*heads.shape[:2], spec.num_kv_heads, size, spec.head_dim)
     if spec.latent:
         return [(np.moveaxis(rows, 3, 1), (size,))]
-    keys = numbers[:, :, 0].reshape(*heads.shape[:2], spec.num_kv_heads, spec.head_dim, size)
-    return [(np.moveaxis(keys, 4, 1), (size,)), (np.moveaxis(rows, 3, 1), (size,))]
+    columns_first = numbers[:, :, 0].reshape(*heads.shape[:2], spec.num_kv_heads, spec.head_dim, size)
+    return [(np.moveaxis(columns_first, 4, 1), (size,)), (np.moveaxis(rows, 3, 1), (size,))]
 
 
 def _allocate(nbytes: int) -> Bytes:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from quire.core.errors import Unsupported
 from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import compute_threads
+from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import RecordedFrequencies, RecordedTable
-from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Sampler, quantization_of
+from quire.ops.opset import Float32, HiddenStates, Int32, Keep, KVCache, KVSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,
     F8_E4M3,
@@ -33,6 +34,9 @@ from quire.ops.tensors import (
     StorageType,
     StoredTensor,
 )
+
+if TYPE_CHECKING:
+    from quire.ops.ranks.group import RankGroup
 
 # By option value. Groups of 32; 8.5, 5 and 5 bits per weight.
 QUANTIZED = {"int8": Q8_0, "int4": Q4_1, "nf4": NF4}
@@ -55,10 +59,17 @@ log = logging.getLogger("quire.weights")
 class NativeOps:
     """The op set of the CPU. `compile` runs a forward pass with a `Recorder`, which has its ops."""
 
-    def __init__(self, threads: int | None = None, quantization: str | None = None, fp16: bool = False) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        quantization: str | None = None,
+        fp16: bool = False,
+        group: "RankGroup | None" = None,
+    ) -> None:
         """`threads`: of a step; by default, `compute_threads()`.
         `quantization`: the type that float matrices are quantized to when they are packed, one of QUANTIZED.
-        `fp16`: fp32 matrices become fp16, which is faster on CPUs with fp16 arithmetic."""
+        `fp16`: fp32 matrices become fp16, which is faster on CPUs with fp16 arithmetic.
+        `group`: the ranks that compute together with this process."""
         if quantization is not None and quantization not in QUANTIZED:
             raise Unsupported(
                 f"quantization `{quantization}` is not supported on a CPU", f"use one of {', '.join(QUANTIZED)}"
@@ -66,6 +77,7 @@ class NativeOps:
         self.threads = threads if threads is not None else compute_threads()
         self.quantization = quantization
         self.fp16 = fp16
+        self.group = group
         self._warned: set[str] = set()
         _free_at_once(LOADING_ARRAY_BYTES)
 
@@ -135,6 +147,12 @@ class NativeOps:
     def frequencies(self, inv_freq: Float32, scale: float) -> RecordedFrequencies:
         return RecordedFrequencies(np.ascontiguousarray(inv_freq, dtype=np.float32), scale)
 
+    def draft_vocabulary(self, tokens: Int32, vocab: int) -> DraftVocabulary:
+        return DraftVocabulary(tokens.astype(np.intp), vocab)
+
+    def new_hidden_states(self, num_rows: int, num_columns: int) -> NativeHiddenStates:
+        return NativeHiddenStates(np.zeros((num_rows, num_columns), np.float32))
+
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> NativeCache:
         return NativeCache(spec, num_blocks, num_host_blocks)
 
@@ -153,10 +171,12 @@ class NativeOps:
         sampler: Sampler | None = None,
         sources: bool = False,
         tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
     ) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
+        assert hidden is None or isinstance(hidden, NativeHiddenStates)
         _free_at_once(USUAL_ARRAY_BYTES)
-        return NativeProgram(forward, cache, max_tokens, self.threads)
+        return NativeProgram(forward, cache, max_tokens, self.threads, hidden, self.group)
 
 
 def _free_at_once(num_bytes: int) -> None:

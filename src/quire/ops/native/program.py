@@ -1,37 +1,66 @@
 """A recorded forward pass, compiled to a native tape that runs once a step."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire.ops.compiled import native
 from quire.ops.native.cache import NativeCache
+from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
-from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
+from quire.ops.native.rank_recorder import RankRecorder
+from quire.ops.native.recorder import RecordedColumns, RecordedLogits, SymbolicBatch
+from quire.ops.native.shared_values import own_uses, shared_uses
 from quire.ops.opset import Float32, StepBatch
 
-OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors")  # fields of a StepBatch that may be None
+if TYPE_CHECKING:
+    from quire.ops.ranks.group import RankGroup
+
+# Fields of a StepBatch that may be None.
+OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows")
+
+
+SLACK = 64  # floats that kernels may read past the last value
 
 
 class NativeProgram:
     takes_trees = True
 
     def __init__(
-        self, forward: Callable[[Any, Any], Any], cache: NativeCache, max_tokens: int, num_threads: int
+        self,
+        forward: Callable[[Any, Any], Any],
+        cache: NativeCache,
+        max_tokens: int,
+        num_threads: int,
+        hidden: NativeHiddenStates | None = None,
+        group: "RankGroup | None" = None,
     ) -> None:
         spec = cache.spec
-        recorder = Recorder(spec)
+        recorder = RankRecorder(spec, max_tokens, hidden)
         logits = forward(recorder, SymbolicBatch())
         assert isinstance(logits, RecordedLogits) and logits is recorder.logits_taken, (
             "a forward pass returns its logits"
         )
         logits_only = needed_for_logits(recorder.uses)
-        offsets, arena_size = assign_offsets(recorder.uses, max_tokens, logits_only)
+        shared = recorder.shared
+        in_place = shared.written_in_place
+        for storage, (target, _) in list(in_place.items()):
+            if (storage in logits_only) != (target in logits_only):  # they have different rows
+                del in_place[storage]
+        offsets, arena_size = assign_offsets(own_uses(recorder.uses, shared), max_tokens, logits_only)
+        shared_offsets, shared_size = assign_offsets(shared_uses(recorder.uses, shared), max_tokens)
+        assert group is not None or not shared.storages, "values of ranks, in a process that has none"
 
         def view(x: RecordedColumns) -> Any:
-            return native.View(offsets[x.storage] + x.first, x.storage.columns, x.columns, x.storage in logits_only)
+            target, first = in_place.get(x.storage, (x.storage, 0))
+            is_shared = target in shared.storages
+            offset = (shared_offsets if is_shared else offsets)[target] + first + x.first
+            return native.View(offset, target.columns, x.columns, x.storage in logits_only, is_shared)
 
+        arena = group.allocate(4 * (shared_size + SLACK)) if group else None
+        widest = native.Tape.quantized_bytes(max_tokens, shared.widest_input)
+        quantized = group.allocate(2 * widest)[: 2 * widest] if group and widest else None
         self._tape = native.Tape(
             cache.pages,
             num_blocks=cache.num_blocks,
@@ -44,11 +73,20 @@ class NativeProgram:
             max_tokens=max_tokens,
             arena_size=arena_size,
             num_threads=num_threads,
+            group=group.native if group else None,
+            shared=arena,
+            shared_groups=quantized,
         )
         for emit in recorder.emits:
             emit(self._tape, view)
-        self._held = (recorder.emits, cache)  # the tape points into their weights and pages
+        self._held = (recorder.emits, cache, group, arena, quantized)  # the tape points into their weights and pages
         self._logits: Float32 = np.empty((1, logits.vocab_size), dtype=np.float32)
+        self._vocabulary = logits.vocabulary
+        self._all_tokens: Float32 | None = None  # logits of the whole vocabulary, where the head has a part of it
+        self.kept = recorder.kept
+        if group is not None and shared.logits:
+            rows = group.allocate(4 * max_tokens * logits.vocab_size).view(np.float32)
+            self._logits = rows[: max_tokens * logits.vocab_size].reshape(max_tokens, logits.vocab_size)
         self.arena_bytes = 4 * arena_size
 
     def run(self, batch: StepBatch) -> Float32:
@@ -69,4 +107,11 @@ class NativeProgram:
             self._logits,
             **optional,
         )
-        return self._logits[:num_rows]
+        return self._logits[:num_rows] if self._vocabulary is None else self._with_all_tokens(num_rows)
+
+    def _with_all_tokens(self, num_rows: int) -> Float32:
+        assert self._vocabulary is not None
+        if self._all_tokens is None or len(self._all_tokens) < num_rows:
+            self._all_tokens = self._vocabulary.new_lines(num_rows)
+        self._vocabulary.write(self._logits[:num_rows], self._all_tokens[:num_rows])
+        return self._all_tokens[:num_rows]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.liveness import Storage, Use
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
@@ -32,6 +33,7 @@ class RecordedLogits:
     """The result of a recorded forward pass."""
 
     vocab_size: int
+    vocabulary: DraftVocabulary | None = None  # of a head that has logits for some tokens only
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,23 +57,24 @@ class SymbolicBatch:
 
     ids, positions, slots = "ids", "positions", "slots"
     seq_starts, context_lens, block_tables = "seq_starts", "context_lens", "block_tables"
-    logit_rows = "logit_rows"
+    logit_rows, hidden_rows = "logit_rows", "hidden_rows"
 
 
 class Recorder:
     """The ops of a forward pass. `OpSet` describes them."""
 
-    def __init__(self, spec: KVSpec) -> None:
+    def __init__(self, spec: KVSpec, max_tokens: int = 0, hidden: NativeHiddenStates | None = None) -> None:
         self.uses: list[Use] = []
         self.emits: list[Emit] = []
         self.logits_taken: RecordedLogits | None = None
-        self._spec = spec
+        self.kept: Float32 | None = None  # [max_tokens, columns], written in every step
+        self._spec, self._max_tokens, self._hidden = spec, max_tokens, hidden
 
     def embedding(self, ids: Any, table: RecordedTable) -> RecordedColumns:
         assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), (
             "only ids or positions of the batch can be looked up"
         )
-        out, of_positions = _new_value(table.columns), ids == SymbolicBatch.positions
+        out, of_positions = new_value(table.columns), ids == SymbolicBatch.positions
         return self._record(
             (),
             out,
@@ -80,7 +83,7 @@ class Recorder:
 
     def rms_norm(self, x: RecordedColumns, weight: Float32, eps: float) -> RecordedColumns:
         assert x.columns % len(weight) == 0, f"{x.columns} columns and a norm weight of {weight.shape}"
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,), out, lambda tape, view: tape.rms_norm(view(x), weight, eps, view(out)), in_place=(x,), any_rows=True
         )
@@ -90,7 +93,7 @@ class Recorder:
     ) -> RecordedColumns:
         sizes = (x.columns, x.columns // groups)
         assert x.columns % groups == 0 and all(v is None or len(v) in sizes for v in (weight, bias))
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,),
             out,
@@ -101,7 +104,7 @@ class Recorder:
 
     def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
         assert x.columns == w.num_inputs, f"{x.columns} columns and a matrix of {w.num_inputs} inputs"
-        out = _new_value(w.num_outputs)
+        out = new_value(w.num_outputs)
         return self._record(
             (x,), out, lambda tape, view: tape.linear(view(x), w.packed, w.bias, view(out)), barrier=True, any_rows=True
         )
@@ -117,7 +120,7 @@ class Recorder:
 
     def linear_heads(self, x: RecordedColumns, w: PackedHeads) -> RecordedColumns:
         assert x.columns == w.num_heads * w.num_inputs, f"{x.columns} columns and heads of {w.num_inputs} inputs"
-        out = _new_value(w.num_heads * w.num_outputs)
+        out = new_value(w.num_heads * w.num_outputs)
         return self._record(
             (x,), out, lambda tape, view: tape.linear_heads(view(x), w.packed, view(out)), barrier=True, any_rows=True
         )
@@ -129,7 +132,7 @@ class Recorder:
 
     def rope_angles(self, positions: Any, frequencies: RecordedFrequencies) -> RecordedColumns:
         assert positions == SymbolicBatch.positions, "only positions of the batch can be rotated by"
-        out, inv_freq, scale = _new_value(2 * len(frequencies.inv_freq)), frequencies.inv_freq, frequencies.scale
+        out, inv_freq, scale = new_value(2 * len(frequencies.inv_freq)), frequencies.inv_freq, frequencies.scale
         return self._record((), out, lambda tape, view: tape.rope_angles(inv_freq, scale, view(out)))
 
     def rope(self, x: RecordedColumns, angles: RecordedColumns, head_dim: int) -> RecordedColumns:
@@ -158,36 +161,51 @@ class Recorder:
         slopes: Float32 | None = None,
         sinks: Float32 | None = None,
         biases: Float32 | None = None,
+        group: int = 0,
+        skipped: int = 0,
     ) -> RecordedColumns:
         assert not self._spec.latent, "latent pages have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
-        assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
+        self._check_heads(q.columns, group, skipped)
         assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
         for vector in (slopes, sinks):
             assert vector is None or vector.shape == (q.columns // head_dim,), (
                 f"{vector.shape} for {q.columns} columns of q"
             )
         bias = _bias_argument(biases, q.columns // head_dim)
-        out = _new_value(q.columns)
+        out = new_value(q.columns)
         return self._record(
             (q,),
             out,
-            lambda tape, view: tape.attention(view(q), layer, scale, window, softcap, slopes, sinks, view(out), **bias),
+            lambda tape, view: tape.attention(
+                view(q), layer, scale, window, softcap, slopes, sinks, view(out), **bias, group=group, skipped=skipped
+            ),
             barrier=True,
             any_rows=True,
         )
 
+    def _check_heads(self, columns: int, group: int, skipped: int) -> None:
+        """Query heads are shared evenly by the KV heads, or `group` by each but the first and the last."""
+        num_kv, heads = self._spec.num_kv_heads, columns // self._spec.head_dim
+        assert columns % self._spec.head_dim == 0, f"{columns} columns of q"
+        if not group:
+            assert heads % num_kv == 0, f"{heads} heads and {num_kv} KV heads"
+            return
+        assert 0 <= skipped < group and (num_kv - 1) * group < skipped + heads <= num_kv * group, (
+            f"{heads} heads after {skipped}, and {num_kv} KV heads for {group} each"
+        )
+
     def cross_attention(
-        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float
+        self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
     ) -> RecordedColumns:
         assert not self._spec.latent and head_dim == self._spec.head_dim
-        assert q.columns % (head_dim * self._spec.num_kv_heads) == 0, f"{q.columns} columns of q"
+        self._check_heads(q.columns, group, skipped)
         assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
-        out = _new_value(q.columns)
+        out = new_value(q.columns)
         return self._record(
             (q,),
             out,
-            lambda tape, view: tape.cross_attention(view(q), layer, scale, view(out)),
+            lambda tape, view: tape.cross_attention(view(q), layer, scale, view(out), group, skipped),
             barrier=True,
             any_rows=True,
         )
@@ -209,7 +227,7 @@ class Recorder:
         assert spec.latent and q_latent.columns == heads * spec.latent, f"{q_latent.columns} columns in pages {spec}"
         assert q_rope.columns == heads * (spec.head_dim - spec.latent), f"{q_rope.columns} columns of {heads} heads"
         assert 0 <= layer < spec.num_layers, f"layer {layer} of {spec.num_layers}"
-        out = _new_value(q_latent.columns)
+        out = new_value(q_latent.columns)
         return self._record(
             (q_latent, q_rope),
             out,
@@ -232,7 +250,7 @@ class Recorder:
     ) -> RecordedColumns:
         assert k.columns == v.columns and k.columns % head_dim == 0 == q.columns % k.columns and window >= 0
         bias = _bias_argument(biases, q.columns // head_dim)
-        kv_heads, out = k.columns // head_dim, _new_value(q.columns)
+        kv_heads, out = k.columns // head_dim, new_value(q.columns)
         self._append(
             Use([k.storage, v.storage], None, barrier=False),
             lambda tape, view: tape.keep_kv(view(k), view(v), head_dim),
@@ -248,14 +266,14 @@ class Recorder:
         )
 
     def activate(self, x: RecordedColumns, kind: Activation) -> RecordedColumns:
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,), out, lambda tape, view: tape.activate(view(x), int(kind), view(out)), in_place=(x,), any_rows=True
         )
 
     def activate_and_mul(self, x: RecordedColumns, kind: Activation) -> RecordedColumns:
         assert x.columns % 2 == 0, f"{x.columns} columns: gate and up differ"
-        out = _new_value(x.columns // 2)
+        out = new_value(x.columns // 2)
         return self._record(
             (x,), out, lambda tape, view: tape.activate_and_mul(view(x), int(kind), view(out)), any_rows=True
         )
@@ -270,13 +288,29 @@ class Recorder:
         kind: Activation,
         correction: Float32 | None = None,
     ) -> RecordedColumns:
+        assert gate_up.num_outputs == 2 * down.num_inputs
+        return self._moe(x, router_logits, gate_up, down, routing, kind, correction)
+
+    def _moe(
+        self,
+        x: RecordedColumns,
+        router_logits: RecordedColumns,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        routing: Routing,
+        kind: Activation,
+        correction: Float32 | None,
+        hidden: RecordedColumns | None = None,
+        first_hidden: int = 0,
+    ) -> RecordedColumns:
+        """`hidden`: where ranks write hidden values, this one from column `first_hidden` of each route on."""
         assert x.columns == gate_up.num_inputs, f"{x.columns} columns and experts of {gate_up.num_inputs} inputs"
-        assert gate_up.num_outputs == 2 * down.num_inputs and router_logits.columns == gate_up.num_experts
+        assert router_logits.columns == gate_up.num_experts
         assert correction is None or correction.shape == (gate_up.num_experts,)
         routing.check(gate_up.num_experts)
-        out = _new_value(down.num_outputs)
+        out = new_value(down.num_outputs)
         return self._record(
-            (x, router_logits),
+            (x, router_logits, *([hidden] if hidden else [])),
             out,
             lambda tape, view: tape.moe(
                 view(x),
@@ -296,6 +330,8 @@ class Recorder:
                 correction=correction,
                 kind=int(kind),
                 out=view(out),
+                hidden=view(hidden) if hidden else None,
+                first_hidden=first_hidden,
             ),
             barrier=True,
             any_rows=True,
@@ -303,7 +339,7 @@ class Recorder:
 
     def mul_sigmoid(self, x: RecordedColumns, gate: RecordedColumns) -> RecordedColumns:
         assert gate.columns == 1, f"a gate of {gate.columns} columns"
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x, gate),
             out,
@@ -313,7 +349,7 @@ class Recorder:
         )
 
     def scale(self, x: RecordedColumns, factor: float) -> RecordedColumns:
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,), out, lambda tape, view: tape.scale(view(x), factor, view(out)), in_place=(x,), any_rows=True
         )
@@ -323,30 +359,57 @@ class Recorder:
         return self._record((x,), x, lambda tape, view: tape.scale_by_position(view(x), growth, length))
 
     def clamp(self, x: RecordedColumns, limit: float) -> RecordedColumns:
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x,), out, lambda tape, view: tape.clamp(view(x), limit, view(out)), in_place=(x,), any_rows=True
         )
 
     def add(self, x: RecordedColumns, y: RecordedColumns) -> RecordedColumns:
         assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"
-        out = _new_value(x.columns)
+        out = new_value(x.columns)
         return self._record(
             (x, y), out, lambda tape, view: tape.add(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
         )
 
-    def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
+    def concat(self, parts: Sequence[RecordedColumns]) -> RecordedColumns:
+        whole = new_value(sum(part.columns for part in parts))
+        for part, place in zip(parts, self.split(whole, [part.columns for part in parts]), strict=True):
+            self._record((part,), place, _copy(part, place), any_rows=True)
+        return whole
+
+    def tap(self, x: RecordedColumns, index: int) -> None: ...
+
+    def keep(self, x: RecordedColumns, batch: Any) -> None:
+        assert self.kept is None and self.logits_taken is None, "hidden states are kept once, before logits"
+        kept = self.kept = np.zeros((self._max_tokens, x.columns), np.float32)
+        self._append(Use([x.storage], None, barrier=False), lambda tape, view: tape.keep(view(x), kept))
+
+    def hidden_states(self, batch: Any) -> RecordedColumns:
+        assert self._hidden is not None, "the program was compiled without hidden states"
+        rows, out = self._hidden.rows, new_value(self._hidden.rows.shape[1])
+        return self._record((), out, lambda tape, view: tape.hidden_rows(rows, view(out)))
+
+    def logits(
+        self,
+        x: RecordedColumns,
+        head: PackedWeight,
+        batch: Any,
+        softcap: float = 0.0,
+        vocabulary: DraftVocabulary | None = None,
+    ) -> RecordedLogits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
-        return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), head.num_outputs)
+        assert vocabulary is None or len(vocabulary.tokens) == head.num_outputs
+        taken = RecordedLogits(head.num_outputs, vocabulary)
+        return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), taken)
 
     def rows(self, x: RecordedColumns, batch: Any) -> RecordedLogits:
-        return self._take(x, lambda tape, view: tape.rows(view(x)), x.columns)
+        return self._take(x, lambda tape, view: tape.rows(view(x)), RecordedLogits(x.columns))
 
-    def _take(self, x: RecordedColumns, emit: Emit, columns: int) -> RecordedLogits:
+    def _take(self, x: RecordedColumns, emit: Emit, taken: RecordedLogits) -> RecordedLogits:
         assert self.logits_taken is None, "a forward pass takes logits once"
         self._append(Use([x.storage], None, barrier=True), emit)
-        self.logits_taken = RecordedLogits(columns)
-        return self.logits_taken
+        self.logits_taken = taken
+        return taken
 
     def _record(
         self,
@@ -374,5 +437,9 @@ def _bias_argument(biases: Float32 | None, heads: int) -> dict[str, Float32]:
     return {} if biases is None else {"biases": biases}
 
 
-def _new_value(columns: int) -> RecordedColumns:
+def _copy(x: RecordedColumns, out: RecordedColumns) -> Emit:
+    return lambda tape, view: tape.scale(view(x), 1.0, view(out))
+
+
+def new_value(columns: int) -> RecordedColumns:
     return RecordedColumns(Storage(columns), 0, columns)

@@ -25,6 +25,8 @@ def paged_attention(
     biases: Tensor | None = None,
     causal: bool = True,
     ancestors: Sequence[int] | None = None,
+    group: int = 0,
+    skipped: int = 0,
 ) -> Tensor:
     """q [T, heads, head_dim] -> [T, heads, value_dim]. The queries of a sequence are its last positions. With
     `ancestors`, they are a tree (see `StepBatch`): a query sees some places, as if there were no others."""
@@ -33,6 +35,9 @@ def paged_attention(
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])
         num_pages = -(-context_len // cache.spec.block_size)
         k, v = cache.read(layer, block_tables[seq, :num_pages], context_len)
+        if group:  # a KV head for each query head
+            kv_heads = (torch.arange(q.shape[1]) + skipped) // group
+            k, v = k[:, kv_heads], v[:, kv_heads]
         scoring = (scale, window, softcap, slopes, sinks, causal, biases)
         if ancestors is None or len(out[tokens]) > WORD_BITS:
             out[tokens] = attention(q[tokens], k, v, *scoring)

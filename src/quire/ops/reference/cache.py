@@ -48,6 +48,9 @@ class TorchCache:
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._copy_blocks(self.host_pages, self.pages, pairs)
 
+    def join_swaps(self) -> None:
+        """A swap is done when it returns."""
+
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         sources, targets = torch.tensor(at_once(pairs), dtype=torch.int64).T.to(self.k.device, non_blocking=True)
         for page in self.pages:
@@ -70,7 +73,8 @@ class TorchCache:
     def write(self, layer: int, slots: Tensor, *vectors: Tensor) -> None:
         """Store k and v, or the one vector of a latent cache, [T, kv_heads, head_dim] each, at slots [T]."""
         if self.spec.dtype == "fp8":
-            vectors = tuple(x.clamp(-FP8_MAX, FP8_MAX) for x in vectors)
+            scales = self.spec.fp8_scales_of(layer)
+            vectors = tuple((x / s).clamp(-FP8_MAX, FP8_MAX) for x, s in zip(vectors, scales, strict=False))
         written = quantize_kv(*vectors) if self.spec.dtype == "int8" else vectors
         for page, x in zip(self.pages, written, strict=True):
             page[layer].flatten(0, 1)[slots] = x.to(page.dtype)
@@ -80,7 +84,8 @@ class TorchCache:
         pages = tuple(page[layer, blocks].flatten(0, 1)[:length].float() for page in self.pages)
         k, v = _keys_and_values(self.spec, pages)
         if self.spec.dtype != "int8":
-            return k, v
+            k_scale, v_scale = self.spec.fp8_scales_of(layer)
+            return k * k_scale, v * v_scale
         k_scales, v_scales = pages[2:]
         return k * k_scales[..., None], v * v_scales[..., None]
 

@@ -1,9 +1,9 @@
 """The op set in plain torch, computed eagerly: each op is one formula, and the specification of its kernels."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,14 +11,32 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, Float32, Int32, Keep, KVCache, KVSpec, Routing, Sampler, StepBatch, Value
+from quire.ops.opset import (
+    Activation,
+    Float32,
+    HiddenStates,
+    Int32,
+    Keep,
+    KVCache,
+    KVSpec,
+    Program,
+    Routing,
+    Sampler,
+    StepBatch,
+    Value,
+)
+from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
+from quire.ops.reference.exchange import RankExchange
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+
+if TYPE_CHECKING:
+    from quire.ops.ranks.group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +55,24 @@ class TorchBatch:
     source_tables: Tensor | None
     adapters: Tensor | None = None
     ancestors: list[int] | None = None
+    hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
+    kept: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TorchHiddenStates:
+    rows: Tensor  # [num_rows, columns]
+
+    def put(self, rows: Int32, program: Program, lines: Int32) -> None:
+        assert program.kept is not None, "the program keeps no hidden states"
+        self.rows[torch.from_numpy(rows).long()] = program.kept[torch.from_numpy(lines).long()]
 
 
 class TorchOps:
-    def __init__(self, device: str = "cpu", threads: int | None = None) -> None:
+    def __init__(self, device: str = "cpu", threads: int | None = None, group: "RankGroup | None" = None) -> None:
+        """`group`: the ranks that compute together with this process."""
         self.device = device
+        self._exchange = None if group is None else RankExchange(group)
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -86,6 +117,12 @@ class TorchOps:
     def frequencies(self, inv_freq: Float32, scale: float) -> Frequencies:
         return Frequencies(torch.tensor(inv_freq, device=self.device), scale)
 
+    def draft_vocabulary(self, tokens: Int32, vocab: int) -> tuple[Tensor, int]:
+        return torch.from_numpy(tokens.astype(np.int64)).to(self.device), vocab
+
+    def new_hidden_states(self, num_rows: int, num_columns: int) -> TorchHiddenStates:
+        return TorchHiddenStates(torch.zeros(num_rows, num_columns, device=self.device))
+
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> TorchCache:
         return TorchCache(spec, num_blocks, num_host_blocks, self.device)
 
@@ -102,17 +139,31 @@ class TorchOps:
         sampler: Sampler | None = None,
         sources: bool = False,
         tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
     ) -> "TorchProgram":
         assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, TorchSampler))
-        return TorchProgram(self, forward, cache, max_tokens, sampler)
+        assert hidden is None or isinstance(hidden, TorchHiddenStates)
+        return TorchProgram(self, forward, cache, max_tokens, sampler, hidden)
 
     def _tensor(self, stored: StoredTensor) -> Tensor:
         return torch.tensor(dequantize(stored), device=self.device).reshape(stored.shape)
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return table[ids]
+    def embedding(self, ids: Tensor, table: Tensor, cut: Cut | None = None) -> Tensor:
+        if cut is None:
+            return table[ids]
+        own = (ids >= cut.first) & (ids < cut.first + cut.count)
+        rows = table[(ids - cut.first).clamp(0, cut.count - 1)]
+        return self._ranks.all_rows(rows, own)
+
+    def all_gather(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
+        return self._ranks.all_columns(x, cuts)
+
+    @property
+    def _ranks(self) -> RankExchange:
+        assert self._exchange is not None, "a part of a value, and there are no other ranks"
+        return self._exchange
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         groups = x.unflatten(-1, (-1, len(weight)))
@@ -163,18 +214,26 @@ class TorchOps:
         slopes: Tensor | None = None,
         sinks: Tensor | None = None,
         biases: Tensor | None = None,
+        group: int = 0,
+        skipped: int = 0,
     ) -> Tensor:
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
         scoring = scale, window, softcap, slopes, sinks, biases
-        return paged_attention(*pages, *scoring, ancestors=batch.ancestors).flatten(1)
+        ancestors = batch.ancestors
+        return paged_attention(*pages, *scoring, ancestors=ancestors, group=group, skipped=skipped).flatten(1)
 
-    def cross_attention(self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float) -> Tensor:
+    def cross_attention(
+        self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
+    ) -> Tensor:
         assert batch.source_tables is not None, "the sequences of this step have no sources"
         heads = q.unflatten(-1, (-1, head_dim))
         runs = batch.seq_starts, batch.source_lens, batch.source_tables
-        return paged_attention(heads, batch.cache, layer, *runs, scale, window=0, causal=False).flatten(1)
+        attended = paged_attention(
+            heads, batch.cache, layer, *runs, scale, window=0, causal=False, group=group, skipped=skipped
+        )
+        return attended.flatten(1)
 
     def attention(
         self,
@@ -220,6 +279,7 @@ class TorchOps:
         routing: Routing,
         kind: Activation,
         correction: Tensor | None = None,
+        cut: Cut | None = None,
     ) -> Tensor:
         ids, weights = choose_experts(router_logits, routing, correction)  # [T, top_k] each
         outputs = x.new_empty(*ids.shape, down.num_outputs)  # of every route
@@ -227,6 +287,7 @@ class TorchOps:
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
             hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
+            hidden = hidden if cut is None else self.all_gather(hidden, [cut])
             outputs[rows, ranks] = F.linear(hidden, down.packed[expert], biases[1])
         return (outputs * weights[..., None]).sum(dim=1)
 
@@ -245,9 +306,35 @@ class TorchOps:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
-    def logits(self, x: Tensor, head: PackedWeight, batch: TorchBatch, softcap: float = 0.0) -> Tensor:
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts), dim=-1)
+
+    def tap(self, x: Tensor, index: int) -> None: ...
+
+    def keep(self, x: Tensor, batch: TorchBatch) -> None:
+        assert not batch.kept, "hidden states are kept once"
+        batch.kept.append(x)
+
+    def hidden_states(self, batch: TorchBatch) -> Tensor:
+        assert batch.hidden is not None, "the step has no hidden states"
+        return batch.hidden
+
+    def logits(
+        self,
+        x: Tensor,
+        head: PackedWeight,
+        batch: TorchBatch,
+        softcap: float = 0.0,
+        vocabulary: tuple[Tensor, int] | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
         logits = self.linear(x[batch.logit_rows], head)
-        return softcap * torch.tanh(logits / softcap) if softcap else logits
+        logits = logits if cut is None else self.all_gather(logits, [cut])
+        logits = softcap * torch.tanh(logits / softcap) if softcap else logits
+        if vocabulary is None:
+            return logits
+        tokens, size = vocabulary
+        return logits.new_full((len(logits), size), -torch.inf).index_copy(1, tokens, logits)
 
     def rows(self, x: Tensor, batch: TorchBatch) -> Tensor:
         return x[batch.logit_rows]
@@ -278,18 +365,24 @@ class TorchProgram:
         cache: TorchCache,
         max_tokens: int,
         sampler: TorchSampler | None,
+        hidden: TorchHiddenStates | None,
     ) -> None:
-        self._ops, self._forward, self._cache, self._max_tokens, self._sampler = (
+        self._ops, self._forward, self._cache, self._max_tokens, self._sampler, self._hidden = (
             ops,
             forward,
             cache,
             max_tokens,
             sampler,
+            hidden,
         )
+        self.kept: Tensor | None = None
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
-        return self._forward(self._ops, self._on_device(batch))
+        step = self._on_device(batch)
+        logits = self._forward(self._ops, step)
+        self.kept = step.kept[0] if step.kept else None
+        return logits
 
     def _resolve_ids(self, ids: Int32) -> Int32:
         if self._sampler is None or min(ids) >= 0:
@@ -313,4 +406,7 @@ class TorchProgram:
             source_tables=None if batch.source_tables is None else index(batch.source_tables),
             adapters=None if batch.adapters is None else index(batch.adapters),
             ancestors=None if batch.ancestors is None else batch.ancestors.tolist(),
+            hidden=None
+            if batch.hidden_rows is None or self._hidden is None
+            else self._hidden.rows[index(batch.hidden_rows)],
         )

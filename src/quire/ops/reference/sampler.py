@@ -44,7 +44,8 @@ class TorchSampler:
     ) -> None:
         if not 0 <= row < self.num_rows or row in self._rows:
             raise ValueError(f"row {row} is held or does not exist")
-        ids = [*tokens, *(token for token, _ in params.logit_bias), *(params.allowed or ()), *sum(params.banned, ())]
+        ids = [*tokens, *(token for token, _ in params.logit_bias), *(params.allowed or ())]
+        ids += [*sum(params.banned, ()), *params.logprob_ids]
         for token in ids:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token {token}, and the vocabulary has {self.vocab_size}")
@@ -115,7 +116,9 @@ class TorchSampler:
             whole = torch.where(logits == -inf, raw, logits)  # masked tokens are no candidates, but count in the sum
             return CANDIDATES, _most_likely(logits, _log_softmax(whole, temperature), params.num_candidates)
         token = int(logits.argsort(descending=True, stable=True)[0]) if greedy else self._sample(logits, row)
-        logprobs = _raw_logprobs(raw, token, params.num_logprobs) if params.num_logprobs >= 0 else []
+        logprobs: Logprobs = []
+        if params.num_logprobs >= 0:
+            logprobs = _raw_logprobs(raw, token, params.num_logprobs, params.logprob_ids)
         row.tokens.append(token)
         return token, logprobs
 
@@ -217,8 +220,9 @@ def _most_likely(logits: Tensor, logprobs: Tensor, count: int) -> Logprobs:
     return [(id, float(logprobs[id]), _rank(logits, id)) for id in ids if logits[id] > -inf]
 
 
-def _raw_logprobs(raw: Tensor, token: int, num_top: int) -> Logprobs:
+def _raw_logprobs(raw: Tensor, token: int, num_top: int, listed: Sequence[int] = ()) -> Logprobs:
     if raw.max() == -inf:
         return [(token, -inf, 1)]
     logprobs = _log_softmax(raw, 1.0)
-    return [(token, float(logprobs[token]), _rank(raw, token)), *_most_likely(raw, logprobs, num_top)]
+    own, *others = [(id, float(logprobs[id]), _rank(raw, id)) for id in (token, *listed)]
+    return [own, *_most_likely(raw, logprobs, num_top), *others]

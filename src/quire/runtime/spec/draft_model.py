@@ -1,17 +1,21 @@
 """Drafts of a smaller model with the same vocabulary, which has keys and values of its own in the target's blocks."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from quire.core.plan import Admission, Run
+from quire.core.plan import Admission, Run, StepPlan
 from quire.ops.opset import Int32, StepBatch
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
 from quire.runtime.sampling import row_params
+from quire.runtime.spec.draft_blocks import DraftBlocks
+from quire.runtime.spec.filled_blocks import FilledBlocks
 from quire.runtime.spec.proposer import Proposer, ProposerContext
 
+NAME = "draft_model"
 NO_ROWS = np.zeros(0, np.int32)
 
 
@@ -40,28 +44,32 @@ class _DraftedRow:
 
 
 class DraftModel(Proposer):
-    """Computes what the target computes of prompts; then, for each row that has sampled, one draft after the other.
+    """Computes what the target computes of prompts, where drafts are wanted; then one draft after the other for each
+    row, as many as are wanted.
 
     Blocks have the ids of the target's, so prefixes, copies and swaps hold for both. Drafts that go past a row's blocks
     lie in blocks of the row's own, behind the target's."""
 
-    def __init__(self, context: ProposerContext, num_tokens: int, draft_tensor_parallel_size: int = 1) -> None:
+    def __init__(
+        self, context: ProposerContext, num_tokens: int, draft_tensor_parallel_size: int = 1, max_model_len: int = 0
+    ) -> None:
+        """`max_model_len`: longer texts get no drafts; 0: as long as the model can read."""
         assert context.draft is not None
         size, config = context.size, context.draft.config
         spec = kv_spec(config, size.spec.block_size, size.spec.dtype)
-        self._num_tokens = num_tokens
-        self._max_length = min(size.max_model_len, config.max_length)
+        self._max_length = min(size.max_model_len, config.max_length, max_model_len or config.max_length)
         self._max_tokens = context.max_tokens
-        self._block_size = spec.block_size
-        self._spare = -(-(num_tokens + 1) // spec.block_size) + 1  # blocks of a row behind the target's
-        self._num_blocks = size.num_blocks
-        cache = context.ops.new_cache(spec, size.num_blocks + context.max_rows * self._spare, size.num_host_blocks)
+        self._blocks = DraftBlocks(size.num_blocks, spec.block_size, num_tokens)
+        cache = context.ops.new_cache(spec, self._blocks.num_blocks(context.max_rows), size.num_host_blocks)
         self.caches = (cache,)
         self._sampler = context.ops.new_sampler(context.max_rows, config.vocab)
         self._program = context.ops.compile(
             context.draft.forward, cache, context.max_tokens, context.max_rows, size.max_model_len, self._sampler
         )
         self._drafted: dict[int, _DraftedRow] = {}
+        self._begun: set[int] = set()  # rows that had a run
+        self._filled = FilledBlocks(size.num_blocks, size.num_host_blocks, spec.block_size)
+        self._steps: list[tuple[int, float]] = []  # (tokens, seconds)
 
     def admit(self, admission: Admission) -> None:
         params = row_params(admission.params, admission.sample, admission.stop_ids)
@@ -70,51 +78,78 @@ class DraftModel(Proposer):
 
     def retire(self, row: int) -> None:
         self._drafted.pop(row, None)
+        self._begun.discard(row)
+
+    def move_blocks(self, plan: StepPlan) -> None:
+        self._filled.move(plan)
 
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
-        """Prompts are read chunk by chunk, as the target reads them; single tokens when drafts are proposed."""
-        has_prompt = any(run.count - len(run.drafts) > 1 for run in runs)
+        """Prompts are read chunk by chunk, as the target reads them, if drafts will be wanted; single tokens, and
+        prompts that were not read, when drafts are proposed."""
+        has_prompt = any(run.count - len(run.drafts) > 1 and NAME in run.quotas for run in runs)
         if has_prompt:
             self._program.run(replace(batch, logit_rows=NO_ROWS, adapters=None))
         for run in runs:
-            if row := self._drafted.get(run.row):
-                if row.num_computed < 0:
-                    row.num_computed = run.start
-                if has_prompt and row.num_computed >= run.start and not run.drafts:
-                    row.num_computed = max(row.num_computed, run.start + run.count)
+            row = self._drafted.get(run.row)
+            if run.row not in self._begun:
+                self._begun.add(run.row)
+                num_filled = self._filled.begin(self._table(run.row), run.start)
+                if row:
+                    row.num_computed = num_filled
+            else:
+                self._filled.clear(run.new_blocks)
+            if row and has_prompt and row.num_computed >= run.start and not run.drafts:
+                row.num_computed = max(row.num_computed, run.start + run.count)
+                self._filled.fill(self._table(run.row), row.num_computed)
 
-    def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
+    def take_steps(self) -> list[tuple[int, float]]:
+        steps, self._steps = self._steps, []
+        return steps
+
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
         texts = {
             row: tokens
             for row, tokens in known.items()
-            if row in self._drafted and len(tokens) + self._num_tokens < self._max_length
+            if row in self._drafted and len(tokens) + counts[row] < self._max_length
         }
         if not texts:
             return {}
         rows = list(texts)
         for row, tokens in texts.items():
             drafted = self._drafted[row]
-            drafted.advance(tokens, int(self._rows.num_blocks[row]) * self._block_size)
+            drafted.advance(tokens, int(self._rows.num_blocks[row]) * self._blocks.size)
             self._sampler.admit(row, drafted.params, tokens.tolist(), drafted.num_prompt)
         self._catch_up(texts)
         batch = self._batch({row: tokens[self._drafted[row].num_computed :] for row, tokens in texts.items()})
-        for number in range(self._num_tokens):
-            logits = self._program.run(batch)
-            last = {}
-            for one in self._sampler.draw(logits[: len(rows)], rows):
-                if one.tokens:
-                    self._drafted[one.row].drafts.append(one.tokens[0])
-                    last[one.row] = one.tokens[0]
-            rows = list(last)
-            if not rows or number + 1 == self._num_tokens:
+        for number in range(max(counts[row] for row in rows)):
+            last = self._draw(batch, rows)
+            for row, token in last.items():
+                self._drafted[row].drafts.append(token)
+            rows = [row for row in last if counts[row] > number + 1]
+            if not rows:
                 break
             for row in rows:
                 self._drafted[row].num_computed = self._drafted[row].num_known + number
-            batch = self._batch({row: np.array([token], np.int32) for row, token in last.items()})
+            batch = self._batch({row: np.array([last[row]], np.int32) for row in rows})
         for row in texts:
+            drafted = self._drafted[row]
             self._sampler.retire(row)
-            self._drafted[row].num_computed = min(self._drafted[row].num_known, self._drafted[row].num_slots)
+            drafted.num_computed = min(drafted.num_known, drafted.num_slots)
+            self._filled.fill(self._table(row), drafted.num_computed)
         return {row: drafts for row in texts if (drafts := self._drafted[row].drafts)}
+
+    def _draw(self, batch: StepBatch, rows: list[int]) -> dict[int, int]:
+        """One step: the next draft token of each row that has one. Steps that only read are not timed: on a GPU they
+        are queued, and not awaited."""
+        begin = time.perf_counter()
+        sampled = self._sampler.draw(self._program.run(batch)[: len(rows)], rows)
+        self._steps.append((len(batch.ids), time.perf_counter() - begin))
+        return {one.row: one.tokens[0] for one in sampled if one.tokens}
+
+    def _table(self, row: int) -> Int32:
+        """The target's blocks."""
+        table: Int32 = self._rows.tables[row, : self._rows.num_blocks[row]]
+        return table
 
     def _catch_up(self, texts: Mapping[int, Int32]) -> None:
         """Compute what is missing before the last token, where it is more than fits in a step together."""
@@ -130,30 +165,5 @@ class DraftModel(Proposer):
 
     def _batch(self, pieces: Mapping[int, Int32]) -> StepBatch:
         """Tokens by row that follow its computed ones; logits are those after the last of each."""
-        starts = np.array([self._drafted[row].num_computed for row in pieces], np.int32)
-        counts = np.array([len(tokens) for tokens in pieces.values()], np.int32)
-        ends = np.cumsum(counts, dtype=np.int32)
-        positions = np.concatenate([np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, counts, strict=True)])
-        tables = self._tables(list(pieces), int((starts + counts).max()))
-        of_row = np.repeat(np.arange(len(pieces)), counts)
-        blocks = tables[of_row, positions // self._block_size]
-        return StepBatch(
-            ids=np.concatenate(list(pieces.values())),
-            positions=positions,
-            slots=blocks * self._block_size + positions % self._block_size,
-            seq_starts=np.concatenate([NO_ROWS, [0], ends]).astype(np.int32),
-            context_lens=starts + counts,
-            block_tables=tables,
-            logit_rows=ends - 1,
-        )
-
-    def _tables(self, rows: list[int], longest: int) -> Int32:
-        """The target's blocks of each row, and then the row's own."""
-        width = -(-longest // self._block_size)
-        tables = np.zeros((len(rows), width), np.int32)
-        for line, row in zip(tables, rows, strict=True):
-            held = min(int(self._rows.num_blocks[row]), width)
-            line[:held] = self._rows.tables[row, :held]
-            own = self._num_blocks + row * self._spare
-            line[held:] = np.arange(own, own + width - held)
-        return tables
+        starting = {row: (self._drafted[row].num_computed, ids) for row, ids in pieces.items()}
+        return self._blocks.batch(self._rows, starting)

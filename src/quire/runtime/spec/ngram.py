@@ -15,15 +15,14 @@ class Ngram(Proposer):
     def __init__(
         self, context: ProposerContext, num_tokens: int, prompt_lookup_min: int, prompt_lookup_max: int
     ) -> None:
-        self._num_tokens = num_tokens
         self._min, self._max = prompt_lookup_min, prompt_lookup_max
 
-    def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
-        return {row: drafts for row, tokens in known.items() if (drafts := self._drafts(tokens))}
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
+        return {row: drafts for row, tokens in known.items() if (drafts := self._drafts(tokens, counts[row]))}
 
-    def _drafts(self, tokens: Int32) -> list[int]:
+    def _drafts(self, tokens: Int32, count: int) -> list[int]:
         begin = native.find_repetition(tokens, self._min, self._max, MAX_CANDIDATES)
         if begin < 0:
             return []
-        follows: list[int] = tokens[begin : begin + self._num_tokens].tolist()
-        return [follows[i % len(follows)] for i in range(self._num_tokens)]  # what repeats goes on repeating
+        follows: list[int] = tokens[begin : begin + count].tolist()
+        return [follows[i % len(follows)] for i in range(count)]  # what repeats goes on repeating

@@ -1,14 +1,15 @@
 """What the runner asks of a speculative method."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quire.core.draft_tree import DraftTree
-from quire.core.plan import Admission, Run
-from quire.ops.opset import Int32, KVCache, OpSet, StepBatch
+from quire.core.plan import Admission, Run, StepPlan
+from quire.ops.opset import Int32, KVCache, OpSet, Program, StepBatch, Value
 
 if TYPE_CHECKING:
+    from quire.models.draft_head import DraftHead
     from quire.models.loading import LoadedModel
     from quire.runtime.batch import BatchRows
     from quire.runtime.kv import KVSize
@@ -24,6 +25,7 @@ class ProposerContext:
     max_rows: int
     max_tokens: int  # of one step
     draft: "LoadedModel | None" = None  # the model that a method drafts with, loaded
+    head: "DraftHead | None" = None  # or the head
 
 
 class Proposer:
@@ -32,21 +34,33 @@ class Proposer:
     caches: Sequence[KVCache] = ()  # of models of its own: blocks are copied and swapped there as in the target's
     tree_nodes = 0  # of its trees, at most; 0: it proposes chains
     _rows: "BatchRows"
+    _target: Program
 
-    def bind(self, rows: "BatchRows") -> None:
-        """Where the runner keeps tokens and block tables."""
-        self._rows = rows
+    def tapped(self, forward: Callable[[Any, Any], Value]) -> Callable[[Any, Any], Value]:
+        """The target's forward pass, with the hidden states that the method wants kept."""
+        return forward
+
+    def bind(self, rows: "BatchRows", target: Program) -> None:
+        """Where the runner keeps tokens and block tables, and what computes the target."""
+        self._rows, self._target = rows, target
 
     def admit(self, admission: Admission) -> None:
         """A sequence takes a row."""
 
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
-        """The target computes these runs."""
+        """The target computes these runs, or has just computed them."""
 
-    def propose(self, known: Mapping[int, Int32]) -> Mapping[int, list[int] | DraftTree]:
-        """By row, all its tokens [n], valid until this returns. -> draft tokens that may follow, for the rows that have
-        some"""
+    def move_blocks(self, plan: StepPlan) -> None:
+        """The blocks of `caches` were swapped and copied as the plan says."""
+
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
+        """By row, all its tokens [n], valid until this returns, and how many draft tokens are wanted. -> at most so
+        many that may follow, for the rows that have some"""
         raise NotImplementedError
+
+    def take_steps(self) -> list[tuple[int, float]]:
+        """Steps of models of its own since the last call: (tokens, seconds). A method without a model has none."""
+        return []
 
     def retire(self, row: int) -> None:
         """The row belongs to another sequence from now on."""

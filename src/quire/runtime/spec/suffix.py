@@ -60,7 +60,6 @@ class Suffix(Proposer):
     ) -> None:  # fmt: skip
         self._max_requests = suffix_decoding_max_cached_requests
         self._rules = (
-            num_tokens,
             suffix_decoding_max_tree_depth,
             suffix_decoding_max_spec_factor,
             suffix_decoding_min_token_prob,
@@ -71,18 +70,21 @@ class Suffix(Proposer):
     def admit(self, admission: Admission) -> None:
         self._texts[admission.row] = _Text(admission.num_prompt, admission.namespace)
 
-    def propose(self, known: Mapping[int, Int32]) -> dict[int, list[int]]:
-        return {row: drafts for row, tokens in known.items() if (drafts := self._drafts(self._texts[row], tokens))}
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
+        drafted = {row: self._drafts(self._texts[row], tokens, counts[row]) for row, tokens in known.items()}
+        return {row: drafts for row, drafts in drafted.items() if drafts}
 
     def retire(self, row: int) -> None:
         text = self._texts.pop(row, None)
         if text is not None and text.answer and self._max_requests:
             self._answers_of(text.namespace).add(np.concatenate(text.answer))
 
-    def _drafts(self, text: _Text, tokens: Int32) -> list[int]:
+    def _drafts(self, text: _Text, tokens: Int32, count: int) -> list[int]:
         text.update(tokens)
         answers = self._answers.get(text.namespace)
-        drafts: list[int] = native.suffix_drafts(text.history, answers.history if answers else None, *self._rules)
+        drafts: list[int] = native.suffix_drafts(
+            text.history, answers.history if answers else None, count, *self._rules
+        )
         return drafts
 
     def _answers_of(self, namespace: Namespace) -> _Answers:

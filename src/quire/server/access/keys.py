@@ -33,7 +33,8 @@ class KeyEntry(Struct, kw_only=True, forbid_unknown_fields=True):
     tokens_per_minute: Count | None = None
     tokens_per_day: Count | None = None
     max_concurrency: Count | None = None
-    priority: int = 0  # under the priority policy: lower runs earlier
+    priority: int = 0  # under the policies priority and fair: lower runs earlier
+    weight: Annotated[float, Meta(gt=0)] = 1.0  # of its share, under the policy fair
     models: list[str] | None = None  # null: all
     live: bool = False  # may use /live, which shows the load of all tenants
 
@@ -63,6 +64,7 @@ class Key:
     priority: int | None = None  # None: what the request says
     models: frozenset[str] | None = None  # None: all
     live: bool = True
+    weight: float = 1.0
 
     def allows(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -117,7 +119,7 @@ class KeyRing:
             if quota is None or quota.limits != entry.limits:
                 quota = Quota(entry.name, entry.limits)
             models = None if entry.models is None else frozenset(entry.models)
-            keys.append(Key(entry.name, entry.digest, quota, entry.priority, models, entry.live))
+            keys.append(Key(entry.name, entry.digest, quota, entry.priority, models, entry.live, entry.weight))
         return keys
 
 

@@ -115,6 +115,8 @@ class MeteredService:
     async def submit(self, request: "GenerateRequest") -> "TextStream":
         request.tenant = self._context.tenant
         request.timeout = self._timeout(request.timeout)
+        if self._context.key is not None:
+            request.weight = self._context.key.weight
         if self._context.key is not None and self._context.key.priority is not None:
             lowered = max(0, request.priority)  # a client may only lower its priority
             request.priority = self._context.key.priority + lowered

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.core.errors import BadRequest
@@ -40,6 +40,9 @@ class Bucket:
         self._level = min(self.capacity, self._level + (now - self._at) * self._rate)
         self._at = now
         return self._level
+
+    def set_level(self, level: float) -> None:
+        self._level, self._at = level, self._clock()
 
     def take(self, amount: int) -> None:
         self._level = self.level() - amount
@@ -86,6 +89,13 @@ class Quota:
         for bucket in (self._tokens, self._daily):
             if bucket is not None:
                 bucket.take(num_tokens)
+
+    def adopt(self, running: int, levels: Sequence[float]) -> None:
+        """Take over what is counted elsewhere: requests in flight, and the levels of the buckets in their order."""
+        self.running = running
+        for bucket, level in zip((self._requests, self._tokens, self._daily), levels, strict=True):
+            if bucket is not None:
+                bucket.set_level(level)
 
     def headers(self) -> dict[str, str]:
         """With OpenAI's names. `reset` is the time until the bucket is full again."""

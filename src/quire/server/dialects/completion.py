@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from quire.core.request import FinishReason
+from quire.core.request import DraftUsage, FinishReason
 from quire.text.event import TextEvent, TokenLogprob
 
 
@@ -26,6 +26,7 @@ class Completion:
     samples: list[CompletionSample]
     num_cached_tokens: int = 0
     num_unseen_tokens: int = 0  # of samples that best_of rejected
+    drafts: DraftUsage | None = None  # None: no draft token was verified
     first_token: float | None = None  # time.monotonic()
     prompt_logprobs: list[list[TokenLogprob]] | None = None  # for prompt positions 1, 2, ...
 
@@ -49,3 +50,4 @@ class Completion:
             sample.finish_reason, sample.stop_reason = event.finish_reason, event.stop_reason
         self.num_unseen_tokens += event.num_unseen_tokens
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
+        self.drafts = event.drafts or self.drafts

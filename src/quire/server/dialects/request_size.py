@@ -55,4 +55,5 @@ def num_logprobs(event: TextEvent, num_samples: int) -> int:
 
 def _num_listed_ids(params: SamplingParams) -> int:
     bad = sum(map(len, params.bad_token_ids))
-    return len(params.stop_token_ids) + len(params.logit_bias) + len(params.allowed_token_ids or ()) + bad
+    lists = (params.stop_token_ids, params.logit_bias, params.allowed_token_ids or (), params.logprob_token_ids or ())
+    return bad + sum(map(len, lists))

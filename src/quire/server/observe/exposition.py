@@ -2,7 +2,7 @@
 
 Every metric of a model has two names: Quire's, and the one of vLLM's dashboards."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from quire import __version__
 from quire.server.observe.histogram import Histogram
 from quire.server.observe.metrics import Metrics, ModelMetrics
+from quire.server.observe.nvml import GPUReading, read_gpus
 
 MEDIA_TYPE = CONTENT_TYPE_LATEST
 
@@ -227,13 +228,13 @@ class _Families(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        return families(self._metrics)
+        return families(self._metrics, read_gpus())
 
     def describe(self) -> list[Metric]:
         return []
 
 
-def families(metrics: Metrics) -> Iterator[Metric]:
+def families(metrics: Metrics, gpus: Sequence[GPUReading] = ()) -> Iterator[Metric]:
     """Each metric, followed by its aliases."""
     models = metrics.models
     for gauge in GAUGES:
@@ -257,9 +258,11 @@ def families(metrics: Metrics) -> Iterator[Metric]:
             yield histograms
     yield from _cache_config(models)
     yield from _tiers(models)
+    yield from _transfers(models)
     yield from _accepted(models)
     yield from _finished(models)
     yield from _steps(models)
+    yield from _gpus(gpus)
     yield from _server(metrics)
 
 
@@ -282,6 +285,24 @@ def _cache_config(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
             theirs.add_metric([name, "0", *values], 1)
     yield ours
     yield theirs
+
+
+GPU_GAUGES: list[tuple[str, str, Callable[[GPUReading], float | None]]] = [
+    ("utilization_ratio", "Share of the last moment in which a kernel ran on the GPU.", lambda gpu: gpu.utilization),
+    ("memory_used_bytes", "Memory of the GPU that is used, by all processes.", lambda gpu: gpu.memory_used),
+    ("memory_total_bytes", "Memory of the GPU.", lambda gpu: gpu.memory_total),
+    ("power_watts", "Power that the GPU draws.", lambda gpu: gpu.power),
+    ("temperature_celsius", "Temperature of the GPU.", lambda gpu: gpu.temperature),
+]
+
+
+def _gpus(gpus: Sequence[GPUReading]) -> Iterator[Metric]:
+    for name, help_text, value in GPU_GAUGES:
+        family = GaugeMetricFamily(f"quire_gpu_{name}", help_text, labels=["gpu", "gpu_name"])
+        for gpu in gpus:
+            if (reading := value(gpu)) is not None:
+                family.add_metric([str(gpu.number), gpu.name], reading)
+        yield family
 
 
 TIERS = {
@@ -308,6 +329,38 @@ def _tiers(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
             stored.add_metric([model_name, tier], stats.stored_bytes)
     yield from counters.values()
     yield stored
+
+
+TRANSFERS = {
+    "prefills": "Prompts that a decode engine has asked other engines to compute.",
+    "failed": "Prompts of which not all blocks arrived: another engine computed the rest, or the one that asked.",
+    "tokens": "Prompt tokens whose keys and values arrived from other engines.",
+    "wait_seconds": "Time that requests waited for other engines to compute their prompts, and for the blocks.",
+    "received_bytes": "Bytes of blocks that arrived from other engines.",
+    "sent_bytes": "Bytes of blocks sent to other engines.",
+}
+
+
+def _transfers(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
+    counters = {
+        name: CounterMetricFamily(f"quire_kv_transfer_{name}", help_text, labels=["model_name"])
+        for name, help_text in TRANSFERS.items()
+    }
+    gauges = {
+        name: GaugeMetricFamily(f"quire_kv_transfer_{name}", help_text, labels=["model_name"])
+        for name, help_text in (
+            ("in_flight", "Prompts that other engines compute now."),
+            ("peers", "Connections between engines that hand over KV blocks."),
+        )
+    }
+    for model_name, model in models.items():
+        if model.has_transfers:
+            for name, counter in counters.items():
+                counter.add_metric([model_name], model.transfer_total(name))
+            for name, gauge in gauges.items():
+                gauge.add_metric([model_name], getattr(model.now.transfers, name, 0))
+    yield from counters.values()
+    yield from gauges.values()
 
 
 def _accepted(models: dict[str, ModelMetrics]) -> Iterator[Metric]:

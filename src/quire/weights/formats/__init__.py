@@ -28,7 +28,7 @@ FORMATS = {
     "mxfp4": "quire.weights.formats.mxfp4",
 }
 
-# Static scales of activations, keys and values: not needed, as ours are computed at run time.
+# Static scales of activations, which are computed at run time, and of keys and values, which are no weights.
 NOT_WEIGHTS = (".k_scale", ".v_scale", ".q_scale", ".output_scale", ".kv_scale")
 
 # Older exports have quantization_config in a file of its own.

@@ -11,6 +11,8 @@
 
     w = scale * (q - zero)
 
+    weight_packed uint8 [N, K / 2] with weight_scale uint8 [N, K / 32]: MXFP4, as gpt-oss has it (mxfp4.py)
+
 Static scales of activations and of the KV cache are not needed: both are computed at run time."""
 
 from functools import partial
@@ -24,9 +26,13 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.formats.derived_tensor import DerivedTensor, module_tensors, modules_with
 from quire.weights.formats.fp8 import DEFAULT_BLOCK, block_size, float8
 from quire.weights.formats.grouped import grouped_integers, groups_of_inputs
+from quire.weights.formats.mxfp4 import BLOCK_BYTES as MXFP4_BYTES
+from quire.weights.formats.mxfp4 import mxfp4_tensor
 from quire.weights.raw import RawTensors
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+FORMATS = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "mixed-precision",
+)  # fmt: skip
 NOT_NEEDED = (".input_scale", ".input_zero_point", ".weight_zero_point", ".weight_g_idx")
 
 
@@ -35,7 +41,8 @@ def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTe
     schemes = _schemes(quantization)
     derived = {}
     for module in modules_with(raw, ".weight_packed"):
-        derived[f"{module}.weight"] = _packed(raw, module, schemes)
+        is_mxfp4 = raw.dtype(f"{module}.weight_packed") == "U8"
+        derived[f"{module}.weight"] = _mxfp4(raw, module) if is_mxfp4 else _packed(raw, module, schemes)
     for module in modules_with(raw, ".weight_scale"):
         if f"{module}.weight" in raw:
             is_fp8 = raw.dtype(f"{module}.weight") == "F8_E4M3"
@@ -90,6 +97,20 @@ def _packed(raw: RawTensors, module: str, schemes: list[CheckpointConfig]) -> De
     _check_groups(raw, module, (outputs, inputs), bits, schemes)
     sources = module_tensors(raw, module, (".weight_packed", ".weight_shape", ".weight_scale", *NOT_NEEDED))
     return DerivedTensor((outputs, inputs), sources, partial(_derive_packed, raw, module, (outputs, inputs), bits))
+
+
+def _mxfp4(raw: RawTensors, module: str) -> DerivedTensor:
+    packed, scales = f"{module}.weight_packed", f"{module}.weight_scale"
+    if len(shape := raw.shape(packed)) != 2 or shape[1] % MXFP4_BYTES or raw.dtype(scales) != "U8":
+        raise raw.bad(packed, f"is {[*shape]} with scales of {raw.dtype(scales)}, and MXFP4 has bytes for 32 weights")
+    outputs, groups = shape[0], shape[1] // MXFP4_BYTES
+    raw.expect_shape(scales, outputs, groups)
+
+    def derive() -> StoredTensor:
+        pairs = raw.integers(packed).reshape(outputs, groups, MXFP4_BYTES)
+        return mxfp4_tensor(f"{module}.weight", pairs, raw.integers(scales))
+
+    return DerivedTensor((outputs, groups * 2 * MXFP4_BYTES), (packed, scales), derive)
 
 
 def _derive_packed(raw: RawTensors, module: str, shape: tuple[int, int], bits: int) -> StoredTensor:

@@ -9,6 +9,7 @@ Every expert becomes a linear layer: `mlp.experts.down_proj_blocks` holds `mlp.e
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.ops.tensors import MXFP4, StoredTensor, stored_floats
 from quire.weights.config import CheckpointConfig
@@ -40,14 +41,17 @@ def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTe
 
 
 def _weight(raw: RawTensors, blocks: str, scales: str, expert: int) -> StoredTensor:
-    """Blocks as GGUF has them: the scale, then the first 16 values in the low nibbles and the others in the high."""
-    pairs = raw.integers(blocks)[expert]
+    return mxfp4_tensor(blocks.removesuffix("_blocks"), raw.integers(blocks)[expert], raw.integers(scales)[expert])
+
+
+def mxfp4_tensor(name: str, pairs: NDArray[np.uint8], scales: NDArray[np.uint8]) -> StoredTensor:
+    """Blocks as GGUF has them: the scale, then the first 16 values in the low nibbles and the others in the high.
+    `pairs` [N, K / 32, 16], `scales` [N, K / 32]"""
     outputs, num_blocks, _ = pairs.shape
     values = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(outputs, num_blocks, 2, BLOCK_BYTES)
     rows = np.empty((outputs, num_blocks, 1 + BLOCK_BYTES), np.uint8)
-    rows[..., 0] = raw.integers(scales)[expert]
+    rows[..., 0] = scales
     rows[..., 1:] = values[:, :, 0] | values[:, :, 1] << 4
-    name = blocks.removesuffix("_blocks")
     return StoredTensor(name, (outputs, num_blocks * BLOCK_SIZE), MXFP4, rows.reshape(outputs, -1))
 
 

@@ -2,7 +2,7 @@
 
 Specification: `_raw_logprobs` in ops/reference/sampler.py"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, log
 
 import torch
@@ -13,6 +13,7 @@ from quire.ops.reference.filters import FLOAT_MAX, MAX_WEIGHT
 from quire.ops.sampled_row import Logprobs
 
 LINES_AT_ONCE = 64  # temporaries are a few fp32 and int64 copies of so many lines
+Wanted = tuple[int, Sequence[int]]  # of a line: how many of the most likely tokens, and which others
 
 
 def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
@@ -30,39 +31,52 @@ def to_host(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     return arrive
 
 
-def begin_logprobs(logits: Tensor, lines: Sequence[int], targets: Tensor, num_top: int) -> Callable[[], list[Logprobs]]:
-    """Of the given lines of logits [R, vocab]: (id, logprob, rank) of the line's target in targets [R], then of the
-    `num_top` most likely tokens. The result waits for them. A target below 0 counts as 0."""
-    parts = []
+def begin_logprobs(logits: Tensor, wanted: Mapping[int, Wanted], targets: Tensor) -> Callable[[], list[Logprobs]]:
+    """Of the wanted lines of logits [R, vocab]: (id, logprob, rank) of the line's target in targets [R], then of its
+    most likely tokens, then of its listed ones. The result waits for them. A target below 0 counts as 0."""
+    parts, lines = [], list(wanted.items())
     for start in range(0, len(lines), LINES_AT_ONCE):
-        chunk = torch.tensor(lines[start : start + LINES_AT_ONCE]).to(logits.device, non_blocking=True)
-        parts.append(_start_lines(logits[chunk].float(), targets[chunk].long().clamp(min=0), num_top))
-    return lambda: [line for part in parts for line in _read(*part())]
+        part = dict(lines[start : start + LINES_AT_ONCE])
+        chunk = torch.tensor(list(part)).to(logits.device, non_blocking=True)
+        arrive = _start_lines(logits[chunk].float(), targets[chunk].long().clamp(min=0), list(part.values()))
+        parts.append((arrive, list(part.values())))
+    return lambda: [line for arrive, of_lines in parts for line in _read(of_lines, *arrive())]
 
 
-def _start_lines(logits: Tensor, targets: Tensor, num_top: int) -> Callable[[], tuple[Tensor, ...]]:
+def _start_lines(logits: Tensor, targets: Tensor, wanted: Sequence[Wanted]) -> Callable[[], tuple[Tensor, ...]]:
     raw = torch.where(logits.isnan(), -inf, logits) + 0.0  # [n, vocab]; both zeros compare equal
     maxima = raw.amax(dim=1)
-    own = raw.gather(1, targets[:, None])  # [n, 1]
-    rank = 1 + (raw > own).sum(dim=1)
+    num_listed = max(len(listed) for _, listed in wanted)
+    padded = torch.tensor([[*listed, *[0] * (num_listed - len(listed))] for _, listed in wanted], dtype=torch.int64)
+    described = torch.cat([targets[:, None], padded.to(raw.device, non_blocking=True)], dim=1)  # [n, 1 + num_listed]
+    own = raw.gather(1, described)
+    ranks = torch.stack([1 + (raw > column[:, None]).sum(dim=1) for column in own.unbind(1)], dim=1)
+    num_top = max(count for count, _ in wanted)
     ids = _best(raw, min(max(num_top, 0), raw.shape[1]))  # [n, num_top]
-    return to_host(targets, maxima, total_weights(raw, maxima), own[:, 0], rank, ids, raw.gather(1, ids))
+    return to_host(maxima, total_weights(raw, maxima), described, own, ranks, ids, raw.gather(1, ids))
 
 
-def _read(*columns: Tensor) -> list[Logprobs]:
-    logprobs = []
-    for target, max_logit, total, logit, rank, top, values in zip(*(c.tolist() for c in columns), strict=True):
+def _read(wanted: Sequence[Wanted], *columns: Tensor) -> list[Logprobs]:
+    logprobs: list[Logprobs] = []
+    for of_line, line in zip(wanted, zip(*(c.tolist() for c in columns), strict=True), strict=True):
+        max_logit, total, described, logits, ranks, top, values = line
+        num_top, listed = of_line
         if max_logit == -inf:
-            logprobs.append([(target, -inf, 1)])
+            logprobs.append([(described[0], -inf, 1)])
             continue
         greatest, log_total = min(max_logit, FLOAT_MAX), log(total / MAX_WEIGHT)
-        line = [(target, min(logit - greatest, 0.0) - log_total, rank)]
-        for count, (id, value) in enumerate(zip(top, values, strict=True)):
+
+        def logprob(logit: float, greatest: float = greatest, log_total: float = log_total) -> float:
+            return min(logit - greatest, 0.0) - log_total
+
+        own, *others = list(zip(described, map(logprob, logits), ranks, strict=True))[: 1 + len(listed)]
+        entries = [own]
+        for count, (id, value) in enumerate(zip(top[:num_top], values, strict=False)):
             if value == -inf:
                 break
             tied = count > 0 and value == values[count - 1]
-            line.append((id, min(value - greatest, 0.0) - log_total, line[-1][2] if tied else 1 + count))
-        logprobs.append(line)
+            entries.append((id, logprob(value), entries[-1][2] if tied else 1 + count))
+        logprobs.append(entries + others)
     return logprobs
 
 

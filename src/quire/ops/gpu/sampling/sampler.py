@@ -16,7 +16,7 @@ from quire.core.plan import SampledRow
 from quire.ops.gpu.sampling.cutoff import find_cutoffs
 from quire.ops.gpu.sampling.filter import bracket_cutoffs
 from quire.ops.gpu.sampling.job import MAX_TILES, Edits, Filters, Job, Split
-from quire.ops.gpu.sampling.logprobs import begin_logprobs, to_host
+from quire.ops.gpu.sampling.logprobs import Wanted, begin_logprobs, to_host
 from quire.ops.gpu.sampling.pick import pick, sum_weights
 from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
 from quire.ops.gpu.sampling.tile_maxima import find_tile_maxima
@@ -74,6 +74,7 @@ class DeviceSampler:
         if not 0 <= row < self.num_rows or row in self._params:
             raise ValueError(f"row {row} is held or does not exist")
         self._check_ids(tokens, [token for token, _ in params.logit_bias], params.allowed or (), *params.banned)
+        self._check_ids(params.logprob_ids)
         features = features_of(params, self.vocab_size)
         if features & Features.ON_HOST:
             self._host.admit(row, params, tokens, num_prompt, mu)
@@ -232,17 +233,16 @@ class DeviceSampler:
         trees = parents or [()] * len(rows)
         on_host = self._sample_on_host(logits, rows, drafts, trees, spans, masks)
         wanted = {
-            line: self._params[row].num_logprobs
+            line: (self._params[row].num_logprobs, self._params[row].logprob_ids)
             for row, span in zip(rows, spans, strict=True)
             if row not in on_host and self._params[row].num_logprobs >= 0
             for line in range(*span)
         }
-        logprobs = begin_logprobs(logits, list(wanted), tokens, max(wanted.values(), default=0))
+        logprobs = begin_logprobs(logits, wanted, tokens)
         arrive = to_host(tokens)
 
         def finish() -> list[SampledRow]:
-            of_lines = zip(wanted, logprobs(), strict=True)
-            entries = {line: of_line[: 1 + wanted[line]] for line, of_line in of_lines}
+            entries = dict(zip(wanted, logprobs(), strict=True))
             drawn = [(token, entries.get(line, [])) for line, token in enumerate(arrive()[0].tolist())]
             return [
                 on_host.get(row) or sampled_row(row, accepted_draws(drawn[slice(*span)], of_row, tree))
@@ -282,7 +282,8 @@ class DeviceSampler:
         return sampled
 
     def logprobs(self, logits: Tensor, targets: Sequence[int], num_top: int) -> list[Logprobs]:
-        return begin_logprobs(logits, range(len(targets)), self._rows.send(targets, torch.int64), num_top)()
+        wanted: dict[int, Wanted] = dict.fromkeys(range(len(targets)), (num_top, ()))
+        return begin_logprobs(logits, wanted, self._rows.send(targets, torch.int64))()
 
     def _job(self, logits: Tensor, rows: Tensor, lines: int, features: Features) -> Job:
         return Job(

@@ -6,7 +6,8 @@ import msgspec
 
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest
-from quire.server.dialects.completion import Completion
+from quire.core.request import DraftUsage
+from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import new_id
 from quire.server.dialects.llama_server.fields import (
@@ -87,7 +88,7 @@ class LlamaCall:
             sent.append(self._piece(prompt, event.text, event.token_ids, event.logprobs))
         if event.finish_reason:
             last = self._piece(prompt, "", [], None)
-            self._end(last, prompt, event.finish_reason, event.stop_reason, event.num_cached_tokens)
+            self._end(last, prompt, event, event.num_cached_tokens, event.drafts)
             sent.append(last)
         return sent
 
@@ -104,7 +105,7 @@ class LlamaCall:
         self._num_output[prompt] = len(sample.token_ids)
         tokens = sample.token_ids if self._body.return_tokens else []
         answer = self._piece(prompt, sample.text, tokens, sample.logprobs)
-        self._end(answer, prompt, sample.finish_reason, sample.stop_reason, completion.num_cached_tokens)
+        self._end(answer, prompt, sample, completion.num_cached_tokens, completion.drafts)
         return answer
 
     def _piece(
@@ -122,16 +123,23 @@ class LlamaCall:
         return piece
 
     def _end(
-        self, answer: LlamaCompletion, prompt: int, reason: str | None, stop_reason: str | int | None, num_cached: int
+        self,
+        answer: LlamaCompletion,
+        prompt: int,
+        ended: TextEvent | CompletionSample,
+        num_cached: int,
+        drafts: DraftUsage | None,
     ) -> None:
         ids, num_output = self._prompts[prompt], self._num_output[prompt]
         answer.stop, answer.model, answer.truncated = True, self._context.model, False
         answer.prompt = self._context.tokenizer.decode(ids, skip_special_tokens=False)
         answer.generation_settings = self._settings(prompt)
-        answer.stopping_word = stop_reason if isinstance(stop_reason, str) else ""
-        answer.stop_type = "limit" if reason == "length" else "word" if answer.stopping_word else "eos"
+        answer.stopping_word = ended.stop_reason if isinstance(ended.stop_reason, str) else ""
+        answer.stop_type = "limit" if ended.finish_reason == "length" else "word" if answer.stopping_word else "eos"
         answer.tokens_cached = len(ids) + num_output
         answer.timings = self._clocks[prompt].timings(len(ids), num_cached, num_output)
+        if drafts:
+            answer.timings.draft_n, answer.timings.draft_n_accepted = drafts.num_tokens, drafts.num_accepted
 
     def _settings(self, prompt: int) -> dict[str, Any]:
         given = msgspec.to_builtins(self._body)

@@ -36,6 +36,8 @@ class Timings(Struct):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | UnsetType = UNSET  # draft tokens that were verified, where any were
+    draft_n_accepted: int | UnsetType = UNSET
 
 
 class LlamaCompletion(Struct, kw_only=True):

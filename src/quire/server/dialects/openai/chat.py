@@ -112,7 +112,7 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
         use,
         stream=bool(chat.stream),
         stream_options=chat.stream_options,
-        top_logprobs=chat.top_logprobs or 0,
+        top_logprobs=None if chat.logprob_token_ids else chat.top_logprobs or 0,
         token_ids=bool(chat.return_token_ids),
         by_id=bool(chat.return_tokens_as_token_ids),
         reasoning=chat.include_reasoning is not False,
@@ -163,7 +163,7 @@ def _max_tokens(chat: ChatBody) -> int | None:
 
 
 def _logprobs(chat: ChatBody) -> int | None:
-    if chat.logprobs:
+    if chat.logprobs or chat.logprob_token_ids:
         return chat.top_logprobs or 0
     if chat.top_logprobs:
         raise BadRequest("top_logprobs is given and logprobs is not true", param="top_logprobs")

@@ -9,7 +9,7 @@ from quire.server.dialects.fields import created_now
 from quire.server.dialects.openai.fields import StreamOptions
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.tool_calls import ToolCallDelta, ToolCallDeltas, merge_tool_calls
-from quire.server.dialects.openai.usage import UsageCounter, usage_of
+from quire.server.dialects.openai.usage import UsageCounter, write_usage
 from quire.text.answer_parser import AnswerDelta, AnswerParser
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.params import ToolParams
@@ -69,7 +69,7 @@ class ChatCall:
         *,
         stream: bool = False,
         stream_options: StreamOptions | None = None,
-        top_logprobs: int = 0,
+        top_logprobs: int | None = 0,  # None: all that the sampler gave
         token_ids: bool = False,
         by_id: bool = False,
         reasoning: bool = True,
@@ -121,7 +121,7 @@ class ChatCall:
         if not self._tally.at_end:
             return []
         last = self._chunk([])
-        last.usage = self._tally.usage()
+        self._tally.write(last)
         return [last]
 
     def full(self, completions: list[Completion]) -> object:
@@ -129,7 +129,7 @@ class ChatCall:
         params = self.requests[0].params
         choices = [self._choice(index, sample) for index, sample in enumerate(completion.samples)]
         answer = self._answer("chat.completion", choices)
-        answer.usage = usage_of(completions)
+        write_usage(answer, completions)
         answer.prompt_logprobs = None
         if params.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs_of(completion.prompt_logprobs)
@@ -193,7 +193,7 @@ class ChatCall:
         return ChatLogprobs([chat_logprob(position, self._top, self._by_id) for position in positions])
 
 
-def chat_logprob(position: list[TokenLogprob], num_top: int, by_id: bool = False) -> ChatLogprob:
+def chat_logprob(position: list[TokenLogprob], num_top: int | None, by_id: bool = False) -> ChatLogprob:
     def name(token: TokenLogprob) -> str:
         return token_name(token.token_id, token.text, by_id)
 

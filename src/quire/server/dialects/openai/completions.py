@@ -15,7 +15,7 @@ from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields,
 from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
 from quire.server.dialects.openai.structured import structured_output
 from quire.server.dialects.openai.text_offsets import TextOffsets, prompt_offsets
-from quire.server.dialects.openai.usage import UsageCounter, usage_of
+from quire.server.dialects.openai.usage import UsageCounter, write_usage
 from quire.server.dialects.request_size import check_echo
 from quire.server.http.body import decode, texts_or_ids
 from quire.server.http.openapi import EVENTS, JSON, request_body, responses
@@ -119,7 +119,7 @@ class CompletionCall:
         self._tokenizer = context.tokenizer
         self._echo = bool(body.echo)
         self._only_echo = self._echo and body.max_tokens == 0  # the one sampled token is not shown
-        self._with_logprobs = body.logprobs is not None
+        self._with_logprobs = body.logprobs is not None or bool(body.logprob_token_ids)
         self._with_prompt_logprobs = body.prompt_logprobs is not None
         self._ids_too = bool(body.return_token_ids)
         self._by_id = bool(body.return_tokens_as_token_ids)
@@ -173,7 +173,7 @@ class CompletionCall:
         if not self._tally.at_end:
             return []
         last = self._answer([])
-        last.usage = self._tally.usage()
+        self._tally.write(last)
         return [last]
 
     def full(self, completions: list[Completion]) -> object:
@@ -202,7 +202,7 @@ class CompletionCall:
                     choice.token_ids, choice.prompt_token_ids = sample.token_ids, completion.prompt_ids
                 choices.append(choice)
         answer = self._answer(choices)
-        answer.usage = usage_of(completions)
+        write_usage(answer, completions)
         return answer
 
     def _answer(self, choices: list[CompletionChoice]) -> CompletionObject[CompletionChoice]:

@@ -47,6 +47,7 @@ class CompletionFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: Int | None = None
+    logprob_token_ids: list[Int] | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | None = None
@@ -85,7 +86,6 @@ class CompletionFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     logits_processors: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
-    logprob_token_ids: Any = None
 
 
 # Passed on under the same name when given; the defaults are those of SamplingParams.
@@ -111,6 +111,7 @@ _SAME_NAME = (
     "ignore_eos",
     "skip_special_tokens",
     "prompt_logprobs",
+    "logprob_token_ids",
     "length_penalty",
     "early_stopping",
 )
@@ -121,7 +122,6 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
     "spaces_between_special_tokens": (True,),
-    "logprob_token_ids": ([],),
 }
 
 

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from quire.core.errors import PromptTooLong, QuireError
+from quire.core.request import DraftUsage
 from quire.server.http.wire_format import WireFormat
 from quire.text.event import TokenLogprob
 
@@ -18,15 +19,57 @@ class CachedTokens(Struct):
     cache_write_tokens: int = 0  # of OpenAI's: writing costs nothing here
 
 
+class PredictionTokens(Struct):
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class CompletionUsage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: PredictionTokens | UnsetType = UNSET  # where draft tokens were verified
 
     @classmethod
-    def of(cls, prompt: int, completion: int, cached: int) -> "CompletionUsage":
-        return cls(prompt, completion, prompt + completion, CachedTokens(cached))
+    def of(cls, prompt: int, completion: int, cached: int, drafts: DraftUsage) -> "CompletionUsage":
+        usage = cls(prompt, completion, prompt + completion, CachedTokens(cached))
+        if drafts.num_tokens:
+            accepted = drafts.num_accepted
+            usage.completion_tokens_details = PredictionTokens(accepted, drafts.num_tokens - accepted)
+        return usage
+
+
+class SpeculativeDecoding(Struct):
+    """How a request's draft tokens fared, by vLLM's names."""
+
+    mean_acceptance_length: float  # tokens of a verification, with the one sampled after the draft tokens
+    draft_acceptance_rate: float
+    acceptance_histogram: list[int]  # [n]: verifications that accepted n draft tokens
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+
+
+class CompletionMetrics(Struct):
+    speculative_decoding: SpeculativeDecoding
+
+    @classmethod
+    def of(cls, drafts: DraftUsage) -> "CompletionMetrics | UnsetType":
+        """Unset where no draft token was verified."""
+        if not drafts.num_tokens:
+            return UNSET
+        steps, accepted = drafts.num_verifications, drafts.num_accepted
+        return cls(
+            SpeculativeDecoding(
+                mean_acceptance_length=1 + accepted / steps,
+                draft_acceptance_rate=accepted / drafts.num_tokens,
+                acceptance_histogram=list(drafts.lengths),
+                num_spec_steps=steps,
+                num_accepted_draft_tokens=accepted,
+                num_draft_tokens=drafts.num_tokens,
+            )
+        )
 
 
 Choice = TypeVar("Choice")
@@ -41,6 +84,7 @@ class CompletionObject(Struct, Generic[Choice], kw_only=True):
     model: str
     choices: list[Choice]
     usage: CompletionUsage | UnsetType | None = UNSET
+    metrics: CompletionMetrics | UnsetType = UNSET  # beside the usage
     prompt_logprobs: Any = UNSET  # chat
     prompt_token_ids: list[int] | UnsetType = UNSET  # chat
 

@@ -44,6 +44,7 @@ export class Answer {
       rate: tokens > 1 && milliseconds > 0 ? ((tokens - 1) / milliseconds) * 1000 : null,
       prompt: this.#usage?.prompt_tokens ?? null,
       cached: this.#usage?.prompt_tokens_details?.cached_tokens ?? null,
+      drafts: this.#usage?.completion_tokens_details ?? null,
     };
   }
 }
@@ -54,6 +55,10 @@ export function describeStats(stats, finish) {
   if (stats.rate !== null) parts.push(`${stats.rate < 10 ? stats.rate.toFixed(1) : Math.round(stats.rate)} tokens/s`);
   if (stats.prompt !== null) {
     parts.push(`prompt ${stats.prompt}${stats.cached ? `, ${stats.cached} of it cached` : ""}`);
+  }
+  if (stats.drafts) {
+    const { accepted_prediction_tokens: accepted, rejected_prediction_tokens: rejected } = stats.drafts;
+    parts.push(`${accepted} of ${accepted + rejected} draft tokens accepted`);
   }
   if (finish === "length") parts.push("ended at the token limit");
   if (finish === "stopped") parts.push("stopped");

@@ -146,6 +146,11 @@ export function describe(request, now, inSeconds) {
   }
   if (request.spans.some((span) => span.kind === "preempted")) parts.push(`preempted for ${inSeconds(time("preempted"))}`);
   if (request.output) parts.push(`${request.output} tokens sampled in ${inSeconds(time("decode"))}`);
+  const drafts = request.record?.drafts;
+  if (drafts?.num_tokens) {
+    const accepted = drafts.lengths.reduce((sum, count, length) => sum + count * length, 0);
+    parts.push(`${accepted} of ${drafts.num_tokens} draft tokens accepted`);
+  }
   if (request.record) parts.push(`ended by ${request.record.finish_reason}`);
   return parts.join(" · ");
 }

@@ -1,4 +1,4 @@
-// What a plan says beside memory: speed, users, kinds of attention, cost, advice, formulas.
+// What a plan says beside memory: speed, users, kinds of attention, cost, draft tokens, advice, formulas.
 
 import { h } from "../dom.js";
 import { Figure } from "../engine/figures.js";
@@ -62,6 +62,22 @@ export function stepsPanel({ prefill, decode, load }) {
     h(own ? "tr.own" : "tr", h("th", { scope: "row" }, name), [whole(step.intensity), step.bound, inSeconds(step.seconds), short(step.tokens_per_second)].map((text) => h("td", text)));
   const rows = decode.map((step) => row(`decode ${whole(step.sequences)}`, step, step.sequences === load.users));
   return panel("roofline", "Steps", "ceilings: no engine is faster", h("table", h("thead", head), h("tbody", row(`prefill ${whole(prefill.new_tokens)}`, prefill, true), rows)));
+}
+
+/** How many times as fast with draft tokens, by how many there are and how many of them are accepted. */
+export function draftsPanel({ speculation }) {
+  if (!speculation) return null;
+  const rows = Object.entries(speculation.speedup);
+  const counts = Object.keys(rows[0][1]);
+  const head = h("tr", ["accepted", ...counts].map((name) => h("th", { scope: "col" }, name)));
+  const cell = (gain) => h(gain > 1 ? "td.pays" : "td", gain.toFixed(2));
+  const body = rows.map(([share, gains]) => h("tr", h("th", { scope: "row" }, `${Math.round(100 * share)} %`), counts.map((count) => cell(gains[count]))));
+  const note = `times as fast, by drafts in a step; one costs ${(100 * speculation.draft_cost).toPrecision(2)} % of it`;
+  return panel("drafts", "When draft tokens pay", note, h("table", h("thead", head), h("tbody", body)));
+}
+
+export function otherEnginesPanel({ other_engines: sentences }) {
+  return sentences?.length ? panel("others", "Another engine", "", h("ul", sentences.map((text) => h("li", text)))) : null;
 }
 
 export function advicePanel({ advice, note }) {

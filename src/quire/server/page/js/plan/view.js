@@ -6,7 +6,7 @@ import { whole } from "../engine/units.js";
 import { defaults, fromAddress, toAddress, toBody } from "./choices.js";
 import { Controls } from "./controls.js";
 import { Memory } from "./memory.js";
-import { Ceilings, advicePanel, attentionPanel, formulasPanel, stepsPanel, usersPanel } from "./panels.js";
+import { Ceilings, advicePanel, attentionPanel, draftsPanel, formulasPanel, otherEnginesPanel, stepsPanel, usersPanel } from "./panels.js";
 import { inCount } from "./units.js";
 
 const PAUSE = 60; // milliseconds before a question: a slider that is dragged passes many stops
@@ -90,7 +90,7 @@ export class PlanView {
     this.memory.show(plan, this.choices.shape || this.choices.hardware ? null : served);
     this.ceilings.show(plan);
     const open = this.panels.querySelector(".formulas")?.open ?? false;
-    const panels = [usersPanel(plan), h(".two", attentionPanel(plan), stepsPanel(plan)), advicePanel(plan), formulasPanel(plan, open)];
+    const panels = [usersPanel(plan), h(".two", attentionPanel(plan), stepsPanel(plan)), otherEnginesPanel(plan), advicePanel(plan), draftsPanel(plan), formulasPanel(plan, open)];
     this.panels.replaceChildren(...panels.filter(Boolean));
     this.results.hidden = false;
     this.results.classList.remove("stale");

@@ -1,0 +1,42 @@
+"""A checkpoint in one of llm-compressor's schemes, run by an interpreter that has llmcompressor.
+
+    python -m benchmarks.peers.llmcompressor_quantize SOURCE OUT W4A16 [--gptq IDS.json]
+
+IDS.json: sequences of token ids, to calibrate with."""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from datasets import Dataset  # type: ignore[import-not-found]
+from llmcompressor import oneshot  # type: ignore[import-not-found]
+from llmcompressor.modifiers.quantization import (  # type: ignore[import-not-found]
+    GPTQModifier,
+    QuantizationModifier,
+)
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source")
+    parser.add_argument("out")
+    parser.add_argument("scheme")
+    parser.add_argument("--gptq", type=Path)
+    args = parser.parse_args()
+    model = AutoModelForCausalLM.from_pretrained(args.source, dtype=torch.float16, device_map="cpu")
+    common = {"targets": "Linear", "scheme": args.scheme, "ignore": ["lm_head"]}
+    if args.gptq is None:
+        oneshot(model=model, recipe=QuantizationModifier(**common))
+    else:
+        ids = json.loads(args.gptq.read_text())
+        rows = [{"input_ids": sequence, "attention_mask": [1] * len(sequence)} for sequence in ids]
+        oneshot(
+            model=model,
+            dataset=Dataset.from_list(rows),
+            recipe=GPTQModifier(**common),
+            max_seq_length=max(map(len, ids)),
+            num_calibration_samples=len(ids),
+        )
+    model.save_pretrained(args.out, save_compressed=True)
+    AutoTokenizer.from_pretrained(args.source).save_pretrained(args.out)

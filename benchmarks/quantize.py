@@ -1,0 +1,227 @@
+"""`quire quantize` beside llama.cpp, llm-compressor and GPTQModel: seconds, memory, bytes, and what is lost.
+
+    python -m benchmarks.quantize [MODEL] --peers llama.cpp llm-compressor gptqmodel --tokens 16384 --json result.json
+
+All start from the same fp16 weights (of a quantized model: its dequantized ones, which are then the original), and
+calibrate with the same tokens. Outputs are read by Quire's reader, and their next-token distributions compared with the
+original's on text that none has seen. A peer that is not installed is left out, and said so."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe, note_others
+from benchmarks.processes import ROOT, progress
+from quire.hub import DEFAULT_MODEL, resolve_model
+from quire.quantize import quality
+from quire.quantize.calibration import default_text, sequences
+from quire.quantize.command import cut_to
+from quire.weights.checkpoint import open_checkpoint
+
+LENGTH = 512
+QUICK = ("Q4_K_M", "Q8_0", "FP8_DYNAMIC")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """Who quantizes, how it is started, and whether it reads a GGUF file or a folder."""
+
+    name: str
+    command: Sequence[str]
+    gguf: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A row of the result."""
+
+    case: str
+    tool: str
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    nbytes: int
+    quality: dict[str, Any]
+
+
+def cases(importance: Path) -> dict[str, dict[str, list[str]]]:
+    """Case -> tool -> its arguments, with {source}, {out} and {ids} to be filled in."""
+    quire = ["{source}", "{out}", "--report-tokens", "0", "-q", "--method"]
+    calibrated = ["--calibrate", "{text}", "--calibration-tokens", "{tokens}"]
+    return {
+        "Q4_K_M": {"quire": [*quire, "Q4_K_M"], "llama.cpp": ["{source}", "{out}", "Q4_K_M"]},
+        "Q4_K_M, importance": {
+            "quire": [*quire, "Q4_K_M", "--imatrix", str(importance)],
+            "llama.cpp": ["--imatrix", str(importance), "{source}", "{out}", "Q4_K_M"],
+        },
+        "Q8_0": {"quire": [*quire, "Q8_0"], "llama.cpp": ["{source}", "{out}", "Q8_0"]},
+        "IQ4_XS, importance": {
+            "quire": [*quire, "IQ4_XS", "--imatrix", str(importance)],
+            "llama.cpp": ["--imatrix", str(importance), "{source}", "{out}", "IQ4_XS"],
+        },
+        "FP8_DYNAMIC": {"quire": [*quire, "FP8_DYNAMIC"], "llm-compressor": ["{source}", "{out}", "FP8_DYNAMIC"]},
+        "W4A16, nearest": {"quire": [*quire, "W4A16", *calibrated], "llm-compressor": ["{source}", "{out}", "W4A16"]},
+        "W4A16, GPTQ": {
+            "quire": [*quire, "W4A16", "--algorithm", "gptq", *calibrated],
+            "llm-compressor": ["{source}", "{out}", "W4A16", "--gptq", "{ids}"],
+            "gptqmodel": ["{source}", "{out}", "{ids}"],
+        },
+    }
+
+
+class Bench:
+    """`folder`: where sources and outputs are."""
+
+    def __init__(self, model: Path, folder: Path, num_tokens: int, measured: int) -> None:
+        self.folder, self.num_tokens = folder, num_tokens
+        self.text = folder / "text.txt"
+        self.text.write_text(default_text(), encoding="utf-8")
+        used, held_out = sequences(model, default_text(), LENGTH, num_tokens)
+        self.ids = folder / "ids.json"
+        self.ids.write_text(json.dumps(used))
+        self.measured = cut_to(held_out, measured)
+        self.gguf, self.directory = folder / "source.gguf", folder / "source"
+        for source in (self.gguf, self.directory):
+            progress(f"making {source.name}: the weights in fp16")
+            self._quire(str(model), str(source), "--method", "F16", "--report-tokens", "0", "-q")
+        self.importance = folder / "importance.gguf"
+        progress("importance of inputs, for all")
+        flags = ["--method", "Q8_0", "--report-tokens", "0", "-q", "--calibrate", str(self.text)]
+        flags += ["--save-imatrix", str(self.importance), "--calibration-tokens", str(num_tokens)]
+        self._quire(str(self.gguf), str(folder / "with-importance.gguf"), *flags)
+        self.original = quality.last_states(open_checkpoint(self.directory), self.measured)
+
+    def _quire(self, *arguments: str) -> None:
+        subprocess.run([sys.executable, "-m", "quire.cli.main", "quantize", *arguments], check=True, cwd=ROOT)
+
+    def run(self, case: str, tool: Tool, arguments: Sequence[str], to_gguf: bool) -> Quantized | str:
+        """The row, or why there is none."""
+        out = self.folder / f"out{'.gguf' if to_gguf else ''}"
+        source = self.gguf if to_gguf else self.directory
+        values = {"source": source, "out": out, "ids": self.ids, "text": self.text, "tokens": self.num_tokens}
+        command = [*tool.command, *(argument.format_map(values) for argument in arguments)]
+        note_others(f"{case}: {tool.name}")
+        started = time.perf_counter()
+        with (self.folder / "log.txt").open("w+") as log:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            seconds = time.perf_counter() - started
+            log.seek(0)
+            said = log.read()
+        if process.returncode or not out.exists():
+            return f"ended with status {process.returncode}: {said[-600:]}"
+        states = quality.last_states(open_checkpoint(out), self.measured)
+        compared = quality.compare(self.original, states, self.measured)
+        files = [out] if out.is_file() else [*out.glob("*.safetensors")]
+        row = Quantized(
+            case,
+            tool.name,
+            round(seconds, 2),
+            round(used.ru_utime + used.ru_stime, 2),
+            used.ru_maxrss * 1024,
+            sum(file.stat().st_size for file in files),
+            compared.as_json(),
+        )
+        subprocess.run(["rm", "-rf", str(out)], check=True)
+        return row
+
+
+def tools(arguments: argparse.Namespace) -> dict[str, Tool]:
+    quire = Tool("quire", (sys.executable, "-m", "quire.cli.main", "quantize"))
+    found = {"quire": quire}
+    candidates = [
+        (Tool("llama.cpp", (arguments.llama_quantize,), gguf=True), arguments.llama_quantize),
+        (_worker("llm-compressor", arguments.llmcompressor_python), arguments.llmcompressor_python),
+        (_worker("gptqmodel", arguments.gptqmodel_python), arguments.gptqmodel_python),
+    ]
+    for tool, needed in candidates:
+        if tool.name not in arguments.peers:
+            continue
+        if not Path(needed).exists():
+            progress(f"{tool.name} is left out: there is no {needed}")
+            continue
+        found[tool.name] = tool
+    return found
+
+
+def _worker(name: str, python: str) -> Tool:
+    module = f"benchmarks.peers.{name.replace('-', '')}_quantize"
+    return Tool(name, (str(Path(python).absolute()), "-m", module))
+
+
+def line(row: Quantized) -> str:
+    kl, top = row.quality["kl"], row.quality["same_top"]
+    cells = (
+        f"{row.case:<20} {row.tool:<15}",
+        f"{row.seconds:>8.1f} s {row.cpu_seconds:>8.1f} s CPU {row.peak_bytes / 1e9:>6.2f} GB",
+        f"{row.nbytes / 1e6:>8.1f} MB",
+        f"  KL {kl['value']:.5f} ± {kl['error']:.5f}   same top {100 * top['value']:.1f} %",
+    )
+    return " ".join(cells)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    parser.add_argument("--peers", nargs="*", default=["llama.cpp", "llm-compressor", "gptqmodel"])
+    parser.add_argument("--llama-quantize", default=".venv-llama/bin/llama-quantize")
+    parser.add_argument("--llmcompressor-python", default=".venv-llmcompressor/bin/python")
+    parser.add_argument("--gptqmodel-python", default=".venv-gptqmodel/bin/python")
+    parser.add_argument("--tokens", type=int, default=16384, help="to calibrate with")
+    parser.add_argument("--measured-tokens", type=int, default=2048)
+    parser.add_argument("--cases", nargs="*", help="some of the table; default: all")
+    parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} alone, with few tokens")
+    parser.add_argument("--json", type=Path, help="keep the result there")
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.cases, arguments.tokens, arguments.measured_tokens = arguments.cases or [*QUICK], 1024, 512
+    model = resolve_model(arguments.model).path
+    found = tools(arguments)
+    rows, failures = [], {}
+    with tempfile.TemporaryDirectory(prefix="quire-bench-quantize-") as folder:
+        bench = Bench(model, Path(folder), arguments.tokens, arguments.measured_tokens)
+        for case, by_tool in cases(bench.importance).items():
+            if arguments.cases and case not in arguments.cases:
+                continue
+            for name, given in by_tool.items():
+                if name not in found:
+                    continue
+                row = bench.run(case, found[name], given, to_gguf="llama.cpp" in by_tool)
+                if isinstance(row, str):
+                    failures[f"{case}: {name}"] = row
+                    progress(f"{case}: {name} {row}")
+                    continue
+                rows.append(row)
+                print(line(row), flush=True)
+    result = _result(model, arguments, rows, failures)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+    return 1 if failures else 0
+
+
+def _result(
+    model: Path, arguments: argparse.Namespace, rows: Sequence[Quantized], failures: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "benchmark": "quantize",
+        "model": model.name,
+        "machine": describe(),
+        "calibration_tokens": arguments.tokens,
+        "measured_tokens": arguments.measured_tokens,
+        "rows": [asdict(row) for row in rows],
+        "failures": dict(failures),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

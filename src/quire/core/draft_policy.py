@@ -1,0 +1,36 @@
+"""What the scheduler is told of speculative decoding: the methods that propose drafts, and what is fixed by options."""
+
+from dataclasses import dataclass
+
+ANY_METHOD = "draft"
+CPU_TOKEN_COST = 0.4  # of one more token, as a fraction of a step of one token, until steps have been measured
+GPU_TOKEN_COST = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMethod:
+    """One method: how many drafts it proposes, and what is believed of it until it is measured."""
+
+    name: str = ANY_METHOD
+    max_tokens: int = 5  # draft tokens of one sequence in one step
+    acceptance: float = 0.5  # of a draft token
+    cost: float = 0.0  # seconds of one draft token, as a fraction of a step of one token; 0: it is free
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it proposes as much as it likes: one that is not free is asked."""
+        return self.cost == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPolicy:
+    methods: tuple[DraftMethod, ...] = (DraftMethod(),)
+    token_cost: float = CPU_TOKEN_COST
+    per_batch_size: tuple[tuple[int, int, int], ...] = ()  # (from, to, draft tokens) sequences of a step: no choice
+    synthetic: bool = False  # drafts are accepted by chance: only those that were verified teach anything
+
+    def fixed_length(self, batch_size: int) -> int | None:
+        """The number of draft tokens that options demand; None: it is chosen."""
+        if not self.per_batch_size:
+            return None
+        return next((count for low, high, count in self.per_batch_size if low <= batch_size <= high), 0)

@@ -1,0 +1,124 @@
+"""The process of a rank other than 0: it does what rank 0 says, and has no scheduler and no sampler of its own.
+
+Started as `python -m quire.executors.ranks.follower SOCKET MEMORY RANK SIZE PARENT` with two inherited file
+descriptors. It ends when the other end of the socket is closed or when PARENT, the process of rank 0, is gone."""
+
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import QuireError
+from quire.executors.options import ExecutorOptions
+from quire.executors.ranks.messages import (
+    AllocateRank,
+    FromRank,
+    LoadRankAdapter,
+    MoveBlocks,
+    PutRankAdapter,
+    RankFailed,
+    RankLoaded,
+    RankReady,
+    RemoveRankAdapter,
+    RunStep,
+    StartRank,
+    ToRank,
+    decode_to_rank,
+    encode,
+)
+from quire.executors.ranks.rank import RankExecutor
+from quire.ipc.channel import Channel
+from quire.ops.compiled import native
+from quire.ops.opset import KVSpec
+from quire.ops.ranks.group import RankGroup
+from quire.ops.ranks.opset import RankCache, RankOps
+from quire.runtime.kv import KVSize
+
+
+class FollowerOps(RankOps):
+    """Keeps what rank 0 calls by number."""
+
+    def __init__(self, ops: Any, index: Any) -> None:
+        super().__init__(ops, index)
+        self.caches: list[RankCache] = []
+        self.programs: list[Any] = []
+
+    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> RankCache:
+        self.caches.append(super().new_cache(spec, num_blocks, num_host_blocks))
+        return self.caches[-1]
+
+    def compile(self, *args: Any, **named: Any) -> Any:
+        self.programs.append(super().compile(*args, **named))
+        return self.programs[-1]
+
+
+class FollowerExecutor(RankExecutor):
+    ops_type = FollowerOps
+    size: KVSize  # the largest that fits
+
+    def do(self, message: ToRank) -> FromRank | None:
+        match message:
+            case RunStep():
+                self._ops.programs[message.program].run(message.batch())
+            case MoveBlocks(cache, how, pairs):
+                assert how in ("copy", "swap_out", "swap_in", "move"), how
+                getattr(self._ops.caches[cache], how)(pairs)
+            case PutRankAdapter(slot, key):
+                self.adapters.put(slot, key)
+            case LoadRankAdapter(key, path):
+                self.add_adapter(key, self.load_adapter(Path(path)))
+                return RankReady()
+            case RemoveRankAdapter(key):
+                self.remove_adapter(key)
+            case AllocateRank(num_blocks, num_host_blocks, max_model_len):
+                self.allocate(KVSize(self.size.spec, num_blocks, num_host_blocks, max_model_len))
+                return RankReady()
+            case StartRank():
+                self.size = self.load()
+                size = self.size
+                return RankLoaded(size.num_blocks, size.num_host_blocks, size.max_model_len, self.weight_bytes)
+        return None
+
+
+def main(file: int, memory: int, rank: int, size: int, parent: int) -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to stop
+    logging.basicConfig(level=logging.ERROR)  # rank 0 has the same to say
+    group = RankGroup(memory, rank, size)
+    group.native.start_heartbeat(parent)
+    channel = Channel(socket.socket(fileno=file))
+    executor: FollowerExecutor | None = None
+    for message in _messages(channel):
+        if isinstance(message, StartRank):
+            executor = FollowerExecutor(message.path, ExecutorOptions(**message.options), group)  # type: ignore[arg-type]
+        assert executor is not None, message
+        try:
+            answer = executor.do(message)
+        except native.RankLost:
+            return 0  # rank 0 knows
+        except QuireError as error:
+            answer = RankFailed.of(error)
+        if answer is not None:
+            channel.send(encode(answer))
+    return 0
+
+
+def _messages(channel: Channel) -> Iterator[ToRank]:
+    """As they come, until rank 0 has closed its end."""
+    waiting: deque[bytes] = deque()
+    while not channel.ended:
+        while waiting:
+            yield decode_to_rank(waiting.popleft())
+        select.select([channel], [], [])
+        waiting += channel.receive()
+
+
+if __name__ == "__main__":
+    status = main(*map(int, sys.argv[1:]))
+    sys.stderr.flush()
+    os._exit(status)  # at once: what it has is memory

@@ -1,0 +1,90 @@
+"""OpenTelemetry: a span for each request, below the client's and above the worker's. An optional dependency,
+imported only if used."""
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from quire import __version__
+from quire.core.errors import Unsupported
+from quire.gateway.usage import TokenUsage
+
+if TYPE_CHECKING:
+    from quire.gateway.exchange import Exchange
+
+VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def gateway_tracer(endpoint: str | None) -> "GatewayTracer | None":
+    """None unless the configuration or OpenTelemetry's own environment variables name an endpoint."""
+    if not endpoint and not any(os.environ.get(name) for name in VARIABLES):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise Unsupported("spans need OpenTelemetry", "pip install 'quire[otel]'") from error
+    return GatewayTracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+
+
+class GatewayTracer:
+    def __init__(self, processor: Any) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        service = os.environ.get("OTEL_SERVICE_NAME", "quire-gateway")
+        resource = Resource.create({"service.name": service, "service.version": __version__})
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(processor)
+        self._source = self._provider.get_tracer("quire.gateway", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, exchange: "Exchange") -> None:
+        """Workers get the span as their parent."""
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        names = ("traceparent", "tracestate")
+        given = {name: exchange.request.header(name.encode()) for name in names}
+        exchange.span = self._source.start_span(
+            f"{exchange.request.method} {exchange.request.path}",
+            context=self._propagator.extract({name: value for name, value in given.items() if value}),
+            kind=SpanKind.SERVER,
+        )
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, context=set_span_in_context(exchange.span))
+        exchange.trace_headers = [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
+
+    def end(self, exchange: "Exchange", worker: str, usage: TokenUsage, now: float) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        span, wall = exchange.span, time.time_ns()
+        span.set_attributes(
+            {
+                "http.request.method": exchange.request.method,
+                "url.path": exchange.request.path,
+                "http.response.status_code": exchange.status,
+                "gen_ai.request.model": exchange.facts.model or "",
+                "gen_ai.response.model": exchange.model or "",
+                "gen_ai.usage.input_tokens": usage.prompt,
+                "gen_ai.usage.output_tokens": usage.output,
+                "gen_ai.usage.cached_tokens": usage.cached,
+                "enduser.id": exchange.tenant.name,
+                "quire.request.id": exchange.id,
+                "quire.worker": worker,
+                "quire.attempts": exchange.num_attempts,
+                "quire.queue_seconds": exchange.queue_seconds,
+                "quire.predicted_hit": exchange.context.predicted_hit,
+            }
+        )
+        if exchange.first_token is not None:
+            span.add_event("first_token", timestamp=wall - int((now - exchange.first_token) * 1e9))
+        if exchange.error:
+            span.set_attribute("error.type", exchange.error)
+        if exchange.status >= 500:
+            span.set_status(Status(StatusCode.ERROR, exchange.error))
+        span.end(wall)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()

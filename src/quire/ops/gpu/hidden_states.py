@@ -1,0 +1,22 @@
+"""Hidden states that outlive a step, for heads that draft from them: at a fixed place, where CUDA graphs read them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.ops.opset import Int32, Program
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuHiddenStates:
+    rows: Tensor  # [num_rows, columns]
+
+    def put(self, rows: Int32, program: Program, lines: Int32) -> None:
+        """Queued on the stream: the next step may overwrite what was kept."""
+        assert program.kept is not None, "the program keeps no hidden states"
+        targets, sources = (
+            torch.from_numpy(index).to(self.rows.device, torch.int64, non_blocking=True) for index in (rows, lines)
+        )
+        with torch.inference_mode():
+            self.rows.index_copy_(0, targets, program.kept.index_select(0, sources).to(self.rows.dtype))

@@ -1,0 +1,104 @@
+"""The recorder of a process that may be one of several ranks: values that ranks have in common, and where they wait."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
+from quire.ops.native.liveness import Use
+from quire.ops.native.recorder import (
+    Emit,
+    RecordedColumns,
+    RecordedLogits,
+    RecordedTable,
+    Recorder,
+    SymbolicBatch,
+    ViewOf,
+    new_value,
+)
+from quire.ops.native.shared_values import SharedValues
+from quire.ops.opset import Activation, Float32, KVSpec, Routing
+from quire.ops.ranks.cuts import Cut
+from quire.ops.tensors import PackedExperts, PackedWeight
+
+
+class RankRecorder(Recorder):
+    """`cut` of an op: the part that this rank has."""
+
+    def __init__(self, spec: KVSpec, max_tokens: int = 0, hidden: NativeHiddenStates | None = None) -> None:
+        super().__init__(spec, max_tokens, hidden)
+        self.shared = SharedValues()
+
+    def embedding(self, ids: Any, table: RecordedTable, cut: Cut | None = None) -> RecordedColumns:
+        if cut is None:
+            return super().embedding(ids, table)
+        assert ids == SymbolicBatch.ids, "tables of positions are not divided"
+        out = new_value(table.columns)
+        self.shared.storages.add(out.storage)
+        arguments = False, table.storage, table.data, table.row_order
+        rows = {"first_row": cut.first, "total_rows": cut.total}
+        self._record((), out, lambda tape, view: tape.embedding(*arguments, view(out), **rows))
+        self._at_barrier(Use([out.storage], None, barrier=True), lambda tape, view: tape.rank_barrier())
+        return out
+
+    def all_gather(self, x: RecordedColumns, cuts: Sequence[Cut]) -> RecordedColumns:
+        assert x.columns == sum(cut.count for cut in cuts), f"{x.columns} columns of {cuts}"
+        out = new_value(sum(cut.total for cut in cuts))
+        self.shared.storages.add(out.storage)
+        if len(cuts) == 1 and x.columns == x.storage.columns:
+            self.shared.written_in_place.setdefault(x.storage, (out.storage, cuts[0].first))
+        own = self.split(x, [cut.count for cut in cuts])
+        starts = np.cumsum([0, *(cut.total for cut in cuts)]).tolist()
+        places = [
+            RecordedColumns(out.storage, start + cut.first, cut.count) for start, cut in zip(starts, cuts, strict=False)
+        ]
+
+        def emit(tape: Any, view: ViewOf) -> None:
+            for columns, place in zip(own, places, strict=True):
+                if self.shared.written_in_place.get(columns.storage, (None,))[0] is not out.storage:
+                    tape.copy_columns(view(columns), view(place))
+            tape.rank_barrier()
+
+        self._at_barrier(Use([x.storage], out.storage, barrier=True, any_rows=True), emit)
+        return out
+
+    def linear(self, x: RecordedColumns, w: PackedWeight) -> RecordedColumns:
+        self.shared.widest_input = max(self.shared.widest_input, w.num_inputs)
+        return super().linear(x, w)
+
+    def moe(
+        self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
+        routing: Routing, kind: Activation, correction: Float32 | None = None, cut: Cut | None = None,
+    ) -> RecordedColumns:  # fmt: skip
+        if cut is None:
+            return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
+        assert gate_up.num_outputs == 2 * cut.count and down.num_inputs == cut.total
+        hidden = new_value(routing.top_k * cut.total)
+        self.shared.storages.add(hidden.storage)
+        return self._moe(x, router_logits, gate_up, down, routing, kind, correction, hidden, cut.first)
+
+    def logits(
+        self,
+        x: RecordedColumns,
+        head: PackedWeight,
+        batch: Any,
+        softcap: float = 0.0,
+        vocabulary: DraftVocabulary | None = None,
+        cut: Cut | None = None,
+    ) -> RecordedLogits:
+        if cut is None:
+            return super().logits(x, head, batch, softcap, vocabulary)
+        assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
+
+        def emit(tape: Any, view: ViewOf) -> None:
+            tape.logits(view(x), head.packed, head.bias, softcap, first_column=cut.first, num_columns=cut.total)
+            tape.rank_barrier()
+
+        self.shared.logits = True
+        self.shared.barriers.add(len(self.uses))
+        return self._take(x, emit, RecordedLogits(cut.total))
+
+    def _at_barrier(self, use: Use, emit: Emit) -> None:
+        self.shared.barriers.add(len(self.uses))
+        self._append(use, emit)

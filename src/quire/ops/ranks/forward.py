@@ -1,0 +1,250 @@
+"""The ops of a forward pass, as one rank computes them.
+
+A model's forward pass runs unchanged: a `RankValue` is all columns of a value, or those of this rank. Matrices are
+divided by their outputs, so a sum is never divided: every rank multiplies whole rows, and results have the bits of one
+process. Where an op needs all columns, they are gathered; a value is gathered once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from quire.ops.opset import Activation, KVSpec, Routing, Value
+from quire.ops.ranks.cuts import Cut, RankIndex
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
+
+
+@dataclass(slots=True, eq=False)
+class RankValue:
+    """`local`: the columns that `cuts` name, side by side. Without cuts: all columns."""
+
+    local: Value
+    cuts: tuple[Cut, ...] = ()
+    gathered: Value = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankWeight(PackedWeight):
+    """This rank's outputs of a matrix: `num_outputs` counts them."""
+
+    cuts: tuple[Cut, ...] = ()  # empty: all outputs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankExperts(PackedExperts):
+    cut: Cut | None = None  # of the outputs, or of gate and of up; None: all outputs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankHeads(PackedHeads):
+    total_heads: int = 0  # of all ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTable:
+    """Rows of an embedding table: those of this rank, if there is a cut."""
+
+    rows: Any
+    cut: Cut | None = None
+
+
+class RankForward:
+    """The ops of `OpSet` that forward passes call. `ops`: the backend's."""
+
+    def __init__(self, ops: Any, index: RankIndex, spec: KVSpec, group: int) -> None:
+        """`spec`: of the cache of all ranks. `group`: query heads that share a KV head of it."""
+        self._ops, self._index, self._spec = ops, index, spec
+        self._heads = group * spec.num_kv_heads
+
+    # -- between all columns and this rank's
+
+    def _all(self, x: RankValue) -> Value:
+        """All columns."""
+        if not x.cuts:
+            return x.local
+        if x.gathered is None:
+            x.gathered = self._ops.all_gather(x.local, x.cuts)
+        return x.gathered
+
+    def _own(self, x: RankValue, cut: Cut) -> Value:
+        """The columns of `cut`."""
+        if x.cuts == (cut,):
+            return x.local
+        sizes = (cut.first, cut.count, cut.total - cut.first - cut.count)
+        present = [size for size in sizes if size]
+        return self._ops.split(self._all(x), present)[1 if cut.first else 0]
+
+    def _changeable(self, x: RankValue) -> Value:
+        """For an op that works in place: all columns may be in memory that other ranks read."""
+        return x.local if x.cuts else self._ops.scale(x.local, 1.0)
+
+    def _columns(self, x: RankValue) -> int:
+        """Of all ranks together."""
+        if x.cuts:
+            return sum(cut.total for cut in x.cuts)
+        return x.local.columns if hasattr(x.local, "columns") else int(x.local.shape[-1])
+
+    # -- ops that need all columns
+
+    def embedding(self, ids: Any, table: RankTable) -> RankValue:
+        if table.cut is None:
+            return RankValue(self._ops.embedding(ids, table.rows))
+        return RankValue(self._ops.embedding(ids, table.rows, cut=table.cut))
+
+    def linear(self, x: RankValue, w: PackedWeight) -> RankValue:
+        assert isinstance(w, RankWeight)
+        return RankValue(self._ops.linear(self._all(x), w), w.cuts)
+
+    def adapt(self, y: RankValue, x: RankValue, slots: Any, batch: Any) -> RankValue:
+        return RankValue(self._ops.adapt(y.local, self._all(x), slots.bind(y.cuts), batch), y.cuts)
+
+    def logits(self, x: RankValue, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:
+        assert isinstance(head, RankWeight) and len(head.cuts) <= 1
+        cut = {"cut": head.cuts[0]} if head.cuts else {}
+        return self._ops.logits(self._all(x), head, batch, softcap, **cut)
+
+    def tap(self, x: RankValue, index: int) -> None:
+        """No head drafts where a model has several ranks."""
+
+    def rows(self, x: RankValue, batch: Any) -> Value:
+        return self._ops.rows(self._all(x), batch)
+
+    def rope_angles(self, positions: Any, frequencies: Any) -> RankValue:
+        return RankValue(self._ops.rope_angles(positions, frequencies))
+
+    def write_latent(self, latent: RankValue, k_rope: RankValue, batch: Any, layer: int) -> None:
+        self._ops.write_latent(self._all(latent), self._all(k_rope), batch, layer)
+
+    def moe(
+        self, x: RankValue, router_logits: RankValue, gate_up: PackedExperts, down: PackedExperts, routing: Routing,
+        kind: Activation, correction: Any = None,
+    ) -> RankValue:  # fmt: skip
+        assert isinstance(gate_up, RankExperts) and isinstance(down, RankExperts)
+        hidden = {} if gate_up.cut is None else {"cut": gate_up.cut}
+        args = self._all(x), self._all(router_logits), gate_up, down, routing, kind, correction
+        return RankValue(self._ops.moe(*args, **hidden), () if down.cut is None else (down.cut,))
+
+    # -- by heads
+
+    def linear_heads(self, x: RankValue, w: PackedHeads) -> RankValue:
+        assert isinstance(w, RankHeads)
+        inputs, outputs = w.total_heads * w.num_inputs, w.total_heads * w.num_outputs
+        cuts = [self._index.heads(columns, w.total_heads, w.total_heads) for columns in (inputs, outputs)]
+        return RankValue(self._ops.linear_heads(self._own(x, cuts[0]), w), (cuts[1],))
+
+    def rope(self, x: RankValue, angles: RankValue, head_dim: int) -> RankValue:
+        if not all(cut.unit % head_dim == 0 for cut in x.cuts):
+            x = RankValue(self._all(x))
+        return RankValue(self._ops.rope(self._changeable(x), angles.local, head_dim), x.cuts)
+
+    def write_kv(self, k: RankValue, v: RankValue, batch: Any, layer: int) -> None:
+        cut = self._index.kv_heads(self._columns(k), self._heads, self._spec.num_kv_heads)
+        self._ops.write_kv(self._own(k, cut), self._own(v, cut), batch, layer)
+
+    def paged_attention(
+        self, q: RankValue, batch: Any, layer: int, head_dim: int, scale: float, window: int = 0, softcap: float = 0.0,
+        slopes: Any = None, sinks: Any = None, biases: Any = None,
+    ) -> RankValue:  # fmt: skip
+        cut, sharing = self._query_heads(q)
+        per_head = [_heads_of(cut, vector) for vector in (slopes, sinks, biases)]
+        attended = self._ops.paged_attention(
+            self._own(q, cut), batch, layer, head_dim, scale, window, softcap, *per_head, **sharing
+        )
+        return RankValue(attended, (cut,))
+
+    def cross_attention(self, q: RankValue, batch: Any, layer: int, head_dim: int, scale: float) -> RankValue:
+        cut, sharing = self._query_heads(q)
+        return RankValue(self._ops.cross_attention(self._own(q, cut), batch, layer, head_dim, scale, **sharing), (cut,))
+
+    def attention(
+        self, q: RankValue, k: RankValue, v: RankValue, batch: Any, head_dim: int, scale: float, causal: bool = False,
+        window: int = 0, biases: Any = None,
+    ) -> RankValue:  # fmt: skip
+        heads, kv_heads = self._columns(q) // head_dim, self._columns(k) // head_dim
+        if self._index.sharing(heads, kv_heads):  # its kernels have no uneven groups
+            whole = self._all(q), self._all(k), self._all(v)
+            return RankValue(self._ops.attention(*whole, batch, head_dim, scale, causal, window, biases))
+        cut = self._index.heads(self._columns(q), heads, kv_heads)
+        kv_cut = self._index.kv_heads(self._columns(k), heads, kv_heads)
+        own = self._own(q, cut), self._own(k, kv_cut), self._own(v, kv_cut)
+        attended = self._ops.attention(*own, batch, head_dim, scale, causal, window, _heads_of(cut, biases))
+        return RankValue(attended, (cut,))
+
+    def mla_attention(self, q_latent: RankValue, q_rope: RankValue, batch: Any, layer: int, scale: float) -> RankValue:
+        heads = self._columns(q_latent) // self._spec.latent
+        latent, rope = (self._index.heads(self._columns(q), heads, heads) for q in (q_latent, q_rope))
+        own = self._own(q_latent, latent), self._own(q_rope, rope)
+        return RankValue(self._ops.mla_attention(*own, batch, layer, scale), (latent,))
+
+    def _query_heads(self, q: RankValue) -> tuple[Cut, dict[str, int]]:
+        """This rank's, of those that read the cache, and how they share its KV heads."""
+        kv_heads = self._spec.num_kv_heads
+        return self._index.heads(self._columns(q), self._heads, kv_heads), self._index.sharing(self._heads, kv_heads)
+
+    # -- column by column
+
+    def split(self, x: RankValue, sizes: Sequence[int]) -> tuple[RankValue, ...]:
+        """Of a divided value: at the bounds of its fields."""
+        if not x.cuts:
+            return tuple(RankValue(part) for part in self._ops.split(x.local, sizes))
+        ends = list(accumulate(cut.total for cut in x.cuts))
+        if not set(accumulate(sizes)) <= set(ends):
+            return self.split(RankValue(self._all(x)), sizes)
+        groups: list[list[Cut]] = [[] for _ in sizes]
+        last = list(accumulate(sizes))
+        for cut, end in zip(x.cuts, ends, strict=True):
+            groups[next(index for index, limit in enumerate(last) if end <= limit)].append(cut)
+        locals_ = self._ops.split(x.local, [sum(cut.count for cut in group) for group in groups])
+        return tuple(
+            RankValue(local, () if len(group) == 1 and group[0].is_whole else tuple(group))
+            for local, group in zip(locals_, groups, strict=True)
+        )
+
+    def rms_norm(self, x: RankValue, weight: Any, eps: float) -> RankValue:
+        if not all(cut.unit % len(weight) == 0 for cut in x.cuts):
+            x = RankValue(self._all(x))
+        return RankValue(self._ops.rms_norm(x.local, weight, eps), x.cuts)
+
+    def layer_norm(self, x: RankValue, weight: Any, bias: Any, eps: float, groups: int = 1) -> RankValue:
+        columns = self._columns(x)
+        size = columns // groups
+        if len(x.cuts) != 1 or x.cuts[0].unit % size:
+            return RankValue(self._ops.layer_norm(self._all(x), weight, bias, eps, groups))
+        [cut] = x.cuts
+        own = [_own_part(vector, cut, columns) for vector in (weight, bias)]
+        return RankValue(self._ops.layer_norm(x.local, *own, eps, cut.count // size), x.cuts)
+
+    def activate(self, x: RankValue, kind: Activation) -> RankValue:
+        return RankValue(self._ops.activate(x.local, kind), x.cuts)
+
+    def activate_and_mul(self, x: RankValue, kind: Activation) -> RankValue:
+        if x.cuts and (len(x.cuts) != 2 or x.cuts[0] != x.cuts[1]):
+            x = RankValue(self._all(x))
+        return RankValue(self._ops.activate_and_mul(x.local, kind), x.cuts[:1])
+
+    def mul_sigmoid(self, x: RankValue, gate: RankValue) -> RankValue:
+        return RankValue(self._ops.mul_sigmoid(x.local, self._all(gate)), x.cuts)
+
+    def scale(self, x: RankValue, factor: float) -> RankValue:
+        return RankValue(self._ops.scale(x.local, factor), x.cuts)
+
+    def scale_by_position(self, x: RankValue, positions: Any, growth: float, length: int) -> RankValue:
+        return RankValue(self._ops.scale_by_position(self._changeable(x), positions, growth, length), x.cuts)
+
+    def clamp(self, x: RankValue, limit: float) -> RankValue:
+        return RankValue(self._ops.clamp(x.local, limit), x.cuts)
+
+    def add(self, x: RankValue, y: RankValue) -> RankValue:
+        if x.cuts != y.cuts:
+            x, y = RankValue(self._all(x)), RankValue(self._all(y))
+        return RankValue(self._ops.add(x.local, y.local), x.cuts)
+
+
+def _heads_of(cut: Cut, vector: Any) -> Any:
+    """The entries of this rank's heads, of a vector with one for each head."""
+    first = cut.first // cut.unit
+    return None if vector is None else vector[first : first + cut.count // cut.unit]
+
+
+def _own_part(vector: Any, cut: Cut, columns: int) -> Any:
+    return vector if vector is None or len(vector) != columns else vector[cut.first : cut.first + cut.count]

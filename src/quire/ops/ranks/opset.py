@@ -1,0 +1,155 @@
+"""RankOps: a backend's op set, with this rank's part of every weight."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from itertools import accumulate
+from typing import Any, TypeVar
+
+from quire.ops.opset import Float32, HiddenStates, Keep, KVCache, KVSpec, Program, Sampler
+from quire.ops.ranks.cuts import Cut, RankIndex
+from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
+from quire.ops.ranks.lora import RankSlots
+from quire.ops.ranks.roles import Outputs, Roles
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+
+Packed = TypeVar("Packed")
+
+
+class RankOps:
+    """Weights are numbered in the order in which they are packed, as in the trace that `roles` come from."""
+
+    def __init__(self, ops: Any, index: RankIndex) -> None:
+        """`ops`: of a backend that gathers among the ranks of its group."""
+        self.backend, self.index = ops, index
+        self.begin(Roles())
+
+    def begin(self, roles: Roles) -> None:
+        """The weights of a model that has these roles come next."""
+        self._roles = roles
+        self._num_matrices = self._num_experts = self._num_tables = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
+    ) -> PackedWeight:
+        outputs = self._roles.matrices[self._num_matrices]
+        self._num_matrices += 1
+        assert outputs.num_outputs == sum(part.num_rows for part in parts), f"{parts[0].name}: another one was traced"
+        cuts = outputs.cuts(self.index)
+        if all(cut.is_whole for cut in cuts) or self._separates_types(parts, outputs):
+            return _as(RankWeight, self.backend.pack(parts, bias, keep))
+        ranges = _ranges(cuts)
+        own_bias = None if bias is None else _own_rows(bias, ranges)
+        return _as(RankWeight, self.backend.pack(_own_rows(parts, ranges), own_bias, keep), cuts=cuts)
+
+    def _separates_types(self, parts: Sequence[StoredTensor], outputs: Outputs) -> bool:
+        """Whether a rank would have parts of some storage types only: matmuls that ranks prepare together are alike."""
+        if len({(part.type.name, part.threshold) for part in parts}) == 1:
+            return False
+        size = self.index.size
+        ranks = [_ranges(outputs.cuts(RankIndex(rank, size))) for rank in range(size)]
+        return any(len({part.name for part in _own_rows(parts, ranges)}) < len(parts) for ranges in ranks)
+
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
+        is_gate = self._num_experts in self._roles.gates
+        self._num_experts += 1
+        outputs = sum(part.num_rows for part in experts[0])
+        cut = self.index.even(outputs // 2 if is_gate else outputs)
+        if cut.is_whole:
+            return _as(RankExperts, self.backend.pack_experts(experts, biases))
+        ranges = _ranges((cut, cut) if is_gate else (cut,))
+        own = [_own_rows(parts, ranges) for parts in experts]
+        own_biases = None if biases is None else [_own_rows(parts, ranges) for parts in biases]
+        return _as(RankExperts, self.backend.pack_experts(own, own_biases), cut=cut)
+
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        cut = self.index.heads(len(heads), len(heads), len(heads))
+        packed = self.backend.pack_heads(heads[cut.first : cut.first + cut.count])
+        return _as(RankHeads, packed, total_heads=len(heads))
+
+    def table(self, tensor: StoredTensor) -> RankTable:
+        of_ids = self._roles.tables[self._num_tables]
+        self._num_tables += 1
+        cut = self.index.even(tensor.shape[0])
+        if not of_ids or cut.is_whole:
+            return RankTable(self.backend.table(tensor))
+        return RankTable(self.backend.table(tensor.part(cut.first, cut.count)), cut)
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> RankSlots:
+        return RankSlots(lambda own: self.backend.new_slots(num_inputs, own, num_slots, max_rank), sizes)
+
+    def vector(self, tensor: StoredTensor) -> Any:
+        return self.backend.vector(tensor)
+
+    def biases(self, table: Float32) -> Any:
+        return self.backend.biases(table)
+
+    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> "RankCache":
+        """`spec`: of all ranks. A latent cache is the same on every rank."""
+        heads = self._roles.group * spec.num_kv_heads
+        own = self.index.kv_heads(spec.num_kv_heads, heads, spec.num_kv_heads).count
+        return RankCache(spec, self.backend.new_cache(replace(spec, num_kv_heads=own), num_blocks, num_host_blocks))
+
+    def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
+        sampler: Sampler = self.backend.new_sampler(num_rows, vocab_size)
+        return sampler
+
+    def compile(
+        self,
+        forward: "Callable[[Any, Any], Any]",
+        cache: KVCache,
+        max_tokens: int,
+        max_rows: int = 0,
+        max_model_len: int = 0,
+        sampler: Sampler | None = None,
+        sources: bool = False,
+        tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
+    ) -> Program:
+        assert isinstance(cache, RankCache), "the cache was made by another op set"
+        assert hidden is None, "no head drafts where a model has several ranks"
+        group = self._roles.group
+
+        def own_part(ops: Any, batch: Any) -> Any:
+            return forward(RankForward(ops, self.index, cache.spec, group), batch)
+
+        args = own_part, cache.own, max_tokens, max_rows, max_model_len, sampler, sources
+        program: Program = self.backend.compile(*args)
+        return program
+
+
+class RankCache:
+    """This rank's KV heads of every block."""
+
+    def __init__(self, spec: KVSpec, own: KVCache) -> None:
+        self.spec, self.own = spec, own
+        self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
+        self.swapped, self.host_buffers = own.swapped, own.host_buffers
+        self.move, self.join_swaps = own.move, own.join_swaps
+
+
+def _as(kind: type[Packed], packed: Any, **more: Any) -> Packed:
+    return kind(**{field.name: getattr(packed, field.name) for field in fields(packed)}, **more)
+
+
+def _ranges(cuts: Sequence[Cut]) -> list[tuple[int, int]]:
+    """(first, end) of this rank's rows, in a matrix whose fields are cut so."""
+    starts = [0, *accumulate(cut.total for cut in cuts)]
+    return [(start + cut.first, start + cut.first + cut.count) for start, cut in zip(starts, cuts, strict=False)]
+
+
+def _own_rows(parts: Sequence[StoredTensor], ranges: Sequence[tuple[int, int]]) -> list[StoredTensor]:
+    """The rows in `ranges` of tensors that are stacked. Others are not read."""
+    own, start = [], 0
+    for part in parts:
+        size = part.shape[0]
+        for first, end in ranges:
+            low, high = max(first - start, 0), min(end - start, size)
+            if low < high:
+                own.append(part.part(low, high - low))
+        start += size
+    return own

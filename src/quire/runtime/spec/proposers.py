@@ -1,0 +1,97 @@
+"""All speculative methods of an engine, as the runner sees them."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quire.core.draft_tree import DraftTree
+from quire.core.plan import Admission, Proposal, Run, SampledRow, StepPlan
+from quire.ops.opset import Int32, KVCache, Program, StepBatch, Value
+from quire.runtime.spec.proposer import Proposer
+from quire.runtime.spec.synthetic import SyntheticAcceptance
+
+if TYPE_CHECKING:
+    from quire.runtime.batch import BatchRows
+
+
+class Proposers:
+    """Asks the methods that are free for every row, and then the others for the rows whose run has a quota."""
+
+    def __init__(
+        self, methods: Sequence[tuple[str, Proposer]], free: Mapping[str, int], synthetic_rates: Sequence[float] = ()
+    ) -> None:
+        """`free`: draft tokens of the methods that are asked for every row."""
+        self._methods = sorted(methods, key=lambda method: method[0] not in free)
+        self._free = free
+        self.synthetic = SyntheticAcceptance(synthetic_rates) if synthetic_rates else None
+        self.caches: list[KVCache] = [cache for _, proposer in methods for cache in proposer.caches]
+        self.tree_nodes = max((proposer.tree_nodes for _, proposer in methods), default=0)
+        self._seconds = 0.0  # since `take_times`
+
+    def tapped(self, forward: Callable[[Any, Any], Value]) -> Callable[[Any, Any], Value]:
+        for _, proposer in self._methods:
+            forward = proposer.tapped(forward)
+        return forward
+
+    def bind(self, rows: "BatchRows", target: Program) -> None:
+        for _, proposer in self._methods:
+            proposer.bind(rows, target)
+
+    def admit(self, admission: Admission) -> None:
+        for _, proposer in self._methods:
+            proposer.admit(admission)
+
+    def retire(self, row: int) -> None:
+        for _, proposer in self._methods:
+            proposer.retire(row)
+
+    def move_blocks(self, plan: StepPlan) -> None:
+        for _, proposer in self._methods:
+            proposer.move_blocks(plan)
+
+    def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
+        begin = time.perf_counter()
+        for _, proposer in self._methods:
+            proposer.follow(runs, batch)
+        self._seconds += time.perf_counter() - begin
+
+    def propose(self, known: Mapping[int, Int32], runs: Mapping[int, Run]) -> dict[int, list[Proposal]]:
+        """By row, all its tokens and the run that sampled the last. -> proposals of the rows that have some"""
+        begin = time.perf_counter()
+        proposals: dict[int, list[Proposal]] = {}
+        for name, proposer in self._methods:
+            counts = dict.fromkeys(known, self._free[name]) if name in self._free else {}
+            if name not in self._free:
+                for row in known:
+                    count = runs[row].quotas.get(name, 0)
+                    if count and not _has_enough(runs[row], proposals.get(row, ())):
+                        counts[row] = count
+            if not counts:
+                continue
+            wanted = known if len(counts) == len(known) else {row: known[row] for row in counts}
+            drafted = proposer.propose(wanted, counts)
+            trees = {row: one if isinstance(one, DraftTree) else DraftTree(one) for row, one in drafted.items()}
+            if self.synthetic and name in self._free:
+                chains = {row: tree.first_branch().tokens for row, tree in trees.items()}
+                trees = {row: DraftTree(one) for row, one in self.synthetic.pad(chains, wanted, counts).items()}
+            for row, tree in trees.items():
+                proposals.setdefault(row, []).append(Proposal(name, tree.tokens, tree.parents))
+        self._seconds += time.perf_counter() - begin
+        return proposals
+
+    def accept(self, sampled: dict[int, SampledRow], drafts: Mapping[int, list[int]]) -> None:
+        """Replace what these rows' verification sampled, with synthetic acceptance."""
+        assert self.synthetic is not None
+        for row, of_row in drafts.items():
+            self.synthetic.accept(sampled[row], of_row)
+
+    def take_times(self) -> tuple[float, dict[str, list[tuple[int, float]]]]:
+        """-> the seconds since the last call, and steps of methods' own in them, (tokens, seconds) by method"""
+        steps = {name: taken for name, proposer in self._methods if (taken := proposer.take_steps())}
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds, steps
+
+
+def _has_enough(run: Run, proposals: Sequence[Proposal]) -> bool:
+    """Whether free draft tokens are worth more than those of a quota."""
+    return 0 < run.num_enough <= max((len(proposal.tokens) for proposal in proposals), default=0)

@@ -1,0 +1,138 @@
+"""Seeded requests over all speculative methods: the tokens are those of no speculation, and their distribution is the
+model's."""
+
+import math
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes import make_drafts_free
+from quire import LLM, SamplingParams
+from trials import LENGTH
+
+pytestmark = [pytest.mark.slow, pytest.mark.trial]
+
+NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 8 engines and LENGTH 10: 10,000
+BLOCK_BYTES = 2 * 2 * 3 * 16 * 16 * 2  # of the tiny model: K and V, layers, heads, head_dim, block_size, bytes
+
+
+@pytest.fixture(scope="session")
+def rough_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with noise in its weights: it drafts for it, and is often wrong."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("rough-llama")
+    shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
+    torch.manual_seed(3)
+    tensors = load_file(folder / "model.safetensors")
+    noisy = {name: tensor + 0.02 * torch.randn_like(tensor) for name, tensor in tensors.items()}
+    save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1},
+    "suffix": {"method": "suffix"},
+    "draft model": {"method": "draft_model"},
+    "suffix and draft model": {"method": "suffix,draft_model"},
+    "all, chunked": {"method": "ngram,suffix,draft_model", "max_num_batched_tokens": 16},
+    "all, recomputed": {"method": "ngram,suffix,draft_model", "num_blocks": 24},
+    "all, swapped": {"method": "ngram,suffix,draft_model", "num_blocks": 24, "swap_space": 0.01},
+    "all, at their real cost": {"method": "ngram,suffix,draft_model", "real": True},
+}
+
+
+def requests(seed: int) -> tuple[list[str], list[SamplingParams]]:
+    rng = random.Random(seed)
+    prompts, params = [], []
+    for _ in range(NUM_REQUESTS):
+        word = "".join(rng.choice("abcd ") for _ in range(rng.randint(2, 9)))
+        prompts.append((word * 9)[: rng.randint(1, 40)])
+        filters = rng.choice(
+            [{}, {"top_k": 5}, {"top_p": 0.8}, {"repetition_penalty": 1.2}, {"frequency_penalty": 0.4}]
+        )
+        params.append(
+            SamplingParams(
+                seed=rng.randrange(1000),
+                temperature=rng.choice([0.0, 0.3, 1.0]),
+                max_tokens=rng.randint(1, 20),
+                n=rng.choice([1, 1, 1, 3]),
+                ignore_eos=rng.random() < 0.7,
+                logprobs=rng.choice([None, None, 1]),
+                stop_token_ids=rng.sample(range(3, 250), rng.choice([0, 0, 20])),
+                **filters,
+            )
+        )
+    return prompts, params
+
+
+def answers(llm: LLM, seed: int) -> list[Any]:
+    outputs = llm.generate(*requests(seed))
+    return [
+        [(one.token_ids, one.finish_reason, one.stop_reason, one.cumulative_logprob) for one in output.outputs]
+        for output in outputs
+    ]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_seeded_requests_have_the_tokens_of_no_speculation(tiny_model: Path, rough_model: Path, name: str) -> None:
+    given = dict(ENGINES[name])
+    options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 16, "max_num_batched_tokens": 64}
+    pool, real = given.pop("num_blocks", None), given.pop("real", False)
+    options |= {key: given.pop(key) for key in ("max_num_batched_tokens", "swap_space") if key in given}
+    seed = list(ENGINES).index(name)
+    expected = answers(LLM(tiny_model, max_model_len=128), seed)
+    if "draft_model" in given["method"]:
+        given["model"] = str(rough_model)
+        pool = 2 * pool if pool else None  # half of the bytes are the draft model's
+    if pool:
+        options["kv_cache_memory_bytes"] = pool * BLOCK_BYTES
+    llm = LLM(tiny_model, speculative_config=given, **options)
+    if not real:
+        make_drafts_free(llm.engine._scheduler.speculation)
+    assert answers(llm, seed) == expected
+    stats = llm.engine.stats()
+    assert (stats.preemptions > 0) == bool(pool)
+    assert real or 20 < stats.accepted_tokens < stats.draft_tokens
+
+
+def test_the_distribution_is_the_models(tiny_model: Path, rough_model: Path) -> None:
+    """A chi-square test of the first two tokens, of eight that are allowed: the second is a draft, or follows none."""
+    allowed, prompt, count = list(range(70, 78)), "abcabcabc", 1000 * LENGTH
+    config = {"method": "ngram,draft_model", "model": str(rough_model), "prompt_lookup_min": 1}
+    llm = LLM(tiny_model, speculative_config=config, max_model_len=128, max_num_seqs=32)
+    make_drafts_free(llm.engine._scheduler.speculation)
+    base = {"temperature": 1.0, "allowed_token_ids": allowed, "ignore_eos": True}
+    params = [SamplingParams(seed=seed, max_tokens=4, **base) for seed in range(count)]
+    drawn = Counter(tuple(output.outputs[0].token_ids[:2]) for output in llm.generate([prompt] * count, params))
+    stats = llm.engine.stats()
+    assert count // 20 < stats.accepted_tokens < stats.draft_tokens
+
+    plain = LLM(tiny_model, max_model_len=128)
+    ids = plain.tokenizer.encode(prompt)
+    pairs = [(first, second) for first in allowed for second in allowed]
+    scored = plain.generate([[*ids, *pair] for pair in pairs], SamplingParams(max_tokens=1, prompt_logprobs=0))
+    firsts, seconds = dict[int, float](), dict[tuple[int, int], float]()
+    for (first, second), output in zip(pairs, scored, strict=True):
+        assert output.prompt_logprobs is not None
+        at_first, at_second = output.prompt_logprobs[-2:]
+        assert at_first is not None and at_second is not None
+        firsts[first] = math.exp(at_first[first].logprob)
+        seconds[first, second] = math.exp(at_second[second].logprob)
+    behind = {first: sum(seconds[first, second] for second in allowed) for first in allowed}
+    expected = {
+        (first, second): count * firsts[first] / sum(firsts.values()) * seconds[first, second] / behind[first]
+        for first, second in pairs
+    }
+    rare = [pair for pair, number in expected.items() if number < 5]
+    bins = [(drawn[pair], number) for pair, number in expected.items() if number >= 5]
+    if rare:
+        bins.append((sum(drawn[pair] for pair in rare), sum(expected[pair] for pair in rare)))
+    statistic = sum((seen - number) ** 2 / number for seen, number in bins)
+    degrees = len(bins) - 1
+    assert statistic < degrees + 4 * math.sqrt(2 * degrees), f"chi-square is {statistic:.1f} of {degrees} degrees"

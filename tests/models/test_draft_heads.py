@@ -1,0 +1,264 @@
+"""Heads that draft from hidden states, beside the same in plain torch: logits, drafts, and what is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.checking import DEVICE, make_ops, on_host
+from models.head_twins import (
+    FORMATS,
+    Drafts,
+    Target,
+    mtp_twin,
+    write_deep_speculator,
+    write_eagle,
+    write_eagle3,
+    write_medusa,
+    write_mtp,
+)
+from quire.core.errors import BadCheckpoint, BadRequest, QuireError, Unsupported
+from quire.core.params import SamplingParams
+from quire.core.plan import Admission, Run, StepPlan
+from quire.executors.draft_checkpoint import HeadCheckpoint
+from quire.models import eagle
+from quire.models.config import ModelConfig
+from quire.models.registry import family, read_model_config
+from quire.ops.native.liveness import needed_for_logits
+from quire.ops.native.recorder import Recorder, SymbolicBatch
+from quire.ops.opset import OpSet
+from quire.runtime.kv import KVSize, kv_spec
+from quire.runtime.runner import Runner
+from quire.runtime.spec import METHODS
+from quire.runtime.spec.proposer import ProposerContext
+from quire.runtime.spec.proposers import Proposers
+from quire.runtime.spec.taps import with_taps
+from quire.weights.checkpoint import open_checkpoint
+
+BLOCK, NUM_DRAFTS, MAX_LEN = 4, 3, 96
+PROMPTS = [list(range(40, 62)), [70, 3, 99, 99, 8], [17]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable[[str], tuple[Path, str, Path, Drafts]]:
+    """Format -> target, method, head (the target's own folder for MTP), twin."""
+
+    @cache
+    def make(name: str) -> tuple[Path, str, Path, Drafts]:
+        folder = tmp_path_factory.mktemp("head")
+        if name.startswith("MTP"):
+            path = write_mtp(folder, name.split()[1], tiny_model)
+            return path, "mtp", path, mtp_twin(Target(path), path)
+        method, write, twin = FORMATS[name]
+        head = write(folder)
+        return tiny_model, method, head, twin(Target(tiny_model), head)
+
+    return make
+
+
+def new_runner(ops: OpSet, path: Path, method: str, head: Path, num_drafts: int = NUM_DRAFTS) -> Runner:
+    checkpoint = open_checkpoint(path)
+    file = family(checkpoint.config.architecture)
+    config = read_model_config(file, checkpoint.config)
+    model = file.load(ops, checkpoint, config, MAX_LEN)
+    opened = HeadCheckpoint.open(method, str(head) if METHODS[method].has_model else "", checkpoint, config)
+    size = KVSize(kv_spec(config, BLOCK, "float32"), 80, 0, MAX_LEN)
+    context = ProposerContext(ops, model, size, 4, 32, head=opened.load(ops, model))
+    made = getattr(import_module(METHODS[method].module), METHODS[method].name)(context, num_drafts)
+    proposers = Proposers([(method, made)], {method: num_drafts})
+    return Runner(ops, model, size, max_rows=4, max_tokens=32, proposer=proposers)
+
+
+def head_of(runner: Runner) -> Any:
+    assert runner.proposer is not None
+    return runner.proposer._methods[0][1]
+
+
+class Steps:
+    """A scheduler by hand: all prompts, and then as many drafts as are told."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.number = runner, 0
+        self.blocks = iter(np.random.default_rng(1).permutation(80).tolist())
+        self.tokens = {row: list(prompt) for row, prompt in enumerate(PROMPTS)}
+        self.tables: dict[int, list[int]] = {row: [] for row in self.tokens}
+        self.drafts: dict[int, list[int]] = {}
+
+    def grow(self, row: int, length: int) -> list[int]:
+        new = [next(self.blocks) for _ in range(-(-length // BLOCK) - len(self.tables[row]))]
+        self.tables[row] += new
+        return new
+
+    def run(self, runs: list[Run], admitted: list[Admission]) -> None:
+        self.number += 1
+        for one in self.runner.run(StepPlan(self.number, runs, admitted=admitted)).sampled:
+            self.tokens[one.row] += one.tokens
+            self.drafts[one.row] = one.proposals[0].tokens if one.proposals else []
+            kept = -(-(len(self.tokens[one.row]) - 1) // BLOCK)
+            if runs[0].drafts or any(run.drafts for run in runs if run.row == one.row):
+                self.tables[one.row] = self.tables[one.row][:kept]
+
+    def prefill(self) -> None:
+        """The longest prompt in two chunks, the second beside the others."""
+        admitted = []
+        for row, tokens in self.tokens.items():
+            self.grow(row, len(tokens))
+            params = SamplingParams(temperature=0.0, seed=1)
+            admitted.append(Admission(row, params, 0, list(tokens), len(tokens), list(self.tables[row]), []))
+        self.run([Run(0, 0, 9)], admitted)
+        self.run([Run(0, 9, len(PROMPTS[0]) - 9), *(Run(row, 0, len(PROMPTS[row])) for row in (1, 2))], [])
+
+    def decode(self, drafts: dict[int, list[int]]) -> None:
+        runs = []
+        for row, tokens in self.tokens.items():
+            start, count = len(tokens) - 1, 1 + len(drafts.get(row, []))
+            runs.append(Run(row, start, count, self.grow(row, start + count), list(drafts.get(row, []))))
+        self.run(runs, [])
+
+
+def check_drafts(backend: str, path: Path, method: str, head: Path, twin: Drafts, *, brief: bool = False) -> None:
+    """At every step: after a prompt in chunks, without drafts, with right, wrong and half right ones."""
+    steps = Steps(new_runner(make_ops(backend), path, method, head))
+    target = Target(path)
+    heard = logits_heard(head_of(steps.runner))
+
+    def check() -> None:
+        expected = {row: twin(tokens, NUM_DRAFTS) for row, tokens in steps.tokens.items()}
+        for number, lines in enumerate(heard[-NUM_DRAFTS:]):
+            wanted = np.stack([of_row[1][number].numpy() for of_row in expected.values()])
+            finite = np.isfinite(wanted)
+            assert (np.isfinite(lines) == finite).all()
+            scale = np.abs(wanted[finite]).max()
+            np.testing.assert_allclose(lines[finite], wanted[finite], rtol=1e-4, atol=1e-4 * scale)
+        assert steps.drafts == {row: drafts for row, (drafts, _) in expected.items()}
+
+    def truth(row: int, count: int) -> list[int]:
+        tokens = list(steps.tokens[row])
+        for _ in range(count):
+            with torch.no_grad():
+                tokens.append(int(target.model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        return tokens[len(steps.tokens[row]) :]
+
+    steps.prefill()
+    check()
+    if not brief:
+        steps.decode({})
+        check()
+    steps.decode({0: truth(0, 3), 1: [*truth(1, 1), 0, 0], 2: [0]})
+    check()
+    if not brief:
+        steps.decode({0: truth(0, 2), 2: truth(2, 3)})
+        check()
+
+
+def test_a_head_goes_on_after_steps_without_drafts(made: Any) -> None:
+    """Hidden states are read before they are overwritten, also where no drafts are asked for."""
+    path, method, head, twin = made("EAGLE-3")
+    steps = Steps(new_runner(make_ops(BACKENDS[-1]), path, method, head))
+    proposer = head_of(steps.runner)
+    propose = proposer.propose
+    steps.prefill()
+    proposer.propose = lambda known, counts: {}
+    for number in range(9):
+        steps.decode({row: [number] * row for row in range(3)})
+    proposer.propose = propose
+    steps.decode({})
+    assert steps.drafts == {row: twin(tokens, NUM_DRAFTS)[0] for row, tokens in steps.tokens.items()}
+
+
+def logits_heard(proposer: Any) -> list[np.ndarray]:
+    """The logits that drafts are drawn from, one entry a draft."""
+    heard: list[np.ndarray] = []
+    draw = proposer._sampler.draw
+
+    def listen(logits: Any, rows: Any) -> Any:
+        heard.append(on_host(logits)[: len(rows)])
+        return draw(logits, rows)
+
+    proposer._sampler.draw = listen
+    return heard
+
+
+ALL = [*FORMATS, "MTP deepseek", "MTP glm"]
+BACKENDS = ["torch", "native"] if DEVICE is None else ["gpu"]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_drafts_are_those_of_plain_torch(made: Any, backend: str, name: str) -> None:
+    check_drafts(backend, *made(name))
+
+
+def test_drafts_of_the_gpus_op_set(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, or in Triton's interpreter."""
+    monkeypatch.setattr("models.checking.DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
+    check_drafts("gpu", *made("EAGLE-3"), brief=True)
+
+
+def target_config(path: Path) -> ModelConfig:
+    checkpoint = open_checkpoint(path)
+    return read_model_config(family(checkpoint.config.architecture), checkpoint.config)
+
+
+@pytest.mark.parametrize("layers, taps", [(30, (2, 15, 27)), (32, (2, 16, 29)), (6, (2, 3, 3))])
+def test_without_a_list_three_layers_are_read(tmp_path: Path, tiny_model: Path, layers: int, taps: Any) -> None:
+    head = open_checkpoint(write_eagle3(tmp_path, eagle_config={}))
+    target = target_config(tiny_model)
+    deeper = replace(target, layers=layers, windows=(0,) * layers, rotated=(True,) * layers)  # type: ignore[call-arg]
+    assert eagle.eagle3_config(head, deeper).taps == taps
+
+
+@pytest.mark.parametrize(
+    "method, write, told",
+    [
+        ("eagle", lambda path: write_eagle(path, hidden=64), "hidden states of 64 columns, and the model's have 72"),
+        ("eagle", lambda path: write_eagle(path, vocab=300), "300 tokens, and the model has 259"),
+        ("eagle3", lambda path: write_eagle3(path, target_hidden_size=80), "80 columns, and the model's have 72"),
+        ("eagle3", lambda path: write_eagle3(path, eagle_config={}), "layers 2, 1, -1, and the model has no -1"),
+        ("eagle3", lambda path: write_eagle3(path, draft_vocab_size=90), r"d2t is \[200\], and draft_vocab_size is 90"),
+        ("eagle3", lambda path: write_eagle3(path, model_type="gpt2"), "a layer of a `gpt2`(.|\n)*llama, qwen3"),
+        ("eagle", write_deep_speculator, "not those of `EAGLE`.*unknown"),
+        ("medusa", write_eagle3, "medusa_num_heads is missing"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused_by_name(
+    tmp_path: Path, tiny_model: Path, method: str, write: Callable[[Path], Path], told: str
+) -> None:
+    with pytest.raises((BadRequest, BadCheckpoint, Unsupported), match=told) as refused:
+        new_runner(make_ops(BACKENDS[-1]), tiny_model, method, write(tmp_path))
+    assert isinstance(refused.value, QuireError)
+
+
+def test_a_family_without_the_layers_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(Unsupported, match="`LlamaForCausalLM` without layers that predict further tokens"):
+        HeadCheckpoint.open("mtp", "", open_checkpoint(tiny_model), target_config(tiny_model))
+
+
+def test_more_drafts_than_heads_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(BadRequest, match="is 4, and there are 3 heads"):
+        new_runner(make_ops(BACKENDS[-1]), tiny_model, "medusa", write_medusa(tmp_path), num_drafts=4)
+
+
+@pytest.mark.parametrize("name, spared", [(None, True), ("EAGLE-3", True), ("EAGLE", False)])
+def test_only_what_a_head_reads_is_computed_for_all_tokens(
+    made: Any, tiny_model: Path, name: str | None, spared: bool
+) -> None:
+    """Without a head, and with one that reads earlier layers, the last layer of a prompt is computed for the tokens
+    that have logits."""
+    ops, checkpoint, config = make_ops("native"), open_checkpoint(tiny_model), target_config(tiny_model)
+    model = family(checkpoint.config.architecture).load(ops, checkpoint, config, MAX_LEN)
+    forward = model.forward
+    if name:
+        _, method, head, _ = made(name)
+        opened = HeadCheckpoint.open(method, str(head), checkpoint, config)
+        forward = with_taps(forward, replace(opened.load(ops, model), taps=(0, 1, 1) if spared else (3,)))
+    recorder = Recorder(kv_spec(config, BLOCK, "float32"), 8)
+    forward(recorder, SymbolicBatch())
+    assert (recorder.kept is not None) == (name is not None)
+    assert bool(needed_for_logits(recorder.uses)) == spared
