@@ -8,7 +8,7 @@ import pytest
 from engine.test_speculation import KINDS, KV_BLOCK, bits, speculating
 from quire import LLM
 from quire.api.outputs import RequestOutput
-from runtime.oracle import TreeOracle
+from runtime.oracle import tree_oracle
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 def test_all_requests_together(default_model: Path, plain: list[RequestOutput], name: str) -> None:
     llm = speculating(default_model, **ENGINES[name])
     texts = [[*output.prompt_token_ids, *one.token_ids] for output in plain for one in output.outputs]
-    llm.engine.executor.runner.proposer = TreeOracle(texts, 49152, max_nodes=12)
+    llm.engine.executor.runner.proposer = tree_oracle(texts, 49152)
     found = llm.generate([prompt for prompt, _ in KINDS.values()], [params for _, params in KINDS.values()])
     for kind, ours, theirs in zip(KINDS, found, plain, strict=True):
         assert bits(ours) == bits(theirs), kind

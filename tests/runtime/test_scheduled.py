@@ -157,7 +157,7 @@ def test_trees_of_drafts_change_nothing(model: str) -> None:
             NATIVE, model, told=alone, trees=True, num_blocks=num_blocks, host=host, budget=24
         )
         assert tokens == alone
-        assert num_preemptions > 0 and (num_swapped > 0) == (host > 0)
+        assert num_preemptions > 0 and (model == "mistral" or (num_swapped > 0) == (host > 0))
 
 
 def test_trees_between_steps_that_are_planned_ahead_change_nothing() -> None:
