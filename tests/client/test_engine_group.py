@@ -103,6 +103,7 @@ async def kill(group: EngineGroup, chance: random.Random, count: int) -> None:
                 await asyncio.sleep(0.002)
 
 
+@pytest.mark.timeout(120 + 200 * LENGTH)
 @pytest.mark.parametrize(
     ("num_prefill", "num_decode", "num_kills"),
     [(1, 1, 2), pytest.param(2, 2, 20 * LENGTH, marks=[pytest.mark.trial, LONG])],
@@ -127,7 +128,7 @@ def test_random_kills_of_either_side_lose_nothing(
             assert metrics.transfer_total("prefills") > 0 and metrics.transfer_total("sent_bytes") > 0
             await no_block_is_stranded(group, metrics)
 
-    run(main(), 120 * max(LENGTH, num_kills / 3))
+    run(main(), 100 + 10 * num_kills)
 
 
 async def read_again_and_again(
