@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fakes import FakeExecutor, FakeStore
+from fakes import FakeDecodeEngines, FakeExecutor, FakePrefillEngines, FakeStore
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.plan import StepPlan
@@ -25,6 +25,8 @@ class Engine:
         accuracy: float = 1.0,
         store: FakeStore | None = None,
         offload: bool = False,
+        prefill_engines: FakePrefillEngines | None = None,
+        decode_engines: FakeDecodeEngines | None = None,
         **options: Any,
     ) -> None:
         names = ("policy", "prefix_caching")
@@ -42,6 +44,8 @@ class Engine:
             drafts=num_drafts > 0,
             store=store,
             offload=offload,
+            prefill_engines=prefill_engines,
+            block_sender=decode_engines,
             **{name: options[name] for name in names if name in options},
         )
         self.executor = FakeExecutor(
@@ -52,7 +56,9 @@ class Engine:
             num_drafts=num_drafts,
             accuracy=accuracy,
             store=store,
+            peers=prefill_engines or decode_engines,
         )
+        self.prefill_engines, self.decode_engines = prefill_engines, decode_engines
         self.plans: list[StepPlan] = []
         self.events: list[SequenceEvent] = []
 
@@ -77,10 +83,15 @@ class Engine:
         self.scheduler.check()
         if self.executor.store:
             self.executor.store.advance(self.scheduler, self.executor.host)
+        if self.prefill_engines:
+            self.prefill_engines.advance(self.scheduler, self.executor.host)
+        if self.decode_engines:
+            self.decode_engines.advance(self.scheduler)
         return plan
 
     def finish(self) -> "Engine":
-        while self.scheduler.has_work or (self.executor.store and not self.executor.store.is_idle):
+        others = [each for each in (self.executor.store, self.prefill_engines, self.decode_engines) if each]
+        while self.scheduler.has_work or not all(each.is_idle for each in others):
             self.step()
         assert self.scheduler.stats().held_blocks == 0
         return self

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, FakeStore, make_drafts_free
+from fakes import FakeExecutor, FakePrefillEngines, FakeStore, make_drafts_free
 from quire.core.errors import BadRequest
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
@@ -38,6 +38,7 @@ class Setting:
     num_drafts: int = 0
     store: FakeStore | None = None
     offload: bool = False
+    prefill_engines: FakePrefillEngines | None = None
 
 
 @dataclass
@@ -150,6 +151,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         drafts=setting.num_drafts > 0,
         store=setting.store,
         offload=setting.offload,
+        prefill_engines=setting.prefill_engines,
     )
     if setting.num_drafts:
         make_drafts_free(scheduler.speculation)
@@ -162,6 +164,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         num_drafts=setting.num_drafts,
         accuracy=0.9,
         store=setting.store,
+        peers=setting.prefill_engines,
     )
     return scheduler, executor
 
@@ -186,7 +189,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             if arrival.cancel_at and arrival.cancel_at[:2] == (step, while_running):
                 ledger.take(scheduler.cancel(arrival.request.id, arrival.cancel_at[2]))
 
-    while pending or scheduler.has_work or outputs or (setting.store and not setting.store.is_idle):
+    slow = [each for each in (setting.store, setting.prefill_engines) if each]  # they end after the last request
+    while pending or scheduler.has_work or outputs or not all(each.is_idle for each in slow):
         assert step < 5000, "the scheduler makes no progress"
         while pending and pending[0].step <= step:
             arrival = pending.pop(0)
@@ -209,8 +213,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         while outputs and (not plan.runs or len(outputs) > setting.ahead):
             ledger.take(scheduler.update(outputs.popleft()))
         ledger.take(scheduler.expire(float(step)))
-        if setting.store:
-            setting.store.advance(scheduler, executor.host)
+        for each in slow:
+            each.advance(scheduler, executor.host)
         scheduler.check()
         step += 1
     return scheduler, ledger, served

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
+from quire.core.kv_sends import BlockSender, KVSends
 from quire.core.kv_tiers import BlockStore, KVTiers
 from quire.core.plan import StepPlan
 from quire.core.prefix_tree import PrefixNode, PrefixTree
+from quire.core.remote_prefills import PrefillEngines, RemotePrefills
 from quire.core.sequence import NEVER, NULL_BLOCK, Sequence
 from quire.core.sliding_window import SlidingWindow
 
@@ -29,6 +31,8 @@ class KVBlocks:
         store: BlockStore | None = None,
         offload: bool = False,
         block_bytes: int = 0,
+        prefill_engines: PrefillEngines | None = None,
+        block_sender: BlockSender | None = None,
     ) -> None:
         self.block_size = window.block_size
         self.window = window
@@ -41,6 +45,10 @@ class KVBlocks:
         self.tiers: KVTiers | None = None
         if has_tiers:
             self.tiers = KVTiers(self.tree, self.host, index, store, keep=offload, block_bytes=block_bytes)
+        self.remote: RemotePrefills | None = None
+        if prefill_engines is not None:
+            self.remote = RemotePrefills(self.tree, self.pool, self.host, prefill_engines, prefix_caching)
+        self.sends = KVSends(self.pool, self.host, self.block_size, block_sender) if block_sender else None
 
     def num_new_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """New blocks that `seq` needs until its block table covers `num_tokens`."""
@@ -66,14 +74,14 @@ class KVBlocks:
     def try_admit(self, seq: Sequence, num_reserved: int) -> bool:
         """Attach the computed prefix of a waiting sequence if its other known tokens fit beside `num_reserved` blocks;
         else change nothing and return False."""
-        before = seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched
+        before = seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched, seq.num_remote
         self.attach_prefix(seq)
         if self.num_reserved_blocks(seq) + num_reserved <= self.pool.num_available:
             return True
         if before[0]:
             seq.host_blocks = {}  # it keeps them
         self.release(seq)
-        seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched = before
+        seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched, seq.num_remote = before
         return False
 
     def attach_prefix(self, seq: Sequence) -> None:
@@ -87,7 +95,7 @@ class KVBlocks:
             self.extend_prefix_hit(seq)
             if self.tiers:
                 self.tiers.hold_host_hits(seq, len(seq.block_table))
-                seq.num_computed = max(seq.num_computed, seq.num_arrived)
+            seq.num_computed = max(seq.num_computed, seq.num_arrived)
         self.free_behind_window(seq)  # a sequence that was swapped out has no blocks behind its window
 
     def extend_prefix_hit(self, seq: Sequence) -> None:
@@ -231,9 +239,11 @@ class KVBlocks:
         self.host.release(list(seq.host_blocks.values()))
         if seq.fetch is not None and self.tiers:
             self.tiers.forget_fetch(seq)
+        if seq.prefill is not None and self.remote:
+            self.remote.forget(seq)
         seq.block_table, seq.num_freed, seq.host_blocks = [], 0, {}
         seq.node, seq.num_indexed, seq.index_at = None, 0, NEVER
-        seq.num_computed = seq.num_blocks_sent = seq.num_arrived = seq.num_fetched = 0
+        seq.num_computed = seq.num_blocks_sent = seq.num_arrived = seq.num_fetched = seq.num_remote = 0
 
     def release_swapped(self, plan: StepPlan) -> None:
         """The output of a plan has come: its swaps are done."""
@@ -246,6 +256,11 @@ class KVBlocks:
         self.host.check()
         refs: Counter[int] = Counter()
         host_refs = self.tiers.check() if self.tiers else Counter[int]()
+        if self.remote:
+            host_refs.update(self.remote.check())
+        if self.sends:
+            for counted, more in zip((refs, host_refs), self.sends.check(), strict=True):
+                counted.update(more)
         for plan in plans:
             host_refs.update(_swapped(plan))
         for seq in sequences:

@@ -151,7 +151,7 @@ class KVTiers:
 
     def hold_host_hits(self, seq: Sequence, start: int) -> None:
         """Hold the host blocks that continue the first `start` blocks of a waiting sequence, which are in the pool."""
-        if self._keep and not seq.host_blocks and self._is_eligible(seq):
+        if self._keep and not seq.host_blocks and seq.group.takes_arrived_blocks(seq):
             held, _ = self._hold_leading(self._keys(seq, seq.node if start else None, start))
             seq.host_blocks = dict(enumerate(held, start))
             seq.num_arrived = (start + len(held)) * self._tree.block_size if held else 0
@@ -165,12 +165,6 @@ class KVTiers:
             self._host.hold(host)
             held.append(host)
         return held, b""
-
-    @staticmethod
-    def _is_eligible(seq: Sequence) -> bool:
-        group = seq.group
-        forks = group.prompt_owner is not None
-        return not (forks or group.num_encoder_slots or group.computes_prompt_logprobs(seq))
 
     def _keys(self, seq: Sequence, node: PrefixNode | None, start: int) -> Iterator[BlockKey]:
         """The keys of the full blocks of `seq` from `start` on, behind `node`, but for one with its last token."""
@@ -186,7 +180,7 @@ class KVTiers:
         """Whether a waiting sequence waits for blocks from the disk. Begins to fetch them if that pays."""
         if self._store is None or seq.fetch is not None:
             return seq.fetch is not None
-        can_ask = seq.num_fetches < MAX_FETCHES and self._is_eligible(seq)
+        can_ask = seq.num_fetches < MAX_FETCHES and seq.group.takes_arrived_blocks(seq)
         if seq.num_computed or not (can_ask or seq.host_blocks):
             return False
         last = (len(seq.tokens) - 1) // self._tree.block_size

@@ -52,10 +52,30 @@ class Fetch:
 
 
 @dataclass(slots=True)
+class RemotePrefill:
+    """Let another engine compute the keys and values of `tokens`, and put them into host blocks, in order."""
+
+    id: int
+    tokens: list[int]
+    namespace: Namespace
+    first: int  # the block of `tokens` that the first host block is for: those before it are here
+    host_blocks: list[int]
+
+
+@dataclass(slots=True)
+class BlockSend:
+    """Send a host block to the engine that has asked for a prefill."""
+
+    host_block: int
+    request_id: str  # of the prefill
+    index: int  # of the block in its tokens
+
+
+@dataclass(slots=True)
 class StepPlan:
     """Carried out in this order: retire, swap out, swap in, copy, adapters, admit, compute.
 
-    Saves and fetches begin after the swaps. The step does not wait for them, nor does the next."""
+    Saves, fetches, prefills and sends begin after the swaps. The step does not wait for them, nor does the next."""
 
     step: int
     runs: list[Run]
@@ -64,6 +84,8 @@ class StepPlan:
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
     saves: list[tuple[int, BlockKey]] = field(default_factory=list)  # host blocks to write to the disk, by key
     fetches: list[Fetch] = field(default_factory=list)
+    prefills: list[RemotePrefill] = field(default_factory=list)
+    sends: list[BlockSend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
     adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the LoRA adapter to load into it)
     admitted: list[Admission] = field(default_factory=list)

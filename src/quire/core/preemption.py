@@ -48,5 +48,5 @@ class Preemption:
             self._kv_blocks.swap_out(victim, plan)
         else:
             self._kv_blocks.release(victim)
-            victim.num_fetches = 0  # its blocks may be on disk by the time it is admitted again
+            victim.num_fetches = victim.num_prefills = 0  # its blocks may come from elsewhere when it is admitted again
         self._groups.waiting.push(victim)

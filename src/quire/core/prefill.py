@@ -17,6 +17,8 @@ class Prefill:
         self._limits = groups.limits
         self._kv_blocks = groups.kv_blocks
         self._tiers = groups.kv_blocks.tiers
+        self._remote = groups.kv_blocks.remote
+        self._sends = groups.kv_blocks.sends
         self._rows = groups.rows
         self._adapters = groups.adapters
         self._preemption = preemption
@@ -61,7 +63,8 @@ class Prefill:
                 skipped.add(group.adapter)
                 index += 1
                 continue
-            if self._tiers and self._tiers.awaits_blocks(seq, plan):
+            awaits_disk = self._tiers and seq.prefill is None and self._tiers.awaits_blocks(seq, plan)
+            if awaits_disk or (self._remote and self._remote.awaits_blocks(seq, plan)):
                 index += 1
                 num_fetching += group.num_rows
                 if num_fetching >= self._rows.num_unreserved:
@@ -73,7 +76,7 @@ class Prefill:
             del waiting[index]
             self._start(seq, plan)
             self._count_hits(seq, before)
-            if self._tiers and not group.preempted:
+            if self._tiers and not group.preempted and not seq.num_prefills:
                 self._tiers.count_hits(seq)
             num_tokens = self._chunk_size(seq, budget)
             self._add_run(seq, num_tokens, plan)
@@ -110,6 +113,8 @@ class Prefill:
         seq.num_computed = end
         seq.planned_step = plan.step
         self._kv_blocks.index_full_blocks(seq)
+        if self._sends:
+            self._sends.note_computed(seq)
         if seq.row < 0:
             self._take_row(seq, plan)
         plan.runs.append(Run(seq.row, start, num_tokens, seq.take_unsent_blocks()))
@@ -139,5 +144,7 @@ class Prefill:
         group = seq.group
         if seq is group.leader and not group.preempted:
             hits = min(seq.num_computed, group.num_prompt_ids) - min(before, group.num_prompt_ids)
+            hits = max(hits - seq.num_remote, 0)
+            seq.num_remote = 0
             group.num_cached += hits
             self.num_hits += hits

@@ -1,6 +1,9 @@
 """Records of steps and requests: metrics, logs, benchmarks and the live page all read these numbers."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
+from typing import Any
 
 from quire.core.request import FinishReason
 
@@ -15,6 +18,20 @@ class TierStats:
     written_bytes: int = 0
     stored_bytes: int = 0  # in it now
     errors: int = 0  # reads and writes that failed
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferStats:
+    """KV blocks between engines. Counters only grow, but for `in_flight` and `peers`."""
+
+    prefills: int = 0  # asked of other engines
+    failed: int = 0  # of these, ended before all blocks had arrived
+    tokens: int = 0  # whose keys and values arrived
+    wait_seconds: float = 0.0  # that sequences waited for them
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    in_flight: int = 0  # prefills whose host blocks are held
+    peers: int = 0  # engines that are connected
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,10 +50,35 @@ class SchedulerStats:
     prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     prefix_hits: int = 0  # prompt tokens that were in it
     tiers: dict[str, TierStats] = field(default_factory=dict)  # "host", "disk": where the prefix cache goes on
+    transfers: TransferStats | None = None  # with other engines, where there are any
     drafts: int = 0  # runs with draft tokens
     draft_tokens: int = 0  # draft tokens that were verified
     accepted_tokens: int = 0  # draft tokens that were accepted
     accepted_at: list[int] = field(default_factory=list)  # accepted draft tokens by position in the draft
+
+
+def merged(stats: Sequence[SchedulerStats]) -> SchedulerStats:
+    """Of several engines as if they were one."""
+    if len(stats) == 1:
+        return stats[0]
+    total = SchedulerStats()
+    for each in stats:
+        for spec in fields(SchedulerStats):
+            setattr(total, spec.name, _sum(getattr(total, spec.name), getattr(each, spec.name)))
+    total.block_size = max((each.block_size for each in stats), default=0)
+    return total
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, dict):
+        return {key: _sum(one.get(key), other.get(key)) for key in (*one, *(key for key in other if key not in one))}
+    if isinstance(one, list):
+        return [a + b for a, b in zip_longest(one, other, fillvalue=0)]
+    if isinstance(one, TierStats | TransferStats):
+        return type(one)(**{spec.name: getattr(one, spec.name) + getattr(other, spec.name) for spec in fields(one)})
+    return one + other
 
 
 @dataclass(slots=True, kw_only=True)

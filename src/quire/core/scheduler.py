@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quire.core.adapters import AdapterSlots
 from quire.core.beam_steps import advance_beams
 from quire.core.kv_blocks import KVBlocks
+from quire.core.kv_sends import BlockSender
 from quire.core.kv_tiers import BlockStore
 from quire.core.limits import SchedulerLimits
 from quire.core.live_groups import LiveGroups
@@ -19,6 +20,7 @@ from quire.core.policy import find_policy
 from quire.core.preemption import Preemption
 from quire.core.prefill import Prefill
 from quire.core.records import SchedulerStats
+from quire.core.remote_prefills import PrefillEngines
 from quire.core.request import Request, SequenceEvent
 from quire.core.row_table import RowTable
 from quire.core.sequence import PLACEHOLDER, Sequence
@@ -55,16 +57,27 @@ class Scheduler:
         store: BlockStore | None = None,
         offload: bool = False,
         block_bytes: int = 0,
+        prefill_engines: PrefillEngines | None = None,
+        block_sender: BlockSender | None = None,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `window`: tokens that attention looks back,
         0: all. `drafts`: whether outputs come with draft tokens. `store`: prefix blocks on disk. `offload`: host blocks
-        keep prefixes, too. `block_bytes`: the size of a block, for statistics."""
+        keep prefixes, too. `block_bytes`: the size of a block, for statistics. `prefill_engines` compute prompts for
+        this one. `block_sender`: this one computes prompts for others."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(
-            num_blocks, num_host_blocks, sliding_window, prefix_caching, store, offload, block_bytes
+            num_blocks,
+            num_host_blocks,
+            sliding_window,
+            prefix_caching,
+            store,
+            offload,
+            block_bytes,
+            prefill_engines,
+            block_sender,
         )
-        self.tiers = self.kv_blocks.tiers
+        self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
         self.rows = RowTable(limits.max_num_seqs)
         self.adapters = AdapterSlots(num_adapters)
         self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters)
@@ -80,7 +93,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return self.groups.has_work or (self.tiers is not None and self.tiers.has_unsaved)
+        has_sends = self.sends is not None and self.sends.can_send
+        return self.groups.has_work or has_sends or (self.tiers is not None and self.tiers.has_unsaved)
 
     def add(self, request: Request, now: float) -> None:
         """Queue a request, or raise BadRequest, PromptTooLong or QueueFull."""
@@ -94,6 +108,8 @@ class Scheduler:
         """End the requests whose deadline has passed, and waits for the disk that take too long."""
         if self.tiers:
             self.tiers.expire(now)
+        if self.remote:
+            self.remote.now = now
         return self.groups.expire(now)
 
     def take_transfers(self, done: Iterable[tuple[int, int] | int]) -> None:
@@ -125,6 +141,8 @@ class Scheduler:
         self._step += 1
         if self.tiers:
             self.tiers.save(plan, is_idle=not self.groups.has_work)
+        if self.sends:
+            self.sends.send(plan)
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
         num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
@@ -180,6 +198,8 @@ class Scheduler:
             seq.planned_step = step
             if start + 1 == seq.index_at:
                 self.kv_blocks.index_full_blocks(seq)
+            if self.sends:
+                self.sends.note_computed(seq)  # the last token of a prompt may come alone
         behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
         return behind
 
@@ -316,6 +336,7 @@ class Scheduler:
             prefix_queries=self.prefill.num_queries,
             prefix_hits=self.prefill.num_hits,
             tiers=self.tiers.stats() if self.tiers else {},
+            transfers=transfers.stats() if (transfers := self.remote or self.sends) else None,
             **(self.speculation.stats() if self.speculation else {}),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.core.draft_budget import AcceptanceRate
-from quire.core.plan import Fetch
+from quire.core.plan import Fetch, RemotePrefill
 from quire.core.prefix_tree import PrefixNode
 from quire.core.request import IdLogprob
 
@@ -49,7 +49,10 @@ class Sequence:
         "num_freed",
         "num_indexed",
         "num_placeholders",
+        "num_prefills",
+        "num_remote",
         "planned_step",
+        "prefill",
         "row",
         "running",
         "sample",
@@ -81,6 +84,9 @@ class Sequence:
         self.num_arrived = 0  # leading tokens that are computed if blocks that arrived on the host are swapped in
         self.num_fetched = 0  # of these, tokens in blocks from the disk
         self.fetch_seconds = 0.0  # that it waited for them
+        self.prefill: RemotePrefill | None = None  # blocks from another engine that it waits for
+        self.num_prefills = 0  # how often it has asked other engines for blocks
+        self.num_remote = 0  # tokens that other engines have computed for it; they are no hits of the prefix cache
         self.candidates: list[IdLogprob] | None = None  # continuations of a beam, until all beams have theirs
         self.drafts: list[int] = []  # draft tokens that may follow the last known token
         self.acceptance = AcceptanceRate()  # of its drafts

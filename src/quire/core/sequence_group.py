@@ -120,6 +120,10 @@ class SequenceGroup:
         wanted = self.params.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt - 1
         return wanted and seq is self.leader
 
+    def takes_arrived_blocks(self, seq: Sequence) -> bool:
+        """Whether `seq` may start from blocks that come from beyond the pool."""
+        return not (self.prompt_owner is not None or self.num_encoder_slots or self.computes_prompt_logprobs(seq))
+
     def params_of(self, seq: Sequence) -> SamplingParams:
         """The parameters for the runner. Only one sequence of a group computes prompt logprobs."""
         if self.computes_prompt_logprobs(seq):
