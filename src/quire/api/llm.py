@@ -64,6 +64,12 @@ class LLM:
         files = resolve_model(self.options.model, revision=self.options.revision)
         self.generation = read_generation_config(self.options, files.path)
         tokenizer = load_tokenizer(files.path, self.options)
+        if self.options.kv_transfer and self.options.kv_transfer.is_producer:
+            raise BadRequest(
+                "an LLM computes nothing between its calls, and a kv_producer does",
+                "use `quire serve`",
+                param="kv_transfer_config",
+            )
         self.engine = Engine(new_executor(files.path, self.options), self.options, lambda: tokenizer)
         if self.engine.executor.store is not None:
             weakref.finalize(self, self.engine.stop)  # also when Python ends: what is not on disk yet is saved

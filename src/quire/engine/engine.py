@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from quire.core.errors import QuireError, UnknownModel, Unsupported
 from quire.core.limits import SchedulerLimits
@@ -18,6 +18,7 @@ from quire.core.snapshot import Snapshot
 from quire.engine.compile_queue import CompileQueue
 from quire.engine.live_snapshots import LiveSnapshots
 from quire.engine.options import EngineOptions
+from quire.engine.transfers import PrefillsElsewhere, PrefillsHere
 from quire.executors.protocol import Executor
 from quire.ipc.active_work import STEP, ActiveWork, RequestSample
 from quire.runtime.adapters import LoadedAdapter
@@ -25,9 +26,12 @@ from quire.text.grammar.compiler import GrammarCompiler
 from quire.text.grammar.matcher import CompiledGrammar
 
 if TYPE_CHECKING:
+    from quire.runtime.kv_transfer.consumer import KVConsumer
+    from quire.runtime.kv_transfer.producer import KVProducer
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 FETCH_WAIT = 0.002  # seconds between looks at messages while sequences wait for the disk alone
+PREFILL_WAIT = 0.25  # seconds between steps while all sequences wait for other engines; news comes at once
 SAVE_INTERVAL = 0.02  # seconds between looks at the disk while an idle engine has blocks to save
 SAVE_TIMEOUT = 2.0  # seconds that the last blocks have to get to the disk
 GC_THRESHOLD = 100_000  # new objects before garbage is collected: more than a step makes
@@ -71,9 +75,11 @@ class Engine:
         self._in_flight: deque[_StepInFlight] = deque()
         self._stopped = False
         self._collected = 0.0  # when the last step ended
+        self._only_waits = False  # the last plan had no runs, while blocks are on their way between engines
         self._live: LiveSnapshots | None = None  # while the engine is watched
         self.adapters: set[str] = set()  # keys that requests may name
         self._grammars: dict[str, CompiledGrammar] = {}  # of requests in flight: stay compiled as long as they are used
+        transfer, config = executor.transfer, options.kv_transfer
         self._scheduler = Scheduler(
             SchedulerLimits(
                 max_num_seqs=options.max_num_seqs,
@@ -96,12 +102,22 @@ class Engine:
             store=executor.store,
             offload=self.capacity.offload,
             block_bytes=self.capacity.cache_bytes // self.capacity.num_blocks,
+            prefill_engines=None if config is None or config.is_producer else cast("KVConsumer", transfer),
+            block_sender=cast("KVProducer", transfer) if config is not None and config.is_producer else None,
         )
+        self._transfers: PrefillsHere | PrefillsElsewhere | None = None
+        if self._scheduler.sends is not None:
+            self._transfers = PrefillsHere(self._scheduler, cast("KVProducer", transfer), self.capacity.vocab_size)
+        elif self._scheduler.remote is not None:
+            self._transfers = PrefillsElsewhere(self._scheduler, cast("KVConsumer", transfer))
         self._store = executor.store if self._scheduler.tiers else None
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._in_flight) or self._has_compiled or self._can_save_more
+        has_news = self._transfers is not None and self._transfers.has_news
+        return (
+            self._scheduler.has_work or bool(self._in_flight) or self._has_compiled or self._can_save_more or has_news
+        )
 
     @property
     def _can_save_more(self) -> bool:
@@ -151,6 +167,8 @@ class Engine:
             events += expired
         if self._store is not None:
             self._scheduler.take_transfers(self._store.take_done())
+        if self._transfers is not None:
+            self._transfers.update()
         if self._scheduler.has_work:
             plan = self._scheduler.schedule()
             scheduled = time.perf_counter()
@@ -164,6 +182,8 @@ class Engine:
                 return events
             if not plan.runs and len(self._in_flight) == 1 and self._store is not None and self._waits_for_disk:
                 self._store.wait(FETCH_WAIT)  # there is nothing else to do
+            elif not plan.runs and self._transfers is not None and self._transfers.waits:
+                self._transfers.wait(FETCH_WAIT)
         return events + self._collect() if self._in_flight else events
 
     def _collect(self) -> list[SequenceEvent]:
@@ -174,9 +194,12 @@ class Engine:
             self._active_work.clear(STEP)
         ran = time.perf_counter()
         events = self._scheduler.update(output)
+        if self._transfers is not None:
+            events = self._transfers.without_own(events)
         if self._grammars:
             self._release_grammars(events)
-        if self._store is not None and not step.plan.runs and not events:
+        self._only_waits = self._transfers is not None and not step.plan.runs and not events
+        if (self._store is not None or self._transfers is not None) and not step.plan.runs and not events:
             return events  # at most, it moved blocks
         self.record = StepRecord(
             step=step.plan.step,
@@ -263,10 +286,14 @@ class Engine:
         self.adapters.add(key)
         if self._scheduler.tiers:
             self._scheduler.tiers.adapters[key] = loaded.digest
+        if self._transfers is not None:
+            self._transfers.adapters[key] = loaded.digest
 
     def remove_adapter(self, key: str) -> None:
         """No request in flight may use it."""
         self.adapters.remove(key)
+        if self._transfers is not None:
+            self._transfers.adapters.pop(key, None)
         self.executor.remove_adapter(key)
 
     def uses_adapter(self, key: str) -> bool:
@@ -295,6 +322,8 @@ class Engine:
 
     @property
     def idle_timeout(self) -> float | None:
+        if self._only_waits and self._transfers is not None and self._transfers.waits and not self._transfers.has_news:
+            return PREFILL_WAIT  # the last plan had nothing to compute
         if self.has_work:
             return 0.0
         if self._waits_to_save:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
+from quire.core.transfer_config import TransferConfig, read_transfer_config
 from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
 from quire.hub.aliases import DEFAULT_MODEL
 
@@ -93,6 +94,13 @@ class EngineOptions:
         metavar="DIR",
     )
     kv_disk_size: float = option(16.0, "GiB that this directory holds at most; what was not used for longest goes")
+    kv_transfer_config: str | None = option(
+        None,
+        "compute prompts in another engine, and answer them in this one: "
+        """'{"kv_role": "kv_producer", "kv_ip": "0.0.0.0", "kv_port": 14579}' there, and """
+        """'{"kv_role": "kv_consumer", "kv_ip": ITS_ADDRESS, "kv_port": 14579}' here""",
+        metavar="JSON",
+    )
     dtype: str = option(
         "auto",
         "type of activations: float32 on a CPU, bfloat16 on a GPU",
@@ -172,7 +180,7 @@ class EngineOptions:
             if value is not None and value < minimum:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
-        _ = self.speculation, self.structured_defaults  # raise where they are wrong
+        _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
         check_generation_override(self.override_generation_config)
         if self.gpu_memory_utilization > 1:
             raise BadRequest(
@@ -200,6 +208,11 @@ class EngineOptions:
         return read_config(self.speculative_config, self.spec_method, self.spec_tokens)
 
     @property
+    def kv_transfer(self) -> TransferConfig | None:
+        """None: the KV cache stays in this engine."""
+        return None if self.kv_transfer_config is None else read_transfer_config(self.kv_transfer_config)
+
+    @property
     def structured_defaults(self) -> StructuredDefaults:
         return StructuredDefaults.of(self.structured_outputs_config)
 
@@ -215,7 +228,7 @@ class EngineOptions:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known options: {', '.join(known)}"
                 raise BadRequest(f"there is no option {name}", hint, param=name)
-        for name in ("speculative_config", "structured_outputs_config", "override_generation_config"):
+        for name in JSON_OPTIONS:
             if isinstance(config := given.get(name), Mapping):  # as scripts written for vLLM give it
                 given[name] = json.dumps(config)
         return cls(**given)
@@ -269,6 +282,12 @@ def checked_advice(name: str, value: Any) -> int | float:
     return number
 
 
+JSON_OPTIONS = (
+    "speculative_config",
+    "structured_outputs_config",
+    "override_generation_config",
+    "kv_transfer_config",
+)
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
 SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters

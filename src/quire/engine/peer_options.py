@@ -105,7 +105,6 @@ _VLLM: dict[str, PeerOption] = {
     "hf_token": Only(("true", *_OFF), "set HF_TOKEN"),
     "ignore_patterns": NoEffect("only files that are read are downloaded"),
     "kv_events_config": Only(_OFF, "no events are published"),
-    "kv_transfer_config": Only(_OFF, "a KV cache stays in its engine"),
     "limit_mm_per_prompt": _TEXT_ONLY,
     "logits_processors": _CODE,
     "logprobs_mode": Only(("raw_logprobs", "none"), "logprobs are those of the model, before sampling filters"),

@@ -98,6 +98,8 @@ def _serve_generation(
     adapters = AdapterLoader(engine, server.send)
     server.wake_for(engine.compile_queue.fileno())
     server.wake_for(adapters.fileno())
+    if executor.transfer is not None:
+        server.wake_for(executor.transfer.news.fileno())
     server.send(Ready(engine.capacity))
     _serve(engine, server, StepDone, active_work, adapters)
     engine.stop()
@@ -108,6 +110,8 @@ def _serve_encoder(path: Path, options: EngineOptions, server: "_Server", active
         raise Unsupported("adapters are for models that generate", "leave out enable_lora and lora_modules")
     if options.speculation:
         raise Unsupported("speculation is for models that generate", f"leave out {', '.join(SPECULATION)}")
+    if options.kv_transfer:
+        raise Unsupported("KV transfers are for models that generate", "leave out kv_transfer_config")
     from quire.engine.encoder_engine import EncoderEngine
 
     engine = EncoderEngine(path, options, active_work)

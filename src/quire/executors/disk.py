@@ -22,14 +22,7 @@ def open_disk_tier(
     buffers: Callable[[int], Buffers],
 ) -> DiskTier:
     """`buffers`: the memory of a host block."""
-    path = find_checkpoint(Path(model))
-    format = BlockFormat(
-        fingerprint=fingerprint(path, _described(options, size)),
-        dtype=size.spec.dtype,
-        block_size=size.spec.block_size,
-        layout=options.backend,
-        nbytes=size.spec.block_bytes,
-    )
+    path, format = find_checkpoint(Path(model)), block_format(model, options, size)
     if options.kv_disk_bytes < 2 * format.nbytes:
         raise BadRequest(
             f"kv_disk_size is {options.kv_disk_bytes / 2**30:.3f} GiB, and one block has {format.nbytes / 2**30:.3f}",
@@ -38,6 +31,17 @@ def open_disk_tier(
         )
     _make_folder(root, root / format.fingerprint, path, format)
     return DiskTier(root, format, options.kv_disk_bytes, buffers, shares_cpu=not options.on_gpu)
+
+
+def block_format(model: str | Path, options: ExecutorOptions, size: KVSize) -> BlockFormat:
+    """What tells the blocks of this engine from those of others."""
+    return BlockFormat(
+        fingerprint=fingerprint(find_checkpoint(Path(model)), _described(options, size)),
+        dtype=size.spec.dtype,
+        block_size=size.spec.block_size,
+        layout=options.backend,
+        nbytes=size.spec.block_bytes,
+    )
 
 
 def _described(options: ExecutorOptions, size: KVSize) -> str:

@@ -25,6 +25,8 @@ from quire.weights.dummy_checkpoint import DummyCheckpoint
 
 if TYPE_CHECKING:
     from quire.runtime.disk_tier import DiskTier
+    from quire.runtime.kv_transfer.consumer import KVConsumer
+    from quire.runtime.kv_transfer.producer import KVProducer
 
 MAX_DEFAULT_CACHE_BYTES = 4 * 2**30  # of main memory, unless a size is asked for
 
@@ -49,6 +51,10 @@ class LocalExecutor:
         options = resolve_quantization(self.options, checkpoint)
         model_family = family(checkpoint.config.architecture)
         config = read_model_config(model_family, checkpoint.config)
+        if options.kv_transfer is not None:
+            from quire.executors.transfer import check_transfer
+
+            check_transfer(options, config)
         spec = kv_spec(config, options.block_size, options.kv_dtype)
         if options.on_gpu:
             check_gpu_spec(spec)
@@ -63,7 +69,7 @@ class LocalExecutor:
             return self._size(config, spec, self._gpu_room(spec))
         weight_bytes = checkpoint.nbytes if options.weight_bytes is None else options.weight_bytes
         free = max(available_memory() - weight_bytes - (draft.checkpoint.nbytes if draft else 0), 0)
-        size = self._size(config, spec, min(free // 2, MAX_DEFAULT_CACHE_BYTES))
+        size = self._size(config, spec, min(free // (2 * self._num_engines), MAX_DEFAULT_CACHE_BYTES))
         self._model = model_family.load(self._ops, checkpoint, config, size.max_model_len)
         self._draft = draft.load(self._ops) if draft else None
         self._adapters = self._new_adapters(self._ops, self._model)
@@ -81,6 +87,7 @@ class LocalExecutor:
             proposer=self._new_proposer(size),
             idle_cpu=self._has_idle_cpu(),
             new_store=lambda cache: self._new_store(size, cache),
+            new_transfer=lambda cache: self._new_transfer(size, cache),
         )
         self.submit, self.collect = self._runner.submit, self._runner.collect
         return Capacity(
@@ -155,6 +162,18 @@ class LocalExecutor:
 
         return open_disk_tier(root, self.path, self.options, size, cache.host_buffers)
 
+    def _new_transfer(self, size: KVSize, cache: KVCache) -> "KVProducer | KVConsumer | None":
+        if self.options.kv_transfer is None:
+            return None
+        from quire.executors.transfer import open_transfer
+
+        return open_transfer(self.options.kv_transfer, self.path, self.options, size, cache)
+
+    @property
+    def _num_engines(self) -> int:
+        """Engines that share the memory of this machine."""
+        return self.options.kv_transfer.parallel if self.options.kv_transfer else 1
+
     def _gpu_room(self, spec: KVSpec) -> int:
         """Bytes that are free for the KV cache, measured by running a step, unless a size is given."""
         if self.options.kv_cache_memory_bytes is not None:
@@ -185,7 +204,7 @@ class LocalExecutor:
             max_bytes=int(max_bytes * self._cache_share),
             swap_bytes=self.options.swap_space_bytes,
             offload_bytes=self.options.host_tier_bytes,
-            has_disk=self._disk_path(config) is not None,
+            has_staging=self._disk_path(config) is not None or self.options.kv_transfer is not None,
             ahead=self._ahead,
         )
 
@@ -203,8 +222,14 @@ class LocalExecutor:
     def store(self) -> "DiskTier | None":
         return self.runner.store
 
+    @property
+    def transfer(self) -> "KVProducer | KVConsumer | None":
+        return self.runner.transfer
+
     def stop(self) -> None:
         """Free the weights and the cache."""
+        if self._runner and self._runner.transfer:
+            self._runner.transfer.stop()
         if self._runner and self._runner.store:
             self._runner.store.stop()
         self._runner = self._model = self._draft = self._ops = self._adapters = None  # type: ignore[assignment]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from quire.core.transfer_config import TransferConfig
     from quire.runtime.spec import SpecConfig
 
 
@@ -22,6 +23,7 @@ class ExecutorOptions:
     offload_bytes: int = 0  # of host memory for prefixes
     kv_disk_path: str | None = None
     kv_disk_bytes: int = 0
+    kv_transfer: "TransferConfig | None" = None
     threads: int | None = None
     dtype: str = "auto"
     load_format: str = "auto"

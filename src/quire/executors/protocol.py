@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # the server's process knows capacities, and imports nothing 
     from quire.runtime.adapters import LoadedAdapter
     from quire.runtime.disk_tier import DiskTier
     from quire.runtime.kv import KVSize
+    from quire.runtime.kv_transfer.consumer import KVConsumer
+    from quire.runtime.kv_transfer.producer import KVProducer
     from quire.runtime.structured_output import MatcherFactory
 
 
@@ -37,6 +39,10 @@ class Executor(Protocol):
     @property
     def store(self) -> "DiskTier | None":
         """Prefix blocks on disk."""
+
+    @property
+    def transfer(self) -> "KVProducer | KVConsumer | None":
+        """KV blocks to or from other engines."""
 
     def load(self) -> "KVSize":
         """Load the weights. -> the largest KV cache that fits beside them"""

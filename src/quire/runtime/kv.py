@@ -9,7 +9,7 @@ from quire.ops.opset import GPU_KV_DTYPES, KVSpec
 
 INT8_TOKENS = 16  # kernels take this many tokens of an int8 cache at a time
 INT8_MAX_SIZE = 1024  # slots of a block, columns of a head: longer sums would overflow 32 bits
-MAX_STAGED_BYTES = 2**30  # of host blocks on the way from and to the disk
+MAX_STAGED_BYTES = 2**30  # of host blocks on the way from and to the disk and other engines
 MIN_STAGED_BLOCKS = 16
 GPU_MAX_HEAD_DIM = 512  # columns of a head: larger tiles do not fit a GPU's shared memory
 
@@ -82,7 +82,7 @@ def size_cache(
     max_bytes: int,
     swap_bytes: int = 0,
     offload_bytes: int = 0,
-    has_disk: bool = False,
+    has_staging: bool = False,
     ahead: int = 0,
 ) -> KVSize:
     """How many blocks there are, and the longest sequence.
@@ -90,7 +90,8 @@ def size_cache(
     `cache_bytes` is taken as it is. Without it: what `max_num_seqs` sequences of full length need, but at most
     `max_bytes`. Without `max_model_len` the model's own length is served, or what fits. Where every layer has a
     window, a sequence of any length fits in the blocks of its window and of the tokens of one step. `swap_bytes` and
-    `offload_bytes` are host memory; `has_disk`: blocks on their way from and to the disk need some, too."""
+    `offload_bytes` are host memory; `has_staging`: blocks on their way from and to the disk, or other engines, need
+    some, too."""
     length = longest(config, max_model_len)
     window = SlidingWindow(config.window, spec.block_size, max_chunk=max_num_batched_tokens, ahead=ahead)
     seq_blocks = window.max_blocks(length)
@@ -105,7 +106,7 @@ def size_cache(
             f"give kv_cache_memory_bytes {seq_bytes}, or ask for a smaller max_model_len",
         )
     num_host_blocks = swap_bytes // spec.block_bytes + offload_bytes // spec.block_bytes
-    if has_disk and not offload_bytes:
+    if has_staging and not offload_bytes:
         num_host_blocks += _num_staged(spec, seq_blocks)
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))
 

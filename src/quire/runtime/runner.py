@@ -21,6 +21,8 @@ from quire.runtime.structured_output import MatcherFactory, StructuredOutputRows
 
 if TYPE_CHECKING:
     from quire.runtime.disk_tier import DiskTier
+    from quire.runtime.kv_transfer.consumer import KVConsumer
+    from quire.runtime.kv_transfer.producer import KVProducer
 
 
 class Runner:
@@ -41,11 +43,13 @@ class Runner:
         proposer: Proposer | None = None,
         idle_cpu: bool = False,
         new_store: "Callable[[KVCache], DiskTier | None]" = lambda cache: None,
+        new_transfer: "Callable[[KVCache], KVProducer | KVConsumer | None]" = lambda cache: None,
     ) -> None:
         """`idle_cpu`: a CPU has nothing to do during a forward pass, so masks are made beside it. `new_store` makes the
-        store of blocks on disk for the cache."""
+        store of blocks on disk for the cache, `new_transfer` what moves them to or from other engines."""
         self.rows = BatchRows(max_rows, size.max_model_len, size.spec.block_size)
         self.cache = ops.new_cache(size.spec, size.num_blocks, size.num_host_blocks)
+        self.transfer = new_transfer(self.cache)  # first: it may move the host blocks
         self.store = new_store(self.cache)
         self.sampler = ops.new_sampler(max_rows, model.config.vocab)
         self.adapters = adapters
@@ -101,6 +105,9 @@ class Runner:
         if plan.saves or plan.fetches:
             assert self.store is not None, "there is no store of blocks"
             self.store.begin(plan, self.cache.swapped())
+        if plan.prefills or plan.sends:
+            assert self.transfer is not None, "there are no other engines"
+            self.transfer.begin(plan, self.cache.swapped())
         if plan.copies:
             for cache in self._caches:
                 cache.copy(plan.copies)

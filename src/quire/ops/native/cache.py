@@ -37,6 +37,10 @@ class NativeCache:
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
 
+    def move_host(self, memory: Bytes) -> None:
+        """Keep host blocks in this memory from now on. None may be in use."""
+        self._host = memory.reshape(self._host.shape)
+
     def host_buffers(self, host_block: int) -> list[Bytes]:
         return [self._host[host_block]]
 
