@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
 
-from quire.core.records import RequestRecord, SchedulerStats, StepRecord, TierStats
+from quire.core.records import RequestRecord, SchedulerStats, StepRecord, TierStats, TransferStats
 from quire.server.observe.exposition import families
 from quire.server.observe.metrics import Metrics
 
@@ -57,7 +57,7 @@ def _some_of_everything() -> Metrics:
     metrics = Metrics()
     model = metrics.of("model")
     times = {"schedule_seconds": 0.0, "run_seconds": 0.0, "update_seconds": 0.0}
-    scheduler = SchedulerStats(accepted_at=[1], num_blocks=1, tiers={"disk": TierStats()})
+    scheduler = SchedulerStats(accepted_at=[1], num_blocks=1, tiers={"disk": TierStats()}, transfers=TransferStats())
     model.step(StepRecord(step=0, num_tokens=1, num_drawn=1, **times, scheduler=scheduler))
     counts = {"num_prompt_tokens": 1, "num_cached_tokens": 0, "num_output_tokens": 1, "num_samples": 1, "max_tokens": 1}
     moments = {"arrival": 0.0, "admitted": 0.0, "first_token": 0.0, "last_token": 0.0, "finished": 0.0}

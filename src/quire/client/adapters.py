@@ -31,6 +31,8 @@ class ClientAdapters:
     async def find_given(self) -> None:
         """Find the files of the adapters in `lora_modules`: the engine starts with them."""
         for name, path in self._given.items():
+            if name in self._keys:
+                continue  # they were found before
             files = await asyncio.to_thread(resolve_adapter, path)
             self._keys[name] = key = self._new_key(name)
             self._paths[key] = str(files)
@@ -39,6 +41,11 @@ class ClientAdapters:
     def held(self) -> dict[str, str]:
         """Key -> files: what a new engine has to load."""
         return dict(self._paths)
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Key -> files: what requests can ask for."""
+        return {key: self._paths[key] for key in self._keys.values()}
 
     def names(self) -> list[str]:
         return list(self._keys)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,9 +75,13 @@ class EngineClient:
     """Implements `Service`. An async context manager, or `start` and `stop`."""
 
     def __init__(
-        self, options: EngineOptions, observer: Observer | None = None, process: EngineProcess | None = None
+        self,
+        options: EngineOptions,
+        observer: Observer | None = None,
+        process: EngineProcess | None = None,
+        cpus: Sequence[int] = (),
     ) -> None:
-        """`process`: the one to use first, spawned before."""
+        """`process`: the one to use first, spawned before. `cpus`: those that the engine may use; none: all."""
         self.options = options
         self.observer = observer
         self._state: State = "starting"
@@ -85,7 +89,7 @@ class EngineClient:
         self.info: ModelInfo
         self.tokenizer: Tokenizer
         self.adapters = ClientAdapters(options, self._send_adapter_message)
-        self._spawned = process
+        self._spawned, self._cpus = process, cpus
         self._requests: dict[str, InFlight] = {}
         self._submissions = Submissions(self._requests, self.adapters.engine_ready)
         self._num_fruitless = 0  # engines that died in a row without any output
@@ -311,6 +315,10 @@ class EngineClient:
         return bool(self._requests)
 
     @property
+    def num_in_flight(self) -> int:
+        return len(self._requests)
+
+    @property
     def engine_pid(self) -> int:
         return self._engine.pid
 
@@ -335,7 +343,7 @@ class EngineClient:
         while True:
             restarted = self._ready is None or self._ready.done()
             start = msgspec.structs.replace(self._start, adapters=self.adapters.held, restarted=restarted)
-            self._engine, self._spawned = self._spawned or EngineProcess(), None
+            self._engine, self._spawned = self._spawned or EngineProcess(self._cpus), None
             await self._engine.start(start)
             error: QuireError | None = None
             try:

@@ -4,6 +4,7 @@ Importing takes both processes a while. A command that needs an engine spawns it
 the same time: hence the modules of `start` are imported there."""
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -30,7 +31,8 @@ class EngineProcess:
 
     program: Sequence[str] = ("-m", "quire.engine.process")
 
-    def __init__(self) -> None:
+    def __init__(self, cpus: Sequence[int] = ()) -> None:
+        """`cpus`: those that it may use; none: all."""
         self._num_oom_kills = num_oom_kills()
         self.socket, theirs = socket.socketpair()
         with theirs, shared_file() as work_file:  # the child inherits copies
@@ -43,6 +45,9 @@ class EngineProcess:
                 stdout=2,  # what it prints is for people
                 start_new_session=True,  # this process handles Ctrl-C
             )
+        if cpus:
+            with contextlib.suppress(OSError):  # it has ended already
+                os.sched_setaffinity(self.process.pid, cpus)
 
     def __enter__(self) -> "EngineProcess":
         return self

@@ -59,11 +59,26 @@ async def _models(
     if server.loads_on_demand:
         from quire.client.many_models import ManyModels
 
+        if engine.kv_transfer_config is not None:
+            raise BadRequest(
+                "kv_transfer_config is for one model, and `models` or `allow_pull` load several on demand",
+                "serve one model",
+                param="kv_transfer_config",
+            )
+
         options = {engine.served_model_name or model_name(engine.model): engine}
         if server.models:
             options = engine_options_per_model(engine, named_models(server.models))
         async with ManyModels(options, server.max_loaded_models, metrics.of) as models:
             yield models
+    elif server.prefill_engines:
+        from quire.client.engine_group import EngineGroup
+
+        async with EngineGroup(engine, server.prefill_engines, server.decode_engines) as group:
+            observer = metrics.of(group.info.name)
+            group.observe(observer.engine)
+            observer.loaded()
+            yield OneModel(group, group.adapters)
     else:
         async with EngineClient(engine, process=spawned) as client:
             client.observer = observer = metrics.of(client.info.name)

@@ -37,6 +37,13 @@ class ServerOptions:
     max_loaded_models: int = option(
         2, "models loaded at the same time; the least recently used one is unloaded first", minimum=1
     )
+    prefill_engines: int = option(
+        0,
+        "engine processes that compute prompts alone, so that these do not delay the answers of the others; the CPUs "
+        "are divided among all engines",
+        minimum=0,
+    )
+    decode_engines: int = option(1, "with --prefill-engines: engine processes that answer", minimum=1)
     api_key: list[str] = field(
         default_factory=list,
         metadata={
@@ -163,6 +170,18 @@ class ServerOptions:
             minimum, value = spec.metadata.get("minimum"), getattr(self, spec.name)
             if minimum is not None and value is not None and not value >= minimum:
                 raise BadRequest(f"{spec.name} is {value}", f"it must be at least {minimum}", param=spec.name)
+        if self.decode_engines > 1 and not self.prefill_engines:
+            raise BadRequest(
+                f"decode_engines is {self.decode_engines}, and there are no prefill engines",
+                "give prefill_engines, too",
+                param="decode_engines",
+            )
+        if self.prefill_engines and self.loads_on_demand:
+            raise BadRequest(
+                "prefill_engines are for one model, and `models` or `allow_pull` load several on demand",
+                "serve one model",
+                param="prefill_engines",
+            )
         if self.ssl_keyfile and not self.ssl_certfile:
             raise BadRequest("ssl_keyfile is given, and no ssl_certfile", "TLS needs both", param="ssl_certfile")
 

@@ -257,6 +257,7 @@ def families(metrics: Metrics) -> Iterator[Metric]:
             yield histograms
     yield from _cache_config(models)
     yield from _tiers(models)
+    yield from _transfers(models)
     yield from _accepted(models)
     yield from _finished(models)
     yield from _steps(models)
@@ -308,6 +309,38 @@ def _tiers(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
             stored.add_metric([model_name, tier], stats.stored_bytes)
     yield from counters.values()
     yield stored
+
+
+TRANSFERS = {
+    "prefills": "Prompts that a decode engine has asked other engines to compute.",
+    "failed": "Prompts of which not all blocks arrived: another engine computed the rest, or the one that asked.",
+    "tokens": "Prompt tokens whose keys and values arrived from other engines.",
+    "wait_seconds": "Time that requests waited for other engines to compute their prompts, and for the blocks.",
+    "received_bytes": "Bytes of blocks that arrived from other engines.",
+    "sent_bytes": "Bytes of blocks sent to other engines.",
+}
+
+
+def _transfers(models: dict[str, ModelMetrics]) -> Iterator[Metric]:
+    counters = {
+        name: CounterMetricFamily(f"quire_kv_transfer_{name}", help_text, labels=["model_name"])
+        for name, help_text in TRANSFERS.items()
+    }
+    gauges = {
+        name: GaugeMetricFamily(f"quire_kv_transfer_{name}", help_text, labels=["model_name"])
+        for name, help_text in (
+            ("in_flight", "Prompts that other engines compute now."),
+            ("peers", "Connections between engines that hand over KV blocks."),
+        )
+    }
+    for model_name, model in models.items():
+        if model.has_transfers:
+            for name, counter in counters.items():
+                counter.add_metric([model_name], model.transfer_total(name))
+            for name, gauge in gauges.items():
+                gauge.add_metric([model_name], getattr(model.now.transfers, name, 0))
+    yield from counters.values()
+    yield from gauges.values()
 
 
 def _accepted(models: dict[str, ModelMetrics]) -> Iterator[Metric]:

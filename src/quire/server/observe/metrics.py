@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import zip_longest
 
-from quire.core.records import RequestRecord, SchedulerStats, StepRecord
+from quire.core.records import RequestRecord, SchedulerStats, StepRecord, merged
 from quire.server.observe.histogram import Histogram
 from quire.server.observe.recent import Recent
 
@@ -21,6 +21,7 @@ SCHEDULER_COUNTERS = (
     "draft_tokens",
     "accepted_tokens",
 )
+TRANSFER_COUNTERS = ("prefills", "failed", "tokens", "wait_seconds", "received_bytes", "sent_bytes")
 TIER_COUNTERS = ("hits", "seconds_saved", "read_bytes", "written_bytes", "errors")
 
 
@@ -28,10 +29,11 @@ class ModelMetrics:
     """An `Observer` of one model. A call costs a microsecond or two."""
 
     def __init__(self) -> None:
-        self.now = SchedulerStats()  # of the running engine
+        self._now: dict[int, SchedulerStats] = {}  # of the running engines, by number
         self.past: Counter[str] = Counter()  # counters of engines that ended
         self._past_accepted_at: list[int] = []
         self._past_tiers: dict[tuple[str, str], float] = {}  # by tier and counter
+        self._past_transfers: Counter[str] = Counter()
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.generation_tokens = 0
@@ -59,16 +61,25 @@ class ModelMetrics:
         self.step_tokens = Histogram(_TOKENS)
         self.step_seconds = {phase: Histogram(_SHORT) for phase in ("schedule", "run", "update")}
 
-    def step(self, record: StepRecord) -> None:
-        self.now = record.scheduler
+    @property
+    def now(self) -> SchedulerStats:
+        """Of all running engines."""
+        return merged(list(self._now.values()))
+
+    def engine(self, number: int) -> "EngineMetrics":
+        """The observer of one engine of several."""
+        return EngineMetrics(self, number)
+
+    def step(self, record: StepRecord, engine: int = 0) -> None:
+        self._now[engine] = record.scheduler
         self.generation_tokens += record.num_drawn
         self.step_tokens.observe(record.num_tokens)
         self.step_seconds["schedule"].observe(record.schedule_seconds)
         self.step_seconds["run"].observe(record.run_seconds)
         self.step_seconds["update"].observe(record.update_seconds)
 
-    def rests(self, scheduler: SchedulerStats) -> None:
-        self.now = scheduler
+    def rests(self, scheduler: SchedulerStats, engine: int = 0) -> None:
+        self._now[engine] = scheduler
 
     def token(self, seconds: float, count: int) -> None:
         if count:
@@ -101,18 +112,22 @@ class ModelMetrics:
         if record.first_token is not None and record.last_token is not None:
             self.decode.observe(record.last_token - record.first_token)
 
-    def restarted(self, num_retried: int = 0, num_charged: int = 0) -> None:
+    def restarted(self, num_retried: int = 0, num_charged: int = 0, engine: int = 0) -> None:
         self.restarts += 1
         self.retried += num_retried
         self.charged += num_charged
-        self._engine_ended()
+        self._engine_ended(engine)
 
-    def _engine_ended(self) -> None:
+    def _engine_ended(self, engine: int) -> None:
+        last = self._now.pop(engine, SchedulerStats())
         for name in SCHEDULER_COUNTERS:
-            self.past[name] += getattr(self.now, name)
-        self._past_accepted_at = self.accepted_at
-        self._past_tiers |= {(tier, name): self.tier_total(tier, name) for tier, name in self.tier_counters}
-        self.now = SchedulerStats()
+            self.past[name] += getattr(last, name)
+        for name in TRANSFER_COUNTERS:
+            self._past_transfers[name] += getattr(last.transfers, name, 0)
+        self._past_accepted_at = _added(self._past_accepted_at, last.accepted_at)
+        for tier, stats in last.tiers.items():
+            for name in TIER_COUNTERS:
+                self._past_tiers[tier, name] = self._past_tiers.get((tier, name), 0) + getattr(stats, name)
 
     def loaded(self) -> None:
         self.is_loaded = True
@@ -120,7 +135,8 @@ class ModelMetrics:
 
     def unloaded(self) -> None:
         """The engine was stopped on purpose."""
-        self._engine_ended()
+        for engine in list(self._now):
+            self._engine_ended(engine)
         self.is_loaded = False
 
     def total(self, name: str) -> int:
@@ -141,7 +157,37 @@ class ModelMetrics:
     @property
     def accepted_at(self) -> list[int]:
         """Accepted draft tokens by position, over all engines so far."""
-        return [sum(pair) for pair in zip_longest(self._past_accepted_at, self.now.accepted_at, fillvalue=0)]
+        return _added(self._past_accepted_at, self.now.accepted_at)
+
+    def transfer_total(self, name: str) -> float:
+        """A counter of KV blocks between engines, over all engines so far."""
+        return float(self._past_transfers[name] + getattr(self.now.transfers, name, 0))
+
+    @property
+    def has_transfers(self) -> bool:
+        return bool(self._past_transfers) or self.now.transfers is not None
+
+
+class EngineMetrics:
+    """An `Observer` of one engine of a model that has several."""
+
+    def __init__(self, model: ModelMetrics, number: int) -> None:
+        self._model, self._number = model, number
+        self.token, self.request = model.token, model.request
+        self.loaded, self.unloaded = model.loaded, model.unloaded
+
+    def step(self, record: StepRecord) -> None:
+        self._model.step(record, self._number)
+
+    def rests(self, scheduler: SchedulerStats) -> None:
+        self._model.rests(scheduler, self._number)
+
+    def restarted(self, num_retried: int = 0, num_charged: int = 0) -> None:
+        self._model.restarted(num_retried, num_charged, self._number)
+
+
+def _added(one: list[int], other: list[int]) -> list[int]:
+    return [sum(pair) for pair in zip_longest(one, other, fillvalue=0)]
 
 
 class Metrics:
