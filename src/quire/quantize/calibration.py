@@ -48,13 +48,16 @@ def read_text(path: Path | None) -> str:
     return text
 
 
-def sequences(model: Path, text: str, length: int, num_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+def sequences(
+    model: Path, text: str, length: int, num_tokens: int, *, measures: bool = True
+) -> tuple[list[list[int]], list[list[int]]]:
     """-> sequences of `length` tokens to calibrate with, about `num_tokens` in all and spread over the text, and those
-    of its last tenth, which are held out."""
+    of its last tenth, which are held out: none unless the run `measures` its quality."""
     tokenizer = Tokenizer.load(model)
     cut = len(text) - len(text) // HELD_OUT
     used = _sequences(tokenizer, _spread(text[:cut], CHARACTERS_A_TOKEN * num_tokens), length)
-    held_out = _sequences(tokenizer, _spread(text[cut:], CHARACTERS_A_TOKEN * HELD_OUT_TOKENS), length)
+    rest = _spread(text[cut:], CHARACTERS_A_TOKEN * HELD_OUT_TOKENS) if measures else ""
+    held_out = _sequences(tokenizer, rest, length) if rest else []
     if (count := sum(map(len, used))) < MIN_TOKENS:
         raise QuantizeError(
             f"the calibration text has {count} tokens, and {MIN_TOKENS} are the least", "give some pages"

@@ -87,7 +87,9 @@ def quantize(
     measured = _measured_tokens(calibration, num_weights)
     if text_needed or measured:
         text = read_text(calibration.text)
-        calibrated, held_out = sequences(run.source, text, calibration.length, calibration.num_tokens)
+        calibrated, held_out = sequences(
+            run.source, text, calibration.length, calibration.num_tokens, measures=measured > 0
+        )
     if chosen not in SMOOTHING:
         rounding = "nearest" if target is not None else chosen  # a mix needs the importance in any case
         run = replace(run, importance=_importance(run, checkpoint, calibration, rounding, calibrated, source, report))
