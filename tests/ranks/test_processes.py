@@ -151,7 +151,7 @@ def test_streams_go_on_when_a_rank_is_killed(tiny_model: Path) -> None:
                 await asyncio.sleep(0.01)
         assert not exists(client.engine_pid)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_what_ranks_cannot_do_is_refused(tiny_model: Path, tmp_path: Path) -> None:
