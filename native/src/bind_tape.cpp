@@ -208,10 +208,11 @@ void bind_tape(nb::module_& m) {
                         "int8 pages need a block_size that is a multiple of 16, and at most 1024 slots and columns");
                 if (pages.size() < p.block_bytes() * num_blocks + quire::kPagesSlack)
                     throw std::invalid_argument("the pages are smaller than their shape");
-                new (self) Tape(p, max_tokens, arena_size, num_threads, group,
-                                shared ? reinterpret_cast<float*>(shared->data()) : nullptr,
-                                shared_groups ? reinterpret_cast<quire::QuantizedGroup*>(shared_groups->data()) : nullptr,
-                                shared_groups ? int64_t(shared_groups->size() / 2 / sizeof(quire::QuantizedGroup)) : 0);
+                new (self)
+                    Tape(p, max_tokens, arena_size, num_threads, group,
+                         shared ? reinterpret_cast<float*>(shared->data()) : nullptr,
+                         shared_groups ? reinterpret_cast<quire::QuantizedGroup*>(shared_groups->data()) : nullptr,
+                         shared_groups ? int64_t(shared_groups->size() / 2 / sizeof(quire::QuantizedGroup)) : 0);
             },
             "pages"_a.noconvert(), nb::kw_only(), "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
             "block_size"_a, "dtype"_a, "latent"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a,

@@ -56,7 +56,7 @@ struct Weight {
     std::vector<PackedMatrix> segments;
     const float* bias;  // [num_outputs], or null
     int64_t num_inputs = 0, num_outputs = 0;
-    int64_t counters = 0;  // the first of the tape's counters for its segments: Worker::taken of each
+    int64_t counters = 0;      // the first of the tape's counters for its segments: Worker::taken of each
     bool reads_groups = true;  // and nothing else: all its inputs are quantized, in one order
 
     Weight(std::vector<PackedMatrix> segments, const float* bias);

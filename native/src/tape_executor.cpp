@@ -11,7 +11,7 @@ namespace quire {
 
 namespace {
 
-constexpr int64_t kMinDividedRows = 4;  // of a matmul, for ranks to quantize them together
+constexpr int64_t kMinDividedRows = 16;  // of a matmul, for ranks to quantize them together
 
 // An op reads, or writes, its own rows if every thread touches only its share of the rows. (Pages are written by rows
 // too: only attention reads them, after a barrier.)

@@ -103,8 +103,10 @@ def test_plain_ops_give_the_logits_of_one_process(checkpoint: Callable[[str], Pa
 
 
 def check_bits(path: Path, backend: str, size: int, threads: int = 1) -> None:
-    alone = steps(OneProcess(backend, path).logits, PROMPT)
-    for ours, theirs in zip(steps(InRanks(backend, path, size, threads=threads).logits, PROMPT), alone, strict=True):
+    """With a prompt that is long enough for its rows to be quantized together."""
+    alone = steps(OneProcess(backend, path).logits, 2 * PROMPT)
+    ranks = InRanks(backend, path, size, threads=threads)
+    for ours, theirs in zip(steps(ranks.logits, 2 * PROMPT), alone, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 

@@ -1,5 +1,6 @@
 """What every rank does: load its part of a model, allocate its part of the KV cache."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def _num_threads() -> int:
 
 def check_ranks(options: ExecutorOptions, size: int, config: Any = None) -> None:
     """Refuse what ranks cannot do; with the model's configuration, more ranks than its heads can be cut into."""
+    if not hasattr(os, "memfd_create"):
+        raise Unsupported("several ranks share memory as Linux has it", "leave out tensor_parallel_size")
     if options.on_gpu:
         raise Unsupported(f"tensor_parallel_size is {size}, and a model runs on one GPU", "use device cpu")
     if options.kv_disk_path:

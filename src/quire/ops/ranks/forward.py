@@ -235,9 +235,13 @@ class RankForward:
         return RankValue(self._ops.clamp(x.local, limit), x.cuts)
 
     def add(self, x: RankValue, y: RankValue) -> RankValue:
-        if x.cuts != y.cuts:
-            x, y = RankValue(self._all(x)), RankValue(self._all(y))
-        return RankValue(self._ops.add(x.local, y.local), x.cuts)
+        """Where a rank has all columns of one and some of the other, it adds these, and the sum is gathered."""
+        cuts = x.cuts or y.cuts
+        if x.cuts == y.cuts:
+            return RankValue(self._ops.add(x.local, y.local), cuts)
+        if (x.cuts and y.cuts) or len(cuts) > 1:
+            return RankValue(self._ops.add(self._all(x), self._all(y)))
+        return RankValue(self._ops.add(self._own(x, cuts[0]), self._own(y, cuts[0])), cuts)
 
 
 def _heads_of(cut: Cut, vector: Any) -> Any:
