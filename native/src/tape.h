@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "causal_conv.h"
 #include "dequantize.h"
 #include "kernels.h"
 #include "lora.h"
@@ -173,6 +174,15 @@ struct Clamp {
 struct Add {
     View x, y, out;
 };
+struct Mul {
+    View x, y, out;
+};
+struct CausalConv {
+    View x;
+    ConvWeights weights;
+    int64_t layer;  // among the convolutions
+    View out;
+};
 struct Logits {
     View x;
     Weight weight;
@@ -184,7 +194,7 @@ struct TakeRows {
 
 using Op = std::variant<Embedding, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
                         WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe, MulSigmoid, Scale,
-                        ScaleByPosition, Clamp, Add, Logits, TakeRows>;
+                        ScaleByPosition, Clamp, Add, Mul, CausalConv, Logits, TakeRows>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -52,6 +52,7 @@ ARCHITECTURES = {
     "Jais2ForCausalLM": gguf.MODEL_ARCH.JAIS2,
     "ApertusForCausalLM": gguf.MODEL_ARCH.APERTUS,
     "SolarOpenForCausalLM": gguf.MODEL_ARCH.GLM4_MOE,
+    "Lfm2ForCausalLM": gguf.MODEL_ARCH.LFM2,
 }
 PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3", "Mistral", "Ministral3", "Arcee")  # families
 SIGMOID = ("glm4_moe", "solar_open", "dots1", "minimax_m2")  # of scores, types of models
@@ -106,6 +107,8 @@ def write_gguf(
             data = data + 1
         if name.endswith("shared_expert_gate.weight"):
             data = data.reshape(-1)  # as a quantized file has it
+        if name.endswith(".conv.conv.weight"):
+            data = data[:, 0]
         kind = experts if data.ndim == 3 else gguf.GGMLQuantizationType.F32
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -161,6 +164,11 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    if config["model_type"] == "lfm2":
+        kinds = config["layer_types"]
+        config = config | {"rms_norm_eps": config["norm_eps"]}
+        config["num_key_value_heads"] = [config["num_key_value_heads"] * (kind != "conv") for kind in kinds]
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     if config["model_type"] in ("nemotron", "jais2"):

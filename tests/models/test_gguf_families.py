@@ -25,6 +25,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
     Jais2Config,
+    Lfm2Config,
     LlamaConfig,
     MiniMaxM2Config,
     Ministral3Config,
@@ -166,6 +167,15 @@ CASES: Cases = {
     ),
     "glm": (GlmConfig, {"head_dim": 24, "partial_rotary_factor": 0.5, "attention_bias": True}),
     "jais2": (Jais2Config, {"layer_norm_eps": 1e-3}),
+    "lfm2": (
+        Lfm2Config,
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
     "apertus": (ApertusConfig, {"rope_parameters": DEFAULT}),
     "solar-open": (SolarOpenConfig, EXPERTS | {"n_routed_experts": 6, "n_shared_experts": 1, "head_dim": 24}),
     "gemma": (GemmaConfig, {"head_dim": 24}),

@@ -62,7 +62,14 @@ class Scheduler:
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(
-            num_blocks, num_host_blocks, sliding_window, prefix_caching, store, offload, block_bytes
+            num_blocks,
+            num_host_blocks,
+            sliding_window,
+            prefix_caching,
+            store,
+            offload,
+            block_bytes,
+            limits.has_states,
         )
         self.tiers = self.kv_blocks.tiers
         self.rows = RowTable(limits.max_num_seqs)

@@ -52,6 +52,7 @@ class LocalExecutor:
         spec = kv_spec(config, options.block_size, options.kv_dtype)
         if options.on_gpu:
             check_gpu_spec(spec)
+        self._check_speculation(config)
         self._check_swap_space()
         self._ops = new_ops(options)
         draft = self._open_draft(config)
@@ -95,6 +96,7 @@ class LocalExecutor:
             offload=options.host_tier_bytes > 0,
             drafts=options.speculation is not None,
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
+            has_states=config.conv is not None,
         )
 
     @property
@@ -111,6 +113,13 @@ class LocalExecutor:
 
     def _open(self) -> Checkpoint:
         return DummyCheckpoint(Path(self.path)) if self.options.load_format == "dummy" else open_checkpoint(self.path)
+
+    def _check_speculation(self, config: ModelConfig) -> None:
+        if self.options.speculation is not None and config.conv is not None:
+            raise Unsupported(
+                f"speculative decoding with a `{config.architecture}`: its states cannot take rejected drafts back",
+                "leave out speculative_config",
+            )
 
     def _check_swap_space(self) -> None:
         """A GPU's host blocks are pinned when they are allocated: they must fit at once."""

@@ -26,6 +26,7 @@ class Capacity:
     cache_bytes: int
     ahead: int = 0  # plans it takes beyond the one whose output is awaited
     seq2seq: Seq2Seq | None = None  # of an encoder-decoder
+    has_states: bool = False  # whether the model has causal convolutions, whose states are in the blocks
     drafts: bool = False  # whether its outputs come with draft tokens
     offload: bool = False  # whether host blocks keep prefixes
     window: int = 0  # the largest sliding window if every layer has one; 0: some layer attends to everything

@@ -79,6 +79,7 @@ ARCHITECTURES = {
     "NemotronForCausalLM": "quire.models.nemotron",
     "Jais2ForCausalLM": "quire.models.nemotron",
     "PhiForCausalLM": "quire.models.phi",
+    "Lfm2ForCausalLM": "quire.models.lfm2",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
 }

@@ -35,7 +35,8 @@ def kv_spec(config: ModelConfig, block_size: int, dtype: str) -> KVSpec:
         raise Unsupported(f"kv_cache_dtype is `{dtype}`", f"use one of auto, {', '.join(GPU_KV_DTYPES)}")
     if dtype == "int8":
         _check_int8(config, block_size)
-    return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype, config.latent)
+    shape = config.kv_layers, config.kv_heads, config.head_dim
+    return KVSpec(*shape, block_size, dtype, config.latent, config.conv)
 
 
 def _check_int8(config: ModelConfig, block_size: int) -> None:
@@ -56,6 +57,8 @@ def _check_int8(config: ModelConfig, block_size: int) -> None:
 
 def check_gpu_spec(spec: KVSpec) -> None:
     """Refuse what the GPU's kernels do not support."""
+    if spec.conv:
+        raise Unsupported("a model with causal convolutions on a GPU", "use device cpu")
     if spec.block_size & (spec.block_size - 1):
         raise BadRequest(
             f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"

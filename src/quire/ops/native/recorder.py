@@ -335,6 +335,25 @@ class Recorder:
             (x, y), out, lambda tape, view: tape.add(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
         )
 
+    def mul(self, x: RecordedColumns, y: RecordedColumns) -> RecordedColumns:
+        assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"
+        out = _new_value(x.columns)
+        return self._record(
+            (x, y), out, lambda tape, view: tape.mul(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
+        )
+
+    def causal_conv(
+        self, x: RecordedColumns, weight: Float32, bias: Float32 | None, batch: Any, layer: int
+    ) -> RecordedColumns:
+        conv = self._spec.conv
+        assert conv is not None and 0 <= layer < conv.num_layers, f"convolution {layer} of {conv}"
+        assert weight.shape == (conv.taps, conv.channels) and x.columns == conv.channels, f"{weight.shape} in {conv}"
+        assert bias is None or bias.shape == (conv.channels,)
+        out = _new_value(x.columns)
+        return self._record(
+            (x,), out, lambda tape, view: tape.causal_conv(view(x), weight, bias, layer, view(out)), barrier=True
+        )
+
     def logits(self, x: RecordedColumns, head: PackedWeight, batch: Any, softcap: float = 0.0) -> RecordedLogits:
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
         return self._take(x, lambda tape, view: tape.logits(view(x), head.packed, head.bias, softcap), head.num_outputs)
