@@ -1,11 +1,11 @@
-"""LFM2 against transformers."""
+"""LFM2, also with experts, against transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Lfm2Config
+from transformers import Lfm2Config, Lfm2MoeConfig
 
 from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
 from quire.core.errors import BadCheckpoint, Unsupported
@@ -18,6 +18,7 @@ HYBRID = {
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],
     "block_multiple_of": 16,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "routed_scaling_factor": 1.5}
 CASES: Cases = {
     "lfm2": (Lfm2Config, HYBRID),
     "lfm2-biases": (Lfm2Config, HYBRID | {"conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}),
@@ -27,6 +28,13 @@ CASES: Cases = {
         HYBRID | {"conv_L_cache": 1, "hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1},
     ),
     "lfm2-by-index": (Lfm2Config, {"num_hidden_layers": 3, "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False}),
+    "lfm2-moe": (Lfm2MoeConfig, HYBRID | EXPERTS | {"num_dense_layers": 1}),
+    "lfm2-moe-plain-scores": (
+        Lfm2MoeConfig,
+        HYBRID
+        | EXPERTS
+        | {"num_dense_layers": 2, "use_expert_bias": False, "norm_topk_prob": False, "conv_bias": True},
+    ),
     "lfm2-attention-only": (Lfm2Config, {"block_ffn_dim_multiplier": 1.5, "block_multiple_of": 8}),
 }
 

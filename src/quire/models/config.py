@@ -6,6 +6,7 @@ from quire.core.errors import BadCheckpoint
 from quire.core.seq2seq import Seq2Seq
 from quire.ops.opset import ConvSpec
 
+ATTENTION = "full_attention"  # a kind of layer
 MAX_COLUMNS = 1 << 22  # of queries; memory is allocated for them before tensors are compared
 
 
@@ -24,7 +25,8 @@ class ModelConfig:
     max_length: int  # context length at most; above max_position where the rope scaling extends on demand
     windows: tuple[int, ...]  # for each layer: positions a token attends to, itself included; 0: all
     latent: int = 0  # MLA: of the head_dim columns of the key that all heads share, those that are also the value
-    conv: ConvSpec | None = None  # the causal convolutions, of a hybrid
+    kinds: tuple[str, ...] = ()  # of a hybrid, for each layer: what mixes its tokens; empty: attention in all layers
+    conv: ConvSpec | None = None  # the causal convolutions of a hybrid
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "max_position"):
@@ -44,7 +46,11 @@ class ModelConfig:
     @property
     def kv_layers(self) -> int:
         """Layers that have keys and values."""
-        return self.layers
+        return self.kinds.count(ATTENTION) if self.kinds else self.layers
+
+    def index_of_kind(self, layer: int) -> int:
+        """The number of a layer among those of its kind: each kind is numbered by itself in the cache."""
+        return self.kinds[:layer].count(self.kinds[layer]) if self.kinds else layer
 
     @property
     def q_size(self) -> int:

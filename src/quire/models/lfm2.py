@@ -9,6 +9,7 @@ from typing import Any
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama
+from quire.models.config import ATTENTION
 from quire.models.llama import LlamaConfig
 from quire.models.llama_families import LlamaFamily, translate
 from quire.models.loading import Linear, LoadedModel, TensorSpec, TensorSpecs, Vector
@@ -18,7 +19,8 @@ from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-ATTENTION, CONV = "full_attention", "conv"
+CONV = "conv"  # a kind of layer, beside ATTENTION
+ATTENTION_TENSORS = ("qkv", "q_norm", "k_norm", "out")
 
 
 def llama_keys(hf: CheckpointConfig) -> CheckpointConfig:
@@ -62,23 +64,15 @@ FAMILY = LlamaFamily(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lfm2Config(LlamaConfig):
-    kinds: tuple[str, ...]  # for each layer: ATTENTION or CONV
     conv_bias: bool  # of the convolution, and of the linear layers around it
-
-    @property
-    def kv_layers(self) -> int:
-        return self.kinds.count(ATTENTION)
-
-    def index_of_kind(self, layer: int) -> int:
-        """The number of a layer among those of its kind."""
-        return self.kinds[:layer].count(self.kinds[layer])
 
 
 def config(hf: CheckpointConfig) -> Lfm2Config:
-    return Lfm2Config(**config_fields(hf, llama.config_fields(translate(hf, FAMILY), FAMILY)))
+    return Lfm2Config(**hybrid_fields(hf, llama.config_fields(translate(hf, FAMILY), FAMILY)))
 
 
-def config_fields(hf: CheckpointConfig, fields: dict[str, Any]) -> dict[str, Any]:
+def hybrid_fields(hf: CheckpointConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration, with those of convolutions added."""
     kinds, taps = layer_kinds(hf, fields["layers"]), hf.int("conv_L_cache", 3)
     if not 1 <= taps <= MAX_CONV_TAPS:
         raise Unsupported(f"conv_L_cache is {taps}", f"convolutions over 1 to {MAX_CONV_TAPS} tokens are supported")
@@ -117,16 +111,14 @@ class StoredConv:
         return ops.conv_weight(tensor)
 
 
-def layer_specs(c: Lfm2Config, flat: bool) -> list[TensorSpecs]:
+def layer_specs(c: Any, flat: bool) -> list[TensorSpecs]:
     """`flat`: see StoredConv."""
     attending = {**llama.layer_specs(c), "out": Linear({"self_attn.out_proj": c.hidden}, c.q_size)}
-    return [attending if kind == ATTENTION else conv_specs(c, attending, flat) for kind in c.kinds]
+    others = {name: spec for name, spec in attending.items() if name not in ATTENTION_TENSORS}
+    return [attending if kind == ATTENTION else {**others, **conv_specs(c, flat)} for kind in c.kinds]
 
 
-def conv_specs(c: Lfm2Config, attending: TensorSpecs, flat: bool) -> TensorSpecs:
-    """A convolution in the place of attention."""
-    assert c.conv is not None
-    others = {name: spec for name, spec in attending.items() if name not in ("qkv", "q_norm", "k_norm", "out")}
+def conv_specs(c: Any, flat: bool) -> TensorSpecs:
     specs: dict[str, TensorSpec] = {
         "conv_in": Linear({"conv.in_proj": 3 * c.hidden}, c.hidden, bias=c.conv_bias),
         "conv": StoredConv("conv.conv", c.conv, flat),
@@ -134,7 +126,7 @@ def conv_specs(c: Lfm2Config, attending: TensorSpecs, flat: bool) -> TensorSpecs
     }
     if c.conv_bias:
         specs["conv_bias"] = Vector("conv.conv", c.hidden, "bias")
-    return {**others, **specs}
+    return specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +153,8 @@ def has_flat_convs(checkpoint: Checkpoint) -> bool:
     return any(len(checkpoint.shape(name)) == 2 for name in names)
 
 
-def mixer(
-    c: Lfm2Config, layer: Lfm2Layer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any
-) -> Value:
-    """Attention or a convolution: each kind has its own numbering in the cache."""
+def mixer(c: Any, layer: Any, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any) -> Value:
+    """Attention or a convolution."""
     number = c.index_of_kind(index)
     if layer.conv_in is None:
         return llama.attention(c, layer, number, ops, x, angles, batch, slopes)

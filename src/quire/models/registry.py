@@ -80,6 +80,7 @@ ARCHITECTURES = {
     "Jais2ForCausalLM": "quire.models.nemotron",
     "PhiForCausalLM": "quire.models.phi",
     "Lfm2ForCausalLM": "quire.models.lfm2",
+    "Lfm2MoeForCausalLM": "quire.models.lfm2_moe",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
 }

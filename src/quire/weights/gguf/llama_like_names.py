@@ -20,6 +20,11 @@ from quire.weights.gguf.shared_names import (
 UNGATED_LAYER = {part: name for part, name in GATED_LAYER.items() if part != "ffn_gate"}
 ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
 
+LFM2_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "token_embd_norm.weight": "model.embedding_norm.weight",
+    "output.weight": "lm_head.weight",
+}
 LFM2_LAYER = {
     "attn_norm": "operator_norm",
     "attn_q": "self_attn.q_proj",
@@ -55,12 +60,30 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         name="Lfm2ForCausalLM",
         keys={**DECODER_KEYS, "conv_L_cache": "shortconv.l_cache"},
         constants={"model_type": "lfm2", "hidden_act": "silu", "block_auto_adjust_ff_dim": False},
-        tensors={
-            "token_embd.weight": "model.embed_tokens.weight",
-            "token_embd_norm.weight": "model.embedding_norm.weight",
-            "output.weight": "lm_head.weight",
-        },
+        tensors=LFM2_TENSORS,
         layer_tensors=LFM2_LAYER,
+        derive=derived_config.lfm2,
+    ),
+    "lfm2moe": GGUFArchitecture(
+        name="Lfm2MoeForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            **EXPERT_KEYS,
+            "num_experts": "expert_count",
+            "num_dense_layers": "leading_dense_block_count",
+            "conv_L_cache": "shortconv.l_cache",
+        },
+        constants={"model_type": "lfm2_moe", "hidden_act": "silu", "norm_topk_prob": True},
+        tensors=LFM2_TENSORS,
+        layer_tensors={
+            **LFM2_LAYER,
+            "ffn_gate_inp": "feed_forward.gate",
+            "ffn_gate_exps": "feed_forward.experts.{}.w1",
+            "ffn_up_exps": "feed_forward.experts.{}.w3",
+            "ffn_down_exps": "feed_forward.experts.{}.w2",
+            "exp_probs_b": "feed_forward.expert_bias",
+        },
+        expects={"expert_gating_func": 2},  # the sigmoid
         derive=derived_config.lfm2,
     ),
     "exaone": GGUFArchitecture(  # EXAONE 3
