@@ -43,7 +43,11 @@ class Convolution:
             return ops.rows(ops.causal_conv(ops.mul(x, x), weight, added, batch, 1), batch)
 
         spec = KVSpec(1, 1, 8, BLOCK, "float32", conv=ConvSpec(2, channels, taps))
-        self.cache = ops.new_cache(spec, NUM_BLOCKS, 4)
+        self.cache: Any = ops.new_cache(spec, NUM_BLOCKS, 4)
+        if backend == "native":
+            self.cache.pages.fill(0xFF)  # unwritten states are NaN
+        else:
+            self.cache.states.fill_(float("nan"))
         self.program = ops.compile(forward, self.cache, MAX_TOKENS, 8, MAX_TOKENS)
 
     def run(self, *sequences: Sequence) -> np.ndarray:
