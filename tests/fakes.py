@@ -273,9 +273,11 @@ class FakeExecutor:
         trees: bool = False,
         store: FakeStore | None = None,
         peers: FakePrefillEngines | FakeDecodeEngines | None = None,
+        has_states: bool = False,
     ) -> None:
         """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`; with
-        `trees`, more of them beside these."""
+        `trees`, more of them beside these. With `has_states` every block also holds, behind its slots, the hash of the
+        text up to the block's last token."""
         self.store = store
         self._trees = trees
         # By step, what accepted drafts of trees have to move when the output is collected: (row, from, to) slots.
@@ -290,8 +292,10 @@ class FakeExecutor:
         self.max_model_len = max_model_len
         self.ahead = ahead
         self.outputs: deque[StepOutput] = deque()  # not collected
-        self.blocks: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
-        self.host: list[list[int | None]] = [[None] * block_size for _ in range(num_host_blocks)]
+        self.has_states = has_states
+        width = block_size + has_states
+        self.blocks: list[list[int | None]] = [[None] * width for _ in range(num_blocks)]
+        self.host: list[list[int | None]] = [[None] * width for _ in range(num_host_blocks)]
         self.rows: dict[int, FakeRow] = {}
         self.adapters: dict[int, str] = {}  # by slot
         self.num_computed = 0  # tokens, over all steps
@@ -309,6 +313,7 @@ class FakeExecutor:
             cache_bytes=0,
             ahead=self.ahead,
             window=self.window,
+            has_states=self.has_states,
         )
 
     def stop(self) -> None:
@@ -397,6 +402,18 @@ class FakeExecutor:
         for position in range(run.start, run.start + run.count):
             block, offset = divmod(position, self.block_size)
             self.blocks[row.table[block]][offset] = row.states[position]
+        if self.has_states:
+            self._continue_state(run, row)
+
+    def _continue_state(self, run: Run, row: FakeRow) -> None:
+        """Runs are taken in their order: one may continue from what another before it has written in this step."""
+        if run.start:
+            state = self.blocks[row.table[(run.start - 1) // self.block_size]][-1]
+            assert state == row.states[run.start - 1], f"{run} continues from the state of another position"
+        end = run.start + run.count
+        for position in range(run.start, end):
+            if position == end - 1 or (position + 1) % self.block_size == 0:
+                self.blocks[row.table[position // self.block_size]][-1] = row.states[position]
 
     def _first_seen(self, position: int) -> int:
         return max(position - self.window + 1, 0) if self.window else 0

@@ -135,6 +135,28 @@ void add(const float* x, const float* y, int64_t n, float* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = x[i] + y[i];
 }
 
+void mul(const float* x, const float* y, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = x[i] * y[i];
+}
+
+void causal_conv(const float* const* inputs, const float* weight, int64_t weight_stride, const float* bias,
+                 int64_t taps, int64_t n, float* out) {
+    const int64_t whole = n / kLanes * kLanes, rest = n - whole;
+    for (int64_t i = 0; i < whole; i += kLanes) {
+        Floats sums = bias ? load(bias + i) : splat(0.0f);
+        for (int64_t tap = 0; tap < taps; ++tap)
+            if (inputs[tap]) sums = multiply_add(load(inputs[tap] + i), load(weight + tap * weight_stride + i), sums);
+        store(out + i, sums);
+    }
+    if (!rest) return;
+    Floats sums = bias ? load_part(bias + whole, rest) : splat(0.0f);
+    for (int64_t tap = 0; tap < taps; ++tap)
+        if (inputs[tap])
+            sums = multiply_add(load_part(inputs[tap] + whole, rest),
+                                load_part(weight + tap * weight_stride + whole, rest), sums);
+    store_part(out + whole, sums, rest);
+}
+
 Floats load_up_to(const float* p, int64_t n) { return n == kLanes ? load(p) : load_part(p, n); }
 
 // Writes k [count, head_dim] into keys [head_dim, block_size], from column `offset` on: a vector of tokens at a time.
@@ -237,8 +259,9 @@ void write_latent(const Pages& pages, int64_t layer, int32_t slot, const float* 
 
 extern const OpKernels op_kernels;
 const OpKernels op_kernels = {
-    rms_norm,   layer_norm, rope_angles, rope,         activate, activate_and_mul, add,          scale,        clamp,
-    add_scaled, soft_cap,   write_kv,    write_latent, attend,   attend_splits,    merge_splits, total_weight,
+    rms_norm,     layer_norm, rope_angles,   rope,         activate,     activate_and_mul, add,
+    mul,          scale,      clamp,         add_scaled,   soft_cap,     causal_conv,      write_kv,
+    write_latent, attend,     attend_splits, merge_splits, total_weight,
 };
 
 }  // namespace quire::QUIRE_ISA

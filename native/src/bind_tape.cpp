@@ -37,6 +37,7 @@ using HiddenStates = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Matrices = std::vector<const quire::Matrix*>;
 using ExpertMatrices = std::vector<Matrices>;
 
+using ConvWeight = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Biases = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 const float* data_of(const std::optional<Biases>& table) { return table ? table->data() : nullptr; }
 int64_t reach_of(const std::optional<Biases>& table) { return table ? int64_t(table->shape(1)) / 2 : 0; }
@@ -195,10 +196,11 @@ void bind_tape(nb::module_& m) {
             "__init__",
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
                int64_t num_layers, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, const std::string& dtype,
-               int64_t latent, int64_t max_tokens, int64_t arena_size, int num_threads, quire::RankGroup* group,
-               std::optional<Bytes1> shared, std::optional<Bytes1> shared_groups) {
-                const quire::Pages p{pages.data(), num_blocks, num_layers,       num_kv_heads,
-                                     head_dim,     block_size, page_type(dtype), latent};
+               int64_t latent, int64_t conv_layers, int64_t conv_rows, int64_t conv_channels, int64_t max_tokens,
+               int64_t arena_size, int num_threads, quire::RankGroup* group, std::optional<Bytes1> shared,
+               std::optional<Bytes1> shared_groups) {
+                const quire::Pages p{pages.data(),     num_blocks, num_layers,  num_kv_heads, head_dim,     block_size,
+                                     page_type(dtype), latent,     conv_layers, conv_rows,    conv_channels};
                 if (latent && (num_kv_heads != 1 || latent >= head_dim || p.type == quire::PageType::Int8))
                     throw std::invalid_argument("latent pages need one KV head, head_dim above latent, and floats");
                 if (p.type == quire::PageType::Int8 &&
@@ -215,8 +217,8 @@ void bind_tape(nb::module_& m) {
                          shared_groups ? int64_t(shared_groups->size() / 2 / sizeof(quire::QuantizedGroup)) : 0);
             },
             "pages"_a.noconvert(), nb::kw_only(), "num_blocks"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a,
-            "block_size"_a, "dtype"_a, "latent"_a, "max_tokens"_a, "arena_size"_a, "num_threads"_a,
-            "group"_a.none() = nb::none(), "shared"_a.none().noconvert() = nb::none(),
+            "block_size"_a, "dtype"_a, "latent"_a, "conv_layers"_a, "conv_rows"_a, "conv_channels"_a, "max_tokens"_a,
+            "arena_size"_a, "num_threads"_a, "group"_a.none() = nb::none(), "shared"_a.none().noconvert() = nb::none(),
             "shared_groups"_a.none().noconvert() = nb::none())
         .def_static(
             "quantized_bytes",
@@ -360,6 +362,17 @@ void bind_tape(nb::module_& m) {
             "limit"_a, "out"_a)
         .def(
             "add", [](Tape& t, View x, View y, View out) { t.add(quire::Add{x, y, out}); }, "x"_a, "y"_a, "out"_a)
+        .def(
+            "mul", [](Tape& t, View x, View y, View out) { t.add(quire::Mul{x, y, out}); }, "x"_a, "y"_a, "out"_a)
+        .def(
+            "causal_conv",
+            [](Tape& t, View x, ConvWeight weight, std::optional<Floats> bias, int64_t layer, View out) {
+                const int64_t taps = weight.shape(0), channels = weight.shape(1);
+                if (taps < 1 || taps > quire::kMaxTaps)
+                    throw std::invalid_argument("a convolution has 1 to 16 taps, and not " + std::to_string(taps));
+                t.add(quire::CausalConv{x, {weight.data(), data_of(bias), taps, channels}, layer, out});
+            },
+            "x"_a, "weight"_a.noconvert(), "bias"_a.none().noconvert(), "layer"_a, "out"_a)
         .def(
             "logits",
             [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias, float softcap,

@@ -25,11 +25,14 @@ enum class PageType : uint8_t { Float16, Bfloat16, Float32, Int8 };
 //   values [block_size / 4, columns, 4], scales [block_size]   block_size: a multiple of 16
 // Latent (MLA): [block_size, head_dim] instead of keys, and no values. The first `latent` columns (the nope part) serve
 // as the value too; the others are the rope part. Only floats.
+// Behind the layers, a block has the state of each causal convolution after the last token written to the block:
+//   [conv_rows, conv_channels] fp32, the last inputs of the convolution, the oldest first
 struct Pages {
     uint8_t* data;
     int64_t num_blocks, num_layers, num_kv_heads, head_dim, block_size;
     PageType type;
     int64_t latent;  // columns of the latent; 0: the cache has keys and values
+    int64_t conv_layers = 0, conv_rows = 0, conv_channels = 0;
 
     int64_t value_dim() const { return latent ? latent : head_dim; }
     int64_t stored_columns() const { return type == PageType::Int8 ? whole_vectors(head_dim) : head_dim; }
@@ -42,7 +45,12 @@ struct Pages {
         }
     }
     size_t layer_bytes() const { return (latent ? 1 : 2) * head_bytes() * num_kv_heads; }
-    size_t block_bytes() const { return layer_bytes() * num_layers; }
+    size_t conv_bytes() const { return sizeof(float) * conv_rows * conv_channels; }
+    size_t block_bytes() const { return layer_bytes() * num_layers + conv_bytes() * conv_layers; }
+    float* conv_state(int64_t block, int64_t layer) const {
+        return reinterpret_cast<float*>(data + block * block_bytes() + layer_bytes() * num_layers +
+                                        layer * conv_bytes());
+    }
     uint8_t* keys(int64_t block, int64_t layer, int64_t kv_head) const {
         return data + block * block_bytes() + layer * layer_bytes() + kv_head * head_bytes();
     }
@@ -119,6 +127,8 @@ constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
 enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu, Tanh, ClampedSwiglu, Elu };
 constexpr int kNumActivations = int(Activation::Elu) + 1;
 
+constexpr int64_t kMaxTaps = 16;  // of a causal convolution
+
 struct OpKernels {
     // out = x / sqrt(mean(x * x) + eps) * weight, [n] each. Squares are summed in lanes (column mod kLanes), then the
     // lanes.
@@ -136,6 +146,8 @@ struct OpKernels {
     void (*activate_and_mul)(Activation kind, const float* x, int64_t n, float* out);
     // out = x + y, [n] each; out may be x or y.
     void (*add)(const float* x, const float* y, int64_t n, float* out);
+    // out = x * y, [n] each; out may be x or y.
+    void (*mul)(const float* x, const float* y, int64_t n, float* out);
     // out = x * factor, [n] each; out may be x.
     void (*scale)(const float* x, float factor, int64_t n, float* out);
     // out = x, clamped to -limit .. limit, [n] each; out may be x.
@@ -144,6 +156,10 @@ struct OpKernels {
     void (*add_scaled)(const float* x, float factor, int64_t n, float* out);
     // x = cap * tanh(x / cap) [n], in place.
     void (*soft_cap)(float* x, float cap, int64_t n);
+    // out [n] = bias + the sum over taps of weight[tap] * inputs[tap], the oldest tap first. A null input is zeros, and
+    // so is a null bias. The weights of consecutive taps are weight_stride floats apart.
+    void (*causal_conv)(const float* const* inputs, const float* weight, int64_t weight_stride, const float* bias,
+                        int64_t taps, int64_t n, float* out);
     // Writes k and v [num_kv_heads, head_dim] of `count` tokens into a layer: from `slot` on, all in one block.
     void (*write_kv)(const Pages& pages, int64_t layer, int32_t slot, int64_t count, const float* k, int64_t k_stride,
                      const float* v, int64_t v_stride);

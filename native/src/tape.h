@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "causal_conv.h"
 #include "dequantize.h"
 #include "draft_trees.h"
 #include "kernels.h"
@@ -192,6 +193,15 @@ struct Clamp {
 struct Add {
     View x, y, out;
 };
+struct Mul {
+    View x, y, out;
+};
+struct CausalConv {
+    View x;
+    ConvWeights weights;
+    int64_t layer;  // among the convolutions
+    View out;
+};
 struct Logits {
     View x;
     Weight weight;
@@ -212,8 +222,8 @@ struct RankBarrier {};  // all ranks wait for each other
 
 using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
                         WriteKV, WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
-                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Logits, TakeRows, Keep, CopyColumns,
-                        RankBarrier>;
+                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Logits, TakeRows, Keep,
+                        CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -17,8 +17,8 @@ constexpr int64_t kMinDividedRows = 16;  // of a matmul, for ranks to quantize t
 // too: only attention reads them, after a barrier.)
 template <class T>
 constexpr bool kReadsOwnRows =
-    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, Logits> &&
-    !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
+    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, CausalConv> &&
+    !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
 template <class T>
 constexpr bool kWritesOwnRows = std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> ||
                                 (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
@@ -85,6 +85,7 @@ class TapeExecutor {
     static bool gathers(const Scale& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const Clamp& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const Add& op) { return op.out.logits_only && !(op.x.logits_only && op.y.logits_only); }
+    static bool gathers(const Mul& op) { return op.out.logits_only && !(op.x.logits_only && op.y.logits_only); }
     static bool gathers(const Linear& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const LinearHeads& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const TakeRows& op) { return !op.x.logits_only; }
@@ -230,6 +231,19 @@ class TapeExecutor {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
             kernels_.ops.add(input(op.x, op.out, r), input(op.y, op.out, r), op.x.columns, row(op.out, r));
+    }
+
+    void run(const Mul& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.mul(input(op.x, op.out, r), input(op.y, op.out, r), op.x.columns, row(op.out, r));
+    }
+
+    void run(const CausalConv& op) {
+        const ConvRunner conv{tape_.pages_, op.layer, op.weights, rows(op.x, op.x), rows(op.out, op.out), pool_};
+        for (int64_t seq = 0; seq < step_.num_seqs; ++seq)
+            conv.run(step_.seq_starts[seq], step_.seq_starts[seq + 1], step_.context_lens[seq],
+                     step_.block_tables + seq * step_.table_stride);
     }
 
     void run(const Linear& op) { multiply(op.weight, op.x, op.out.logits_only, row(op.out, 0), op.out.stride); }

@@ -42,6 +42,18 @@ std::vector<std::pair<const char*, Run>> runs(int64_t n) {
             o.add_scaled(x, 0.5f, n, out);
         },
         n);
+    with_out(
+        "mul and causal_conv",
+        [n](const OpKernels& o, const float* x, float* out) {
+            std::vector<float> squares(n);
+            o.mul(x, x, n, squares.data());
+            const float* inputs[] = {nullptr, x, squares.data()};
+            std::vector<float> weight(x, x + n);
+            weight.insert(weight.end(), squares.begin(), squares.end());
+            weight.insert(weight.end(), x, x + n);
+            o.causal_conv(inputs, weight.data(), n, x, 3, n, out);
+        },
+        n);
     for (int kind = 0; kind < kNumActivations; ++kind) {
         with_out(
             "activate",

@@ -40,6 +40,7 @@ class Setting:
     store: FakeStore | None = None
     offload: bool = False
     prefill_engines: FakePrefillEngines | None = None
+    has_states: bool = False
 
 
 @dataclass
@@ -65,6 +66,7 @@ SETTINGS = st.builds(
     trees=st.booleans(),
     store=st.none() | st.builds(FakeStore, st.integers(0, 3), failures=st.sampled_from([0.0, 0.2])),
     offload=st.booleans(),
+    has_states=st.booleans(),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -140,7 +142,9 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         max_model_len=64,
         long_prefill_token_threshold=setting.threshold,
         step_seconds=float(setting.num_blocks % 2),
+        has_states=setting.has_states,
     )
+    num_drafts = 0 if setting.has_states else setting.num_drafts
     scheduler = Scheduler(
         limits,
         setting.num_blocks,
@@ -150,12 +154,12 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         ahead=setting.ahead,
         window=setting.window,
         num_adapters=setting.num_adapters,
-        drafts=draft_policy(setting.num_drafts),
+        drafts=draft_policy(num_drafts),
         store=setting.store,
         offload=setting.offload,
         prefill_engines=setting.prefill_engines,
     )
-    if setting.num_drafts:
+    if num_drafts:
         make_drafts_free(scheduler.speculation)
     executor = FakeExecutor(
         num_blocks=setting.num_blocks,
@@ -163,12 +167,13 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         block_size=BLOCK,
         vocab_size=VOCAB,
         window=setting.window,
-        num_drafts=setting.num_drafts,
+        num_drafts=num_drafts,
         accuracy=0.9,
         trees=setting.trees,
         ahead=setting.ahead,
         store=setting.store,
         peers=setting.prefill_engines,
+        has_states=setting.has_states,
     )
     return scheduler, executor
 
@@ -300,6 +305,16 @@ def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None
     assert sum(each.preemptions for each in stats) > 100
     accepted, computed = sum(each.accepted_tokens for each in stats), sum(each.draft_tokens for each in stats)
     assert 0.5 * computed < accepted < computed > 300
+
+
+def test_states_are_those_of_the_position_that_a_run_continues() -> None:
+    preemptions = hits = 0
+    for seed in range(25 * LENGTH):
+        setting, workload = crowd(seed)
+        stats = verify(replace(setting, has_states=True), workload).stats()
+        preemptions += stats.preemptions
+        hits += stats.prefix_hits
+    assert preemptions > 200 and hits > 60
 
 
 def test_encoder_inputs_are_computed_whole_and_shared_whole() -> None:

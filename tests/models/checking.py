@@ -88,7 +88,7 @@ def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
         ):  # norms start as ones and biases as zeros: a test of them needs other values
             torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # zeros at first
+        if name.endswith(("e_score_correction_bias", "expert_bias")):  # zeros at first
             torch.nn.init.normal_(buffer, std=0.5)
     return model
 

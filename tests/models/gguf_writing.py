@@ -52,9 +52,11 @@ ARCHITECTURES = {
     "Jais2ForCausalLM": gguf.MODEL_ARCH.JAIS2,
     "ApertusForCausalLM": gguf.MODEL_ARCH.APERTUS,
     "SolarOpenForCausalLM": gguf.MODEL_ARCH.GLM4_MOE,
+    "Lfm2ForCausalLM": gguf.MODEL_ARCH.LFM2,
+    "Lfm2MoeForCausalLM": gguf.MODEL_ARCH.LFM2MOE,
 }
 PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3", "Mistral", "Ministral3", "Arcee")  # families
-SIGMOID = ("glm4_moe", "solar_open", "dots1", "minimax_m2")  # of scores, types of models
+SIGMOID = ("glm4_moe", "solar_open", "dots1", "minimax_m2", "lfm2_moe")  # of scores, types of models
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(.*)\.experts\.(\d+)\.(\w+)\.weight")
 
 
@@ -106,8 +108,11 @@ def write_gguf(
             data = data + 1
         if name.endswith("shared_expert_gate.weight"):
             data = data.reshape(-1)  # as a quantized file has it
+        if name.endswith(".conv.conv.weight"):
+            data = data[:, 0]
         kind = experts if data.ndim == 3 else gguf.GGMLQuantizationType.F32
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        name = name.replace("feed_forward.expert_bias", "feed_forward.expert_bias.bias")
         translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert translated is not None, name
         writer.add_tensor(translated, gguf.quants.quantize(np.ascontiguousarray(data), kind), raw_dtype=kind)
@@ -121,7 +126,11 @@ def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         if match := EXPERT.fullmatch(name):
             layer, block, expert, part = match.groups()
             whole = f"layers.{layer}.feed_forward.experts.{part}.weight"
-            whole = whole if block == "block_sparse_moe" else f"model.layers.{layer}.{block}.experts.{part}.weight"
+            whole = (
+                whole
+                if block in ("block_sparse_moe", "feed_forward")
+                else f"model.layers.{layer}.{block}.experts.{part}.weight"
+            )
             experts.setdefault(whole, {})[int(expert)] = data
         elif name.endswith("block_sparse_moe.input_linear.weight"):
             stem = name.removeprefix("model.").replace("block_sparse_moe.input_linear", "feed_forward.experts.{}")
@@ -161,6 +170,11 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    if config["model_type"].startswith("lfm2"):
+        kinds = config["layer_types"]
+        config = config | {"rms_norm_eps": config["norm_eps"]}
+        config["num_key_value_heads"] = [config["num_key_value_heads"] * (kind != "conv") for kind in kinds]
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     if config["model_type"] in ("nemotron", "jais2"):
@@ -206,6 +220,7 @@ def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         "moe_num_shared_experts": (writer.add_expert_shared_count,),
         "moe_layer_interval": (writer.add_interleave_moe_layer_step,),
         "moe_layer_start_index": (writer.add_leading_dense_block_count,),
+        "num_dense_layers": (writer.add_leading_dense_block_count,),
         "shared_intermediate_size": (writer.add_expert_shared_feed_forward_length,),
         "attn_logit_softcapping": (writer.add_attn_logit_softcapping,),
         "final_logit_softcapping": (writer.add_final_logit_softcapping,),

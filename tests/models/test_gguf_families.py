@@ -25,6 +25,8 @@ from transformers import (
     GraniteMoeHybridConfig,
     HunYuanDenseV1Config,
     Jais2Config,
+    Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig,
     MiniMaxM2Config,
     Ministral3Config,
@@ -52,6 +54,7 @@ from quire.models.alibi import alibi_slopes
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+SHORT_CONVS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 GEMMA = {"head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 6}
 FACTORS = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 4.0}
 LONGROPE = {
@@ -166,6 +169,8 @@ CASES: Cases = {
     ),
     "glm": (GlmConfig, {"head_dim": 24, "partial_rotary_factor": 0.5, "attention_bias": True}),
     "jais2": (Jais2Config, {"layer_norm_eps": 1e-3}),
+    "lfm2": (Lfm2Config, SHORT_CONVS | {"conv_L_cache": 4, "block_auto_adjust_ff_dim": False}),
+    "lfm2-moe": (Lfm2MoeConfig, SHORT_CONVS | EXPERTS | {"num_dense_layers": 1}),
     "apertus": (ApertusConfig, {"rope_parameters": DEFAULT}),
     "solar-open": (SolarOpenConfig, EXPERTS | {"n_routed_experts": 6, "n_shared_experts": 1, "head_dim": 24}),
     "gemma": (GemmaConfig, {"head_dim": 24}),

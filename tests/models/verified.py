@@ -72,6 +72,8 @@ KNOWN_AS = {
     "Phi3ForCausalLM": "Phi-3, Phi-3.5 mini, Phi-4, Phi-4 mini",
     "PhiForCausalLM": "Phi-1, 1.5, 2",
     "PhimoeForCausalLM": "Phi-3.5-MoE",
+    "Lfm2ForCausalLM": "LFM2 350M to 2.6B",
+    "Lfm2MoeForCausalLM": "LFM2 8B-A1B",
     "PhiMoEForCausalLM": "Phi-3.5-MoE as its authors spell it",
     "DeepseekV2ForCausalLM": "V2, V2.5, V2-Lite",
     "DeepseekV3ForCausalLM": "V3, R1",

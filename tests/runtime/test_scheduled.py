@@ -12,7 +12,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from runtime.oracle import oracle, tree_oracle
-from runtime.tiny_model import BACKENDS, BLOCK_SIZE, MAX_LEN, MODELS, NATIVE, WINDOWS, make_runner
+from runtime.tiny_model import BACKENDS, BLOCK_SIZE, HYBRIDS, MAX_LEN, MODELS, NATIVE, WINDOWS, make_runner
 
 pytestmark = pytest.mark.slow
 
@@ -27,10 +27,11 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
-def requests() -> list[Request]:
+def requests(searches: bool = True) -> list[Request]:
     return [
         Request(id=str(i), prompt_ids=prompt, params=SamplingParams(seed=i, **wishes))
         for i, (prompt, wishes) in enumerate(zip(PROMPTS, WISHES, strict=True))
+        if searches or "beam_width" not in wishes
     ]
 
 
@@ -54,8 +55,13 @@ def serve(
     trees: bool = False,
 ) -> tuple[dict[tuple[str, int], list[int]], int, int]:
     """-> the tokens of every sample, and how many preemptions and swapped blocks there were."""
+    has_states = model in HYBRIDS
     limits = SchedulerLimits(
-        max_num_seqs=rows, max_num_batched_tokens=budget, max_model_len=MAX_LEN, block_size=BLOCK_SIZE
+        max_num_seqs=rows,
+        max_num_batched_tokens=budget,
+        max_model_len=MAX_LEN,
+        block_size=BLOCK_SIZE,
+        has_states=has_states,
     )
     runner = make_runner(backend, num_blocks, host, rows, model)
     runner.proposer = (tree_oracle if trees else oracle)(texts(told), 97, ANY_METHOD) if told else None
@@ -74,7 +80,8 @@ def serve(
     tokens: dict[tuple[str, int], list[int]] = {}
     ended = num_swapped = 0
     launched: deque[int] = deque()
-    for batch in [[request] for request in requests()] if alone else [requests()]:
+    wanted = requests(searches=not has_states)
+    for batch in [[request] for request in wanted] if alone else [wanted]:
         for request in batch:
             scheduler.add(request, now=0.0)
         while scheduler.has_work:
@@ -89,14 +96,14 @@ def serve(
                     tokens.setdefault((event.request_id, event.index), []).extend(event.tokens)
                     assert event.finish_reason in (None, "length")
                     ended += event.finish_reason is not None
-    assert ended == len(tokens) == 8
+    assert ended == len(tokens) == sum(request.params.n for request in wanted)
     if scheduler.speculation:
         assert 10 < scheduler.speculation.num_accepted < scheduler.speculation.num_draft_tokens
     return tokens, scheduler.stats().preemptions, num_swapped
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, *HYBRIDS])
 def test_company_cache_chunks_and_preemption_change_nothing(backend: str, model: str) -> None:
     alone, *_ = serve(backend, model, alone=True)
     assert serve(backend, model) == (alone, 0, 0)

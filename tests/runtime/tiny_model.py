@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from quire.models import deepseek, llama
+from quire.models import deepseek, lfm2, llama
 from quire.models.config import ModelConfig
 from quire.models.loading import TensorSpecs
 from quire.models.rope import RopeSpec
-from quire.ops.opset import OpSet, Routing
+from quire.ops.opset import ConvSpec, OpSet, Routing
 from quire.ops.tensors import F32, StoredTensor
 from quire.runtime.kv import KVSize, kv_spec
 from quire.runtime.runner import Runner
@@ -62,6 +62,27 @@ LATENT_CONFIG = deepseek.DeepseekConfig(
     shared_size=24,
     routing=Routing(2, "sigmoid", True, 1.5),
     num_mtp_layers=0,
+)
+HYBRID_CONFIG = lfm2.Lfm2Config(
+    architecture="Lfm2ForCausalLM",
+    family=lfm2.FAMILY,
+    hidden=48,
+    layers=3,
+    heads=6,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=80,
+    vocab=97,
+    max_position=64,
+    max_length=64,
+    eps=1e-5,
+    rope=RopeSpec("default", 10000.0, 8, 64, {}),
+    windows=(0, 0, 0),
+    rotated=(True, True, True),
+    qk_norms="heads",
+    kinds=("conv", "full_attention", "conv"),
+    conv_bias=True,
+    conv=ConvSpec(2, 48, 4),
 )
 BLOCK_SIZE = 4
 WINDOWS = (9, 7)  # of the Mistral
@@ -118,6 +139,13 @@ def random_mistral(ops: OpSet) -> Any:
     return random_llama(ops, replace(CONFIG, windows=WINDOWS))
 
 
+def random_lfm2(ops: OpSet) -> Any:
+    groups = [("", llama.top_specs(HYBRID_CONFIG))]
+    layers = lfm2.layer_specs(HYBRID_CONFIG, flat=False)
+    groups += [(f"model.layers.{layer}.", specs) for layer, specs in enumerate(layers)]
+    return lfm2.load(ops, RandomCheckpoint(HYBRID_CONFIG, groups), HYBRID_CONFIG, MAX_LEN)
+
+
 def random_deepseek(ops: OpSet) -> Any:
     config = LATENT_CONFIG
     groups = [("", deepseek.top_specs(config))]
@@ -126,12 +154,13 @@ def random_deepseek(ops: OpSet) -> Any:
 
 
 MODELS = {"llama": random_llama, "mistral": random_mistral, "deepseek": random_deepseek}
+HYBRIDS = {"lfm2": random_lfm2}  # with states
 
 
 def make_runner(
     backend: str, num_blocks: int, num_host_blocks: int, max_rows: int, model_name: str = "llama", **options: Any
 ) -> Runner:
     ops = make_ops(backend)
-    model = MODELS[model_name](ops)
+    model = (MODELS | HYBRIDS)[model_name](ops)
     size = KVSize(kv_spec(model.config, BLOCK_SIZE, "float32"), num_blocks, num_host_blocks, MAX_LEN)
     return Runner(ops, model, size, max_rows=max_rows, max_tokens=MAX_LEN, **options)

@@ -33,8 +33,10 @@ class KVBlocks:
         block_bytes: int = 0,
         prefill_engines: PrefillEngines | None = None,
         block_sender: BlockSender | None = None,
+        has_states: bool = False,
     ) -> None:
         self.block_size = window.block_size
+        self._has_states = has_states
         self.window = window
         self.tree = PrefixTree(self.block_size, has_gaps=window.size > 0)
         self.pool = BlockPool(num_blocks, self.tree)
@@ -90,7 +92,7 @@ class KVBlocks:
         owner = seq.group.prompt_owner
         seq.index_at = self.block_size if self.prefix_caching else NEVER
         if owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
-            self.fork(seq, owner, seq.group.num_prompt - 1)
+            self.fork(seq, owner, self._fork_point(seq.group.num_prompt - 1))
         else:
             self.extend_prefix_hit(seq)
             if self.tiers:
@@ -131,7 +133,13 @@ class KVBlocks:
 
     def _can_fork(self, seq: Sequence, owner: Sequence) -> bool:
         """Whether `owner` still holds the window before the prompt's end. A swapped-out `seq` is swapped in instead."""
-        return not seq.host_blocks and owner.num_freed <= self.window.first_block(seq.group.num_prompt - 1)
+        point = self._fork_point(seq.group.num_prompt - 1)
+        return not seq.host_blocks and owner.num_freed <= self.window.first_block(point)
+
+    def _fork_point(self, num_tokens: int) -> int:
+        """How many of the first `num_tokens` of a sequence another can start from. The state in a partial block is that
+        after its owner's last token: with states, only full blocks are shared."""
+        return num_tokens // self.block_size * self.block_size if self._has_states else num_tokens
 
     def _prefers_tree(self, seq: Sequence) -> bool:
         """Whether a prefix hit covers at least the prompt of `seq`."""

@@ -16,6 +16,7 @@ class SchedulerLimits:
     block_size: int = 16  # tokens per KV block
     max_queued: int = 4096  # requests that were never admitted; more are refused
     seq2seq: Seq2Seq | None = None  # of an encoder-decoder
+    has_states: bool = False  # each block has the model's state after the block's last computed token, and no other
     long_prefill_token_threshold: int = 0  # prompt tokens of one sequence in one step; 0: no limit
     step_seconds: float = 0.0  # target for steps in which sequences decode beside prompts; 0: none
 
@@ -76,6 +77,12 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
             f"and the context holds {limits.max_model_len} tokens",
             f"shorten the prompt or let max_tokens be at most {room}" if room > 0 else "shorten the prompt",
             param="max_tokens" if room > 0 else "prompt",
+        )
+    if params.beam_width and limits.has_states:
+        raise BadRequest(
+            "beam search is asked for, and the model has states, which beams cannot share",
+            "leave out beam_width",
+            param="beam_width",
         )
     width = params.beam_width or 1
     if width > limits.max_num_seqs:

@@ -78,6 +78,7 @@ class Scheduler:
             block_bytes,
             prefill_engines,
             block_sender,
+            limits.has_states,
         )
         self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
         self.rows = RowTable(limits.max_num_seqs)

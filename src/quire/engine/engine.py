@@ -90,6 +90,7 @@ class Engine:
                 block_size=options.block_size,
                 max_model_len=self.capacity.max_model_len,
                 seq2seq=self.capacity.seq2seq,
+                has_states=self.capacity.has_states,
                 max_queued=sys.maxsize,  # the client limits the queue
             ),
             self.capacity.num_blocks,

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, Unsupported
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
@@ -43,6 +43,11 @@ class DraftCheckpoint:
                 f"model has {target.vocab:,}",
                 "draft with a smaller decoder of the same family",
                 param="speculative_config",
+            )
+        if config.conv is not None:
+            raise Unsupported(
+                f"a `{config.architecture}` as a draft model: its states cannot take rejected drafts back",
+                "draft with a model that has attention in all layers",
             )
         return cls(checkpoint, config, min(max_model_len or config.max_length, config.max_length), model_family)
 

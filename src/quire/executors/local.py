@@ -72,6 +72,7 @@ class LocalExecutor:
         spec = kv_spec(config, options.block_size, options.kv_dtype, scales)
         if options.on_gpu:
             check_gpu_spec(spec)
+        self._check_speculation(config)
         self._check_swap_space()
         self._ops = self._new_ops(options, config)
         draft = self._open_draft(checkpoint, config)
@@ -126,6 +127,7 @@ class LocalExecutor:
             offload=options.host_tier_bytes > 0,
             drafts=self._draft_policy(),
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
+            has_states=config.conv is not None,
         )
 
     @property
@@ -146,6 +148,13 @@ class LocalExecutor:
 
     def _open(self) -> Checkpoint:
         return DummyCheckpoint(Path(self.path)) if self.options.load_format == "dummy" else open_checkpoint(self.path)
+
+    def _check_speculation(self, config: ModelConfig) -> None:
+        if self.options.speculation is not None and config.conv is not None:
+            raise Unsupported(
+                f"speculative decoding with a `{config.architecture}`: its states cannot take rejected drafts back",
+                "leave out speculative_config",
+            )
 
     def _check_swap_space(self) -> None:
         """A GPU's host blocks are pinned when they are allocated: they must fit at once."""

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from quire.core.errors import BadCheckpoint
 from quire.core.seq2seq import Seq2Seq
+from quire.ops.opset import ConvSpec
 
+ATTENTION = "full_attention"  # a kind of layer
 MAX_COLUMNS = 1 << 22  # of queries; memory is allocated for them before tensors are compared
 
 
@@ -23,6 +25,8 @@ class ModelConfig:
     max_length: int  # context length at most; above max_position where the rope scaling extends on demand
     windows: tuple[int, ...]  # for each layer: positions a token attends to, itself included; 0: all
     latent: int = 0  # MLA: of the head_dim columns of the key that all heads share, those that are also the value
+    kinds: tuple[str, ...] = ()  # of a hybrid, for each layer: what mixes its tokens; empty: attention in all layers
+    conv: ConvSpec | None = None  # the causal convolutions of a hybrid
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "max_position"):
@@ -38,6 +42,15 @@ class ModelConfig:
     def window(self) -> int:
         """The largest window of all layers; 0: some layer attends to all positions."""
         return max(self.windows) if all(self.windows) else 0
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers that have keys and values."""
+        return self.kinds.count(ATTENTION) if self.kinds else self.layers
+
+    def index_of_kind(self, layer: int) -> int:
+        """The number of a layer among those of its kind: each kind is numbered by itself in the cache."""
+        return self.kinds[:layer].count(self.kinds[layer]) if self.kinds else layer
 
     @property
     def q_size(self) -> int:

@@ -216,6 +216,7 @@ class LlamaWeights:
 
 
 FeedForward = Callable[[Any, Any, OpSet, Value], Value]  # (config, layer, ops, x)
+Mixer = Callable[[Any, Any, int, OpSet, Value, Value, Any, Any], Value]  # as `attention`: mixes tokens of a sequence
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
@@ -235,6 +236,7 @@ def load_layers(
     layer_type: type[LlamaLayer] = LlamaLayer,
     feed_forward: FeedForward | None = None,  # in place of `mlp`
     unused: Sequence[str] = (),  # patterns of tensor names that are not read, besides those of all families
+    mixer: Mixer | None = None,  # in place of `attention`
 ) -> LoadedModel:
     """For families whose layers have other tensors."""
     unused = [UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else []), *unused]
@@ -248,7 +250,8 @@ def load_layers(
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
-    return LoadedModel(config, partial(forward, config, weights, feed_forward=feed_forward), [top, *loaded])
+    bound = partial(forward, config, weights, feed_forward=feed_forward, mixer=mixer)
+    return LoadedModel(config, bound, [top, *loaded])
 
 
 def forward(
@@ -257,6 +260,7 @@ def forward(
     ops: OpSet,
     batch: Any,
     feed_forward: FeedForward | None = None,  # in place of `mlp`
+    mixer: Mixer | None = None,  # in place of `attention`
 ) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
     local = angles if w.local_rope is None else ops.rope_angles(batch.positions, w.local_rope)
@@ -264,7 +268,7 @@ def forward(
     for index, layer in enumerate(w.layers):
         ops.tap(x, index)
         rope = local if c.windows[index] else angles
-        h = attention(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), rope, batch, w.slopes)
+        h = (mixer or attention)(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), rope, batch, w.slopes)
         x = ops.add(x, scaled(ops, normed(ops, h, layer.post_attn_norm, c.eps), c.residual_scale))
         h = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.mlp_norm, c.eps))
         x = ops.add(x, scaled(ops, normed(ops, h, layer.post_mlp_norm, c.eps), c.residual_scale))

@@ -79,6 +79,8 @@ ARCHITECTURES = {
     "NemotronForCausalLM": "quire.models.nemotron",
     "Jais2ForCausalLM": "quire.models.nemotron",
     "PhiForCausalLM": "quire.models.phi",
+    "Lfm2ForCausalLM": "quire.models.lfm2",
+    "Lfm2MoeForCausalLM": "quire.models.lfm2_moe",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
 }

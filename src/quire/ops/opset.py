@@ -65,6 +65,26 @@ KV_DTYPES = ("float16", "bfloat16", "float32", "int8")
 GPU_KV_DTYPES = (*KV_DTYPES, "fp8")
 
 
+MAX_CONV_TAPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """The causal convolutions of a model. The state of one is its last `taps - 1` inputs, in fp32."""
+
+    num_layers: int
+    channels: int  # columns of an input
+    taps: int  # inputs that an output depends on: of its own token, and of those before it
+
+    def __post_init__(self) -> None:
+        assert self.num_layers > 0 and self.channels > 0 and 1 <= self.taps <= MAX_CONV_TAPS
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all layers, after one token."""
+        return 4 * self.num_layers * (self.taps - 1) * self.channels
+
+
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """The shape of the paged KV cache. A block holds `block_size` tokens of every layer.
@@ -75,15 +95,19 @@ class KVSpec:
 
     int8 stores a key, or a value, of one token and head as `head_dim` integers in -127 .. 127 and a scale in fp32,
     max|k| / 127. If a key or its value is not finite, both scales are NaN. fp8 is e4m3, saturated at 448; keys and
-    values are divided by `fp8_scales` of their layer, where it has any."""
+    values are divided by `fp8_scales` of their layer, where it has any.
 
-    num_layers: int
+    With `conv`, a block also has the state of every causal convolution after the last token written to it: a full block
+    is a prefix from which a sequence can continue."""
+
+    num_layers: int  # that have keys and values
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: str  # one of GPU_KV_DTYPES; a latent cache is never int8
     latent: int = 0  # 0: not a latent cache
     fp8_scales: tuple[tuple[float, float], ...] = ()  # of keys and values, by layer; (): 1 for all
+    conv: ConvSpec | None = None
 
     def __post_init__(self) -> None:
         assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
@@ -97,9 +121,14 @@ class KVSpec:
         return self.latent or self.head_dim
 
     @property
-    def block_bytes(self) -> int:
+    def kv_bytes(self) -> int:
+        """Bytes of the keys and values of a block."""
         vectors = 1 if self.latent else 2
         return vectors * self.num_layers * self.num_kv_heads * self.block_size * self._head_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        return self.kv_bytes + (self.conv.state_bytes if self.conv else 0)
 
     @property
     def _head_bytes(self) -> int:
@@ -319,6 +348,10 @@ class OpSet(Protocol):
     def table(self, tensor: StoredTensor) -> Any:
         """An embedding table to gather rows from. It may stay in the file."""
 
+    def conv_weight(self, tensor: StoredTensor) -> Any:
+        """The weight of a causal convolution, in fp32: stored as [channels, taps] or [channels, 1, taps], the oldest
+        tap first."""
+
     def biases(self, table: Float32) -> Any:
         """Relative position biases [heads, 2n + 1]; see `paged_attention`."""
 
@@ -472,6 +505,17 @@ class OpSet(Protocol):
 
     def add(self, x: Value, y: Value) -> Value:
         """x + y"""
+
+    def mul(self, x: Value, y: Value) -> Value:
+        """x * y, element by element."""
+
+    def causal_conv(self, x: Value, weight: Any, bias: Any, batch: Any, layer: int) -> Value:
+        """x [T, channels] -> [T, channels]: bias + the sum over taps of weight[tap] * the input of the token taps - 1 -
+        tap positions before, the oldest first. weight: `conv_weight`'s. Inputs before position 0 are zeros.
+
+        Inputs of earlier steps come from the state in the block of the position before the step. The states after the
+        last token of each block and of the sequence are written to the blocks of these tokens. Sequences are taken in
+        the order of the batch: one may continue a block that another before it fills in this step."""
 
     def concat(self, parts: Sequence[Value]) -> Value:
         """The columns of all parts, side by side."""

@@ -21,13 +21,15 @@ def _memory(plan: Plan) -> list[str]:
         keys = f"({config.latent} latent + {config.head_dim - config.latent} rope) columns"
     else:
         keys = f"2 x {config.kv_heads} heads x {config.head_dim} columns"
-    width = per_token / config.layers / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
+    kv_bytes = kv.kv_bytes / kv.block_size
+    width = kv_bytes / config.kv_layers / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
+    states = f" + {config.conv.state_bytes:,} bytes of states / {kv.block_size} tokens" if config.conv else ""
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
     parts = [f"{size / _GIB:.3f}" for size in _parts(memory)]
     return [
         f"weights        = {plan.model.num_parameters / 1e9:.4g} B parameters x {bits:.2f} bits / 8 = "
         f"{plan.model.weight_bytes / _GIB:.3f} GiB",
-        f"KV of a token  = {config.layers} layers x {keys} x {width:g} bytes = {per_token:,.0f} bytes = "
+        f"KV of a token  = {config.kv_layers} layers x {keys} x {width:g} bytes{states} = {per_token:,.0f} bytes = "
         f"{per_token / 1024:,.1f} KiB",
         f"KV of a user   = whole blocks of {kv.block_size} tokens for {load.context:,} tokens = "
         f"{sequence_bytes(plan.model, kv, load.context) / _GIB:.3f} GiB",

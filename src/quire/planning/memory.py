@@ -146,4 +146,4 @@ def kv_variants(model: PlannedModel, bytes_per_number: float) -> list[KVVariant]
     own = 1 if config.latent else config.kv_heads
     grouped = own if 1 < own < config.heads else max(1, ceil(config.heads / 8))
     rows = [("MHA", 2 * config.heads), ("GQA", 2 * grouped), ("MQA", 2), ("MLA", 4.5)]
-    return [KVVariant(name, config.layers * heads * head_dim * bytes_per_number) for name, heads in rows]
+    return [KVVariant(name, config.kv_layers * heads * head_dim * bytes_per_number) for name, heads in rows]

@@ -135,7 +135,7 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
         decode=decode,
         users_by_context=[(context, users_that_fit(model, kv, context, room)) for context in contexts],
         max_users=users_that_fit(model, kv, load.context, room),
-        variants=kv_variants(model, kv.block_bytes / kv.block_size / _numbers(kv)),
+        variants=kv_variants(model, kv.kv_bytes / kv.block_size / _numbers(kv)),
         speculation=_speculation(model, kv, load, setup, draft),
         cost=Cost(0, setup.num_devices, 0, 0),
         advice=[],

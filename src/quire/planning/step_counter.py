@@ -74,7 +74,7 @@ class StepCounter(Recorder):
         super().__init__(kv)
         self.count = StepCount()
         self._kv, self._shape = kv, shape
-        self._kv_bytes = kv.block_bytes / kv.block_size / kv.num_layers  # of one token in one layer
+        self._kv_bytes = kv.kv_bytes / kv.block_size / kv.num_layers  # of one token in one layer
         self._arenas: dict[int, int] = {}  # bytes, by the tokens of a step
         self.vocab = self.head_inputs = 0
         self.integer_inputs = 0  # of the matrix of integers that has most: they are quantized for it

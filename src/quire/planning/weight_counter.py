@@ -104,6 +104,9 @@ class WeightCounter:
             self._allocate(nbytes, nbytes)
         return RecordedTable(tensor.type.name, tensor.data, None, tensor.num_columns)
 
+    def conv_weight(self, tensor: StoredTensor) -> Float32:
+        return self.vector(tensor).reshape(tensor.shape[0], -1).T
+
     def biases(self, table: Float32) -> Float32:
         return table
 

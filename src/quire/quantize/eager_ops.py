@@ -149,6 +149,9 @@ class EagerOps:
     def table(self, tensor: StoredTensor) -> StoredTensor:
         return tensor
 
+    def conv_weight(self, tensor: StoredTensor) -> Floats:
+        return read_floats(tensor).reshape(tensor.shape[0], -1).T
+
     def biases(self, table: Floats) -> Floats:
         return table
 
@@ -311,6 +314,17 @@ class EagerOps:
 
     def add(self, x: Floats, y: Floats) -> Floats:
         return x + y
+
+    def mul(self, x: Floats, y: Floats) -> Floats:
+        return x * y
+
+    def causal_conv(self, x: Floats, weight: Floats, bias: Floats | None, batch: EagerBatch, layer: int) -> Floats:
+        out = np.zeros_like(x) if bias is None else np.tile(bias, (len(x), 1))
+        for span in batch.spans:
+            for distance, row in enumerate(weight[::-1]):
+                length = span.stop - span.start - distance
+                out[span.stop - max(length, 0) : span.stop] += row * x[span.start : span.start + max(length, 0)]
+        return out
 
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
         return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap, head.packed, self.probe)

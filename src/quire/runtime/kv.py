@@ -40,9 +40,10 @@ def kv_spec(
     if dtype == "int8":
         _check_int8(config, block_size)
     fp8_scales: tuple[tuple[float, float], ...] = ()
-    if scales and dtype == "fp8" and not config.latent and scales.keys() >= {*range(config.layers)}:
-        fp8_scales = tuple(scales[layer] for layer in range(config.layers))
-    return KVSpec(config.layers, config.kv_heads, config.head_dim, block_size, dtype, config.latent, fp8_scales)
+    if scales and dtype == "fp8" and not config.latent and scales.keys() >= {*range(config.kv_layers)}:
+        fp8_scales = tuple(scales[layer] for layer in range(config.kv_layers))
+    shape = config.kv_layers, config.kv_heads, config.head_dim
+    return KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv)
 
 
 def _check_int8(config: ModelConfig, block_size: int) -> None:
@@ -63,6 +64,8 @@ def _check_int8(config: ModelConfig, block_size: int) -> None:
 
 def check_gpu_spec(spec: KVSpec) -> None:
     """Refuse what the GPU's kernels do not support."""
+    if spec.conv:
+        raise Unsupported("a model with causal convolutions on a GPU", "use device cpu")
     if spec.block_size & (spec.block_size - 1):
         raise BadRequest(
             f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"

@@ -148,6 +148,9 @@ class GpuOps:
         quantized = load_quantized([tensor], self.device) if can_keep_quantized(tensor, self.dtype) else None
         return quantized if isinstance(quantized, GroupedWeight) else load_floats(tensor, self.dtype, self.device)
 
+    def conv_weight(self, tensor: StoredTensor) -> Tensor:
+        raise Unsupported("a model with causal convolutions on a GPU", "use device cpu")
+
     def biases(self, table: Float32) -> Tensor:
         return torch.tensor(table, dtype=torch.float32, device=self.device).contiguous()
 

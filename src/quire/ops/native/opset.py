@@ -141,6 +141,9 @@ class NativeOps:
         assert order is None or (len(order) == tensor.num_rows and order.min() >= 0 and order.max() < tensor.num_rows)
         return RecordedTable(tensor.type.name, np.ascontiguousarray(tensor.data), order, tensor.num_columns)
 
+    def conv_weight(self, tensor: StoredTensor) -> Float32:
+        return np.ascontiguousarray(self.vector(tensor).reshape(tensor.shape[0], -1).T)
+
     def biases(self, table: Float32) -> Float32:
         return np.ascontiguousarray(table, dtype=np.float32)
 

@@ -36,7 +36,7 @@ class NativeProgram:
         hidden: NativeHiddenStates | None = None,
         group: "RankGroup | None" = None,
     ) -> None:
-        spec = cache.spec
+        spec, conv = cache.spec, cache.spec.conv
         recorder = RankRecorder(spec, max_tokens, hidden)
         logits = forward(recorder, SymbolicBatch())
         assert isinstance(logits, RecordedLogits) and logits is recorder.logits_taken, (
@@ -70,6 +70,9 @@ class NativeProgram:
             block_size=spec.block_size,
             dtype=spec.dtype,
             latent=spec.latent,
+            conv_layers=conv.num_layers if conv else 0,
+            conv_rows=conv.taps - 1 if conv else 0,
+            conv_channels=conv.channels if conv else 0,
             max_tokens=max_tokens,
             arena_size=arena_size,
             num_threads=num_threads,

@@ -371,6 +371,25 @@ class Recorder:
             (x, y), out, lambda tape, view: tape.add(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
         )
 
+    def mul(self, x: RecordedColumns, y: RecordedColumns) -> RecordedColumns:
+        assert x.columns == y.columns, f"{x.columns} columns and {y.columns}"
+        out = new_value(x.columns)
+        return self._record(
+            (x, y), out, lambda tape, view: tape.mul(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
+        )
+
+    def causal_conv(
+        self, x: RecordedColumns, weight: Float32, bias: Float32 | None, batch: Any, layer: int
+    ) -> RecordedColumns:
+        conv = self._spec.conv
+        assert conv is not None and 0 <= layer < conv.num_layers, f"convolution {layer} of {conv}"
+        assert weight.shape == (conv.taps, conv.channels) and x.columns == conv.channels, f"{weight.shape} in {conv}"
+        assert bias is None or bias.shape == (conv.channels,)
+        out = new_value(x.columns)
+        return self._record(
+            (x,), out, lambda tape, view: tape.causal_conv(view(x), weight, bias, layer, view(out)), barrier=True
+        )
+
     def concat(self, parts: Sequence[RecordedColumns]) -> RecordedColumns:
         whole = new_value(sum(part.columns for part in parts))
         for part, place in zip(parts, self.split(whole, [part.columns for part in parts]), strict=True):

@@ -25,12 +25,13 @@ class TorchCache:
     """k and v [layers, blocks, block_size, kv_heads, head_dim] on the device, and a second pair on the host to swap to.
 
     In int8, k and v are quantized values, and each has scales [layers, blocks, block_size, kv_heads] beside it. In a
-    latent cache, v is the first columns of k."""
+    latent cache, v is the first columns of k. The states of convolutions are [layers, blocks, taps - 1, channels]."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
         self.pages = self._allocate(num_blocks, device)
         self.host_pages = self._allocate_on_host(num_host_blocks)
+        self.kv_pages, self.states = (self.pages[:-1], self.pages[-1]) if spec.conv else (self.pages, torch.empty(0))
         self.k, self.v = _keys_and_values(spec, self.pages)
 
     def _allocate(self, num_blocks: int, device: str) -> tuple[Tensor, ...]:
@@ -76,12 +77,12 @@ class TorchCache:
             scales = self.spec.fp8_scales_of(layer)
             vectors = tuple((x / s).clamp(-FP8_MAX, FP8_MAX) for x, s in zip(vectors, scales, strict=False))
         written = quantize_kv(*vectors) if self.spec.dtype == "int8" else vectors
-        for page, x in zip(self.pages, written, strict=True):
+        for page, x in zip(self.kv_pages, written, strict=True):
             page[layer].flatten(0, 1)[slots] = x.to(page.dtype)
 
     def read(self, layer: int, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of a block table, in fp32: k and v [length, kv_heads, head_dim]."""
-        pages = tuple(page[layer, blocks].flatten(0, 1)[:length].float() for page in self.pages)
+        pages = tuple(page[layer, blocks].flatten(0, 1)[:length].float() for page in self.kv_pages)
         k, v = _keys_and_values(self.spec, pages)
         if self.spec.dtype != "int8":
             k_scale, v_scale = self.spec.fp8_scales_of(layer)
@@ -109,10 +110,15 @@ def quantize_kv(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def page_layout(spec: KVSpec, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of k, of v (absent from a latent cache) and, in int8, of the scales of k and of v."""
+    """Shape and dtype of k, of v (absent from a latent cache), in int8 of the scales of k and of v, and of the states
+    of convolutions, where the model has any."""
     slots = (spec.num_layers, num_blocks, spec.block_size, spec.num_kv_heads)
     vectors = [((*slots, spec.head_dim), DTYPES[spec.dtype])] * (1 if spec.latent else 2)
-    return [*vectors, *([(slots, torch.float32)] * 2 if spec.dtype == "int8" else [])]
+    scales: list[tuple[tuple[int, ...], torch.dtype]] = [(slots, torch.float32)] * 2 if spec.dtype == "int8" else []
+    if spec.conv is None:
+        return [*vectors, *scales]
+    states = (spec.conv.num_layers, num_blocks, spec.conv.taps - 1, spec.conv.channels)
+    return [*vectors, *scales, (states, torch.float32)]
 
 
 def as_bytes(page: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from quire.ops.opset import (
 from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
+from quire.ops.reference.causal_conv import causal_conv
 from quire.ops.reference.exchange import RankExchange
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
@@ -110,6 +111,9 @@ class TorchOps:
 
     def table(self, tensor: StoredTensor) -> Tensor:
         return self._tensor(tensor)
+
+    def conv_weight(self, tensor: StoredTensor) -> Tensor:
+        return self._tensor(tensor).reshape(tensor.shape[0], -1).T.contiguous()
 
     def biases(self, table: Float32) -> Tensor:
         return torch.tensor(table, dtype=torch.float32, device=self.device)
@@ -305,6 +309,13 @@ class TorchOps:
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    def causal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: TorchBatch, layer: int) -> Tensor:
+        runs = batch.seq_starts, batch.context_lens, batch.block_tables
+        return causal_conv(x, weight, bias, batch.cache, layer, *runs)
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=-1)

@@ -75,6 +75,15 @@ def exaone(config: CheckpointConfig) -> dict[str, Any]:
     return {"layer_types": _layer_types(pattern if isinstance(pattern, array) else (layer % 4 for layer in every))}
 
 
+def lfm2(config: CheckpointConfig) -> dict[str, Any]:
+    """The number of key heads is listed for each layer: without any, it is a convolution."""
+    listed = config.get("num_key_value_heads")
+    if not isinstance(listed, array):
+        return {}
+    kinds = ["full_attention" if heads else "conv" for heads in listed]
+    return {"layer_types": kinds, "num_key_value_heads": max(listed, default=0)}
+
+
 def gpt_oss(config: CheckpointConfig) -> dict[str, Any]:
     """Every other layer has a window. The ends of YaRN's ramp are not rounded to pairs, for which GGUF has no key."""
     layers = range(config.int("num_hidden_layers"))

@@ -20,6 +20,28 @@ from quire.weights.gguf.shared_names import (
 UNGATED_LAYER = {part: name for part, name in GATED_LAYER.items() if part != "ffn_gate"}
 ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
 
+LFM2_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "token_embd_norm.weight": "model.embedding_norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LFM2_LAYER = {
+    "attn_norm": "operator_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+
 LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "mistral3": GGUFArchitecture(  # Mistral Small 3.1 and 3.2; with a temperature, Ministral 3
         name="MistralForCausalLM",
@@ -33,6 +55,36 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         layer_tensors=GATED_LAYER,
         interleaved=INTERLEAVED_QK,
         derive=derived_config.mistral,
+    ),
+    "lfm2": GGUFArchitecture(
+        name="Lfm2ForCausalLM",
+        keys={**DECODER_KEYS, "conv_L_cache": "shortconv.l_cache"},
+        constants={"model_type": "lfm2", "hidden_act": "silu", "block_auto_adjust_ff_dim": False},
+        tensors=LFM2_TENSORS,
+        layer_tensors=LFM2_LAYER,
+        derive=derived_config.lfm2,
+    ),
+    "lfm2moe": GGUFArchitecture(
+        name="Lfm2MoeForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            **EXPERT_KEYS,
+            "num_experts": "expert_count",
+            "num_dense_layers": "leading_dense_block_count",
+            "conv_L_cache": "shortconv.l_cache",
+        },
+        constants={"model_type": "lfm2_moe", "hidden_act": "silu", "norm_topk_prob": True},
+        tensors=LFM2_TENSORS,
+        layer_tensors={
+            **LFM2_LAYER,
+            "ffn_gate_inp": "feed_forward.gate",
+            "ffn_gate_exps": "feed_forward.experts.{}.w1",
+            "ffn_up_exps": "feed_forward.experts.{}.w3",
+            "ffn_down_exps": "feed_forward.experts.{}.w2",
+            "exp_probs_b": "feed_forward.expert_bias",
+        },
+        expects={"expert_gating_func": 2},  # the sigmoid
+        derive=derived_config.lfm2,
     ),
     "exaone": GGUFArchitecture(  # EXAONE 3
         name="LlamaForCausalLM",
