@@ -401,7 +401,6 @@ void bind_tape(nb::module_& m) {
              "seq_starts"_a.noconvert(), "context_lens"_a.noconvert(), "block_tables"_a.noconvert(),
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
              "source_lens"_a.none().noconvert() = nb::none(), "source_tables"_a.none().noconvert() = nb::none(),
-             "ancestors"_a.none().noconvert() = nb::none(),
-             "hidden_rows"_a.none().noconvert() = nb::none(),
+             "ancestors"_a.none().noconvert() = nb::none(), "hidden_rows"_a.none().noconvert() = nb::none(),
              "Run one step. ValueError if it refers to a token, slot or block that does not exist.");
 }
