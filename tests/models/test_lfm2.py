@@ -65,6 +65,7 @@ def test_older_configurations_name_keys_otherwise() -> None:
         ({"layer_types": ["conv"]}, BadCheckpoint, "lists 1 layers, and there are 2"),
         ({"conv_L_cache": 17}, Unsupported, "conv_L_cache is 17"),
         ({"block_multiple_of": 0}, BadCheckpoint, "block_multiple_of is 0"),
+        ({"hidden_size": 0, "head_dim": 16, "full_attn_idxs": [1]}, BadCheckpoint, "hidden as 0"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(values: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -77,7 +77,7 @@ class ConvSpec:
     taps: int  # inputs that an output depends on: of its own token, and of those before it
 
     def __post_init__(self) -> None:
-        assert self.num_layers > 0 and self.channels > 0 and 1 <= self.taps <= MAX_CONV_TAPS
+        assert self.num_layers > 0 and 1 <= self.taps <= MAX_CONV_TAPS
 
     @property
     def state_bytes(self) -> int:
