@@ -41,8 +41,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "draft model": {"method": "draft_model"},
     "suffix and draft model": {"method": "suffix,draft_model"},
     "all, chunked": {"method": "ngram,suffix,draft_model", "max_num_batched_tokens": 16},
-    "all, recomputed": {"method": "ngram,suffix,draft_model", "num_blocks": 24},
-    "all, swapped": {"method": "ngram,suffix,draft_model", "num_blocks": 24, "swap_space": 0.01},
+    "all, recomputed": {"method": "ngram,suffix,draft_model", "num_blocks": 12},
+    "all, swapped": {"method": "ngram,suffix,draft_model", "num_blocks": 12, "swap_space": 0.01},
     "all, at their real cost": {"method": "ngram,suffix,draft_model", "real": True},
 }
 
@@ -98,7 +98,7 @@ def test_seeded_requests_have_the_tokens_of_no_speculation(tiny_model: Path, rou
     assert answers(llm, seed) == expected
     stats = llm.engine.stats()
     assert (stats.preemptions > 0) == bool(pool)
-    assert real or 20 < stats.accepted_tokens < stats.draft_tokens
+    assert real or 0 < stats.accepted_tokens < stats.draft_tokens
 
 
 def test_the_distribution_is_the_models(tiny_model: Path, rough_model: Path) -> None:

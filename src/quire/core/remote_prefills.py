@@ -65,11 +65,14 @@ class RemotePrefills:
         if seq.prefill is not None:
             self._promote_new(self._in_flight[seq.prefill.id], plan)
             return True
-        if seq.num_computed or not seq.group.takes_arrived_blocks(seq):
+        takes = seq.group.takes_arrived_blocks(seq)
+        if seq.num_computed or not (takes or seq.host_blocks):
             return False
         path = self._match(seq)
         if seq.host_blocks and len(path) < min(seq.host_blocks):
             self._drop_arrived(seq)  # what precedes them was evicted meanwhile
+        if not takes:
+            return False
         num_here = max(len(path) * self._size, seq.num_arrived)
         if self._pays(seq, len(seq.tokens) - 1 - num_here) and self._ask(seq, num_here // self._size, plan):
             return True
