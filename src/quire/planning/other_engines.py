@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.runtime.spec import METHODS
-
 if TYPE_CHECKING:
     from quire.planning.plan import Plan
 
@@ -21,18 +19,12 @@ class Reason:
 REASONS = (
     Reason(
         lambda plan: plan.setup.num_devices > 1 or _needs_several(plan),
-        lambda plan: "Quire computes a model on one device; across several, choose vLLM or SGLang",
+        lambda plan: "Quire computes a model on one GPU; across several, choose vLLM or SGLang",
     ),
     Reason(
         lambda plan: plan.hardware.name in NOT_CUDA,
         lambda plan: (
             f"Quire's GPU kernels need NVIDIA's CUDA; for {plan.hardware.name} choose {NOT_CUDA[plan.hardware.name]}"
-        ),
-    ),
-    Reason(
-        lambda plan: plan.draft is not None and not set(METHODS) - {"ngram"},
-        lambda plan: (
-            "Quire proposes draft tokens by prompt lookup; with a draft model choose vLLM, SGLang or llama.cpp"
         ),
     ),
 )
