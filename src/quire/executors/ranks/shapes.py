@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 
 import numpy as np
 
@@ -13,33 +12,12 @@ from quire.ops.opset import KVSpec
 from quire.ops.ranks.roles import RoleOps, RoleRecorder, Roles
 from quire.ops.tensors import F32, StoredTensor
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.config import CheckpointConfig
+from quire.weights.delegating_checkpoint import DelegatingCheckpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
 
-class CheckpointShapes:
+class CheckpointShapes(DelegatingCheckpoint):
     """Names and shapes of a checkpoint. Its tensors are ones: no weight is read."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-
-    @property
-    def path(self) -> Path:
-        return self._checkpoint.path
-
-    @property
-    def config(self) -> CheckpointConfig:
-        return self._checkpoint.config
-
-    @property
-    def nbytes(self) -> int:
-        return self._checkpoint.nbytes
-
-    def names(self) -> list[str]:
-        return self._checkpoint.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._checkpoint.shape(name)
 
     def tensor(self, name: str) -> StoredTensor:
         shape = self.shape(name)
