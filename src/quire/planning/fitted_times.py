@@ -55,11 +55,11 @@ class FittedTimes:
         return max(1e-6, base + extra)
 
     def scaled(self, factor: float) -> "FittedTimes":
-        curves = (
+        decode, prefill = (
             Curve(curve.knots, tuple(factor * seconds for seconds in curve.seconds))
             for curve in (self.decode, self.prefill)
         )
-        return FittedTimes(*curves, factor * self.per_read, factor * self.per_pair, factor * self.per_row)
+        return FittedTimes(decode, prefill, factor * self.per_read, factor * self.per_pair, factor * self.per_row)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
