@@ -13,6 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from quire.server.app import create_app
+from quire.server.heap import TRIM_SECONDS, trim
 from quire.server.http.connection import Connection, ConnectionLimits
 from quire.server.http.listen import Listener, open_listener, reload
 from quire.server.http.tcp_socket import listen
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.server")
 
+TICK_SECONDS = 0.1  # between two calls of `on_tick`
 CANCEL_TIMEOUT_SECONDS = 1.0  # for sending errors to the clients of cancelled requests
 
 
@@ -92,6 +94,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self._on_ready is not None:
             self._on_ready(self._address(sockets))
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % int(TRIM_SECONDS / TICK_SECONDS) == 0:
+            self._loop.run_in_executor(None, trim)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more connections. The engine and the connections drain side by side, within the same time."""
