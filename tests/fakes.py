@@ -456,7 +456,7 @@ class FakeExecutor:
         for method, count in wanted.items():
             if proposed := self._propose(row, method, count):
                 tree = self._branch(proposed, row.states[-1]) if self._trees else DraftTree(proposed)
-                sampled.proposals.append(Proposal(method, tree.tokens, tree.parents))
+                sampled.proposals.append(Proposal(method, tree.tokens, tree.parents, tree.confidences))
         return moves
 
     def _slot(self, row: FakeRow, place: int) -> int:
@@ -474,7 +474,8 @@ class FakeExecutor:
             tree.tokens.append(token)
             tree.parents.append(parent)
             parent = len(tree.tokens) - 1
-        return DraftTree(tree.tokens, without_chain(tree.parents))
+        confidences = [0.5 + 0.4 * (mix(chance, node) % 100 / 100) for node in range(len(tree.tokens))]
+        return DraftTree(tree.tokens, without_chain(tree.parents), confidences)
 
     def _propose(self, row: FakeRow, method: str, count: int) -> list[int]:
         """Draft tokens: the next tokens with mistakes, all a function of the text."""
