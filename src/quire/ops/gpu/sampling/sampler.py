@@ -17,7 +17,7 @@ from quire.ops.gpu.sampling.cutoff import find_cutoffs
 from quire.ops.gpu.sampling.filter import bracket_cutoffs
 from quire.ops.gpu.sampling.job import MAX_TILES, Edits, Filters, Job, Split
 from quire.ops.gpu.sampling.logprobs import Wanted, begin_logprobs, to_host
-from quire.ops.gpu.sampling.pick import pick, sum_weights
+from quire.ops.gpu.sampling.pick import pick, race
 from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
 from quire.ops.gpu.sampling.tile_maxima import find_tile_maxima
 from quire.ops.native.sampler import NativeSampler
@@ -60,7 +60,7 @@ class DeviceSampler:
         self._params: dict[int, RowParams] = {}
         self._features: dict[int, int] = {}  # Features as plain integers: their union is fast
         self._host = NativeSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
-        self._tile_maxima, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
+        self._tile_maxima, self._tile_times = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
         self.last = self._rows.last
         self._filters: Filters | None = None
         self._edits: Edits | None = None
@@ -140,8 +140,8 @@ class DeviceSampler:
         if features & Features.FILTERED:
             bracket_cutoffs(job)
             find_cutoffs(job)
-        elif features & Features.SAMPLED:
-            sum_weights(job)
+        if features & Features.SAMPLED:
+            race(job)
         pick(job, tokens, self.last, sampled=bool(features & Features.SAMPLED))
         return tokens
 
@@ -296,7 +296,7 @@ class DeviceSampler:
             self._rows.marks if features & Features.MARKED else None,
             self.last if features & Features.WATERMARKED else None,
             self._tile_maxima,
-            self._sums,
+            self._tile_times,
             self._edits if features & EDIT_FEATURES else None,
             self._filters if features & Features.FILTERED else None,
         )
