@@ -85,9 +85,7 @@ def branched_runs(llm: LLM) -> list[Any]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
-def test_more_is_accepted_of_trees_than_of_chains(
-    bigrams: Path, heads: Heads, method: str, temperature: float
-) -> None:
+def test_more_is_accepted_of_trees_than_of_chains(bigrams: Path, heads: Heads, method: str, temperature: float) -> None:
     """The same head, noisy as it is, with as many drafts in a row."""
 
     def mean_accepted(**tree: int) -> float:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from benchmarks.shared_noise import race_agreement
+
 from ops.draws import first_draws
 from quire.ops.native.sampler import NativeSampler
 from quire.ops.philox import random_bits

@@ -92,7 +92,9 @@ class Speculation:
     def _counts(self, offers: list[tuple[DraftTree, list[float]]], num_runs: int) -> list[int]:
         fixed = self.policy.fixed_length(num_runs)
         if fixed is None:
-            return self.budget.choose([probabilities for _, probabilities in offers], num_runs, self._max_drafts(num_runs))
+            return self.budget.choose(
+                [probabilities for _, probabilities in offers], num_runs, self._max_drafts(num_runs)
+            )
         return [min(fixed, len(tree.tokens)) for tree, _ in offers]
 
     def _max_drafts(self, num_runs: int) -> int:

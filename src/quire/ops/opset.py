@@ -183,8 +183,8 @@ class Sampler(Protocol):
     3. Repetition, then frequency and presence penalties, then DRY. All edits are in fp32.
     4. The filters in the row's order, by default top_n_sigma; temperature; top_k; top_p; min_p; typical_p; xtc. Or
        temperature and mirostat.
-    5. One uniform number from Philox4x32-10, with key = seed and counter = (position, sample), picks among the rest in
-       the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
+    5. A race picks among the rest (ops/race.py): every token has an exponential number, a function of (seed, sample,
+       position, id), and the least number divided by its weight wins. Weights are integers, so sums are exact.
 
     Ties between logits go to the lower id. NaN counts as -inf. If every token is masked, the best raw logit among those
     that mask and `allowed` permit is taken. Logprobs are those of the raw logits. Candidates have the log_softmax after

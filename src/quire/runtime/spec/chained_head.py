@@ -3,7 +3,6 @@ other, each from the head's own hidden state of the one before."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
@@ -154,18 +153,20 @@ class ChainedHead(HeadProposer):
         trees = {row: _ComputedTree() for row in texts}
         rows = list(texts)
         batch = self._unread(texts)
-        for row, children in zip(rows, self._most_likely(self._program, batch, self._top_k), strict=True):
-            trees[row].add_level([ROOT], [children])
+        lines = self._most_likely(self._program, batch, self._num_candidates(rows))
+        for row, line in zip(rows, lines, strict=True):
+            trees[row].add_level([ROOT], self._children(row, len(texts[row]), [line]))
         self._hidden.put(self._draft_places(rows, 0), self._program, batch.logit_rows)
         for level in range(1, self._num_tokens):
             rows = [row for row in rows if trees[row].compute(self._top_k)]
             if not rows:
                 break
             batch = self._tree_batch({row: texts[row] for row in rows}, trees)
-            lines = iter(self._most_likely(self._program, batch, self._top_k))
+            lines = self._most_likely(self._program, batch, self._num_candidates(rows))
             for row in rows:
                 nodes = [trees[row].computed[place] for place in trees[row].newest]
-                trees[row].add_level(nodes, list(islice(lines, len(nodes))))
+                of_row, lines = lines[: len(nodes)], lines[len(nodes) :]
+                trees[row].add_level(nodes, self._children(row, len(texts[row]) + level, of_row))
             if level + 1 < self._num_tokens:
                 places = [self._draft_places([row], 1 + place) for row in rows for place in trees[row].newest]
                 self._hidden.put(np.concatenate(places), self._program, batch.logit_rows)

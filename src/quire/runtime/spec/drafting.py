@@ -13,6 +13,7 @@ from quire.runtime.sampling import row_params
 from quire.runtime.spec.proposer import Proposer, ProposerContext
 
 DraftedRow = TypeVar("DraftedRow")
+Candidates = list[tuple[int, float]]  # tokens and their probabilities
 
 
 class DraftingProposer(Proposer, Generic[DraftedRow]):
@@ -60,8 +61,8 @@ class DraftingProposer(Proposer, Generic[DraftedRow]):
         self._steps.append((len(batch.ids), time.perf_counter() - begin))
         return {one.row: one.tokens[0] for one in sampled if one.tokens}
 
-    def _most_likely(self, program: Program, batch: StepBatch, count: int) -> list[list[tuple[int, float]]]:
-        """One step: for each line of logits, the most likely tokens and their probabilities."""
+    def _most_likely(self, program: Program, batch: StepBatch, count: int) -> list[Candidates]:
+        """One step: for each line of logits, the most likely tokens."""
         begin = time.perf_counter()
         num_lines = len(batch.logit_rows)
         lines = self._sampler.logprobs(program.run(batch)[:num_lines], [0] * num_lines, count)

@@ -1,6 +1,6 @@
 """Drafts of heads that read the target's hidden states: what all methods with a head have in common."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,11 +9,15 @@ import numpy as np
 from quire.core.draft_tree import DraftTree, accepted_path
 from quire.core.plan import Run
 from quire.ops.opset import Int32, StepBatch, Value
+from quire.ops.philox import random_bits
+from quire.ops.race import exponentials
 from quire.ops.row_params import RowParams
-from quire.runtime.spec.drafting import DraftingProposer
+from quire.runtime.spec.drafting import Candidates, DraftingProposer
 from quire.runtime.spec.growing_tree import GrowingTree
 from quire.runtime.spec.proposer import ProposerContext
 from quire.runtime.spec.taps import with_taps
+
+RACERS = 4  # tokens for each child of a tree, of which the race chooses
 
 
 @dataclass(slots=True)
@@ -92,6 +96,27 @@ class HeadProposer(DraftingProposer[HeadRow]):
     def _draft_trees(self, texts: Mapping[int, Int32]) -> Mapping[int, GrowingTree]:
         """A tree of each row, whose tokens are given."""
         raise NotImplementedError
+
+    def _num_candidates(self, rows: Iterable[int]) -> int:
+        """Of a line of logits, what `_children` chooses from."""
+        sampled = any(not self._drafted[row].params.is_greedy for row in rows)
+        return self._top_k * RACERS if sampled else self._top_k
+
+    def _children(self, row: int, position: int, lines: Sequence[Candidates]) -> list[Candidates]:
+        """For the token at `position`, the children of each node of a level, with their confidences: the most likely
+        tokens or, where tokens are sampled, those that lead the race which will sample the token."""
+        params = self._drafted[row].params
+        if params.is_greedy:
+            return [line[: self._top_k] for line in lines]
+        key, _ = random_bits(params.seed, position, params.sample)
+        numbers = iter(exponentials(key, np.array([id for line in lines for id, _ in line], np.int64)).tolist())
+        children = []
+        for line in lines:
+            speeds = [(id, p ** (1.0 / params.temperature) / next(numbers)) for id, p in line]
+            total = sum(speed for _, speed in speeds) or 1.0
+            leading = sorted(speeds, key=lambda one: -one[1])[: self._top_k]
+            children.append([(id, speed / total) for id, speed in leading])
+        return children
 
     def _samples(self, run: Run) -> bool:
         return bool(run.start + run.count == self._rows.num_known[run.row])

@@ -56,10 +56,11 @@ class Medusa(HeadProposer):
     def _draft_trees(self, texts: Mapping[int, Int32]) -> dict[int, GrowingTree]:
         trees = {row: GrowingTree() for row in texts}
         batch = self._batch(list(texts), texts)
-        for program in self._programs:
-            for tree, children in zip(trees.values(), self._most_likely(program, batch, self._top_k), strict=True):
-                parents = tree.likeliest(self.tree_nodes) if tree.tree.tokens else [ROOT]
-                tree.add_level(parents, [children] * len(parents))
+        for level, program in enumerate(self._programs):
+            lines = self._most_likely(program, batch, self._num_candidates(texts))
+            for (row, tree), line in zip(trees.items(), lines, strict=True):
+                parents = tree.likeliest(self.tree_nodes) if level else [ROOT]
+                tree.add_level(parents, self._children(row, len(texts[row]) + level, [line]) * len(parents))
         return trees
 
     def _batch(self, rows: Sequence[int], texts: Mapping[int, Int32]) -> StepBatch:

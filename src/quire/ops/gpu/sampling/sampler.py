@@ -60,7 +60,9 @@ class DeviceSampler:
         self._params: dict[int, RowParams] = {}
         self._features: dict[int, int] = {}  # Features as plain integers: their union is fast
         self._host = NativeSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
-        self._tile_maxima, self._tile_times = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
+        self._tile_maxima, self._tile_times = torch.empty(
+            (2, num_rows, self._tiles), dtype=torch.int64, device=self.device
+        )
         self.last = self._rows.last
         self._filters: Filters | None = None
         self._edits: Edits | None = None
