@@ -13,7 +13,7 @@ namespace quire::QUIRE_ISA {
 void attend(const AttentionTile& tile);  // attention.cpp
 void attend_splits(const AttentionTile& tile, int64_t first, int64_t end, float* partials, int64_t split_stride);
 void merge_splits(const AttentionTile& tile, float* partials, int64_t num_splits, int64_t split_stride);
-int64_t total_weight(const float* x, int64_t n, const Softmax& softmax);  // softmax.cpp
+int64_t total_weight(const float* x, int64_t n, const Softmax& softmax);                                  // softmax.cpp
 int64_t find_racers(const float* x, int64_t first, int64_t end, const RaceBounds& bounds, int32_t* ids);  // race.cpp
 
 namespace {

@@ -49,9 +49,9 @@ QUIRE_ALWAYS_INLINE Ints may_win(const float* x, Words ids, const RaceBounds& bo
     std::memcpy(&logits, x, sizeof logits);
     const Floats zero{}, lowest = zero + float(Softmax::floor);
     const Floats d = (logits - bounds.max_logit) * bounds.inverse_temperature;
-    const Floats below = d > zero ? zero : d;                     // an infinite logit is above max_logit
-    const Floats distance = below > lowest ? below : lowest;      // false for NaN, which becomes the lowest
-    const Words half = bounds.race.high_bits<Words>(ids) >> 1;    // as signed integers, which CPUs convert faster
+    const Floats below = d > zero ? zero : d;                   // an infinite logit is above max_logit
+    const Floats distance = below > lowest ? below : lowest;    // false for NaN, which becomes the lowest
+    const Words half = bounds.race.high_bits<Words>(ids) >> 1;  // as signed integers, which CPUs convert faster
     return __builtin_convertvector(cast<Ints>(half), Floats) <= fast_exp(distance) * bounds.scale + bounds.offset;
 }
 

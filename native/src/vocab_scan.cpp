@@ -11,11 +11,11 @@ namespace quire {
 namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-constexpr int64_t kBlock = 512;      // logits per maximum, in the search for the largest
+constexpr int64_t kBlock = 512;       // logits per maximum, in the search for the largest
 constexpr int64_t kRaceBlock = 1024;  // logits between two bounds of a race
 constexpr int64_t kFirstRaceBlock = 128;
 constexpr double kRaceMargin = 1.001;  // for the error of bounds in fp32
-constexpr int64_t kSkip = 64;        // logits skipped at once if none is above the bound
+constexpr int64_t kSkip = 64;          // logits skipped at once if none is above the bound
 constexpr size_t kSortBelow = 32;
 
 // Every CPU we know has vectors of 16 bytes.

@@ -115,7 +115,7 @@ void test_find_racers(int& passed, int& failed) {
                 ids.resize(kernels().ops.find_racers(x.data(), 0, n, bounds, ids.data()));
                 const bool found = std::find(ids.begin(), ids.end(), leader.id()) != ids.end();
                 const bool few = ids.size() < 64 + 20;  // what is left over at the end, and about as many as one
-                found && few ? ++passed : ++failed;
+                found&& few ? ++passed : ++failed;
                 if (!found || !few) std::printf("failed: find_racers of %lld, table %s\n", (long long)n, *isa);
             }
         }

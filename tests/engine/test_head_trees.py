@@ -83,6 +83,17 @@ def branched_runs(llm: LLM) -> list[Any]:
     return runs
 
 
+@pytest.mark.parametrize("trees", [{}, {"tree_nodes": 30}])
+def test_drafts_of_another_method_may_be_more_than_a_head_has(
+    bigrams: Path, heads: Heads, plain: Any, trees: dict[str, int]
+) -> None:
+    """`suffix` proposes 24 tokens; the head reads what it needs of the hidden states of all that are accepted."""
+    llm = speculating(bigrams, {"method": "suffix,eagle", "model": str(heads("eagle")), **trees}, max_model_len=160)
+    for temperature in (0.0, 0.7):
+        assert answers(llm, temperature) == plain(temperature)
+    assert llm.engine.stats().accepted_tokens > 100
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
 def test_more_is_accepted_of_trees_than_of_chains(bigrams: Path, heads: Heads, method: str, temperature: float) -> None:

@@ -108,10 +108,10 @@ def _race(
     best = line_max(lines.tile_maxima, line, num_tiles)
     if ((tl.load(row_params + FLAGS) & GREEDY) != 0) | (unpack_key(best) == NEG_INF_KEY):
         return
-    if filters is not None:  # few tiles have tokens that passed
-        if unpack_key(tl.load(lines.tile_maxima + line * num_tiles + tile)) < tl.load(filters.cutoffs + line * 2):
-            tl.store(tile_times + line * num_tiles + tile, NEVER)
-            return
+    cutoff = tl.load(filters.cutoffs + line * 2) if filters is not None else NEG_INF_KEY
+    if unpack_key(tl.load(lines.tile_maxima + line * num_tiles + tile)) < cutoff:  # few tiles have tokens that passed
+        tl.store(tile_times + line * num_tiles + tile, NEVER)
+        return
     ids = tile * TILE + tl.arange(0, TILE)
     position, is_edited = tl.load(row_params + NUM_TOKENS), needs_edits(row_params)
     times = _times(lines, line, row_params, position, is_edited, best, filters, ids, vocab, EDITED)
