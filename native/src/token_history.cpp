@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kFirstSize = 256;   // tokens; the ring doubles until it has its capacity
 constexpr int64_t kMaxMatches = 48;   // the newest that are looked at
+constexpr double kTie = 1e-9;         // scores that differ by less are equal
 constexpr int64_t kMaxVisited = 256;  // of a chain, which holds other pairs of tokens as well
 
 int64_t power_of_two(int64_t least) {
@@ -140,7 +141,7 @@ Drafts best_drafts(const TokenHistory& history, std::vector<Match> matches, bool
         const int64_t limit = std::min(rules.max_tokens, allowed);
         Drafts found = max_nodes ? grow(history, matches, count, own, limit, rules.min_probability, max_nodes)
                                  : follow(history, matches, count, own, limit, rules.min_probability);
-        if (found.score > best.score) best = std::move(found);
+        if (found.score > best.score + kTie) best = std::move(found);
     }
     return best;
 }
@@ -155,7 +156,7 @@ Drafts drafts_behind(const TokenHistory& own, const TokenHistory* shared, const 
     Drafts best = best_drafts(own, matches(own), true, rules, max_nodes);
     if (shared) {
         Drafts others = best_drafts(*shared, matches(*shared), false, rules, max_nodes);
-        if (others.score > best.score) best = std::move(others);
+        if (others.score > best.score + kTie) best = std::move(others);
     }
     return best;
 }

@@ -302,8 +302,7 @@ def asked_for(curve: Callable[[int], float], rate: float, rescue_rate: float, nu
         quotas._acceptance.add_tree([1, *[2] * 15], [-1] * 16, [token])
     for number in range(num_sequences):
         engine.add(str(number), [7, number], max_tokens=90)
-    engine.step()
-    return [run.quotas.get(ASKED_METHOD, 0) for run in engine.step().runs]
+    return [run.quotas.get(ASKED_METHOD, 0) for run in engine.scheduler.schedule().runs]
 
 
 def test_a_tree_is_asked_for_where_it_pays_and_a_chain_elsewhere() -> None:

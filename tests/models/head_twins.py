@@ -443,16 +443,19 @@ def write_noisy_eagle(folder: Path, bigrams: Path, noise: float = 0.6) -> Path:
     return save_head(folder, LAYER | {"architectures": ["LlamaForCausalLM"]}, tensors)
 
 
-def write_noisy_medusa(folder: Path, bigrams: Path) -> Path:
-    """Each LM head is the best linear map from a token to the one that greedy decoding has so many positions later."""
+def write_noisy_medusa(folder: Path, bigrams: Path, noise: float = 2.0) -> Path:
+    """Each LM head gives a token the sum of what is read where greedy decoding has it so many positions later, and
+    noise."""
+    torch.manual_seed(10)
     t = load_file(bigrams / "model.safetensors")
     read = rms(t["model.embed_tokens.weight"], t["model.norm.weight"])
     follower = (read @ t["lm_head.weight"].T).argmax(-1)
     tensors, later = {}, follower
     for head in range(NUM_HEADS):
         later = follower[later]
-        fit = torch.linalg.lstsq(read, F.one_hot(later, VOCAB).float()).solution
-        tensors |= {f"{head}.0.linear.weight": torch.zeros(HIDDEN, HIDDEN), f"{head}.1.weight": 12 * fit.T.contiguous()}
+        sums = F.one_hot(later, VOCAB).float().T @ read
+        tensors[f"{head}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
+        tensors[f"{head}.1.weight"] = 0.1 * (sums + noise * torch.randn(VOCAB, HIDDEN))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"medusa_num_heads": NUM_HEADS, "medusa_num_layers": 1}))
     save_file(tensors, folder / "medusa_lm_head.safetensors")

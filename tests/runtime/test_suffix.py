@@ -72,7 +72,7 @@ def plain_best(
             alive = [at + 1 for at in alive if at < len(whole) and whole[at] == token]
             drafts.append(token)
             score += probability
-        if score > best[0]:
+        if score > best[0] + 1e-9:
             best = (score, drafts)
     return best
 
@@ -124,7 +124,7 @@ def plain_tree(
                 if probability * share >= least:
                     behind = [at + 1 for at in alive if at < len(whole) and whole[at] == token]
                     waiting.append((probability * share, share, len(nodes) - 1, [*path, token], behind))
-        if score > best[0]:
+        if score > best[0] + 1e-9:
             best = (score, nodes)
     return best
 

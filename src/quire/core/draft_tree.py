@@ -27,6 +27,10 @@ class DraftTree:
         for node, parent in enumerate(self.parents):
             assert ROOT <= parent < node, f"node {node} has the parent {parent}"
 
+    def depths(self) -> list[int]:
+        """Of every node: 1 for the children of the root."""
+        return depths(self.parents) if self.parents else list(range(1, 1 + len(self.tokens)))
+
     def keep(self, nodes: Sequence[int]) -> "DraftTree":
         """These nodes, in order. Their ancestors are among them."""
         places = {ROOT: ROOT, **{node: place for place, node in enumerate(nodes)}}

@@ -75,13 +75,14 @@ class Speculation:
     def _asked(self, run: Run, step: int, quotas: DraftQuotas) -> Asked | None:
         """None: no draft token fits behind the run."""
         seq, method = self._rows[run.row], quotas.method
-        room = min(seq.group.length - seq.num_known - 2, self._limits.max_chunk - 1)
-        if seq.group.search is not None or room <= 0:
+        fits = min(method.max_tokens, seq.group.length - seq.num_known - 2, self._limits.max_chunk - 1)
+        if seq.group.search is not None or fits <= 0:
             return None
         rate = self._rate(seq, method.name)
         if seq.admitted_step == step:
             rate.num_read = run.start  # what is in the cache was read when it was computed
-        return Asked(run, seq, rate, min(method.max_tokens, room), 0 < method.tree_nodes <= room)
+        fits_tree = fits == method.max_tokens and 0 < method.tree_nodes < self._places(seq)
+        return Asked(run, seq, rate, fits, fits_tree)
 
     def should_wait(self, run: Run, seq: Sequence) -> bool:
         """Whether the next step leaves `seq` out, so that the step after it verifies drafts."""
@@ -116,13 +117,21 @@ class Speculation:
 
     def _offer(self, seq: Sequence, proposal: Proposal) -> tuple[DraftTree, list[float]]:
         """The draft tokens that fit, the likeliest first, and how likely each is, as far as they may pay."""
+        rate = self._rate(seq, proposal.method)
+        longest = max(min(seq.group.length - seq.num_known, self._limits.max_chunk) - 1, 0)
+        if not proposal.confidences:
+            tokens = proposal.tokens[:longest]
+            return DraftTree(tokens), chain_probabilities(rate.rate, len(tokens))
         tree = DraftTree(proposal.tokens, proposal.parents, proposal.confidences)
-        rate, fits = self._rate(seq, proposal.method), self._fit(seq, proposal)
-        if not tree.confidences:
-            return DraftTree(tree.tokens[:fits]), chain_probabilities(rate.rate, fits)
         probabilities = rate.probabilities(tree.parents, tree.confidences)
-        nodes = sorted(range(len(tree.tokens)), key=lambda node: -probabilities[node])[:fits]  # parents come first
+        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= longest]
+        nodes = sorted(nodes, key=lambda node: -probabilities[node])[: self._places(seq)]  # parents come first
         return tree.keep(nodes), [probabilities[node] for node in nodes]
+
+    def _places(self, seq: Sequence) -> int:
+        """Where nodes of a tree can be computed: several may stand at one position."""
+        room = min(self._limits.max_model_len - seq.num_known, self._limits.max_chunk) - 1
+        return max(min(room, MAX_TREE_NODES), 0)
 
     def _rate(self, seq: Sequence, method: str) -> AcceptanceRate:
         rate = seq.rates.get(method)
@@ -134,11 +143,6 @@ class Speculation:
         """Free draft tokens of `seq` that are worth more than `net_gain` tokens; 0: no number of them is."""
         rate, most = max((self._rate(seq, method.name).rate, method.max_tokens) for method in self._free)
         return next((count for count in range(1, most + 1) if expected_tokens(rate, count) - 1.0 > net_gain), 0)
-
-    def _fit(self, seq: Sequence, proposal: Proposal) -> int:
-        """Draft tokens that fit before the end of the sequence and into one chunk."""
-        room = max(min(seq.group.length - seq.num_known, self._limits.max_chunk) - 1, 0)
-        return min(len(proposal.tokens), room, MAX_TREE_NODES if proposal.parents else room)
 
     def _extend(self, run: Run, seq: Sequence, tree: DraftTree, count: int, plan: StepPlan) -> int:
         """Add `count` draft tokens to a run; returns how many blocks they take."""

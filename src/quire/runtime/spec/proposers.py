@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.core.draft_tree import DraftTree, depths
+from quire.core.draft_tree import DraftTree
 from quire.core.plan import Admission, Proposal, Run, SampledRow, StepPlan
 from quire.ops.opset import Int32, KVCache, Program, StepBatch, Value
 from quire.runtime.spec.proposer import Proposer
@@ -99,4 +99,4 @@ def _has_enough(run: Run, proposals: Sequence[Proposal]) -> bool:
 
 def _longest(proposal: Proposal) -> int:
     """Draft tokens that may be accepted together."""
-    return max(depths(proposal.parents)) if proposal.parents else len(proposal.tokens)
+    return max(DraftTree(proposal.tokens, proposal.parents).depths(), default=0)
