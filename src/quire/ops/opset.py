@@ -191,8 +191,12 @@ class Sampler(Protocol):
     temperature, without the filters; masked tokens are no candidates, but count in its sum.
     docs/sampling.md defines each step."""
 
+    # Whether `begin` returns before the tokens are known: a program compiled with this sampler reads ~row as the token
+    # that was sampled last for the row.
+    queues: bool
+
     def admit(
-        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+        self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
     ) -> None:
         """Take a free row. `tokens` are the prompt and, after a preemption, the output so far; `mu` is then the one
         that the row's last `SampledRow` had. An id outside the vocabulary is a ValueError (except in stop_ids, where it

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, log, log2
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.core.draft_tree import ROOT, child_with
 from quire.core.plan import SampledRow
-from quire.ops.opset import Masks
+from quire.ops.opset import Int32, Masks
 from quire.ops.philox import UNIFORM_BITS, random_bits
 from quire.ops.race import winner
 from quire.ops.reference.filters import MAX_WEIGHT, Survivors, distances, greatest_of, weights
@@ -35,14 +36,17 @@ class SamplerRow:
 
 
 class TorchSampler:
+    queues = False
+
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self.num_rows = num_rows
         self.vocab_size = vocab_size
         self._rows: dict[int, SamplerRow] = {}
 
     def admit(
-        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+        self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
     ) -> None:
+        tokens = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
         if not 0 <= row < self.num_rows or row in self._rows:
             raise ValueError(f"row {row} is held or does not exist")
         ids = [*tokens, *(token for token, _ in params.logit_bias), *(params.allowed or ())]

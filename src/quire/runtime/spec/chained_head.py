@@ -1,7 +1,7 @@
 """Drafts of a head with a decoder layer (EAGLE, EAGLE-3, MTP): one after the other, or one level of a tree after the
 other, each from the head's own hidden state of the one before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -123,15 +123,15 @@ class ChainedHead(HeadProposer):
     # ---- chains
 
     def _draft(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
-        drafts: dict[int, list[int]] = {row: [] for row in texts}
+        """Where the sampler does not wait, all steps are queued before the first draft is known."""
         batch = self._unread(texts, self._num_tokens)
         rows, tables = list(texts), batch.block_tables
+        waits: list[Callable[[], dict[int, int]]] = []
         for number in range(max(counts[row] for row in rows)):
             before = {row: line for line, row in enumerate(rows)}
-            drawn = self._draw(self._program, batch, rows)
-            for row, token in drawn.items():
-                drafts[row].append(token)
-            rows = [row for row in drawn if counts[row] > number + 1]
+            waits.append(self._begin(self._program, batch, rows))
+            last = {row: ~row for row in rows} if self._sampler.queues else waits[-1]()
+            rows = [row for row in last if counts[row] > number + 1]
             if not rows:
                 break
             kept = [before[row] for row in rows]
@@ -139,8 +139,13 @@ class ChainedHead(HeadProposer):
             self._hidden.put(places, self._program, batch.logit_rows[kept])
             tables = tables[kept]
             positions = np.array([len(texts[row]) - 1 + number for row in rows], np.int32)
-            ids = np.array([drafts[row][-1] for row in rows], np.int32)
+            ids = np.array([last[row] for row in rows], np.int32)
             batch = replace(self._blocks.next(tables, positions, ids), hidden_rows=places)
+        drafts: dict[int, list[int]] = {row: [] for row in texts}
+        for number, wait in enumerate(waits):
+            for row, token in wait().items():
+                if len(drafts[row]) == number:  # else the one before is missing
+                    drafts[row].append(token)
         return drafts
 
     def _draft_places(self, rows: Sequence[int], number: int) -> Int32:
@@ -174,7 +179,8 @@ class ChainedHead(HeadProposer):
 
     def _tree_batch(self, texts: Mapping[int, Int32], trees: "Mapping[int, _ComputedTree]") -> StepBatch:
         """All computed nodes of each tree; logits are those of the newest level."""
-        pieces, hidden_rows, words, positions, logit_rows = {}, [], [], [], []
+        pieces, hidden_rows, words, positions = {}, [], [], []
+        logit_rows: list[int] = []
         num_tokens = 0
         for row, tokens in texts.items():
             tree, first = trees[row], len(tokens) - 1  # where the first draft is computed

@@ -1,8 +1,9 @@
 """Methods that draft with weights of their own: a smaller model, or a head."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import exp, inf
 from typing import Generic, TypeVar
 
@@ -24,6 +25,7 @@ class DraftingProposer(Proposer, Generic[DraftedRow]):
         self._sampler = context.ops.new_sampler(context.max_rows, vocab)
         self._drafted: dict[int, DraftedRow] = {}
         self._steps: list[tuple[int, float]] = []  # (tokens, seconds)
+        self._drawn = 0.0  # time.perf_counter() of the last draft that was waited for
 
     def admit(self, admission: Admission) -> None:
         params = row_params(admission.params, admission.sample, admission.stop_ids)
@@ -56,10 +58,20 @@ class DraftingProposer(Proposer, Generic[DraftedRow]):
     def _draw(self, program: Program, batch: StepBatch, rows: Sequence[int]) -> dict[int, int]:
         """One step: the next draft of each row that has one. Steps that only read are not timed: on a GPU they are
         queued, and not awaited."""
+        return self._begin(program, batch, rows)()
+
+    def _begin(self, program: Program, batch: StepBatch, rows: Sequence[int]) -> Callable[[], dict[int, int]]:
+        """The same without waiting, where the sampler does not wait."""
         begin = time.perf_counter()
-        sampled = self._sampler.draw(program.run(batch)[: len(rows)], rows)
-        self._steps.append((len(batch.ids), time.perf_counter() - begin))
-        return {one.row: one.tokens[0] for one in sampled if one.tokens}
+        wait = self._sampler.begin(program.run(batch)[: len(rows)], rows)
+
+        def drawn() -> dict[int, int]:
+            tokens = {one.row: one.tokens[0] for one in wait() if one.tokens}
+            self._steps.append((len(batch.ids), time.perf_counter() - max(begin, self._drawn)))
+            self._drawn = time.perf_counter()
+            return tokens
+
+        return cache(drawn)  # it may be asked for again
 
     def _most_likely(self, program: Program, batch: StepBatch, count: int) -> list[Candidates]:
         """One step: for each line of logits, the most likely tokens."""

@@ -61,24 +61,24 @@ class HeadProposer(DraftingProposer[HeadRow]):
 
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """Keep the hidden states of runs that sample: at the end of each, as many as a row has room for."""
-        rows: list[Int32] = []
-        lines: list[Int32] = []
+        places: list[int] = []
+        lines: list[int] = []
         for run, last in zip(runs, batch.seq_starts[1:].tolist(), strict=True):
             if row := self._drafted.get(run.row):
                 end = run.start + run.count
                 row.tree = (end - len(run.drafts), run.drafts, run.parents) if run.parents else None
                 if self._samples(run):
-                    count = min(run.count, self._window)
-                    rows.append(self._window_rows(run.row, np.arange(end - count, end, dtype=np.int32)))
-                    lines.append(np.arange(last - count, last, dtype=np.int32))
-        if rows:
-            self._hidden.put(np.concatenate(rows), self._target, np.concatenate(lines))
+                    count, first = min(run.count, self._window), run.row * self._window
+                    places += [first + place % self._window for place in range(end - count, end)]
+                    lines += range(last - count, last)
+        if places:
+            self._hidden.put(np.array(places, np.int32), self._target, np.array(lines, np.int32))
 
     def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int] | DraftTree]:
         texts = self._texts(known, counts)
         chains = {row: tokens for row, tokens in texts.items() if counts[row] <= self._num_tokens}
         for row, tokens in chains.items():
-            self._sampler.admit(row, self._drafted[row].params, tokens.tolist(), self._drafted[row].num_prompt)
+            self._sampler.admit(row, self._drafted[row].params, tokens, self._drafted[row].num_prompt)
         drafts: dict[int, list[int] | DraftTree] = {}
         if chains:
             drafts |= {row: of_row for row, of_row in self._draft(chains, counts).items() if of_row}

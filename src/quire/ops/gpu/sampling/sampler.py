@@ -21,7 +21,7 @@ from quire.ops.gpu.sampling.pick import pick, race
 from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
 from quire.ops.gpu.sampling.tile_maxima import find_tile_maxima
 from quire.ops.native.sampler import NativeSampler
-from quire.ops.opset import Masks
+from quire.ops.opset import Int32, Masks
 from quire.ops.reference.sampler import apply_masks
 from quire.ops.row_params import RowParams
 from quire.ops.sampled_row import Draw, Logprobs, sampled_row
@@ -40,6 +40,8 @@ def split_for(lines: int) -> Split:
 
 class DeviceSampler:
     """Implements `Sampler`. `split` and `open_capacity` change the speed, and never a token."""
+
+    queues = True
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class DeviceSampler:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def admit(
-        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+        self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
     ) -> None:
         """Nothing is sent before `upload`."""
         if not 0 <= row < self.num_rows or row in self._params:
@@ -305,9 +307,11 @@ class DeviceSampler:
 
     # -- checks --------------------------------------------------------------------------------------------------
 
-    def _check_ids(self, *lists: Sequence[int]) -> None:
+    def _check_ids(self, *lists: Sequence[int] | Int32) -> None:
         for ids in lists:
-            for token in (min(ids, default=0), max(ids, default=0)):
+            if not len(ids):
+                continue
+            for token in (ids.min(), ids.max()) if isinstance(ids, np.ndarray) else (min(ids), max(ids)):
                 if not 0 <= token < self.vocab_size:
                     raise ValueError(f"token {token}, and the vocabulary has {self.vocab_size}")
 
