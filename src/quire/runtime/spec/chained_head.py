@@ -174,7 +174,8 @@ class ChainedHead(HeadProposer):
 
     def _tree_batch(self, texts: Mapping[int, Int32], trees: "Mapping[int, _ComputedTree]") -> StepBatch:
         """All computed nodes of each tree; logits are those of the newest level."""
-        pieces, hidden_rows, words, positions, logit_rows = {}, [], [], [], []
+        pieces, hidden_rows, words, positions = {}, [], [], []
+        logit_rows: list[int] = []
         num_tokens = 0
         for row, tokens in texts.items():
             tree, first = trees[row], len(tokens) - 1  # where the first draft is computed
