@@ -63,6 +63,7 @@ class FakeRow:
 def make_drafts_free(speculation: Speculation | None) -> None:
     """Let the cost models believe that every step takes the same time, and a draft none: nearly all of them pay."""
     assert speculation is not None, "the scheduler has no speculation"
+    speculation.budget._ahead = 0  # nor does a sequence lose a step while it waits for its drafts
     models = [(speculation.budget.step_cost, 1.0), *((quotas._draft_cost, 1e-6) for quotas in speculation._quotas)]
     for cost, seconds in models:
         for num_tokens in (1, 9, 100) * 20:
@@ -456,7 +457,7 @@ class FakeExecutor:
         for method, count in wanted.items():
             if proposed := self._propose(row, method, count):
                 tree = self._branch(proposed, row.states[-1]) if self._trees else DraftTree(proposed)
-                sampled.proposals.append(Proposal(method, tree.tokens, tree.parents))
+                sampled.proposals.append(Proposal(method, tree.tokens, tree.parents, tree.confidences))
         return moves
 
     def _slot(self, row: FakeRow, place: int) -> int:
@@ -474,7 +475,8 @@ class FakeExecutor:
             tree.tokens.append(token)
             tree.parents.append(parent)
             parent = len(tree.tokens) - 1
-        return DraftTree(tree.tokens, without_chain(tree.parents))
+        confidences = [0.5 + 0.4 * (mix(chance, node) % 100 / 100) for node in range(len(tree.tokens))]
+        return DraftTree(tree.tokens, without_chain(tree.parents), confidences)
 
     def _propose(self, row: FakeRow, method: str, count: int) -> list[int]:
         """Draft tokens: the next tokens with mistakes, all a function of the text."""

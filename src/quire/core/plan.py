@@ -46,7 +46,8 @@ class Run:
     new_blocks: list[int] = field(default_factory=list)  # for the row's block table; an admission has its own
     drafts: list[int] = field(default_factory=list)  # draft tokens: the last tokens of the run
     parents: list[int] = field(default_factory=list)  # of each draft; empty: a chain
-    quotas: dict[str, int] = field(default_factory=dict)  # draft tokens that methods which are not free are to propose
+    # Draft tokens that methods which are not free are to propose: of more than a method's chains have, a tree.
+    quotas: dict[str, int] = field(default_factory=dict)
     num_enough: int = 0  # free draft tokens that are worth more than these; 0: none are
 
 
@@ -113,6 +114,7 @@ class Proposal:
     method: str
     tokens: list[int]
     parents: list[int] = field(default_factory=list)  # of each of them; empty: a chain
+    confidences: list[float] = field(default_factory=list)  # as in DraftTree
 
 
 @dataclass(slots=True)

@@ -183,16 +183,20 @@ class Sampler(Protocol):
     3. Repetition, then frequency and presence penalties, then DRY. All edits are in fp32.
     4. The filters in the row's order, by default top_n_sigma; temperature; top_k; top_p; min_p; typical_p; xtc. Or
        temperature and mirostat.
-    5. One uniform number from Philox4x32-10, with key = seed and counter = (position, sample), picks among the rest in
-       the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
+    5. A race picks among the rest (ops/race.py): every token has an exponential number, a function of (seed, sample,
+       position, id), and the least number divided by its weight wins. Weights are integers, so sums are exact.
 
     Ties between logits go to the lower id. NaN counts as -inf. If every token is masked, the best raw logit among those
     that mask and `allowed` permit is taken. Logprobs are those of the raw logits. Candidates have the log_softmax after
     temperature, without the filters; masked tokens are no candidates, but count in its sum.
     docs/sampling.md defines each step."""
 
+    # Whether `begin` returns before the tokens are known: a program compiled with this sampler reads ~row as the token
+    # that was sampled last for the row.
+    queues: bool
+
     def admit(
-        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+        self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
     ) -> None:
         """Take a free row. `tokens` are the prompt and, after a preemption, the output so far; `mu` is then the one
         that the row's last `SampledRow` had. An id outside the vocabulary is a ValueError (except in stop_ids, where it

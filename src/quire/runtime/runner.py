@@ -231,15 +231,15 @@ class Runner:
     def _move_accepted(
         self, step: BatchedStep, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]
     ) -> None:
-        """Move the keys and values of accepted drafts of trees to where those of a chain are."""
+        """Move the keys and values of accepted drafts of trees to where those of a chain are. (What methods have in
+        caches of their own is where they put it.)"""
         moved = [
             pair
             for row, parents in step.parents.items()
             for pair in self.rows.moved_slots(row, places[row], step.drafts[row], parents, sampled[row].tokens)
         ]
         if moved:
-            for cache in self._caches:
-                cache.move(moved)
+            self.cache.move(moved)
 
     def _unmatched(self, step: BatchedStep) -> dict[int, list[int]]:
         """The drafts of rows that have neither structured output nor a tree."""
@@ -263,8 +263,8 @@ class Runner:
         }
         for row, proposals in self.proposer.propose(known, runs).items():
             for proposal in proposals:
-                tree = self._computable(row, DraftTree(proposal.tokens, proposal.parents))
-                proposal.tokens, proposal.parents = tree.tokens, tree.parents
+                tree = self._computable(row, DraftTree(proposal.tokens, proposal.parents, proposal.confidences))
+                proposal.tokens, proposal.parents, proposal.confidences = tree.tokens, tree.parents, tree.confidences
             sampled[row].proposals = [proposal for proposal in proposals if proposal.tokens]
 
     def _computable(self, row: int, tree: DraftTree) -> DraftTree:
