@@ -100,16 +100,19 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--fixed", action="store_true", help="drafts at all sizes, whether they pay or not")
     parser.add_argument("--quantization", choices=["fp8"])
     args = parser.parse_args()
     result: dict[str, dict[int, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_head(folder / "head", write_target(folder / "target"))
-        config = {
+        config: dict[str, Any] = {
             "method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": args.drafts,
             "rejection_sample_method": "synthetic", "synthetic_acceptance_length": args.length,
         }  # fmt: skip
+        if args.fixed:
+            config["num_speculative_tokens_per_batch_size"] = [[1, max(args.sequences), args.drafts]]
         for kind, given in (("without", None), ("with", config)):
             result[kind] = measure(folder, args, given)
             gc.collect()
