@@ -27,6 +27,7 @@ from quire.models.loading import (
     Vector,
     load_weights,
 )
+from quire.models.older_families import OLDER_FAMILIES
 from quire.models.qkv_order import deinterleaved_rope, ungrouped_qkv
 from quire.models.renamed_checkpoint import RenamedCheckpoint, text_submodel
 from quire.models.rope import RopeSpec, frequencies, read_rope
@@ -64,13 +65,14 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool = False
     head_bias: bool = False
     qk_norms: Literal["none", "heads", "rows"] = "none"  # of every head, or of the whole of q and k
+    clip_qkv: float = 0.0  # q, k and v are clipped to -clip_qkv .. clip_qkv; 0: they are not
     slopes: tuple[float, ...] = ()  # ALiBi, for each head
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
     if hf.architecture in TEXT_MODELS:
         hf = TEXT_MODELS[hf.architecture](hf)
-    family = FAMILIES[hf.architecture]
+    family = FAMILIES.get(hf.architecture) or OLDER_FAMILIES[hf.architecture]
     return LlamaConfig(**config_fields(translate(hf, family), family))
 
 
@@ -145,6 +147,7 @@ def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
         **{ours: _norm(c, name) for ours, name in f.norms.items()},
         "qkv": _qkv(c, stored),
         **_qk_norms(c),
+        **_sub_norms(c),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
         "gate_up": Linear(_gate_up(c), c.hidden, bias=c.mlp_bias),
         "down": Linear({f.down: c.hidden}, c.intermediate, bias=c.mlp_bias),
@@ -152,7 +155,9 @@ def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
 
 
 def _norm(c: LlamaConfig, name: str) -> Vector | LayerNorm:
-    return LayerNorm(name, c.hidden) if c.family.layer_norm else Vector(name, c.hidden, offset=c.family.norm_offset)
+    if c.family.layer_norm:
+        return LayerNorm(name, c.hidden, bias=c.family.norm_bias)
+    return Vector(name, c.hidden, offset=c.family.norm_offset)
 
 
 def _qkv(c: LlamaConfig, stored: Container[str]) -> Linear:
@@ -182,6 +187,11 @@ def _qk_norms(c: LlamaConfig) -> TensorSpecs:
     return {ours: Vector(name, size, offset=c.family.norm_offset) for ours, name, size in named}
 
 
+def _sub_norms(c: LlamaConfig) -> TensorSpecs:
+    sizes = {"out_norm": c.q_size, "down_norm": c.intermediate}
+    return {ours: Vector(name, sizes[ours]) for ours, name in c.family.sub_norms.items()}
+
+
 def _gate_up(c: LlamaConfig) -> dict[str, int]:
     outputs = 2 * c.intermediate if c.family.gated else c.intermediate
     return dict.fromkeys(c.family.gate_up, outputs // len(c.family.gate_up))
@@ -201,6 +211,8 @@ class LlamaLayer:
     post_mlp_norm: Any = None  # of the output of the feed-forward layer, before it is added
     q_norm: Any = None
     k_norm: Any = None
+    out_norm: Any = None  # of the input of the output projection
+    down_norm: Any = None  # of the input of the down projection
     sinks: Any = None  # see OpSet.paged_attention
 
 
@@ -292,7 +304,8 @@ def scaled(ops: OpSet, x: Value, factor: float) -> Value:
 def attention(
     c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
 ) -> Value:
-    q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
+    qkv = ops.linear(x, layer.qkv)
+    q, k, v = ops.split(ops.clamp(qkv, c.clip_qkv) if c.clip_qkv else qkv, (c.q_size, c.kv_size, c.kv_size))
     if not c.family.qk_norms_after_rope:
         q, k = normed(ops, q, layer.q_norm, c.eps), normed(ops, k, layer.k_norm, c.eps)
     if c.query_growth:
@@ -305,9 +318,10 @@ def attention(
     scale = 1 / sqrt(c.head_dim) if c.score_scale is None else c.score_scale
     window, cap = c.windows[index], c.score_cap
     attended = ops.paged_attention(q, batch, index, c.head_dim, scale, window, cap, slopes, layer.sinks)
-    return ops.linear(attended, layer.out)
+    return ops.linear(normed(ops, attended, layer.out_norm, c.eps), layer.out)
 
 
 def mlp(c: LlamaConfig, layer: LlamaLayer, ops: OpSet, x: Value) -> Value:
     act = ops.activate_and_mul if c.family.gated else ops.activate
-    return ops.linear(act(ops.linear(x, layer.gate_up), c.activation), layer.down)
+    inner = act(ops.linear(x, layer.gate_up), c.activation)
+    return ops.linear(normed(ops, inner, layer.down_norm, c.eps), layer.down)

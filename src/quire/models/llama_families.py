@@ -67,8 +67,11 @@ class LlamaFamily:
     # -- tensors
     renamed: Mapping[str, str] = field(default_factory=dict)  # substring of tensor names -> Llama's
     norms: Mapping[str, str] = field(default_factory=lambda: PRE_NORMS)  # field of LlamaLayer -> tensor
-    layer_norm: bool = False  # norms are layer norms with biases, not RMS norms
+    layer_norm: bool = False  # norms are layer norms, not RMS norms
+    norm_bias: bool = True  # layer norms have biases
     norm_offset: float = 0.0  # added to stored norm weights
+    # Fields of LlamaLayer -> tensor names: norms of what the output and the down projection get.
+    sub_norms: Mapping[str, str] = field(default_factory=dict)
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     fused_qkv: bool = False  # q, k and v are always one tensor; else only if that tensor is stored
