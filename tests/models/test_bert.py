@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    AlbertForSequenceClassification,
+    AlbertModel,
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
@@ -23,6 +27,19 @@ from transformers import (
     DistilBertForMaskedLM,
     DistilBertForSequenceClassification,
     DistilBertModel,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    ElectraForSequenceClassification,
+    ElectraModel,
+    GteConfig,
+    GteForMaskedLM,
+    GteForSequenceClassification,
+    GteModel,
+    JinaEmbeddingsV3Config,
+    JinaEmbeddingsV3ForMaskedLM,
+    JinaEmbeddingsV3ForSequenceClassification,
+    JinaEmbeddingsV3Model,
     ModernBertConfig,
     ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
@@ -46,7 +63,7 @@ from transformers import (
 
 from models.checking import BACKENDS, make_ops
 from quire.core.errors import BadCheckpoint, QuireError, Unsupported
-from quire.models import nomic_bert
+from quire.models import rope_bert
 from quire.models.registry import family, purpose
 from quire.runtime.encoder import EncodeInput, EncoderRunner
 from quire.weights.checkpoint import open_checkpoint
@@ -85,6 +102,10 @@ MODERN = {
 }
 MPNET = {**TINY, "max_position_embeddings": MAX_LEN + 2}
 NOMIC = {**TINY, "type_vocab_size": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+GTE = {**TINY, "type_vocab_size": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+JINA_3 = {**GTE, "pad_token_id": 1}
+ELECTRA = {**TINY, "embedding_size": 24}
+ALBERT = {**TINY, "embedding_size": 24, "num_hidden_layers": 5, "num_hidden_groups": 2, "inner_group_num": 2}
 BIASES = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
 ONE = {"num_labels": 1}
 CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
@@ -109,6 +130,19 @@ CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "mpnet-with-a-head": (MPNetForMaskedLM, MPNetConfig, MPNET),
     "nomic": (NomicBertModel, NomicBertConfig, NOMIC),
     "nomic-heads-of-12": (NomicBertModel, NomicBertConfig, {**NOMIC, "hidden_size": 36, "num_attention_heads": 3}),
+    "electra": (ElectraModel, ElectraConfig, ELECTRA),
+    "electra-wide": (ElectraForPreTraining, ElectraConfig, {**TINY, "embedding_size": 64}),
+    "electra-with-a-head": (ElectraForMaskedLM, ElectraConfig, ELECTRA),
+    "albert": (AlbertModel, AlbertConfig, ALBERT),
+    "albert-with-a-head": (AlbertForMaskedLM, AlbertConfig, {**ALBERT, "hidden_act": "gelu"}),
+    "gte": (GteModel, GteConfig, {**GTE, "type_vocab_size": 0}),
+    "gte-with-a-head": (GteForMaskedLM, GteConfig, GTE),
+    "jina-3": (JinaEmbeddingsV3Model, JinaEmbeddingsV3Config, JINA_3),
+    "jina-3-with-a-head": (JinaEmbeddingsV3ForMaskedLM, JinaEmbeddingsV3Config, JINA_3),
+    "score-electra": (ElectraForSequenceClassification, ElectraConfig, {**ELECTRA, **ONE}),
+    "score-albert": (AlbertForSequenceClassification, AlbertConfig, {**ALBERT, **ONE}),
+    "score-gte": (GteForSequenceClassification, GteConfig, {**GTE, **ONE}),
+    "score-jina-3": (JinaEmbeddingsV3ForSequenceClassification, JinaEmbeddingsV3Config, {**JINA_3, **ONE}),
     "score-mpnet": (MPNetForSequenceClassification, MPNetConfig, {**MPNET, **ONE}),
     "score-modernbert": (ModernBertForSequenceClassification, ModernBertConfig, {**MODERN, **BIASES, **ONE}),
     "score-bert": (BertForSequenceClassification, BertConfig, {**TINY, **ONE}),
@@ -158,7 +192,8 @@ def ask(model: PreTrainedModel, text: EncodeInput) -> np.ndarray:
     given = {"input_ids": torch.tensor([text.ids])}
     if getattr(model.config, "type_vocab_size", 1) > 1 and text.segments is not None:
         given["token_type_ids"] = torch.tensor([text.segments])
-    out = model.base_model(**given) if type(model).__name__.endswith("ForMaskedLM") else model(**given)
+    has_head = type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining"))
+    out = model.base_model(**given) if has_head else model(**given)
     return (out.logits if "logits" in out else out.last_hidden_state[0]).numpy()
 
 
@@ -190,14 +225,14 @@ def test_vectors_and_logits_are_those_of_transformers(
 def test_nomic_as_its_authors_spell_it(checkpoints: Callable[[str], Theirs]) -> None:
     theirs = checkpoints("nomic")
     values = json.loads((theirs.path / "config.json").read_text())
-    spelled = {nomic_bert.SPELLINGS[key]: key for key in nomic_bert.SPELLINGS}
+    spelled = {rope_bert.SPELLINGS[key]: key for key in rope_bert.SPELLINGS}
     renamed = {spelled.get(key, key): value for key, value in values.items() if key != "rope_parameters"}
     more = {"rotary_emb_base": 500.0, "n_positions": 8192, "activation_function": "swiglu", "prenorm": False}
-    found = nomic_bert.config(CheckpointConfig(theirs.path, renamed | more))
-    assert found == nomic_bert.config(open_checkpoint(theirs.path).config)
+    found = rope_bert.config(CheckpointConfig(theirs.path, renamed | more))
+    assert found == rope_bert.config(open_checkpoint(theirs.path).config)
     for key, value in {"prenorm": True, "rotary_emb_fraction": 0.5, "moe_every_n_layers": 2}.items():
         with pytest.raises(Unsupported, match=f"{key} is {value}"):
-            nomic_bert.config(CheckpointConfig(theirs.path, renamed | more | {key: value}))
+            rope_bert.config(CheckpointConfig(theirs.path, renamed | more | {key: value}))
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "score-bert"])

@@ -125,9 +125,25 @@ EMBEDDERS = {  # they embed texts. Decoders can embed too: see runtime/headless.
     "DistilBertForMaskedLM": "quire.models.bert",
     "MPNetModel": "quire.models.bert",
     "MPNetForMaskedLM": "quire.models.bert",
+    "ElectraModel": "quire.models.bert",
+    "ElectraForPreTraining": "quire.models.bert",
+    "ElectraForMaskedLM": "quire.models.bert",
+    "AlbertModel": "quire.models.bert",
+    "AlbertForMaskedLM": "quire.models.bert",
     "ModernBertModel": "quire.models.modernbert",
     "ModernBertForMaskedLM": "quire.models.modernbert",
-    "NomicBertModel": "quire.models.nomic_bert",
+    "NomicBertModel": "quire.models.rope_bert",
+    "GteModel": "quire.models.rope_bert",
+    "GteForMaskedLM": "quire.models.rope_bert",
+    "NewModel": "quire.models.rope_bert",  # GTE as its authors spell it
+    "NewForMaskedLM": "quire.models.rope_bert",
+    "JinaEmbeddingsV3Model": "quire.models.rope_bert",
+    "JinaEmbeddingsV3ForMaskedLM": "quire.models.rope_bert",
+    "JinaBertModel": "quire.models.rope_bert",
+    "JinaBertForMaskedLM": "quire.models.rope_bert",
+    "EuroBertModel": "quire.models.llama",
+    "EuroBertForMaskedLM": "quire.models.llama",
+    "LlamaBidirectionalModel": "quire.models.llama",
 }
 
 SCORERS = {  # they score pairs of texts
@@ -137,8 +153,22 @@ SCORERS = {  # they score pairs of texts
     "CamembertForSequenceClassification": "quire.models.bert",
     "DistilBertForSequenceClassification": "quire.models.bert",
     "MPNetForSequenceClassification": "quire.models.bert",
+    "ElectraForSequenceClassification": "quire.models.bert",
+    "AlbertForSequenceClassification": "quire.models.bert",
     "ModernBertForSequenceClassification": "quire.models.modernbert",
+    "GteForSequenceClassification": "quire.models.rope_bert",
+    "NewForSequenceClassification": "quire.models.rope_bert",
+    "JinaEmbeddingsV3ForSequenceClassification": "quire.models.rope_bert",
+    "JinaBertForSequenceClassification": "quire.models.rope_bert",
 }
+
+# Encoders that are computed as a decoder without its head -> their row in bidirectional_families.py.
+BIDIRECTIONAL = {
+    "EuroBertModel": "EuroBertForMaskedLM",
+    "EuroBertForMaskedLM": "EuroBertForMaskedLM",
+    "LlamaBidirectionalModel": "LlamaBidirectionalModel",
+}
+CLASSIFIER = "ForSequenceClassification"
 
 Purpose = Literal["generate", "embed", "score"]
 
@@ -184,8 +214,11 @@ def read_model_config(family: Family, hf: CheckpointConfig) -> ModelConfig:
 
 
 def decoder_of(architecture: str) -> str | None:
-    """The decoder of an architecture, with or without its head: `MistralModel` is a `MistralForCausalLM`."""
-    names = (architecture, architecture.removesuffix("Model") + "ForCausalLM")
+    """The decoder of an architecture, with or without its head, or with a classifier instead: `MistralModel` and
+    `MistralForSequenceClassification` are a `MistralForCausalLM`."""
+    if architecture in BIDIRECTIONAL:
+        return BIDIRECTIONAL[architecture]
+    names = (architecture, *(architecture.removesuffix(end) + "ForCausalLM" for end in ("Model", CLASSIFIER)))
     return next((name for name in names if name in ARCHITECTURES), None)
 
 
@@ -195,7 +228,7 @@ def purpose(architecture: str) -> Purpose:
         if architecture in architectures:
             return purpose
     if decoder_of(architecture):
-        return "embed"
+        return "score" if architecture.endswith(CLASSIFIER) else "embed"
     raise Unsupported(f"the architecture `{architecture}` is not supported", _similar(architecture))
 
 
