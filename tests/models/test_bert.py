@@ -65,6 +65,7 @@ from models.checking import BACKENDS, make_ops
 from quire.core.errors import BadCheckpoint, QuireError, Unsupported
 from quire.models import rope_bert
 from quire.models.registry import family, purpose
+from quire.models.rope import frequencies
 from quire.runtime.encoder import EncodeInput, EncoderRunner
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.config import CheckpointConfig
@@ -233,6 +234,41 @@ def test_nomic_as_its_authors_spell_it(checkpoints: Callable[[str], Theirs]) -> 
     for key, value in {"prenorm": True, "rotary_emb_fraction": 0.5, "moe_every_n_layers": 2}.items():
         with pytest.raises(Unsupported, match=f"{key} is {value}"):
             rope_bert.config(CheckpointConfig(theirs.path, renamed | more | {key: value}))
+
+
+OLDER_NAMES = {"gte": "NewModel", "gte-with-a-head": "NewForMaskedLM", "score-gte": "NewForSequenceClassification"}
+SPELLED = [
+    pytest.param(name, marks=pytest.mark.verifies("safetensors", architecture=older))
+    for name, older in OLDER_NAMES.items()
+]
+
+
+@pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gte_as_its_authors_spell_it(
+    checkpoints: Callable[[str], Theirs], backend: str, name: str, tmp_path: Path
+) -> None:
+    theirs = checkpoints(name)
+    values = json.loads((theirs.path / "config.json").read_text()) | {"architectures": [OLDER_NAMES[name]]}
+    values |= {"rope_theta": 5000.0, "rope_parameters": None, "position_embedding_type": "rope"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    (tmp_path / "model.safetensors").write_bytes((theirs.path / "model.safetensors").read_bytes())
+    ours = load(tmp_path, backend).run(TEXTS, "first" if name.startswith("score") else "all", np.copy)
+    for found, expected in zip(ours, theirs.rows, strict=False):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5 * np.abs(expected).max())
+
+
+def test_ntk_of_gte_slows_the_slowest_frequency_by_its_factor(checkpoints: Callable[[str], Theirs]) -> None:
+    hf = open_checkpoint(checkpoints("gte").path).config
+    plain = {"rope_parameters": None, "rope_theta": 5000.0}
+    scaled = {"rope_scaling": {"type": "ntk", "factor": 8.0}}
+    found, base = (rope_bert.config(hf.with_values(plain | more)).rope for more in (scaled, {}))
+    assert found is not None and base is not None
+    (slowed, _), (before, _) = frequencies(found, 40), frequencies(base, 40)
+    np.testing.assert_allclose(before[-1] / slowed[-1], 8.0, rtol=1e-5)
+    np.testing.assert_allclose(before[0] / slowed[0], 8.0 ** (2 / 16), rtol=1e-5)
+    with pytest.raises(Unsupported, match=r"rope_scaling\.mixed_b is 0\.5"):
+        rope_bert.config(hf.with_values(plain | {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.5}}))
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "score-bert"])

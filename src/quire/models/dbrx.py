@@ -1,15 +1,15 @@
 """DBRX: MoE with layer norms without biases, and with q, k and v clipped.
 
 The matrices of all experts lie below each other in one tensor, [experts * expert size, hidden], the down projection's
-as well."""
+as well. GGUF files have a matrix for each expert."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from quire.models import llama, moe
 from quire.models.layer_patterns import full_attention
 from quire.models.llama_families import translate
-from quire.models.loading import Linear, LoadedModel, TensorSpecs
+from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpecs
 from quire.models.moe import MoeConfig
 from quire.models.moe_families import MoeFamily
 from quire.models.renamed_checkpoint import RenamedCheckpoint
@@ -82,15 +82,21 @@ class ExpertRows:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:
     checkpoint = RenamedCheckpoint.by_substring(checkpoint, FAMILY.renamed)
-    layers = [layer_specs(config)] * config.layers
+    layers = [layer_specs(config, set(checkpoint.names()))] * config.layers
     return llama.load_layers(ops, checkpoint, config, max_model_len, layers, moe.MoeLayer, moe.feed_forward)
 
 
-def layer_specs(c: MoeConfig) -> TensorSpecs:
+def layer_specs(c: MoeConfig, stored: Container[str]) -> TensorSpecs:
     rows = (c.num_experts, c.expert_size, c.hidden)
-    return {
-        **moe.attention_specs(c),
-        "router": Linear({"ffn.router.layer": c.num_experts}, c.hidden, keep=Keep.ALL),
+    experts: TensorSpecs = {
         "experts_gate_up": ExpertRows(("ffn.experts.mlp.w1", "ffn.experts.mlp.v1"), *rows),
         "experts_down": ExpertRows(("ffn.experts.mlp.w2",), *rows, transposed=True),
     }
+    if "model.layers.0.ffn.experts.0.w1.weight" in stored:
+        gate_up = dict.fromkeys(("ffn.experts.{}.w1", "ffn.experts.{}.v1"), c.expert_size)
+        experts = {
+            "experts_gate_up": ExpertLinear(gate_up, c.hidden, c.num_experts),
+            "experts_down": ExpertLinear({"ffn.experts.{}.w2": c.hidden}, c.expert_size, c.num_experts),
+        }
+    router = Linear({"ffn.router.layer": c.num_experts}, c.hidden, keep=Keep.ALL)
+    return {**moe.attention_specs(c), "router": router, **experts}

@@ -50,6 +50,7 @@ class RopeBertFamily:
     out: str = "attn.out_proj"
     attn_norm: str = "norm1"
     up: tuple[str, ...] = ("mlp.fc12", "mlp.fc11")  # gate and up, or one tensor
+    split_up: tuple[str, ...] = ()  # the two of GGUF files, where the published model has one
     gated: bool = True
     gate_last: bool = False  # in the tensor of both, the gate stands behind up
     down: str = "mlp.fc2"
@@ -146,6 +147,7 @@ FAMILIES = {  # by the architecture up to `Model` or `For...`
         out="attention.output.dense",
         attn_norm="attention.output.LayerNorm",
         up=("mlp.gated_layers",),
+        split_up=("mlp.gated_layers_w", "mlp.gated_layers_v"),
         down="mlp.wo",
         mlp_norm="mlp.layernorm",
         biases=ALL_BIASES | {"up": False},
@@ -221,15 +223,16 @@ def top_specs(c: RopeBertConfig, prefix: str) -> TensorSpecs:
     return specs
 
 
-def layer_specs(c: RopeBertConfig) -> TensorSpecs:
+def layer_specs(c: RopeBertConfig, split: bool) -> TensorSpecs:
     f, size = c.family, c.intermediate
-    outputs = size * (2 if f.gated else 1) // len(f.up)
+    up = f.split_up if split else f.up
+    outputs = size * (2 if f.gated else 1) // len(up)
     order = np.roll(np.arange(2 * size, dtype=np.int32), size) if f.gate_last else None
     return {
         "qkv": Linear(dict.fromkeys(f.qkv, 3 * c.hidden // len(f.qkv)), c.hidden, f.biases.get("qkv", False)),
         "out": Linear({f.out: c.hidden}, c.hidden, f.biases.get("out", False)),
         "attn_norm": LayerNorm(f.attn_norm, c.hidden),
-        "up": Linear(dict.fromkeys(f.up, LinearPart(outputs, order)), c.hidden, f.biases.get("up", False)),
+        "up": Linear(dict.fromkeys(up, LinearPart(outputs, order)), c.hidden, f.biases.get("up", False)),
         "down": Linear({f.down: c.hidden}, size, f.biases.get("down", False)),
         "mlp_norm": LayerNorm(f.mlp_norm, c.hidden),
     }
@@ -260,7 +263,9 @@ class RopeBertWeights:
 def load(ops: OpSet, checkpoint: Checkpoint, config: RopeBertConfig, max_model_len: int) -> LoadedModel:
     body = config.family.body
     prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
-    by_prefix = {f"{prefix}{config.family.layers}{layer}.": layer_specs(config) for layer in range(config.layers)}
+    names = [f"{prefix}{config.family.layers}{layer}." for layer in range(config.layers)]
+    split = any(f"{names[0]}{name}.weight" in checkpoint.names() for name in config.family.split_up)
+    by_prefix = dict.fromkeys(names, layer_specs(config, split))
     top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
     weights = RopeBertWeights(
         **top,
