@@ -10,6 +10,8 @@ import tokenizers
 import torch
 from tokenizers import models, pre_tokenizers
 from transformers import (
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -19,8 +21,8 @@ from transformers import (
 from engine.tiny_encoders import save, save_encoder
 from quire import Embedder
 from quire.core.errors import PromptTooLong, Unsupported
-from quire.text.pair_template import INSTRUCTION, QWEN3_RERANKER
 from quire.text.chat.chat_template import ChatTemplate
+from quire.text.pair_template import INSTRUCTION, QWEN3_RERANKER
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -33,7 +35,10 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 600,
 }
 QUERY, TEXTS = "What is a quire?", ["A gathering of pages", "A group of singers", "Paper"]
-TEMPLATE = "{% for m in messages %}{% if m.role == 'query' %}Q{% elif m.role == 'document' %}D{% endif %}:{{ m.content }}\n{% endfor %}A:"
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'query' %}Q{% elif m.role == 'document' %}D{% endif %}:{{ m.content }}\n"
+    "{% endfor %}A:"
+)
 
 
 def byte_tokenizer(**names: Any) -> PreTrainedTokenizerFast:
@@ -135,6 +140,17 @@ def test_a_classifier_reads_the_last_token_of_the_pair(tmp_path: Path, template:
     np.testing.assert_allclose(embedder.score(QUERY, TEXTS, sigmoid=False), expected, rtol=1e-4, atol=1e-4)
     alone = [embedder.score(QUERY, [text])[0] for text in TEXTS]
     assert alone == embedder.score(QUERY, TEXTS)
+
+
+@pytest.mark.parametrize("biases", [False, True])
+def test_modernbert_may_classify_the_mean_of_all_tokens(tmp_path: Path, biases: bool) -> None:
+    sizes = {key: value for key, value in SIZES.items() if key not in ("num_key_value_heads", "head_dim")}
+    ids = dict.fromkeys(("cls_token_id", "sep_token_id", "pad_token_id", "bos_token_id", "eos_token_id"), 0)
+    given = {"num_labels": 1, "classifier_pooling": "mean", "norm_bias": biases, "classifier_bias": biases}
+    model = save_decoder(ModernBertForSequenceClassification(ModernBertConfig(**sizes, **ids, **given)), tmp_path)
+    expected = [their_logits(model, QUERY + text)[0] for text in TEXTS]
+    embedder = Embedder(tmp_path, kv_cache_dtype="float32")
+    np.testing.assert_allclose(embedder.score(QUERY, TEXTS, sigmoid=False), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_without_the_words_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import (
     EuroBertForMaskedLM,
     EuroBertModel,
     Gemma3TextConfig,
+    Gemma3TextForSequenceClassification,
     Gemma3TextModel,
     GemmaConfig,
     GemmaForSequenceClassification,
@@ -68,6 +69,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "score-llama": (LlamaForSequenceClassification, LlamaConfig, {"num_labels": 3}),
     "score-mistral": (MistralForSequenceClassification, MistralConfig, ONE | {"sliding_window": 7}),
     "score-gemma": (GemmaForSequenceClassification, GemmaConfig, ONE | {"head_dim": 16}),
+    "score-gemma3": (Gemma3TextForSequenceClassification, Gemma3TextConfig, ONE | {"head_dim": 16}),
 }
 rng = np.random.default_rng(3)
 TEXTS = [EncodeInput(rng.integers(3, 96, n).tolist()) for n in (5, 1, 40, 17)]

@@ -24,7 +24,10 @@ from weights.gguf_files import finish, interleave
 MINICPM3_4B = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rope_parameters": LONGROPE}
 CASES = {
     **test_older_families.CASES,
-    "bitnet": (BitNetConfig, {"hidden_act": "silu", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}),
+    "bitnet": (
+        BitNetConfig,
+        {"hidden_act": "silu", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    ),
     "llama-plain": (LlamaConfig, {"num_key_value_heads": 4}),
     "minicpm3-file": (MiniCPM3Config, test_older_families.MLA | MINICPM3_4B),
 }

@@ -54,9 +54,15 @@ CASES: Cases = {
     "gptj": (GPTJConfig, {"rotary_dim": 8}),
     "gptj-heads-3": (GPTJConfig, {"rotary_dim": 12, "num_attention_heads": 3, "hidden_size": 72, "n_inner": 80}),
     "codegen": (CodeGenConfig, {"rotary_dim": 8}),
-    "gpt-neo": (GPTNeoConfig, {"num_layers": 3, "attention_types": [[["global", "local", "local"], 1]], "window_size": 5}),
+    "gpt-neo": (
+        GPTNeoConfig,
+        {"num_layers": 3, "attention_types": [[["global", "local", "local"], 1]], "window_size": 5},
+    ),
     "openai-gpt": (OpenAIGPTConfig, {}),
-    "xglm": (XGLMConfig, {"d_model": 64, "ffn_dim": 80, "num_layers": 2, "attention_heads": 4, "init_std": 0.3} | PAD_1),
+    "xglm": (
+        XGLMConfig,
+        {"d_model": 64, "ffn_dim": 80, "num_layers": 2, "attention_heads": 4, "init_std": 0.3} | PAD_1,
+    ),
     "biogpt": (BioGptConfig, PAD_1),
     "persimmon": (PersimmonConfig, {}),
     "persimmon-plain": (PersimmonConfig, {"qk_layernorm": False, **ROTARY_HALF, "num_attention_heads": 2}),

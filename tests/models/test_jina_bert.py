@@ -16,6 +16,7 @@ from quire.models.alibi import alibi_slopes
 from quire.models.registry import family
 from quire.runtime.encoder import EncodeInput, EncoderRunner
 from quire.weights.checkpoint import open_checkpoint
+from weights.gguf_files import finish
 
 HIDDEN, INNER, HEADS, LAYERS, VOCAB, MAX_LEN, EPS = 48, 56, 3, 2, 96, 40, 1e-12
 CONFIG = {
@@ -117,6 +118,28 @@ def test_vectors_are_those_of_the_formulas(
     stored = {prefix + key: tensor for key, tensor in tensors.items()}
     ours = run(write(tmp_path, stored, architectures=[architecture]), backend, "all")
     for found, text in zip(ours, TEXTS, strict=True):
+        np.testing.assert_allclose(found, twin(tensors, list(text.ids)), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.verifies("gguf", backend="torch", architecture="JinaBertModel")
+@pytest.mark.parametrize("name", ["jina-2"])
+def test_a_gguf_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="it writes the file")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.JINA_BERT_V2, LAYERS)
+    writer, tensors = gguf.GGUFWriter(tmp_path / "model.gguf", "jina-bert-v2"), random_tensors()
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(MAX_LEN)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_layer_norm_eps(EPS)
+    writer.add_causal_attention(False)
+    for key, tensor in tensors.items():
+        halves = tensor.split(INNER) if "gated_layers" in key else [tensor]
+        for half, suffix in zip(halves, ("_w", "_v"), strict=False):
+            stored = key.replace("gated_layers", f"gated_layers{suffix}")
+            writer.add_tensor(names.get_name(stored, try_suffixes=(".weight", ".bias")), half.numpy())
+    for found, text in zip(run(finish(writer, tmp_path / "model.gguf"), "torch", "all"), TEXTS, strict=True):
         np.testing.assert_allclose(found, twin(tensors, list(text.ids)), rtol=1e-5, atol=2e-5)
 
 

@@ -135,7 +135,7 @@ def rewritten(
 
 def fused(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """With q, k and v in one tensor."""
-    kept = {name: data for name, data in tensors.items() if not name.split(".")[-2] in ("q_proj", "k_proj", "v_proj")}
+    kept = {name: data for name, data in tensors.items() if name.split(".")[-2] not in ("q_proj", "k_proj", "v_proj")}
     for layer in range(2):
         prefix = f"model.layers.{layer}.self_attn."
         for kind in ("weight", "bias"):

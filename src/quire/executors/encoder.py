@@ -11,13 +11,13 @@ from quire.core.errors import BadRequest, Unsupported
 from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype
 from quire.executors.options import ExecutorOptions
 from quire.models.config import EncoderConfig, ModelConfig
-from quire.models.registry import CLASSIFIER, SCORERS, Purpose, decoder_of, family, read_model_config
+from quire.models.registry import Purpose, decoder_of, family, read_model_config
 from quire.ops.opset import Float32
 from quire.runtime.encoder import EncoderRunner, Wanted
 from quire.runtime.headless import load_headless
 from quire.runtime.kv import longest
 from quire.runtime.pooling import Pooling, PoolingMode, unit_length
-from quire.runtime.score_head import ScoreTokens, classifier_head, token_head
+from quire.runtime.score_head import ScoreTokens, score_head
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.config import CheckpointConfig
 from quire.weights.decoder_body import as_decoder
@@ -43,10 +43,10 @@ class EncoderExecutor:
         checkpoint = open_checkpoint(path)
         self.modules = read_sentence_modules(checkpoint.path)
         self.config, self.max_model_len, self._runner = _load(checkpoint, options, self.modules.max_tokens)
-        self._head = _score_head(checkpoint, self.config, score_tokens or self.modules.score_tokens)
+        self._head = score_head(checkpoint, self.config, score_tokens or self.modules.score_tokens)
         self.num_labels = self.config.labels if isinstance(self.config, EncoderConfig) else 0
         if self._head is not None:
-            self.num_labels = len(self._head)
+            self.num_labels = len(self._head(np.zeros((1, self.config.hidden), np.float32)))
         self.weight_bytes = checkpoint.nbytes
         default: PoolingMode = "mean" if self.config.bidirectional else "last"
         self._pooling = Pooling.of(self.modules, default, normalize)
@@ -81,7 +81,8 @@ class EncoderExecutor:
                 f"the model tells {self.num_labels} classes apart, and a score is one number", "use a reranker"
             )
         if (head := self._head) is not None:
-            logits = self._runner.run(pairs, "last", lambda rows: float(rows[0] @ head[0]))
+            wanted: Wanted = "all" if self.config.bidirectional else "last"
+            logits = self._runner.run(pairs, wanted, lambda rows: float(head(rows)[0]))
         else:
             logits = self._runner.run(pairs, "first", lambda rows: float(rows[0, 0]))
         if self._sigmoid if sigmoid is None else sigmoid:
@@ -128,15 +129,6 @@ def _load(
         kv_dtype=options.kv_dtype,
     )
     return config, length, runner
-
-
-def _score_head(checkpoint: Checkpoint, config: ModelConfig, tokens: ScoreTokens | None) -> Float32 | None:
-    """Of a decoder that scores; None: the model embeds, or is an encoder whose forward pass ends in its classifier."""
-    if checkpoint.config.architecture in SCORERS or config.bidirectional:
-        return None
-    if checkpoint.config.architecture.endswith(CLASSIFIER):
-        return classifier_head(checkpoint, config)
-    return None if tokens is None else token_head(checkpoint, config, tokens)
 
 
 def _scores_through_sigmoid(config: CheckpointConfig, given: str | None) -> bool:

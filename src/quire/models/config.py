@@ -69,6 +69,7 @@ class EncoderConfig(ModelConfig):
     bidirectional: bool = True
     segments: int = 1  # token types of a pair of texts: token p of type s is row p + s * max_position of the positions
     labels: int = 0  # logits of the first token, of a classifier; 0: the model gives hidden states
+    labels_of_mean: bool = False  # a classifier reads the mean over tokens: the model gives hidden states for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,9 @@ class ExpertRows:
         yield from ((name, (self.num_experts * self.num_rows, self.num_columns)) for name in self.names)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedExperts:
-        return ops.pack_experts([[self._of(expert, tensor) for tensor in tensors] for expert in range(self.num_experts)])
+        return ops.pack_experts(
+            [[self._of(expert, tensor) for tensor in tensors] for expert in range(self.num_experts)]
+        )
 
     def _of(self, expert: int, tensor: StoredTensor) -> StoredTensor:
         part = tensor.part(expert * self.num_rows, self.num_rows)

@@ -77,7 +77,9 @@ def config(hf: CheckpointConfig) -> LlamaConfig:
     family = {**FAMILIES, **OLDER_FAMILIES, **BIDIRECTIONAL_FAMILIES}[hf.architecture]
     fields = config_fields(translate(hf, family), family)
     if fields["bidirectional"] and fields.get("score_cap"):
-        raise Unsupported(f"{hf.source}: scores of an encoder have a softcap", "it is supported where attention is causal")
+        raise Unsupported(
+            f"{hf.source}: scores of an encoder have a softcap", "it is supported where attention is causal"
+        )
     return LlamaConfig(**fields)
 
 

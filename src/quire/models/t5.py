@@ -1,9 +1,9 @@
 """T5, T5 1.1, FLAN-T5, mT5 and umT5.
 
 Positions enter as relative position biases: a table for each head says what is added to a score, by the distance of the
-two tokens, in all layers alike; in umT5, each layer has its own. Distances are sorted into buckets that widen with the distance, and all beyond
-`relative_attention_max_distance` share one. So a table of that many distances either way is enough. Scores are not
-scaled, and linear layers have no biases."""
+two tokens, in all layers alike; in umT5, each layer has its own. Distances are sorted into buckets that widen with the
+distance, and all beyond `relative_attention_max_distance` share one. So a table of that many distances either way is
+enough. Scores are not scaled, and linear layers have no biases."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,28 +1,77 @@
-"""How a decoder scores a text: a linear layer over the hidden state of its last token.
+"""How hidden states become the score of a text, where that is not the last part of a forward pass.
 
-A classifier has that layer. A model that is asked a question whose answer is one token (Qwen3-Reranker) scores by the
-logit of that token less the logit of another: by rows of its head."""
+A decoder has a linear layer over the hidden state of its last token. A classifier has that layer. A model that is asked
+a question whose answer is one token (Qwen3-Reranker) scores by the logit of that token less the logit of another: by
+rows of its head. ModernBERT may have a head over the mean of all tokens."""
+
+from collections.abc import Callable
+from math import erf, sqrt
 
 import numpy as np
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.bert import label_count
-from quire.models.config import ModelConfig
+from quire.models.config import EncoderConfig, ModelConfig
+from quire.models.registry import CLASSIFIER
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Float32
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.decoder_body import BODY, CLASSIFIER, EMBEDDING
+from quire.weights.decoder_body import BODY, EMBEDDING, SCORE
 
 ScoreTokens = tuple[int, int | None]  # the answers yes and no; None: the score is the logit of yes
+
+
+ScoreHead = Callable[[Float32], Float32]  # hidden states of the wanted tokens [n, hidden] -> logits [labels]
+
+
+def score_head(checkpoint: Checkpoint, config: ModelConfig, tokens: ScoreTokens | None) -> ScoreHead | None:
+    """None: the model embeds, or its forward pass ends in its classifier."""
+    if isinstance(config, EncoderConfig):
+        return mean_head(checkpoint, config) if config.labels_of_mean else None
+    if config.bidirectional:
+        return None
+    if checkpoint.config.architecture.endswith(CLASSIFIER):
+        weight = classifier_head(checkpoint, config)
+    elif tokens is not None:
+        weight = token_head(checkpoint, config, tokens)
+    else:
+        return None
+    return lambda rows: weight @ rows[0]
+
+
+def mean_head(checkpoint: Checkpoint, config: EncoderConfig) -> ScoreHead:
+    """Of ModernBERT: a linear layer, GELU, a norm, and the classifier."""
+
+    def read(name: str, *shape: int) -> Float32:
+        if name not in checkpoint.names() or checkpoint.shape(name) != shape:
+            raise BadCheckpoint(f"{checkpoint.path} has no {name} of {[*shape]}, a part of its classifier")
+        return dequantize(checkpoint.tensor(name)).reshape(shape)
+
+    checkpoint.config.expect("classifier_activation", "gelu", None)
+    hidden, hf = config.hidden, checkpoint.config
+    dense, scale = read("head.dense.weight", hidden, hidden), read("head.norm.weight", hidden)
+    dense_bias = read("head.dense.bias", hidden) if hf.bool("classifier_bias", False) else np.float32(0)
+    norm_bias = read("head.norm.bias", hidden) if hf.bool("norm_bias", False) else np.float32(0)
+    classifier, bias = read("classifier.weight", config.labels, hidden), read("classifier.bias", config.labels)
+    eps = np.float32(hf.float("norm_eps", 1e-5))
+
+    def head(rows: Float32) -> Float32:
+        x = dense @ rows.mean(axis=0, dtype=np.float32) + dense_bias
+        x = x * np.array([0.5 * (1 + erf(value / sqrt(2))) for value in x], np.float32)
+        x = (x - x.mean()) / np.sqrt(x.var() + eps) * scale + norm_bias
+        logits: Float32 = classifier @ x + bias
+        return logits
+
+    return head
 
 
 def classifier_head(checkpoint: Checkpoint, config: ModelConfig) -> Float32:
     """[labels, hidden]. Of a model that answers yes or no (GGUF files of Qwen3-Reranker), one for the two is left."""
     labels = checkpoint.config.dict("id2label", {})
     shape = (label_count(checkpoint.config), config.hidden)
-    if CLASSIFIER not in checkpoint.names() or checkpoint.shape(CLASSIFIER) != shape:
-        raise BadCheckpoint(f"{checkpoint.path} has no {CLASSIFIER} of {[*shape]}, the classifier of its config.json")
-    weight: Float32 = dequantize(checkpoint.tensor(CLASSIFIER)).reshape(shape) / np.float32(_logit_scale(config))
+    if SCORE not in checkpoint.names() or checkpoint.shape(SCORE) != shape:
+        raise BadCheckpoint(f"{checkpoint.path} has no {SCORE} of {[*shape]}, the classifier of its config.json")
+    weight: Float32 = dequantize(checkpoint.tensor(SCORE)).reshape(shape) / np.float32(_logit_scale(config))
     return weight[:1] - weight[1:] if [*labels.values()] == ["yes", "no"] else weight
 
 

@@ -10,8 +10,8 @@ ANSWERS = ("yes", "no")
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 # Qwen3-Reranker was trained with it, and has no template of its own that does this.
 QWEN3_RERANKER = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
-    'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
     "<Instruct>: " + INSTRUCTION + "\n<Query>: {{ messages[0].content }}\n<Document>: {{ messages[1].content }}"
     "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n{{ '\n' }}"  # Jinja drops one newline at the end
 )
@@ -40,7 +40,7 @@ def pair_template(tokenizer: Tokenizer, asked: bool) -> str | None:
 def encode_by_template(
     tokenizer: Tokenizer, template: str, query: str, document: str, limit: int | None = None
 ) -> list[int]:
-    """The ids of a pair. With `limit`, at most so many: the document is cut at its end, and what stands after it stays."""
+    """The ids of a pair. With `limit`, at most so many: the document is cut at its end, and what follows it stays."""
     chat = ChatTemplate(template, tokenizer.bos_token, tokenizer.eos_token)
 
     def encode(document: str) -> list[int]:

@@ -8,7 +8,7 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 BODY, EMBEDDING = "model.", "embed_tokens.weight"  # BODY is the prefix of names where there is a head
-CLASSIFIER = "score.weight"  # [labels, hidden]
+SCORE = "score.weight"  # [labels, hidden]
 
 
 def as_decoder(checkpoint: Checkpoint, architecture: str) -> Checkpoint:
@@ -35,7 +35,7 @@ class DecoderBody:
         self.path, self.nbytes = self.checkpoint.path, self.checkpoint.nbytes
 
     def names(self) -> list[str]:
-        return [self.prefix + name for name in self.checkpoint.names() if name != CLASSIFIER]
+        return [self.prefix + name for name in self.checkpoint.names() if name != SCORE]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.checkpoint.shape(name.removeprefix(self.prefix))

@@ -5,7 +5,8 @@
     X.weight_scale  [1]                             w = q * scale (`autobitlinear`), or q / scale (`bitlinear`)
 
 That is `offline`. With `online`, X.weight are the floats that were trained: the scale is their mean magnitude, and q is
-the nearest of the three. Activations stay as they are: transformers rounds them to 8 bits first, as kernels here may."""
+the nearest of the three. transformers rounds activations to 8 bits first; here they stay as they are, or are rounded by
+the kernels of quantized weights."""
 
 from functools import partial
 from math import frexp, ldexp
@@ -80,7 +81,9 @@ def ternary(name: str, quantized: Ternary, scale: float) -> StoredTensor:
     outputs, inputs = quantized.shape
     fp16_scale = np.float16(scale)
     if inputs % TQ2_0.block == 0 and float(fp16_scale) == np.float32(scale):
-        runs = quantized.reshape(outputs, -1, 2, VALUES_A_BYTE, 32)  # weight 128 j + 32 l + m is bits 2 l of byte 32 j + m
+        runs = quantized.reshape(
+            outputs, -1, 2, VALUES_A_BYTE, 32
+        )  # weight 128 j + 32 l + m is bits 2 l of byte 32 j + m
         packed = sum(runs[:, :, :, i] << np.uint8(2 * i) for i in range(VALUES_A_BYTE))
         blocks = np.empty((outputs, inputs // TQ2_0.block, TQ2_0.block_bytes), np.uint8)
         blocks[:, :, :-2] = np.asarray(packed).reshape(outputs, -1, TQ2_0.block_bytes - 2)

@@ -40,9 +40,7 @@ from quire.weights.gguf.shared_names import (
 LONGROPE_TENSORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
 # The rows of yes and no of the head.
-QWEN3_RERANKER = GGUFVariant(
-    {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes", "1": "no"}}
-)
+QWEN3_RERANKER = GGUFVariant({"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes", "1": "no"}})
 
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture(  # and Mistral, SmolLM
