@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from models.checking import BACKENDS, make_ops
+from quire.models.config import ModelConfig
 from quire.models.registry import decoder_of, family, purpose
 from quire.runtime.encoder import EncodeInput, EncoderRunner
 from quire.runtime.headless import load_headless
@@ -98,14 +99,14 @@ def ask(model: PreTrainedModel, text: EncodeInput) -> np.ndarray:
     return (out.logits if "logits" in out else out.last_hidden_state[0]).numpy()
 
 
-def load(path: Path, backend: str) -> tuple[Checkpoint, EncoderRunner]:
+def load(path: Path, backend: str) -> tuple[Checkpoint, ModelConfig, EncoderRunner]:
     checkpoint, ops = open_checkpoint(path), make_ops(backend, 1)
     decoder = decoder_of(checkpoint.config.architecture)
     assert decoder is not None
     module = family(decoder, "generate", "embed")
     model = load_headless(ops, module, as_decoder(checkpoint, decoder), MAX_LEN)
     runner = EncoderRunner(ops, model, max_tokens=64, max_rows=3, max_model_len=MAX_LEN, kv_dtype="float32")
-    return checkpoint, runner
+    return checkpoint, model.config, runner
 
 
 EUROBERT = [name for name in CASES if name.startswith("eurobert")]  # the others are no architectures of their own
@@ -142,11 +143,10 @@ def test_nvidias_retrievers_are_eurobert_by_another_name(
 
 
 def check(path: Path, theirs: list[np.ndarray], backend: str, name: str) -> None:
-    checkpoint, runner = load(path, backend)
+    checkpoint, config, runner = load(path, backend)
     if scores := name.startswith("score"):
         assert purpose(checkpoint.config.architecture) == "score"
-        decoder = decoder_of(checkpoint.config.architecture)
-        head = classifier_head(checkpoint, family(str(decoder)).config(checkpoint.config))
+        head = classifier_head(checkpoint, config)
         ours = runner.run(TEXTS, "last", lambda rows: rows[:1] @ head.T)
     else:
         assert purpose(checkpoint.config.architecture) == "embed"

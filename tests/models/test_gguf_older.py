@@ -16,7 +16,6 @@ from models.checking import PROMPT, Theirs, assert_close, checkpoints_of, comput
 from models.gguf_writing import stacked
 from models.test_bidirectional import TEXTS, load
 from models.test_older_families import LONGROPE, deepseek_1, fused  # noqa: F401  (a fixture)
-from quire.models.registry import decoder_of, family
 from quire.runtime.score_head import classifier_head
 from quire.weights.gguf.names import ARCHITECTURES
 from weights.gguf_files import finish, interleave
@@ -168,7 +167,7 @@ def test_embedding_gemma(encoders: Callable[[str], tuple[Path, list[np.ndarray]]
         "rope.freq_base": 1_000_000.0,
         "attention.sliding_window_pattern": 2,
     }
-    _, runner = load(write(tmp_path / "model.gguf", "gemma-embedding", metadata, stored), "torch")
+    *_, runner = load(write(tmp_path / "model.gguf", "gemma-embedding", metadata, stored), "torch")
     check_rows(runner.run(TEXTS, "all", np.copy), theirs)
 
 
@@ -179,7 +178,7 @@ def test_eurobert(encoders: Callable[[str], tuple[Path, list[np.ndarray]]], name
     stored = {f"model.{key}": data for key, data in load_file(path / "model.safetensors").items()}
     metadata = SIZES | {"embedding_length": 64, "context_length": 40, "attention.head_count_kv": 2}
     metadata |= {"attention.layer_norm_rms_epsilon": 1e-5, "attention.causal": False}
-    _, runner = load(write(tmp_path / "model.gguf", "eurobert", metadata, stored), "torch")
+    *_, runner = load(write(tmp_path / "model.gguf", "eurobert", metadata, stored), "torch")
     check_rows(runner.run(TEXTS, "all", np.copy), theirs)
 
 
@@ -193,9 +192,8 @@ def test_qwen3_reranker_has_two_rows_of_its_head(
     tensors["cls.output.weight"] = np.concatenate([score, np.zeros_like(score)])
     metadata = SIZES | {"embedding_length": 64, "context_length": 40, "attention.head_count_kv": 2, "pooling_type": 4}
     metadata |= {"attention.key_length": 16, "attention.value_length": 16}
-    checkpoint, runner = load(write(tmp_path / "model.gguf", "qwen3", metadata, tensors), "torch")
-    decoder = str(decoder_of(checkpoint.config.architecture))
-    head = classifier_head(checkpoint, family(decoder).config(checkpoint.config))
+    checkpoint, config, runner = load(write(tmp_path / "model.gguf", "qwen3", metadata, tensors), "torch")
+    head = classifier_head(checkpoint, config)
     check_rows(runner.run(TEXTS, "last", lambda rows: rows[:1] @ head.T), theirs)
 
 

@@ -56,7 +56,7 @@ CASES: Cases = {
     "codegen": (CodeGenConfig, {"rotary_dim": 8}),
     "gpt-neo": (
         GPTNeoConfig,
-        {"num_layers": 3, "attention_types": [[["global", "local", "local"], 1]], "window_size": 5},
+        {"num_hidden_layers": 3, "attention_types": [[["global", "local", "local"], 1]], "window_size": 5},
     ),
     "openai-gpt": (OpenAIGPTConfig, {}),
     "xglm": (

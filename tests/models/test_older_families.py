@@ -39,9 +39,7 @@ from quire.weights.config import CheckpointConfig
 
 DBRX = {
     "d_model": 64,
-    "n_heads": 4,
-    "n_layers": 2,
-    "max_seq_len": 64,
+    "hidden_size": 64,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
 }
 MLA = {
@@ -75,7 +73,7 @@ CASES: Cases = {
         DbrxConfig,
         DBRX
         | {
-            "attn_config": {"kv_n_heads": 4, "rope_theta": 5000.0},
+            "attn_config": {"kv_n_heads": 4, "rope_theta": 5000.0, "clip_qkv": 100.0},
             "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_normalize_expert_weights": None},
         },
     ),
@@ -258,7 +256,7 @@ def test_deepseek_1_is_qwen_2_moe_without_the_gate_of_shared_experts(
 @pytest.mark.parametrize(
     ("architecture", "values", "problem"),
     [
-        ("QWenLMHeadModel", {"intermediate_size": 7}, "intermediate_size is 7, and gate and up are halves"),
+        ("QWenLMHeadModel", {"intermediate_size": 7}, "intermediate_size is 7, and gate and up share it"),
         ("GPTNeoForCausalLM", {"num_layers": 2, "attention_layers": ["global"]}, "lists 1 layers, and there are 2"),
         ("CodeGenForCausalLM", {"rotary_dim": 8, "n_head": 6}, "6 heads cannot be divided into 4 parts"),
     ],

@@ -18,7 +18,7 @@ from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.config import CheckpointConfig
+from quire.weights.config import MAX_SIZES, CheckpointConfig
 
 ACTIVATIONS = {
     "gelu": Activation.GELU,
@@ -177,7 +177,9 @@ def config(hf: CheckpointConfig) -> BertConfig:
     skipped = hf.int("pad_token_id", 1) + 1 if family.positions_after_padding else family.first_position
     max_position = hf.int("max_position_embeddings") - skipped
     segments = hf.int("type_vocab_size", 2) if family.token_types else 0
-    names = _shared_layers(hf, layers) if family.shared_layers else [f"{family.layers}{i}." for i in range(layers)]
+    names = (
+        _shared_layers(hf, max(layers, 1)) if family.shared_layers else [f"{family.layers}{i}." for i in range(layers)]
+    )
     return BertConfig(
         architecture=hf.architecture,
         hidden=hidden,
@@ -205,7 +207,7 @@ def config(hf: CheckpointConfig) -> BertConfig:
 def _shared_layers(hf: CheckpointConfig, layers: int) -> list[str]:
     """Of ALBERT: each layer is those of its group, one after the other."""
     groups, inner = hf.int("num_hidden_groups", 1), hf.int("inner_group_num", 1)
-    if not 1 <= groups <= layers or not 1 <= inner <= layers:
+    if not 1 <= groups <= layers or not 1 <= inner <= MAX_SIZES["num_hidden_layers"] // layers:
         raise BadCheckpoint(f"{layers} layers are in {groups} groups of {inner}")
     return [
         f"encoder.albert_layer_groups.{layer * groups // layers}.albert_layers.{part}."

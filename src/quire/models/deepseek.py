@@ -46,7 +46,7 @@ class DeepseekFamily:
     routing: Callable[[CheckpointConfig], Routing]
     has_experts: bool = True
     defaults: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # of keys that config.json may not have
-    scales: Callable[[CheckpointConfig], Mapping[str, float]] | None = None  # -> factors of DeepseekConfig
+    scales: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # -> factors of DeepseekConfig
 
 
 def minicpm3_defaults(hf: CheckpointConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ def qwen_1(hf: CheckpointConfig) -> CheckpointConfig:
     the length of the whole text: it is the longest that is served."""
     both = hf.int("intermediate_size")
     if both % 2:
-        raise BadCheckpoint(f"{hf.source}: intermediate_size is {both}, and gate and up are halves of it")
+        raise BadCheckpoint(f"{hf.source}: intermediate_size is {both}, and gate and up share it")
     sizes = {"intermediate_size": both // 2, "max_position_embeddings": hf.int("seq_length")}
     return hf.with_values(sizes | {"rope_scaling": None})
 

@@ -43,7 +43,7 @@ class RopeBertFamily:
     activation: Activation | None = None  # None: `hidden_act`
     max_position: int = 2048  # where config.json does not say
     theta: float = 1000.0  # of rope, the same; 0: ALiBi
-    body: str = "bert."  # tensor names begin with it where the checkpoint has a head
+    bodies: tuple[str, ...] = ("bert.",)  # tensor names begin with one of them where the checkpoint has a head
     embed_norm: str = "emb_ln"
     layers: str = "encoder.layers."
     qkv: tuple[str, ...] = ("attn.Wqkv",)  # one tensor, or three
@@ -107,7 +107,7 @@ GTE = RopeBertFamily(
     adapt=gte,
     max_position=8192,
     theta=160_000.0,
-    body="new.",
+    bodies=("gte.", "new."),
     embed_norm="embeddings.LayerNorm",
     layers="encoder.layer.",
     qkv=("attention.qkv_proj",),
@@ -127,7 +127,7 @@ FAMILIES = {  # by the architecture up to `Model` or `For...`
         adapt=lambda hf: hf,
         max_position=8194,
         theta=20_000.0,
-        body="roberta.",
+        bodies=("roberta.",),
         qkv=("mixer.Wqkv",),
         out="mixer.out_proj",
         up=("mlp.fc1",),
@@ -261,10 +261,10 @@ class RopeBertWeights:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: RopeBertConfig, max_model_len: int) -> LoadedModel:
-    body = config.family.body
-    prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
+    stored = checkpoint.names()
+    prefix = next((body for body in config.family.bodies if any(name.startswith(body) for name in stored)), "")
     names = [f"{prefix}{config.family.layers}{layer}." for layer in range(config.layers)]
-    split = any(f"{names[0]}{name}.weight" in checkpoint.names() for name in config.family.split_up)
+    split = any(f"{names[0]}{name}.weight" in stored for name in config.family.split_up)
     by_prefix = dict.fromkeys(names, layer_specs(config, split))
     top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
     weights = RopeBertWeights(

@@ -85,7 +85,8 @@ def token_head(checkpoint: Checkpoint, config: ModelConfig, tokens: ScoreTokens)
     """[1, hidden]"""
     names = checkpoint.names()
     name = next((name for name in ("lm_head.weight", BODY + EMBEDDING, EMBEDDING) if name in names), None)
-    if name is None or "lm_head.bias" in names or getattr(config, "logit_cap", 0.0):
+    softcap: float = getattr(config, "logit_cap", 0.0)
+    if name is None or "lm_head.bias" in names or softcap:
         raise Unsupported(
             f"a `{config.architecture}` does not score by the logits of single tokens",
             "use a reranker, or a head of Llama's kind",

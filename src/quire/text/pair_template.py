@@ -20,7 +20,7 @@ QWEN3_RERANKER = (
 def answer_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
     """The tokens `yes` and `no`, by whose logits a model scores that names no others."""
     ids = [tokenizer.encode(word, add_special_tokens=False) for word in ANSWERS]
-    if any(len(tokens) != 1 for tokens in ids):
+    if any(len(tokens) != 1 or tokenizer.decode(tokens) != word for tokens, word in zip(ids, ANSWERS, strict=True)):
         raise Unsupported(
             f"a score is the logit of `{ANSWERS[0]}` less that of `{ANSWERS[1]}`, and these are no single tokens here",
             "use a reranker",

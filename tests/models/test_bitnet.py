@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import BitNetConfig
-from transformers.integrations.bitnet import pack_weights
 
 from models.checking import MAX_LEN, PROMPT, TINY, compute, make_ops, random_model
 from quire.core.errors import BadCheckpoint, Unsupported
@@ -19,10 +18,18 @@ from quire.weights.checkpoint import open_checkpoint
 OFFLINE = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
 
 
+def packed_rows(ternary: torch.Tensor) -> torch.Tensor:
+    """As `pack_weights` of transformers: every fourth part of the rows in two bits of the same bytes."""
+    parts = (ternary + 1).to(torch.uint8).chunk(4)
+    return parts[0] | parts[1] << 2 | parts[2] << 4 | parts[3] << 6
+
+
 def write(path: Path, tensors: dict[str, torch.Tensor], settings: dict[str, Any]) -> Path:
     path.mkdir(exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps({"architectures": ["BitNetForCausalLM"], "quantization_config": settings}))
+    (path / "config.json").write_text(
+        json.dumps({"architectures": ["BitNetForCausalLM"], "quantization_config": settings})
+    )
     return path
 
 
@@ -31,7 +38,7 @@ def write(path: Path, tensors: dict[str, torch.Tensor], settings: dict[str, Any]
 def test_packed_values(tmp_path: Path, columns: int, kind: str, linear_class: str) -> None:
     torch.manual_seed(3)
     ternary = torch.randint(-1, 2, (24, columns))
-    packed = {"x.weight": pack_weights(ternary.clone()), "x.weight_scale": torch.tensor([0.25], dtype=torch.bfloat16)}
+    packed = {"x.weight": packed_rows(ternary), "x.weight_scale": torch.tensor([0.25], dtype=torch.bfloat16)}
     tensor = open_checkpoint(write(tmp_path, packed, OFFLINE | {"linear_class": linear_class})).tensor("x.weight")
     assert tensor.shape == (24, columns) and tensor.type.name == kind
     scale = 0.25 if linear_class == "autobitlinear" else 4.0
@@ -40,7 +47,7 @@ def test_packed_values(tmp_path: Path, columns: int, kind: str, linear_class: st
 
 def test_a_scale_that_fp16_does_not_hold(tmp_path: Path) -> None:
     ternary = torch.randint(-1, 2, (4, 256))
-    packed = {"x.weight": pack_weights(ternary.clone()), "x.weight_scale": torch.tensor([0.1])}
+    packed = {"x.weight": packed_rows(ternary), "x.weight_scale": torch.tensor([0.1])}
     tensor = open_checkpoint(write(tmp_path, packed, OFFLINE)).tensor("x.weight")
     np.testing.assert_allclose(dequantize(tensor), 0.1 * ternary.numpy(), rtol=1e-6)
 
@@ -52,7 +59,7 @@ def test_trained_floats_are_rounded_as_transformers_rounds_them(tmp_path: Path, 
     scale = 1.0 / weight.float().abs().mean().clamp(min=1e-5)
     expected = ((weight.float() * scale).round().clamp(-1, 1) / scale).to(dtype)
     settings = OFFLINE | {"quantization_mode": "online"}
-    checkpoint = open_checkpoint(write(tmp_path, {"x_proj.weight": weight, "norm.weight": weight[0]}, settings))
+    checkpoint = open_checkpoint(write(tmp_path, {"x_proj.weight": weight, "norm.weight": weight[0].clone()}, settings))
     np.testing.assert_allclose(dequantize(checkpoint.tensor("x_proj.weight")), expected.float(), rtol=1e-6)
     np.testing.assert_array_equal(dequantize(checkpoint.tensor("norm.weight")).ravel(), weight[0].float())
 
@@ -79,7 +86,7 @@ def test_logits_are_those_of_the_values(tmp_path: Path, name: str) -> None:
             ternary = (tensor / tensor.abs().mean()).round().clamp(-1, 1)
             tensor.copy_(ternary * 0.0625)
             packed[f"{key}_scale"] = torch.tensor([0.0625])
-            packed[key] = pack_weights(ternary.clone())
+            packed[key] = packed_rows(ternary)
         else:
             packed[key] = tensor.clone()
     with torch.inference_mode():
