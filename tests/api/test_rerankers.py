@@ -6,63 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 import torch
-from tokenizers import models, pre_tokenizers
 from transformers import (
     ModernBertConfig,
     ModernBertForSequenceClassification,
-    PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3ForSequenceClassification,
 )
 
 from engine.tiny_encoders import save, save_encoder
+from engine.tiny_rerankers import SIZES, TEMPLATE, byte_tokenizer, save_decoder, write_logit_score
 from quire import Embedder
 from quire.core.errors import PromptTooLong, Unsupported
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.pair_template import INSTRUCTION, QWEN3_RERANKER
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 600,
-}
 QUERY, TEXTS = "What is a quire?", ["A gathering of pages", "A group of singers", "Paper"]
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role == 'query' %}Q{% elif m.role == 'document' %}D{% endif %}:{{ m.content }}\n"
-    "{% endfor %}A:"
-)
-
-
-def byte_tokenizer(**names: Any) -> PreTrainedTokenizerFast:
-    """A token a byte, and yes and no."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate([*letters, "yes", "no"])}
-    merges = [("y", "e"), ("ye", "s"), ("n", "o")]
-    for merged in ("ye",):
-        vocab[merged] = len(vocab)
-    backend = tokenizers.Tokenizer(models.BPE(vocab, merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
-
-
-def save_decoder(model: Any, path: Path, template: str | None = None) -> Any:
-    torch.manual_seed(5)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() > 1 else 0.5, std=0.3)
-    model.eval().save_pretrained(path)
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(path)
-    return model
 
 
 @torch.inference_mode()
@@ -113,15 +73,7 @@ def test_a_long_document_is_cut_and_the_question_stays(tmp_path: Path) -> None:
 def test_modules_name_the_tokens_and_the_template_has_roles(tmp_path: Path, no: int | None) -> None:
     """As sentence-transformers writes rerankers of this kind."""
     model = save_decoder(Qwen3ForCausalLM(Qwen3Config(**SIZES)), tmp_path, TEMPLATE)
-    kinds = ["base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore"]
-    modules = [
-        {"idx": index, "path": path, "type": f"sentence_transformers.{kind}"}
-        for index, (path, kind) in enumerate(zip(["", "1_LogitScore"], kinds, strict=True))
-    ]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "1_LogitScore").mkdir()
-    tokens = {"true_token_id": 12, "false_token_id": no}
-    (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(tokens))
+    write_logit_score(tmp_path, 12, no)
     activation = {"activation_fn": "torch.nn.modules.linear.Identity"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(activation))
     logits = [their_logits(model, f"Q:{QUERY}\nD:{text}\nA:") for text in TEXTS]

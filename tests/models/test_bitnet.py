@@ -66,7 +66,7 @@ def test_trained_floats_are_rounded_as_transformers_rounds_them(tmp_path: Path, 
 
 def test_damage_and_other_settings_are_named(tmp_path: Path) -> None:
     packed = {"x.weight": torch.full((2, 8), 255, dtype=torch.uint8), "x.weight_scale": torch.ones(1)}
-    with pytest.raises(BadCheckpoint, match="x.weight.*has a 3"):
+    with pytest.raises(BadCheckpoint, match=r"x\.weight.*has a 3"):
         open_checkpoint(write(tmp_path / "threes", packed, OFFLINE)).tensor("x.weight")
     with pytest.raises(BadCheckpoint, match=r"x.weight_scale.*\[2\]"):
         open_checkpoint(write(tmp_path / "scales", packed | {"x.weight_scale": torch.ones(2)}, OFFLINE))
