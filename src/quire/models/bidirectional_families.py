@@ -4,7 +4,10 @@ from collections.abc import Mapping
 
 from quire.models.llama_families import LlamaFamily
 
+EUROBERT = LlamaFamily(defaults={"rms_norm_eps": 1e-5}, bidirectional=True)
+
 BIDIRECTIONAL_FAMILIES: Mapping[str, LlamaFamily] = {
-    "EuroBertForMaskedLM": LlamaFamily(defaults={"rms_norm_eps": 1e-5}, bidirectional=True),
+    "EuroBertModel": EUROBERT,
+    "EuroBertForMaskedLM": EUROBERT,
     "LlamaBidirectionalModel": LlamaFamily(bidirectional=True),  # of NVIDIA's retrievers
 }

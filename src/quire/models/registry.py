@@ -162,12 +162,8 @@ SCORERS = {  # they score pairs of texts
     "JinaBertForSequenceClassification": "quire.models.rope_bert",
 }
 
-# Encoders that are computed as a decoder without its head -> their row in bidirectional_families.py.
-BIDIRECTIONAL = {
-    "EuroBertModel": "EuroBertForMaskedLM",
-    "EuroBertForMaskedLM": "EuroBertForMaskedLM",
-    "LlamaBidirectionalModel": "LlamaBidirectionalModel",
-}
+# Encoders that are computed as a decoder without its head: rows of bidirectional_families.py.
+BIDIRECTIONAL = ("EuroBertModel", "EuroBertForMaskedLM", "LlamaBidirectionalModel")
 CLASSIFIER = "ForSequenceClassification"
 
 Purpose = Literal["generate", "embed", "score"]
@@ -217,7 +213,7 @@ def decoder_of(architecture: str) -> str | None:
     """The decoder of an architecture, with or without its head, or with a classifier instead: `MistralModel` and
     `MistralForSequenceClassification` are a `MistralForCausalLM`."""
     if architecture in BIDIRECTIONAL:
-        return BIDIRECTIONAL[architecture]
+        return architecture
     names = (architecture, *(architecture.removesuffix(end) + "ForCausalLM" for end in ("Model", CLASSIFIER)))
     return next((name for name in names if name in ARCHITECTURES), None)
 
