@@ -1,5 +1,5 @@
 """BERT, and the encoders that differ from it in a few features: RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, MPNet,
-ELECTRA and ALBERT, whose layers share their weights.
+data2vec, ERNIE, ELECTRA and ALBERT, whose layers share their weights.
 
 Norms stand after each residual sum, and every token attends to all others of its text. Positions and token types, which
 tell the two texts of a pair apart, are learned embeddings: one table holds the sums of both."""
@@ -94,6 +94,7 @@ class BertFamily:
     keys: Mapping[str, str] = field(default_factory=lambda: BERT_KEYS)  # of config.json
     eps: float | None = None  # of the norms; None: `layer_norm_eps`
     token_types: bool = True  # the texts of a pair are told apart by an embedding
+    task_key: str | None = None  # the key that says whether every token has the embedding of a task: the first
     positions_after_padding: bool = False  # position 0 is the row behind that of the padding token
     first_position: int = 0  # the row of position 0 otherwise
     relative_bias: bool = False  # scores have relative position biases, as T5's
@@ -116,6 +117,8 @@ FAMILIES = {  # by the architecture up to `Model` or `For...`
     "Roberta": ROBERTA,
     "XLMRoberta": ROBERTA,
     "Camembert": ROBERTA,
+    "Data2VecText": replace(ROBERTA, body="data2vec_text."),
+    "Ernie": BertFamily(body="ernie.", pooler="ernie.pooler.dense", task_key="use_task_id"),
     "DistilBert": BertFamily(
         keys=DISTIL_KEYS,
         eps=1e-12,
@@ -163,6 +166,7 @@ class BertConfig(EncoderConfig):
     activation: Activation
     skipped: int  # rows before position 0 in the table of positions
     token_types: bool  # the texts of a pair are told apart
+    tasks: int  # rows of the table of tasks; 0: there is none
 
 
 def config(hf: CheckpointConfig) -> BertConfig:
@@ -201,7 +205,12 @@ def config(hf: CheckpointConfig) -> BertConfig:
         activation=ACTIVATIONS[hf.expect(key["activation"], *ACTIVATIONS)],
         skipped=skipped,
         token_types=segments > 0,
+        tasks=_tasks(hf, family),
     )
+
+
+def _tasks(hf: CheckpointConfig, family: BertFamily) -> int:
+    return hf.int("task_type_vocab_size", 3) if family.task_key and hf.bool(family.task_key, False) else 0
 
 
 def _shared_layers(hf: CheckpointConfig, layers: int) -> list[str]:
@@ -227,7 +236,7 @@ def label_count(hf: CheckpointConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PositionTable:
-    """A row for every position of every token type: the sum of the two embeddings."""
+    """A row for every position of every token type: the sum of the two embeddings, and of that of the first task."""
 
     config: BertConfig
     prefix: str
@@ -237,12 +246,15 @@ class PositionTable:
         yield f"{self.prefix}position_embeddings.weight", (c.skipped + c.max_position, c.embed_width)
         if c.token_types:
             yield f"{self.prefix}token_type_embeddings.weight", (c.segments, c.embed_width)
+        if c.tasks:
+            yield f"{self.prefix}task_type_embeddings.weight", (c.tasks, c.embed_width)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
         c = self.config
-        positions = dequantize(tensors[0]).reshape(-1, c.embed_width)[c.skipped :]
-        if len(tensors) > 1:
-            types = dequantize(tensors[1]).reshape(-1, 1, c.embed_width)
+        positions, *others = (dequantize(tensor).reshape(-1, c.embed_width) for tensor in tensors)
+        positions = positions[c.skipped :] + others.pop()[0] if c.tasks else positions[c.skipped :]
+        if c.token_types:
+            types = others[0].reshape(-1, 1, c.embed_width)
             positions = (types + positions).reshape(-1, c.embed_width)  # [types * positions, columns]
         return ops.table(stored_floats(tensors[0].name, positions))
 
