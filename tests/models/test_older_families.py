@@ -24,18 +24,21 @@ from transformers import (
 
 from models.checking import (
     BACKENDS,
+    MAX_LEN,
     TINY,
     Cases,
     Theirs,
     ask_transformers,
     check_against_transformers,
     checkpoints_of,
+    make_ops,
     random_model,
 )
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.older_families import OLDER_FAMILIES
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
+from quire.weights.dummy_checkpoint import DummyCheckpoint
 
 DBRX = {
     "d_model": 64,
@@ -196,6 +199,14 @@ def test_chatglm_is_glm_under_other_names(
     )
     tensors = fused(load_file(theirs.path / "model.safetensors"))
     check_against_transformers(backend, rewritten(theirs, tmp_path, architecture, values, without, tensors))
+
+
+@pytest.mark.parametrize("name", ["dbrx", "minicpm3", "bitnet"])
+def test_weights_of_noise_have_the_names_that_are_asked_for(checkpoints: Callable[[str], Theirs], name: str) -> None:
+    """`--load-format dummy`, of a family whose tensors are renamed, too."""
+    checkpoint = DummyCheckpoint(checkpoints(name).path)
+    module = family(checkpoint.config.architecture)
+    assert module.load(make_ops("torch"), checkpoint, module.config(checkpoint.config), MAX_LEN).weight_bytes
 
 
 def test_the_first_chatglm_is_refused() -> None:
