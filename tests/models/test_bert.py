@@ -251,7 +251,7 @@ def test_nomic_as_its_authors_spell_it(checkpoints: Callable[[str], Theirs]) -> 
     more = {"rotary_emb_base": 500.0, "n_positions": 8192, "activation_function": "swiglu", "prenorm": False}
     found = rope_bert.config(CheckpointConfig(theirs.path, renamed | more))
     assert found == rope_bert.config(open_checkpoint(theirs.path).config)
-    for key, value in {"prenorm": True, "rotary_emb_fraction": 0.5, "moe_every_n_layers": 2}.items():
+    for key, value in {"prenorm": True, "rotary_emb_fraction": 0.5, "qkv_proj_bias": True}.items():
         with pytest.raises(Unsupported, match=f"{key} is {value}"):
             rope_bert.config(CheckpointConfig(theirs.path, renamed | more | {key: value}))
 

@@ -3,10 +3,10 @@
 The matrices of all experts lie below each other in one tensor, [experts * expert size, hidden], the down projection's
 as well. GGUF files have a matrix for each expert."""
 
-from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container
 
 from quire.models import llama, moe
+from quire.models.expert_rows import ExpertRows
 from quire.models.layer_patterns import full_attention
 from quire.models.llama_families import translate
 from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpecs
@@ -14,7 +14,6 @@ from quire.models.moe import MoeConfig
 from quire.models.moe_families import MoeFamily
 from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.ops.opset import Keep, OpSet
-from quire.ops.tensors import PackedExperts, StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
@@ -55,31 +54,6 @@ def config(hf: CheckpointConfig) -> MoeConfig:
     }
     fields = moe.config_fields(translate(hf.with_values(values), FAMILY), FAMILY)
     return MoeConfig(**fields, clip_qkv=attention.float("clip_qkv", 0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertRows:
-    """Matrices of all experts below each other, `num_rows` rows each: those of `names` stacked for every expert.
-
-    Where `transposed`, a stored matrix is [inputs, outputs]."""
-
-    names: tuple[str, ...]
-    num_experts: int
-    num_rows: int
-    num_columns: int
-    transposed: bool = False
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield from ((name, (self.num_experts * self.num_rows, self.num_columns)) for name in self.names)
-
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedExperts:
-        return ops.pack_experts(
-            [[self._of(expert, tensor) for tensor in tensors] for expert in range(self.num_experts)]
-        )
-
-    def _of(self, expert: int, tensor: StoredTensor) -> StoredTensor:
-        part = tensor.part(expert * self.num_rows, self.num_rows)
-        return part.transposed() if self.transposed else part
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:

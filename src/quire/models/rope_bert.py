@@ -1,6 +1,7 @@
 """BERT with rope, or ALiBi, in place of learned positions: NomicBERT, GTE, Jina's embedding models.
 
-Norms stand after each residual sum. Most feed-forward layers have a gate."""
+Norms stand after each residual sum. Most feed-forward layers have a gate. Of nomic-embed-text-v2, every other layer has
+experts, without a gate."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ from quire.core.errors import BadCheckpoint
 from quire.models.alibi import alibi_slopes
 from quire.models.bert import ACTIVATIONS, is_classifier, label_count
 from quire.models.config import EncoderConfig
+from quire.models.expert_rows import ExpertRows, UngatedExperts
 from quire.models.loading import (
     Affine,
     EmbeddingTable,
+    ExpertLinear,
     LayerNorm,
     Linear,
     LinearPart,
@@ -27,8 +30,8 @@ from quire.models.loading import (
 )
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, Keep, OpSet, Value
-from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
+from quire.ops.opset import Activation, Keep, OpSet, Routing, Value
+from quire.ops.tensors import PackedExperts, PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
@@ -70,15 +73,32 @@ SPELLINGS = {  # NomicBERT's authors' key -> that of transformers
     "rotary_emb_base": "rope_theta",
 }
 
+NOMIC_BIASES = ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
+
 
 def nomic(hf: CheckpointConfig) -> CheckpointConfig:
     hf.expect("activation_function", "swiglu", None)
     hf.expect("hidden_act", "silu", None)
-    for key in ("prenorm", "parallel_block", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "use_rms_norm", "causal"):
+    for key in NOMIC_BIASES:
+        hf.expect(key, False, None)
+    return _nomic_keys(hf)
+
+
+def nomic_moe(hf: CheckpointConfig) -> CheckpointConfig:
+    hf.expect("activation_function", "gelu")
+    for key in NOMIC_BIASES:
+        hf.expect(key, True)
+    hf.expect("moe_normalize_expert_weights", False, None)
+    hf.expect("expert_choice_router", False, None)
+    hf.expect("num_shared_experts", 0, None)
+    return _nomic_keys(hf)
+
+
+def _nomic_keys(hf: CheckpointConfig) -> CheckpointConfig:
+    for key in ("prenorm", "parallel_block", "use_rms_norm", "causal"):
         hf.expect(key, False, None)
     hf.expect("rotary_emb_fraction", 1.0, None)
     hf.expect("rotary_emb_interleaved", False, None)
-    hf.expect("moe_every_n_layers", 0, None)
     return hf.with_values({key: hf.get(authors) for authors, key in SPELLINGS.items() if authors in hf})
 
 
@@ -103,6 +123,7 @@ def jina_2(hf: CheckpointConfig) -> CheckpointConfig:
 
 
 ALL_BIASES = {"qkv": True, "out": True, "up": True, "down": True}
+NOMIC_MOE = RopeBertFamily(adapt=nomic_moe, activation=Activation.GELU, up=("mlp.fc1",), gated=False, biases=ALL_BIASES)
 GTE = RopeBertFamily(
     adapt=gte,
     max_position=8192,
@@ -163,11 +184,15 @@ class RopeBertConfig(EncoderConfig):
     eps: float  # of the norms
     activation: Activation
     rope: RopeSpec | None  # None: ALiBi
+    num_experts: int = 0
+    routing: Routing | None = None
+    sparse: tuple[bool, ...]  # for each layer: whether it has experts
 
 
 def config(hf: CheckpointConfig) -> RopeBertConfig:
     family = FAMILIES[hf.architecture.removesuffix("Model").partition("For")[0]]
-    hf = family.adapt(hf)
+    interval = hf.int("moe_every_n_layers", 0)
+    hf = (family := NOMIC_MOE if interval else family).adapt(hf)
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
     if heads < 1 or hidden % heads:
         raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
@@ -190,22 +215,31 @@ def config(hf: CheckpointConfig) -> RopeBertConfig:
         eps=hf.float("layer_norm_eps", 1e-12),
         activation=family.activation or ACTIVATIONS[hf.expect("hidden_act", *ACTIVATIONS)],
         rope=read_rope(hf, hidden // heads, max_position, family.theta) if family.theta else None,
+        sparse=tuple(interval > 0 and layer % interval == 1 for layer in range(layers)),
+        **(_experts(hf) if interval else {}),
     )
 
 
+def _experts(hf: CheckpointConfig) -> dict[str, Any]:
+    routing, num_experts = Routing(hf.int("moe_top_k", 1)), hf.int("num_experts")
+    routing.check(num_experts)
+    return {"num_experts": num_experts, "routing": routing}
+
+
 @dataclass(frozen=True, slots=True)
-class TokenTypeRow:
-    """The embedding of the first token type, at every position. (Rope reads positions: they cannot tell types, too.)"""
+class SameRow:
+    """The first row of a tensor, at every position. (Rope reads positions: they cannot tell token types, too.)"""
 
     name: str
-    config: RopeBertConfig
+    shape: tuple[int, ...]
+    num_positions: int
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.name}.weight", (self.config.token_types, self.config.hidden)
+        yield self.name, self.shape
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        first = dequantize(tensors[0]).reshape(-1, self.config.hidden)[0]
-        return ops.table(stored_floats(tensors[0].name, np.tile(first, (self.config.max_position, 1))))
+        first = dequantize(tensors[0]).reshape(-1, self.shape[-1])[0]
+        return ops.table(stored_floats(self.name, np.tile(first, (self.num_positions, 1))))
 
 
 def top_specs(c: RopeBertConfig, prefix: str) -> TensorSpecs:
@@ -216,25 +250,44 @@ def top_specs(c: RopeBertConfig, prefix: str) -> TensorSpecs:
         "norm": LayerNorm(f"{prefix}{f.embed_norm}", c.hidden),
     }
     if c.token_types:
-        specs["token_type"] = TokenTypeRow(f"{prefix}embeddings.token_type_embeddings", c)
+        name = f"{prefix}embeddings.token_type_embeddings.weight"
+        specs["token_type"] = SameRow(name, (c.token_types, c.hidden), c.max_position)
     if c.labels:
         specs["pooler"] = Linear({pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL)
         specs["head"] = Linear({f.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL)
     return specs
 
 
-def layer_specs(c: RopeBertConfig, split: bool) -> TensorSpecs:
+def layer_specs(c: RopeBertConfig, sparse: bool, split: bool) -> TensorSpecs:
     f, size = c.family, c.intermediate
-    up = f.split_up if split else f.up
+    up = (split and f.split_up) or f.up
     outputs = size * (2 if f.gated else 1) // len(up)
     order = np.roll(np.arange(2 * size, dtype=np.int32), size) if f.gate_last else None
+    dense: TensorSpecs = {
+        "up": Linear(dict.fromkeys(up, LinearPart(outputs, order)), c.hidden, f.biases.get("up", False)),
+        "down": Linear({f.down: c.hidden}, size, f.biases.get("down", False)),
+    }
     return {
         "qkv": Linear(dict.fromkeys(f.qkv, 3 * c.hidden // len(f.qkv)), c.hidden, f.biases.get("qkv", False)),
         "out": Linear({f.out: c.hidden}, c.hidden, f.biases.get("out", False)),
         "attn_norm": LayerNorm(f.attn_norm, c.hidden),
-        "up": Linear(dict.fromkeys(up, LinearPart(outputs, order)), c.hidden, f.biases.get("up", False)),
-        "down": Linear({f.down: c.hidden}, size, f.biases.get("down", False)),
         "mlp_norm": LayerNorm(f.mlp_norm, c.hidden),
+        **(_expert_specs(c, split) if sparse else dense),
+    }
+
+
+def _expert_specs(c: RopeBertConfig, split: bool) -> TensorSpecs:
+    """`split`: every expert has matrices of its own, in GGUF files, which leave out the bias of all."""
+    sizes = (c.num_experts, c.intermediate, c.hidden)
+    router = Linear({"mlp.router.layer": c.num_experts}, c.hidden, keep=Keep.ALL)
+    if split:
+        down = ExpertLinear({"mlp.experts.{}.w2": c.hidden}, c.intermediate, c.num_experts)
+        return {"router": router, "experts_up": UngatedExperts("mlp.experts.{}.w1", *sizes), "experts_down": down}
+    return {
+        "router": router,
+        "experts_up": UngatedExperts("mlp.experts.mlp.w1", *sizes),
+        "experts_down": ExpertRows(("mlp.experts.mlp.w2",), *sizes, transposed=True),
+        "experts_bias": SameRow("mlp.experts.bias", (c.hidden,), c.max_position),
     }
 
 
@@ -243,9 +296,13 @@ class RopeBertLayer:
     qkv: PackedWeight
     out: PackedWeight
     attn_norm: Affine
-    up: PackedWeight  # with the gate stacked before it, if there is one
-    down: PackedWeight
     mlp_norm: Affine
+    up: PackedWeight | None = None  # with the gate stacked before it, if there is one
+    down: PackedWeight | None = None
+    router: PackedWeight | None = None  # of a layer with experts
+    experts_up: PackedExperts | None = None
+    experts_down: PackedExperts | None = None
+    experts_bias: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +321,9 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: RopeBertConfig, max_model_l
     stored = checkpoint.names()
     prefix = next((body for body in config.family.bodies if any(name.startswith(body) for name in stored)), "")
     names = [f"{prefix}{config.family.layers}{layer}." for layer in range(config.layers)]
-    split = any(f"{names[0]}{name}.weight" in stored for name in config.family.split_up)
-    by_prefix = dict.fromkeys(names, layer_specs(config, split))
+    split_names = (*config.family.split_up, "mlp.experts.0.w1")
+    split = any(f"{layer}{name}.weight" in stored for layer in names[:2] for name in split_names)
+    by_prefix = {name: layer_specs(config, sparse, split) for name, sparse in zip(names, config.sparse, strict=True)}
     top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
     weights = RopeBertWeights(
         **top,
@@ -289,15 +347,25 @@ def forward(c: RopeBertConfig, w: RopeBertWeights, ops: OpSet, batch: Any) -> Va
         x = ops.add(x, ops.embedding(batch.positions, w.token_type))
     x = ops.layer_norm(x, *w.norm, c.eps)
     angles = ops.rope_angles(batch.positions, w.rope) if c.rope else None
-    act = ops.activate_and_mul if c.family.gated else ops.activate
     for layer in w.layers:
         q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))
         if angles is not None:
             q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), biases=w.slopes)
         x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.attn_norm, c.eps)
-        inner = act(ops.linear(x, layer.up), c.activation)
-        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.mlp_norm, c.eps)
+        x = ops.layer_norm(ops.add(x, feed_forward(c, layer, ops, x, batch)), *layer.mlp_norm, c.eps)
     if w.pooler is None or w.head is None:
         return ops.rows(x, batch)
     return ops.logits(ops.activate(ops.linear(x, w.pooler), Activation.TANH), w.head, batch)
+
+
+def feed_forward(c: RopeBertConfig, layer: RopeBertLayer, ops: OpSet, x: Value, batch: Any) -> Value:
+    if layer.up is not None and layer.down is not None:
+        act = ops.activate_and_mul if c.family.gated else ops.activate
+        return ops.linear(act(ops.linear(x, layer.up), c.activation), layer.down)
+    assert layer.router and layer.experts_up and layer.experts_down and c.routing
+    logits = ops.linear(x, layer.router)
+    routed = ops.moe(x, logits, layer.experts_up, layer.experts_down, c.routing, c.activation)
+    if layer.experts_bias is None:
+        return routed
+    return ops.add(routed, ops.embedding(batch.positions, layer.experts_bias))

@@ -79,6 +79,35 @@ ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         expects={"attention.causal": False},
     ),
+    "nomic-bert-moe": GGUFArchitecture(
+        name="NomicBertModel",
+        keys={
+            **ENCODER_KEYS,
+            "num_local_experts": "expert_count",
+            "num_experts": "expert_count",
+            "moe_top_k": "expert_used_count",
+            "moe_every_n_layers": "moe_every_n_layers",
+        },
+        constants={"model_type": "nomic_bert", "activation_function": "gelu"}
+        | dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+        tensors={
+            **EMBEDDINGS,
+            **{f"token_embd_norm.{part}": f"emb_ln.{part}" for part in ("weight", "bias")},
+        },
+        layers="encoder.layers",
+        layer_tensors={
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+            "ffn_gate_inp": "mlp.router.layer",
+            "ffn_up_exps": "mlp.experts.{}.w1",
+            "ffn_down_exps": "mlp.experts.{}.w2",
+            "layer_output_norm": "norm2",
+        },
+        expects={"attention.causal": False},
+    ),
     "jina-bert-v2": GGUFArchitecture(  # with gate and up as two tensors
         name="JinaBertModel",
         keys=ENCODER_KEYS,
