@@ -92,7 +92,7 @@ def test_a_gemma3_with_images_leaves_most_of_its_text_unsaid() -> None:
         ({"layer_types": 6}, "layer_types is 6, not a list"),
         ({"layer_types": ["full_attention"]}, "layer_types lists 1 layers, and there are 2"),
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({"use_bidirectional_attention": True, "attn_logit_softcapping": 5.0}, "scores of an encoder have a softcap"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types lists linear_attention"),
         ({"rope_local_scaling": {"rope_type": "linear"}}, "rope_local_scaling is"),
     ],

@@ -90,6 +90,18 @@ KNOWN_AS = {
     "BertModel": "MiniLM, BGE, E5, ...",
     "MPNetForMaskedLM": "all-mpnet-base-v2",
     "NomicBertModel": "nomic-embed-text",
+    "QWenLMHeadModel": "Qwen 1",
+    "ChatGLMModel": "ChatGLM 2 and 3, GLM-4 as its authors spell it",
+    "InternLMForCausalLM": "the first",
+    "BitNetForCausalLM": "b1.58 2B",
+    "DeepseekForCausalLM": "DeepSeek-MoE 16B",
+    "OpenAIGPTLMHeadModel": "the first GPT",
+    "UMT5ForConditionalGeneration": "umT5",
+    "GteModel": "gte-multilingual, gte-en-v1.5, Arctic Embed M 2",
+    "NewModel": "GTE as its authors spell it",
+    "JinaEmbeddingsV3Model": "jina-embeddings-v3",
+    "JinaBertModel": "jina-embeddings-v2",
+    "LlamaBidirectionalModel": "NVIDIA's retrievers",
 }
 
 

@@ -17,12 +17,11 @@ from quire.client.embed_request import Text
 from quire.client.encoder_prompt import EncoderPrompter
 from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions
-from quire.engine.start import executor_options
+from quire.engine.start import executor_options, load_tokenizer, score_tokens
 from quire.executors.encoder import EncoderExecutor, truncate_embedding
 from quire.hub import resolve_model
 from quire.ops.opset import Float32
 from quire.runtime.pooling import PoolingMode, unit_length
-from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 class Embedder:
@@ -41,10 +40,14 @@ class Embedder:
             raise BadRequest(f"pooling is {pooling!r}", f"choose from {', '.join(get_args(PoolingMode))}")
         self.options = EngineOptions.of({"model": str(model), **options})
         files = resolve_model(self.options.model, revision=self.options.revision)
-        self._encoder = EncoderExecutor(files.path, executor_options(self.options), pooling, normalize)
+        self.tokenizer = load_tokenizer(files.path, self.options)
+        asked = self.options.task == "score"
+        tokens = score_tokens(files.path, self.tokenizer) if asked else None
+        self._encoder = EncoderExecutor(files.path, executor_options(self.options), pooling, normalize, tokens)
         self.config, self.max_model_len = self._encoder.config, self._encoder.max_model_len
-        self.tokenizer = Tokenizer.load(Path(self.options.tokenizer) if self.options.tokenizer else files.path)
-        self._prompter = EncoderPrompter(self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len)
+        self._prompter = EncoderPrompter(
+            self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len, asked=tokens is not None
+        )
 
     def embed(
         self,

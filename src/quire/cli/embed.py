@@ -16,11 +16,12 @@ EXAMPLES = """\
   quire embed -m ./all-MiniLM-L6-v2 "A quire is a gathering of pages"
   quire embed -m ./all-MiniLM-L6-v2 < lines.txt > embeddings.jsonl
   quire embed -m ./ms-marco-MiniLM-L6-v2 --score "What is a quire?" "A gathering of pages" "A group of singers"
+  quire embed -m ./Qwen3-Reranker-0.6B --task score --score "What is a quire?" "A gathering of pages"
 """
 
 # Options of queues, sampling and the KV cache have no effect here.
 _GENERATION_ONLY = (
-    *("model", "task", "seed", "served_model_name", "max_queued_requests", "max_wait", "scheduling_policy"),
+    *("model", "seed", "served_model_name", "max_queued_requests", "max_wait", "scheduling_policy"),
     *(
         "enable_prefix_caching",
         "long_prefill_token_threshold",

@@ -54,7 +54,7 @@ from quire.engine.messages import (
     WatchEngine,
 )
 from quire.engine.options import EngineOptions
-from quire.engine.start import load_tokenizer, tokenizer_path, uses_gpu
+from quire.engine.start import load_tokenizer, score_tokens, tokenizer_path, uses_gpu
 from quire.executors.protocol import Capacity
 from quire.hub import resolve_model
 from quire.text.chat.template_traits import template_traits
@@ -181,7 +181,9 @@ class EngineClient:
         from quire.weights.sentence_modules import read_sentence_modules
 
         modules = read_sentence_modules(find_checkpoint(path))
-        prompter = EncoderPrompter(self.tokenizer, modules, ready.capacity.vocab_size, ready.capacity.max_model_len)
+        asked = self.options.task == "score" and score_tokens(path, self.tokenizer) is not None
+        sizes = ready.capacity.vocab_size, ready.capacity.max_model_len
+        prompter = EncoderPrompter(self.tokenizer, modules, *sizes, asked=asked)
         return EncodeService(prompter, ready.task, ready.dimensions, self._encode)
 
     async def stop(self) -> None:

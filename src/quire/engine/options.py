@@ -21,7 +21,7 @@ log = logging.getLogger("quire.engine")
 
 QUANTIZE = ("fp8", "int8", "int4", "nf4")  # what a plain checkpoint can be quantized to while it is loaded
 # What a checkpoint can be quantized as: the keys of FORMATS in weights/formats, and GGUF.
-STORED = ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "eetq", "hqq", "mxfp4", "gguf")
+STORED = ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "eetq", "hqq", "mxfp4", "bitnet", "gguf")
 _FLOATS = {"half": "float16", "float": "float32"} | {
     f"torch.{name}": name for name in ("float16", "bfloat16", "float32")
 }
@@ -48,8 +48,9 @@ class EngineOptions:
     model: str = option(DEFAULT_MODEL, "a directory, a .gguf file, a hub repository or an alias")
     task: str = option(
         "auto",
-        "what the model is served for: to generate text, or to embed texts; auto is what it was made for",
-        choices=("auto", "generate", "embed"),
+        "what the model is served for: to generate text, to embed texts, or to score pairs of texts (Qwen3-Reranker); "
+        "auto is what it was made for",
+        choices=("auto", "generate", "embed", "score"),
     )
     served_model_name: str | None = option(None, "the name clients ask for (default: the model's own)")
     tokenizer: str | None = option(None, "take the tokenizer from there instead of from the model")

@@ -38,8 +38,8 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
     from quire.engine.memory_check import planned_weight_bytes
     from quire.executors.local import LocalExecutor
 
-    if options.task == "embed":
-        raise Unsupported("task is embed, and this model is to generate", "use Embedder, or leave task out")
+    if options.task in ("embed", "score"):
+        raise Unsupported(f"task is {options.task}, and this model is to generate", "use Embedder, or leave task out")
     given = executor_options(options)
     if given.speculation and given.speculation.model:
         draft = resolve_model(given.speculation.model).path
@@ -110,9 +110,26 @@ def task_of(path: Path, options: EngineOptions) -> Task:
     from quire.models.registry import purpose
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.dummy_checkpoint import DummyCheckpoint
+    from quire.weights.sentence_modules import read_sentence_modules
 
     opened = DummyCheckpoint(path) if options.load_format == "dummy" else open_checkpoint(path)
-    return purpose(opened.config.architecture)
+    task = purpose(opened.config.architecture)
+    return "score" if task == "generate" and read_sentence_modules(opened.path).score_tokens else task
+
+
+def score_tokens(path: Path, tokenizer: "Tokenizer") -> tuple[int, int] | None:
+    """The answers by whose logits a decoder is to score pairs; None: the checkpoint has a classifier, or names them, or
+    is an encoder."""
+    from quire.models.registry import BIDIRECTIONAL, decoder_of, purpose
+    from quire.text.pair_template import answer_tokens
+    from quire.weights.checkpoint import open_checkpoint
+    from quire.weights.sentence_modules import read_sentence_modules
+
+    checkpoint = open_checkpoint(path)
+    architecture = checkpoint.config.architecture
+    if decoder_of(architecture) is None or architecture in BIDIRECTIONAL or purpose(architecture) == "score":
+        return None
+    return None if read_sentence_modules(checkpoint.path).score_tokens else answer_tokens(tokenizer)
 
 
 def uses_gpu(device: str) -> bool:

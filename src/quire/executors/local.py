@@ -62,6 +62,8 @@ class LocalExecutor:
         options = resolve_quantization(self.options, checkpoint)
         model_family = family(checkpoint.config.architecture)
         config = read_model_config(model_family, checkpoint.config)
+        if config.bidirectional:
+            raise Unsupported(f"this `{config.architecture}` encodes texts, and does not generate", "use --task embed")
         if options.kv_transfer is not None:
             from quire.executors.transfer import check_transfer
 

@@ -27,6 +27,7 @@ class ModelConfig:
     latent: int = 0  # MLA: of the head_dim columns of the key that all heads share, those that are also the value
     kinds: tuple[str, ...] = ()  # of a hybrid, for each layer: what mixes its tokens; empty: attention in all layers
     conv: ConvSpec | None = None  # the causal convolutions of a hybrid
+    bidirectional: bool = False  # tokens see those after them, too: it encodes whole texts, and has no KV cache
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "max_position"):
@@ -63,10 +64,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """An encoder, which embeds or scores whole texts and has no KV cache."""
+    """An encoder, which embeds or scores whole texts."""
 
+    bidirectional: bool = True
     segments: int = 1  # token types of a pair of texts: token p of type s is row p + s * max_position of the positions
     labels: int = 0  # logits of the first token, of a classifier; 0: the model gives hidden states
+    labels_of_mean: bool = False  # a classifier reads the mean over tokens: the model gives hidden states for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
 """DeepSeek V2 and V3: multi-head latent attention (MLA), and experts routed by groups. GLM-4.7-Flash is V3 by another
-name; Youtu is V3 without experts.
+name; Youtu and MiniCPM3 have no experts, and MiniCPM3 scales embeddings, residuals and logits.
 
 The cache holds one vector a token for all heads: a normed latent of `latent` columns (the nope part), and a key of
 `rope_dim` columns (the rope part). A head's keys are W_k . latent and its values W_v . latent, and neither is computed:
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
-from quire.models.llama import UNUSED
+from quire.models.llama import UNUSED, scaled
+from quire.models.llama_families import minicpm_scales
 from quire.models.loading import (
     EmbeddingTable,
     ExpertLinear,
@@ -44,6 +45,13 @@ LATENT_EPS = 1e-6  # of the norms of latents: no configuration has it
 class DeepseekFamily:
     routing: Callable[[CheckpointConfig], Routing]
     has_experts: bool = True
+    defaults: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # of keys that config.json may not have
+    scales: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # -> factors of DeepseekConfig
+
+
+def minicpm3_defaults(hf: CheckpointConfig) -> dict[str, Any]:
+    width = hf.int("hidden_size") // max(hf.int("num_attention_heads"), 1)
+    return {"rope_interleave": False, "v_head_dim": width, "tie_word_embeddings": True}
 
 
 FAMILIES = {
@@ -51,6 +59,7 @@ FAMILIES = {
     "DeepseekV3ForCausalLM": DeepseekFamily(grouped_sigmoid),
     "Glm4MoeLiteForCausalLM": DeepseekFamily(grouped_sigmoid),
     "YoutuForCausalLM": DeepseekFamily(grouped_sigmoid, has_experts=False),
+    "MiniCPM3ForCausalLM": DeepseekFamily(grouped_sigmoid, False, minicpm3_defaults, minicpm_scales),
 }
 # Keys that a configuration without experts does not have.
 NO_EXPERTS = {"moe_intermediate_size": 0, "n_shared_experts": 0} | dict.fromkeys(
@@ -80,6 +89,9 @@ class DeepseekConfig(ModelConfig):
     shared_size: int  # of the shared experts together; 0: there are none
     routing: Routing
     num_mtp_layers: int  # layers behind the last that predict further tokens: mtp.py
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of the outputs of attention and feed-forward layers, before they are added
+    logit_scale: float = 1.0
 
     @property
     def corrected(self) -> bool:
@@ -91,6 +103,8 @@ def config(hf: CheckpointConfig) -> DeepseekConfig:
     hf.expect("hidden_act", "silu")
     family = FAMILIES[hf.architecture]
     hf = hf if family.has_experts else hf.with_values(NO_EXPERTS)
+    if family.defaults:
+        hf = hf.with_values({key: value for key, value in family.defaults(hf).items() if key not in hf})
     hf.expect("mlp_bias", False, None)
     hf.expect("moe_layer_freq", 1, None)
     latent, nope_dim, rope_dim = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
@@ -126,6 +140,7 @@ def config(hf: CheckpointConfig) -> DeepseekConfig:
         shared_size=hf.int("n_shared_experts", 0) * expert_size,
         routing=family.routing(hf),
         num_mtp_layers=hf.int("num_nextn_predict_layers", 0),
+        **(family.scales(hf) if family.scales else {}),
     )
 
 
@@ -291,21 +306,23 @@ def new_layer(loaded: Mapping[str, Any]) -> DeepseekLayer:
 
 def forward(c: DeepseekConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
-    x = ops.embedding(batch.ids, w.embed)
+    x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
     for index, layer in enumerate(w.layers):
         ops.tap(x, index)
         x = block(c, layer, index, ops, x, angles, batch)
     ops.tap(x, c.layers)
     x = ops.rms_norm(x, w.norm, c.eps)
     ops.tap(x, c.layers + 1)
-    return ops.logits(x, w.head, batch)
+    return ops.logits(scaled(ops, x, c.logit_scale), w.head, batch)
 
 
 def block(
     c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
 ) -> Value:
-    x = ops.add(x, attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, batch))
-    return ops.add(x, feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps)))
+    h = attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, batch)
+    x = ops.add(x, scaled(ops, h, c.residual_scale))
+    h = feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps))
+    return ops.add(x, scaled(ops, h, c.residual_scale))
 
 
 def attention(

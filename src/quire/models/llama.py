@@ -13,6 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import Unsupported
+from quire.models.bidirectional_families import BIDIRECTIONAL_FAMILIES
 from quire.models.config import ModelConfig
 from quire.models.layer_patterns import listed_windows
 from quire.models.llama_families import FAMILIES, TEXT_MODELS, LlamaFamily, translate
@@ -27,6 +29,7 @@ from quire.models.loading import (
     Vector,
     load_weights,
 )
+from quire.models.older_families import OLDER_FAMILIES
 from quire.models.qkv_order import deinterleaved_rope, ungrouped_qkv
 from quire.models.renamed_checkpoint import RenamedCheckpoint, text_submodel
 from quire.models.rope import RopeSpec, frequencies, read_rope
@@ -64,14 +67,20 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool = False
     head_bias: bool = False
     qk_norms: Literal["none", "heads", "rows"] = "none"  # of every head, or of the whole of q and k
+    clip_qkv: float = 0.0  # q, k and v are clipped to -clip_qkv .. clip_qkv; 0: they are not
     slopes: tuple[float, ...] = ()  # ALiBi, for each head
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
     if hf.architecture in TEXT_MODELS:
         hf = TEXT_MODELS[hf.architecture](hf)
-    family = FAMILIES[hf.architecture]
-    return LlamaConfig(**config_fields(translate(hf, family), family))
+    family = {**FAMILIES, **OLDER_FAMILIES, **BIDIRECTIONAL_FAMILIES}[hf.architecture]
+    fields = config_fields(translate(hf, family), family)
+    if fields["bidirectional"] and fields.get("score_cap"):
+        raise Unsupported(
+            f"{hf.source}: scores of an encoder have a softcap", "it is supported where attention is causal"
+        )
+    return LlamaConfig(**fields)
 
 
 def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str, Any]:
@@ -83,6 +92,7 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
     rope = read_rope(hf, head_dim, hf.int("max_position_embeddings"))
     rope = _fixed_ntk(rope) if family.rope_alpha else rope
     windows = (listed_windows if "layer_types" in hf else family.windows)(hf, layers)
+    bidirectional = family.bidirectional or bool(family.bidirectional_key and hf.bool(family.bidirectional_key, False))
     return {
         "architecture": hf.architecture,
         "family": family,
@@ -98,7 +108,8 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
         "eps": hf.float("rms_norm_eps", 1e-6),
         "rope": rope,
         "local_rope": _local_rope(hf, rope, head_dim) if family.local_rope else None,
-        "windows": windows,
+        "windows": tuple(map(_window_of_one_side, windows)) if bidirectional else windows,
+        "bidirectional": bidirectional,
         "rotated": family.rotated(hf, windows),
         "query_growth": rope.param("llama_4_scaling_beta", 0.0) if family.query_scaling else 0.0,
         "activation": family.activations[hf.expect("hidden_act", *family.activations)],
@@ -125,6 +136,11 @@ def _local_rope(hf: CheckpointConfig, rope: RopeSpec, head_dim: int) -> RopeSpec
     return RopeSpec("default", theta, head_dim, rope.max_position, {})
 
 
+def _window_of_one_side(window: int) -> int:
+    """A window that counts both sides, as the ops count it: the token itself and those of one side."""
+    return window // 2 + 1 if window else 0
+
+
 def _has_qk_norms(hf: CheckpointConfig, family: LlamaFamily) -> bool:
     return family.qk_norms_key is None or hf.bool(family.qk_norms_key)
 
@@ -145,6 +161,7 @@ def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
         **{ours: _norm(c, name) for ours, name in f.norms.items()},
         "qkv": _qkv(c, stored),
         **_qk_norms(c),
+        **_sub_norms(c),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
         "gate_up": Linear(_gate_up(c), c.hidden, bias=c.mlp_bias),
         "down": Linear({f.down: c.hidden}, c.intermediate, bias=c.mlp_bias),
@@ -152,7 +169,9 @@ def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
 
 
 def _norm(c: LlamaConfig, name: str) -> Vector | LayerNorm:
-    return LayerNorm(name, c.hidden) if c.family.layer_norm else Vector(name, c.hidden, offset=c.family.norm_offset)
+    if c.family.layer_norm:
+        return LayerNorm(name, c.hidden, bias=c.family.norm_bias)
+    return Vector(name, c.hidden, offset=c.family.norm_offset)
 
 
 def _qkv(c: LlamaConfig, stored: Container[str]) -> Linear:
@@ -182,6 +201,11 @@ def _qk_norms(c: LlamaConfig) -> TensorSpecs:
     return {ours: Vector(name, size, offset=c.family.norm_offset) for ours, name, size in named}
 
 
+def _sub_norms(c: LlamaConfig) -> TensorSpecs:
+    sizes = {"out_norm": c.q_size, "down_norm": c.intermediate}
+    return {ours: Vector(name, sizes[ours]) for ours, name in c.family.sub_norms.items()}
+
+
 def _gate_up(c: LlamaConfig) -> dict[str, int]:
     outputs = 2 * c.intermediate if c.family.gated else c.intermediate
     return dict.fromkeys(c.family.gate_up, outputs // len(c.family.gate_up))
@@ -201,6 +225,8 @@ class LlamaLayer:
     post_mlp_norm: Any = None  # of the output of the feed-forward layer, before it is added
     q_norm: Any = None
     k_norm: Any = None
+    out_norm: Any = None  # of the input of the output projection
+    down_norm: Any = None  # of the input of the down projection
     sinks: Any = None  # see OpSet.paged_attention
 
 
@@ -224,7 +250,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len:
     if config.family.renamed:
         checkpoint = RenamedCheckpoint.by_substring(checkpoint, config.family.renamed)
     layers = [layer_specs(config, set(checkpoint.names()))] * config.layers
-    return load_layers(ops, checkpoint, config, max_model_len, layers)
+    mixer = full_attention if config.bidirectional else None
+    return load_layers(ops, checkpoint, config, max_model_len, layers, mixer=mixer)
 
 
 def load_layers(
@@ -292,7 +319,31 @@ def scaled(ops: OpSet, x: Value, factor: float) -> Value:
 def attention(
     c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
 ) -> Value:
-    q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
+    q, k, v = queries_keys_values(c, layer, index, ops, x, angles, batch)
+    ops.write_kv(k, v, batch, index)
+    window, cap = c.windows[index], c.score_cap
+    attended = ops.paged_attention(q, batch, index, c.head_dim, _scale(c), window, cap, slopes, layer.sinks)
+    return ops.linear(normed(ops, attended, layer.out_norm, c.eps), layer.out)
+
+
+def full_attention(
+    c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
+) -> Value:
+    """A mixer in place of `attention`: tokens see those after them, too, and nothing is cached."""
+    q, k, v = queries_keys_values(c, layer, index, ops, x, angles, batch)
+    attended = ops.attention(q, k, v, batch, c.head_dim, _scale(c), window=c.windows[index])
+    return ops.linear(normed(ops, attended, layer.out_norm, c.eps), layer.out)
+
+
+def _scale(c: LlamaConfig) -> float:
+    return 1 / sqrt(c.head_dim) if c.score_scale is None else c.score_scale
+
+
+def queries_keys_values(
+    c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
+) -> tuple[Value, Value, Value]:
+    qkv = ops.linear(x, layer.qkv)
+    q, k, v = ops.split(ops.clamp(qkv, c.clip_qkv) if c.clip_qkv else qkv, (c.q_size, c.kv_size, c.kv_size))
     if not c.family.qk_norms_after_rope:
         q, k = normed(ops, q, layer.q_norm, c.eps), normed(ops, k, layer.k_norm, c.eps)
     if c.query_growth:
@@ -301,13 +352,10 @@ def attention(
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     if c.family.qk_norms_after_rope:
         q, k = normed(ops, q, layer.q_norm, c.eps), normed(ops, k, layer.k_norm, c.eps)
-    ops.write_kv(k, v, batch, index)
-    scale = 1 / sqrt(c.head_dim) if c.score_scale is None else c.score_scale
-    window, cap = c.windows[index], c.score_cap
-    attended = ops.paged_attention(q, batch, index, c.head_dim, scale, window, cap, slopes, layer.sinks)
-    return ops.linear(attended, layer.out)
+    return q, k, v
 
 
 def mlp(c: LlamaConfig, layer: LlamaLayer, ops: OpSet, x: Value) -> Value:
     act = ops.activate_and_mul if c.family.gated else ops.activate
-    return ops.linear(act(ops.linear(x, layer.gate_up), c.activation), layer.down)
+    inner = act(ops.linear(x, layer.gate_up), c.activation)
+    return ops.linear(normed(ops, inner, layer.down_norm, c.eps), layer.down)

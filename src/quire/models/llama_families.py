@@ -49,6 +49,8 @@ class LlamaFamily:
     scales: Callable[[CheckpointConfig], Mapping[str, float]] | None = None  # -> factors and caps of LlamaConfig
 
     # -- attention
+    bidirectional: bool = False  # tokens see those after them, too
+    bidirectional_key: str | None = None  # the key that says so
     windows: Windows = full_attention  # where `layer_types` does not list them
     default_window: int = 0  # where config.json has no `sliding_window`; a null means that there is none
     rotated: Rotation = rope_everywhere
@@ -67,8 +69,11 @@ class LlamaFamily:
     # -- tensors
     renamed: Mapping[str, str] = field(default_factory=dict)  # substring of tensor names -> Llama's
     norms: Mapping[str, str] = field(default_factory=lambda: PRE_NORMS)  # field of LlamaLayer -> tensor
-    layer_norm: bool = False  # norms are layer norms with biases, not RMS norms
+    layer_norm: bool = False  # norms are layer norms, not RMS norms
+    norm_bias: bool = True  # layer norms have biases
     norm_offset: float = 0.0  # added to stored norm weights
+    # Fields of LlamaLayer -> tensor names: norms of what the output and the down projection get.
+    sub_norms: Mapping[str, str] = field(default_factory=dict)
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     fused_qkv: bool = False  # q, k and v are always one tensor; else only if that tensor is stored
@@ -278,6 +283,12 @@ FAMILIES: Mapping[str, LlamaFamily] = {
     "GemmaForCausalLM": GEMMA,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": replace(
-        GEMMA2, defaults=GEMMA3_DEFAULTS, windows=window_by_pattern, local_rope=True, qk_norms="heads"
+        GEMMA2,
+        defaults=GEMMA3_DEFAULTS,
+        expects={key: values for key, values in GEMMA2.expects.items() if key != "use_bidirectional_attention"},
+        bidirectional_key="use_bidirectional_attention",  # EmbeddingGemma
+        windows=window_by_pattern,
+        local_rope=True,
+        qk_norms="heads",
     ),
 }

@@ -90,6 +90,14 @@ FAMILIES: Mapping[str, MoeFamily] = {
         experts=(MIXTRAL_EXPERTS,),
         correction="block_sparse_moe",
     ),
+    "DeepseekForCausalLM": MoeFamily(  # the first DeepSeek-MoE
+        keys={"num_local_experts": "n_routed_experts"},
+        expects={"scoring_func": ("softmax", None), "moe_layer_freq": (1, None)},
+        sparse=experts_after_dense,
+        num_shared_key="n_shared_experts",
+        shared="mlp.shared_experts",
+        shared_gate=None,
+    ),
     "PhimoeForCausalLM": PHI,
     "PhiMoEForCausalLM": PHI,  # as its authors spell it
     "Dots1ForCausalLM": replace(DOTS, windows=window_above, default_window=4096),

@@ -44,6 +44,12 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "quire.models.llama",
     "Gemma3ForCausalLM": "quire.models.llama",
     "Gemma3ForConditionalGeneration": "quire.models.llama",
+    "QWenLMHeadModel": "quire.models.llama",
+    "ChatGLMModel": "quire.models.llama",
+    "ChatGLMForConditionalGeneration": "quire.models.llama",
+    "InternLMForCausalLM": "quire.models.llama",
+    "OrionForCausalLM": "quire.models.llama",
+    "BitNetForCausalLM": "quire.models.llama",
     "ApertusForCausalLM": "quire.models.apertus",
     "BaichuanForCausalLM": "quire.models.baichuan",
     "BaiChuanForCausalLM": "quire.models.baichuan",  # as 7B spells it
@@ -51,12 +57,14 @@ ARCHITECTURES = {
     "DeepseekV3ForCausalLM": "quire.models.deepseek",
     "Glm4MoeLiteForCausalLM": "quire.models.deepseek",
     "YoutuForCausalLM": "quire.models.deepseek",
+    "MiniCPM3ForCausalLM": "quire.models.deepseek",
     "MixtralForCausalLM": "quire.models.moe",
     "Qwen2MoeForCausalLM": "quire.models.moe",
     "Qwen3MoeForCausalLM": "quire.models.moe",
     "Glm4MoeForCausalLM": "quire.models.moe",
     "OlmoeForCausalLM": "quire.models.moe",
     "MiniMaxM2ForCausalLM": "quire.models.moe",
+    "DeepseekForCausalLM": "quire.models.moe",
     "PhimoeForCausalLM": "quire.models.moe",
     "PhiMoEForCausalLM": "quire.models.moe",  # as its authors spell it
     "Dots1ForCausalLM": "quire.models.moe",
@@ -64,13 +72,19 @@ ARCHITECTURES = {
     "Ernie4_5_MoeForCausalLM": "quire.models.moe",
     "GraniteMoeForCausalLM": "quire.models.moe",
     "GptOssForCausalLM": "quire.models.gpt_oss",
+    "DbrxForCausalLM": "quire.models.dbrx",
     "CohereForCausalLM": "quire.models.cohere",
     "Cohere2ForCausalLM": "quire.models.cohere",
     "GPT2LMHeadModel": "quire.models.gpt2",
     "GPTBigCodeForCausalLM": "quire.models.gpt2",
     "GPTJForCausalLM": "quire.models.gptj",
+    "CodeGenForCausalLM": "quire.models.gptj",
+    "GPTNeoForCausalLM": "quire.models.gpt_neo",
+    "OpenAIGPTLMHeadModel": "quire.models.openai_gpt",
     "GPTNeoXForCausalLM": "quire.models.gpt_neox",
     "OPTForCausalLM": "quire.models.opt",
+    "XGLMForCausalLM": "quire.models.xglm",
+    "BioGptForCausalLM": "quire.models.xglm",
     "MptForCausalLM": "quire.models.mpt",
     "MPTForCausalLM": "quire.models.mpt",  # as its authors spell it
     "BloomForCausalLM": "quire.models.bloom",
@@ -78,6 +92,7 @@ ARCHITECTURES = {
     "Starcoder2ForCausalLM": "quire.models.starcoder2",
     "NemotronForCausalLM": "quire.models.nemotron",
     "Jais2ForCausalLM": "quire.models.nemotron",
+    "PersimmonForCausalLM": "quire.models.persimmon",
     "PhiForCausalLM": "quire.models.phi",
     "Lfm2ForCausalLM": "quire.models.lfm2",
     "Lfm2MoeForCausalLM": "quire.models.lfm2_moe",
@@ -88,7 +103,9 @@ ARCHITECTURES = {
 ENCODER_DECODERS = {
     "T5ForConditionalGeneration": "quire.models.t5",
     "MT5ForConditionalGeneration": "quire.models.t5",
+    "UMT5ForConditionalGeneration": "quire.models.t5",
     "BartForConditionalGeneration": "quire.models.bart",
+    "PLBartForConditionalGeneration": "quire.models.bart",
     "MBartForConditionalGeneration": "quire.models.bart",
     "M2M100ForConditionalGeneration": "quire.models.bart",
     "MarianMTModel": "quire.models.bart",
@@ -108,9 +125,29 @@ EMBEDDERS = {  # they embed texts. Decoders can embed too: see runtime/headless.
     "DistilBertForMaskedLM": "quire.models.bert",
     "MPNetModel": "quire.models.bert",
     "MPNetForMaskedLM": "quire.models.bert",
+    "Data2VecTextModel": "quire.models.bert",
+    "Data2VecTextForMaskedLM": "quire.models.bert",
+    "ErnieModel": "quire.models.bert",
+    "ErnieForMaskedLM": "quire.models.bert",
+    "ElectraModel": "quire.models.bert",
+    "ElectraForPreTraining": "quire.models.bert",
+    "ElectraForMaskedLM": "quire.models.bert",
+    "AlbertModel": "quire.models.bert",
+    "AlbertForMaskedLM": "quire.models.bert",
     "ModernBertModel": "quire.models.modernbert",
     "ModernBertForMaskedLM": "quire.models.modernbert",
-    "NomicBertModel": "quire.models.nomic_bert",
+    "NomicBertModel": "quire.models.rope_bert",
+    "GteModel": "quire.models.rope_bert",
+    "GteForMaskedLM": "quire.models.rope_bert",
+    "NewModel": "quire.models.rope_bert",  # GTE as its authors spell it
+    "NewForMaskedLM": "quire.models.rope_bert",
+    "JinaEmbeddingsV3Model": "quire.models.rope_bert",
+    "JinaEmbeddingsV3ForMaskedLM": "quire.models.rope_bert",
+    "JinaBertModel": "quire.models.rope_bert",
+    "JinaBertForMaskedLM": "quire.models.rope_bert",
+    "EuroBertModel": "quire.models.llama",
+    "EuroBertForMaskedLM": "quire.models.llama",
+    "LlamaBidirectionalModel": "quire.models.llama",
 }
 
 SCORERS = {  # they score pairs of texts
@@ -120,8 +157,20 @@ SCORERS = {  # they score pairs of texts
     "CamembertForSequenceClassification": "quire.models.bert",
     "DistilBertForSequenceClassification": "quire.models.bert",
     "MPNetForSequenceClassification": "quire.models.bert",
+    "Data2VecTextForSequenceClassification": "quire.models.bert",
+    "ErnieForSequenceClassification": "quire.models.bert",
+    "ElectraForSequenceClassification": "quire.models.bert",
+    "AlbertForSequenceClassification": "quire.models.bert",
     "ModernBertForSequenceClassification": "quire.models.modernbert",
+    "GteForSequenceClassification": "quire.models.rope_bert",
+    "NewForSequenceClassification": "quire.models.rope_bert",
+    "JinaEmbeddingsV3ForSequenceClassification": "quire.models.rope_bert",
+    "JinaBertForSequenceClassification": "quire.models.rope_bert",
 }
+
+# Encoders that are computed as a decoder without its head: rows of bidirectional_families.py.
+BIDIRECTIONAL = ("EuroBertModel", "EuroBertForMaskedLM", "LlamaBidirectionalModel")
+CLASSIFIER = "ForSequenceClassification"
 
 Purpose = Literal["generate", "embed", "score"]
 
@@ -167,8 +216,11 @@ def read_model_config(family: Family, hf: CheckpointConfig) -> ModelConfig:
 
 
 def decoder_of(architecture: str) -> str | None:
-    """The decoder of an architecture, with or without its head: `MistralModel` is a `MistralForCausalLM`."""
-    names = (architecture, architecture.removesuffix("Model") + "ForCausalLM")
+    """The decoder of an architecture, with or without its head, or with a classifier instead: `MistralModel` and
+    `MistralForSequenceClassification` are a `MistralForCausalLM`."""
+    if architecture in BIDIRECTIONAL:
+        return architecture
+    names = (architecture, *(architecture.removesuffix(end) + "ForCausalLM" for end in ("Model", CLASSIFIER)))
     return next((name for name in names if name in ARCHITECTURES), None)
 
 
@@ -178,7 +230,7 @@ def purpose(architecture: str) -> Purpose:
         if architecture in architectures:
             return purpose
     if decoder_of(architecture):
-        return "embed"
+        return "score" if architecture.endswith(CLASSIFIER) else "embed"
     raise Unsupported(f"the architecture `{architecture}` is not supported", _similar(architecture))
 
 

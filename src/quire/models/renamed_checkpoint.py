@@ -26,8 +26,11 @@ class RenamedCheckpoint(DelegatingCheckpoint):
         return self._checkpoint.tensor(self._names[name])
 
     @classmethod
-    def by_substring(cls, checkpoint: Checkpoint, substitutions: Mapping[str, str]) -> "RenamedCheckpoint":
-        """All tensors, with the substitutions made in every name, in their order."""
+    def by_substring(cls, checkpoint: Checkpoint, substitutions: Mapping[str, str]) -> Checkpoint:
+        """All tensors, with the substitutions made in every name, in their order. (Without names it is a
+        DummyCheckpoint, which has every tensor.)"""
+        if not checkpoint.names():
+            return checkpoint
         return cls(checkpoint, {_replaced(name, substitutions): name for name in checkpoint.names()})
 
 

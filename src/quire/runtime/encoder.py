@@ -34,7 +34,7 @@ class EncoderRunner:
         self._step_tokens, self._max_rows, self._max_model_len = max_tokens, max_rows, max_model_len
         self._kinds = config.segments if isinstance(config, EncoderConfig) else 1
         self._max_position = config.max_position
-        layers = 0 if isinstance(config, EncoderConfig) else config.kv_layers
+        layers = 0 if config.bidirectional else config.kv_layers
         step_tokens = max(max_tokens, max_model_len)
         cache = ops.new_cache(
             replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers), -(-step_tokens // BLOCK_SIZE) + max_rows

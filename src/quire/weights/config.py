@@ -56,6 +56,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "TeleChat3ForCausalLM": "LlamaForCausalLM",
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "Gemma3TextModel": "Gemma3Model",
+    "Gemma3TextForSequenceClassification": "Gemma3ForSequenceClassification",
     "RWForCausalLM": "FalconForCausalLM",
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
     "BertForPreTraining": "BertForMaskedLM",

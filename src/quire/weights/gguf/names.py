@@ -17,6 +17,7 @@ from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
 from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
+from quire.weights.gguf.older_names import OLDER_ARCHITECTURES
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -38,6 +39,8 @@ from quire.weights.gguf.shared_names import (
 # Tensors that are lists in `rope_scaling` of Hugging Face.
 LONGROPE_TENSORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
+# The rows of yes and no of the head.
+QWEN3_RERANKER = GGUFVariant({"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes", "1": "no"}})
 
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture(  # and Mistral, SmolLM
@@ -68,9 +71,10 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         name="Qwen3ForCausalLM",
         keys=DECODER_KEYS,
         constants={"model_type": "qwen3", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
+        tensors={**OUTER_TENSORS, "cls.output.weight": "score.weight"},
         layer_tensors={**GATED_LAYER, **HEAD_NORMS},
         biases={"attention_bias": "attn_q"},
+        variants={"cls.output": QWEN3_RERANKER},
     ),
     "qwen2moe": GGUFArchitecture(
         name="Qwen2MoeForCausalLM",
@@ -247,6 +251,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     **LLAMA_LIKE_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
+    **OLDER_ARCHITECTURES,
     **ENCODER_ARCHITECTURES,
 }
 
@@ -358,10 +363,12 @@ def _rope_scaling(metadata: CheckpointConfig, prefix: str) -> dict[str, Any] | N
 
 def longrope(metadata: CheckpointConfig, factors: Mapping[str, list[float]]) -> dict[str, Any]:
     """The `rope_scaling` of a file that has factors for each frequency as tensors."""
-    prefix = f"{metadata.str('general.architecture')}.rope.scaling."
+    architecture = metadata.str("general.architecture")
+    prefix = f"{architecture}.rope.scaling."
+    original = metadata.get(f"{prefix}original_context_length", metadata.get(f"{architecture}.context_length"))
     scaling = {
         "rope_type": "longrope",
-        "original_max_position_embeddings": metadata.int(f"{prefix}original_context_length"),
+        "original_max_position_embeddings": original,
         "attention_factor": metadata.get(f"{prefix}attn_factor"),
         **factors,
     }
