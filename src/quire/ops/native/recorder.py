@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.liveness import Storage, Use
 from quire.ops.native.lora import NativeLoraSlots
-from quire.ops.opset import Activation, Float32, KVSpec, Routing
+from quire.ops.opset import Activation, ConvSpec, Float32, KVSpec, Mamba2Weights, MambaWeights, Routing, StateSpec
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 ViewOf = Callable[["RecordedColumns"], Any]  # the native View of a value
@@ -381,7 +381,9 @@ class Recorder:
     def causal_conv(
         self, x: RecordedColumns, weight: Float32, bias: Float32 | None, batch: Any, layer: int
     ) -> RecordedColumns:
-        conv = self._spec.conv
+        conv, states = self._spec.conv, self._spec.states
+        if states is not None:
+            conv = ConvSpec(states.num_layers, states.conv_channels, states.conv_taps)
         assert conv is not None and 0 <= layer < conv.num_layers, f"convolution {layer} of {conv}"
         assert weight.shape == (conv.taps, conv.channels) and x.columns == conv.channels, f"{weight.shape} in {conv}"
         assert bias is None or bias.shape == (conv.channels,)
@@ -389,6 +391,60 @@ class Recorder:
         return self._record(
             (x,), out, lambda tape, view: tape.causal_conv(view(x), weight, bias, layer, view(out)), barrier=True
         )
+
+    def mamba2_scan(
+        self,
+        x: RecordedColumns,
+        dt: RecordedColumns,
+        b: RecordedColumns,
+        c: RecordedColumns,
+        weights: Mamba2Weights,
+        batch: Any,
+        layer: int,
+    ) -> RecordedColumns:
+        spec, w = self._states(layer), weights
+        heads, columns, head_dim = spec.shape
+        assert x.columns == heads * head_dim and dt.columns == heads == len(w.a) == len(w.dt_bias) == len(w.skip), (
+            f"{x.columns} columns of x and {dt.columns} of dt in {spec}"
+        )
+        groups = b.columns // columns
+        assert b.columns == c.columns == groups * columns and heads % groups == 0, f"{b.columns} columns of b in {spec}"
+        out = new_value(x.columns)
+        return self._record(
+            (x, dt, b, c),
+            out,
+            lambda tape, view: tape.mamba2_scan(
+                *map(view, (x, dt, b, c)), w.a, w.dt_bias, w.skip, *w.dt_limit, groups, layer, view(out)
+            ),
+            barrier=True,
+        )
+
+    def mamba_scan(
+        self,
+        x: RecordedColumns,
+        dt: RecordedColumns,
+        b: RecordedColumns,
+        c: RecordedColumns,
+        weights: MambaWeights,
+        batch: Any,
+        layer: int,
+    ) -> RecordedColumns:
+        spec, w = self._states(layer), weights
+        columns, channels = spec.shape
+        assert x.columns == dt.columns == channels and b.columns == c.columns == columns, f"{x.columns} columns, {spec}"
+        assert w.a.shape == spec.shape and w.skip.shape == (channels,), f"{w.a.shape} in {spec}"
+        out = new_value(x.columns)
+        return self._record(
+            (x, dt, b, c),
+            out,
+            lambda tape, view: tape.mamba_scan(*map(view, (x, dt, b, c)), w.a, w.skip, layer, view(out)),
+            barrier=True,
+        )
+
+    def _states(self, layer: int) -> StateSpec:
+        spec = self._spec.states
+        assert spec is not None and 0 <= layer < spec.num_layers, f"layer {layer} of {spec}"
+        return spec
 
     def concat(self, parts: Sequence[RecordedColumns]) -> RecordedColumns:
         whole = new_value(sum(part.columns for part in parts))

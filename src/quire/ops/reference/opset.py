@@ -389,8 +389,6 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class TorchProgram:
     """Runs the forward pass eagerly, every step."""
 
-    takes_trees = True
-
     def __init__(
         self,
         ops: TorchOps,
@@ -409,6 +407,7 @@ class TorchProgram:
             hidden,
         )
         self.kept: Tensor | None = None
+        self.takes_trees = cache.spec.states is None
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
