@@ -11,7 +11,8 @@ from quire.ops.native.cache import NativeCache
 from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
 from quire.ops.native.rank_recorder import RankRecorder
-from quire.ops.native.recorder import RecordedColumns, RecordedLogits, SymbolicBatch
+from quire.ops.native.recorder import RecordedLogits, SymbolicBatch
+from quire.ops.native.scan_recorder import RecordedColumns
 from quire.ops.native.shared_values import own_uses, shared_uses
 from quire.ops.opset import Float32, StepBatch
 
