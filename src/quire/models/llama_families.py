@@ -131,18 +131,6 @@ def gemma2_scales(hf: CheckpointConfig) -> dict[str, float]:
     return scales
 
 
-def without_mamba(hf: CheckpointConfig) -> CheckpointConfig:
-    """Granite 4, of which checkpoints with attention in all layers and no experts are Llama."""
-    kinds = hf.list("layer_types", hf.list("layers_block_type", ["mamba"] * hf.int("num_hidden_layers")))
-    if others := sorted({str(kind) for kind in kinds} - {"attention", "full_attention"}):
-        raise Unsupported(
-            f"the layers of `{hf.architecture}` are {', '.join(others)}",
-            "attention in all layers is supported",
-        )
-    inner = hf.int("shared_intermediate_size", 1024)
-    return hf.with_values({"layer_types": None, "intermediate_size": inner})
-
-
 def mistral3_text(hf: CheckpointConfig) -> CheckpointConfig:
     text, tied = hf.section("text_config"), hf.bool("tie_word_embeddings", False)
     kind = text.expect("model_type", "mistral", "ministral3", None)
@@ -266,14 +254,6 @@ FAMILIES: Mapping[str, LlamaFamily] = {
     "GlmForCausalLM": GLM,
     "Glm4ForCausalLM": replace(GLM, norms=GLM4_NORMS),
     "GraniteForCausalLM": LlamaFamily(scales=granite_scales),
-    "GraniteMoeHybridForCausalLM": LlamaFamily(
-        expects={"num_local_experts": (0, None)},
-        adapt=without_mamba,
-        scales=granite_scales,
-        rotated=rope_by_type,
-        gate_up=("shared_mlp.input_linear",),
-        down="shared_mlp.output_linear",
-    ),
     "MiniCPMForCausalLM": LlamaFamily(scales=minicpm_scales),
     "GemmaForCausalLM": GEMMA,
     "Gemma2ForCausalLM": GEMMA2,

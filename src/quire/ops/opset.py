@@ -455,9 +455,9 @@ class OpSet(Protocol):
     def embedding(self, ids: Value, table: Any) -> Value:
         """ids: batch.ids, or batch.positions for learned positions -> [T, columns]"""
 
-    def rms_norm(self, x: Value, weight: Any, eps: float) -> Value:
+    def rms_norm(self, x: Value, weight: Any, eps: float, groups: int = 1) -> Value:
         """x / sqrt(mean(x * x) + eps) * weight, separately for every len(weight) neighbouring columns: a whole row, or
-        each head of q or k."""
+        each head of q or k; with `groups`, for each of as many parts of these columns."""
 
     def layer_norm(self, x: Value, weight: Any, bias: Any, eps: float, groups: int = 1) -> Value:
         """(x - mean) / sqrt(variance + eps) * weight + bias, separately for each of `groups` groups of neighbouring

@@ -170,10 +170,10 @@ class EagerOps:
 
     def tap(self, x: Floats, index: int) -> None: ...
 
-    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        groups = x.reshape(len(x), -1, len(weight))
-        mean = np.mean(np.square(groups), axis=2, keepdims=True)
-        normal: Floats = (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+    def rms_norm(self, x: Floats, weight: Floats, eps: float, groups: int = 1) -> Floats:
+        parts = x.reshape(len(x), -1, groups, len(weight) // groups)
+        mean = np.mean(np.square(parts), axis=3, keepdims=True)
+        normal: Floats = (parts / np.sqrt(mean + np.float32(eps)) * weight.reshape(groups, -1)).reshape(x.shape)
         self._normal = (normal, self._norm_source(x, weight))
         return normal
 
