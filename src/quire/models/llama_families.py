@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal
 
-from quire.core.errors import BadCheckpoint, Unsupported
+from quire.core.errors import BadCheckpoint
 from quire.models.activations import NAMES as ACTIVATION_NAMES
 from quire.models.layer_patterns import (
     Rotation,
     Windows,
     full_attention,
     rope_as_listed,
-    rope_by_type,
     rope_everywhere,
     rope_in_windows,
     window_by_pattern,
