@@ -111,7 +111,8 @@ class Mamba2Scan(Scan):
     def scan(self, ops: OpSet, x: Any, batch: Any, layer: int) -> Any:
         if not hasattr(self, "vectors"):
             self.vectors = [-np.abs(self.random(self.heads)), self.random(self.heads), self.random(self.heads)]
-            self.weights = Mamba2Weights(*(self.ops.vector(stored_floats("v", v)) for v in self.vectors), self.limit)
+            vectors = [self.ops.vector(stored_floats("v", v)) for v in self.vectors]
+            self.weights = Mamba2Weights(*vectors, self.groups, self.limit)
         of_state = self.groups * self.columns
         x, dt, b, c = ops.split(x, (self.outputs, self.heads, of_state, of_state))
         return ops.mamba2_scan(x, dt, b, c, self.weights, batch, layer)

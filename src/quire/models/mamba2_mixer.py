@@ -99,6 +99,7 @@ class StoredMamba2Scan:
 
     name: str
     heads: int
+    groups: int
     dt_limit: tuple[float, float]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -107,7 +108,8 @@ class StoredMamba2Scan:
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Mamba2Weights:
         a_log, dt_bias, skip = tensors
-        return Mamba2Weights(ops.vector(negative_exp(a_log)), ops.vector(dt_bias), ops.vector(skip), self.dt_limit)
+        vectors = (ops.vector(negative_exp(a_log)), ops.vector(dt_bias), ops.vector(skip))
+        return Mamba2Weights(*vectors, self.groups, self.dt_limit)
 
 
 def negative_exp(a_log: StoredTensor) -> StoredTensor:
@@ -122,7 +124,7 @@ def mixer_specs(m: Mamba2Shape, hidden: int, name: str, flat: bool = False) -> T
     specs: dict[str, TensorSpec] = {
         "mamba_in": Linear({f"{name}.in_proj": m.inner + m.conv_channels + m.heads}, hidden, bias=m.in_bias),
         "conv": StoredConv(f"{name}.conv1d", m.conv_channels, m.taps, flat, scales),
-        "scan": StoredMamba2Scan(name, m.heads, m.dt_limit),
+        "scan": StoredMamba2Scan(name, m.heads, m.groups, m.dt_limit),
         "mamba_out": Linear({f"{name}.out_proj": hidden}, m.inner, bias=m.out_bias),
     }
     if m.conv_bias:

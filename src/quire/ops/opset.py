@@ -327,6 +327,7 @@ class Mamba2Weights:
     a: Any  # below zero
     dt_bias: Any
     skip: Any
+    groups: int = 1  # neighbouring heads of one share its b and c
     dt_limit: tuple[float, float] = (0.0, float("inf"))
 
 
@@ -587,7 +588,7 @@ class OpSet(Protocol):
         self, x: Value, dt: Value, b: Value, c: Value, weights: "Mamba2Weights", batch: Any, layer: int
     ) -> Value:
         """x [T, heads * head_dim], dt [T, heads], b and c [T, groups * columns] -> [T, heads * head_dim], where the
-        state of a layer is [heads, columns, head_dim]. Neighbouring heads share the b and c of a group.
+        state of a layer is [heads, columns, head_dim].
 
         For each token and head, with d = softplus(dt + dt_bias), clamped to `dt_limit`: state = exp(a * d) * state +
         d * b x^T; the output is c^T state + skip * x."""

@@ -12,9 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.opset import Activation, Keep, Routing
+from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_attention import AttentionHeads
+from quire.quantize.eager_scans import mamba2_scan, mamba_scan
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.routing import routed
 from quire.quantize.threads import in_threads, row_spans
@@ -325,6 +326,16 @@ class EagerOps:
                 length = span.stop - span.start - distance
                 out[span.stop - max(length, 0) : span.stop] += row * x[span.start : span.start + max(length, 0)]
         return out
+
+    def mamba2_scan(
+        self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: Mamba2Weights, batch: EagerBatch, layer: int
+    ) -> Floats:
+        return mamba2_scan(x, dt, b, c, weights, batch.spans)
+
+    def mamba_scan(
+        self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: MambaWeights, batch: EagerBatch, layer: int
+    ) -> Floats:
+        return mamba_scan(x, dt, b, c, weights, batch.spans)
 
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
         return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap, head.packed, self.probe)
