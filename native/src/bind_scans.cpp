@@ -34,7 +34,7 @@ void bind_scans(nb::class_<Tape>& tape) {
         "mamba2_scan",
         [](Tape& t, View x, View dt, View b, View c, Floats a, Floats dt_bias, Floats skip, float min_delta,
            float max_delta, int64_t groups, int64_t layer, View out) {
-            const quire::Mamba2Weights weights{a.data(),         dt_bias.data(), skip.data(),
+            const quire::Mamba2Weights weights{a.data(),          dt_bias.data(), skip.data(),
                                                int64_t(a.size()), min_delta,      max_delta};
             t.add(quire::Mamba2Scan{x, dt, b, c, weights, groups, layer, out});
         },

@@ -14,8 +14,8 @@ struct TokenRows {
 // Some tokens of one head of Mamba 2.
 struct Mamba2Tokens {
     int64_t count;
-    TokenRows x, b, c;                 // [head_dim], [columns], [columns]
-    const float *deltas, *decays;      // [count]
+    TokenRows x, b, c;             // [head_dim], [columns], [columns]
+    const float *deltas, *decays;  // [count]
     float skip;
     int64_t columns, head_dim;
     float* state;  // [columns, head_dim]
@@ -36,8 +36,8 @@ struct MambaTokens {
 };
 
 struct ScanKernels {
-    // For each token: state = decay * state + (delta * b) x^T, and out = c^T state + skip * x. The sum runs over columns
-    // in order.
+    // For each token: state = decay * state + (delta * b) x^T, and out = c^T state + skip * x. The sum runs over
+    // columns in order.
     void (*mamba2)(const Mamba2Tokens& tokens);
     // For each token, with delta = softplus(dt): state = exp(a * delta) * state + b * (delta * x), and out = the sum of
     // c * state over columns in order, and skip * x.

@@ -237,11 +237,10 @@ struct CopyColumns {
 };
 struct RankBarrier {};  // all ranks wait for each other
 
-using Op =
-    std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
-                 WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe, MulSigmoid, Scale,
-                 ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Logits, TakeRows, Keep, CopyColumns,
-                 RankBarrier>;
+using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
+                        WriteKV, WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
+                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Logits,
+                        TakeRows, Keep, CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

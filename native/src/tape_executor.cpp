@@ -16,8 +16,7 @@ constexpr int64_t kMinDividedRows = 16;  // of a matmul, for ranks to quantize t
 // An op reads, or writes, its own rows if every thread touches only its share of the rows. (Pages are written by rows
 // too: only attention reads them, after a barrier.)
 template <class T>
-constexpr bool kScans =
-    std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> || std::is_same_v<T, MambaScan>;
+constexpr bool kScans = std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> || std::is_same_v<T, MambaScan>;
 template <class T>
 constexpr bool kReadsOwnRows =
     !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> && !std::is_same_v<T, Logits> &&
