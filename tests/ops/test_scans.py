@@ -105,8 +105,8 @@ class Mamba2Scan(Scan):
         self.outputs = self.heads * self.head_dim
         self.width = self.outputs + self.heads + 2 * self.groups * self.columns
         self.limit = (0.05, 2.0)
-        channels = self.outputs
-        super().__init__(backend, StateSpec(LAYERS, (self.heads, self.columns, self.head_dim), channels, taps, NUM_SLOTS), threads)
+        shape_of_state = (self.heads, self.columns, self.head_dim)
+        super().__init__(backend, StateSpec(LAYERS, shape_of_state, self.outputs, taps, NUM_SLOTS), threads)
 
     def scan(self, ops: OpSet, x: Any, batch: Any, layer: int) -> Any:
         if not hasattr(self, "vectors"):
@@ -123,9 +123,7 @@ class Mamba2Scan(Scan):
         x, dt, b, c = np.split(x, np.cumsum([self.outputs, self.heads, of_state]), axis=1)
         delta = np.clip(softplus(dt + dt_bias), *self.limit)
         x = x.reshape(len(x), self.heads, self.head_dim)
-        b, c = (
-            v.reshape(len(x), self.groups, self.columns).repeat(self.heads // self.groups, axis=1) for v in (b, c)
-        )
+        b, c = (v.reshape(len(x), self.groups, self.columns).repeat(self.heads // self.groups, axis=1) for v in (b, c))
         state, out = np.zeros((self.heads, self.columns, self.head_dim)), np.empty_like(x)
         for t in range(len(x)):
             state = np.exp(a * delta[t])[:, None, None] * state
