@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.ops.compiled import native
 from quire.ops.opset import KVSpec, Mamba2Weights, MambaWeights, OpSet, StateSpec, StepBatch
 from quire.ops.tensors import stored_floats
 
@@ -210,6 +211,18 @@ def test_the_number_of_threads_changes_no_bit(kind: str, shape: Any) -> None:
         np.testing.assert_array_equal(
             one.run(part, [(len(part), source, 0)]), three.run(part, [(len(part), source, 0)])
         )
+
+
+@pytest.mark.parametrize(("kind", "shape"), SCANS)
+def test_every_isa_gives_the_sums_of_the_plain_one(kind: str, shape: Any) -> None:
+    scan, ids, best = new_scan("native", kind, shape), ids_of(7, 9), native.isa()
+    try:
+        rows = {isa: scan.run(ids, [(9, -1, 0)]) for isa in native.available_isas() if native.use_isa(isa)}
+    finally:
+        native.use_isa(best)
+    for isa, found in rows.items():
+        limit = 1e-5 * np.abs(rows["plain"]).max()
+        np.testing.assert_allclose(found, rows["plain"], rtol=1e-4, atol=limit, err_msg=isa)
 
 
 @pytest.mark.parametrize("segments", [[(3, -1, 9)], [(3, 9, 0)], [(2, -1, 0)], [(3, -1, -1)], [(2, -1, 0), (1, 0, 0)]])
