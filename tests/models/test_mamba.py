@@ -17,7 +17,19 @@ from transformers import (
     Zamba2Config,
 )
 
-from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
+from models.checking import (
+    BACKENDS,
+    PROMPT,
+    TINY,
+    Cases,
+    Theirs,
+    assert_close,
+    check_against_transformers,
+    checkpoints_of,
+    compute,
+    make_ops,
+)
+from models.gguf_mamba_writing import write_mamba_gguf
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
@@ -79,6 +91,10 @@ CASES: Cases = {
         GraniteMoeHybridConfig,
         ODD | GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
     ),
+    "granite-4-h-experts-converted": (  # whose mixers have biases as llama.cpp knows them
+        GraniteMoeHybridConfig,
+        HYBRID | GRANITE | {"num_local_experts": 4, "mamba_n_groups": 2, "position_embedding_type": "rope"},
+    ),
     "falcon-h1": (FalconH1Config, HYBRID | {"mamba_d_ssm": 96, "mamba_n_heads": 6}),
     "falcon-h1-factors": (
         FalconH1Config,
@@ -131,6 +147,17 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
     check_against_transformers(backend, checkpoints(name))
+
+
+@pytest.mark.verifies("gguf")
+@pytest.mark.parametrize("name", ["mamba2", "granite-4-h", "granite-4-h-experts-converted"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gguf_files_give_the_same_logits(
+    checkpoints: Callable[[str], Theirs], backend: str, name: str, tmp_path: Path
+) -> None:
+    theirs = checkpoints(name)
+    path = write_mamba_gguf(theirs.path, tmp_path / "model.gguf")
+    assert_close(compute(make_ops(backend), path)(PROMPT, 0), theirs.prefill)
 
 
 @pytest.mark.parametrize(
