@@ -113,6 +113,18 @@ CASES: Cases = {
         NemotronHConfig,
         NEMOTRON | {"layers_block_type": ["attention", "mamba"], "use_bias": True, "mamba_proj_bias": True},
     ),
+    "nemotron-h-experts": (
+        NemotronHConfig,
+        NEMOTRON
+        | {"layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 6, "num_experts_per_tok": 3}
+        | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5},
+    ),
+    "nemotron-h-latent-experts": (
+        NemotronHConfig,
+        NEMOTRON
+        | {"layers_block_type": ["mamba", "moe", "attention"], "n_routed_experts": 8, "n_group": 2, "topk_group": 1}
+        | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "moe_latent_size": 48},
+    ),
     "zamba2": (Zamba2Config, ZAMBA),
     "zamba2-two-blocks": (
         Zamba2Config,
@@ -170,7 +182,7 @@ def test_gguf_files_give_the_same_logits(
         ("BambaForCausalLM", {"mamba_d_conv": 17}, Unsupported, "convolutions over 17 tokens"),
         ("BambaForCausalLM", {"mamba_d_state": 1 << 20}, BadCheckpoint, "numbers are more than"),
         ("BambaForCausalLM", {"time_step_limit": [1.0, 0.5]}, BadCheckpoint, "time_step_limit is"),
-        ("NemotronHForCausalLM", {"hybrid_override_pattern": "ME"}, Unsupported, "layers of the kind moe"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["mamba", "conv"]}, Unsupported, "layers of the kind conv"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "MX"}, BadCheckpoint, "hybrid_override_pattern has X"),
         ("FalconH1ForCausalLM", {"ssm_multipliers": [1.0]}, BadCheckpoint, "ssm_multipliers has 1 numbers, and not 5"),
         ("JambaForCausalLM", {"attn_layer_period": 0}, BadCheckpoint, "attn_layer_period is 0"),
