@@ -117,7 +117,8 @@ class StoredMamba2Scan:
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Mamba2Weights:
         a, dt_bias, skip = (dequantize(tensor).ravel() for tensor in tensors)
         vectors = (a if self.converted else -np.exp(a), dt_bias, skip)
-        return Mamba2Weights(*(ops.vector(stored_floats(self.name, v)) for v in vectors), self.groups, self.dt_limit)
+        a, dt_bias, skip = (ops.vector(stored_floats(self.name, vector)) for vector in vectors)
+        return Mamba2Weights(a, dt_bias, skip, self.groups, self.dt_limit)
 
 
 @dataclass(frozen=True, slots=True)
