@@ -37,12 +37,9 @@ from models.checking import (
     make_ops,
     random_model,
 )
-from quire.core.errors import Unsupported
 from quire.models import baichuan
 from quire.models.alibi import alibi_slopes
 from quire.models.llama_families import FAMILIES
-from quire.models.registry import family
-from quire.weights.config import CheckpointConfig
 
 FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 4.0}
 GRANITE_4 = FACTORS | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 80}
@@ -103,13 +100,6 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
     check_against_transformers(backend, checkpoints(name))
-
-
-def test_granite_4_with_other_layers_is_refused() -> None:
-    values = {"architectures": ["GraniteMoeHybridForCausalLM"], "hidden_act": "silu", "num_hidden_layers": 2}
-    with pytest.raises(Unsupported, match="are mamba"):
-        values |= {"layer_types": ["attention", "mamba"]}
-        family("GraniteMoeHybridForCausalLM").config(CheckpointConfig(Path("config.json"), values))
 
 
 # -- families whose code transformers does not have --------------------------------------------------------------------

@@ -147,7 +147,7 @@ def test_every_llama_like_architecture_has_its_row() -> None:
 @pytest.mark.parametrize(
     ("unknown", "hint"),
     [
-        ("MambaForCausalLM", "the families that are supported are "),
+        ("RwkvForCausalLM", "the families that are supported are "),
         ("GPTNeoXJapaneseForCausalLM", "the families that are supported are "),  # GPT-NeoX is another model
         ("LlamaForTokenClassification", "of Llama, LlamaForCausalLM is supported"),
         ("MarianModel", "of Marian, MarianMTModel is supported"),

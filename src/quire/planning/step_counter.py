@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
-from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
-from quire.ops.opset import Activation, KVSpec, Routing
+from quire.ops.native.recorder import RecordedLogits, Recorder, SymbolicBatch
+from quire.ops.native.scan_recorder import RecordedColumns
+from quire.ops.opset import Activation, KVSpec, Routing, StateSpec
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 
@@ -74,7 +75,7 @@ class StepCounter(Recorder):
         super().__init__(kv)
         self.count = StepCount()
         self._kv, self._shape = kv, shape
-        self._kv_bytes = kv.kv_bytes / kv.block_size / kv.num_layers  # of one token in one layer
+        self._kv_bytes = kv.kv_bytes / kv.block_size / max(kv.num_layers, 1)  # of one token in one layer
         self._arenas: dict[int, int] = {}  # bytes, by the tokens of a step
         self.vocab = self.head_inputs = 0
         self.integer_inputs = 0  # of the matrix of integers that has most: they are quantized for it
@@ -164,6 +165,13 @@ class StepCounter(Recorder):
         flops = 4.0 * q.columns * shape.num_seqs * shape.attended(window)  # scores, then values
         self._add("attention", flops, kv_bytes=shape.num_seqs * shape.read(window) * self._kv_bytes)
         return super().paged_attention(q, batch, layer, head_dim, scale, window, *options, **named)
+
+    def _states(self, layer: int) -> StateSpec:
+        """Every recurrence asks for its states: they are read and written once a step."""
+        spec, shape = super()._states(layer), self._shape
+        moved = 2.0 * 4 * (spec.numbers + spec.conv_numbers) * shape.num_seqs
+        self._add("scan", 6.0 * spec.numbers * shape.num_tokens, kv_bytes=moved)
+        return spec
 
     def mla_attention(
         self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float

@@ -12,9 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.opset import Activation, Keep, Routing
+from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_attention import AttentionHeads
+from quire.quantize.eager_scans import mamba2_scan, mamba_scan
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.routing import routed
 from quire.quantize.threads import in_threads, row_spans
@@ -170,10 +171,10 @@ class EagerOps:
 
     def tap(self, x: Floats, index: int) -> None: ...
 
-    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        groups = x.reshape(len(x), -1, len(weight))
-        mean = np.mean(np.square(groups), axis=2, keepdims=True)
-        normal: Floats = (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+    def rms_norm(self, x: Floats, weight: Floats, eps: float, groups: int = 1) -> Floats:
+        parts = x.reshape(len(x), -1, groups, len(weight) // groups)
+        mean = np.mean(np.square(parts), axis=3, keepdims=True)
+        normal: Floats = (parts / np.sqrt(mean + np.float32(eps)) * weight.reshape(groups, -1)).reshape(x.shape)
         self._normal = (normal, self._norm_source(x, weight))
         return normal
 
@@ -283,11 +284,12 @@ class EagerOps:
         experts, shares = routed(router_logits, routing, correction)
         source = self._source(x)
         out = np.zeros((len(x), down.num_outputs), np.float32)
+        activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
         for expert in range(gate_up.num_experts):
             tokens, places = np.nonzero(experts == expert)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
             hidden = self._expert(x[tokens], gate_up, expert, tokens, source)
-            result = self._expert(self.activate_and_mul(hidden, kind), down, expert, tokens)
+            result = self._expert(activate(hidden, kind), down, expert, tokens)
             np.add.at(out, tokens, result * shares[tokens, places, None])
         return out
 
@@ -325,6 +327,16 @@ class EagerOps:
                 length = span.stop - span.start - distance
                 out[span.stop - max(length, 0) : span.stop] += row * x[span.start : span.start + max(length, 0)]
         return out
+
+    def mamba2_scan(
+        self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: Mamba2Weights, batch: EagerBatch, layer: int
+    ) -> Floats:
+        return mamba2_scan(x, dt, b, c, weights, batch.spans)
+
+    def mamba_scan(
+        self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: MambaWeights, batch: EagerBatch, layer: int
+    ) -> Floats:
+        return mamba_scan(x, dt, b, c, weights, batch.spans)
 
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
         return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap, head.packed, self.probe)

@@ -19,6 +19,8 @@ from quire.ops.opset import (
     Keep,
     KVCache,
     KVSpec,
+    Mamba2Weights,
+    MambaWeights,
     Program,
     Routing,
     Sampler,
@@ -28,12 +30,14 @@ from quire.ops.opset import (
 from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
-from quire.ops.reference.causal_conv import causal_conv
+from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
 from quire.ops.reference.exchange import RankExchange
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
+from quire.ops.reference.mamba import mamba2_scan, mamba_scan
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
+from quire.ops.reference.states import TorchStates
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 if TYPE_CHECKING:
@@ -58,6 +62,12 @@ class TorchBatch:
     ancestors: list[int] | None = None
     hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
     kept: list[Tensor] = field(default_factory=list)
+    states: list[list[int]] = field(default_factory=list)  # segments: (end, source, target)
+
+    @property
+    def slots_of_states(self) -> TorchStates:
+        assert self.cache.slots is not None, "the cache has no state slots"
+        return self.cache.slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,9 +179,10 @@ class TorchOps:
         assert self._exchange is not None, "a part of a value, and there are no other ranks"
         return self._exchange
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        groups = x.unflatten(-1, (-1, len(weight)))
-        return (groups * torch.rsqrt((groups * groups).mean(dim=-1, keepdim=True) + eps) * weight).flatten(-2)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
+        parts = x.unflatten(-1, (-1, groups, len(weight) // groups))
+        normed = parts * torch.rsqrt((parts * parts).mean(dim=-1, keepdim=True) + eps)
+        return (normed * weight.view(groups, -1)).flatten(-3)
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
         parts = x.unflatten(-1, (groups, -1))  # [T, groups, columns of a group]
@@ -290,7 +301,8 @@ class TorchOps:
         for expert in ids.unique().tolist():
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
-            hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
+            activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
+            hidden = activate(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
             hidden = hidden if cut is None else self.all_gather(hidden, [cut])
             outputs[rows, ranks] = F.linear(hidden, down.packed[expert], biases[1])
         return (outputs * weights[..., None]).sum(dim=1)
@@ -314,8 +326,20 @@ class TorchOps:
         return x * y
 
     def causal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: TorchBatch, layer: int) -> Tensor:
+        if batch.cache.slots is not None:
+            return conv_in_slots(x, weight, bias, batch.cache.slots.conv[layer], batch.states)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         return causal_conv(x, weight, bias, batch.cache, layer, *runs)
+
+    def mamba2_scan(
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Mamba2Weights, batch: TorchBatch, layer: int
+    ) -> Tensor:
+        return mamba2_scan(x, dt, b, c, weights, batch.slots_of_states.recurrent[layer], batch.states)
+
+    def mamba_scan(
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: MambaWeights, batch: TorchBatch, layer: int
+    ) -> Tensor:
+        return mamba_scan(x, dt, b, c, weights, batch.slots_of_states.recurrent[layer], batch.states)
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=-1)
@@ -367,8 +391,6 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class TorchProgram:
     """Runs the forward pass eagerly, every step."""
 
-    takes_trees = True
-
     def __init__(
         self,
         ops: TorchOps,
@@ -387,6 +409,7 @@ class TorchProgram:
             hidden,
         )
         self.kept: Tensor | None = None
+        self.takes_trees = cache.spec.states is None
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
@@ -420,4 +443,5 @@ class TorchProgram:
             hidden=None
             if batch.hidden_rows is None or self._hidden is None
             else self._hidden.rows[index(batch.hidden_rows)],
+            states=[] if batch.states is None else batch.states.tolist(),
         )

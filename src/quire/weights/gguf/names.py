@@ -17,6 +17,7 @@ from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
 from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
+from quire.weights.gguf.mamba_names import MAMBA_ARCHITECTURES
 from quire.weights.gguf.older_names import OLDER_ARCHITECTURES
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
@@ -252,10 +253,11 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
     **OLDER_ARCHITECTURES,
+    **MAMBA_ARCHITECTURES,
     **ENCODER_ARCHITECTURES,
 }
 
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +291,12 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in row.layer_tensors:
         return None
-    layer, part, kind = match.groups()
+    layer, part, kind = match[1], match[2], match[3] or ""
     translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else f".{kind}"),
+        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else kind),
         row.interleaved.get(part),
-        row.norm_offset if part.endswith("_norm") and kind == "weight" else 0.0,
+        row.norm_offset if part.endswith("_norm") and part != "ssm_norm" and kind == ".weight" else 0.0,
         part == "ffn_gate_inp_shexp" or translated in row.one_row,
     )
 
