@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from quire.ops.opset import Activation, Keep, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_attention import AttentionHeads
+from quire.quantize.eager_states import linear_attention
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.routing import routed
 from quire.quantize.threads import in_threads, row_spans
@@ -326,6 +327,19 @@ class EagerOps:
                 out[span.stop - max(length, 0) : span.stop] += row * x[span.start : span.start + max(length, 0)]
         return out
 
+    def decay(self, x: Floats, bias: Floats, rate: Floats) -> Floats:
+        return np.exp(-rate * np.logaddexp(np.float32(0), x + bias))
+
+    def delta_rule(
+        self, q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, batch: EagerBatch, layer: int, key_dim: int
+    ) -> Floats:
+        return linear_attention(q, k, v, decay, beta, batch.spans, key_dim)
+
+    def linear_attention(
+        self, q: Floats, k: Floats, v: Floats, decay: Floats, batch: EagerBatch, layer: int, key_dim: int
+    ) -> Floats:
+        return linear_attention(q, k, v, np.tile(decay, (len(v), 1)), None, batch.spans, key_dim)
+
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
         return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap, head.packed, self.probe)
 
@@ -364,6 +378,7 @@ ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {
     Activation.QUICK_GELU: lambda x: x * _sigmoid(np.float32(1.702) * x),
     Activation.TANH: np.tanh,
     Activation.ELU: lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    Activation.SIGMOID: _sigmoid,
 }
 
 
