@@ -22,6 +22,8 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+void bind_scans(nb::class_<quire::Tape>& tape);  // bind_scans.cpp
+
 namespace {
 
 using quire::Tape;
@@ -34,6 +36,7 @@ using Bytes1 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
 using Words = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using HiddenStates = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using States = nb::ndarray<const int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 using Matrices = std::vector<const quire::Matrix*>;
 using ExpertMatrices = std::vector<Matrices>;
 
@@ -85,7 +88,7 @@ quire::Activation activation(int kind) {
 void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
          Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
          std::optional<Ints> adapters, std::optional<Ints> source_lens, std::optional<Tables> source_tables,
-         std::optional<Words> ancestors, std::optional<Ints> hidden_rows) {
+         std::optional<Words> ancestors, std::optional<Ints> hidden_rows, std::optional<States> states) {
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
     const auto expect = [](const char* what, size_t size, size_t expected) {
         if (size != expected)
@@ -129,7 +132,9 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
                            logits.data(),
                            adapters ? adapters->data() : nullptr,
                            ancestors ? reinterpret_cast<const uint64_t*>(ancestors->data()) : nullptr,
-                           hidden_rows ? hidden_rows->data() : nullptr};
+                           hidden_rows ? hidden_rows->data() : nullptr,
+                           states ? reinterpret_cast<const quire::Segment*>(states->data()) : nullptr,
+                           states ? int64_t(states->shape(0)) : 0};
     nb::gil_scoped_release release;
     tape.run(step);
 }
@@ -191,8 +196,9 @@ void bind_tape(nb::module_& m) {
              "Parts (B, first output, first row of A, scale). Not while a tape runs. The caller keeps the matrices "
              "alive.");
 
-    nb::class_<Tape>(m, "Tape", "A recorded forward pass.")
-        .def(
+    nb::class_<Tape> tape(m, "Tape", "A recorded forward pass.");
+    bind_scans(tape);
+    tape.def(
             "__init__",
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
                int64_t num_layers, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, const std::string& dtype,
@@ -402,5 +408,6 @@ void bind_tape(nb::module_& m) {
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
              "source_lens"_a.none().noconvert() = nb::none(), "source_tables"_a.none().noconvert() = nb::none(),
              "ancestors"_a.none().noconvert() = nb::none(), "hidden_rows"_a.none().noconvert() = nb::none(),
+             "states"_a.none().noconvert() = nb::none(),
              "Run one step. ValueError if it refers to a token, slot or block that does not exist.");
 }

@@ -11,6 +11,7 @@
 
 #include "matrix.h"
 #include "ops.h"
+#include "scan.h"
 #include "search.h"
 
 namespace quire {
@@ -20,6 +21,7 @@ struct Kernels {
     const char* name;
     const MatrixKernels& matrix;  // native/kernels/matrix.cpp
     const OpKernels& ops;         // native/kernels/ops.cpp
+    const ScanKernels& scan;      // native/kernels/scan.cpp
     const SearchKernels& search;  // native/kernels/search.cpp
 };
 

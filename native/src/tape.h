@@ -17,6 +17,7 @@
 #include "draft_trees.h"
 #include "kernels.h"
 #include "lora.h"
+#include "mamba.h"
 #include "moe.h"
 #include "outliers.h"
 #include "rank_group.h"
@@ -50,6 +51,8 @@ struct Step {
     const int32_t* adapters;     // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
     const uint64_t* ancestors;   // [num_tokens] which tokens of its sequence and step a token sees; null: no tree
     const int32_t* hidden_rows;  // [num_tokens] the row of the hidden states that each token reads, or null
+    const Segment* segments;     // [num_segments] of the tokens, if the tape has states
+    int64_t num_segments;
 };
 
 // A weight matrix: segments stacked along the outputs, each with its own layout.
@@ -202,6 +205,19 @@ struct CausalConv {
     int64_t layer;  // among the convolutions
     View out;
 };
+struct Mamba2Scan {
+    View x, dt, b, c;
+    Mamba2Weights weights;
+    int64_t groups;
+    int64_t layer;  // among those with states
+    View out;
+};
+struct MambaScan {
+    View x, dt, b, c;
+    MambaWeights weights;
+    int64_t layer;
+    View out;
+};
 struct Logits {
     View x;
     Weight weight;
@@ -223,7 +239,8 @@ struct RankBarrier {};  // all ranks wait for each other
 using Op =
     std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
                  WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe, MulSigmoid, Scale,
-                 ScaleByPosition, Clamp, Add, Mul, CausalConv, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
+                 ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Logits, TakeRows, Keep, CopyColumns,
+                 RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -248,6 +265,9 @@ class Tape {
 
     void add(Op op);
 
+    // Recurrent states are there, from now on.
+    void use_states(const States& states) { states_ = states; }
+
     // Throws std::invalid_argument if the step refers to a token, slot or block that does not exist, and RankLost if
     // another rank is gone.
     void run(const Step& step);
@@ -257,6 +277,7 @@ class Tape {
     friend class PagedAttention;
 
     void check(const Step& step) const;
+    void check_segments(const Step& step) const;
     void find_shared_prefixes(const Step& step);
     void execute(const Step& step, const ThreadPool& pool);  // runs in every thread: tape_executor.cpp
     int64_t add_counters(size_t count);                      // returns the first one's index
@@ -268,6 +289,7 @@ class Tape {
     }
 
     Pages pages_;
+    States states_;
     int64_t max_tokens_;
     int num_threads_;
     RankGroup* const ranks_;

@@ -16,9 +16,12 @@ constexpr int64_t kMinDividedRows = 16;  // of a matmul, for ranks to quantize t
 // An op reads, or writes, its own rows if every thread touches only its share of the rows. (Pages are written by rows
 // too: only attention reads them, after a barrier.)
 template <class T>
+constexpr bool kScans =
+    std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> || std::is_same_v<T, MambaScan>;
+template <class T>
 constexpr bool kReadsOwnRows =
-    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, CausalConv> &&
-    !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
+    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> && !std::is_same_v<T, Logits> &&
+    !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
 template <class T>
 constexpr bool kWritesOwnRows = std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> ||
                                 (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
@@ -241,9 +244,25 @@ class TapeExecutor {
 
     void run(const CausalConv& op) {
         const ConvRunner conv{tape_.pages_, op.layer, op.weights, rows(op.x, op.x), rows(op.out, op.out), pool_};
+        if (tape_.states_.num_slots) return conv.run(segmented(op.layer));
         for (int64_t seq = 0; seq < step_.num_seqs; ++seq)
             conv.run(step_.seq_starts[seq], step_.seq_starts[seq + 1], step_.context_lens[seq],
                      step_.block_tables + seq * step_.table_stride);
+    }
+
+    SegmentedStates segmented(int64_t layer) const {
+        return {tape_.states_, step_.segments, step_.num_segments, layer};
+    }
+
+    void run(const Mamba2Scan& op) {
+        const int64_t head_dim = op.x.columns / op.weights.heads, columns = op.b.columns / op.groups;
+        mamba2_scan(segmented(op.layer), op.weights, head_dim, op.groups, columns, rows(op.x, op.x), rows(op.dt, op.dt),
+                    rows(op.b, op.b), rows(op.c, op.c), rows(op.out, op.out), pool_);
+    }
+
+    void run(const MambaScan& op) {
+        mamba_scan(segmented(op.layer), op.weights, rows(op.x, op.x), rows(op.dt, op.dt), rows(op.b, op.b),
+                   rows(op.c, op.c), rows(op.out, op.out), pool_);
     }
 
     void run(const Linear& op) { multiply(op.weight, op.x, op.out.logits_only, row(op.out, 0), op.out.stride); }

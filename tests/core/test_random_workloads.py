@@ -41,6 +41,11 @@ class Setting:
     offload: bool = False
     prefill_engines: FakePrefillEngines | None = None
     has_states: bool = False
+    num_slots: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_slots:
+            self.window, self.trees, self.has_states, self.prefill_engines = 0, False, False, None
 
 
 @dataclass
@@ -67,6 +72,7 @@ SETTINGS = st.builds(
     store=st.none() | st.builds(FakeStore, st.integers(0, 3), failures=st.sampled_from([0.0, 0.2])),
     offload=st.booleans(),
     has_states=st.booleans(),
+    num_slots=st.sampled_from([0, 0, 3, 4, 9, 30]),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -142,7 +148,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         max_model_len=64,
         long_prefill_token_threshold=setting.threshold,
         step_seconds=float(setting.num_blocks % 2),
-        has_states=setting.has_states,
+        has_states=setting.has_states or setting.num_slots > 0,
     )
     num_drafts = 0 if setting.has_states else setting.num_drafts
     scheduler = Scheduler(
@@ -158,6 +164,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         store=setting.store,
         offload=setting.offload,
         prefill_engines=setting.prefill_engines,
+        num_slots=setting.num_slots,
     )
     if num_drafts:
         make_drafts_free(scheduler.speculation)
@@ -174,6 +181,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         store=setting.store,
         peers=setting.prefill_engines,
         has_states=setting.has_states,
+        num_slots=setting.num_slots,
     )
     return scheduler, executor
 
@@ -315,6 +323,17 @@ def test_states_are_those_of_the_position_that_a_run_continues() -> None:
         preemptions += stats.preemptions
         hits += stats.prefix_hits
     assert preemptions > 200 and hits > 60
+
+
+def test_states_in_slots_are_those_of_the_position_that_a_run_continues() -> None:
+    preemptions = hits = accepted = 0
+    for seed in range(25 * LENGTH):
+        setting, workload = crowd(seed)
+        stats = verify(replace(setting, num_slots=(3, 7, 12, 40)[seed % 4]), workload).stats()
+        preemptions += stats.preemptions
+        hits += stats.prefix_hits
+        accepted += stats.accepted_tokens
+    assert preemptions > 50 and hits > 60 and accepted > 100
 
 
 def test_encoder_inputs_are_computed_whole_and_shared_whole() -> None:

@@ -48,6 +48,8 @@ class Run:
     parents: list[int] = field(default_factory=list)  # of each draft; empty: a chain
     quotas: dict[str, int] = field(default_factory=dict)  # draft tokens that methods which are not free are to propose
     num_enough: int = 0  # free draft tokens that are worth more than these; 0: none are
+    state: int = -1  # of a model with state slots: the one with the state at `start`; -1: there is none yet
+    states: list[tuple[int, int]] = field(default_factory=list)  # (position, slot for the state of all tokens before)
 
 
 @dataclass(slots=True)

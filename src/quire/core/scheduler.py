@@ -61,11 +61,13 @@ class Scheduler:
         block_bytes: int = 0,
         prefill_engines: PrefillEngines | None = None,
         block_sender: BlockSender | None = None,
+        num_slots: int = 0,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `window`: tokens that attention looks back,
         0: all. `drafts`: how draft tokens are chosen; None: there are none. `store`: prefix blocks on disk. `offload`:
         host blocks keep prefixes, too. `block_bytes`: the size of a block, for statistics. `prefill_engines` compute
-        prompts for this one. `block_sender`: this one computes prompts for others."""
+        prompts for this one. `block_sender`: this one computes prompts for others. `num_slots`: state slots, of models
+        with recurrent layers."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(
@@ -79,9 +81,12 @@ class Scheduler:
             prefill_engines,
             block_sender,
             limits.has_states,
+            num_slots,
+            limits.max_num_seqs,
         )
+        self.states = self.kv_blocks.states
         self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
-        self.rows = RowTable(limits.max_num_seqs)
+        self.rows = RowTable(self.states.max_running if self.states else limits.max_num_seqs)
         self.adapters = AdapterSlots(num_adapters)
         fair = FairOrder() if policy == "fair" else None
         self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters, fair)
@@ -143,6 +148,8 @@ class Scheduler:
         assert len(self._in_flight) <= self._ahead, "schedule() is called before the outputs of earlier plans have come"
         plan = StepPlan(self._step, [])
         self._step += 1
+        if self.states:
+            self.states.begin_plan()
         if self.tiers:
             self.tiers.save(plan, is_idle=not self.groups.has_work)
         if self.sends:
@@ -199,7 +206,10 @@ class Scheduler:
                     continue  # it waits a step; sequences before it go on, and may preempt it
                 seq.block_table.append(pool.take())
                 new_blocks = seq.take_unsent_blocks()
-            runs.append(Run(seq.row, start, 1, new_blocks))
+            run = Run(seq.row, start, 1, new_blocks)
+            runs.append(run)
+            if self.states:
+                self.states.plan_run(seq, run)
             seq.num_computed = start + 1
             seq.planned_step = step
             if start + 1 == seq.index_at:

@@ -58,6 +58,8 @@ class Speculation:
         for (run, seq), proposal, count in zip(runs, best, counts, strict=True):
             if self._kv_blocks.num_new_blocks(seq, seq.num_computed + count) > num_spare:
                 count = min(count, len(seq.block_table) * self._limits.block_size - seq.num_computed)
+            if self._kv_blocks.states:
+                count = min(count, self._kv_blocks.states.num_spare)
             if count > 0:
                 num_spare -= self._extend(run, seq, proposal, count, plan)
                 num_drafts += count
@@ -133,6 +135,8 @@ class Speculation:
         num_blocks = self._kv_blocks.num_new_blocks(seq, seq.num_computed)
         self._kv_blocks.allocate(seq, seq.num_computed, plan)
         run.new_blocks += seq.take_unsent_blocks()
+        if self._kv_blocks.states:
+            self._kv_blocks.states.plan_drafts(seq, run, count)
         return num_blocks
 
     # ---- update

@@ -44,7 +44,7 @@ class DraftCheckpoint:
                 "draft with a smaller decoder of the same family",
                 param="speculative_config",
             )
-        if config.conv is not None:
+        if config.has_states:
             raise Unsupported(
                 f"a `{config.architecture}` as a draft model: its states cannot take rejected drafts back",
                 "draft with a model that has attention in all layers",

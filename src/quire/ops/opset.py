@@ -14,6 +14,7 @@ set.)"""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -55,6 +56,7 @@ class StepBatch:
     source_tables: Int32 | None = None  # [S, W] the blocks of its keys and values
     ancestors: Int64 | None = None  # [T] words; None: no tree, every token sees the tokens before it
     hidden_rows: Int32 | None = None  # [T] the row of the `HiddenStates` that the token reads, in heads that draft
+    states: Int32 | None = None  # [G, 3] segments of tokens, of models with recurrent states; see `StateSpec`
 
     @property
     def num_tokens(self) -> int:
@@ -66,6 +68,7 @@ GPU_KV_DTYPES = (*KV_DTYPES, "fp8")
 
 
 MAX_CONV_TAPS = 16
+STATE_ALIGNMENT = 16  # numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,45 @@ class ConvSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The recurrent states of a model. A state slot has one of every such layer, in fp32: the last `conv_taps - 1`
+    inputs of its causal convolution [conv_taps - 1, conv_channels], and what its recurrence keeps, `shape`.
+
+    A step has the tokens of its sequences in segments, in order (`StepBatch.states`): (end, source, target). A segment
+    is the tokens from the end of the one before it up to `end`. It starts from the state in the slot `source`, or from
+    zeros if that is below zero, and leaves the state after its last token in the slot `target`, which may be `source`.
+    The segments of a sequence follow each other; a segment may continue what one before it has left."""
+
+    num_layers: int
+    shape: tuple[int, ...]  # of one layer: (heads, rows, columns), say
+    conv_channels: int = 0  # 0: the layers have no convolution
+    conv_taps: int = 1
+    num_slots: int = 0  # of a cache
+
+    def __post_init__(self) -> None:
+        assert self.num_layers > 0 and 1 <= self.conv_taps <= MAX_CONV_TAPS and all(n > 0 for n in self.shape)
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        return self.conv_taps - 1, self.conv_channels
+
+    @property
+    def conv_numbers(self) -> int:
+        """Of one layer, padded to whole vectors."""
+        return -(-(self.conv_taps - 1) * self.conv_channels // STATE_ALIGNMENT) * STATE_ALIGNMENT
+
+    @property
+    def numbers(self) -> int:
+        """Of one layer's recurrence, padded to whole vectors."""
+        return -(-prod(self.shape) // STATE_ALIGNMENT) * STATE_ALIGNMENT
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of all layers."""
+        return 4 * self.num_layers * (self.conv_numbers + self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
 class KVSpec:
     """The shape of the paged KV cache. A block holds `block_size` tokens of every layer.
 
@@ -98,7 +140,8 @@ class KVSpec:
     values are divided by `fp8_scales` of their layer, where it has any.
 
     With `conv`, a block also has the state of every causal convolution after the last token written to it: a full block
-    is a prefix from which a sequence can continue."""
+    is a prefix from which a sequence can continue. States that are too large for that are beside the blocks, in slots
+    of their own: `states`. A model has one of both, or neither."""
 
     num_layers: int  # that have keys and values
     num_kv_heads: int
@@ -108,8 +151,10 @@ class KVSpec:
     latent: int = 0  # 0: not a latent cache
     fp8_scales: tuple[tuple[float, float], ...] = ()  # of keys and values, by layer; (): 1 for all
     conv: ConvSpec | None = None
+    states: StateSpec | None = None
 
     def __post_init__(self) -> None:
+        assert self.conv is None or self.states is None
         assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
 
     def fp8_scales_of(self, layer: int) -> tuple[float, float]:
@@ -139,7 +184,7 @@ class KVSpec:
 
 
 class KVCache(Protocol):
-    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to."""
+    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to; and the state slots of `KVSpec.states`."""
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, in order: pairs of (source, target)."""
@@ -274,6 +319,24 @@ class Routing:
             )
         if self.group_score == "best two" and self.num_groups > 1 and size < 2:
             raise BadCheckpoint(f"groups of {size} expert are judged by their best two")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mamba2Weights:
+    """Vectors of `OpSet.vector`, one number a head."""
+
+    a: Any  # below zero
+    dt_bias: Any
+    skip: Any
+    dt_limit: tuple[float, float] = (0.0, float("inf"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MambaWeights:
+    """`a` is below zero: [columns, channels], of `OpSet.biases`; `skip` [channels], of `OpSet.vector`."""
+
+    a: Any
+    skip: Any
 
 
 class Keep(Enum):
@@ -516,7 +579,26 @@ class OpSet(Protocol):
 
         Inputs of earlier steps come from the state in the block of the position before the step. The states after the
         last token of each block and of the sequence are written to the blocks of these tokens. Sequences are taken in
-        the order of the batch: one may continue a block that another before it fills in this step."""
+        the order of the batch: one may continue a block that another before it fills in this step.
+
+        If the cache has state slots (`KVSpec.states`), the states are there, and `layer` counts the layers that have
+        them."""
+
+    def mamba2_scan(
+        self, x: Value, dt: Value, b: Value, c: Value, weights: "Mamba2Weights", batch: Any, layer: int
+    ) -> Value:
+        """x [T, heads * head_dim], dt [T, heads], b and c [T, groups * columns] -> [T, heads * head_dim], where the
+        state of a layer is [heads, columns, head_dim]. Neighbouring heads share the b and c of a group.
+
+        For each token and head, with d = softplus(dt + dt_bias), clamped to `dt_limit`: state = exp(a * d) * state +
+        d * b x^T; the output is c^T state + skip * x."""
+
+    def mamba_scan(
+        self, x: Value, dt: Value, b: Value, c: Value, weights: "MambaWeights", batch: Any, layer: int
+    ) -> Value:
+        """x and dt [T, channels], b and c [T, columns] -> [T, channels], where the state of a layer is [columns,
+        channels]. For each token and channel, with d = softplus(dt): state = exp(a * d) * state + d * b * x; the output
+        is the sum over columns of c * state, and skip * x."""
 
     def decay(self, x: Value, bias: Any, rate: Any) -> Value:
         """exp(-rate * softplus(x + bias)), element by element: what a token leaves of a state. bias, rate [columns]."""

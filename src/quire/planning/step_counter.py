@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
-from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
+from quire.ops.native.recorder import RecordedLogits, Recorder, SymbolicBatch
+from quire.ops.native.scan_recorder import RecordedColumns
 from quire.ops.opset import Activation, KVSpec, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
@@ -74,7 +75,7 @@ class StepCounter(Recorder):
         super().__init__(kv)
         self.count = StepCount()
         self._kv, self._shape = kv, shape
-        self._kv_bytes = kv.kv_bytes / kv.block_size / kv.num_layers  # of one token in one layer
+        self._kv_bytes = kv.kv_bytes / kv.block_size / max(kv.num_layers, 1)  # of one token in one layer
         self._arenas: dict[int, int] = {}  # bytes, by the tokens of a step
         self.vocab = self.head_inputs = 0
         self.integer_inputs = 0  # of the matrix of integers that has most: they are quantized for it

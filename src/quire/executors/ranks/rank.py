@@ -62,8 +62,8 @@ def check_ranks(options: ExecutorOptions, size: int, config: Any = None) -> None
         raise Unsupported("a KV cache of several ranks is not kept on disk", "leave out kv_disk_path")
     if options.speculation is not None and options.speculation.model:
         raise Unsupported("several ranks have no draft model", "use the speculative method ngram or suffix")
-    if config is not None and config.conv is not None:
-        raise Unsupported("a model with convolutions is not divided among ranks", "leave out tensor_parallel_size")
+    if config is not None and config.has_states:
+        raise Unsupported("a model with states is not divided among ranks", "leave out tensor_parallel_size")
     if config is not None:
         heads = [config.heads, *([config.encoder_heads] if isinstance(config, Seq2SeqConfig) else [])]
         check_size(size, min(heads))

@@ -1,8 +1,6 @@
-"""The recorder: the ops of a forward pass, recorded and not computed.
+"""The recorder: the ops of a forward pass, recorded and not computed. scan_recorder.py has those that keep states."""
 
-A value is columns of a storage with one row per token. The number of rows is known only when the tape runs."""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,22 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
-from quire.ops.native.liveness import Storage, Use
+from quire.ops.native.liveness import Use
 from quire.ops.native.lora import NativeLoraSlots
+from quire.ops.native.scan_recorder import Emit, RecordedColumns, ScanRecorder, new_value
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
-
-ViewOf = Callable[["RecordedColumns"], Any]  # the native View of a value
-Emit = Callable[[Any, ViewOf], None]  # adds one op to a native Tape
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedColumns:
-    """A recorded value: columns [first, first + columns) of a storage."""
-
-    storage: Storage
-    first: int
-    columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +47,14 @@ class SymbolicBatch:
     logit_rows, hidden_rows = "logit_rows", "hidden_rows"
 
 
-class Recorder:
+class Recorder(ScanRecorder):
     """The ops of a forward pass. `OpSet` describes them."""
 
     def __init__(self, spec: KVSpec, max_tokens: int = 0, hidden: NativeHiddenStates | None = None) -> None:
-        self.uses: list[Use] = []
-        self.emits: list[Emit] = []
+        super().__init__(spec)
         self.logits_taken: RecordedLogits | None = None
         self.kept: Float32 | None = None  # [max_tokens, columns], written in every step
-        self._spec, self._max_tokens, self._hidden = spec, max_tokens, hidden
+        self._max_tokens, self._hidden = max_tokens, hidden
 
     def embedding(self, ids: Any, table: RecordedTable) -> RecordedColumns:
         assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), (
@@ -378,18 +364,6 @@ class Recorder:
             (x, y), out, lambda tape, view: tape.mul(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
         )
 
-    def causal_conv(
-        self, x: RecordedColumns, weight: Float32, bias: Float32 | None, batch: Any, layer: int
-    ) -> RecordedColumns:
-        conv = self._spec.conv
-        assert conv is not None and 0 <= layer < conv.num_layers, f"convolution {layer} of {conv}"
-        assert weight.shape == (conv.taps, conv.channels) and x.columns == conv.channels, f"{weight.shape} in {conv}"
-        assert bias is None or bias.shape == (conv.channels,)
-        out = new_value(x.columns)
-        return self._record(
-            (x,), out, lambda tape, view: tape.causal_conv(view(x), weight, bias, layer, view(out)), barrier=True
-        )
-
     def concat(self, parts: Sequence[RecordedColumns]) -> RecordedColumns:
         whole = new_value(sum(part.columns for part in parts))
         for part, place in zip(parts, self.split(whole, [part.columns for part in parts]), strict=True):
@@ -430,24 +404,6 @@ class Recorder:
         self.logits_taken = taken
         return taken
 
-    def _record(
-        self,
-        inputs: Sequence[RecordedColumns],
-        output: RecordedColumns,
-        emit: Emit,
-        *,
-        barrier: bool = False,
-        in_place: Sequence[RecordedColumns] = (),
-        any_rows: bool = False,
-    ) -> RecordedColumns:
-        whole = [x.storage for x in in_place if x.columns == x.storage.columns]
-        self._append(Use([x.storage for x in inputs], output.storage, barrier, whole, any_rows), emit)
-        return output
-
-    def _append(self, use: Use, emit: Emit) -> None:
-        self.uses.append(use)
-        self.emits.append(emit)
-
 
 def _bias_argument(biases: Float32 | None, heads: int) -> dict[str, Float32]:
     assert biases is None or (biases.shape[0] == heads and biases.shape[1] % 2 == 1 < biases.shape[1]), (
@@ -458,7 +414,3 @@ def _bias_argument(biases: Float32 | None, heads: int) -> dict[str, Float32]:
 
 def _copy(x: RecordedColumns, out: RecordedColumns) -> Emit:
     return lambda tape, view: tape.scale(view(x), 1.0, view(out))
-
-
-def new_value(columns: int) -> RecordedColumns:
-    return RecordedColumns(Storage(columns), 0, columns)

@@ -19,6 +19,8 @@ from quire.ops.opset import (
     Keep,
     KVCache,
     KVSpec,
+    Mamba2Weights,
+    MambaWeights,
     Program,
     Routing,
     Sampler,
@@ -28,12 +30,14 @@ from quire.ops.opset import (
 from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
-from quire.ops.reference.causal_conv import causal_conv
+from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
 from quire.ops.reference.exchange import RankExchange
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
+from quire.ops.reference.mamba import mamba2_scan, mamba_scan
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
+from quire.ops.reference.states import TorchStates
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 if TYPE_CHECKING:
@@ -58,6 +62,12 @@ class TorchBatch:
     ancestors: list[int] | None = None
     hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
     kept: list[Tensor] = field(default_factory=list)
+    states: list[list[int]] = field(default_factory=list)  # segments: (end, source, target)
+
+    @property
+    def slots_of_states(self) -> TorchStates:
+        assert self.cache.slots is not None, "the cache has no state slots"
+        return self.cache.slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -314,8 +324,20 @@ class TorchOps:
         return x * y
 
     def causal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: TorchBatch, layer: int) -> Tensor:
+        if batch.cache.slots is not None:
+            return conv_in_slots(x, weight, bias, batch.cache.slots.conv[layer], batch.states)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         return causal_conv(x, weight, bias, batch.cache, layer, *runs)
+
+    def mamba2_scan(
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Mamba2Weights, batch: TorchBatch, layer: int
+    ) -> Tensor:
+        return mamba2_scan(x, dt, b, c, weights, batch.slots_of_states.recurrent[layer], batch.states)
+
+    def mamba_scan(
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: MambaWeights, batch: TorchBatch, layer: int
+    ) -> Tensor:
+        return mamba_scan(x, dt, b, c, weights, batch.slots_of_states.recurrent[layer], batch.states)
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=-1)
@@ -368,8 +390,6 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class TorchProgram:
     """Runs the forward pass eagerly, every step."""
 
-    takes_trees = True
-
     def __init__(
         self,
         ops: TorchOps,
@@ -388,6 +408,7 @@ class TorchProgram:
             hidden,
         )
         self.kept: Tensor | None = None
+        self.takes_trees = cache.spec.states is None
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
@@ -421,4 +442,5 @@ class TorchProgram:
             hidden=None
             if batch.hidden_rows is None or self._hidden is None
             else self._hidden.rows[index(batch.hidden_rows)],
+            states=[] if batch.states is None else batch.states.tolist(),
         )
