@@ -32,6 +32,7 @@ from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
 from quire.ops.reference.exchange import RankExchange
+from quire.ops.reference.linear_attention import attend_states
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.mamba import mamba2_scan, mamba_scan
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
@@ -333,6 +334,21 @@ class TorchOps:
         self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Mamba2Weights, batch: TorchBatch, layer: int
     ) -> Tensor:
         return mamba2_scan(x, dt, b, c, weights, batch.slots_of_states.recurrent[layer], batch.states)
+
+    def decay(self, x: Tensor, bias: Tensor, rate: Tensor) -> Tensor:
+        return torch.exp(-rate * F.softplus(x + bias))
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: TorchBatch, layer: int, key_dim: int
+    ) -> Tensor:
+        slots = batch.slots_of_states.recurrent[layer]
+        return attend_states(q, k, v, decay, beta, slots, batch.states)
+
+    def linear_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, batch: TorchBatch, layer: int, key_dim: int
+    ) -> Tensor:
+        slots = batch.slots_of_states.recurrent[layer]
+        return attend_states(q, k, v, decay.expand(len(v), -1), None, slots, batch.states)
 
     def mamba_scan(
         self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: MambaWeights, batch: TorchBatch, layer: int
