@@ -88,15 +88,19 @@ class DeepseekConfig(ModelConfig):
 
 
 def config(hf: CheckpointConfig) -> DeepseekConfig:
+    return DeepseekConfig(**config_fields(hf, FAMILIES[hf.architecture]))
+
+
+def config_fields(hf: CheckpointConfig, family: DeepseekFamily) -> dict[str, Any]:
+    """The fields of DeepseekConfig, to which other model files add their own."""
     hf.expect("hidden_act", "silu")
-    family = FAMILIES[hf.architecture]
     hf = hf if family.has_experts else hf.with_values(NO_EXPERTS)
     hf.expect("mlp_bias", False, None)
     hf.expect("moe_layer_freq", 1, None)
     latent, nope_dim, rope_dim = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
     layers, expert_size = hf.int("num_hidden_layers"), hf.int("moe_intermediate_size")
     rope = read_rope(hf, rope_dim, hf.int("max_position_embeddings"))
-    return DeepseekConfig(
+    return dict(
         architecture=hf.architecture,
         hidden=hf.int("hidden_size"),
         layers=layers,
@@ -166,8 +170,12 @@ def layer_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
         **_up_specs(c),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.heads * c.value_dim, bias=c.attention_bias),
         "mlp_norm": Vector("post_attention_layernorm", c.hidden),
-        **(_mlp_specs("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_specs(c)),
+        **feed_forward_specs(c, layer),
     }
+
+
+def feed_forward_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
+    return _mlp_specs("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_specs(c)
 
 
 def _query_specs(c: DeepseekConfig) -> TensorSpecs:
@@ -277,16 +285,14 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_l
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def new_layer(loaded: Mapping[str, Any]) -> DeepseekLayer:
+def new_layer(loaded: Mapping[str, Any], kind: type[DeepseekLayer] = DeepseekLayer) -> DeepseekLayer:
     """Of weights under the names of the fields; others are left out."""
 
-    def of(kind: type[Any]) -> dict[str, Any]:
-        return {field.name: loaded[field.name] for field in fields(kind) if field.name in loaded}
+    def of(part: type[Any]) -> dict[str, Any]:
+        return {field.name: loaded[field.name] for field in fields(part) if field.name in loaded}
 
     mlp, moe = of(DeepseekMlp), of(DeepseekMoe)
-    return DeepseekLayer(
-        **of(DeepseekLayer), mlp=DeepseekMlp(**mlp) if mlp else None, moe=DeepseekMoe(**moe) if moe else None
-    )
+    return kind(**of(kind), mlp=DeepseekMlp(**mlp) if mlp else None, moe=DeepseekMoe(**moe) if moe else None)
 
 
 def forward(c: DeepseekConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Value:
@@ -309,8 +315,13 @@ def block(
 
 
 def attention(
-    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
+    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value | None, batch: Any
 ) -> Value:
+    """`angles`: None where nothing is rotated."""
+
+    def rotated(part: Value) -> Value:
+        return part if angles is None else ops.rope(part, angles, c.rope_dim)
+
     nope, rope = c.heads * c.nope_dim, c.heads * c.rope_dim
     attn_in = ops.linear(x, layer.attn_in)
     if layer.query_up is None:
@@ -320,9 +331,9 @@ def attention(
         queries = ops.linear(ops.rms_norm(q_latent, layer.query_norm, LATENT_EPS), layer.query_up)
         q_nope, q_rope = ops.split(queries, (nope, rope))
     latent = ops.rms_norm(latent, layer.latent_norm, LATENT_EPS)
-    ops.write_latent(latent, ops.rope(k_rope, angles, c.rope_dim), batch, index)
+    ops.write_latent(latent, rotated(k_rope), batch, index)
     q_latent = ops.linear_heads(q_nope, layer.key_up)
-    attended = ops.mla_attention(q_latent, ops.rope(q_rope, angles, c.rope_dim), batch, index, c.scale)
+    attended = ops.mla_attention(q_latent, rotated(q_rope), batch, index, c.scale)
     return ops.linear(ops.linear_heads(attended, layer.value_up), layer.out)
 
 

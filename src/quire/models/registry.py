@@ -81,6 +81,16 @@ ARCHITECTURES = {
     "PhiForCausalLM": "quire.models.phi",
     "Lfm2ForCausalLM": "quire.models.lfm2",
     "Lfm2MoeForCausalLM": "quire.models.lfm2_moe",
+    "Qwen3NextForCausalLM": "quire.models.qwen3_next",
+    "Qwen3_5ForCausalLM": "quire.models.qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "quire.models.qwen3_5",
+    "Qwen3_5MoeForCausalLM": "quire.models.qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "quire.models.qwen3_5",
+    "KimiLinearForCausalLM": "quire.models.kimi_linear",
+    "OlmoHybridForCausalLM": "quire.models.olmo_hybrid",
+    "MiniMaxForCausalLM": "quire.models.minimax",
+    "MiniMaxText01ForCausalLM": "quire.models.minimax",  # as its authors spell it
+    "MiniMaxM1ForCausalLM": "quire.models.minimax",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
 }

@@ -1,0 +1,106 @@
+"""Qwen3.5, dense and with experts: Qwen3-Next with the projections of its delta nets in separate tensors.
+
+Of a checkpoint that also sees images, this is the language model: images are refused."""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+from quire.models import llama, moe, qwen3_next
+from quire.models.config import ATTENTION
+from quire.models.delta_net import DeltaLayer, DeltaShape, gates, hybrid_fields, interval_kinds, read_shape
+from quire.models.llama import LlamaConfig
+from quire.models.llama_families import LlamaFamily, translate
+from quire.models.loading import Linear, LoadedModel, TensorSpecs
+from quire.models.moe import MoeConfig
+from quire.models.moe_families import QWEN_EXPERTS, ExpertNames, MoeFamily
+from quire.models.renamed_checkpoint import text_submodel
+from quire.ops.opset import OpSet
+from quire.weights.checkpoint import Checkpoint
+from quire.weights.config import CheckpointConfig
+
+TEXT_MODELS = {
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+STACKED_EXPERTS = ExpertNames("mlp.gate", ("mlp.experts.gate_up_proj",), "mlp.experts.down_proj")
+DENSE = LlamaFamily(
+    defaults=qwen3_next.DEFAULTS, adapt=qwen3_next.without_layer_types, qk_norms="heads", norm_offset=1.0
+)
+MOE = MoeFamily(
+    keys={"intermediate_size": "moe_intermediate_size"},  # no layer is without experts
+    defaults={**qwen3_next.DEFAULTS, "norm_topk_prob": True},
+    adapt=qwen3_next.without_layer_types,
+    qk_norms="heads",
+    norm_offset=1.0,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen35Config(LlamaConfig):
+    delta: DeltaShape
+    flat_conv: bool = False  # see ConvWeight
+
+    @property
+    def delta_eps(self) -> float:
+        return self.eps
+
+
+def config(hf: CheckpointConfig) -> Qwen35Config | qwen3_next.Qwen3NextConfig:
+    hf = text_config(hf)
+    if hf.architecture == "Qwen3_5MoeForCausalLM":
+        adapted = translate(hf, MOE)
+        fields = moe.config_fields(adapted, MOE)
+        return qwen3_next.Qwen3NextConfig(**_hybrid(hf, adapted, fields))
+    adapted = translate(hf, DENSE)
+    return Qwen35Config(**_hybrid(hf, adapted, llama.config_fields(adapted, DENSE)))
+
+
+def text_config(hf: CheckpointConfig) -> CheckpointConfig:
+    """The configuration of the language model."""
+    if hf.architecture not in TEXT_MODELS:
+        return hf
+    text, tied = hf.section("text_config"), hf.bool("tie_word_embeddings", False)
+    return text.with_values({"architectures": [TEXT_MODELS[hf.architecture]], "tie_word_embeddings": tied})
+
+
+def _hybrid(hf: CheckpointConfig, adapted: CheckpointConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    return hybrid_fields(fields, interval_kinds(hf, fields["layers"]), read_shape(adapted))
+
+
+def layer_specs(c: Any, stored: Container[str]) -> list[TensorSpecs]:
+    mixers = {kind: qwen3_next.attention_specs(c) if kind == ATTENTION else delta_specs(c) for kind in set(c.kinds)}
+    return [{**qwen3_next.norm_specs(c), **mixers[kind], **feed_forward_specs(c, stored)} for kind in c.kinds]
+
+
+def feed_forward_specs(c: Any, stored: Container[str]) -> TensorSpecs:
+    if isinstance(c, MoeConfig):
+        stacked = f"model.layers.0.{STACKED_EXPERTS.down}" in stored
+        return moe.expert_specs(c, STACKED_EXPERTS if stacked else QWEN_EXPERTS)
+    return {name: spec for name, spec in llama.layer_specs(c).items() if name in ("gate_up", "down")}
+
+
+def delta_specs(c: Any) -> TensorSpecs:
+    s, prefix = c.delta, "linear_attn"
+    return {
+        "delta_in": Linear({f"{prefix}.in_proj_qkv": s.channels, f"{prefix}.in_proj_z": s.value_size}, c.hidden),
+        "delta_gates": gates({f"{prefix}.in_proj_b": s.heads, f"{prefix}.in_proj_a": s.heads}, c.hidden),
+        "out": Linear({f"{prefix}.out_proj": c.hidden}, s.value_size),
+        **qwen3_next.common_specs(c, s),
+    }
+
+
+def load(ops: OpSet, checkpoint: Checkpoint, config: Any, max_model_len: int) -> LoadedModel:
+    checkpoint = text_submodel(checkpoint)
+    layers = layer_specs(config, set(checkpoint.names()))
+    return llama.load_layers(
+        ops,
+        checkpoint,
+        config,
+        max_model_len,
+        layers,
+        DeltaLayer,
+        moe.feed_forward,
+        [qwen3_next.MTP],
+        mixer=qwen3_next.mixer,
+    )
