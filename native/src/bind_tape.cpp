@@ -246,10 +246,11 @@ void bind_tape(nb::module_& m) {
             "first_row"_a = 0, "total_rows"_a.none() = nb::none())
         .def(
             "rms_norm",
-            [](Tape& t, View x, Floats weight, float eps, View out) {
-                t.add(quire::RmsNorm{x, weight.data(), int64_t(weight.size()), eps, out});
+            [](Tape& t, View x, Floats weight, float eps, View out, int64_t groups) {
+                const int64_t size = int64_t(weight.size());
+                t.add(quire::RmsNorm{x, weight.data(), size, size / groups, eps, out});
             },
-            "x"_a, "weight"_a.noconvert(), "eps"_a, "out"_a)
+            "x"_a, "weight"_a.noconvert(), "eps"_a, "out"_a, "groups"_a = 1)
         .def(
             "layer_norm",
             [](Tape& t, View x, std::optional<Floats> weight, std::optional<Floats> bias, float eps, int64_t groups,

@@ -85,6 +85,7 @@ struct HiddenRows {
 struct RmsNorm {
     View x;
     const float* weight;
+    int64_t weight_size;
     int64_t size;  // columns that are normalized together
     float eps;
     View out;

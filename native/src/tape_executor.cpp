@@ -121,7 +121,8 @@ class TapeExecutor {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
             for (int64_t c = 0; c < op.x.columns; c += op.size)
-                kernels_.ops.rms_norm(input(op.x, op.out, r) + c, op.weight, op.eps, op.size, row(op.out, r) + c);
+                kernels_.ops.rms_norm(input(op.x, op.out, r) + c, op.weight + c % op.weight_size, op.eps, op.size,
+                                      row(op.out, r) + c);
     }
 
     void run(const LayerNorm& op) {

@@ -13,7 +13,7 @@ A test file lists its cases and takes both from here:
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,10 @@ def compute(ops: OpSet, path: Path) -> Logits:
     module = family(checkpoint.config.architecture)
     config = module.config(checkpoint.config)
     model = module.load(ops, checkpoint, config, MAX_LEN)
-    cache = ops.new_cache(kv_spec(config, BLOCK_SIZE, "float32"), 20)
+    spec = kv_spec(config, BLOCK_SIZE, "float32")
+    if spec.states:
+        spec = replace(spec, states=replace(spec.states, num_slots=3))
+    cache = ops.new_cache(spec, 20)
     program = ops.compile(model.forward, cache, MAX_LEN, 1, MAX_LEN)
     table = np.random.default_rng(0).permutation(20).astype(np.int32)[: MAX_LEN // BLOCK_SIZE]
 
@@ -143,10 +146,17 @@ def compute(ops: OpSet, path: Path) -> Logits:
             context_lens=np.array([len(ids)], np.int32),
             block_tables=table[None],
             logit_rows=np.arange(len(positions), dtype=np.int32),
+            states=in_two_segments(start, len(ids)) if spec.states else None,
         )
         return on_host(program.run(batch))
 
     return run
+
+
+def in_two_segments(start: int, end: int) -> np.ndarray:
+    """The state is in slot 1 before and after the tokens, and in slot 2 on the way."""
+    source, half, count = 1 if start else -1, (end - start + 1) // 2, end - start
+    return np.array([(half, source, 2), (count, 2, 1)] if half < count else [(count, source, 1)], np.int32)
 
 
 def check_against_transformers(backend: str, theirs: Theirs) -> None:

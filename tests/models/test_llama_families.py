@@ -105,13 +105,6 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     check_against_transformers(backend, checkpoints(name))
 
 
-def test_granite_4_with_other_layers_is_refused() -> None:
-    values = {"architectures": ["GraniteMoeHybridForCausalLM"], "hidden_act": "silu", "num_hidden_layers": 2}
-    with pytest.raises(Unsupported, match="are mamba"):
-        values |= {"layer_types": ["attention", "mamba"]}
-        family("GraniteMoeHybridForCausalLM").config(CheckpointConfig(Path("config.json"), values))
-
-
 # -- families whose code transformers does not have --------------------------------------------------------------------
 
 

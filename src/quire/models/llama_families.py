@@ -8,14 +8,13 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal
 
-from quire.core.errors import BadCheckpoint, Unsupported
+from quire.core.errors import BadCheckpoint
 from quire.models.activations import NAMES as ACTIVATION_NAMES
 from quire.models.layer_patterns import (
     Rotation,
     Windows,
     full_attention,
     rope_as_listed,
-    rope_by_type,
     rope_everywhere,
     rope_in_windows,
     window_by_pattern,
@@ -129,18 +128,6 @@ def gemma2_scales(hf: CheckpointConfig) -> dict[str, float]:
             raise BadCheckpoint(f"query_pre_attn_scalar is {width}")
         scales["score_scale"] = 1 / sqrt(width)
     return scales
-
-
-def without_mamba(hf: CheckpointConfig) -> CheckpointConfig:
-    """Granite 4, of which checkpoints with attention in all layers and no experts are Llama."""
-    kinds = hf.list("layer_types", hf.list("layers_block_type", ["mamba"] * hf.int("num_hidden_layers")))
-    if others := sorted({str(kind) for kind in kinds} - {"attention", "full_attention"}):
-        raise Unsupported(
-            f"the layers of `{hf.architecture}` are {', '.join(others)}",
-            "attention in all layers is supported",
-        )
-    inner = hf.int("shared_intermediate_size", 1024)
-    return hf.with_values({"layer_types": None, "intermediate_size": inner})
 
 
 def mistral3_text(hf: CheckpointConfig) -> CheckpointConfig:
@@ -266,14 +253,6 @@ FAMILIES: Mapping[str, LlamaFamily] = {
     "GlmForCausalLM": GLM,
     "Glm4ForCausalLM": replace(GLM, norms=GLM4_NORMS),
     "GraniteForCausalLM": LlamaFamily(scales=granite_scales),
-    "GraniteMoeHybridForCausalLM": LlamaFamily(
-        expects={"num_local_experts": (0, None)},
-        adapt=without_mamba,
-        scales=granite_scales,
-        rotated=rope_by_type,
-        gate_up=("shared_mlp.input_linear",),
-        down="shared_mlp.output_linear",
-    ),
     "MiniCPMForCausalLM": LlamaFamily(scales=minicpm_scales),
     "GemmaForCausalLM": GEMMA,
     "Gemma2ForCausalLM": GEMMA2,

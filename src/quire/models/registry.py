@@ -31,7 +31,6 @@ ARCHITECTURES = {
     "ExaoneForCausalLM": "quire.models.llama",
     "Phi3ForCausalLM": "quire.models.llama",
     "GraniteForCausalLM": "quire.models.llama",
-    "GraniteMoeHybridForCausalLM": "quire.models.llama",
     "MiniCPMForCausalLM": "quire.models.llama",
     "Olmo2ForCausalLM": "quire.models.llama",
     "Olmo3ForCausalLM": "quire.models.llama",
@@ -91,6 +90,14 @@ ARCHITECTURES = {
     "MiniMaxForCausalLM": "quire.models.minimax",
     "MiniMaxText01ForCausalLM": "quire.models.minimax",  # as its authors spell it
     "MiniMaxM1ForCausalLM": "quire.models.minimax",
+    "MambaForCausalLM": "quire.models.mamba",
+    "FalconMambaForCausalLM": "quire.models.mamba",
+    "Mamba2ForCausalLM": "quire.models.mamba2",
+    "BambaForCausalLM": "quire.models.bamba",
+    "GraniteMoeHybridForCausalLM": "quire.models.granite_hybrid",
+    "FalconH1ForCausalLM": "quire.models.falcon_h1",
+    "NemotronHForCausalLM": "quire.models.nemotron_h",
+    "JambaForCausalLM": "quire.models.jamba",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
 }

@@ -328,6 +328,7 @@ class Mamba2Weights:
     a: Any  # below zero
     dt_bias: Any
     skip: Any
+    groups: int = 1  # neighbouring heads of one share its b and c
     dt_limit: tuple[float, float] = (0.0, float("inf"))
 
 
@@ -456,9 +457,9 @@ class OpSet(Protocol):
     def embedding(self, ids: Value, table: Any) -> Value:
         """ids: batch.ids, or batch.positions for learned positions -> [T, columns]"""
 
-    def rms_norm(self, x: Value, weight: Any, eps: float) -> Value:
+    def rms_norm(self, x: Value, weight: Any, eps: float, groups: int = 1) -> Value:
         """x / sqrt(mean(x * x) + eps) * weight, separately for every len(weight) neighbouring columns: a whole row, or
-        each head of q or k."""
+        each head of q or k; with `groups`, for each of as many parts of these columns."""
 
     def layer_norm(self, x: Value, weight: Any, bias: Any, eps: float, groups: int = 1) -> Value:
         """(x - mean) / sqrt(variance + eps) * weight + bias, separately for each of `groups` groups of neighbouring
@@ -588,7 +589,7 @@ class OpSet(Protocol):
         self, x: Value, dt: Value, b: Value, c: Value, weights: "Mamba2Weights", batch: Any, layer: int
     ) -> Value:
         """x [T, heads * head_dim], dt [T, heads], b and c [T, groups * columns] -> [T, heads * head_dim], where the
-        state of a layer is [heads, columns, head_dim]. Neighbouring heads share the b and c of a group.
+        state of a layer is [heads, columns, head_dim].
 
         For each token and head, with d = softplus(dt + dt_bias), clamped to `dt_limit`: state = exp(a * d) * state +
         d * b x^T; the output is c^T state + skip * x."""

@@ -12,9 +12,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.opset import Activation, Keep, Routing
+from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_attention import AttentionHeads
+from quire.quantize.eager_scans import mamba2_scan, mamba_scan
 from quire.quantize.eager_states import linear_attention
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.routing import routed
@@ -171,10 +172,10 @@ class EagerOps:
 
     def tap(self, x: Floats, index: int) -> None: ...
 
-    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        groups = x.reshape(len(x), -1, len(weight))
-        mean = np.mean(np.square(groups), axis=2, keepdims=True)
-        normal: Floats = (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+    def rms_norm(self, x: Floats, weight: Floats, eps: float, groups: int = 1) -> Floats:
+        parts = x.reshape(len(x), -1, groups, len(weight) // groups)
+        mean = np.mean(np.square(parts), axis=3, keepdims=True)
+        normal: Floats = (parts / np.sqrt(mean + np.float32(eps)) * weight.reshape(groups, -1)).reshape(x.shape)
         self._normal = (normal, self._norm_source(x, weight))
         return normal
 
@@ -339,6 +340,16 @@ class EagerOps:
         self, q: Floats, k: Floats, v: Floats, decay: Floats, batch: EagerBatch, layer: int, key_dim: int
     ) -> Floats:
         return linear_attention(q, k, v, np.tile(decay, (len(v), 1)), None, batch.spans, key_dim)
+
+    def mamba2_scan(
+        self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: Mamba2Weights, batch: EagerBatch, layer: int
+    ) -> Floats:
+        return mamba2_scan(x, dt, b, c, weights, batch.spans)
+
+    def mamba_scan(
+        self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: MambaWeights, batch: EagerBatch, layer: int
+    ) -> Floats:
+        return mamba_scan(x, dt, b, c, weights, batch.spans)
 
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
         return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap, head.packed, self.probe)

@@ -128,7 +128,8 @@ def size_cache(
             f"a sequence of {length} tokens needs {_mib(seq_bytes)} of KV cache, and {_mib(cache_bytes)} hold {fits}",
             f"give kv_cache_memory_bytes {seq_bytes}, or ask for a smaller max_model_len",
         )
-    num_host_blocks = swap_bytes // spec.block_bytes + offload_bytes // spec.block_bytes
+    block_bytes = max(spec.block_bytes, 1)  # 0 where no layer has keys and values
+    num_host_blocks = swap_bytes // block_bytes + offload_bytes // block_bytes
     if has_staging and not offload_bytes:
         num_host_blocks += _num_staged(spec, seq_blocks)
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))

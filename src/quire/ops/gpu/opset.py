@@ -220,7 +220,8 @@ class GpuOps:
             return dequantize_rows(tokens, table, self.dtype, last)
         return embedding(tokens, table, last=last)
 
-    def rms_norm(self, x: GpuValue, weight: Tensor, eps: float) -> DeferredRows | ColumnSlice:
+    def rms_norm(self, x: GpuValue, weight: Tensor, eps: float, groups: int = 1) -> DeferredRows | ColumnSlice:
+        assert groups == 1, "only models with recurrent states norm in groups, and those run on a CPU"
         if isinstance(x, ColumnSlice) and x.angles is not None:  # a norm after the rotation: no kernel has that order
             heads = rotate_heads(x.stored().unflatten(-1, (-1, len(weight))), x.angles).float()
             normed = heads * (heads.square().mean(-1, keepdim=True) + eps).rsqrt() * weight

@@ -67,11 +67,17 @@ class Recorder(ScanRecorder):
             lambda tape, view: tape.embedding(of_positions, table.storage, table.data, table.row_order, view(out)),
         )
 
-    def rms_norm(self, x: RecordedColumns, weight: Float32, eps: float) -> RecordedColumns:
-        assert x.columns % len(weight) == 0, f"{x.columns} columns and a norm weight of {weight.shape}"
+    def rms_norm(self, x: RecordedColumns, weight: Float32, eps: float, groups: int = 1) -> RecordedColumns:
+        assert x.columns % len(weight) == 0 == len(weight) % groups, (
+            f"{x.columns} columns and a norm weight of {weight.shape} in {groups} groups"
+        )
         out = new_value(x.columns)
         return self._record(
-            (x,), out, lambda tape, view: tape.rms_norm(view(x), weight, eps, view(out)), in_place=(x,), any_rows=True
+            (x,),
+            out,
+            lambda tape, view: tape.rms_norm(view(x), weight, eps, view(out), groups),
+            in_place=(x,),
+            any_rows=True,
         )
 
     def layer_norm(

@@ -63,14 +63,15 @@ class ScanRecorder:
         assert x.columns == heads * head_dim and dt.columns == heads == len(w.a) == len(w.dt_bias) == len(w.skip), (
             f"{x.columns} columns of x and {dt.columns} of dt in {spec}"
         )
-        groups = b.columns // columns
-        assert b.columns == c.columns == groups * columns and heads % groups == 0, f"{b.columns} columns of b in {spec}"
+        assert b.columns == c.columns == w.groups * columns and heads % w.groups == 0, (
+            f"{b.columns} columns of b in {w.groups} groups of {spec}"
+        )
         out = new_value(x.columns)
         return self._record(
             (x, dt, b, c),
             out,
             lambda tape, view: tape.mamba2_scan(
-                *map(view, (x, dt, b, c)), w.a, w.dt_bias, w.skip, *w.dt_limit, groups, layer, view(out)
+                *map(view, (x, dt, b, c)), w.a, w.dt_bias, w.skip, *w.dt_limit, w.groups, layer, view(out)
             ),
             barrier=True,
         )

@@ -200,10 +200,10 @@ class RankForward:
             for local, group in zip(locals_, groups, strict=True)
         )
 
-    def rms_norm(self, x: RankValue, weight: Any, eps: float) -> RankValue:
+    def rms_norm(self, x: RankValue, weight: Any, eps: float, groups: int = 1) -> RankValue:
         if not all(cut.unit % len(weight) == 0 for cut in x.cuts):
             x = RankValue(self._all(x))
-        return RankValue(self._ops.rms_norm(x.local, weight, eps), x.cuts)
+        return RankValue(self._ops.rms_norm(x.local, weight, eps, groups), x.cuts)
 
     def layer_norm(self, x: RankValue, weight: Any, bias: Any, eps: float, groups: int = 1) -> RankValue:
         columns = self._columns(x)

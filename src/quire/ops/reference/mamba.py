@@ -16,8 +16,7 @@ def mamba2_scan(
     """slots [slots, heads, columns, head_dim]; see `OpSet.mamba2_scan`"""
     _, heads, columns, head_dim = slots.shape
     x = x.unflatten(-1, (heads, head_dim))
-    groups = b.shape[-1] // columns
-    b, c = (v.unflatten(-1, (groups, columns)).repeat_interleave(heads // groups, 1) for v in (b, c))
+    b, c = (v.unflatten(-1, (w.groups, columns)).repeat_interleave(heads // w.groups, 1) for v in (b, c))
     delta = F.softplus(dt + w.dt_bias).clamp(*w.dt_limit)  # [T, heads]
     decay = torch.exp(w.a * delta)
     out = torch.empty_like(x)

@@ -180,9 +180,10 @@ class TorchOps:
         assert self._exchange is not None, "a part of a value, and there are no other ranks"
         return self._exchange
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        groups = x.unflatten(-1, (-1, len(weight)))
-        return (groups * torch.rsqrt((groups * groups).mean(dim=-1, keepdim=True) + eps) * weight).flatten(-2)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
+        parts = x.unflatten(-1, (-1, groups, len(weight) // groups))
+        normed = parts * torch.rsqrt((parts * parts).mean(dim=-1, keepdim=True) + eps)
+        return (normed * weight.view(groups, -1)).flatten(-3)
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
         parts = x.unflatten(-1, (groups, -1))  # [T, groups, columns of a group]
