@@ -1,4 +1,4 @@
-"""Kimi Linear: DeepSeek V3's latent attention without rope in every fourth layer, and Kimi delta attention in the others.
+"""Kimi Linear: DeepSeek V3's latent attention, without rope, in every fourth layer; Kimi delta attention in the others.
 
 Kimi delta attention is a gated delta net in which each row of a state has a decay of its own. The inputs of the decays
 and of the output's gate come through a bottleneck of one head's width."""
@@ -11,8 +11,18 @@ from typing import Any
 from quire.models import deepseek
 from quire.models.config import ATTENTION
 from quire.models.deepseek import DeepseekConfig, DeepseekFamily, DeepseekLayer, DeepseekWeights
-from quire.models.delta_net import LINEAR, ConvWeight, DecayRate, DeltaShape, attend, gated_norm, gates
-from quire.models.delta_net import hybrid_fields, layer_kinds, state_specs
+from quire.models.delta_net import (
+    LINEAR,
+    ConvWeight,
+    DecayRate,
+    DeltaShape,
+    attend,
+    gated_norm,
+    gates,
+    hybrid_fields,
+    layer_kinds,
+    state_specs,
+)
 from quire.models.llama import UNUSED
 from quire.models.loading import Linear, LoadedModel, TensorSpecs, Vector, load_weights
 from quire.models.renamed_checkpoint import RenamedCheckpoint

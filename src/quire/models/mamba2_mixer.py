@@ -40,7 +40,9 @@ class Mamba2Shape:
     def __post_init__(self) -> None:
         for name in ("heads", "head_dim", "groups", "columns"):
             if getattr(self, name) < 1:
-                raise BadCheckpoint(f"the configuration of the checkpoint gives {name} of Mamba as {getattr(self, name)}")
+                raise BadCheckpoint(
+                    f"the configuration of the checkpoint gives {name} of Mamba as {getattr(self, name)}"
+                )
         if self.heads % self.groups:
             raise BadCheckpoint(f"{self.heads} heads of Mamba cannot share {self.groups} groups evenly")
         if self.heads * self.head_dim * self.columns > MAX_NUMBERS:

@@ -32,7 +32,9 @@ class MambaShape:
     def __post_init__(self) -> None:
         for name in ("channels", "columns", "rank"):
             if getattr(self, name) < 1:
-                raise BadCheckpoint(f"the configuration of the checkpoint gives {name} of Mamba as {getattr(self, name)}")
+                raise BadCheckpoint(
+                    f"the configuration of the checkpoint gives {name} of Mamba as {getattr(self, name)}"
+                )
         if self.channels * self.columns > MAX_NUMBERS:
             raise BadCheckpoint(f"{self.columns} x {self.channels} numbers are more than {MAX_NUMBERS}")
         if not 1 <= self.taps <= MAX_CONV_TAPS:

@@ -105,9 +105,7 @@ def delta_specs(c: OlmoHybridConfig, split_conv: bool) -> TensorSpecs:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: OlmoHybridConfig, max_model_len: int) -> LoadedModel:
     layers = layer_specs(config, checkpoint.names())
-    return llama.load_layers(
-        ops, checkpoint, config, max_model_len, layers, DeltaLayer, moe.feed_forward, mixer=mixer
-    )
+    return llama.load_layers(ops, checkpoint, config, max_model_len, layers, DeltaLayer, moe.feed_forward, mixer=mixer)
 
 
 def mixer(c: Any, layer: Any, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any) -> Value:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.models import llama, moe
+from quire.models.config import ATTENTION
 from quire.models.delta_net import (
     ConvWeight,
     DecayRate,
@@ -23,7 +24,6 @@ from quire.models.delta_net import (
     read_shape,
     state_specs,
 )
-from quire.models.config import ATTENTION
 from quire.models.llama_families import translate
 from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpecs
 from quire.models.moe import MoeConfig
@@ -110,7 +110,9 @@ def delta_specs(c: Qwen3NextConfig) -> TensorSpecs:
     qkvz = LinearPart(s.channels + s.value_size, ungrouped(s, (s.key_dim, s.key_dim, *2 * (_shared(s) * s.value_dim,))))
     return {
         "delta_in": Linear({f"{prefix}.in_proj_qkvz": qkvz}, c.hidden),
-        "delta_gates": gates({f"{prefix}.in_proj_ba": LinearPart(2 * s.heads, ungrouped(s, 2 * (_shared(s),)))}, c.hidden),
+        "delta_gates": gates(
+            {f"{prefix}.in_proj_ba": LinearPart(2 * s.heads, ungrouped(s, 2 * (_shared(s),)))}, c.hidden
+        ),
         "out": Linear({f"{prefix}.out_proj": c.hidden}, s.value_size),
         **common_specs(c, s),
     }

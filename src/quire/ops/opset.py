@@ -610,12 +610,10 @@ class OpSet(Protocol):
         """The gated delta rule. q and k [T, key_heads * key_dim], v [T, heads * value_dim] -> [T, heads * value_dim].
 
         A head has a state S [key_dim, value_dim], zero at first. Each token of a sequence, in order, changes it:
-        S = decay * S; S = S + k (beta * (v - k . S))^T; its output is q . S. Groups of neighbouring heads share q and k.
+        S = decay * S; S = S + k (beta * (v - k . S))^T; its output is q . S. Neighbouring heads share q and k.
         decay [T, heads], or of each row of S [T, heads * key_dim] (Kimi delta attention); beta [T, heads]."""
 
-    def linear_attention(
-        self, q: Value, k: Value, v: Value, decay: Any, batch: Any, layer: int, key_dim: int
-    ) -> Value:
+    def linear_attention(self, q: Value, k: Value, v: Value, decay: Any, batch: Any, layer: int, key_dim: int) -> Value:
         """Lightning attention: as `delta_rule`, with S = decay * S + k v^T. decay [heads]: a vector, for all tokens."""
 
     def concat(self, parts: Sequence[Value]) -> Value:

@@ -8,9 +8,7 @@ from quire.ops.opset import Mamba2Weights, MambaWeights
 from quire.quantize.floats import Floats
 
 
-def mamba2_scan(
-    x: Floats, dt: Floats, b: Floats, c: Floats, w: Mamba2Weights, spans: Sequence[slice]
-) -> Floats:
+def mamba2_scan(x: Floats, dt: Floats, b: Floats, c: Floats, w: Mamba2Weights, spans: Sequence[slice]) -> Floats:
     heads, groups = dt.shape[1], w.groups
     head_dim, columns = x.shape[1] // heads, b.shape[1] // groups
     x = x.reshape(len(x), heads, head_dim)
