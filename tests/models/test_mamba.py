@@ -14,6 +14,7 @@ from transformers import (
     Mamba2Config,
     MambaConfig,
     NemotronHConfig,
+    Zamba2Config,
 )
 
 from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
@@ -52,6 +53,15 @@ NEMOTRON = {
     "chunk_size": 8,
     "head_dim": 24,
 }
+ZAMBA = {
+    "num_hidden_layers": 4,
+    "n_mamba_heads": 8,
+    "mamba_d_state": 16,
+    "chunk_size": 8,
+    "num_key_value_heads": 4,
+    "adapter_rank": 8,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+}
 JAMBA = {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}
 CASES: Cases = {
     "mamba2": (Mamba2Config, MAMBA2),
@@ -86,6 +96,13 @@ CASES: Cases = {
     "nemotron-h-biases": (
         NemotronHConfig,
         NEMOTRON | {"layers_block_type": ["attention", "mamba"], "use_bias": True, "mamba_proj_bias": True},
+    ),
+    "zamba2": (Zamba2Config, ZAMBA),
+    "zamba2-two-blocks": (
+        Zamba2Config,
+        ZAMBA
+        | {"num_mem_blocks": 2, "use_mem_rope": True, "use_shared_attention_adapter": True, "mamba_ngroups": 2}
+        | {"layers_block_type": ["hybrid", "hybrid", "linear_attention", "hybrid"], "add_bias_linear": True},
     ),
     "jamba": (JambaConfig, JAMBA | {"expert_layer_period": 2, "expert_layer_offset": 1, "num_experts_per_tok": 2}),
     "jamba-dense": (

@@ -60,6 +60,7 @@ KNOWN_AS = {
     "BambaForCausalLM": "Bamba 9B",
     "FalconH1ForCausalLM": "0.5B to 34B",
     "NemotronHForCausalLM": "8B, 47B, 56B, Nemotron Nano 2",
+    "Zamba2ForCausalLM": "1.2B, 2.7B, 7B",
     "JambaForCausalLM": "Jamba 1.5, 1.6, 1.7, Jamba 3B",
     "MiniCPMForCausalLM": "MiniCPM 1B, 2B, MiniCPM4",
     "NemotronForCausalLM": "Nemotron-4, Minitron",

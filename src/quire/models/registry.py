@@ -97,6 +97,7 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": "quire.models.granite_hybrid",
     "FalconH1ForCausalLM": "quire.models.falcon_h1",
     "NemotronHForCausalLM": "quire.models.nemotron_h",
+    "Zamba2ForCausalLM": "quire.models.zamba2",
     "JambaForCausalLM": "quire.models.jamba",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
