@@ -47,8 +47,7 @@ void mamba2_part(const Mamba2Tokens& m, int64_t first, int64_t rest) {
             const Floats gain = splat(m.deltas[t] * b[column]), weight = splat(c[column]);
             QUIRE_UNROLL
             for (int i = 0; i < N; ++i) {
-                const Floats state =
-                    multiply_add(decay, load_some<Part>(row + i * kLanes, rest), gain * x[i]);
+                const Floats state = multiply_add(decay, load_some<Part>(row + i * kLanes, rest), gain * x[i]);
                 store_some<Part>(row + i * kLanes, state, rest);
                 sums[i] = multiply_add(weight, state, sums[i]);
             }

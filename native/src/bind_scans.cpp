@@ -37,7 +37,7 @@ void bind_scans(nb::class_<Tape>& tape) {
         "mamba2_scan",
         [](Tape& t, View x, View dt, View b, View c, Floats a, Floats dt_bias, Floats skip, float min_delta,
            float max_delta, int64_t groups, int64_t layer, View out) {
-            const quire::Mamba2Weights weights{a.data(),         dt_bias.data(), skip.data(),
+            const quire::Mamba2Weights weights{a.data(),          dt_bias.data(), skip.data(),
                                                int64_t(a.size()), min_delta,      max_delta};
             t.add(quire::Mamba2Scan{x, dt, b, c, weights, groups, layer, out});
         },
@@ -59,10 +59,10 @@ void bind_scans(nb::class_<Tape>& tape) {
     tape.def(
         "delta_rule",
         [](Tape& t, View q, View k, View v, std::optional<View> decay, std::optional<Floats> decays,
-           std::optional<View> beta, int64_t heads, int64_t key_dim, int64_t layer, View out) {
+           std::optional<View> beta, int64_t heads, int64_t key_dim, bool tiled, int64_t layer, View out) {
             t.add(quire::DeltaRule{q, k, v, decay.value_or(View{}), decays ? decays->data() : nullptr,
-                                   beta.value_or(View{}), heads, key_dim, layer, out});
+                                   beta.value_or(View{}), heads, key_dim, tiled, layer, out});
         },
         "q"_a, "k"_a, "v"_a, "decay"_a.none(), "decays"_a.none().noconvert(), "beta"_a.none(), "heads"_a, "key_dim"_a,
-        "layer"_a, "out"_a);
+        "tiled"_a, "layer"_a, "out"_a);
 }

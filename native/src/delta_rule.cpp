@@ -33,7 +33,8 @@ void delta_rule(const SegmentedStates& s, const DeltaShape& shape, Rows q, Rows 
         const int64_t size = std::min(kColumns, shape.value_dim - column), offset = head * head_floats + column;
         float* const state = target + offset;
         begin_columns(source ? source + offset : nullptr, state, shape.key_dim, size, shape.value_dim);
-        const int64_t key = head / group * shape.key_dim, value = head * shape.value_dim + column;
+        const int64_t key_head = shape.tiled ? head % shape.key_heads : head / group;
+        const int64_t key = key_head * shape.key_dim, value = head * shape.value_dim + column;
         kernels().scan.delta_rule({end - first,
                                    {q.at(first) + key, q.stride},
                                    {k.at(first) + key, k.stride},

@@ -11,6 +11,7 @@ namespace quire {
 
 struct DeltaShape {
     int64_t heads, key_heads, key_dim, value_dim;
+    bool tiled;        // heads take the key heads in turn; else neighbours share one
     bool decays_rows;  // each row of a state has a decay of its own
 };
 

@@ -14,8 +14,8 @@ struct TokenRows {
 // Some tokens of one head of Mamba 2.
 struct Mamba2Tokens {
     int64_t count;
-    TokenRows x, b, c;                 // [head_dim], [columns], [columns]
-    const float *deltas, *decays;      // [count]
+    TokenRows x, b, c;             // [head_dim], [columns], [columns]
+    const float *deltas, *decays;  // [count]
     float skip;
     int64_t columns, head_dim;
     float* state;  // [columns, head_dim]
@@ -50,14 +50,14 @@ struct DeltaTokens {
 };
 
 struct ScanKernels {
-    // For each token: state = decay * state + (delta * b) x^T, and out = c^T state + skip * x. The sum runs over columns
-    // in order.
+    // For each token: state = decay * state + (delta * b) x^T, and out = c^T state + skip * x. The sum runs over
+    // columns in order.
     void (*mamba2)(const Mamba2Tokens& tokens);
     // For each token, with delta = softplus(dt): state = exp(a * delta) * state + b * (delta * x), and out = the sum of
     // c * state over columns in order, and skip * x.
     void (*mamba)(const MambaTokens& tokens);
-    // For each token: state = decay * state, then state += k (beta * (v - k . state))^T, or += k v^T without a beta, and
-    // out = q . state. Both sums run over the rows of the state in order; a column depends on no other.
+    // For each token: state = decay * state, then state += k (beta * (v - k . state))^T, or += k v^T without a beta,
+    // and out = q . state. Both sums run over the rows of the state in order; a column depends on no other.
     void (*delta_rule)(const DeltaTokens& tokens);
     // out = exp(-rate * softplus(x + bias)), [n] each; out may be x.
     void (*decay)(const float* x, const float* bias, const float* rate, int64_t n, float* out);

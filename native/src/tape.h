@@ -231,6 +231,7 @@ struct DeltaRule {
     const float* decays;  // or null
     View beta;            // [heads]; empty: values are added as they are
     int64_t heads, key_dim;
+    bool tiled;     // heads take the key heads in turn; else neighbours share one
     int64_t layer;  // among those with states
     View out;
 };
@@ -252,11 +253,10 @@ struct CopyColumns {
 };
 struct RankBarrier {};  // all ranks wait for each other
 
-using Op =
-    std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
-                 WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe, MulSigmoid, Scale,
-                 ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Decay, DeltaRule, Logits, TakeRows, Keep, CopyColumns,
-                 RankBarrier>;
+using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
+                        WriteKV, WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
+                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Decay,
+                        DeltaRule, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

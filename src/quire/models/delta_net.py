@@ -25,7 +25,7 @@ L2_EPS = 1e-6  # of the norms of q and k: no configuration has it
 
 @dataclass(frozen=True, slots=True)
 class DeltaShape:
-    """The heads of linear attention. Groups of neighbouring heads share q and k."""
+    """The heads of linear attention. Groups of neighbouring heads share q and k, unless they are `tiled`."""
 
     key_heads: int
     heads: int
@@ -34,6 +34,7 @@ class DeltaShape:
     taps: int  # of the convolution
     max_beta: float = 1.0  # beta is a sigmoid times this
     gate: Activation = Activation.SILU  # of the output
+    tiled: bool = False  # heads take the key heads in turn: in GGUF files
 
     def __post_init__(self) -> None:
         if min(self.key_heads, self.heads, self.key_dim, self.value_dim) < 1 or self.heads % self.key_heads:
@@ -126,18 +127,20 @@ class ConvWeight:
 
 @dataclass(frozen=True, slots=True)
 class DecayRate:
-    """exp(A_log) of each head, `repeats` times: stored as the logarithm."""
+    """The rate of each head, `repeats` times: stored as its logarithm, or in GGUF files as its negative."""
 
     name: str
     shape: tuple[int, ...]
     repeats: int = 1
+    negated: bool = False
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield self.name, self.shape
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
         (tensor,) = tensors
-        rates = np.exp(dequantize(tensor).ravel())
+        stored = dequantize(tensor).ravel()
+        rates = -stored if self.negated else np.exp(stored)
         return ops.vector(stored_floats(tensor.name, np.repeat(rates, self.repeats)))
 
 
@@ -156,8 +159,8 @@ class Constant:
         return ops.vector(stored_floats(self.name, np.full(self.size, self.value, np.float32)))
 
 
-def state_specs(s: DeltaShape, prefix: str, conv: ConvWeight, rates: TensorSpec, biases: int, norm: str) -> TensorSpecs:
-    """What all families have beside their linear layers. `biases`: columns of the decay's input.
+def state_specs(s: DeltaShape, conv: ConvWeight, rates: TensorSpec, biases: Vector, norm: str) -> TensorSpecs:
+    """What all families have beside their linear layers.
 
     q and k are normed to length 1, and q is divided by the root of its size: an RMS norm by a constant weight."""
     return {
@@ -165,8 +168,8 @@ def state_specs(s: DeltaShape, prefix: str, conv: ConvWeight, rates: TensorSpec,
         "q_norm": Constant("q_norm", s.key_dim, 1 / s.key_dim),
         "k_norm": Constant("k_norm", s.key_dim, s.key_dim**-0.5),
         "decay_rate": rates,
-        "decay_bias": Vector(prefix, biases, "dt_bias"),
-        "delta_norm": Vector(f"{prefix}.{norm}", s.value_dim),
+        "decay_bias": biases,
+        "delta_norm": Vector(norm, s.value_dim),
     }
 
 
@@ -212,7 +215,7 @@ def attend(
     q, k = ops.rms_norm(q, layer.q_norm, eps), ops.rms_norm(k, layer.k_norm, eps)
     beta = ops.activate(beta, Activation.SIGMOID)
     beta = beta if s.max_beta == 1 else ops.scale(beta, s.max_beta)
-    return ops.delta_rule(q, k, v, decay, beta, batch, number, s.key_dim)
+    return ops.delta_rule(q, k, v, decay, beta, batch, number, s.key_dim, s.tiled)
 
 
 def gated_norm(s: DeltaShape, ops: OpSet, x: Value, gate: Value, weight: Any, eps: float) -> Value:

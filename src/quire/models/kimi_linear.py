@@ -101,7 +101,7 @@ def delta_specs(c: KimiLinearConfig, split_conv: bool) -> TensorSpecs:
         "decay_up": Linear({f"{prefix}.f_b_proj": s.key_size}, s.key_dim, keep=Keep.ALL),
         "gate_up_of_output": Linear({f"{prefix}.g_b_proj": s.value_size}, s.value_dim),
         "out": Linear({f"{prefix}.o_proj": c.hidden}, s.value_size),
-        **state_specs(s, prefix, conv, rates, s.key_size, "o_norm"),
+        **state_specs(s, conv, rates, Vector(prefix, s.key_size, "dt_bias"), f"{prefix}.o_norm"),
     }
 
 

@@ -99,7 +99,13 @@ def delta_specs(c: OlmoHybridConfig, split_conv: bool) -> TensorSpecs:
         "delta_in": Linear(qkvg, c.hidden),
         "delta_gates": gates({f"{prefix}.b_proj": s.heads, f"{prefix}.a_proj": s.heads}, c.hidden),
         "out": Linear({f"{prefix}.o_proj": c.hidden}, s.value_size),
-        **state_specs(s, prefix, conv, DecayRate(f"{prefix}.A_log", (s.heads,)), s.heads, "o_norm"),
+        **state_specs(
+            s,
+            conv,
+            DecayRate(f"{prefix}.A_log", (s.heads,)),
+            Vector(prefix, s.heads, "dt_bias"),
+            f"{prefix}.o_norm",
+        ),
     }
 
 

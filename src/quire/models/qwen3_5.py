@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.models import llama, moe, qwen3_next
-from quire.models.config import ATTENTION
-from quire.models.delta_net import DeltaLayer, DeltaShape, gates, hybrid_fields, interval_kinds, read_shape
+from quire.models.delta_net import DeltaLayer, DeltaShape
 from quire.models.llama import LlamaConfig
 from quire.models.llama_families import LlamaFamily, translate
-from quire.models.loading import Linear, LoadedModel, TensorSpecs
+from quire.models.loading import LoadedModel, TensorSpecs
 from quire.models.moe import MoeConfig
 from quire.models.moe_families import QWEN_EXPERTS, ExpertNames, MoeFamily
 from quire.models.renamed_checkpoint import text_submodel
@@ -39,7 +38,7 @@ MOE = MoeFamily(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen35Config(LlamaConfig):
     delta: DeltaShape
-    flat_conv: bool = False  # see ConvWeight
+    converted: bool = False  # see Qwen3NextConfig
 
     @property
     def delta_eps(self) -> float:
@@ -51,9 +50,9 @@ def config(hf: CheckpointConfig) -> Qwen35Config | qwen3_next.Qwen3NextConfig:
     if hf.architecture == "Qwen3_5MoeForCausalLM":
         adapted = translate(hf, MOE)
         fields = moe.config_fields(adapted, MOE)
-        return qwen3_next.Qwen3NextConfig(**_hybrid(hf, adapted, fields))
+        return qwen3_next.Qwen3NextConfig(**qwen3_next.delta_fields(hf, adapted, fields))
     adapted = translate(hf, DENSE)
-    return Qwen35Config(**_hybrid(hf, adapted, llama.config_fields(adapted, DENSE)))
+    return Qwen35Config(**qwen3_next.delta_fields(hf, adapted, llama.config_fields(adapted, DENSE)))
 
 
 def text_config(hf: CheckpointConfig) -> CheckpointConfig:
@@ -64,12 +63,8 @@ def text_config(hf: CheckpointConfig) -> CheckpointConfig:
     return text.with_values({"architectures": [TEXT_MODELS[hf.architecture]], "tie_word_embeddings": tied})
 
 
-def _hybrid(hf: CheckpointConfig, adapted: CheckpointConfig, fields: dict[str, Any]) -> dict[str, Any]:
-    return hybrid_fields(fields, interval_kinds(hf, fields["layers"]), read_shape(adapted))
-
-
 def layer_specs(c: Any, stored: Container[str]) -> list[TensorSpecs]:
-    mixers = {kind: qwen3_next.attention_specs(c) if kind == ATTENTION else delta_specs(c) for kind in set(c.kinds)}
+    mixers = qwen3_next.mixer_specs(c, stored)
     return [{**qwen3_next.norm_specs(c), **mixers[kind], **feed_forward_specs(c, stored)} for kind in c.kinds]
 
 
@@ -78,16 +73,6 @@ def feed_forward_specs(c: Any, stored: Container[str]) -> TensorSpecs:
         stacked = f"model.layers.0.{STACKED_EXPERTS.down}" in stored
         return moe.expert_specs(c, STACKED_EXPERTS if stacked else QWEN_EXPERTS)
     return {name: spec for name, spec in llama.layer_specs(c).items() if name in ("gate_up", "down")}
-
-
-def delta_specs(c: Any) -> TensorSpecs:
-    s, prefix = c.delta, "linear_attn"
-    return {
-        "delta_in": Linear({f"{prefix}.in_proj_qkv": s.channels, f"{prefix}.in_proj_z": s.value_size}, c.hidden),
-        "delta_gates": gates({f"{prefix}.in_proj_b": s.heads, f"{prefix}.in_proj_a": s.heads}, c.hidden),
-        "out": Linear({f"{prefix}.out_proj": c.hidden}, s.value_size),
-        **qwen3_next.common_specs(c, s),
-    }
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: Any, max_model_len: int) -> LoadedModel:

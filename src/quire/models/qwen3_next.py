@@ -3,6 +3,7 @@
 Norms are stored less 1, but for that of a delta net's output. Heads of attention rotate a quarter of their columns, and
 are multiplied by the sigmoid of a gate that is computed beside the query."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -25,7 +26,7 @@ from quire.models.delta_net import (
     state_specs,
 )
 from quire.models.llama_families import translate
-from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpecs
+from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpecs, Vector
 from quire.models.moe import MoeConfig
 from quire.models.moe_families import QWEN_EXPERTS, MoeFamily
 from quire.ops.opset import Activation, OpSet, Value
@@ -59,7 +60,7 @@ FAMILY = MoeFamily(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3NextConfig(MoeConfig):
     delta: DeltaShape
-    flat_conv: bool = False  # see ConvWeight
+    converted: bool = False  # tensors are those of GGUF files
 
     @property
     def delta_eps(self) -> float:
@@ -69,20 +70,32 @@ class Qwen3NextConfig(MoeConfig):
 def config(hf: CheckpointConfig) -> Qwen3NextConfig:
     adapted = translate(hf, FAMILY)
     fields = moe.config_fields(adapted, FAMILY)
-    return Qwen3NextConfig(**hybrid_fields(fields, interval_kinds(hf, fields["layers"]), read_shape(adapted)))
+    return Qwen3NextConfig(**delta_fields(hf, adapted, fields))
+
+
+def delta_fields(hf: CheckpointConfig, adapted: CheckpointConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration, with those of delta nets added."""
+    shape = read_shape(adapted, tiled=hf.bool("tiled_heads", False))
+    hybrid = hybrid_fields(fields, interval_kinds(hf, fields["layers"]), shape)
+    return hybrid | {"converted": hf.bool("converted", False)}
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-def layer_specs(c: Qwen3NextConfig) -> list[TensorSpecs]:
+def layer_specs(c: Qwen3NextConfig, stored: Container[str]) -> list[TensorSpecs]:
     experts = moe.expert_specs(c, QWEN_EXPERTS)
     dense = {name: spec for name, spec in llama.layer_specs(c).items() if name in ("gate_up", "down")}
-    mixers = {kind: attention_specs(c) if kind == ATTENTION else delta_specs(c) for kind in set(c.kinds)}
+    mixers = mixer_specs(c, stored)
     return [
         {**norm_specs(c), **mixers[kind], **(experts if sparse else dense)}
         for kind, sparse in zip(c.kinds, c.sparse, strict=True)
     ]
+
+
+def mixer_specs(c: Any, stored: Container[str]) -> dict[str, TensorSpecs]:
+    """By kind of layer."""
+    return {kind: attention_specs(c) if kind == ATTENTION else delta_specs(c, stored) for kind in set(c.kinds)}
 
 
 def norm_specs(c: Any) -> TensorSpecs:
@@ -105,22 +118,30 @@ def queries_then_gates(heads: int, head_dim: int) -> NDArray[np.int32]:
     return np.concatenate([rows[:, 0].ravel(), rows[:, 1].ravel()])
 
 
-def delta_specs(c: Qwen3NextConfig) -> TensorSpecs:
+def delta_specs(c: Any, stored: Container[str]) -> TensorSpecs:
     s, prefix = c.delta, "linear_attn"
-    qkvz = LinearPart(s.channels + s.value_size, ungrouped(s, (s.key_dim, s.key_dim, *2 * (_shared(s) * s.value_dim,))))
+    qkvz: dict[str, Any] = {f"{prefix}.in_proj_qkv": s.channels, f"{prefix}.in_proj_z": s.value_size}
+    ba: dict[str, Any] = {f"{prefix}.in_proj_b": s.heads, f"{prefix}.in_proj_a": s.heads}
+    if _has(stored, f"{prefix}.in_proj_qkvz"):
+        sizes = (s.key_dim, s.key_dim, _shared(s) * s.value_dim, _shared(s) * s.value_dim)
+        qkvz = {f"{prefix}.in_proj_qkvz": LinearPart(s.channels + s.value_size, ungrouped(s, sizes))}
+    if _has(stored, f"{prefix}.in_proj_ba"):
+        ba = {f"{prefix}.in_proj_ba": LinearPart(2 * s.heads, ungrouped(s, (_shared(s), _shared(s))))}
+    conv = ConvWeight({f"{prefix}.conv1d": s.channels}, s.taps, c.converted)
+    rates, biases = DecayRate(f"{prefix}.A_log", (s.heads,)), Vector(prefix, s.heads, "dt_bias")
+    if c.converted:
+        rates, biases = DecayRate(f"{prefix}.A", (s.heads,), negated=True), Vector(f"{prefix}.dt", s.heads, "bias")
     return {
-        "delta_in": Linear({f"{prefix}.in_proj_qkvz": qkvz}, c.hidden),
-        "delta_gates": gates(
-            {f"{prefix}.in_proj_ba": LinearPart(2 * s.heads, ungrouped(s, 2 * (_shared(s),)))}, c.hidden
-        ),
+        "delta_in": Linear(qkvz, c.hidden),
+        "delta_gates": gates(ba, c.hidden),
         "out": Linear({f"{prefix}.out_proj": c.hidden}, s.value_size),
-        **common_specs(c, s),
+        **state_specs(s, conv, rates, biases, f"{prefix}.norm"),
     }
 
 
-def common_specs(c: Any, s: DeltaShape) -> TensorSpecs:
-    conv = ConvWeight({"linear_attn.conv1d": s.channels}, s.taps, c.flat_conv)
-    return state_specs(s, "linear_attn", conv, DecayRate("linear_attn.A_log", (s.heads,)), s.heads, "norm")
+def _has(stored: Container[str], name: str) -> bool:
+    """Whether delta nets have the linear layer. The first layer may have attention."""
+    return any(f"model.layers.{layer}.{name}.weight" in stored for layer in (0, 1))
 
 
 def _shared(s: DeltaShape) -> int:
@@ -138,7 +159,7 @@ def ungrouped(s: DeltaShape, sizes: tuple[int, ...]) -> NDArray[np.int32]:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: Qwen3NextConfig, max_model_len: int) -> LoadedModel:
-    layers = layer_specs(config)
+    layers = layer_specs(config, set(checkpoint.names()))
     return llama.load_layers(
         ops, checkpoint, config, max_model_len, layers, DeltaLayer, moe.feed_forward, [MTP], mixer=mixer
     )

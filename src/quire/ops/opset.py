@@ -605,12 +605,14 @@ class OpSet(Protocol):
         """exp(-rate * softplus(x + bias)), element by element: what a token leaves of a state. bias, rate [columns]."""
 
     def delta_rule(
-        self, q: Value, k: Value, v: Value, decay: Value, beta: Value, batch: Any, layer: int, key_dim: int
-    ) -> Value:
+        self, q: Value, k: Value, v: Value, decay: Value, beta: Value, batch: Any, layer: int, key_dim: int,
+        tiled: bool = False,
+    ) -> Value:  # fmt: skip
         """The gated delta rule. q and k [T, key_heads * key_dim], v [T, heads * value_dim] -> [T, heads * value_dim].
 
         A head has a state S [key_dim, value_dim], zero at first. Each token of a sequence, in order, changes it:
-        S = decay * S; S = S + k (beta * (v - k . S))^T; its output is q . S. Neighbouring heads share q and k.
+        S = decay * S; S = S + k (beta * (v - k . S))^T; its output is q . S. Neighbouring heads share q and k;
+        with `tiled`, heads take those of the key heads in turn.
         decay [T, heads], or of each row of S [T, heads * key_dim] (Kimi delta attention); beta [T, heads]."""
 
     def linear_attention(self, q: Value, k: Value, v: Value, decay: Any, batch: Any, layer: int, key_dim: int) -> Value:

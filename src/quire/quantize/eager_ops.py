@@ -332,9 +332,10 @@ class EagerOps:
         return np.exp(-rate * np.logaddexp(np.float32(0), x + bias))
 
     def delta_rule(
-        self, q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, batch: EagerBatch, layer: int, key_dim: int
-    ) -> Floats:
-        return linear_attention(q, k, v, decay, beta, batch.spans, key_dim)
+        self, q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, batch: EagerBatch, layer: int, key_dim: int,
+        tiled: bool = False,
+    ) -> Floats:  # fmt: skip
+        return linear_attention(q, k, v, decay, beta, batch.spans, key_dim, tiled)
 
     def linear_attention(
         self, q: Floats, k: Floats, v: Floats, decay: Floats, batch: EagerBatch, layer: int, key_dim: int

@@ -8,11 +8,14 @@ from quire.quantize.floats import Floats
 
 
 def linear_attention(
-    q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats | None, spans: Sequence[slice], key_dim: int
-) -> Floats:
+    q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats | None, spans: Sequence[slice], key_dim: int,
+    tiled: bool = False,
+) -> Floats:  # fmt: skip
     """`beta`: of the delta rule; None: values are added as they are. `spans`: the rows of each sequence."""
     heads = q.shape[1] // key_dim if beta is None else beta.shape[1]
-    q, k = (np.repeat(x.reshape(len(x), -1, key_dim), heads * key_dim // x.shape[1], axis=1) for x in (q, k))
+    q, k = (x.reshape(len(x), -1, key_dim) for x in (q, k))
+    shared = heads // q.shape[1]
+    q, k = (np.tile(x, (1, shared, 1)) if tiled else np.repeat(x, shared, axis=1) for x in (q, k))
     values, decays = v.reshape(len(v), heads, -1), decay.reshape(len(v), heads, -1, 1)
     out = np.empty_like(values)
     for span in spans:

@@ -115,6 +115,7 @@ class ScanRecorder:
         batch: Any,
         layer: int,
         key_dim: int,
+        tiled: bool = False,
     ) -> RecordedColumns:
         heads = beta.columns
         self._check_heads_of_states(q, k, v, heads, layer, key_dim)
@@ -124,7 +125,7 @@ class ScanRecorder:
             (q, k, v, decay, beta),
             out,
             lambda tape, view: tape.delta_rule(
-                *map(view, (q, k, v, decay)), None, view(beta), heads, key_dim, layer, view(out)
+                *map(view, (q, k, v, decay)), None, view(beta), heads, key_dim, tiled, layer, view(out)
             ),
             barrier=True,
         )
@@ -146,7 +147,7 @@ class ScanRecorder:
             (q, k, v),
             out,
             lambda tape, view: tape.delta_rule(
-                *map(view, (q, k, v)), None, decay, None, heads, key_dim, layer, view(out)
+                *map(view, (q, k, v)), None, decay, None, heads, key_dim, False, layer, view(out)
             ),
             barrier=True,
         )

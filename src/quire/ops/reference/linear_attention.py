@@ -16,10 +16,13 @@ def attend_states(
     beta: Tensor | None,
     slots: Tensor,
     states: Sequence[Sequence[int]],
+    tiled: bool = False,
 ) -> Tensor:
     """slots [slots, heads, key_dim, value_dim]; see `OpSet.delta_rule`. Without `beta`: `OpSet.linear_attention`."""
     _, heads, key_dim, value_dim = slots.shape
-    q, k = (x.unflatten(-1, (-1, key_dim)).repeat_interleave(heads * key_dim // x.shape[-1], 1) for x in (q, k))
+    q, k = (x.unflatten(-1, (-1, key_dim)) for x in (q, k))
+    shared = heads // q.shape[1]
+    q, k = (x.repeat(1, shared, 1) if tiled else x.repeat_interleave(shared, 1) for x in (q, k))
     v, decay = v.unflatten(-1, (heads, value_dim)), decay.unflatten(-1, (heads, -1))
     out = torch.empty_like(v)
     for first, end, source, target in segments(states):

@@ -340,10 +340,11 @@ class TorchOps:
         return torch.exp(-rate * F.softplus(x + bias))
 
     def delta_rule(
-        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: TorchBatch, layer: int, key_dim: int
-    ) -> Tensor:
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: TorchBatch, layer: int, key_dim: int,
+        tiled: bool = False,
+    ) -> Tensor:  # fmt: skip
         slots = batch.slots_of_states.recurrent[layer]
-        return attend_states(q, k, v, decay, beta, slots, batch.states)
+        return attend_states(q, k, v, decay, beta, slots, batch.states, tiled)
 
     def linear_attention(
         self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, batch: TorchBatch, layer: int, key_dim: int
