@@ -2,7 +2,6 @@
 
 Layers with attention norm what attention and feed-forward layer give; layers with a delta net norm what these get."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +29,11 @@ from quire.weights.config import CheckpointConfig
 
 FAMILY = LlamaFamily(qk_norms="rows")
 DELTA_EPS = 1e-5  # of the norm of a delta net's output: no configuration has it
-# The norms of a layer with a delta net are called otherwise in published checkpoints.
-PUBLISHED_NORMS = {"attn_norm": "attention_layer_norm", "mlp_norm": "feedforward_layer_norm"}
+# What checkpoints may call norms: those of layers with a delta net as published, and all as transformers saves them.
+OTHER_NAMES = {
+    "input_layernorm": "attention_layer_norm",
+    "post_attention_layernorm": "feedforward_layer_norm",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,30 +72,40 @@ def _has_rope(hf: CheckpointConfig) -> bool:
     return "rope_theta" in hf or (hf.get("rope_parameters") or {}).get("rope_theta") is not None
 
 
-def layer_specs(c: OlmoHybridConfig, stored: Collection[str]) -> list[TensorSpecs]:
-    specs = llama.layer_specs(c)
+def layer_specs(c: OlmoHybridConfig, checkpoint: Checkpoint) -> list[TensorSpecs]:
+    return [layer_spec(c, checkpoint, f"model.layers.{index}.", kind) for index, kind in enumerate(c.kinds)]
+
+
+def layer_spec(c: OlmoHybridConfig, checkpoint: Checkpoint, prefix: str, kind: str) -> TensorSpecs:
+    specs, stored = llama.layer_specs(c), checkpoint.names()
     mlp = {name: specs[name] for name in ("gate_up", "down")}
-    attention = {name: specs[name] for name in ("qkv", "q_norm", "k_norm", "out")}
-    published = any(name.endswith("attention_layer_norm.weight") for name in stored)
-    delta_norms = PUBLISHED_NORMS if published else PRE_NORMS
-    delta = delta_specs(c, any(".q_conv1d." in name for name in stored))
-    return [
-        {**norm_specs(c, POST_NORMS), **attention, **mlp}
-        if kind == ATTENTION
-        else {**norm_specs(c, delta_norms), **delta, **mlp}
-        for kind in c.kinds
-    ]
+    norms = POST_NORMS if kind == ATTENTION else PRE_NORMS
+    names = {
+        ours: name if f"{prefix}{name}.weight" in stored else OTHER_NAMES.get(name, name)
+        for ours, name in norms.items()
+    }
+    mixer = {name: specs[name] for name in ("qkv", "q_norm", "k_norm", "out")}
+    if kind == LINEAR:
+        mixer = delta_specs(c, stored_convs(c, checkpoint, prefix))
+    return {**{ours: Vector(name, c.hidden) for ours, name in names.items()}, **mixer, **mlp}
 
 
-def norm_specs(c: OlmoHybridConfig, norms: Any) -> TensorSpecs:
-    return {ours: Vector(name, c.hidden) for ours, name in norms.items()}
+def stored_convs(c: OlmoHybridConfig, checkpoint: Checkpoint, prefix: str) -> dict[str, int]:
+    """The convolutions of a layer, and their channels: of q, k and v, as published; transformers cuts them in three
+    equal parts."""
+    s, names = c.delta, [f"linear_attn.{part}_conv1d" for part in "qkv"]
+    stored = [name for name in names if f"{prefix}{name}.weight" in checkpoint.names()]
+    if not stored:
+        return {"linear_attn.conv1d": s.channels}
+    thirds = [checkpoint.shape(f"{prefix}{name}.weight")[0] for name in stored]
+    sizes = (s.key_size, s.key_size, s.value_size)
+    return dict(zip(names, thirds if 3 * thirds[0] == s.channels else sizes, strict=True))
 
 
-def delta_specs(c: OlmoHybridConfig, split_conv: bool) -> TensorSpecs:
+def delta_specs(c: OlmoHybridConfig, convs: dict[str, int]) -> TensorSpecs:
     s, prefix = c.delta, "linear_attn"
     sizes = {"q": s.key_size, "k": s.key_size, "v": s.value_size}
-    parts = {f"{prefix}.{name}_conv1d": size for name, size in sizes.items()}
-    conv = ConvWeight(parts if split_conv else {f"{prefix}.conv1d": s.channels}, s.taps)
+    conv = ConvWeight(convs, s.taps)
     qkvg = {f"{prefix}.{name}_proj": size for name, size in {**sizes, "g": s.value_size}.items()}
     return {
         "delta_in": Linear(qkvg, c.hidden),
@@ -110,7 +122,7 @@ def delta_specs(c: OlmoHybridConfig, split_conv: bool) -> TensorSpecs:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: OlmoHybridConfig, max_model_len: int) -> LoadedModel:
-    layers = layer_specs(config, checkpoint.names())
+    layers = layer_specs(config, checkpoint)
     return llama.load_layers(ops, checkpoint, config, max_model_len, layers, DeltaLayer, moe.feed_forward, mixer=mixer)
 
 

@@ -188,9 +188,7 @@ def shared_block(
     x = ops.rms_norm(x, w["attn_norm"], c.eps)
     parts = ops.split(ops.linear(x, w["qkv"]), (c.q_size, c.kv_size, c.kv_size))
     if c.attention_adapters:
-        parts = tuple(
-            ops.add(part, adapted(ops, x, w, name, use)) for part, name in zip(parts, "qkv", strict=True)
-        )
+        parts = tuple(ops.add(part, adapted(ops, x, w, name, use)) for part, name in zip(parts, "qkv", strict=True))
     q, k, v = parts
     if angles is not None:
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)

@@ -337,7 +337,7 @@ class TorchOps:
         return mamba2_scan(x, dt, b, c, weights, batch.slots_of_states.recurrent[layer], batch.states)
 
     def decay(self, x: Tensor, bias: Tensor, rate: Tensor) -> Tensor:
-        return torch.exp(-rate * F.softplus(x + bias))
+        return torch.exp(-rate.double() * F.softplus((x + bias).double())).to(x.dtype)  # fp64 as in the sigmoid
 
     def delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: TorchBatch, layer: int, key_dim: int,
@@ -400,7 +400,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
     Activation.TANH: torch.tanh,
     Activation.ELU: F.elu,
-    Activation.SIGMOID: torch.sigmoid,
+    # In fp64: torch's vectors and the rest of an array would round otherwise, and states remember it.
+    Activation.SIGMOID: lambda x: torch.sigmoid(x.double()).to(x.dtype),
     Activation.CLAMPED_SWIGLU: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
 }
 
