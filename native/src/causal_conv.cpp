@@ -21,7 +21,8 @@ void ConvRunner::run(int64_t first, int64_t end, int64_t context_len, const int3
     convolve(first, count, before);
     // The last state first: the one that takes the place of `before` may be written when no other needs that.
     for (int64_t i = count - 1; i >= 0; --i)
-        if (i == count - 1 || (start + i + 1) % pages_.block_size == 0) write_state(first, i, before, state_at(start + i));
+        if (i == count - 1 || (start + i + 1) % pages_.block_size == 0)
+            write_state(first, i, before, state_at(start + i));
 }
 
 void ConvRunner::run(const SegmentedStates& s) const {
@@ -39,7 +40,8 @@ void ConvRunner::convolve(int64_t first, int64_t count, const float* before) con
     const float* inputs[kMaxTaps];
     const float* bias = weights_.bias ? weights_.bias + columns_.first : nullptr;
     for (int64_t i = 0; i < count; ++i) {
-        for (int64_t tap = 0; tap < weights_.taps; ++tap) inputs[tap] = input(first, i - weights_.taps + 1 + tap, before);
+        for (int64_t tap = 0; tap < weights_.taps; ++tap)
+            inputs[tap] = input(first, i - weights_.taps + 1 + tap, before);
         kernels().ops.causal_conv(inputs, weights_.weight + columns_.first, weights_.channels, bias, weights_.taps,
                                   columns_.last - columns_.first, out_.at(first + i) + columns_.first);
     }

@@ -21,8 +21,8 @@ struct Kernels {
     const char* name;
     const MatrixKernels& matrix;  // native/kernels/matrix.cpp
     const OpKernels& ops;         // native/kernels/ops.cpp
-    const ScanKernels& scan;      // native/kernels/scan.cpp
     const SearchKernels& search;  // native/kernels/search.cpp
+    const ScanKernels& scan;      // native/kernels/scan.cpp
 };
 
 // The best table this CPU can run, or the one chosen with use_isa.

@@ -7,8 +7,8 @@
 
 namespace quire {
 
-// A slot has, for every layer, the last inputs of its convolution [conv_rows, conv_channels], the oldest first, and what
-// its recurrence keeps: `size` floats. Both begin at whole vectors.
+// A slot has, for every layer, the last inputs of its convolution [conv_rows, conv_channels], the oldest first, and
+// what its recurrence keeps: `size` floats. Both begin at whole vectors.
 struct States {
     float* data = nullptr;
     int64_t num_slots = 0, num_layers = 0, conv_rows = 0, conv_channels = 0, size = 0;

@@ -56,7 +56,7 @@ class StateSlots:
 
     def __init__(self, num_slots: int, max_num_seqs: int, tree: PrefixTree) -> None:
         assert num_slots >= 3, f"{num_slots} state slots: a sequence needs two, and a checkpoint one"
-        self.max_running = min(max_num_seqs, (num_slots - 1) // 3)
+        self.max_running = min(max_num_seqs, num_slots // 3)
         self.index = StateIndex()
         self.pool = BlockPool(num_slots, self.index)
         self.block_size = tree.block_size

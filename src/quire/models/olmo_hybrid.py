@@ -99,7 +99,7 @@ def stored_convs(c: OlmoHybridConfig, checkpoint: Checkpoint, prefix: str) -> di
         return {"linear_attn.conv1d": s.channels}
     thirds = [checkpoint.shape(f"{prefix}{name}.weight")[0] for name in stored]
     sizes = (s.key_size, s.key_size, s.value_size)
-    return dict(zip(names, thirds if 3 * thirds[0] == s.channels else sizes, strict=True))
+    return dict(zip(names, thirds[:1] * 3 if 3 * thirds[0] == s.channels else sizes, strict=True))
 
 
 def delta_specs(c: OlmoHybridConfig, convs: dict[str, int]) -> TensorSpecs:

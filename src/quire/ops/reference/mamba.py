@@ -1,4 +1,6 @@
-"""The recurrences of Mamba and Mamba 2, token by token: sums over the columns of a state are in order of the columns."""
+"""The recurrences of Mamba and Mamba 2, token by token.
+
+Exponentials are taken for one token at a time: how torch divides a larger tensor into vectors would change bits."""
 
 from collections.abc import Sequence
 
@@ -17,14 +19,13 @@ def mamba2_scan(
     _, heads, columns, head_dim = slots.shape
     x = x.unflatten(-1, (heads, head_dim))
     b, c = (v.unflatten(-1, (w.groups, columns)).repeat_interleave(heads // w.groups, 1) for v in (b, c))
-    delta = F.softplus(dt + w.dt_bias).clamp(*w.dt_limit)  # [T, heads]
-    decay = torch.exp(w.a * delta)
     out = torch.empty_like(x)
     for first, end, source, target in segments(states):
         state = state_in(slots, source)
         for t in range(first, end):
-            gained = (delta[t, :, None] * b[t])[:, :, None] * x[t, :, None, :]
-            state = decay[t, :, None, None] * state + gained
+            delta = F.softplus(dt[t] + w.dt_bias).clamp(*w.dt_limit)  # [heads]
+            gained = (delta[:, None] * b[t])[:, :, None] * x[t, :, None, :]
+            state = torch.exp(w.a * delta)[:, None, None] * state + gained
             out[t] = (c[t][:, :, None] * state).sum(1) + w.skip[:, None] * x[t]
         slots[target] = state
     return out.flatten(1)
@@ -34,12 +35,12 @@ def mamba_scan(
     x: Tensor, dt: Tensor, b: Tensor, c: Tensor, w: MambaWeights, slots: Tensor, states: Sequence[Sequence[int]]
 ) -> Tensor:
     """slots [slots, columns, channels]; see `OpSet.mamba_scan`"""
-    delta = F.softplus(dt)
     out = torch.empty_like(x)
     for first, end, source, target in segments(states):
         state = state_in(slots, source)
         for t in range(first, end):
-            state = torch.exp(w.a * delta[t]) * state + b[t][:, None] * (delta[t] * x[t])
+            delta = F.softplus(dt[t])
+            state = torch.exp(w.a * delta) * state + b[t][:, None] * (delta * x[t])
             out[t] = (c[t][:, None] * state).sum(0) + w.skip * x[t]
         slots[target] = state
     return out
