@@ -15,7 +15,21 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
+from models.checking import (
+    BACKENDS,
+    PROMPT,
+    TINY,
+    Cases,
+    Theirs,
+    ask_transformers,
+    assert_close,
+    check_against_transformers,
+    checkpoints_of,
+    compute,
+    make_ops,
+    random_model,
+)
+from models.gguf_delta_writing import write_delta_gguf
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
@@ -134,6 +148,20 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
     check_against_transformers(backend, checkpoints(name))
+
+
+GGUF_CASES = {"qwen3-next": Qwen3NextConfig, "qwen3.5": Qwen3_5TextConfig, "qwen3.5-moe": Qwen3_5MoeTextConfig}
+
+
+@pytest.mark.verifies("gguf", backend="torch")
+@pytest.mark.parametrize("name", GGUF_CASES)
+def test_a_gguf_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
+    options = {"num_hidden_layers": 4, "full_attention_interval": 2, "head_dim": 24} | DELTA | CALM
+    experts = {} if name == "qwen3.5" else EXPERTS
+    model = random_model(GGUF_CASES[name](**TINY | options | experts | {"linear_num_value_heads": 6}), seed=5)
+    theirs = ask_transformers(model, tmp_path)
+    path = write_delta_gguf(tmp_path, tmp_path / "model.gguf")
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), theirs.prefill)
 
 
 def test_published_configurations_of_minimax_name_keys_otherwise() -> None:

@@ -39,6 +39,7 @@ MOE = MoeFamily(
 class Qwen35Config(LlamaConfig):
     delta: DeltaShape
     converted: bool = False  # see Qwen3NextConfig
+    num_mtp_layers: int = 0
 
     @property
     def delta_eps(self) -> float:
@@ -86,6 +87,6 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: Any, max_model_len: int) ->
         layers,
         DeltaLayer,
         moe.feed_forward,
-        [qwen3_next.MTP],
+        qwen3_next.unused_tensors(config),
         mixer=qwen3_next.mixer,
     )

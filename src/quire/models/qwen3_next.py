@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quire.models import llama, moe
 from quire.models.config import ATTENTION
+from quire.models.deepseek import mtp_layers
 from quire.models.delta_net import (
     ConvWeight,
     DecayRate,
@@ -41,7 +42,6 @@ DEFAULTS = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
-MTP = r"mtp\..*"  # layers that predict further tokens: not read
 
 
 def without_layer_types(hf: CheckpointConfig) -> CheckpointConfig:
@@ -77,7 +77,13 @@ def delta_fields(hf: CheckpointConfig, adapted: CheckpointConfig, fields: dict[s
     """The fields of a configuration, with those of delta nets added."""
     shape = read_shape(adapted, tiled=hf.bool("tiled_heads", False))
     hybrid = hybrid_fields(fields, interval_kinds(hf, fields["layers"]), shape)
-    return hybrid | {"converted": hf.bool("converted", False)}
+    mtp = hf.int("num_nextn_predict_layers", 0)  # behind the last layer: in GGUF files
+    return hybrid | {"converted": hf.bool("converted", False), "num_mtp_layers": mtp}
+
+
+def unused_tensors(c: Any) -> list[str]:
+    """Patterns of the names of layers that predict further tokens."""
+    return [r"mtp\..*", *mtp_layers(c.layers, c.num_mtp_layers)]
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
@@ -161,7 +167,15 @@ def ungrouped(s: DeltaShape, sizes: tuple[int, ...]) -> NDArray[np.int32]:
 def load(ops: OpSet, checkpoint: Checkpoint, config: Qwen3NextConfig, max_model_len: int) -> LoadedModel:
     layers = layer_specs(config, set(checkpoint.names()))
     return llama.load_layers(
-        ops, checkpoint, config, max_model_len, layers, DeltaLayer, moe.feed_forward, [MTP], mixer=mixer
+        ops,
+        checkpoint,
+        config,
+        max_model_len,
+        layers,
+        DeltaLayer,
+        moe.feed_forward,
+        unused_tensors(config),
+        mixer=mixer,
     )
 
 

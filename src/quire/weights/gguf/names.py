@@ -14,6 +14,7 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.gguf import derived_config
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
+from quire.weights.gguf.delta_names import DELTA_ARCHITECTURES
 from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
@@ -247,10 +248,11 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     **LLAMA_LIKE_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
+    **DELTA_ARCHITECTURES,
     **ENCODER_ARCHITECTURES,
 }
 
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,12 +286,12 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in row.layer_tensors:
         return None
-    layer, part, kind = match.groups()
+    layer, part, kind = match[1], match[2], match[3] or ""
     translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else f".{kind}"),
+        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else kind),
         row.interleaved.get(part),
-        row.norm_offset if part.endswith("_norm") and kind == "weight" else 0.0,
+        row.norm_offset if part.endswith("_norm") and part != "ssm_norm" and kind == ".weight" else 0.0,
         part == "ffn_gate_inp_shexp" or translated in row.one_row,
     )
 
