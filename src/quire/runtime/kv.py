@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.sliding_window import SlidingWindow
 from quire.models.config import ModelConfig
-from quire.ops.opset import GPU_KV_DTYPES, KVSpec
+from quire.ops.opset import GPU_KV_DTYPES, KVSpec, StateSpec
 
 INT8_TOKENS = 16  # kernels take this many tokens of an int8 cache at a time
 INT8_MAX_SIZE = 1024  # slots of a block, columns of a head: longer sums would overflow 32 bits
@@ -119,8 +119,9 @@ def size_cache(
     if cache_bytes is None:
         cache_bytes = min(max_bytes, max_num_seqs * (seq_bytes + SLOTS_A_SEQUENCE * slot_bytes))
     if spec.states:
-        spec = replace(spec, states=replace(spec.states, num_slots=_num_slots(spec, cache_bytes, max_num_seqs)))
-        cache_bytes -= spec.states.num_slots * slot_bytes
+        num_slots = _num_slots(spec.states, cache_bytes, seq_bytes, max_num_seqs)
+        spec = replace(spec, states=replace(spec.states, num_slots=num_slots))
+        cache_bytes -= num_slots * slot_bytes
     num_blocks = cache_bytes // spec.block_bytes if spec.block_bytes else max_num_seqs * seq_blocks
     fits = length if num_blocks >= seq_blocks else num_blocks * spec.block_size  # tokens
     if fits <= 0 or (max_model_len is not None and fits < length):
@@ -135,18 +136,17 @@ def size_cache(
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))
 
 
-def _num_slots(spec: KVSpec, cache_bytes: int, max_num_seqs: int) -> int:
-    """State slots: some for each sequence that runs, but no more than half of the memory has room for."""
-    assert spec.states is not None
-    room = cache_bytes // (2 if spec.block_bytes else 1)
-    num_slots = min(room // spec.states.slot_bytes, SLOTS_A_SEQUENCE * max_num_seqs)
-    if num_slots < MIN_SLOTS:
-        needed = MIN_SLOTS * spec.states.slot_bytes
+def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, max_num_seqs: int) -> int:
+    """State slots: as many as go with the sequences of full length that the memory has room for."""
+    per_seq = seq_bytes + SLOTS_A_SEQUENCE * states.slot_bytes
+    num_slots = min(SLOTS_A_SEQUENCE * cache_bytes // per_seq, SLOTS_A_SEQUENCE * max_num_seqs)
+    if MIN_SLOTS * states.slot_bytes > cache_bytes:
         raise DoesNotFit(
-            f"the recurrent states of a sequence and of a prefix need {_mib(needed)}, and {_mib(room)} are for states",
-            f"give kv_cache_memory_bytes {needed * (2 if spec.block_bytes else 1)}",
+            f"the recurrent states of a sequence and of a prefix need {_mib(MIN_SLOTS * states.slot_bytes)}, and "
+            f"{_mib(cache_bytes)} are for states, keys and values",
+            f"give kv_cache_memory_bytes {per_seq}",
         )
-    return num_slots
+    return max(num_slots, MIN_SLOTS)
 
 
 def _num_staged(spec: KVSpec, seq_blocks: int) -> int:
