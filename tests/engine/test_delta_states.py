@@ -34,16 +34,17 @@ DELTA = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
-SLOT_BYTES = StateSpec(2, (4, 12, 20), 128, 4).slot_bytes
+BLOCK_BYTES = 2 * 1 * 4 * 32 * 16 * 2  # K and V, layers, heads, columns, tokens, bytes
+STATES = {"qwen3-next": StateSpec(2, (4, 12, 20), 128, 4), "minimax": StateSpec(2, (4, 32, 32))}
 
 
-@pytest.fixture(scope="module", params=["qwen3-next", "minimax"])
+@pytest.fixture(scope="module", params=STATES)
 def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the tokenizer of the tiny model."""
     import torch
     from transformers import MiniMaxConfig, MiniMaxForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp("models") / request.param
     shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
     torch.manual_seed(3)
     if request.param == "minimax":
@@ -77,12 +78,16 @@ def test_a_conversation_continues_from_the_state_of_its_last_turn(model: Path) -
         ids = [*ids, *answer.outputs[0].token_ids, 5, 6, 7]
 
 
-@pytest.mark.parametrize("model", ["qwen3-next"], indirect=True)
 def test_preemption_changes_nothing(model: Path, cold: list[Bits]) -> None:
-    tight = LLM(model, kv_cache_memory_bytes=24 * SLOT_BYTES, max_model_len=160, max_num_seqs=5)
-    assert bits(tight, PROMPTS * 2) == cold * 2
-    record = tight.engine.record
-    assert record is not None and record.scheduler.num_blocks == 15 and record.scheduler.preemptions > 0
+    size = 14 * BLOCK_BYTES + 8 * STATES[model.name].slot_bytes  # a sequence of 160 tokens needs 10 blocks, 6 slots
+    preemptions = 0
+    for caching in (True, False):
+        tight = LLM(model, kv_cache_memory_bytes=size, enable_prefix_caching=caching, max_model_len=160)
+        assert bits(tight, PROMPTS * 2) == cold * 2
+        record = tight.engine.record
+        assert record is not None and record.scheduler.num_blocks == 14
+        preemptions += record.scheduler.preemptions
+    assert preemptions > 0
 
 
 def test_completions_of_one_prompt_are_those_of_prompts_alone(model: Path) -> None:

@@ -1,5 +1,6 @@
 """Linear attention with states in slots: against transformers, in segments, on the plain op set and the native one."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
+from quire.ops.native import available_isas, use_isa
 from quire.ops.opset import Activation, KVSpec, OpSet, StateSpec, StepBatch
 from quire.ops.tensors import stored_floats
 from quire.quantize.eager_ops import EagerBatch, EagerOps
@@ -38,8 +40,10 @@ def make_ops(backend: str, threads: int = 2) -> OpSet:
 class LinearAttention:
     """q, k, v, and the inputs of decay and beta, are columns of rows of a random table."""
 
-    def __init__(self, backend: str, kind: str, shape: tuple[int, int, int, int], threads: int = 2) -> None:
-        self.kind = kind
+    def __init__(
+        self, backend: str, kind: str, shape: tuple[int, int, int, int], threads: int = 2, tiled: bool = False
+    ) -> None:
+        self.kind, self.tiled = kind, tiled
         self.key_heads, self.heads, self.key_dim, self.value_dim = shape
         if kind != "gated":
             self.key_heads = self.heads
@@ -58,12 +62,17 @@ class LinearAttention:
             self.cache.slots.fill(np.nan)
         else:
             self.cache.slots.recurrent.fill_(float("nan"))
+        self.compiled()
+
+    def compiled(self) -> "LinearAttention":
+        """With the table and the vectors as they are now."""
         table = self.ops.table(stored_floats("table", self.table))
 
         def forward(ops: OpSet, batch: Any) -> Any:
             return ops.rows(self.attend(ops, ops.embedding(batch.ids, table), batch, self.ops), batch)
 
         self.program = self.ops.compile(forward, self.cache, MAX_TOKENS, 8, MAX_TOKENS)
+        return self
 
     def attend(self, ops: Any, rows: Any, batch: Any, loader: Any) -> Any:
         vectors = [loader.vector(stored_floats("v", v)) for v in (self.bias, self.rate, np.exp(-self.rate))]
@@ -72,7 +81,7 @@ class LinearAttention:
             return ops.linear_attention(q, k, v, vectors[2], batch, 0, self.key_dim)
         decay = ops.decay(decay, *vectors[:2])
         beta = ops.activate(beta, Activation.SIGMOID)
-        return ops.delta_rule(q, k, v, decay, beta, batch, 0, self.key_dim)
+        return ops.delta_rule(q, k, v, decay, beta, batch, 0, self.key_dim, self.tiled)
 
     def run(self, ids: list[int], segments: Segments) -> np.ndarray:
         n = len(ids)
@@ -137,6 +146,34 @@ def test_outputs_are_those_of_transformers(backend: str, shape: Any, kind: str) 
     for chunked in (False, True):
         assert_close(rows[:70], attention.expected(first, chunked))
         assert_close(rows[70:], attention.expected(second, chunked))
+
+
+@pytest.fixture
+def best_isa_again() -> Iterator[None]:
+    yield
+    use_isa(available_isas()[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("isa", available_isas()[1:])
+def test_other_isas_differ_by_rounding(isa: str, kind: str, best_isa_again: None) -> None:
+    use_isa(isa)
+    attention, ids = LinearAttention("native", kind, SHAPES[4]), ids_of(8, 20)
+    assert_close(attention.run(ids, [(9, -1, 3), (20, 3, 0)]), attention.expected(ids, chunked=False))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_heads_may_take_the_key_heads_in_turn(backend: str) -> None:
+    grouped, ids = LinearAttention(backend, "gated", SHAPES[1]), ids_of(8, 9)
+    tiled = LinearAttention(backend, "gated", SHAPES[1], tiled=True)
+    order = np.arange(6).reshape(2, 3).T.ravel()  # of heads that share two key heads, three each
+    starts = np.cumsum([0, *grouped.sizes])
+    for part, width in ((2, 20), (3, 1), (4, 1)):
+        columns = grouped.table[:, starts[part] : starts[part + 1]].reshape(50, 6, width)
+        tiled.table[:, starts[part] : starts[part + 1]] = columns[:, order].reshape(50, -1)
+    tiled.bias[:], tiled.rate[:] = grouped.bias[order], grouped.rate[order]
+    rows = grouped.run(ids, [(9, -1, 0)]).reshape(9, 6, 20)[:, order]
+    assert_close(tiled.compiled().run(ids, [(9, -1, 0)]), rows.reshape(9, -1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

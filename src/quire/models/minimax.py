@@ -84,8 +84,9 @@ def _scales(hf: CheckpointConfig, name: str) -> tuple[float, float]:
 
 def decays(c: MiniMaxConfig, layer: int) -> NDArray[np.float32]:
     """Of each head of a layer: lower heads forget faster, and higher layers remember longer."""
-    slopes = (0.5 ** (8 / c.heads)) ** np.arange(1, c.heads + 1)
-    return np.exp(-slopes * (1 - layer / (c.layers - 1 + 1e-5) + 1e-5)).astype(np.float32)
+    slopes = 0.5 ** (8 / c.heads * np.arange(1, c.heads + 1))
+    kept: NDArray[np.float32] = np.exp(-slopes * (1 - layer / (c.layers - 1 + 1e-5) + 1e-5)).astype(np.float32)
+    return kept
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------

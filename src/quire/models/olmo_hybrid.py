@@ -84,9 +84,10 @@ def layer_spec(c: OlmoHybridConfig, checkpoint: Checkpoint, prefix: str, kind: s
         ours: name if f"{prefix}{name}.weight" in stored else OTHER_NAMES.get(name, name)
         for ours, name in norms.items()
     }
-    mixer = {name: specs[name] for name in ("qkv", "q_norm", "k_norm", "out")}
     if kind == LINEAR:
         mixer = delta_specs(c, stored_convs(c, checkpoint, prefix))
+    else:
+        mixer = {name: specs[name] for name in ("qkv", "q_norm", "k_norm", "out")}
     return {**{ours: Vector(name, c.hidden) for ours, name in names.items()}, **mixer, **mlp}
 
 
