@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     KimiLinearConfig,
     MiniMaxConfig,
     OlmoHybridConfig,
     Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -103,20 +107,6 @@ CASES: Cases = {
     "qwen3.5": (Qwen3_5TextConfig, HYBRID | DELTA),
     "qwen3.5-odd": (Qwen3_5TextConfig, HYBRID | ODD | {"tie_word_embeddings": True}),
     "qwen3.5-moe": (Qwen3_5MoeTextConfig, HYBRID | DELTA | EXPERTS),
-    "qwen3.5-with-images": (
-        Qwen3_5Config,
-        {
-            "text_config": TINY | HYBRID | DELTA,
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_heads": 2,
-                "out_hidden_size": 128,
-                "num_position_embeddings": 16,
-            },
-        },
-    ),
     "kimi-linear": (KimiLinearConfig, KIMI | {"first_k_dense_replace": 1} | CALM),
     "kimi-linear-groups": (
         KimiLinearConfig,
@@ -148,6 +138,41 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
     check_against_transformers(backend, checkpoints(name))
+
+
+VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 128,
+    "num_position_embeddings": 16,
+}
+
+
+def with_images(name: str, made_with: type, config: type, options: dict[str, Any]) -> Any:
+    mark = pytest.mark.verifies("safetensors", architecture=made_with.__name__)
+    return pytest.param(name, made_with, config(text_config=TINY | options, vision_config=VISION), marks=mark)
+
+
+@pytest.mark.parametrize(
+    ("name", "made_with", "config"),
+    [
+        with_images("qwen3.5-with-images", Qwen3_5ForConditionalGeneration, Qwen3_5Config, HYBRID | DELTA),
+        with_images(
+            "qwen3.5-moe-with-images",
+            Qwen3_5MoeForConditionalGeneration,
+            Qwen3_5MoeConfig,
+            HYBRID | DELTA | EXPERTS | CALM,
+        ),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_models_that_see_images_load_as_language_models(
+    backend: str, name: str, made_with: Any, config: Any, tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    check_against_transformers(backend, ask_transformers(made_with(config).eval(), tmp_path))
 
 
 GGUF_CASES = {"qwen3-next": Qwen3NextConfig, "qwen3.5": Qwen3_5TextConfig, "qwen3.5-moe": Qwen3_5MoeTextConfig}
