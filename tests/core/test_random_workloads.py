@@ -333,7 +333,7 @@ def test_states_in_slots_are_those_of_the_position_that_a_run_continues() -> Non
         preemptions += stats.preemptions
         hits += stats.prefix_hits
         accepted += stats.accepted_tokens
-    assert preemptions > 50 and hits > 60 and accepted > 100
+    assert preemptions > 50 and hits > 20 and accepted > 500
 
 
 def test_encoder_inputs_are_computed_whole_and_shared_whole() -> None:

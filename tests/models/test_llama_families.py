@@ -37,12 +37,9 @@ from models.checking import (
     make_ops,
     random_model,
 )
-from quire.core.errors import Unsupported
 from quire.models import baichuan
 from quire.models.alibi import alibi_slopes
 from quire.models.llama_families import FAMILIES
-from quire.models.registry import family
-from quire.weights.config import CheckpointConfig
 
 FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 4.0}
 GRANITE_4 = FACTORS | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 80}

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.ops.compiled import native
 from quire.ops.opset import KVSpec, Mamba2Weights, MambaWeights, OpSet, StateSpec, StepBatch
 from quire.ops.tensors import stored_floats
 
@@ -105,8 +106,8 @@ class Mamba2Scan(Scan):
         self.outputs = self.heads * self.head_dim
         self.width = self.outputs + self.heads + 2 * self.groups * self.columns
         self.limit = (0.05, 2.0)
-        channels = self.outputs
-        super().__init__(backend, StateSpec(LAYERS, (self.heads, self.columns, self.head_dim), channels, taps, NUM_SLOTS), threads)
+        shape_of_state = (self.heads, self.columns, self.head_dim)
+        super().__init__(backend, StateSpec(LAYERS, shape_of_state, self.outputs, taps, NUM_SLOTS), threads)
 
     def scan(self, ops: OpSet, x: Any, batch: Any, layer: int) -> Any:
         if not hasattr(self, "vectors"):
@@ -123,9 +124,7 @@ class Mamba2Scan(Scan):
         x, dt, b, c = np.split(x, np.cumsum([self.outputs, self.heads, of_state]), axis=1)
         delta = np.clip(softplus(dt + dt_bias), *self.limit)
         x = x.reshape(len(x), self.heads, self.head_dim)
-        b, c = (
-            v.reshape(len(x), self.groups, self.columns).repeat(self.heads // self.groups, axis=1) for v in (b, c)
-        )
+        b, c = (v.reshape(len(x), self.groups, self.columns).repeat(self.heads // self.groups, axis=1) for v in (b, c))
         state, out = np.zeros((self.heads, self.columns, self.head_dim)), np.empty_like(x)
         for t in range(len(x)):
             state = np.exp(a * delta[t])[:, None, None] * state
@@ -212,6 +211,18 @@ def test_the_number_of_threads_changes_no_bit(kind: str, shape: Any) -> None:
         np.testing.assert_array_equal(
             one.run(part, [(len(part), source, 0)]), three.run(part, [(len(part), source, 0)])
         )
+
+
+@pytest.mark.parametrize(("kind", "shape"), SCANS)
+def test_every_isa_gives_the_sums_of_the_plain_one(kind: str, shape: Any) -> None:
+    scan, ids, best = new_scan("native", kind, shape), ids_of(7, 9), native.isa()
+    try:
+        rows = {isa: scan.run(ids, [(9, -1, 0)]) for isa in native.available_isas() if native.use_isa(isa)}
+    finally:
+        native.use_isa(best)
+    for isa, found in rows.items():
+        limit = 1e-5 * np.abs(rows["plain"]).max()
+        np.testing.assert_allclose(found, rows["plain"], rtol=1e-4, atol=limit, err_msg=isa)
 
 
 @pytest.mark.parametrize("segments", [[(3, -1, 9)], [(3, 9, 0)], [(2, -1, 0)], [(3, -1, -1)], [(2, -1, 0), (1, 0, 0)]])

@@ -22,7 +22,8 @@ class Sequence:
     """The tokens of one sample, how far they are computed, and the KV blocks that hold them.
 
     Between steps `block_table` has exactly the blocks that `num_computed` tokens fill, unless the sequence is swapped
-    out, or more of its blocks are in the tree than it has states of. Its first `num_freed` entries are behind the sliding window: they are NULL_BLOCK, and not held."""
+    out, or shares more blocks of the tree than it has states of. Its first `num_freed` entries are behind the sliding
+    window: they are NULL_BLOCK, and not held."""
 
     __slots__ = (
         "admitted_step",

@@ -105,7 +105,7 @@ class StateSlots:
             self._released.append(source)
 
     def _has_room(self, seq: Sequence, position: int, num_needed: int) -> bool:
-        """Whether a slot is left for a checkpoint on the way, beside the `num_needed` of the run. Others are evicted for
+        """Whether a slot is left for a checkpoint on the way, beside the `num_needed` of the run. One is evicted for
         it only at the end of a prompt, and where prompts branch."""
         if self.num_spare <= num_needed:
             return False

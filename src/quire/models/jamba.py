@@ -84,7 +84,7 @@ def layer_specs(c: JambaConfig) -> list[TensorSpecs]:
     for kind, sparse in zip(c.kinds, c.sparse, strict=True):
         specs = experts if sparse else dense
         if kind == MAMBA:
-            specs = {name: spec for name, spec in specs.items() if name not in bamba.ATTENTION_TENSORS} | mamba
+            specs = {**{name: spec for name, spec in specs.items() if name not in bamba.ATTENTION_TENSORS}, **mamba}
         layers.append(specs)
     return layers
 

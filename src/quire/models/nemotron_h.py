@@ -19,11 +19,7 @@ from quire.weights.config import CheckpointConfig
 MLP = "mlp"
 PATTERN = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": "moe"}
 KINDS = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, "full_attention": ATTENTION, "mlp": MLP}
-RENAMED = {
-    "model.embeddings.": "backbone.embeddings.",
-    "model.layers.": "backbone.layers.",
-    "model.norm_f.": "backbone.norm_f.",
-}
+RENAMED = {f"model.{name}.": f"backbone.{name}." for name in ("embeddings", "layers", "norm_f")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

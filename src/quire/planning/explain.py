@@ -3,9 +3,9 @@
 from math import ceil
 
 from quire.planning.memory import sequence_bytes
-from quire.runtime.kv import SLOTS_A_SEQUENCE
 from quire.planning.plan import Plan
 from quire.planning.roofline import all_reduce_bytes
+from quire.runtime.kv import SLOTS_A_SEQUENCE
 
 _GIB = 1 << 30
 

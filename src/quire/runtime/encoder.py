@@ -36,9 +36,11 @@ class EncoderRunner:
         self._max_position = config.max_position
         layers = 0 if isinstance(config, EncoderConfig) else config.kv_layers
         step_tokens = max(max_tokens, max_model_len)
-        cache = ops.new_cache(
-            replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers), -(-step_tokens // BLOCK_SIZE) + max_rows
-        )
+        spec = replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers)
+        if spec.states:  # every text starts without one, and none goes on from what it leaves
+            spec = replace(spec, states=replace(spec.states, num_slots=1))
+        self._has_slots = spec.states is not None
+        cache = ops.new_cache(spec, -(-step_tokens // BLOCK_SIZE) + max_rows)
         self._program = ops.compile(model.forward, cache, step_tokens, max_rows, max_model_len)
 
     def run(self, texts: Sequence[EncodeInput], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
@@ -79,6 +81,7 @@ class EncoderRunner:
             context_lens=lengths,
             block_tables=first_blocks[:, None] + np.arange(blocks.max(), dtype=np.int32),
             logit_rows=np.ascontiguousarray(rows[wanted]),
+            states=np.array([(end, -1, 0) for end in starts[1:].tolist()], np.int32) if self._has_slots else None,
         )
 
     def _segment_offsets(self, texts: Sequence[EncodeInput]) -> Any:

@@ -60,8 +60,8 @@ class TargetOps(TorchOps):
         self._sum = super().add(x, y)
         return self._sum
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return super().rms_norm(x.float(), weight.float(), eps).to(self.dtype)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
+        return super().rms_norm(x.float(), weight.float(), eps, groups).to(self.dtype)
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
         vectors = [None if vector is None else vector.float() for vector in (weight, bias)]

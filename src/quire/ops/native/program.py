@@ -81,6 +81,7 @@ class NativeProgram:
             shared_groups=quantized,
         )
         if (states := spec.states) is not None:
+            assert states.num_slots > 0, "the cache has no state slots"
             self._tape.use_states(
                 cache.slots,
                 num_slots=states.num_slots,
