@@ -329,7 +329,8 @@ class EagerOps:
         return out
 
     def decay(self, x: Floats, bias: Floats, rate: Floats) -> Floats:
-        return np.exp(-rate * np.logaddexp(np.float32(0), x + bias))
+        kept: Floats = np.exp(-rate * np.logaddexp(np.float32(0), x + bias))
+        return kept
 
     def delta_rule(
         self, q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, batch: EagerBatch, layer: int, key_dim: int,
