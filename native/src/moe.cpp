@@ -78,10 +78,14 @@ void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Expert
     const auto activated = [&](int64_t position) {
         return shared.base ? shared.base + position * down.num_inputs : hidden_.get() + position * gate_up.num_outputs;
     };
+    const bool is_gated = shared.base || gate_up.num_outputs != down.num_inputs;
     for (int64_t position = routes.first; position < routes.last; ++position) {
         float* hidden = hidden_.get() + position * gate_up.num_outputs;
         add_bias(gate_up, position, hidden);
-        ops.activate_and_mul(activation, hidden, gate_up.num_outputs / 2, activated(position) + shared.first);
+        if (is_gated)
+            ops.activate_and_mul(activation, hidden, gate_up.num_outputs / 2, activated(position) + shared.first);
+        else
+            ops.activate(activation, hidden, gate_up.num_outputs, activated(position));
         if (!shared.base) prepare(down, position, hidden, pool.thread);
     }
     if (shared.base) {

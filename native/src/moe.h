@@ -53,9 +53,10 @@ class MoeRunner {
     void reserve(const Routing& routing, const Experts& gate_up, const Experts& down, int64_t max_rows,
                  int num_threads);
 
-    // out[r] = sum over j of weight[r, j] * down(activate_and_mul(gate_up(x[r]))) of expert ids[r, j], in the order of
-    // j. All threads of the pool call this at once. A thread reads its own rows of x and logits, then (after a barrier)
-    // other rows of x, and (after another barrier) writes its own rows of out.
+    // out[r] = sum over j of weight[r, j] * down(activate_and_mul(gate_up(x[r]))), or of down(activate(gate_up(x[r])))
+    // where gate_up has as many outputs as down has inputs, of expert ids[r, j], in the order of j. All threads of the
+    // pool call this at once. A thread reads its own rows of x and logits, then (after a barrier) other rows of x, and
+    // (after another barrier) writes its own rows of out.
     void run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
              Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
              const SharedHidden& shared);

@@ -155,6 +155,11 @@ def test_what_states_cannot_do_is_refused_by_name(hybrid: Path, tmp_path: Path) 
         check_gpu_spec(KVSpec(1, 1, 16, 16, "float16", states=StateSpec(1, (1, 2, 3))))
 
 
+def test_a_model_without_attention_has_no_draft_model(mamba: Path, tiny_model: Path) -> None:
+    with pytest.raises(Unsupported, match="for one that has no keys and values"):
+        LLM(mamba, speculative_config={"model": str(tiny_model), "num_speculative_tokens": 3})
+
+
 def test_a_hybrid_does_not_draft(hybrid: Path, tiny_model: Path) -> None:
     with pytest.raises(Unsupported, match="`BambaForCausalLM` as a draft model"):
         LLM(tiny_model, speculative_config={"model": str(hybrid), "num_speculative_tokens": 3})

@@ -17,7 +17,19 @@ from transformers import (
     Zamba2Config,
 )
 
-from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
+from models.checking import (
+    BACKENDS,
+    PROMPT,
+    TINY,
+    Cases,
+    Theirs,
+    assert_close,
+    check_against_transformers,
+    checkpoints_of,
+    compute,
+    make_ops,
+)
+from models.gguf_mamba_writing import write_mamba_gguf
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
@@ -79,6 +91,10 @@ CASES: Cases = {
         GraniteMoeHybridConfig,
         ODD | GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "position_embedding_type": "rope"},
     ),
+    "granite-4-h-experts-converted": (  # whose mixers have biases as llama.cpp knows them
+        GraniteMoeHybridConfig,
+        HYBRID | GRANITE | {"num_local_experts": 4, "mamba_n_groups": 2, "position_embedding_type": "rope"},
+    ),
     "falcon-h1": (FalconH1Config, HYBRID | {"mamba_d_ssm": 96, "mamba_n_heads": 6}),
     "falcon-h1-factors": (
         FalconH1Config,
@@ -96,6 +112,18 @@ CASES: Cases = {
     "nemotron-h-biases": (
         NemotronHConfig,
         NEMOTRON | {"layers_block_type": ["attention", "mamba"], "use_bias": True, "mamba_proj_bias": True},
+    ),
+    "nemotron-h-experts": (
+        NemotronHConfig,
+        NEMOTRON
+        | {"layers_block_type": ["mamba", "moe", "attention", "moe"], "n_routed_experts": 6, "num_experts_per_tok": 3}
+        | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "routed_scaling_factor": 1.5},
+    ),
+    "nemotron-h-latent-experts": (
+        NemotronHConfig,
+        NEMOTRON
+        | {"layers_block_type": ["mamba", "moe", "attention"], "n_routed_experts": 8, "n_group": 2, "topk_group": 1}
+        | {"moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 56, "moe_latent_size": 48},
     ),
     "zamba2": (Zamba2Config, ZAMBA),
     "zamba2-two-blocks": (
@@ -133,6 +161,17 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     check_against_transformers(backend, checkpoints(name))
 
 
+@pytest.mark.verifies("gguf")
+@pytest.mark.parametrize("name", ["mamba2", "granite-4-h", "granite-4-h-experts-converted"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gguf_files_give_the_same_logits(
+    checkpoints: Callable[[str], Theirs], backend: str, name: str, tmp_path: Path
+) -> None:
+    theirs = checkpoints(name)
+    path = write_mamba_gguf(theirs.path, tmp_path / "model.gguf")
+    assert_close(compute(make_ops(backend), path)(PROMPT, 0), theirs.prefill)
+
+
 @pytest.mark.parametrize(
     ("architecture", "values", "error", "message"),
     [
@@ -143,7 +182,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
         ("BambaForCausalLM", {"mamba_d_conv": 17}, Unsupported, "convolutions over 17 tokens"),
         ("BambaForCausalLM", {"mamba_d_state": 1 << 20}, BadCheckpoint, "numbers are more than"),
         ("BambaForCausalLM", {"time_step_limit": [1.0, 0.5]}, BadCheckpoint, "time_step_limit is"),
-        ("NemotronHForCausalLM", {"hybrid_override_pattern": "ME"}, Unsupported, "layers of the kind moe"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["mamba", "conv"]}, Unsupported, "layers of the kind conv"),
         ("NemotronHForCausalLM", {"hybrid_override_pattern": "MX"}, BadCheckpoint, "hybrid_override_pattern has X"),
         ("FalconH1ForCausalLM", {"ssm_multipliers": [1.0]}, BadCheckpoint, "ssm_multipliers has 1 numbers, and not 5"),
         ("JambaForCausalLM", {"attn_layer_period": 0}, BadCheckpoint, "attn_layer_period is 0"),

@@ -59,7 +59,7 @@ KNOWN_AS = {
     "Mamba2ForCausalLM": "Mamba 2, Mamba-Codestral",
     "BambaForCausalLM": "Bamba 9B",
     "FalconH1ForCausalLM": "0.5B to 34B",
-    "NemotronHForCausalLM": "8B, 47B, 56B, Nemotron Nano 2",
+    "NemotronHForCausalLM": "8B, 47B, 56B, Nemotron Nano 2, Nemotron 3 Nano",
     "Zamba2ForCausalLM": "1.2B, 2.7B, 7B",
     "JambaForCausalLM": "Jamba 1.5, 1.6, 1.7, Jamba 3B",
     "MiniCPMForCausalLM": "MiniCPM 1B, 2B, MiniCPM4",

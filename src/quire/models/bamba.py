@@ -38,10 +38,10 @@ def config(hf: CheckpointConfig) -> BambaConfig:
     return BambaConfig(**fields | {"kinds": kinds, "states": states}, mamba=mamba)
 
 
-def layer_specs(c: Any, flat: bool = False) -> list[TensorSpecs]:
+def layer_specs(c: Any) -> list[TensorSpecs]:
     attending = llama.layer_specs(c)
     others = {name: spec for name, spec in attending.items() if name not in ATTENTION_TENSORS}
-    mixing = {**others, **mixer_specs(c.mamba, c.hidden, "mamba", flat)}
+    mixing = {**others, **mixer_specs(c.mamba, c.hidden, "mamba")}
     return [attending if kind == ATTENTION else mixing for kind in c.kinds]
 
 

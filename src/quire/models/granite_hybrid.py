@@ -2,7 +2,7 @@
 
 Beside its experts, a layer has a feed-forward layer that every token goes to."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.core.errors import Unsupported
 from quire.models import bamba, llama, moe
@@ -12,7 +12,7 @@ from quire.models.llama_families import granite_scales, translate
 from quire.models.loading import LoadedModel, TensorSpecs
 from quire.models.mamba2_mixer import MAMBA, Mamba2Shape, hybrid_shape
 from quire.models.moe import MoeConfig
-from quire.models.moe_families import GRANITE_EXPERTS, MoeFamily
+from quire.models.moe_families import GRANITE_EXPERTS, GRANITE_GGUF_EXPERTS, MoeFamily
 from quire.models.routing import softmax_top_k
 from quire.ops.opset import OpSet, Routing
 from quire.weights.checkpoint import Checkpoint
@@ -37,14 +37,23 @@ FAMILY = MoeFamily(
 )
 
 
+GGUF_FAMILY = replace(  # gate and up are stored apart there
+    FAMILY,
+    gate_up=("shared_mlp.gate_proj", "shared_mlp.up_proj"),
+    down="shared_mlp.down_proj",
+    experts=(GRANITE_GGUF_EXPERTS,),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteHybridConfig(MoeConfig):
     mamba: Mamba2Shape | None
 
 
 def config(hf: CheckpointConfig) -> GraniteHybridConfig:
-    translated = translate(hf, FAMILY)
-    fields = llama.config_fields(translated, FAMILY)
+    family = GGUF_FAMILY if hf.bool("converted", False) else FAMILY
+    translated = translate(hf, family)
+    fields = llama.config_fields(translated, family)
     layers, num_experts = fields["layers"], hf.int("num_local_experts", 0)
     kinds = layer_kinds(hf, layers)
     mamba = hybrid_shape(hf) if MAMBA in kinds else None
@@ -74,7 +83,7 @@ def layer_specs(c: GraniteHybridConfig) -> list[TensorSpecs]:
     layers = bamba.layer_specs(c) if c.mamba else [llama.layer_specs(c)] * c.layers
     if not c.num_experts:
         return layers
-    experts = moe.expert_specs(c, GRANITE_EXPERTS)
+    experts = moe.expert_specs(c, c.family.experts[0])
     return [{**specs, **experts} for specs in layers]
 
 

@@ -39,6 +39,7 @@ def config(hf: CheckpointConfig) -> Mamba2Config:
         in_bias=hf.bool("use_bias", False),
         out_bias=hf.bool("use_bias", False),
         dt_limit=dt_limit(hf),
+        converted=hf.bool("converted", False),
     )
     layers = hf.int("num_hidden_layers")
     return Mamba2Config(**without_attention(hf, hidden, layers), states=mamba.states(layers), mamba=mamba)

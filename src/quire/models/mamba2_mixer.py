@@ -13,7 +13,7 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.causal_conv import StoredConv
 from quire.models.loading import Linear, TensorSpec, TensorSpecs, Vector
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import MAX_CONV_TAPS, Activation, Float32, Mamba2Weights, OpSet, StateSpec, Value
+from quire.ops.opset import MAX_CONV_TAPS, Activation, Mamba2Weights, OpSet, StateSpec, Value
 from quire.ops.tensors import StoredTensor, stored_floats
 from quire.weights.config import CheckpointConfig
 
@@ -36,6 +36,7 @@ class Mamba2Shape:
     gate_first: bool = True  # before the norm
     in_scale: float = 1.0  # of the input
     scales: tuple[float, ...] = (1.0,) * 5  # of gate, x, b, c and dt
+    converted: bool = False  # the checkpoint is a GGUF file
 
     def __post_init__(self) -> None:
         for name in ("heads", "head_dim", "groups", "columns"):
@@ -82,6 +83,7 @@ def hybrid_shape(hf: CheckpointConfig, **others: Any) -> Mamba2Shape:
         conv_bias=hf.bool("mamba_conv_bias", True),
         in_bias=hf.bool("mamba_proj_bias", False),
         dt_limit=dt_limit(hf),
+        converted=hf.bool("converted", False),
         **{"out_bias": hf.bool("mamba_proj_bias", False), **others},
     )
 
@@ -97,42 +99,59 @@ def dt_limit(hf: CheckpointConfig) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class StoredMamba2Scan:
-    """The weights of the recurrence: `name.A_log`, `name.dt_bias` and `name.D`, one number a head."""
+    """The weights of the recurrence: `name.A_log`, `name.dt_bias` and `name.D`, one number a head. GGUF files have
+    `name.A`, which is -exp(A_log), and `name.D` as columns."""
 
     name: str
     heads: int
     groups: int
     dt_limit: tuple[float, float]
+    converted: bool
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        for suffix in ("A_log", "dt_bias", "D"):
-            yield f"{self.name}.{suffix}", (self.heads,)
+        column = (self.heads, 1) if self.converted else (self.heads,)
+        yield f"{self.name}.{'A' if self.converted else 'A_log'}", column
+        yield f"{self.name}.{'dt.bias' if self.converted else 'dt_bias'}", (self.heads,)
+        yield f"{self.name}.D", column
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Mamba2Weights:
-        a_log, dt_bias, skip = tensors
-        vectors = (ops.vector(negative_exp(a_log)), ops.vector(dt_bias), ops.vector(skip))
-        return Mamba2Weights(*vectors, self.groups, self.dt_limit)
+        a, dt_bias, skip = (dequantize(tensor).ravel() for tensor in tensors)
+        vectors = (a if self.converted else -np.exp(a), dt_bias, skip)
+        a, dt_bias, skip = (ops.vector(stored_floats(self.name, vector)) for vector in vectors)
+        return Mamba2Weights(a, dt_bias, skip, self.groups, self.dt_limit)
 
 
-def negative_exp(a_log: StoredTensor) -> StoredTensor:
-    rates: Float32 = -np.exp(dequantize(a_log).ravel())
-    return stored_floats(a_log.name, rates)
+@dataclass(frozen=True, slots=True)
+class GroupedNorm:
+    """The weight of a norm in groups, stored by GGUF files as `name.weight` [groups, size of a group]."""
+
+    name: str
+    groups: int
+    size: int  # of all groups
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{self.name}.weight", (self.groups, self.size // self.groups)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
+        (tensor,) = tensors
+        return ops.vector(stored_floats(tensor.name, dequantize(tensor).ravel()))
 
 
-def mixer_specs(m: Mamba2Shape, hidden: int, name: str, flat: bool = False) -> TensorSpecs:
-    """`name`: of the mixer in a layer. `flat`: see StoredConv."""
+def mixer_specs(m: Mamba2Shape, hidden: int, name: str) -> TensorSpecs:
+    """`name`: of the mixer in a layer."""
     of_state = m.groups * m.columns
     scales = ((m.inner, m.scales[1]), (of_state, m.scales[2]), (of_state, m.scales[3]))
     specs: dict[str, TensorSpec] = {
         "mamba_in": Linear({f"{name}.in_proj": m.inner + m.conv_channels + m.heads}, hidden, bias=m.in_bias),
-        "conv": StoredConv(f"{name}.conv1d", m.conv_channels, m.taps, flat, scales),
-        "scan": StoredMamba2Scan(name, m.heads, m.groups, m.dt_limit),
+        "conv": StoredConv(f"{name}.conv1d", m.conv_channels, m.taps, m.converted, scales),
+        "scan": StoredMamba2Scan(name, m.heads, m.groups, m.dt_limit, m.converted),
         "mamba_out": Linear({f"{name}.out_proj": hidden}, m.inner, bias=m.out_bias),
     }
     if m.conv_bias:
         specs["conv_bias"] = Vector(f"{name}.conv1d", m.conv_channels, "bias")
     if m.norm_groups:
-        specs["gated_norm"] = Vector(f"{name}.norm", m.inner)
+        norm = f"{name}.norm"
+        specs["gated_norm"] = GroupedNorm(norm, m.groups, m.inner) if m.converted else Vector(norm, m.inner)
     return specs
 
 

@@ -1,4 +1,6 @@
-"""Nemotron-H: each layer is a mixer of Mamba 2, attention without rope, or a feed-forward layer."""
+"""Nemotron-H: each layer is a mixer of Mamba 2, attention without rope, a feed-forward layer, or experts.
+
+Neither feed-forward layers nor experts have a gate. Experts may work on a narrower value, `latent`."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -9,16 +11,17 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import mamba2
 from quire.models.activations import NAMES as ACTIVATIONS
 from quire.models.config import ATTENTION, ModelConfig
-from quire.models.loading import Linear, LoadedModel, TensorSpec, TensorSpecs, Vector, load_weights
+from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpec, TensorSpecs, Vector, load_weights
 from quire.models.mamba2_mixer import MAMBA, Mamba2Shape, dt_limit, mixer, mixer_specs
 from quire.models.renamed_checkpoint import RenamedCheckpoint
-from quire.ops.opset import Activation, OpSet, Value
+from quire.models.routing import grouped_sigmoid
+from quire.ops.opset import Activation, Keep, OpSet, Routing, Value
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-MLP = "mlp"
-PATTERN = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": "moe"}
-KINDS = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, "full_attention": ATTENTION, "mlp": MLP}
+MLP, MOE = "mlp", "moe"
+PATTERN = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": MOE}
+KINDS = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, ATTENTION: ATTENTION, MLP: MLP, MOE: MOE}
 RENAMED = {f"model.{name}.": f"backbone.{name}." for name in ("embeddings", "layers", "norm_f")}
 
 
@@ -31,6 +34,11 @@ class NemotronHConfig(ModelConfig):
     activation: Activation
     attention_bias: bool
     mlp_bias: bool
+    num_experts: int
+    expert_size: int
+    shared_size: int  # of the experts that every token goes to, as one feed-forward layer
+    latent_size: int  # columns of what experts read and give; 0: `hidden`
+    routing: Routing | None
 
 
 def config(hf: CheckpointConfig) -> NemotronHConfig:
@@ -72,6 +80,11 @@ def config(hf: CheckpointConfig) -> NemotronHConfig:
         activation=ACTIVATIONS[activation],
         attention_bias=hf.bool("attention_bias", False),
         mlp_bias=hf.bool("mlp_bias", False),
+        num_experts=hf.int("n_routed_experts", 0),
+        expert_size=hf.int("moe_intermediate_size", 0),
+        shared_size=hf.int("moe_shared_expert_intermediate_size", 0),
+        latent_size=hf.int("moe_latent_size", 0),
+        routing=grouped_sigmoid(hf) if MOE in kinds else None,
     )
 
 
@@ -82,11 +95,11 @@ def layer_kinds(hf: CheckpointConfig) -> tuple[str, ...]:
         if strange := sorted(set(letters) - PATTERN.keys()):
             raise BadCheckpoint(f"hybrid_override_pattern has {', '.join(strange)}, and not only {', '.join(PATTERN)}")
         listed = [PATTERN[letter] for letter in letters]
-    if unknown := sorted({str(kind) for kind in listed} - KINDS.keys() - {ATTENTION}):
+    if unknown := sorted({str(kind) for kind in listed} - KINDS.keys()):
         raise Unsupported(f"layers of the kind {', '.join(unknown)}", f"supported: {', '.join(KINDS)}")
     if len(listed) > hf.int("num_hidden_layers", len(listed)):
         raise BadCheckpoint(f"{len(listed)} layers are listed, and there are {hf.int('num_hidden_layers')}")
-    return tuple(KINDS.get(kind, kind) for kind in listed)
+    return tuple(KINDS[kind] for kind in listed)
 
 
 def layer_specs(c: NemotronHConfig) -> list[TensorSpecs]:
@@ -99,8 +112,24 @@ def layer_specs(c: NemotronHConfig) -> list[TensorSpecs]:
         "up": Linear({"mixer.up_proj": c.intermediate}, c.hidden, bias=c.mlp_bias),
         "down": Linear({"mixer.down_proj": c.hidden}, c.intermediate, bias=c.mlp_bias),
     }
-    kinds = {ATTENTION: attending, MLP: feeding, MAMBA: mixer_specs(c.mamba, c.hidden, "mixer")}
+    kinds = {ATTENTION: attending, MLP: feeding, MAMBA: mixer_specs(c.mamba, c.hidden, "mixer"), MOE: expert_specs(c)}
     return [{"norm": Vector("norm", c.hidden), **kinds[kind]} for kind in c.kinds]
+
+
+def expert_specs(c: NemotronHConfig) -> TensorSpecs:
+    width = c.latent_size or c.hidden
+    specs: dict[str, TensorSpec] = {
+        "router": Linear({"mixer.gate": c.num_experts}, c.hidden, keep=Keep.ALL),
+        "correction": Vector("mixer.gate", c.num_experts, "e_score_correction_bias"),
+        "experts_up": ExpertLinear({"mixer.experts.{}.up_proj": c.expert_size}, width, c.num_experts),
+        "experts_down": ExpertLinear({"mixer.experts.{}.down_proj": width}, c.expert_size, c.num_experts),
+        "up": Linear({"mixer.shared_experts.up_proj": c.shared_size}, c.hidden, bias=c.mlp_bias),
+        "down": Linear({"mixer.shared_experts.down_proj": c.hidden}, c.shared_size, bias=c.mlp_bias),
+    }
+    if c.latent_size:
+        specs["latent_in"] = Linear({"mixer.fc1_latent_proj": c.latent_size}, c.hidden, bias=c.mlp_bias)
+        specs["latent_out"] = Linear({"mixer.fc2_latent_proj": c.hidden}, c.latent_size, bias=c.mlp_bias)
+    return specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +139,14 @@ class NemotronHLayer:
     norm: Any
     qkv: Any = None
     out: Any = None
-    up: Any = None
+    up: Any = None  # of a feed-forward layer, or of the shared experts
     down: Any = None
+    router: Any = None
+    correction: Any = None
+    experts_up: Any = None
+    experts_down: Any = None
+    latent_in: Any = None
+    latent_out: Any = None
     mamba_in: Any = None
     conv: Any = None
     conv_bias: Any = None
@@ -133,9 +168,18 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: NemotronHConfig, max_model_
 def mix(c: NemotronHConfig, layer: NemotronHLayer, ops: OpSet, x: Value, batch: Any, index: int) -> Value:
     number = c.index_of_kind(index)
     if layer.up is not None:
-        return ops.linear(ops.activate(ops.linear(x, layer.up), c.activation), layer.down)
+        fed = ops.linear(ops.activate(ops.linear(x, layer.up), c.activation), layer.down)
+        return fed if layer.router is None else ops.add(routed(c, layer, ops, x), fed)
     if layer.qkv is None:
         return mixer(c.mamba, layer, c.eps, ops, x, batch, number)
     q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
     ops.write_kv(k, v, batch, number)
     return ops.linear(ops.paged_attention(q, batch, number, c.head_dim, 1 / sqrt(c.head_dim)), layer.out)
+
+
+def routed(c: NemotronHConfig, layer: NemotronHLayer, ops: OpSet, x: Value) -> Value:
+    assert c.routing is not None
+    inputs = x if layer.latent_in is None else ops.linear(x, layer.latent_in)
+    experts = (layer.experts_up, layer.experts_down)
+    y = ops.moe(inputs, ops.linear(x, layer.router), *experts, c.routing, c.activation, layer.correction)
+    return y if layer.latent_out is None else ops.linear(y, layer.latent_out)

@@ -554,7 +554,8 @@ class OpSet(Protocol):
         correction: Any = None,
     ) -> Value:
         """x [T, n], router_logits [T, experts] -> [T, n]: the sum over the chosen experts of weight * down(
-        activate_and_mul(gate_up(x))), the best expert first. `correction` [experts]: see `Routing`."""
+        activate_and_mul(gate_up(x))), the best expert first. `correction` [experts]: see `Routing`. Where `gate_up` has
+        as many outputs as `down` has inputs, there is no gate: weight * down(activate(gate_up(x)))."""
 
     def mul_sigmoid(self, x: Value, gate: Value) -> Value:
         """x [T, n] * sigmoid(gate [T, 1])"""

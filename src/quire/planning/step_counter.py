@@ -7,7 +7,7 @@ from typing import Any
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
 from quire.ops.native.recorder import RecordedLogits, Recorder, SymbolicBatch
 from quire.ops.native.scan_recorder import RecordedColumns
-from quire.ops.opset import Activation, KVSpec, Routing
+from quire.ops.opset import Activation, KVSpec, Routing, StateSpec
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 
@@ -165,6 +165,13 @@ class StepCounter(Recorder):
         flops = 4.0 * q.columns * shape.num_seqs * shape.attended(window)  # scores, then values
         self._add("attention", flops, kv_bytes=shape.num_seqs * shape.read(window) * self._kv_bytes)
         return super().paged_attention(q, batch, layer, head_dim, scale, window, *options, **named)
+
+    def _states(self, layer: int) -> StateSpec:
+        """Every recurrence asks for its states: they are read and written once a step."""
+        spec, shape = super()._states(layer), self._shape
+        moved = 2.0 * 4 * (spec.numbers + spec.conv_numbers) * shape.num_seqs
+        self._add("scan", 6.0 * spec.numbers * shape.num_tokens, kv_bytes=moved)
+        return spec
 
     def mla_attention(
         self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float

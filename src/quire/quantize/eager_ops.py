@@ -285,11 +285,12 @@ class EagerOps:
         experts, shares = routed(router_logits, routing, correction)
         source = self._source(x)
         out = np.zeros((len(x), down.num_outputs), np.float32)
+        activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
         for expert in range(gate_up.num_experts):
             tokens, places = np.nonzero(experts == expert)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
             hidden = self._expert(x[tokens], gate_up, expert, tokens, source)
-            result = self._expert(self.activate_and_mul(hidden, kind), down, expert, tokens)
+            result = self._expert(activate(hidden, kind), down, expert, tokens)
             np.add.at(out, tokens, result * shares[tokens, places, None])
         return out
 

@@ -280,7 +280,7 @@ class Recorder(ScanRecorder):
         kind: Activation,
         correction: Float32 | None = None,
     ) -> RecordedColumns:
-        assert gate_up.num_outputs == 2 * down.num_inputs
+        assert gate_up.num_outputs in (down.num_inputs, 2 * down.num_inputs)
         return self._moe(x, router_logits, gate_up, down, routing, kind, correction)
 
     def _moe(

@@ -302,7 +302,8 @@ class TorchOps:
         for expert in ids.unique().tolist():
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
-            hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
+            activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
+            hidden = activate(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
             hidden = hidden if cut is None else self.all_gather(hidden, [cut])
             outputs[rows, ranks] = F.linear(hidden, down.packed[expert], biases[1])
         return (outputs * weights[..., None]).sum(dim=1)

@@ -18,6 +18,7 @@ from quire.weights.gguf.delta_names import DELTA_ARCHITECTURES
 from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
+from quire.weights.gguf.mamba_names import MAMBA_ARCHITECTURES
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -249,6 +250,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
     **DELTA_ARCHITECTURES,
+    **MAMBA_ARCHITECTURES,
     **ENCODER_ARCHITECTURES,
 }
 
