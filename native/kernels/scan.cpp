@@ -4,9 +4,13 @@
 
 #include "activation.h"
 #include "inline.h"
+#include "softplus.h"
 #include "vec.h"
 
 namespace quire::QUIRE_ISA {
+
+void delta_rule(const DeltaTokens& tokens);  // delta_rule.cpp
+void decay(const float* x, const float* bias, const float* rate, int64_t n, float* out);
 
 namespace {
 
@@ -61,16 +65,6 @@ void mamba2(const Mamba2Tokens& m) {
     if (first < m.head_dim) mamba2_part<1, true>(m, first, m.head_dim - first);
 }
 
-// log(1 + exp(x)), with a relative error below 3e-7. With u = exp(-|x|): max(x, 0) + log(1 + u), and log(1 + u) =
-// 2 atanh(u / (2 + u)), whose argument is at most 1/3.
-QUIRE_INLINE Floats softplus(Floats x) {
-    const Floats zero = splat(0.0f), u = exp(zero - max(x, zero - x));
-    const Floats z = u / (splat(2.0f) + u), z2 = z * z;
-    Floats series = splat(1.0f / 13);
-    for (int odd = 11; odd >= 1; odd -= 2) series = multiply_add(series, z2, splat(1.0f / float(odd)));
-    return multiply_add(z + z, series, max(x, zero));
-}
-
 // N columns of the states of a vector of channels; returns `sum` and what they add to the output.
 template <int N, bool Part>
 QUIRE_INLINE Floats mamba_columns(const MambaTokens& m, int64_t column, int64_t first, int64_t rest, Floats delta,
@@ -118,6 +112,6 @@ void mamba(const MambaTokens& m) {
 }  // namespace
 
 extern const ScanKernels scan_kernels;
-const ScanKernels scan_kernels = {mamba2, mamba};
+const ScanKernels scan_kernels = {mamba2, mamba, delta_rule, decay};
 
 }  // namespace quire::QUIRE_ISA

@@ -2,6 +2,9 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
 
 #include "tape.h"
 
@@ -47,4 +50,19 @@ void bind_scans(nb::class_<Tape>& tape) {
             t.add(quire::MambaScan{x, dt, b, c, weights, layer, out});
         },
         "x"_a, "dt"_a, "b"_a, "c"_a, "a"_a.noconvert(), "skip"_a.noconvert(), "layer"_a, "out"_a);
+    tape.def(
+        "decay",
+        [](Tape& t, View x, Floats bias, Floats rate, View out) {
+            t.add(quire::Decay{x, bias.data(), rate.data(), out});
+        },
+        "x"_a, "bias"_a.noconvert(), "rate"_a.noconvert(), "out"_a);
+    tape.def(
+        "delta_rule",
+        [](Tape& t, View q, View k, View v, std::optional<View> decay, std::optional<Floats> decays,
+           std::optional<View> beta, int64_t heads, int64_t key_dim, bool tiled, int64_t layer, View out) {
+            t.add(quire::DeltaRule{q, k, v, decay.value_or(View{}), decays ? decays->data() : nullptr,
+                                   beta.value_or(View{}), heads, key_dim, tiled, layer, out});
+        },
+        "q"_a, "k"_a, "v"_a, "decay"_a.none(), "decays"_a.none().noconvert(), "beta"_a.none(), "heads"_a, "key_dim"_a,
+        "tiled"_a, "layer"_a, "out"_a);
 }

@@ -35,6 +35,20 @@ struct MambaTokens {
     int64_t out_stride;
 };
 
+// Some tokens of one head of linear attention, for `size` neighbouring columns of its state.
+struct DeltaTokens {
+    int64_t count;
+    TokenRows q, k, v;   // [key_dim], [key_dim], [size]
+    TokenRows decay;     // of row i of the state: decay[i * decay_step]
+    int64_t decay_step;  // 1, or 0: all rows have one decay
+    TokenRows beta;      // of the delta rule; its base is null where values are added as they are
+    int64_t key_dim, size;
+    int64_t stride;  // from one row of the state to the next
+    float* state;    // [key_dim, size]
+    float* out;      // [size] each, out_stride apart
+    int64_t out_stride;
+};
+
 struct ScanKernels {
     // For each token: state = decay * state + (delta * b) x^T, and out = c^T state + skip * x. The sum runs over
     // columns in order.
@@ -42,6 +56,11 @@ struct ScanKernels {
     // For each token, with delta = softplus(dt): state = exp(a * delta) * state + b * (delta * x), and out = the sum of
     // c * state over columns in order, and skip * x.
     void (*mamba)(const MambaTokens& tokens);
+    // For each token: state = decay * state, then state += k (beta * (v - k . state))^T, or += k v^T without a beta,
+    // and out = q . state. Both sums run over the rows of the state in order; a column depends on no other.
+    void (*delta_rule)(const DeltaTokens& tokens);
+    // out = exp(-rate * softplus(x + bias)), [n] each; out may be x.
+    void (*decay)(const float* x, const float* bias, const float* rate, int64_t n, float* out);
 };
 
 }  // namespace quire

@@ -13,6 +13,7 @@
 
 #include "buffer.h"
 #include "causal_conv.h"
+#include "delta_rule.h"
 #include "dequantize.h"
 #include "draft_trees.h"
 #include "kernels.h"
@@ -219,6 +220,21 @@ struct MambaScan {
     int64_t layer;
     View out;
 };
+struct Decay {
+    View x;
+    const float *bias, *rate;  // [columns]
+    View out;
+};
+struct DeltaRule {
+    View q, k, v;
+    View decay;           // [heads], or [heads * key_dim]; empty: `decays` [heads] for all tokens
+    const float* decays;  // or null
+    View beta;            // [heads]; empty: values are added as they are
+    int64_t heads, key_dim;
+    bool tiled;     // heads take the key heads in turn; else neighbours share one
+    int64_t layer;  // among those with states
+    View out;
+};
 struct Logits {
     View x;
     Weight weight;
@@ -239,8 +255,8 @@ struct RankBarrier {};  // all ranks wait for each other
 
 using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
                         WriteKV, WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
-                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Logits,
-                        TakeRows, Keep, CopyColumns, RankBarrier>;
+                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Decay,
+                        DeltaRule, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -16,7 +16,8 @@ constexpr int64_t kMinDividedRows = 16;  // of a matmul, for ranks to quantize t
 // An op reads, or writes, its own rows if every thread touches only its share of the rows. (Pages are written by rows
 // too: only attention reads them, after a barrier.)
 template <class T>
-constexpr bool kScans = std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> || std::is_same_v<T, MambaScan>;
+constexpr bool kScans = std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> ||
+                        std::is_same_v<T, MambaScan> || std::is_same_v<T, DeltaRule>;
 template <class T>
 constexpr bool kReadsOwnRows =
     !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> && !std::is_same_v<T, Logits> &&
@@ -85,6 +86,7 @@ class TapeExecutor {
         return op.out.logits_only && !(op.x.logits_only && op.gate.logits_only);
     }
     static bool gathers(const Scale& op) { return op.out.logits_only && !op.x.logits_only; }
+    static bool gathers(const Decay& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const Clamp& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const Add& op) { return op.out.logits_only && !(op.x.logits_only && op.y.logits_only); }
     static bool gathers(const Mul& op) { return op.out.logits_only && !(op.x.logits_only && op.y.logits_only); }
@@ -263,6 +265,21 @@ class TapeExecutor {
     void run(const MambaScan& op) {
         mamba_scan(segmented(op.layer), op.weights, rows(op.x, op.x), rows(op.dt, op.dt), rows(op.b, op.b),
                    rows(op.c, op.c), rows(op.out, op.out), pool_);
+    }
+
+    void run(const Decay& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.scan.decay(input(op.x, op.out, r), op.bias, op.rate, op.out.columns, row(op.out, r));
+    }
+
+    void run(const DeltaRule& op) {
+        const auto tokens = [&](const View& v) -> TokenRows { return {v.columns ? row(v, 0) : nullptr, v.stride}; };
+        const DeltaShape shape{op.heads, op.q.columns / op.key_dim,  op.key_dim, op.v.columns / op.heads,
+                               op.tiled, op.decay.columns > op.heads};
+        delta_rule(segmented(op.layer), shape, rows(op.q, op.q), rows(op.k, op.k), rows(op.v, op.v),
+                   op.decays ? TokenRows{op.decays, 0} : tokens(op.decay), tokens(op.beta), rows(op.out, op.out),
+                   pool_);
     }
 
     void run(const Linear& op) { multiply(op.weight, op.x, op.out.logits_only, row(op.out, 0), op.out.stride); }

@@ -100,8 +100,12 @@ class DeepseekConfig(ModelConfig):
 
 
 def config(hf: CheckpointConfig) -> DeepseekConfig:
+    return DeepseekConfig(**config_fields(hf, FAMILIES[hf.architecture]))
+
+
+def config_fields(hf: CheckpointConfig, family: DeepseekFamily) -> dict[str, Any]:
+    """The fields of DeepseekConfig, to which other model files add their own."""
     hf.expect("hidden_act", "silu")
-    family = FAMILIES[hf.architecture]
     hf = hf if family.has_experts else hf.with_values(NO_EXPERTS)
     if family.defaults:
         hf = hf.with_values({key: value for key, value in family.defaults(hf).items() if key not in hf})
@@ -110,38 +114,38 @@ def config(hf: CheckpointConfig) -> DeepseekConfig:
     latent, nope_dim, rope_dim = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
     layers, expert_size = hf.int("num_hidden_layers"), hf.int("moe_intermediate_size")
     rope = read_rope(hf, rope_dim, hf.int("max_position_embeddings"))
-    return DeepseekConfig(
-        architecture=hf.architecture,
-        hidden=hf.int("hidden_size"),
-        layers=layers,
-        heads=hf.int("num_attention_heads"),
-        kv_heads=1,
-        head_dim=latent + rope_dim,
-        latent=latent,
-        nope_dim=nope_dim,
-        rope_dim=rope_dim,
-        rope_interleaved=hf.bool("rope_interleave", True),
-        split_kv_b=hf.bool("split_kv_b", False),
-        value_dim=hf.int("v_head_dim"),
-        q_lora_rank=hf.int("q_lora_rank", 0),
-        intermediate=hf.int("intermediate_size"),
-        vocab=hf.int("vocab_size"),
-        max_position=rope.default_length,
-        max_length=rope.max_length,
-        eps=hf.float("rms_norm_eps", 1e-6),
-        rope=rope,
-        scale=_scale(rope, nope_dim + rope_dim),
-        windows=(0,) * layers,
-        attention_bias=hf.bool("attention_bias", False),
-        tied=hf.bool("tie_word_embeddings", False),
-        num_dense=min(_num_dense(hf), layers) if family.has_experts else layers,
-        num_experts=hf.int("n_routed_experts"),
-        expert_size=expert_size,
-        shared_size=hf.int("n_shared_experts", 0) * expert_size,
-        routing=family.routing(hf),
-        num_mtp_layers=hf.int("num_nextn_predict_layers", 0),
+    return {
+        "architecture": hf.architecture,
+        "hidden": hf.int("hidden_size"),
+        "layers": layers,
+        "heads": hf.int("num_attention_heads"),
+        "kv_heads": 1,
+        "head_dim": latent + rope_dim,
+        "latent": latent,
+        "nope_dim": nope_dim,
+        "rope_dim": rope_dim,
+        "rope_interleaved": hf.bool("rope_interleave", True),
+        "split_kv_b": hf.bool("split_kv_b", False),
+        "value_dim": hf.int("v_head_dim"),
+        "q_lora_rank": hf.int("q_lora_rank", 0),
+        "intermediate": hf.int("intermediate_size"),
+        "vocab": hf.int("vocab_size"),
+        "max_position": rope.default_length,
+        "max_length": rope.max_length,
+        "eps": hf.float("rms_norm_eps", 1e-6),
+        "rope": rope,
+        "scale": _scale(rope, nope_dim + rope_dim),
+        "windows": (0,) * layers,
+        "attention_bias": hf.bool("attention_bias", False),
+        "tied": hf.bool("tie_word_embeddings", False),
+        "num_dense": min(_num_dense(hf), layers) if family.has_experts else layers,
+        "num_experts": hf.int("n_routed_experts"),
+        "expert_size": expert_size,
+        "shared_size": hf.int("n_shared_experts", 0) * expert_size,
+        "routing": family.routing(hf),
+        "num_mtp_layers": hf.int("num_nextn_predict_layers", 0),
         **(family.scales(hf) if family.scales else {}),
-    )
+    }
 
 
 def _num_dense(hf: CheckpointConfig) -> int:
@@ -181,8 +185,12 @@ def layer_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
         **_up_specs(c),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.heads * c.value_dim, bias=c.attention_bias),
         "mlp_norm": Vector("post_attention_layernorm", c.hidden),
-        **(_mlp_specs("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_specs(c)),
+        **feed_forward_specs(c, layer),
     }
+
+
+def feed_forward_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
+    return _mlp_specs("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_specs(c)
 
 
 def _query_specs(c: DeepseekConfig) -> TensorSpecs:
@@ -292,16 +300,14 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_l
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def new_layer(loaded: Mapping[str, Any]) -> DeepseekLayer:
+def new_layer(loaded: Mapping[str, Any], kind: type[DeepseekLayer] = DeepseekLayer) -> DeepseekLayer:
     """Of weights under the names of the fields; others are left out."""
 
-    def of(kind: type[Any]) -> dict[str, Any]:
-        return {field.name: loaded[field.name] for field in fields(kind) if field.name in loaded}
+    def of(part: type[Any]) -> dict[str, Any]:
+        return {field.name: loaded[field.name] for field in fields(part) if field.name in loaded}
 
     mlp, moe = of(DeepseekMlp), of(DeepseekMoe)
-    return DeepseekLayer(
-        **of(DeepseekLayer), mlp=DeepseekMlp(**mlp) if mlp else None, moe=DeepseekMoe(**moe) if moe else None
-    )
+    return kind(**of(kind), mlp=DeepseekMlp(**mlp) if mlp else None, moe=DeepseekMoe(**moe) if moe else None)
 
 
 def forward(c: DeepseekConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Value:
@@ -326,8 +332,13 @@ def block(
 
 
 def attention(
-    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
+    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value | None, batch: Any
 ) -> Value:
+    """`angles`: None where nothing is rotated."""
+
+    def rotated(part: Value) -> Value:
+        return part if angles is None else ops.rope(part, angles, c.rope_dim)
+
     nope, rope = c.heads * c.nope_dim, c.heads * c.rope_dim
     attn_in = ops.linear(x, layer.attn_in)
     if layer.query_up is None:
@@ -337,9 +348,9 @@ def attention(
         queries = ops.linear(ops.rms_norm(q_latent, layer.query_norm, LATENT_EPS), layer.query_up)
         q_nope, q_rope = ops.split(queries, (nope, rope))
     latent = ops.rms_norm(latent, layer.latent_norm, LATENT_EPS)
-    ops.write_latent(latent, ops.rope(k_rope, angles, c.rope_dim), batch, index)
+    ops.write_latent(latent, rotated(k_rope), batch, index)
     q_latent = ops.linear_heads(q_nope, layer.key_up)
-    attended = ops.mla_attention(q_latent, ops.rope(q_rope, angles, c.rope_dim), batch, index, c.scale)
+    attended = ops.mla_attention(q_latent, rotated(q_rope), batch, index, c.scale)
     return ops.linear(ops.linear_heads(attended, layer.value_up), layer.out)
 
 

@@ -48,4 +48,5 @@ def text_submodel(checkpoint: Checkpoint) -> Checkpoint:
         for prefix, new in PREFIXES.items()
         if name.startswith(prefix)
     }
-    return RenamedCheckpoint(checkpoint, names) if names else checkpoint
+    heads = {name: name for name in checkpoint.names() if name.startswith("lm_head.")}
+    return RenamedCheckpoint(checkpoint, names | heads) if names else checkpoint

@@ -288,6 +288,7 @@ class Activation(IntEnum):
     TANH = 6
     CLAMPED_SWIGLU = 7  # gpt-oss: min(x, 7) * sigmoid(1.702 min(x, 7)), times clamp(up, -7, 7) + 1
     ELU = 8  # x above zero, exp(x) - 1 below
+    SIGMOID = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -604,6 +605,23 @@ class OpSet(Protocol):
         """x and dt [T, channels], b and c [T, columns] -> [T, channels], where the state of a layer is [columns,
         channels]. For each token and channel, with d = softplus(dt): state = exp(a * d) * state + d * b * x; the output
         is the sum over columns of c * state, and skip * x."""
+
+    def decay(self, x: Value, bias: Any, rate: Any) -> Value:
+        """exp(-rate * softplus(x + bias)), element by element: what a token leaves of a state. bias, rate [columns]."""
+
+    def delta_rule(
+        self, q: Value, k: Value, v: Value, decay: Value, beta: Value, batch: Any, layer: int, key_dim: int,
+        tiled: bool = False,
+    ) -> Value:  # fmt: skip
+        """The gated delta rule. q and k [T, key_heads * key_dim], v [T, heads * value_dim] -> [T, heads * value_dim].
+
+        A head has a state S [key_dim, value_dim], zero at first. Each token of a sequence, in order, changes it:
+        S = decay * S; S = S + k (beta * (v - k . S))^T; its output is q . S. Neighbouring heads share q and k;
+        with `tiled`, heads take those of the key heads in turn.
+        decay [T, heads], or of each row of S [T, heads * key_dim] (Kimi delta attention); beta [T, heads]."""
+
+    def linear_attention(self, q: Value, k: Value, v: Value, decay: Any, batch: Any, layer: int, key_dim: int) -> Value:
+        """Lightning attention: as `delta_rule`, with S = decay * S + k v^T. decay [heads]: a vector, for all tokens."""
 
     def concat(self, parts: Sequence[Value]) -> Value:
         """The columns of all parts, side by side."""

@@ -16,6 +16,7 @@ from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routi
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_attention import AttentionHeads
 from quire.quantize.eager_scans import mamba2_scan, mamba_scan
+from quire.quantize.eager_states import linear_attention
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.routing import routed
 from quire.quantize.threads import in_threads, row_spans
@@ -328,6 +329,21 @@ class EagerOps:
                 out[span.stop - max(length, 0) : span.stop] += row * x[span.start : span.start + max(length, 0)]
         return out
 
+    def decay(self, x: Floats, bias: Floats, rate: Floats) -> Floats:
+        kept: Floats = np.exp(-rate * np.logaddexp(np.float32(0), x + bias))
+        return kept
+
+    def delta_rule(
+        self, q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, batch: EagerBatch, layer: int, key_dim: int,
+        tiled: bool = False,
+    ) -> Floats:  # fmt: skip
+        return linear_attention(q, k, v, decay, beta, batch.spans, key_dim, tiled)
+
+    def linear_attention(
+        self, q: Floats, k: Floats, v: Floats, decay: Floats, batch: EagerBatch, layer: int, key_dim: int
+    ) -> Floats:
+        return linear_attention(q, k, v, np.tile(decay, (len(v), 1)), None, batch.spans, key_dim)
+
     def mamba2_scan(
         self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: Mamba2Weights, batch: EagerBatch, layer: int
     ) -> Floats:
@@ -376,6 +392,7 @@ ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {
     Activation.QUICK_GELU: lambda x: x * _sigmoid(np.float32(1.702) * x),
     Activation.TANH: np.tanh,
     Activation.ELU: lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    Activation.SIGMOID: _sigmoid,
 }
 
 

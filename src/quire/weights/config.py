@@ -31,6 +31,8 @@ MAX_SIZES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "head_count", "num_heads"), _HEADS),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "n_head_kv", "head_count_kv"), _HEADS),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), _HEADS),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_num_heads"), _HEADS),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), _WIDTH),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), _EXPERTS),
     **dict.fromkeys(("expert_count", "expert_used_count", "num_experts_per_tok", "moe_k"), _EXPERTS),
     **dict.fromkeys(("n_shared_experts", "expert_shared_count", "moe_num_shared_experts", "n_group"), _EXPERTS),

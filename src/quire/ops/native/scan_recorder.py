@@ -98,6 +98,68 @@ class ScanRecorder:
             barrier=True,
         )
 
+    def decay(self, x: RecordedColumns, bias: Float32, rate: Float32) -> RecordedColumns:
+        assert bias.shape == rate.shape == (x.columns,), f"{bias.shape} and {rate.shape} for {x.columns} columns"
+        out = new_value(x.columns)
+        return self._record(
+            (x,), out, lambda tape, view: tape.decay(view(x), bias, rate, view(out)), in_place=(x,), any_rows=True
+        )
+
+    def delta_rule(
+        self,
+        q: RecordedColumns,
+        k: RecordedColumns,
+        v: RecordedColumns,
+        decay: RecordedColumns,
+        beta: RecordedColumns,
+        batch: Any,
+        layer: int,
+        key_dim: int,
+        tiled: bool = False,
+    ) -> RecordedColumns:
+        heads = beta.columns
+        self._check_heads_of_states(q, k, v, heads, layer, key_dim)
+        assert decay.columns in (heads, heads * key_dim), f"{decay.columns} columns of decay for {heads} heads"
+        out = new_value(v.columns)
+        return self._record(
+            (q, k, v, decay, beta),
+            out,
+            lambda tape, view: tape.delta_rule(
+                *map(view, (q, k, v, decay)), None, view(beta), heads, key_dim, tiled, layer, view(out)
+            ),
+            barrier=True,
+        )
+
+    def linear_attention(
+        self,
+        q: RecordedColumns,
+        k: RecordedColumns,
+        v: RecordedColumns,
+        decay: Float32,
+        batch: Any,
+        layer: int,
+        key_dim: int,
+    ) -> RecordedColumns:
+        heads = len(decay)
+        self._check_heads_of_states(q, k, v, heads, layer, key_dim)
+        out = new_value(v.columns)
+        return self._record(
+            (q, k, v),
+            out,
+            lambda tape, view: tape.delta_rule(
+                *map(view, (q, k, v)), None, decay, None, heads, key_dim, False, layer, view(out)
+            ),
+            barrier=True,
+        )
+
+    def _check_heads_of_states(
+        self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, heads: int, layer: int, key_dim: int
+    ) -> None:
+        spec = self._states(layer)
+        key_heads = q.columns // key_dim
+        assert q.columns == k.columns == key_heads * key_dim and heads % key_heads == 0, f"{q.columns} columns of q"
+        assert spec.shape == (heads, key_dim, v.columns // heads), f"{v.columns} columns of {heads} heads in {spec}"
+
     def _states(self, layer: int) -> StateSpec:
         spec = self._spec.states
         assert spec is not None and 0 <= layer < spec.num_layers, f"layer {layer} of {spec}"

@@ -32,6 +32,7 @@ from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
 from quire.ops.reference.exchange import RankExchange
+from quire.ops.reference.linear_attention import attend_states
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.mamba import mamba2_scan, mamba_scan
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
@@ -336,6 +337,22 @@ class TorchOps:
     ) -> Tensor:
         return mamba2_scan(x, dt, b, c, weights, batch.slots_of_states.recurrent[layer], batch.states)
 
+    def decay(self, x: Tensor, bias: Tensor, rate: Tensor) -> Tensor:
+        return torch.exp(-rate.double() * F.softplus((x + bias).double())).to(x.dtype)  # fp64 as in the sigmoid
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: TorchBatch, layer: int, key_dim: int,
+        tiled: bool = False,
+    ) -> Tensor:  # fmt: skip
+        slots = batch.slots_of_states.recurrent[layer]
+        return attend_states(q, k, v, decay, beta, slots, batch.states, tiled)
+
+    def linear_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, batch: TorchBatch, layer: int, key_dim: int
+    ) -> Tensor:
+        slots = batch.slots_of_states.recurrent[layer]
+        return attend_states(q, k, v, decay.expand(len(v), -1), None, slots, batch.states)
+
     def mamba_scan(
         self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: MambaWeights, batch: TorchBatch, layer: int
     ) -> Tensor:
@@ -384,6 +401,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
     Activation.TANH: torch.tanh,
     Activation.ELU: F.elu,
+    # In fp64: torch's vectors and the rest of an array would round otherwise, and states remember it.
+    Activation.SIGMOID: lambda x: torch.sigmoid(x.double()).to(x.dtype),
     Activation.CLAMPED_SWIGLU: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
 }
 

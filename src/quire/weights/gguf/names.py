@@ -14,6 +14,7 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.gguf import derived_config
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
+from quire.weights.gguf.delta_names import DELTA_ARCHITECTURES
 from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
@@ -253,6 +254,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
     **OLDER_ARCHITECTURES,
+    **DELTA_ARCHITECTURES,
     **MAMBA_ARCHITECTURES,
     **ENCODER_ARCHITECTURES,
 }
