@@ -137,7 +137,7 @@ def test_every_architecture_has_its_file() -> None:
 
 def test_every_llama_like_architecture_has_its_row() -> None:
     rows = {
-        "quire.models.llama": {*llama_families.FAMILIES, *llama_families.TEXT_MODELS},
+        "quire.models.llama": {*llama_families.FAMILIES},
         "quire.models.moe": {*moe_families.FAMILIES},
     }
     for module, families in rows.items():

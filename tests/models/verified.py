@@ -22,13 +22,14 @@ from typing import Any
 
 import pytest
 
-from quire.models.registry import ARCHITECTURES, EMBEDDERS, ENCODER_DECODERS, SCORERS
+from quire.models.registry import ARCHITECTURES, EMBEDDERS, ENCODER_DECODERS, SCORERS, TEXT_PARTS
 from quire.weights.formats import FORMATS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/models/verified.py -->\n", "<!-- end of what is made -->\n"
 TABLES = {
     "Decoders": ARCHITECTURES,
+    "Models that also take images or audio: their text": TEXT_PARTS,
     "Encoder-decoders": ENCODER_DECODERS,
     "Encoders that embed": EMBEDDERS,
     "Encoders that score": SCORERS,
@@ -37,7 +38,7 @@ BACKENDS = {"torch": "torch", "native": "CPU", "gpu": "GPU"}  # in the order of 
 KNOWN_AS = {
     "LlamaForCausalLM": "Llama 1 to 3.3, SmolLM, SmolLM2, Yi, TinyLlama, DeepSeek LLM, ...",
     "MistralForCausalLM": "Mistral, Nemo, Small",
-    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, Ministral 3, their text",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, Ministral 3, Mistral Small 4",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 21B-A3B, 300B-A47B",
     "ApertusForCausalLM": "8B, 70B",
@@ -77,7 +78,6 @@ KNOWN_AS = {
     "PhiMoEForCausalLM": "Phi-3.5-MoE as its authors spell it",
     "DeepseekV2ForCausalLM": "V2, V2.5, V2-Lite",
     "DeepseekV3ForCausalLM": "V3, R1",
-    "Gemma3ForConditionalGeneration": "its text",
     "GPTBigCodeForCausalLM": "StarCoder",
     "GPTNeoXForCausalLM": "Pythia",
     "MPTForCausalLM": "MPT as its authors spell it",

@@ -228,8 +228,10 @@ class RankForward:
     def scale(self, x: RankValue, factor: float) -> RankValue:
         return RankValue(self._ops.scale(x.local, factor), x.cuts)
 
-    def scale_by_position(self, x: RankValue, positions: Any, growth: float, length: int) -> RankValue:
-        return RankValue(self._ops.scale_by_position(self._changeable(x), positions, growth, length), x.cuts)
+    def scale_by_position(
+        self, x: RankValue, positions: Any, growth: float, length: int, offset: int = 0
+    ) -> RankValue:
+        return RankValue(self._ops.scale_by_position(self._changeable(x), positions, growth, length, offset), x.cuts)
 
     def clamp(self, x: RankValue, limit: float) -> RankValue:
         return RankValue(self._ops.clamp(x.local, limit), x.cuts)
