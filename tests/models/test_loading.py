@@ -147,7 +147,8 @@ def test_every_llama_like_architecture_has_its_row() -> None:
 @pytest.mark.parametrize(
     ("unknown", "hint"),
     [
-        ("MambaForCausalLM", "the families that are supported are Apertus, Arcee, "),
+        ("ReformerModelWithLMHead", "the families that are supported are Apertus, Arcee, "),
+        ("LongcatFlashForCausalLM", "docs/architectures.md lists what is supported"),
         ("GPTNeoForCausalLM", "the families that are supported are "),  # GPT-NeoX is another model
         ("LlamaForSequenceClassification", "of Llama, LlamaForCausalLM is supported"),
         ("MarianModel", "of Marian, MarianMTModel is supported"),

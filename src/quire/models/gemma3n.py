@@ -4,7 +4,7 @@
 A layer predicts all streams as mixtures of all, computes the first, and corrects the others by what the prediction of
 the first missed. The coefficients of both are numbers a token; a matrix whose rows are repeated makes them columns."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -23,7 +23,7 @@ from quire.models.llama_families import GEMMA_NORMS, LlamaFamily, root_of_hidden
 from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpec, TensorSpecs, Vector, load_weights
 from quire.models.rope import frequencies
 from quire.ops.opset import Activation, Keep, OpSet, Value
-from quire.ops.tensors import PackedWeight
+from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
@@ -73,6 +73,7 @@ class Gemma3nConfig(LlamaConfig):
     input_size: int  # of the input of each layer
     input_rows: int  # of the table of these inputs
     streams: int
+    stacked_streams: bool  # the matrices between streams are in one tensor: in GGUF files
     scaled_correction: bool  # what gates a layer's input is scaled column by column
     laurel_rank: int
     cutoffs: tuple[float, ...]  # for each layer: gates this many standard deviations above their mean count; 0: all
@@ -91,6 +92,7 @@ def config(hf: CheckpointConfig) -> Gemma3nConfig:
         input_size=hf.int("hidden_size_per_layer_input", 256),
         input_rows=hf.int("vocab_size_per_layer_input", base["vocab"]),
         streams=streams,
+        stacked_streams=hf.bool("stacked_streams", False),
         scaled_correction=hf.bool("altup_correct_scale", True),
         laurel_rank=hf.int("laurel_rank", 64),
         cutoffs=_cutoffs(hf, layers),
@@ -99,6 +101,8 @@ def config(hf: CheckpointConfig) -> Gemma3nConfig:
 
 def _cutoffs(hf: CheckpointConfig, layers: int) -> tuple[float, ...]:
     """`activation_sparsity_pattern`: for each layer, the share of gates that are zero if gates are normal."""
+    if "activation_cutoffs" in hf:  # in GGUF files
+        return tuple(hf.list("activation_cutoffs"))
     given = hf.get("activation_sparsity_pattern")
     if given is None:
         num_sparse = 10 if layers > 10 else 0
@@ -117,14 +121,37 @@ def top_specs(c: Gemma3nConfig) -> TensorSpecs:
     return {
         **llama.top_specs(c),
         **per_layer_inputs.top_specs(c.hidden, c.layers, c.input_size, c.vocab, c.input_rows),
-        "streams_in": Linear({f"model.altup_projections.{i}": c.hidden for i in others}, c.hidden),
-        **{f"stream_out_{i}": Linear({f"model.altup_unembed_projections.{i}": c.hidden}, c.hidden) for i in others},
+        **{f"stream_in_{i}": _stream(c, "model.altup_projections", i) for i in others},
+        **{f"stream_out_{i}": _stream(c, "model.altup_unembed_projections", i) for i in others},
         "ones": Ones(c.hidden),
         "mean": Constant(1, c.hidden, 1 / c.hidden),
         "spread": Constant(c.hidden, 1),
         "gate_mean": Constant(1, c.intermediate, 1 / c.intermediate),
         "gate_spread": Constant(c.intermediate, 1),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class StackedLinear:
+    """The linear layer `index` of several of one shape, all in one tensor: `name.weight` [count, outputs, inputs]."""
+
+    name: str
+    index: int
+    count: int
+    size: int  # of inputs and outputs
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield f"{self.name}.weight", (self.count, self.size, self.size)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
+        return ops.pack([tensors[0].part(self.index, 1).squeezed()])
+
+
+def _stream(c: Gemma3nConfig, name: str, index: int) -> TensorSpec:
+    """What makes a stream of the first, or what is added of it in the end."""
+    if c.stacked_streams:
+        return StackedLinear(name, index, c.streams - 1, c.hidden)
+    return Linear({f"{name}.{index}": c.hidden}, c.hidden)
 
 
 def layer_specs(c: Gemma3nConfig, layer: int) -> TensorSpecs:
@@ -181,7 +208,7 @@ class Gemma3nWeights(llama.LlamaWeights):
     layer_table: Any
     layer_projection: PackedWeight
     layer_projection_norm: Any
-    streams_in: PackedWeight
+    streams_in: Sequence[PackedWeight]
     streams_out: Sequence[PackedWeight]
     ones: Any
     mean: PackedWeight  # the mean of a row, and
@@ -196,10 +223,10 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: Gemma3nConfig, max_model_le
     layers = {f"model.layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
     top, loaded = load_weights(ops, checkpoint, top_specs(config), layers, "|".join(unused))
     assert config.local_rope is not None
-    outs = [top[f"stream_out_{i}"] for i in range(config.streams - 1)]
     weights = Gemma3nWeights(
-        **{name: weight for name, weight in top.items() if not name.startswith("stream_out_")},
-        streams_out=outs,
+        **{name: weight for name, weight in top.items() if not name.startswith("stream_")},
+        streams_in=[top[f"stream_in_{i}"] for i in range(config.streams - 1)],
+        streams_out=[top[f"stream_out_{i}"] for i in range(config.streams - 1)],
         layers=[Gemma3nLayer(**layer) for layer in loaded],
         rope=ops.frequencies(*frequencies(config.rope, max_model_len)),
         local_rope=ops.frequencies(*frequencies(config.local_rope, max_model_len)),
@@ -214,7 +241,7 @@ def forward(c: Gemma3nConfig, w: Gemma3nWeights, ops: OpSet, batch: Any) -> Valu
     angles, local = ops.rope_angles(batch.positions, w.rope), ops.rope_angles(batch.positions, w.local_rope)
     first = ops.scale(ops.embedding(batch.ids, w.embed), c.embed_scale)
     inputs = per_layer_inputs.per_layer_inputs(c, w, ops, batch, first)
-    others = ops.split(ops.linear(first, w.streams_in), (c.hidden,) * (c.streams - 1))
+    others = tuple(ops.linear(first, weight) for weight in w.streams_in)
     streams = [first, *as_long_as(first, others, w, ops)]
     for index, layer in enumerate(w.layers):
         ops.tap(streams[0], index)

@@ -238,14 +238,15 @@ class Gemma4Weights(llama.LlamaWeights):
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: Gemma4Config, max_model_len: int) -> LoadedModel:
-    unused = [llama.UNUSED, *unused_keys(config.sources), *(["lm_head.weight"] if config.tied else [])]
+    tied = ["lm_head.weight"] if config.tied else []
+    unused = [llama.UNUSED, llama.ROPE_FACTORS, *unused_keys(config.sources), *tied]
     layers = {f"model.layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
     top, loaded = load_weights(ops, checkpoint, top_specs(config), layers, "|".join(unused))
     assert config.local_rope is not None
     weights = Gemma4Weights(
         **top,
         layers=[Gemma4Layer(**layer) for layer in loaded],
-        rope=ops.frequencies(*frequencies(config.rope, max_model_len)),
+        rope=ops.frequencies(*frequencies(config.rope, max_model_len, llama.rope_factors(checkpoint))),
         local_rope=ops.frequencies(*frequencies(config.local_rope, max_model_len)),
     )
     return LoadedModel(config, partial(forward, config, weights), [top, *loaded])

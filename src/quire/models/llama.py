@@ -262,16 +262,19 @@ def load_layers(
     unused = [UNUSED, ROPE_FACTORS, *tied, *config.family.unused, *unused]
     by_prefix = {f"model.layers.{index}.": specs for index, specs in enumerate(layers)}
     top, loaded = load_weights(ops, checkpoint, top_specs(config), by_prefix, "|".join(unused))
-    factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = LlamaWeights(
         **top,
         layers=[layer_type(**layer) for layer in loaded],
-        rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
+        rope=ops.frequencies(*frequencies(config.rope, max_model_len, rope_factors(checkpoint))),
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
     bound = partial(forward, config, weights, feed_forward=feed_forward, mixer=mixer)
     return LoadedModel(config, bound, [top, *loaded])
+
+
+def rope_factors(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
+    return dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
 
 
 def forward(

@@ -31,7 +31,7 @@ class MoeConfig(LlamaConfig):
     shared_size: int  # of the shared experts together; 0: there are none
     sparse: tuple[bool, ...]  # for each layer: whether it has experts
     num_mtp_layers: int = 0  # layers behind the last that predict further tokens: mtp.py
-    normed_head: bool = False  # rows of the head are divided by their length
+    normed_head: bool = False  # columns of the head are divided by their length
 
 
 def config(hf: CheckpointConfig) -> MoeConfig:
@@ -117,7 +117,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: i
     if config.family.renamed:
         checkpoint = RenamedCheckpoint.by_substring(checkpoint, config.family.renamed)
     if config.normed_head:
-        checkpoint = NormalizedHead(checkpoint)
+        checkpoint = NormalizedHead(checkpoint, axis=0)
     layers = layer_specs(config, set(checkpoint.names()))
     unused = mtp_layers(config.layers, config.num_mtp_layers)
     return llama.load_layers(ops, checkpoint, config, max_model_len, layers, MoeLayer, feed_forward, unused)

@@ -115,7 +115,7 @@ class MoeFamily(LlamaFamily):
 
     windows: Windows = window_if_used
     routing: Callable[[CheckpointConfig], Routing] = softmax_top_k
-    normed_head_key: str | None = None  # the key that says whether rows of the head are divided by their length
+    normed_head_key: str | None = None  # the key that says whether columns of the head are divided by their length
     sparse: SparseLayers = experts_by_step
     experts: tuple[ExpertNames, ...] = (QWEN_EXPERTS,)  # the first, unless another is what is stored
     correction: str | None = None  # where `correction_name` is, which corrects the scores experts are chosen by

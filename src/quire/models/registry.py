@@ -9,6 +9,7 @@ from typing import Literal, Protocol, cast
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
+from quire.models.missing import MISSING
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -85,6 +86,7 @@ ARCHITECTURES = {
     "MiniMaxM3VLForCausalLM": "quire.models.moe",
     "Llama4ForCausalLM": "quire.models.llama4",
     "MiMoV2FlashForCausalLM": "quire.models.mimo_v2",
+    "DeciLMForCausalLM": "quire.models.decilm",
     "Gemma3nForCausalLM": "quire.models.gemma3n",
     "Gemma4ForCausalLM": "quire.models.gemma4",
     "GptOssForCausalLM": "quire.models.gpt_oss",
@@ -231,7 +233,8 @@ def purpose(architecture: str) -> Purpose:
             return purpose
     if decoder_of(architecture):
         return "embed"
-    raise Unsupported(f"the architecture `{architecture}` is not supported", _similar(architecture))
+    what = f"; what is missing: {MISSING[architecture]}" if architecture in MISSING else ""
+    raise Unsupported(f"the architecture `{architecture}` is not supported{what}", _similar(architecture))
 
 
 def _similar(architecture: str) -> str:
@@ -240,6 +243,8 @@ def _similar(architecture: str) -> str:
     family = _family_name(architecture)
     if same := [name for name in known if _family_name(name).lower() == family.lower()]:
         return f"of {family}, {', '.join(same)} {'is' if len(same) == 1 else 'are'} supported"
+    if architecture in MISSING:
+        return "docs/architectures.md lists what is supported"
     families = {_family_name(name).lower(): _family_name(name) for name in known}  # some have two spellings
     return f"the families that are supported are {', '.join(sorted(families.values(), key=str.lower))}"
 
