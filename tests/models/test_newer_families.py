@@ -87,7 +87,7 @@ CASES: Cases = {
         GraniteMoeSWAConfig,
         FACTORS | LOCAL_EXPERTS | HALF_WINDOWS | {"shared_intermediate_size": 40, "layer_rope_theta": [500.0, 0]},
     ),
-    "flex-olmo": (FlexOlmoConfig, EXPERTS),
+    "flex-olmo": (FlexOlmoConfig, {"num_experts": 6, "num_experts_per_tok": 3}),
     "hunyuan-moe": (HunYuanMoEV1Config, {"num_experts": 6, "moe_topk": [2, 2], "head_dim": 24}),
     "hy-v3": (HYV3Config, EXPERTS | ONE_DENSE | {"head_dim": 24, "router_scaling_factor": 1.5}),
     "exaone-moe": (
@@ -165,6 +165,6 @@ def test_what_nobody_wrote_code_for_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"moe_topk is \[1, 2\]|num_experts_per_tok is \[1, 2\]"):
         read("HunYuanMoEV1ForCausalLM", num_experts=4, moe_topk=[1, 2])
     with pytest.raises(Unsupported, match=r"intermediate_size is \[48, 64\]"):
-        read("Gemma3nForCausalLM", intermediate_size=[48, 64])
+        read("Gemma3nForCausalLM", intermediate_size=[48, 64], hidden_act=None)
     with pytest.raises(BadCheckpoint, match="num_kv_shared_layers is 2, and there are 2 layers"):
-        read("Gemma4ForCausalLM", num_kv_shared_layers=2, sliding_window=4)
+        read("Gemma4ForCausalLM", num_kv_shared_layers=2, sliding_window=4, hidden_act=None)

@@ -76,7 +76,7 @@ class Gemma3nConfig(LlamaConfig):
     stacked_streams: bool  # the matrices between streams are in one tensor: in GGUF files
     scaled_correction: bool  # what gates a layer's input is scaled column by column
     laurel_rank: int
-    cutoffs: tuple[float, ...]  # for each layer: gates this many standard deviations above their mean count; 0: all
+    cutoffs: tuple[float | None, ...]  # for each layer: gates so many standard deviations above their mean count
 
 
 def config(hf: CheckpointConfig) -> Gemma3nConfig:
@@ -99,7 +99,7 @@ def config(hf: CheckpointConfig) -> Gemma3nConfig:
     )
 
 
-def _cutoffs(hf: CheckpointConfig, layers: int) -> tuple[float, ...]:
+def _cutoffs(hf: CheckpointConfig, layers: int) -> tuple[float | None, ...]:
     """`activation_sparsity_pattern`: for each layer, the share of gates that are zero if gates are normal."""
     if "activation_cutoffs" in hf:  # in GGUF files
         return tuple(hf.list("activation_cutoffs"))
@@ -110,7 +110,7 @@ def _cutoffs(hf: CheckpointConfig, layers: int) -> tuple[float, ...]:
     shares = given if isinstance(given, list) else [given] * layers
     if len(shares) != layers or not all(isinstance(share, int | float) and 0 <= share < 1 for share in shares):
         raise BadCheckpoint(f"{hf.source}: activation_sparsity_pattern is {given}, not a share for each layer")
-    return tuple(NormalDist().inv_cdf(share) if share else 0.0 for share in shares)
+    return tuple(NormalDist().inv_cdf(share) if share else None for share in shares)
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
@@ -169,8 +169,8 @@ def layer_specs(c: Gemma3nConfig, layer: int) -> TensorSpecs:
     if c.scaled_correction:
         gate = per_layer_inputs.ScaledLinear("per_layer_input_gate", SCALE, c.input_size, c.hidden)
         specs["input_gate"] = gate
-    if c.cutoffs[layer]:
-        specs["cutoff"] = ConstantVector(c.intermediate, -c.cutoffs[layer])
+    if (cutoff := c.cutoffs[layer]) is not None:
+        specs["cutoff"] = ConstantVector(c.intermediate, -cutoff)
     if c.sources[layer] == layer:
         specs["v_norm"] = Ones(c.head_dim)
     else:

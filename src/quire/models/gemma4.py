@@ -80,10 +80,11 @@ def config(hf: CheckpointConfig) -> Gemma4Config:
     base = llama.config_fields(hf.with_values({"rope_scaling": None, "partial_rotary_factor": None}), FAMILY)
     layers = base["layers"]
     windows = _windows(hf, layers)
-    local, whole = hf.int("head_dim", 256), hf.int("global_head_dim", 512)
+    local, whole = hf.int("head_dim", 256), _of_whole(hf, windows, "head_dim", "global_head_dim", 512)
     keys_are_values = hf.bool("attention_k_eq_v", False)
-    local_keys = base["kv_heads"]
-    whole_keys = hf.int("num_global_key_value_heads", local_keys) if keys_are_values else local_keys
+    local_keys = whole_keys = base["kv_heads"]
+    if keys_are_values:
+        whole_keys = _of_whole(hf, windows, "num_key_value_heads", "num_global_key_value_heads", local_keys)
     key_heads = tuple(local_keys if window else whole_keys for window in windows)
     if max(key_heads) % min(key_heads):
         raise Unsupported(f"layers have {local_keys} and {whole_keys} key heads", "one must be a multiple of the other")
@@ -118,6 +119,12 @@ def config(hf: CheckpointConfig) -> Gemma4Config:
         expert_size=hf.int("moe_intermediate_size", 0),
         routing=Routing(top_k, renormalize=True),
     )
+
+
+def _of_whole(hf: CheckpointConfig, windows: tuple[int, ...], key: str, name: str, default: int) -> int:
+    """Of layers without a window: the value of `name` or, as transformers 5 writes it, of `per_layer_config`."""
+    by_layer = hf.section("per_layer_config").section(str(windows.index(0)))
+    return by_layer.int(key, hf.int(name, default))
 
 
 def _windows(hf: CheckpointConfig, layers: int) -> tuple[int, ...]:

@@ -65,6 +65,12 @@ GRANITE_EXPERTS = ExpertNames(
     ("input_linear",),
 )
 ROUTER_EXPERTS = replace(QWEN_EXPERTS, router="mlp.router.gate")
+GRANITE_5_EXPERTS = ExpertNames(  # as transformers 5 names them
+    "block_sparse_moe.router",
+    ("block_sparse_moe.experts.gate_up_proj",),
+    "block_sparse_moe.experts.down_proj",
+    ("input_linear",),
+)
 GRANITE_GGUF_EXPERTS = replace(MIXTRAL_EXPERTS, router=GRANITE_EXPERTS.router)
 
 
@@ -145,7 +151,9 @@ PHI = MoeFamily(
 
 SHARED_MOE = {"num_shared_key": "num_shared_experts", "shared": "mlp.shared_experts", "shared_gate": None}
 GRANITE = MoeFamily(
-    defaults={"norm_topk_prob": True}, scales=granite_scales, experts=(GRANITE_EXPERTS, GRANITE_GGUF_EXPERTS)
+    defaults={"norm_topk_prob": True},
+    scales=granite_scales,
+    experts=(GRANITE_EXPERTS, GRANITE_GGUF_EXPERTS, GRANITE_5_EXPERTS),
 )
 GRANITE_SHARED = replace(
     GRANITE,

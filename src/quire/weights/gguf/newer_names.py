@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from quire.weights.config import CheckpointConfig
@@ -83,7 +84,7 @@ def _gemma3n(config: CheckpointConfig) -> dict[str, Any]:
     cutoffs = list(config.get("activation_cutoffs", ()))
     return {
         "layer_types": _kinds(config, config.get("sliding_window_pattern", 5)),
-        "activation_cutoffs": [max(cutoff, 0.0) for cutoff in cutoffs] or None,
+        "activation_cutoffs": [cutoff if isfinite(cutoff) else None for cutoff in cutoffs] or None,
         "vocab_size_per_layer_input": None,
     }
 
