@@ -147,9 +147,8 @@ def test_every_llama_like_architecture_has_its_row() -> None:
 @pytest.mark.parametrize(
     ("unknown", "hint"),
     [
-        ("ReformerModelWithLMHead", "the families that are supported are Apertus, Arcee, "),
-        ("LongcatFlashForCausalLM", "docs/architectures.md lists what is supported"),
-        ("GPTNeoForCausalLM", "the families that are supported are "),  # GPT-NeoX is another model
+        ("ReformerModelWithLMHead", "docs/models.md lists the "),
+        ("GPTNeoForCausalLM", "docs/models.md lists the "),  # GPT-NeoX is another model
         ("LlamaForSequenceClassification", "of Llama, LlamaForCausalLM is supported"),
         ("MarianModel", "of Marian, MarianMTModel is supported"),
         ("BertForTokenClassification", "of Bert, BertModel, BertForMaskedLM, BertForSequenceClassification are"),

@@ -35,7 +35,7 @@ LLAMA_4 = TINY | {
 }  # fmt: skip
 GEMMA_4 = TINY | {
     "head_dim": 16, "global_head_dim": 24, "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 96,
-    "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
+    "pad_token_id": 0, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
 }  # fmt: skip
 MINIMAX = TINY | {
     "num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 48, "dense_intermediate_size": 80,

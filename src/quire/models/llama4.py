@@ -102,13 +102,13 @@ def query_growth(hf: CheckpointConfig) -> QueryGrowth | None:
 def load(ops: OpSet, checkpoint: Checkpoint, config: Llama4Config, max_model_len: int) -> LoadedModel:
     if max_model_len <= max(config.windows):  # all tokens are in one chunk
         config = replace(config, windows=(0,) * config.layers, chunked=False)
-    layers = layer_specs(config, set(checkpoint.names()))
+    layers = layer_specs(config, set(checkpoint.names()), checkpoint.shape)
     return llama.load_layers(ops, checkpoint, config, max_model_len, layers, moe.MoeLayer, moe.feed_forward)
 
 
-def layer_specs(c: Llama4Config, stored: set[str]) -> list[TensorSpecs]:
+def layer_specs(c: Llama4Config, stored: set[str], shape: moe.Shapes) -> list[TensorSpecs]:
     norms: dict[str, TensorSpec] = {"q_norm": Ones(c.head_dim), "k_norm": Ones(c.head_dim)}
     return [
         {**specs, **norms} if rotated and c.normed_rope else specs
-        for specs, rotated in zip(moe.layer_specs(c, stored), c.rotated, strict=True)
+        for specs, rotated in zip(moe.layer_specs(c, stored, shape), c.rotated, strict=True)
     ]

@@ -3,8 +3,8 @@
 A router sends each token to a few of many small feed-forward layers, the experts. Shared experts are those that every
 token goes to. Layers may have a plain feed-forward layer instead."""
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.core.errors import BadCheckpoint
@@ -61,9 +61,12 @@ def config_fields(hf: CheckpointConfig, family: MoeFamily) -> dict[str, Any]:
     }
 
 
-def layer_specs(c: MoeConfig, stored: Container[str]) -> list[TensorSpecs]:
+Shapes = Callable[[str], tuple[int, ...]]  # of tensors, by name
+
+
+def layer_specs(c: MoeConfig, stored: Container[str], shape: Shapes | None = None) -> list[TensorSpecs]:
     dense = llama.layer_specs(c, stored)
-    experts = expert_specs(c, expert_names(c, stored))
+    experts = expert_specs(c, expert_names(c, stored, shape))
     return [{**attention_specs(c, stored), **experts} if sparse else dense for sparse in c.sparse]
 
 
@@ -71,11 +74,16 @@ def attention_specs(c: MoeConfig, stored: Container[str] = ()) -> TensorSpecs:
     return {ours: spec for ours, spec in llama.layer_specs(c, stored).items() if ours not in ("gate_up", "down")}
 
 
-def expert_names(c: MoeConfig, stored: Container[str]) -> ExpertNames:
-    """The family's names for experts that the first layer with experts is stored under."""
+def expert_names(c: MoeConfig, stored: Container[str], shape: Shapes | None = None) -> ExpertNames:
+    """The family's names for experts that the first layer with experts is stored under. Tensors of all experts may be
+    stored either way, whichever is usual."""
     usual, *others = c.family.experts
     prefix = f"model.layers.{c.sparse.index(True)}." if True in c.sparse else ""
-    return next((names for names in others if names.is_stored(prefix, stored)), usual)
+    names = next((names for names in others if names.is_stored(prefix, stored)), usual)
+    if names.transposed and shape and prefix + names.down in stored:
+        turned = shape(prefix + names.down)[1:] == (c.hidden, c.expert_size) != (c.expert_size, c.hidden)
+        return replace(names, transposed=not turned)
+    return names
 
 
 def expert_specs(c: MoeConfig, names: ExpertNames) -> TensorSpecs:
@@ -118,7 +126,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: i
         checkpoint = RenamedCheckpoint.by_substring(checkpoint, config.family.renamed)
     if config.normed_head:
         checkpoint = NormalizedHead(checkpoint, axis=0)
-    layers = layer_specs(config, set(checkpoint.names()))
+    layers = layer_specs(config, set(checkpoint.names()), checkpoint.shape)
     unused = mtp_layers(config.layers, config.num_mtp_layers)
     return llama.load_layers(ops, checkpoint, config, max_model_len, layers, MoeLayer, feed_forward, unused)
 

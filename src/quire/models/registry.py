@@ -238,15 +238,13 @@ def purpose(architecture: str) -> Purpose:
 
 
 def _similar(architecture: str) -> str:
-    """The same family for another purpose, or all families. Names that only look alike are other models."""
+    """The same family for another purpose, or where all are listed. Names that only look alike are other models."""
     known = [name for architectures in PURPOSES.values() for name in architectures]
     family = _family_name(architecture)
     if same := [name for name in known if _family_name(name).lower() == family.lower()]:
         return f"of {family}, {', '.join(same)} {'is' if len(same) == 1 else 'are'} supported"
-    if architecture in MISSING:
-        return "docs/architectures.md lists what is supported"
-    families = {_family_name(name).lower(): _family_name(name) for name in known}  # some have two spellings
-    return f"the families that are supported are {', '.join(sorted(families.values(), key=str.lower))}"
+    families = {_family_name(name).lower() for name in known}  # some have two spellings
+    return f"docs/models.md lists the {len(families)} families that are supported"
 
 
 def _family_name(architecture: str) -> str:
