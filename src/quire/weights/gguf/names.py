@@ -271,7 +271,10 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
 _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
 _SCALE = re.compile(r"blk\.(\d+)\.([\w.]+\.scale)")
 # Ends of Hugging Face's names that have no ".weight" after them.
-_WHOLE_NAMES = ("_bias", ".sinks", ".correct_output_scale", ".layer_scalar", "experts.gate_up_proj", "experts.down_proj")
+_WHOLE_NAMES = (
+    *("_bias", ".sinks", ".correct_output_scale", ".layer_scalar"),
+    *(".experts.gate_up_proj", ".experts.down_proj"),
+)
 
 
 @dataclass(frozen=True, slots=True)
