@@ -126,7 +126,7 @@ def write_gguf(
                 tensors[f"{stem}qkv_proj.{kind}"] = np.concatenate(parts)
     if architecture.startswith(("Gemma3n", "Gemma4")):
         tensors = as_gemma(tensors, config, writer)
-    for name, data in stacked({name: data for name, data in tensors.items() if name not in curves}, config):
+    for name, data in stacked({name: data for name, data in tensors.items() if name not in curves}, config["model_type"]):
         if pairwise and ".q_proj." in name:
             data = interleave(data, config["num_attention_heads"])
         if pairwise and ".k_proj." in name:
@@ -167,7 +167,7 @@ def as_gemma(tensors: dict[str, np.ndarray], config: dict[str, Any], writer: ggu
     return tensors
 
 
-def stacked(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+def stacked(tensors: dict[str, np.ndarray], model_type: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """The tensors, those of experts one above the other."""
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, data in tensors.items():
@@ -185,15 +185,20 @@ def stacked(tensors: dict[str, np.ndarray], config: dict[str, Any]) -> Iterator[
             for part, half in zip(("w1", "w3"), np.split(data, 2, axis=1), strict=True):
                 yield stem.format(part), half
         elif name.endswith("shared_mlp.input_linear.weight"):  # Granite 4 without experts, or beside them
-            stem = "shared_mlp" if config["model_type"] == "granitemoeshared" else "mlp"
+            stem = "shared_mlp" if model_type == "granitemoeshared" else "mlp"
             for part, half in zip(("gate", "up"), np.split(data, 2), strict=True):
                 yield name.replace("shared_mlp.input_linear", f"{stem}.{part}_proj"), half
         elif name.endswith("shared_mlp.output_linear.weight"):
-            stem = "shared_mlp" if config["model_type"] == "granitemoeshared" else "mlp"
+            stem = "shared_mlp" if model_type == "granitemoeshared" else "mlp"
             yield name.replace("shared_mlp.output_linear", f"{stem}.down_proj"), data
-        elif config["model_type"] == "gemma4_text" and ".experts." in name:
+        elif model_type == "gemma4_text" and ".experts." in name:
             yield name, data
-        elif config["model_type"] == "llama4_text" and name.endswith("experts.gate_up_proj"):
+        elif model_type == "mistral4" and name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), np.split(data, 2, axis=1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        elif model_type == "mistral4" and name.endswith("experts.down_proj"):
+            yield f"{name}.weight", data
+        elif model_type == "llama4_text" and name.endswith("experts.gate_up_proj"):
             for part, half in zip(("gate", "up"), np.split(data.swapaxes(1, 2), 2, axis=1), strict=True):
                 yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
         elif name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):

@@ -8,11 +8,13 @@ from transformers import (
     ExaoneMoeConfig,
     Gemma3nTextConfig,
     Gemma4TextConfig,
+    GlmMoeDsaConfig,
     GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
     Llama4TextConfig,
     LlamaConfig,
     MiMoV2FlashConfig,
+    Mistral4Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -20,8 +22,21 @@ from transformers import (
 
 from models.checking import PROMPT, TINY, Cases, assert_close, compute, make_ops, random_model
 from models.gguf_writing import write_gguf
+from models.test_deepseek import write_gguf as write_mla
 from models.test_gguf_families import logits_of
-from models.test_newer_families import DEFAULT, EXPERTS, FACTORS, GEMMA_3N, GEMMA_4, HALF_WINDOWS, LLAMA_4, MIMO
+from models.test_newer_families import (
+    DEFAULT,
+    EXPERTS,
+    FACTORS,
+    GEMMA_3N,
+    GEMMA_4,
+    GROWING,
+    HALF_WINDOWS,
+    INDEXED,
+    LLAMA_4,
+    MIMO,
+    MLA,
+)
 
 NO_ROPE = {"no_rope_layers": [1, 1, 1, 0], "num_hidden_layers": 4, "attention_chunk_size": 64}
 CASES: Cases = {
@@ -59,6 +74,21 @@ def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> 
     model = random_model(config(**TINY | options), seed=sum(map(ord, name)))
     model.save_pretrained(tmp_path)
     path = write_gguf(tmp_path, tmp_path / "model.gguf")
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+
+
+MLA_CASES: Cases = {
+    "glm-dsa": (GlmMoeDsaConfig, INDEXED | {"first_k_dense_replace": 1}),
+    "mistral4": (Mistral4Config, MLA | {"n_group": 1, "rope_parameters": GROWING}),
+}
+
+
+@pytest.mark.parametrize("name", MLA_CASES)
+def test_files_with_latents(name: str, tmp_path: Path) -> None:
+    config, options = MLA_CASES[name]
+    model = random_model(config(**TINY | options), seed=3)
+    model.save_pretrained(tmp_path)
+    path = write_mla(tmp_path, tmp_path / "model.gguf", apart=True)
     assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
 
 

@@ -43,6 +43,7 @@ def llama_keys(hf: CheckpointConfig) -> CheckpointConfig:
 
 
 FAMILY = MoeFamily(
+    keys={"rms_norm_eps": "layernorm_epsilon"},
     defaults={"partial_rotary_factor": 0.334, "first_k_dense_replace": 1},
     expects={
         "add_full_attention_sink_bias": (False, None),

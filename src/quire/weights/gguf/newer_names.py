@@ -334,6 +334,7 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             **EXPERT_KEYS,
             **GLM_KEYS,
             "v_head_dim": "attention.value_length",
+            "attention_value_scale": "attention.value_scale",
             "swa_rope_theta": "rope.freq_base_swa",
             "sliding_window_pattern": "attention.sliding_window_pattern",
         },
