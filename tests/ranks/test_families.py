@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from models.checking import MAX_LEN, PROMPT, TINY, Cases, assert_close, random_model
+from models.test_newer_families import CASES as NEWER
 from ranks.rank_threads import InRanks, OneProcess, steps
 
 MLA = TINY | {
@@ -68,6 +69,7 @@ CASES: Cases = {
         },
     ),
     "deepseek-v3": (DeepseekV3Config, MLA),
+    **{name: NEWER[name] for name in ("afmoe", "llama-4", "gemma-3n", "gemma-4")},
 }
 
 
