@@ -339,9 +339,9 @@ void bind_tape(nb::module_& m) {
                bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
                std::optional<Floats> correction, bool weigh_inputs, int kind, View out, std::optional<View> hidden,
                int64_t first_hidden) {
-                const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize,
-                                             scale,          num_groups, top_groups, group_best,
-                                             near,           data_of(correction),    weigh_inputs};
+                const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
+                                             num_groups,     top_groups, group_best, near,        data_of(correction),
+                                             weigh_inputs};
                 t.add(quire::Moe{x, logits, routing, experts(gate_up, gate_up_biases), experts(down, down_biases),
                                  activation(kind), out, hidden.value_or(View{}), first_hidden});
             },

@@ -54,7 +54,8 @@ class MoeRunner {
                  int num_threads);
 
     // out[r] = sum over j of weight[r, j] * down(activate_and_mul(gate_up(x[r]))) of expert ids[r, j], in the order of
-    // j; or, where the routing weighs inputs, of down(activate_and_mul(gate_up(weight[r, j] * x[r]))). All threads of the pool call this at once. A thread reads its own rows of x and logits, then (after a barrier)
+    // j; or, where the routing weighs inputs, of down(activate_and_mul(gate_up(weight[r, j] * x[r]))). All threads of
+    // the pool call this at once. A thread reads its own rows of x and logits, then (after a barrier)
     // other rows of x, and (after another barrier) writes its own rows of out.
     void run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
              Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,

@@ -126,7 +126,9 @@ def write_gguf(
                 tensors[f"{stem}qkv_proj.{kind}"] = np.concatenate(parts)
     if architecture.startswith(("Gemma3n", "Gemma4")):
         tensors = as_gemma(tensors, config, writer)
-    for name, data in stacked({name: data for name, data in tensors.items() if name not in curves}, config["model_type"]):
+    for name, data in stacked(
+        {name: data for name, data in tensors.items() if name not in curves}, config["model_type"]
+    ):
         if pairwise and ".q_proj." in name:
             data = interleave(data, config["num_attention_heads"])
         if pairwise and ".k_proj." in name:

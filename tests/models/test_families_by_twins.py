@@ -51,9 +51,7 @@ Checkpoints = Callable[[str], Theirs]
 @pytest.mark.parametrize("name", ["granite"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.verifies("safetensors", architecture="TeleFLMForCausalLM")
-def test_teleflm_is_granite_with_two_scales(
-    checkpoints: Checkpoints, backend: str, name: str, tmp_path: Path
-) -> None:
+def test_teleflm_is_granite_with_two_scales(checkpoints: Checkpoints, backend: str, name: str, tmp_path: Path) -> None:
     theirs = checkpoints(name)
     values = {"architectures": ["TeleFLMForCausalLM"], "input_mult": 3.0, "output_mult": 0.5, "mup_scale_factor": 2.0}
     without = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
@@ -64,9 +62,7 @@ def test_teleflm_is_granite_with_two_scales(
 @pytest.mark.parametrize("name", ["llama-biases"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.verifies("safetensors", architecture="PanguEmbeddedForCausalLM")
-def test_pangu_embedded_is_llama_with_biases(
-    checkpoints: Checkpoints, backend: str, name: str, tmp_path: Path
-) -> None:
+def test_pangu_embedded_is_llama_with_biases(checkpoints: Checkpoints, backend: str, name: str, tmp_path: Path) -> None:
     theirs = checkpoints(name)
     values = {"architectures": ["PanguEmbeddedForCausalLM"], "bias": True}
     tensors = load_file(theirs.path / "model.safetensors")

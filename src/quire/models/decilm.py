@@ -44,8 +44,7 @@ def config(hf: CheckpointConfig) -> DeciConfig:
         raise Unsupported(f"layers have {sorted(uneven)} and {most} key heads", "these must divide each other")
     hf = hf.with_values({"num_key_value_heads": most, "intermediate_size": max(sizes)})
     return DeciConfig(
-        **llama.config_fields(hf)
-        | {"kinds": tuple(ATTENTION if count else NO_ATTENTION for count in key_heads)},
+        **llama.config_fields(hf) | {"kinds": tuple(ATTENTION if count else NO_ATTENTION for count in key_heads)},
         key_heads=tuple(key_heads),
         sizes=tuple(sizes),
     )

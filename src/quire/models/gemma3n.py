@@ -243,7 +243,7 @@ def forward(c: Gemma3nConfig, w: Gemma3nWeights, ops: OpSet, batch: Any) -> Valu
     inputs = per_layer_inputs.per_layer_inputs(c, w, ops, batch, first)
     others = tuple(ops.linear(first, weight) for weight in w.streams_in)
     streams = [first, *as_long_as(first, others, w, ops)]
-    for index, layer in enumerate(w.layers):
+    for index in range(c.layers):
         ops.tap(streams[0], index)
         rope = local if c.windows[index] else angles
         streams = block(c, w, index, ops, streams, inputs[index], rope, batch)

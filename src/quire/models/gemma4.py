@@ -163,7 +163,7 @@ class RouterNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledExperts:
+class ScaledDownExperts:
     """The down projections of all experts, each times its `router.per_expert_scale`, in floats."""
 
     num_experts: int
@@ -215,7 +215,7 @@ def _expert_specs(c: Gemma4Config) -> TensorSpecs:
         "router_norm": RouterNorm(c.hidden),
         "router": Linear({"router.proj": c.num_experts}, c.hidden, keep=Keep.ALL),
         "experts_gate_up": ExpertLinear({"experts.gate_up_proj": 2 * c.expert_size}, c.hidden, c.num_experts),
-        "experts_down": ScaledExperts(c.num_experts, c.hidden, c.expert_size),
+        "experts_down": ScaledDownExperts(c.num_experts, c.hidden, c.expert_size),
     }
 
 

@@ -173,7 +173,9 @@ def thetas_by_kind(hf: CheckpointConfig) -> CheckpointConfig:
     for kind, values in found.items():
         if len(values) > 1:
             listed = ", ".join(f"{theta:g}" for theta in sorted(values))
-            raise Unsupported(f"{hf.source}: layer_rope_theta has {listed} for {kind}", "one for each kind is supported")
+            raise Unsupported(
+                f"{hf.source}: layer_rope_theta has {listed} for {kind}", "one for each kind is supported"
+            )
     keys = {"rope_theta": found["full_attention"], "rope_local_base_freq": found["sliding_attention"]}
     return hf.with_values({key: values.pop() for key, values in keys.items() if values})
 

@@ -96,9 +96,7 @@ def expert_specs(c: MoeConfig, names: ExpertNames) -> TensorSpecs:
         "experts_down": ExpertLinear({names.down: c.hidden}, c.expert_size, c.num_experts, names.transposed),
     }
     if f.correction:
-        specs["correction"] = Vector(
-            f.correction, c.num_experts, f.correction_name, stored_as_row=f.correction_is_row
-        )
+        specs["correction"] = Vector(f.correction, c.num_experts, f.correction_name, stored_as_row=f.correction_is_row)
     if c.shared_size:
         outputs = 2 * c.shared_size // len(names.shared_gate_up)
         specs["gate_up"] = Linear({f"{f.shared}.{part}": outputs for part in names.shared_gate_up}, c.hidden)

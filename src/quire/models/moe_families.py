@@ -9,9 +9,9 @@ from quire.models.layer_patterns import (
     SparseLayers,
     Windows,
     experts_after_dense,
+    experts_as_listed,
     experts_by_step,
     experts_in_range,
-    experts_as_listed,
     rope_in_windows,
     rope_only_in_windows,
     window_above,
@@ -50,9 +50,7 @@ class ExpertNames:
 QWEN_EXPERTS = ExpertNames(
     "mlp.gate", ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj"
 )
-STACKED_EXPERTS = ExpertNames(
-    "mlp.gate", ("mlp.experts.gate_up_proj",), "mlp.experts.down_proj", transposed=True
-)
+STACKED_EXPERTS = ExpertNames("mlp.gate", ("mlp.experts.gate_up_proj",), "mlp.experts.down_proj", transposed=True)
 MIXTRAL_EXPERTS = ExpertNames(
     "block_sparse_moe.gate",
     ("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
@@ -149,7 +147,7 @@ PHI = MoeFamily(
     windows=window_everywhere, layer_norm=True, head_bias=True, routing=sparsemixer, experts=(MIXTRAL_EXPERTS,)
 )
 
-SHARED_MOE = {"num_shared_key": "num_shared_experts", "shared": "mlp.shared_experts", "shared_gate": None}
+WITH_SHARED = MoeFamily(num_shared_key="num_shared_experts", shared="mlp.shared_experts", shared_gate=None)
 GRANITE = MoeFamily(
     defaults={"norm_topk_prob": True},
     scales=granite_scales,
@@ -162,7 +160,8 @@ GRANITE_SHARED = replace(
     shared_down="output_linear",
     shared_gate=None,
 )
-BAILING = MoeFamily(
+BAILING = replace(
+    WITH_SHARED,
     keys={"qkv_bias": "use_qkv_bias", "n_routed_experts": "num_experts"},
     sparse=experts_after_dense,
     renamed={
@@ -173,7 +172,6 @@ BAILING = MoeFamily(
         ".attention.key_layernorm.": ".self_attn.k_norm.",
     },
     normed_head_key="norm_head",
-    **SHARED_MOE,
 )
 
 FAMILIES: Mapping[str, MoeFamily] = {
@@ -181,9 +179,7 @@ FAMILIES: Mapping[str, MoeFamily] = {
         defaults={"norm_topk_prob": True}, windows=window_everywhere, experts=(MIXTRAL_EXPERTS,)
     ),
     "Qwen2MoeForCausalLM": MoeFamily(windows=window_refused, qkv_bias=True),
-    "Qwen3MoeForCausalLM": MoeFamily(
-        default_window=4096, qk_norms="heads", experts=(QWEN_EXPERTS, STACKED_EXPERTS)
-    ),
+    "Qwen3MoeForCausalLM": MoeFamily(default_window=4096, qk_norms="heads", experts=(QWEN_EXPERTS, STACKED_EXPERTS)),
     "OlmoeForCausalLM": MoeFamily(expects={"clip_qkv": (None,)}, qk_norms="rows"),
     "MiniMaxM2ForCausalLM": MoeFamily(
         expects={"scoring_func": ("sigmoid", None), "qk_norm_type": ("per_layer", None)},
@@ -253,7 +249,8 @@ FAMILIES: Mapping[str, MoeFamily] = {
         shared="mlp.shared_mlp",
         shared_gate=None,
     ),
-    "HYV3ForCausalLM": MoeFamily(
+    "HYV3ForCausalLM": replace(
+        WITH_SHARED,
         keys={"n_routed_experts": "num_experts", "routed_scaling_factor": "router_scaling_factor"},
         defaults={"first_k_dense_replace": 1},
         qk_norms="heads",
@@ -262,9 +259,10 @@ FAMILIES: Mapping[str, MoeFamily] = {
         experts=(ROUTER_EXPERTS,),
         correction="mlp",
         correction_name="expert_bias",
-        **SHARED_MOE | {"shared": "mlp.shared_mlp"},
+        shared="mlp.shared_mlp",
     ),
-    "ExaoneMoeForCausalLM": MoeFamily(
+    "ExaoneMoeForCausalLM": replace(
+        WITH_SHARED,
         keys={"n_routed_experts": "num_experts"},
         defaults={"sliding_window_pattern": 4, "first_k_dense_replace": 1},
         expects={"rope_local_scaling": (None,)},
@@ -275,9 +273,9 @@ FAMILIES: Mapping[str, MoeFamily] = {
         routing=grouped_sigmoid,
         sparse=experts_as_listed,
         correction="mlp",
-        **SHARED_MOE,
     ),
-    "AfmoeForCausalLM": MoeFamily(
+    "AfmoeForCausalLM": replace(
+        WITH_SHARED,
         keys={
             "n_routed_experts": "num_experts",
             "first_k_dense_replace": "num_dense_layers",
@@ -298,7 +296,6 @@ FAMILIES: Mapping[str, MoeFamily] = {
         experts=(ROUTER_EXPERTS,),
         correction="mlp",
         correction_name="expert_bias",
-        **SHARED_MOE,
     ),
     "FlintForCausalLM": MoeFamily(
         defaults={"mlp_only_layers": [0, 1]},

@@ -14,7 +14,9 @@ def widened(ops: OpSet, x: Value, heads: int, width: int, cached: int, times: in
     padding = []
     if pad := cached - width:
         zeros = ops.scale(parts[0], 0.0)
-        padding = [zeros] * (pad // width) + ([ops.split(zeros, (pad % width, width - pad % width))[0]] if pad % width else [])
+        padding = [zeros] * (pad // width) + (
+            [ops.split(zeros, (pad % width, width - pad % width))[0]] if pad % width else []
+        )
     return ops.concat([piece for part in parts for _ in range(times) for piece in (part, *padding)])
 
 

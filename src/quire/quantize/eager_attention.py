@@ -39,9 +39,9 @@ class AttentionHeads:
 
     def _is_behind(self, queries: NDArray[Any], keys: NDArray[Any]) -> NDArray[np.bool_]:
         """Whether a key is before the window, or before the chunk, of a query."""
-        if self.window < 0:
-            return keys < queries // -self.window * -self.window
-        return queries - keys >= (self.window or len(keys))
+        first = queries // -self.window * -self.window if self.window < 0 else queries - (self.window or len(keys)) + 1
+        behind: NDArray[np.bool_] = keys < first
+        return behind
 
     def _softmax(self, scores: Floats, head: int, distance: NDArray[Any], hidden: NDArray[np.bool_]) -> Floats:
         """In place."""

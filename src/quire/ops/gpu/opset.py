@@ -364,7 +364,9 @@ class GpuOps:
         biases: Tensor | None = None,
     ) -> GpuValue:
         if window < 0:
-            raise Unsupported("chunked attention has no GPU kernel", f"serve at most {-window} tokens, or use device cpu")
+            raise Unsupported(
+                "chunked attention has no GPU kernel", f"serve at most {-window} tokens, or use device cpu"
+            )
         if batch.pending_kv is None:
             raise Unsupported("layers that read the keys of another layer have no GPU kernel", "use device cpu")
         scoring = Scoring(scale, window, softcap, slopes, sinks, biases)

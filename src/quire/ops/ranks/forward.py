@@ -228,9 +228,7 @@ class RankForward:
     def scale(self, x: RankValue, factor: float) -> RankValue:
         return RankValue(self._ops.scale(x.local, factor), x.cuts)
 
-    def scale_by_position(
-        self, x: RankValue, positions: Any, growth: float, length: int, offset: int = 0
-    ) -> RankValue:
+    def scale_by_position(self, x: RankValue, positions: Any, growth: float, length: int, offset: int = 0) -> RankValue:
         return RankValue(self._ops.scale_by_position(self._changeable(x), positions, growth, length, offset), x.cuts)
 
     def clamp(self, x: RankValue, limit: float) -> RankValue:

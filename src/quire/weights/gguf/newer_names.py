@@ -72,7 +72,10 @@ def _exaone_moe(config: CheckpointConfig) -> dict[str, Any]:
     """block_count includes the layers that predict further tokens."""
     layers = config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
     config = config.with_values({"num_hidden_layers": layers})
-    return {"num_hidden_layers": layers, "layer_types": _kinds(config, config.get("sliding_window_pattern", 4))[:layers]}
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": _kinds(config, config.get("sliding_window_pattern", 4))[:layers],
+    }
 
 
 def _afmoe(config: CheckpointConfig) -> dict[str, Any]:
