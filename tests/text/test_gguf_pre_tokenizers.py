@@ -117,3 +117,7 @@ def test_no_style_loses_a_character() -> None:
     for style in PRE_TOKENIZERS:
         for text in texts_of_all_scripts(20):
             assert "".join(words(style, text)) == text
+
+
+def test_afmoe_takes_digits_in_threes_from_the_right() -> None:
+    assert words("afmoe", "in 1234567 of 12") == ["in", " ", "1", "234", "567", " of", " ", "12"]
