@@ -344,16 +344,18 @@ void bind_tape(nb::module_& m) {
             [](Tape& t, View x, View logits, const ExpertMatrices& gate_up, const ExpertMatrices& down,
                std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid,
                bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
-               std::optional<Floats> correction, int kind, View out, std::optional<View> hidden, int64_t first_hidden) {
+               std::optional<Floats> correction, bool weigh_inputs, int kind, View out, std::optional<View> hidden,
+               int64_t first_hidden) {
                 const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
-                                             num_groups,     top_groups, group_best, near,        data_of(correction)};
+                                             num_groups,     top_groups, group_best, near,        data_of(correction),
+                                             weigh_inputs};
                 t.add(quire::Moe{x, logits, routing, experts(gate_up, gate_up_biases), experts(down, down_biases),
                                  activation(kind), out, hidden.value_or(View{}), first_hidden});
             },
             "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "gate_up_biases"_a.none().noconvert(),
             "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
-            "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "kind"_a, "out"_a,
-            "hidden"_a.none() = nb::none(), "first_hidden"_a = 0)
+            "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "weigh_inputs"_a = false,
+            "kind"_a, "out"_a, "hidden"_a.none() = nb::none(), "first_hidden"_a = 0)
         .def(
             "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,
             "gate"_a, "out"_a)
@@ -362,8 +364,10 @@ void bind_tape(nb::module_& m) {
             "factor"_a, "out"_a)
         .def(
             "scale_by_position",
-            [](Tape& t, View x, float growth, float length) { t.add(quire::ScaleByPosition{x, growth, length}); },
-            "x"_a, "growth"_a, "length"_a)
+            [](Tape& t, View x, float growth, float length, float offset) {
+                t.add(quire::ScaleByPosition{x, growth, length, offset});
+            },
+            "x"_a, "growth"_a, "length"_a, "offset"_a)
         .def(
             "clamp", [](Tape& t, View x, float limit, View out) { t.add(quire::Clamp{x, limit, out}); }, "x"_a,
             "limit"_a, "out"_a)

@@ -134,7 +134,7 @@ struct Attention {
     View q, q_rope;  // q_rope: the rope part of every query if the pages are latent, else empty
     int64_t layer;
     float scale;
-    int64_t window;       // 0: all positions before
+    int64_t window;       // 0: all positions before; below zero: those of the position's chunk of -window
     float softcap;        // 0: none
     const float* slopes;  // [heads], or null
     const float* sinks;   // [heads], or null
@@ -186,9 +186,9 @@ struct Scale {
     float factor;
     View out;
 };
-struct ScaleByPosition {  // in place, by 1 + growth * log(1 + floor(position / length))
+struct ScaleByPosition {  // in place, by 1 + growth * log(1 + floor((position + offset) / length))
     View x;
-    float growth, length;
+    float growth, length, offset;
 };
 struct Clamp {
     View x;

@@ -221,7 +221,8 @@ class TapeExecutor {
     void run(const ScaleByPosition& op) {
         const auto [first, last] = mine(op.x);
         for (int64_t r = first; r < last; ++r) {
-            const float factor = 1.0f + op.growth * std::log1p(std::floor(float(step_.positions[r]) / op.length));
+            const float position = float(step_.positions[r]) + op.offset;
+            const float factor = 1.0f + op.growth * std::log1p(std::floor(position / op.length));
             kernels_.ops.scale(row(op.x, r), factor, op.x.columns, row(op.x, r));
         }
     }

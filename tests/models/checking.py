@@ -11,6 +11,7 @@ A test file lists its cases and takes both from here:
         check_against_transformers(backend, checkpoints(name))
 """
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -177,3 +179,14 @@ def check_against_transformers(backend: str, theirs: Theirs) -> None:
 def assert_close(logits: np.ndarray, expected: np.ndarray) -> None:
     """Closer than GELU is to its approximation."""
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=2e-5 * np.abs(expected).max())
+
+
+def rewritten(
+    theirs: Theirs, folder: Path, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray], without: tuple[str, ...]
+) -> Theirs:
+    """The checkpoint in `folder`, with other tensors, and values of its configuration added or left out."""
+    config = json.loads((theirs.path / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in without}
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    save_file({name: np.ascontiguousarray(data) for name, data in tensors.items()}, folder / "model.safetensors")
+    return replace(theirs, path=folder)

@@ -2,15 +2,13 @@
 against an equivalent one."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from transformers import (
     ApertusConfig,
     ArceeConfig,
@@ -36,6 +34,7 @@ from models.checking import (
     compute,
     make_ops,
     random_model,
+    rewritten,
 )
 from quire.models import baichuan
 from quire.models.alibi import alibi_slopes
@@ -103,16 +102,6 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 
 
 # -- families whose code transformers does not have --------------------------------------------------------------------
-
-
-def rewritten(
-    theirs: Theirs, folder: Path, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray], without: tuple[str, ...]
-) -> Theirs:
-    config = json.loads((theirs.path / "config.json").read_text())
-    config = {key: value for key, value in config.items() if key not in without}
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
-    save_file({name: np.ascontiguousarray(data) for name, data in tensors.items()}, folder / "model.safetensors")
-    return replace(theirs, path=folder)
 
 
 def packed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -22,13 +22,14 @@ from typing import Any
 
 import pytest
 
-from quire.models.registry import ARCHITECTURES, EMBEDDERS, ENCODER_DECODERS, SCORERS
+from quire.models.registry import ARCHITECTURES, EMBEDDERS, ENCODER_DECODERS, SCORERS, TEXT_PARTS
 from quire.weights.formats import FORMATS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/models/verified.py -->\n", "<!-- end of what is made -->\n"
 TABLES = {
     "Decoders": ARCHITECTURES,
+    "Models that also take images or audio: their text": TEXT_PARTS,
     "Encoder-decoders": ENCODER_DECODERS,
     "Encoders that embed": EMBEDDERS,
     "Encoders that score": SCORERS,
@@ -37,7 +38,7 @@ BACKENDS = {"torch": "torch", "native": "CPU", "gpu": "GPU"}  # in the order of 
 KNOWN_AS = {
     "LlamaForCausalLM": "Llama 1 to 3.3, SmolLM, SmolLM2, Yi, TinyLlama, DeepSeek LLM, ...",
     "MistralForCausalLM": "Mistral, Nemo, Small",
-    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, Ministral 3, their text",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1 and 3.2, Ministral 3, Mistral Small 4",
     "Ernie4_5ForCausalLM": "ERNIE 4.5 0.3B",
     "Ernie4_5_MoeForCausalLM": "ERNIE 4.5 21B-A3B, 300B-A47B",
     "ApertusForCausalLM": "8B, 70B",
@@ -93,7 +94,32 @@ KNOWN_AS = {
     "PhiMoEForCausalLM": "Phi-3.5-MoE as its authors spell it",
     "DeepseekV2ForCausalLM": "V2, V2.5, V2-Lite",
     "DeepseekV3ForCausalLM": "V3, R1",
-    "Gemma3ForConditionalGeneration": "its text",
+    "Llama4ForCausalLM": "Scout, Maverick",
+    "Gemma3nForCausalLM": "E2B, E4B",
+    "Gemma4ForCausalLM": "E2B, E4B, 26B-A4B, 31B",
+    "DeepseekV32ForCausalLM": "V3.2, up to `index_topk` tokens",
+    "GlmMoeDsaForCausalLM": "GLM-5, up to `index_topk` tokens",
+    "AXK1ForCausalLM": "A.X-K1",
+    "Mistral4ForCausalLM": "Mistral Small 4",
+    "MiniMaxM3VLForCausalLM": "MiniMax-M3, up to 2,048 tokens",
+    "MiMoForCausalLM": "MiMo 7B",
+    "MiMoV2FlashForCausalLM": "MiMo-V2-Flash",
+    "HunYuanMoEV1ForCausalLM": "Hunyuan-A13B",
+    "HYV3ForCausalLM": "Hy3",
+    "ExaoneMoeForCausalLM": "K-EXAONE",
+    "AfmoeForCausalLM": "Trinity",
+    "MellumForCausalLM": "Mellum 2",
+    "BailingMoeForCausalLM": "Ling, Ring",
+    "BailingMoeV2ForCausalLM": "Ling 2.0, Ring 2.0",
+    "GraniteMoeSharedForCausalLM": "Granite with a shared expert",
+    "GraniteSWAForCausalLM": "Granite with windows and sinks",
+    "GraniteMoeSWAForCausalLM": "the same with experts",
+    "HyperCLOVAXForCausalLM": "SEED-Think 14B",
+    "TeleFLMForCausalLM": "52B",
+    "PanguEmbeddedForCausalLM": "openPangu Embedded 1B, 7B",
+    "DeciLMForCausalLM": "DeciLM, Llama-Nemotron Super and Ultra",
+    "Cohere2MoeForCausalLM": "Command A with experts",
+    "KimiK25ForConditionalGeneration": "Kimi K2.5",
     "GPTBigCodeForCausalLM": "StarCoder",
     "GPTNeoXForCausalLM": "Pythia",
     "MPTForCausalLM": "MPT as its authors spell it",

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from models.checking import MAX_LEN, PROMPT, TINY, Cases, assert_close, random_model
+from models.test_newer_families import CASES as NEWER
 from ranks.rank_threads import InRanks, OneProcess, steps
 
 MLA = TINY | {
@@ -83,6 +84,7 @@ CASES: Cases = {
         },
     ),
     "codegen": (CodeGenConfig, {"rotary_dim": 8}),  # q, k and v in four parts
+    **{name: NEWER[name] for name in ("afmoe", "llama-4", "gemma-3n", "gemma-4")},
 }
 
 

@@ -1,12 +1,16 @@
 """DeepSeek V2 and V3: multi-head latent attention (MLA), and experts routed by groups. GLM-4.7-Flash is V3 by another
-name; Youtu and MiniCPM3 have no experts, and MiniCPM3 scales embeddings, residuals and logits.
+name; Youtu and MiniCPM3 have no experts, and MiniCPM3 scales embeddings, residuals and logits; A.X-K1 norms the output
+of its experts; Mistral 4 scales queries by position.
+
+DeepSeek V3.2 and GLM-5 attend to the `index_topk` positions that an indexer chooses. They are served up to that many
+tokens, where it chooses all and its tensors are not read.
 
 The cache holds one vector a token for all heads: a normed latent of `latent` columns (the nope part), and a key of
 `rope_dim` columns (the rope part). A head's keys are W_k . latent and its values W_v . latent, and neither is computed:
 W_k is absorbed into the query, which becomes W_k^T . q, and the attention output, a mean of latents, is multiplied by
 W_v. (In a prompt this is more arithmetic than expanding keys and values; see docs/models.md.)"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from math import sqrt
@@ -17,7 +21,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
-from quire.models.llama import UNUSED, scaled
+from quire.models.llama import UNUSED, QueryGrowth, query_growth, scaled
 from quire.models.llama_families import minicpm_scales
 from quire.models.loading import (
     EmbeddingTable,
@@ -32,13 +36,16 @@ from quire.models.loading import (
     load_weights,
 )
 from quire.models.rope import RopeSpec, frequencies, read_rope, yarn_mscale
-from quire.models.routing import grouped_sigmoid, grouped_softmax
+from quire.models.routing import grouped_sigmoid, grouped_softmax, softmax_of_best_two
 from quire.ops.opset import Activation, Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 LATENT_EPS = 1e-6  # of the norms of latents: no configuration has it
+GATE_UP, DOWN = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj"
+STACKED_GATE_UP, STACKED_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"  # of all experts
+INDEXER = r".*\.self_attn\.indexer\..*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,9 @@ class DeepseekFamily:
     has_experts: bool = True
     defaults: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # of keys that config.json may not have
     scales: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # -> factors of DeepseekConfig
+    indexed: bool = False  # attention is sparse beyond `index_topk` tokens, which are then the longest context
+    post_moe_norm: bool = False  # the output of layers with experts is normed
+    query_scaling: bool = False  # queries are scaled by their position: `llama_4_scaling_beta`
 
 
 def minicpm3_defaults(hf: CheckpointConfig) -> dict[str, Any]:
@@ -60,6 +70,10 @@ FAMILIES = {
     "Glm4MoeLiteForCausalLM": DeepseekFamily(grouped_sigmoid),
     "YoutuForCausalLM": DeepseekFamily(grouped_sigmoid, has_experts=False),
     "MiniCPM3ForCausalLM": DeepseekFamily(grouped_sigmoid, False, minicpm3_defaults, minicpm_scales),
+    "DeepseekV32ForCausalLM": DeepseekFamily(grouped_sigmoid, indexed=True),
+    "GlmMoeDsaForCausalLM": DeepseekFamily(grouped_sigmoid, indexed=True),
+    "AXK1ForCausalLM": DeepseekFamily(grouped_sigmoid, post_moe_norm=True),
+    "Mistral4ForCausalLM": DeepseekFamily(softmax_of_best_two, query_scaling=True),
 }
 # Keys that a configuration without experts does not have.
 NO_EXPERTS = {"moe_intermediate_size": 0, "n_shared_experts": 0} | dict.fromkeys(
@@ -92,6 +106,8 @@ class DeepseekConfig(ModelConfig):
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # of the outputs of attention and feed-forward layers, before they are added
     logit_scale: float = 1.0
+    post_moe_norm: bool = False  # the output of layers with experts is normed
+    query_growth: QueryGrowth | None = None
 
     @property
     def corrected(self) -> bool:
@@ -113,7 +129,8 @@ def config_fields(hf: CheckpointConfig, family: DeepseekFamily) -> dict[str, Any
     hf.expect("moe_layer_freq", 1, None)
     latent, nope_dim, rope_dim = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
     layers, expert_size = hf.int("num_hidden_layers"), hf.int("moe_intermediate_size")
-    rope = read_rope(hf, rope_dim, hf.int("max_position_embeddings"))
+    rope = read_rope(hf.with_values({"partial_rotary_factor": None}), rope_dim, hf.int("max_position_embeddings"))
+    longest = hf.int("index_topk", 2048) if family.indexed else rope.max_length
     return {
         "architecture": hf.architecture,
         "hidden": hf.int("hidden_size"),
@@ -130,8 +147,8 @@ def config_fields(hf: CheckpointConfig, family: DeepseekFamily) -> dict[str, Any
         "q_lora_rank": hf.int("q_lora_rank", 0),
         "intermediate": hf.int("intermediate_size"),
         "vocab": hf.int("vocab_size"),
-        "max_position": rope.default_length,
-        "max_length": rope.max_length,
+        "max_position": min(rope.default_length, longest),
+        "max_length": min(rope.max_length, longest),
         "eps": hf.float("rms_norm_eps", 1e-6),
         "rope": rope,
         "scale": _scale(rope, nope_dim + rope_dim),
@@ -144,6 +161,8 @@ def config_fields(hf: CheckpointConfig, family: DeepseekFamily) -> dict[str, Any
         "shared_size": hf.int("n_shared_experts", 0) * expert_size,
         "routing": family.routing(hf),
         "num_mtp_layers": hf.int("num_nextn_predict_layers", 0),
+        "post_moe_norm": family.post_moe_norm,
+        "query_growth": query_growth(rope) if family.query_scaling else None,
         **(family.scales(hf) if family.scales else {}),
     }
 
@@ -177,7 +196,7 @@ def top_specs(c: DeepseekConfig) -> TensorSpecs:
     }
 
 
-def layer_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
+def layer_specs(c: DeepseekConfig, layer: int, stored: Container[str] = ()) -> TensorSpecs:
     return {
         "attn_norm": Vector("input_layernorm", c.hidden),
         **_query_specs(c),
@@ -185,12 +204,12 @@ def layer_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
         **_up_specs(c),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.heads * c.value_dim, bias=c.attention_bias),
         "mlp_norm": Vector("post_attention_layernorm", c.hidden),
-        **feed_forward_specs(c, layer),
+        **feed_forward_specs(c, layer, stored),
     }
 
 
-def feed_forward_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
-    return _mlp_specs("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_specs(c)
+def feed_forward_specs(c: DeepseekConfig, layer: int, stored: Container[str] = ()) -> TensorSpecs:
+    return _mlp_specs("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_specs(c, layer, stored)
 
 
 def _query_specs(c: DeepseekConfig) -> TensorSpecs:
@@ -238,15 +257,16 @@ def _mlp_specs(name: str, hidden: int, size: int) -> TensorSpecs:
     return {"gate_up": gate_up, "down": Linear({f"{name}.down_proj": hidden}, size)}
 
 
-def _moe_specs(c: DeepseekConfig) -> TensorSpecs:
+def _moe_specs(c: DeepseekConfig, layer: int, stored: Container[str]) -> TensorSpecs:
     size = c.expert_size
+    stacked = f"model.layers.{layer}.{STACKED_DOWN}" in stored
+    gate_up = {STACKED_GATE_UP: 2 * size} if stacked else dict.fromkeys(GATE_UP, size)
     correction = Vector("mlp.gate", c.num_experts, suffix="e_score_correction_bias")
     return {
         "router": Linear({"mlp.gate": c.num_experts}, c.hidden, keep=Keep.ALL),
-        "experts_up": ExpertLinear(
-            {"mlp.experts.{}.gate_proj": size, "mlp.experts.{}.up_proj": size}, c.hidden, c.num_experts
-        ),
-        "experts_down": ExpertLinear({"mlp.experts.{}.down_proj": c.hidden}, size, c.num_experts),
+        "experts_up": ExpertLinear(gate_up, c.hidden, c.num_experts),
+        "experts_down": ExpertLinear({STACKED_DOWN if stacked else DOWN: c.hidden}, size, c.num_experts),
+        **({"moe_norm": Vector("post_mlp_layernorm", c.hidden)} if c.post_moe_norm else {}),
         **({"correction": correction} if c.corrected else {}),
         **(_mlp_specs("mlp.shared_experts", c.hidden, c.shared_size) if c.shared_size else {}),
     }
@@ -264,6 +284,7 @@ class DeepseekMoe:
     experts_up: PackedExperts
     experts_down: PackedExperts
     correction: Any = None
+    moe_norm: Any = None  # of the output, with that of the shared experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,8 +313,9 @@ class DeepseekWeights:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_len: int) -> LoadedModel:
     mtp = mtp_layers(config.layers, config.num_mtp_layers)
-    unused = "|".join([UNUSED, *mtp, *(["lm_head.weight"] if config.tied else [])])
-    by_prefix = {f"model.layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
+    unused = "|".join([UNUSED, INDEXER, *mtp, *(["lm_head.weight"] if config.tied else [])])
+    stored = set(checkpoint.names())
+    by_prefix = {f"model.layers.{layer}.": layer_specs(config, layer, stored) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_specs(config), by_prefix, unused)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
     weights = DeepseekWeights(**top, layers=[new_layer(layer) for layer in layers], rope=rope)
@@ -342,11 +364,13 @@ def attention(
     nope, rope = c.heads * c.nope_dim, c.heads * c.rope_dim
     attn_in = ops.linear(x, layer.attn_in)
     if layer.query_up is None:
-        q_nope, q_rope, latent, k_rope = ops.split(attn_in, (nope, rope, c.latent, c.rope_dim))
+        queries, latent, k_rope = ops.split(attn_in, (nope + rope, c.latent, c.rope_dim))
     else:
         q_latent, latent, k_rope = ops.split(attn_in, (c.q_lora_rank, c.latent, c.rope_dim))
         queries = ops.linear(ops.rms_norm(q_latent, layer.query_norm, LATENT_EPS), layer.query_up)
-        q_nope, q_rope = ops.split(queries, (nope, rope))
+    if c.query_growth:
+        queries = ops.scale_by_position(queries, batch.positions, c.query_growth.growth, c.query_growth.length)
+    q_nope, q_rope = ops.split(queries, (nope, rope))
     latent = ops.rms_norm(latent, layer.latent_norm, LATENT_EPS)
     ops.write_latent(latent, rotated(k_rope), batch, index)
     q_latent = ops.linear_heads(q_nope, layer.key_up)
@@ -361,7 +385,8 @@ def feed_forward(c: DeepseekConfig, layer: DeepseekLayer, ops: OpSet, x: Value) 
     m = layer.moe
     logits = ops.linear(x, m.router)
     routed = ops.moe(x, logits, m.experts_up, m.experts_down, c.routing, Activation.SILU, m.correction)
-    return routed if dense is None else ops.add(routed, dense)
+    output = routed if dense is None else ops.add(routed, dense)
+    return output if m.moe_norm is None else ops.rms_norm(output, m.moe_norm, c.eps)
 
 
 def mlp(w: DeepseekMlp, ops: OpSet, x: Value) -> Value:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from quire.core.errors import Unsupported
 from quire.models.bidirectional_families import BIDIRECTIONAL_FAMILIES
 from quire.models.config import ModelConfig
+from quire.models.gating import mul_sigmoid
 from quire.models.layer_patterns import listed_windows
-from quire.models.llama_families import FAMILIES, TEXT_MODELS, LlamaFamily, translate
+from quire.models.llama_families import FAMILIES, LlamaFamily, translate
 from quire.models.loading import (
     Affine,
     EmbeddingTable,
@@ -31,7 +32,7 @@ from quire.models.loading import (
 )
 from quire.models.older_families import OLDER_FAMILIES
 from quire.models.qkv_order import deinterleaved_rope, ungrouped_qkv
-from quire.models.renamed_checkpoint import RenamedCheckpoint, text_submodel
+from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
@@ -42,7 +43,18 @@ from quire.weights.config import CheckpointConfig
 LLAMA = LlamaFamily()
 FUSED_QKV = "self_attn.qkv_proj"
 ROPE_FACTORS = "rope_freqs"  # in GGUF files only
-UNUSED = r".*\.rotary_emb\.inv_freq"  # a buffer in older exports
+# A buffer in older exports, and layers that predict further tokens.
+UNUSED = r".*\.rotary_emb\.inv_freq|(model\.)?mtp(_layers)?\..*"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are scaled by their position: see OpSet.scale_by_position."""
+
+    growth: float
+    length: int
+    offset: int = 0
+    only_without_rope: bool = False  # in layers that have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +66,8 @@ class LlamaConfig(ModelConfig):
     rotated: tuple[bool, ...]  # for each layer: whether queries and keys have rope
     local_rope: RopeSpec | None = None  # in layers with a window; None: as in the others
     score_scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
-    query_growth: float = 0.0  # with the position: see `growth` of OpSet.scale_by_position
+    query_growth: QueryGrowth | None = None
+    chunked: bool = False  # a window is a chunk: a token sees the tokens of its own chunk up to itself
     score_cap: float = 0.0  # see `softcap` of OpSet.paged_attention
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # of the outputs of attention and feed-forward layers, before they are added
@@ -72,8 +85,6 @@ class LlamaConfig(ModelConfig):
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
-    if hf.architecture in TEXT_MODELS:
-        hf = TEXT_MODELS[hf.architecture](hf)
     family = {**FAMILIES, **OLDER_FAMILIES, **BIDIRECTIONAL_FAMILIES}[hf.architecture]
     fields = config_fields(translate(hf, family), family)
     if fields["bidirectional"] and fields.get("score_cap"):
@@ -111,7 +122,7 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
         "windows": tuple(map(_window_of_one_side, windows)) if bidirectional else windows,
         "bidirectional": bidirectional,
         "rotated": family.rotated(hf, windows),
-        "query_growth": rope.param("llama_4_scaling_beta", 0.0) if family.query_scaling else 0.0,
+        "query_growth": query_growth(rope) if family.query_scaling else None,
         "activation": family.activations[hf.expect("hidden_act", *family.activations)],
         "tied": hf.bool("tie_word_embeddings", False),
         "qkv_bias": hf.bool("qkv_bias", attention_bias or family.qkv_bias),
@@ -131,9 +142,15 @@ def _fixed_ntk(rope: RopeSpec) -> RopeSpec:
     return replace(rope, type="default", theta=rope.theta * factor)
 
 
+def query_growth(rope: RopeSpec) -> QueryGrowth | None:
+    growth = rope.param("llama_4_scaling_beta", 0.0)
+    return QueryGrowth(growth, rope.original_max) if growth else None
+
+
 def _local_rope(hf: CheckpointConfig, rope: RopeSpec, head_dim: int) -> RopeSpec:
     theta = hf.float("rope_local_base_freq", rope.theta)
-    return RopeSpec("default", theta, head_dim, rope.max_position, {})
+    rotary_dim = int(head_dim * hf.float("rope_local_partial_rotary_factor", 1.0))
+    return RopeSpec("default", theta, rotary_dim, rope.max_position, {})
 
 
 def _window_of_one_side(window: int) -> int:
@@ -162,6 +179,8 @@ def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
         "qkv": _qkv(c, stored),
         **_qk_norms(c),
         **_sub_norms(c),
+        **({"sinks": Vector("self_attn", c.heads, f.sinks)} if f.sinks else {}),
+        **({"gate": Linear({f.gate: c.q_size}, c.hidden)} if f.gate else {}),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
         "gate_up": Linear(_gate_up(c), c.hidden, bias=c.mlp_bias),
         "down": Linear({f.down: c.hidden}, c.intermediate, bias=c.mlp_bias),
@@ -228,6 +247,7 @@ class LlamaLayer:
     out_norm: Any = None  # of the input of the output projection
     down_norm: Any = None  # of the input of the down projection
     sinks: Any = None  # see OpSet.paged_attention
+    gate: PackedWeight | None = None  # of the output of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +266,6 @@ Mixer = Callable[[Any, Any, int, OpSet, Value, Value, Any, Any], Value]  # as `a
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
-    checkpoint = text_submodel(checkpoint)
     if config.family.renamed:
         checkpoint = RenamedCheckpoint.by_substring(checkpoint, config.family.renamed)
     layers = [layer_specs(config, set(checkpoint.names()))] * config.layers
@@ -266,19 +285,23 @@ def load_layers(
     mixer: Mixer | None = None,  # in place of `attention`
 ) -> LoadedModel:
     """For families whose layers have other tensors."""
-    unused = [UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else []), *unused]
+    tied = ["lm_head.weight"] if config.tied else []
+    unused = [UNUSED, ROPE_FACTORS, *tied, *config.family.unused, *unused]
     by_prefix = {f"model.layers.{index}.": specs for index, specs in enumerate(layers)}
     top, loaded = load_weights(ops, checkpoint, top_specs(config), by_prefix, "|".join(unused))
-    factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = LlamaWeights(
         **top,
         layers=[layer_type(**layer) for layer in loaded],
-        rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
+        rope=ops.frequencies(*frequencies(config.rope, max_model_len, rope_factors(checkpoint))),
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
     bound = partial(forward, config, weights, feed_forward=feed_forward, mixer=mixer)
     return LoadedModel(config, bound, [top, *loaded])
+
+
+def rope_factors(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
+    return dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
 
 
 def forward(
@@ -321,8 +344,10 @@ def attention(
 ) -> Value:
     q, k, v = queries_keys_values(c, layer, index, ops, x, angles, batch)
     ops.write_kv(k, v, batch, index)
-    window, cap = c.windows[index], c.score_cap
+    window, cap = -c.windows[index] if c.chunked else c.windows[index], c.score_cap
     attended = ops.paged_attention(q, batch, index, c.head_dim, _scale(c), window, cap, slopes, layer.sinks)
+    if layer.gate is not None:
+        attended = mul_sigmoid(ops, attended, ops.linear(x, layer.gate))
     return ops.linear(normed(ops, attended, layer.out_norm, c.eps), layer.out)
 
 
@@ -346,8 +371,8 @@ def queries_keys_values(
     q, k, v = ops.split(ops.clamp(qkv, c.clip_qkv) if c.clip_qkv else qkv, (c.q_size, c.kv_size, c.kv_size))
     if not c.family.qk_norms_after_rope:
         q, k = normed(ops, q, layer.q_norm, c.eps), normed(ops, k, layer.k_norm, c.eps)
-    if c.query_growth:
-        q = ops.scale_by_position(q, batch.positions, c.query_growth, c.rope.original_max)
+    if (g := c.query_growth) and not (g.only_without_rope and c.rotated[index]):
+        q = ops.scale_by_position(q, batch.positions, g.growth, g.length, g.offset)
     if c.rotated[index]:
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     if c.family.qk_norms_after_rope:

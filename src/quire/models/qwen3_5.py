@@ -1,6 +1,4 @@
-"""Qwen3.5, dense and with experts: Qwen3-Next with the projections of its delta nets in separate tensors.
-
-Of a checkpoint that also sees images, this is the language model: images are refused."""
+"""Qwen3.5, dense and with experts: Qwen3-Next with the projections of its delta nets in separate tensors."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -13,15 +11,10 @@ from quire.models.llama_families import LlamaFamily, translate
 from quire.models.loading import LoadedModel, TensorSpecs
 from quire.models.moe import MoeConfig
 from quire.models.moe_families import QWEN_EXPERTS, ExpertNames, MoeFamily
-from quire.models.renamed_checkpoint import text_submodel
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
-TEXT_MODELS = {
-    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
-}
 STACKED_EXPERTS = ExpertNames("mlp.gate", ("mlp.experts.gate_up_proj",), "mlp.experts.down_proj")
 DENSE = LlamaFamily(
     defaults=qwen3_next.DEFAULTS, adapt=qwen3_next.without_layer_types, qk_norms="heads", norm_offset=1.0
@@ -47,21 +40,12 @@ class Qwen35Config(LlamaConfig):
 
 
 def config(hf: CheckpointConfig) -> Qwen35Config | qwen3_next.Qwen3NextConfig:
-    hf = text_config(hf)
     if hf.architecture == "Qwen3_5MoeForCausalLM":
         adapted = translate(hf, MOE)
         fields = moe.config_fields(adapted, MOE)
         return qwen3_next.Qwen3NextConfig(**qwen3_next.delta_fields(hf, adapted, fields))
     adapted = translate(hf, DENSE)
     return Qwen35Config(**qwen3_next.delta_fields(hf, adapted, llama.config_fields(adapted, DENSE)))
-
-
-def text_config(hf: CheckpointConfig) -> CheckpointConfig:
-    """The configuration of the language model."""
-    if hf.architecture not in TEXT_MODELS:
-        return hf
-    text, tied = hf.section("text_config"), hf.bool("tie_word_embeddings", False)
-    return text.with_values({"architectures": [TEXT_MODELS[hf.architecture]], "tie_word_embeddings": tied})
 
 
 def layer_specs(c: Any, stored: Container[str]) -> list[TensorSpecs]:
@@ -77,7 +61,6 @@ def feed_forward_specs(c: Any, stored: Container[str]) -> TensorSpecs:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: Any, max_model_len: int) -> LoadedModel:
-    checkpoint = text_submodel(checkpoint)
     layers = layer_specs(config, set(checkpoint.names()))
     return llama.load_layers(
         ops,

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, cast
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
+from quire.models.missing import MISSING
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -16,8 +17,8 @@ from quire.weights.config import CheckpointConfig
 ARCHITECTURES = {
     "LlamaForCausalLM": "quire.models.llama",
     "MistralForCausalLM": "quire.models.llama",
-    "Mistral3ForConditionalGeneration": "quire.models.llama",
     "Qwen2ForCausalLM": "quire.models.llama",
+    "MiMoForCausalLM": "quire.models.llama",
     "Qwen3ForCausalLM": "quire.models.llama",
     "SmolLM3ForCausalLM": "quire.models.llama",
     "Ernie4_5ForCausalLM": "quire.models.llama",
@@ -31,6 +32,10 @@ ARCHITECTURES = {
     "ExaoneForCausalLM": "quire.models.llama",
     "Phi3ForCausalLM": "quire.models.llama",
     "GraniteForCausalLM": "quire.models.llama",
+    "GraniteSWAForCausalLM": "quire.models.llama",
+    "HyperCLOVAXForCausalLM": "quire.models.llama",
+    "TeleFLMForCausalLM": "quire.models.llama",
+    "PanguEmbeddedForCausalLM": "quire.models.llama",
     "MiniCPMForCausalLM": "quire.models.llama",
     "Olmo2ForCausalLM": "quire.models.llama",
     "Olmo3ForCausalLM": "quire.models.llama",
@@ -41,8 +46,8 @@ ARCHITECTURES = {
     "Glm4ForCausalLM": "quire.models.llama",
     "GemmaForCausalLM": "quire.models.llama",
     "Gemma2ForCausalLM": "quire.models.llama",
+    "VaultGemmaForCausalLM": "quire.models.llama",
     "Gemma3ForCausalLM": "quire.models.llama",
-    "Gemma3ForConditionalGeneration": "quire.models.llama",
     "QWenLMHeadModel": "quire.models.llama",
     "ChatGLMModel": "quire.models.llama",
     "ChatGLMForConditionalGeneration": "quire.models.llama",
@@ -54,6 +59,10 @@ ARCHITECTURES = {
     "BaiChuanForCausalLM": "quire.models.baichuan",  # as 7B spells it
     "DeepseekV2ForCausalLM": "quire.models.deepseek",
     "DeepseekV3ForCausalLM": "quire.models.deepseek",
+    "DeepseekV32ForCausalLM": "quire.models.deepseek",
+    "GlmMoeDsaForCausalLM": "quire.models.deepseek",
+    "AXK1ForCausalLM": "quire.models.deepseek",
+    "Mistral4ForCausalLM": "quire.models.deepseek",
     "Glm4MoeLiteForCausalLM": "quire.models.deepseek",
     "YoutuForCausalLM": "quire.models.deepseek",
     "MiniCPM3ForCausalLM": "quire.models.deepseek",
@@ -70,10 +79,28 @@ ARCHITECTURES = {
     "SolarOpenForCausalLM": "quire.models.moe",
     "Ernie4_5_MoeForCausalLM": "quire.models.moe",
     "GraniteMoeForCausalLM": "quire.models.moe",
+    "GraniteMoeSharedForCausalLM": "quire.models.moe",
+    "GraniteMoeSWAForCausalLM": "quire.models.moe",
+    "FlexOlmoForCausalLM": "quire.models.moe",
+    "HunYuanMoEV1ForCausalLM": "quire.models.moe",
+    "HYV3ForCausalLM": "quire.models.moe",
+    "ExaoneMoeForCausalLM": "quire.models.moe",
+    "AfmoeForCausalLM": "quire.models.moe",
+    "FlintForCausalLM": "quire.models.moe",
+    "MellumForCausalLM": "quire.models.moe",
+    "BailingMoeForCausalLM": "quire.models.moe",
+    "BailingMoeV2ForCausalLM": "quire.models.moe",
+    "MiniMaxM3VLForCausalLM": "quire.models.moe",
+    "Llama4ForCausalLM": "quire.models.llama4",
+    "MiMoV2FlashForCausalLM": "quire.models.mimo_v2",
+    "DeciLMForCausalLM": "quire.models.decilm",
+    "Gemma3nForCausalLM": "quire.models.gemma3n",
+    "Gemma4ForCausalLM": "quire.models.gemma4",
     "GptOssForCausalLM": "quire.models.gpt_oss",
     "DbrxForCausalLM": "quire.models.dbrx",
     "CohereForCausalLM": "quire.models.cohere",
     "Cohere2ForCausalLM": "quire.models.cohere",
+    "Cohere2MoeForCausalLM": "quire.models.cohere2_moe",
     "GPT2LMHeadModel": "quire.models.gpt2",
     "GPTBigCodeForCausalLM": "quire.models.gpt2",
     "GPTJForCausalLM": "quire.models.gptj",
@@ -97,9 +124,7 @@ ARCHITECTURES = {
     "Lfm2MoeForCausalLM": "quire.models.lfm2_moe",
     "Qwen3NextForCausalLM": "quire.models.qwen3_next",
     "Qwen3_5ForCausalLM": "quire.models.qwen3_5",
-    "Qwen3_5ForConditionalGeneration": "quire.models.qwen3_5",
     "Qwen3_5MoeForCausalLM": "quire.models.qwen3_5",
-    "Qwen3_5MoeForConditionalGeneration": "quire.models.qwen3_5",
     "KimiLinearForCausalLM": "quire.models.kimi_linear",
     "OlmoHybridForCausalLM": "quire.models.olmo_hybrid",
     "MiniMaxForCausalLM": "quire.models.minimax",
@@ -117,6 +142,35 @@ ARCHITECTURES = {
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
 }
+
+# Models that also take images or audio, of which the language model is served.
+TEXT_PARTS = dict.fromkeys(
+    (
+        "Mistral3ForConditionalGeneration",
+        "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
+        "InternVLForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
+        "AyaVisionForConditionalGeneration",
+        "Cohere2VisionForConditionalGeneration",
+        "Lfm2VlForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
+        "MiniMaxM3SparseForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    ),
+    "quire.models.text_part",
+)
 
 ENCODER_DECODERS = {
     "T5ForConditionalGeneration": "quire.models.t5",
@@ -193,7 +247,7 @@ CLASSIFIER = "ForSequenceClassification"
 Purpose = Literal["generate", "embed", "score"]
 
 PURPOSES: dict[Purpose, dict[str, str]] = {
-    "generate": ARCHITECTURES | ENCODER_DECODERS,
+    "generate": ARCHITECTURES | TEXT_PARTS | ENCODER_DECODERS,
     "embed": EMBEDDERS,
     "score": SCORERS,
 }
@@ -249,17 +303,18 @@ def purpose(architecture: str) -> Purpose:
             return purpose
     if decoder_of(architecture):
         return "score" if architecture.endswith(CLASSIFIER) else "embed"
-    raise Unsupported(f"the architecture `{architecture}` is not supported", _similar(architecture))
+    what = f"; what is missing: {MISSING[architecture]}" if architecture in MISSING else ""
+    raise Unsupported(f"the architecture `{architecture}` is not supported{what}", _similar(architecture))
 
 
 def _similar(architecture: str) -> str:
-    """The same family for another purpose, or all families. Names that only look alike are other models."""
+    """The same family for another purpose, or where all are listed. Names that only look alike are other models."""
     known = [name for architectures in PURPOSES.values() for name in architectures]
     family = _family_name(architecture)
     if same := [name for name in known if _family_name(name).lower() == family.lower()]:
         return f"of {family}, {', '.join(same)} {'is' if len(same) == 1 else 'are'} supported"
-    families = {_family_name(name).lower(): _family_name(name) for name in known}  # some have two spellings
-    return f"the families that are supported are {', '.join(sorted(families.values(), key=str.lower))}"
+    families = {_family_name(name).lower() for name in known}  # some have two spellings
+    return f"docs/models.md lists the {len(families)} families that are supported"
 
 
 def _family_name(architecture: str) -> str:

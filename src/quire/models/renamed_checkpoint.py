@@ -1,12 +1,10 @@
-"""Checkpoints whose tensors have other names than the model file's, such as a language model that also sees images."""
+"""Checkpoints whose tensors have other names than the model file's."""
 
 from collections.abc import Mapping
 
 from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.delegating_checkpoint import DelegatingCheckpoint
-
-PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 
 
 class RenamedCheckpoint(DelegatingCheckpoint):
@@ -38,15 +36,3 @@ def _replaced(name: str, substitutions: Mapping[str, str]) -> str:
     for old, new in substitutions.items():
         name = name.replace(old, new)
     return name
-
-
-def text_submodel(checkpoint: Checkpoint) -> Checkpoint:
-    """The language model of a checkpoint that also has an image encoder; any other checkpoint as it is."""
-    names = {
-        new + name.removeprefix(prefix): name
-        for name in checkpoint.names()
-        for prefix, new in PREFIXES.items()
-        if name.startswith(prefix)
-    }
-    heads = {name: name for name in checkpoint.names() if name.startswith("lm_head.")}
-    return RenamedCheckpoint(checkpoint, names | heads) if names else checkpoint

@@ -303,7 +303,9 @@ class Routing:
 
     With `sparsemixer_threshold` (PhiMoE), the `top_k` greatest logits are chosen, one after the other, never corrected.
     The weight of each is its share of a softmax over the logits x that are not chosen yet and near the best of them:
-    best - x <= threshold * max(|x|, best); times `scale`."""
+    best - x <= threshold * max(|x|, best); times `scale`.
+
+    With `weigh_inputs` (Llama 4), a weight multiplies the input of its expert instead of the output."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -313,6 +315,7 @@ class Routing:
     top_groups: int = 1
     group_score: Literal["best", "best two"] = "best"
     sparsemixer_threshold: float = 0.0  # 0: off
+    weigh_inputs: bool = False
 
     def check(self, num_experts: int) -> None:
         """Raise unless `top_k` of `num_experts` experts can be chosen."""
@@ -507,7 +510,8 @@ class OpSet(Protocol):
     ) -> Value:
         """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; groups of neighbouring query heads share a KV head.
 
-        Scores are q . k * scale. Options: `window`: a position sees only itself and the window - 1 before it.
+        Scores are q . k * scale. Options: `window`: a position sees only itself and the window - 1 before it; below
+        zero, the positions of its own chunk of -window up to itself.
         `softcap`: softcap * tanh(scores / softcap). `slopes` [heads] (ALiBi): plus slope * d, where d is the position
         of the key minus that of the query. `biases` [heads, 2n + 1] (T5): plus biases[head, n + clamp(d, -n, n)].
         `sinks` [heads]: the softmax has one score more, whose value is zero."""
@@ -567,8 +571,9 @@ class OpSet(Protocol):
     def scale(self, x: Value, factor: float) -> Value:
         """x * factor"""
 
-    def scale_by_position(self, x: Value, positions: Value, growth: float, length: int) -> Value:
-        """x [T, n] * (1 + growth * log(1 + floor(position / length))). May work in place: x is not used afterwards."""
+    def scale_by_position(self, x: Value, positions: Value, growth: float, length: int, offset: int = 0) -> Value:
+        """x [T, n] * (1 + growth * log(1 + floor((position + offset) / length))). May work in place: x is not used
+        afterwards."""
 
     def clamp(self, x: Value, limit: float) -> Value:
         """min(max(x, -limit), limit)"""

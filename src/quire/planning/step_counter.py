@@ -25,14 +25,14 @@ class StepShape:
         return self.num_seqs * self.new_tokens
 
     def attended(self, window: int = 0) -> int:
-        """Pairs of a query and a key that one sequence computes: causal, within the window."""
-        start, limit = self.context - self.new_tokens, window or self.context
+        """Pairs of a query and a key that one sequence computes: causal, within the window (or, at most, a chunk)."""
+        start, limit = self.context - self.new_tokens, abs(window) or self.context
         full = max(0, min(self.new_tokens, limit - start))  # queries that see everything before them
         return full * start + full * (full + 1) // 2 + (self.new_tokens - full) * limit
 
     def read(self, window: int = 0) -> int:
         """Cached tokens that one sequence reads."""
-        return min(self.context, (window or self.context) + self.new_tokens - 1)
+        return min(self.context, (abs(window) or self.context) + self.new_tokens - 1)
 
 
 @dataclass(slots=True)

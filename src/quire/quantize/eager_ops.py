@@ -289,9 +289,11 @@ class EagerOps:
         for expert in range(gate_up.num_experts):
             tokens, places = np.nonzero(experts == expert)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
-            hidden = self._expert(x[tokens], gate_up, expert, tokens, source)
+            weights = shares[tokens, places, None]
+            taken = x[tokens] * weights if routing.weigh_inputs else x[tokens]
+            hidden = self._expert(taken, gate_up, expert, tokens, source)
             result = self._expert(activate(hidden, kind), down, expert, tokens)
-            np.add.at(out, tokens, result * shares[tokens, places, None])
+            np.add.at(out, tokens, result if routing.weigh_inputs else result * weights)
         return out
 
     def _expert(
@@ -309,8 +311,10 @@ class EagerOps:
     def scale(self, x: Floats, factor: float) -> Floats:
         return x * np.float32(factor)
 
-    def scale_by_position(self, x: Floats, positions: NDArray[np.int32], growth: float, length: int) -> Floats:
-        return x * (1 + growth * np.log1p(positions // length))[:, None].astype(np.float32)
+    def scale_by_position(
+        self, x: Floats, positions: NDArray[np.int32], growth: float, length: int, offset: int = 0
+    ) -> Floats:
+        return x * (1 + growth * np.log1p((positions + offset) // length))[:, None].astype(np.float32)
 
     def clamp(self, x: Floats, limit: float) -> Floats:
         return np.clip(x, -np.float32(limit), np.float32(limit))

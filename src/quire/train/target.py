@@ -82,7 +82,7 @@ class TargetOps(TorchOps):
         skipped: int = 0,
     ) -> Tensor:  # fmt: skip
         q, k, v = (x.unflatten(0, (batch.num_sequences, -1)).unflatten(-1, (-1, head_dim)) for x in (q, *self._kv))
-        windowed = 0 < window < q.shape[1]
+        windowed = 0 < abs(window) < q.shape[1]
         if windowed or softcap or slopes is not None or sinks is not None or biases is not None:
             sequences = zip(q, k, v, strict=True)
             out = torch.stack([attention(*s, scale, window, softcap, slopes, sinks, True, biases) for s in sequences])

@@ -159,7 +159,7 @@ class Recorder(ScanRecorder):
         assert not self._spec.latent, "latent pages have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         self._check_heads(q.columns, group, skipped)
-        assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
+        assert 0 <= layer < self._spec.num_layers and softcap >= 0
         for vector in (slopes, sinks):
             assert vector is None or vector.shape == (q.columns // head_dim,), (
                 f"{vector.shape} for {q.columns} columns of q"
@@ -319,6 +319,7 @@ class Recorder(ScanRecorder):
                 top_groups=routing.top_groups,
                 group_best=2 if routing.group_score == "best two" else 1,
                 near=routing.sparsemixer_threshold,
+                weigh_inputs=routing.weigh_inputs,
                 correction=correction,
                 kind=int(kind),
                 out=view(out),
@@ -346,9 +347,11 @@ class Recorder(ScanRecorder):
             (x,), out, lambda tape, view: tape.scale(view(x), factor, view(out)), in_place=(x,), any_rows=True
         )
 
-    def scale_by_position(self, x: RecordedColumns, positions: Any, growth: float, length: int) -> RecordedColumns:
+    def scale_by_position(
+        self, x: RecordedColumns, positions: Any, growth: float, length: int, offset: int = 0
+    ) -> RecordedColumns:
         assert positions == SymbolicBatch.positions, "rows are scaled by their own positions"
-        return self._record((x,), x, lambda tape, view: tape.scale_by_position(view(x), growth, length))
+        return self._record((x,), x, lambda tape, view: tape.scale_by_position(view(x), growth, length, offset))
 
     def clamp(self, x: RecordedColumns, limit: float) -> RecordedColumns:
         out = new_value(x.columns)

@@ -4,7 +4,7 @@ A model's forward pass runs unchanged: a `RankValue` is all columns of a value, 
 divided by their outputs, so a sum is never divided: every rank multiplies whole rows, and results have the bits of one
 process. Where an op needs all columns, they are gathered; a value is gathered once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -228,20 +228,29 @@ class RankForward:
     def scale(self, x: RankValue, factor: float) -> RankValue:
         return RankValue(self._ops.scale(x.local, factor), x.cuts)
 
-    def scale_by_position(self, x: RankValue, positions: Any, growth: float, length: int) -> RankValue:
-        return RankValue(self._ops.scale_by_position(self._changeable(x), positions, growth, length), x.cuts)
+    def scale_by_position(self, x: RankValue, positions: Any, growth: float, length: int, offset: int = 0) -> RankValue:
+        return RankValue(self._ops.scale_by_position(self._changeable(x), positions, growth, length, offset), x.cuts)
 
     def clamp(self, x: RankValue, limit: float) -> RankValue:
         return RankValue(self._ops.clamp(x.local, limit), x.cuts)
 
     def add(self, x: RankValue, y: RankValue) -> RankValue:
-        """Where a rank has all columns of one and some of the other, it adds these, and the sum is gathered."""
+        return self._by_column(self._ops.add, x, y)
+
+    def mul(self, x: RankValue, y: RankValue) -> RankValue:
+        return self._by_column(self._ops.mul, x, y)
+
+    def _by_column(self, op: Callable[[Value, Value], Value], x: RankValue, y: RankValue) -> RankValue:
+        """Where a rank has all columns of one and some of the other, it takes these, and the result is gathered."""
         cuts = x.cuts or y.cuts
         if x.cuts == y.cuts:
-            return RankValue(self._ops.add(x.local, y.local), cuts)
+            return RankValue(op(x.local, y.local), cuts)
         if (x.cuts and y.cuts) or len(cuts) > 1:
-            return RankValue(self._ops.add(self._all(x), self._all(y)))
-        return RankValue(self._ops.add(self._own(x, cuts[0]), self._own(y, cuts[0])), cuts)
+            return RankValue(op(self._all(x), self._all(y)))
+        return RankValue(op(self._own(x, cuts[0]), self._own(y, cuts[0])), cuts)
+
+    def concat(self, parts: Sequence[RankValue]) -> RankValue:
+        return RankValue(self._ops.concat([self._all(part) for part in parts]))
 
 
 def _heads_of(cut: Cut, vector: Any) -> Any:

@@ -303,10 +303,11 @@ class TorchOps:
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
             activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
-            hidden = activate(F.linear(x[rows], gate_up.packed[expert], biases[0]), kind)
+            taken = x[rows] * weights[rows, ranks, None] if routing.weigh_inputs else x[rows]
+            hidden = activate(F.linear(taken, gate_up.packed[expert], biases[0]), kind)
             hidden = hidden if cut is None else self.all_gather(hidden, [cut])
             outputs[rows, ranks] = F.linear(hidden, down.packed[expert], biases[1])
-        return (outputs * weights[..., None]).sum(dim=1)
+        return (outputs if routing.weigh_inputs else outputs * weights[..., None]).sum(dim=1)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
@@ -314,8 +315,8 @@ class TorchOps:
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
 
-    def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int) -> Tensor:
-        return x * (1 + growth * torch.log1p(torch.floor(positions / length)))[:, None]
+    def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int, offset: int = 0) -> Tensor:
+        return x * (1 + growth * torch.log1p(torch.floor((positions + offset) / length)))[:, None]
 
     def clamp(self, x: Tensor, limit: float) -> Tensor:
         return x.clamp(-limit, limit)
