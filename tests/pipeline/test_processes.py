@@ -1,0 +1,118 @@
+"""Stages as processes: the tokens of one process, and nothing left behind, however one of them ends."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.client.engine_client import EngineClient
+from quire.client.generate_request import GenerateRequest
+from quire.core.errors import BadRequest, EngineFailed, Unsupported
+from quire.engine.options import EngineOptions
+from ranks.test_processes import PROMPTS, exists, followers, texts, wait_until
+
+
+@pytest.fixture
+def two(tiny_model: Path) -> Iterator[LLM]:
+    llm = LLM(tiny_model, pipeline_parallel_size=2)
+    yield llm
+    llm.engine.stop()
+
+
+def stages(parent: int) -> list[int]:
+    return followers(parent, b"quire.executors.pipeline.follower")
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_tokens_and_logprobs_are_those_of_one_process(deep_model: Path, size: int) -> None:
+    expected = texts(LLM(deep_model))
+    for options in ({}, {"kv_cache_memory_bytes": 400_000, "swap_space": 0.01}):  # the latter are preempted
+        llm = LLM(deep_model, pipeline_parallel_size=size, **options)
+        assert llm.engine.capacity.micro_batches == size
+        assert texts(llm) == expected
+        llm.engine.stop()
+    assert not stages(os.getpid())
+
+
+def test_a_real_model_in_three_stages(default_model: Path) -> None:
+    """Its head has as many weights as eight layers, in a GGUF file. With draft tokens and a grammar."""
+    params = [
+        SamplingParams(max_tokens=8, temperature=0, logprobs=1),
+        SamplingParams(max_tokens=8, temperature=0.7, seed=5),
+        SamplingParams(max_tokens=8, temperature=0, structured_outputs={"regex": "(yes|no)"}),
+    ]
+    found = []
+    for size in (1, 3):
+        llm = LLM(default_model, max_model_len=256, pipeline_parallel_size=size, spec_method="ngram")
+        outputs = llm.generate(PROMPTS, params)
+        found.append([(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs])
+        llm.engine.stop()
+    assert found[0] == found[1]
+
+
+def test_a_killed_stage_ends_the_step_with_a_reason(two: LLM) -> None:
+    [stage] = stages(os.getpid())
+    texts(two)
+    os.kill(stage, signal.SIGKILL)
+    ranks = two.engine.executor.ranks  # type: ignore[attr-defined]
+    assert wait_until(lambda: ranks.lost) < 1.0
+    with pytest.raises(EngineFailed, match=rf"stage 1 of 2 \(process {stage}\) was killed by signal 9"):
+        texts(two)
+    assert not exists(stage)
+
+
+def test_a_stage_that_hangs_is_found_by_its_heartbeat_in_the_middle_of_a_step(two: LLM) -> None:
+    [stage] = stages(os.getpid())
+    texts(two)
+    os.kill(stage, signal.SIGSTOP)
+    start = time.monotonic()
+    with pytest.raises(EngineFailed, match=rf"stage 1 of 2 \(process {stage}\) hangs"):
+        texts(two)
+    assert time.monotonic() - start < 2.0 and not exists(stage)
+
+
+def test_streams_go_on_when_a_stage_is_killed(tiny_model: Path) -> None:
+    requests = [
+        GenerateRequest(
+            id=f"r{number}",
+            params=SamplingParams(max_tokens=100, temperature=0.8, seed=number, ignore_eos=True),
+            prompt=f"Chapter {number}. ",
+        )
+        for number in range(8)
+    ]
+    llm = LLM(tiny_model)
+    undisturbed = [llm.generate(one.prompt or "", one.params)[0].outputs[0].token_ids for one in requests]
+
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(tiny_model), pipeline_parallel_size=2)) as client:
+            seen: list[list[int]] = [[] for _ in requests]
+
+            async def read(index: int) -> None:
+                async for event in await client.submit(requests[index]):
+                    seen[index] += event.token_ids
+
+            streams = [asyncio.create_task(read(index)) for index in range(len(requests))]
+            while not all(len(tokens) > 20 for tokens in seen):
+                await asyncio.sleep(0.002)
+            engine = client.engine_pid
+            os.kill(stages(engine)[0], signal.SIGKILL)
+            await asyncio.gather(*streams)
+            assert client.engine_pid != engine and not exists(engine) and seen == undisturbed
+            [left] = stages(client.engine_pid)
+        assert not exists(client.engine_pid)
+        wait_until(lambda: not exists(left))
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_more_stages_than_layers_are_refused(tiny_model: Path) -> None:
+    with pytest.raises(BadRequest, match=r"pipeline_parallel_size is 3, and the model has 2 layers.*\n.*1 to 2"):
+        LLM(tiny_model, pipeline_parallel_size=3)
+    with pytest.raises(Unsupported, match=r"tensor_parallel_size and pipeline_parallel_size.*\n.*leave out one"):
+        LLM(tiny_model, tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert not stages(os.getpid())
