@@ -13,6 +13,7 @@ from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, EngineFailed, Unsupported
+from quire.core.structured import Structured
 from quire.engine.options import EngineOptions
 from ranks.test_processes import PROMPTS, exists, followers, texts, wait_until
 
@@ -44,7 +45,7 @@ def test_a_real_model_in_three_stages(default_model: Path) -> None:
     params = [
         SamplingParams(max_tokens=8, temperature=0, logprobs=1),
         SamplingParams(max_tokens=8, temperature=0.7, seed=5),
-        SamplingParams(max_tokens=8, temperature=0, structured_outputs={"regex": "(yes|no)"}),
+        SamplingParams(max_tokens=8, temperature=0, structured=Structured("regex", "(yes|no)")),
     ]
     found = []
     for size in (1, 3):
