@@ -12,7 +12,7 @@ from fakes import FakeExecutor, FakePrefillEngines, FakeStore, draft_policy, mak
 from quire.core.errors import BadRequest
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
-from quire.core.plan import StepOutput, StepPlan
+from quire.core.plan import StepOutput
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
 from trials import LENGTH
@@ -191,12 +191,13 @@ def alone(request: Request) -> Answer:
     return ledger.answer(request)
 
 
-def check_micro_batch(plan: StepPlan, outputs: deque[StepOutput]) -> None:
-    """No sequence is computed whose last token another plan in flight samples."""
-    sampling = {one.row for output in outputs for one in output.sampled if one.tokens}
-    retired = {*plan.retired}
-    again = [run.row for run in plan.runs if run.row in sampling - retired]
-    assert not again, f"rows {again} are in two plans in flight"
+def check_micro_batch(scheduler: Scheduler, outputs: deque[StepOutput]) -> None:
+    """The newest plan computes no sequence whose last token another plan in flight samples."""
+    *earlier, newest = scheduler._in_flight
+    for step, output in zip(earlier, outputs, strict=True):
+        sampling = [step.owners[one.row] for one in output.sampled if one.tokens or one.beams]
+        again = [run.row for run in newest.plan.runs if newest.owners[run.row] in sampling]
+        assert not again, f"rows {again} are in two plans in flight"
 
 
 def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger, list[Arrival]]:
@@ -228,7 +229,7 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
             "sequences run and none of them moves"
         )
         if setting.pipelined:
-            check_micro_batch(plan, outputs)
+            check_micro_batch(scheduler, outputs)
         cancel(while_running=True)
         outputs.append(executor.run(plan))
         scheduler.step_time.record_step(plan.num_tokens, 0.1 + step % 5)  # the prefill budget varies

@@ -41,59 +41,60 @@ class Listener:
 
 
 @pytest.fixture(scope="module")
-def three(deep_model: Path) -> Iterator[list[Listener]]:
-    listeners = [Listener(deep_model) for _ in range(3)]
+def listeners(deep_model: Path) -> Iterator[list[Listener]]:
+    listeners = [Listener(deep_model) for _ in range(2)]
     yield listeners
     for one in listeners:
         one.stop()
 
 
-def test_tokens_are_those_of_one_process_over_tcp(deep_model: Path, three: list[Listener]) -> None:
+def test_tokens_are_those_of_one_process_over_tcp(deep_model: Path, listeners: list[Listener]) -> None:
     expected = texts(LLM(deep_model))
-    for num_listeners in (1, 3):  # the same listeners serve one engine after the other
-        addresses = ",".join(one.address for one in three[:num_listeners])
-        llm = LLM(deep_model, pipeline_stages=addresses)
-        assert llm.engine.capacity.micro_batches == num_listeners + 1
-        assert texts(llm) == expected
-        llm.engine.stop()
-    children = three[0].children
+    llm = LLM(deep_model, pipeline_stages=",".join(one.address for one in listeners))
+    assert llm.engine.capacity.micro_batches == 3
+    assert texts(llm) == expected
+    children = [child for one in listeners for child in one.children]
+    llm.engine.stop()
+    assert len(children) == 2
     wait_until(lambda: not any(exists(child) for child in children))
 
 
-def test_a_stage_that_is_killed_is_noticed_and_serves_again(deep_model: Path, three: list[Listener]) -> None:
-    llm = LLM(deep_model, pipeline_stages=three[0].address)
+def test_a_stage_that_is_killed_is_noticed_and_serves_again(deep_model: Path, listeners: list[Listener]) -> None:
+    llm = LLM(deep_model, pipeline_stages=listeners[0].address)
     expected = texts(llm)
-    [child] = three[0].children
+    [child] = listeners[0].children
     os.kill(child, signal.SIGKILL)
     ranks = llm.engine.executor.ranks  # type: ignore[attr-defined]
     assert wait_until(lambda: ranks.lost) < 1.0
-    with pytest.raises(EngineFailed, match=rf"stage 1 of 2 \(at {three[0].address}\) has ended"):
+    with pytest.raises(EngineFailed, match=rf"stage 1 of 2 \(at {listeners[0].address}\) has ended"):
         texts(llm)
     llm.engine.stop()
-    again = LLM(deep_model, pipeline_stages=three[0].address)
+    again = LLM(deep_model, pipeline_stages=listeners[0].address)
     assert texts(again) == expected
-    [child] = three[0].children
+    [child] = listeners[0].children
     os.kill(child, signal.SIGSTOP)  # `quire stage` ends what hangs
     with pytest.raises(EngineFailed, match="has ended"):
         texts(again)
     again.engine.stop()
 
 
-def test_other_versions_and_other_files_are_refused(deep_model: Path, tiny_model: Path, three: list[Listener]) -> None:
+def test_other_versions_and_other_files_are_refused(
+    deep_model: Path, tiny_model: Path, listeners: list[Listener]
+) -> None:
     with pytest.raises(EngineFailed, match=r"other model files.*\n.*the same files"):
-        LLM(tiny_model, pipeline_stages=three[0].address)
+        LLM(tiny_model, pipeline_stages=listeners[0].address)
     hello = new_greeting(files_digest(deep_model), "s", 1, 2, "")
     with pytest.raises(EngineFailed, match=r"the stage is quire .*, and the engine is 0.0\n"):
-        greeting.connect(three[0].address, msgspec.structs.replace(hello, quire="0.0"))
+        greeting.connect(listeners[0].address, msgspec.structs.replace(hello, quire="0.0"))
     with pytest.raises(EngineFailed, match="stage 2 of 2 is asked for"):
-        greeting.connect(three[0].address, msgspec.structs.replace(hello, rank=2))
+        greeting.connect(listeners[0].address, msgspec.structs.replace(hello, rank=2))
     with pytest.raises(EngineFailed, match="serves another engine"):
-        greeting.connect(three[0].address, FetchHidden(greeting.VERSION, "unknown"))
+        greeting.connect(listeners[0].address, FetchHidden(greeting.VERSION, "unknown"))
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff\xff\x7f", b"\x03\x00\x00\x00abc"])
-def test_what_is_no_greeting_ends_the_connection(three: list[Listener], data: bytes) -> None:
-    host, port = greeting.parse_address(three[0].address)
+def test_what_is_no_greeting_ends_the_connection(listeners: list[Listener], data: bytes) -> None:
+    host, port = greeting.parse_address(listeners[0].address)
     with socket.create_connection((host, port), 5.0) as end:
         end.sendall(data)
         with contextlib.suppress(ConnectionResetError):
@@ -113,7 +114,7 @@ def test_addresses_are_checked(deep_model: Path, monkeypatch: pytest.MonkeyPatch
     assert GreetStage.__struct_fields__[:2] == ("version", "quire"), "versions come first"
 
 
-def test_an_address_in_use_is_named(deep_model: Path, three: list[Listener]) -> None:
-    command = [sys.executable, "-m", "quire.cli.main", "stage", str(deep_model), "--listen", three[0].address]
+def test_an_address_in_use_is_named(deep_model: Path, listeners: list[Listener]) -> None:
+    command = [sys.executable, "-m", "quire.cli.main", "stage", str(deep_model), "--listen", listeners[0].address]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 2 and f"{three[0].address} cannot be listened on" in ended.stderr
+    assert ended.returncode == 2 and f"{listeners[0].address} cannot be listened on" in ended.stderr

@@ -46,8 +46,8 @@ def trace_parts(
     is_dummy = isinstance(checkpoint, DummyCheckpoint)
     shapes = DummyCheckpoint(checkpoint.path) if is_dummy else CheckpointShapes(checkpoint)
     ops = TraceOps()
-    model = family.load(ops, shapes, config, max_model_len)  # type: ignore[arg-type]
-    model.forward(TraceForward(ops.trace), SymbolicBatch())  # type: ignore[arg-type]
+    model = family.load(ops, shapes, config, max_model_len)
+    model.forward(TraceForward(ops.trace), SymbolicBatch())
     return divide(ops.trace, config.layers, size)
 
 
