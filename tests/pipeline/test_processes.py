@@ -4,12 +4,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
-from quire import LLM, SamplingParams
+from models.lora_files import adapter
+from quire import LLM, LoRARequest, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, EngineFailed, Unsupported
@@ -78,7 +81,8 @@ def test_a_stage_that_hangs_is_found_by_its_heartbeat_in_the_middle_of_a_step(tw
     assert time.monotonic() - start < 2.0 and not exists(stage)
 
 
-def test_streams_go_on_when_a_stage_is_killed(tiny_model: Path) -> None:
+def check_that_streams_go_on(model: Path, victim: Callable[[int], int], **options: Any) -> None:
+    """`victim`: of an engine's process, the process of a stage that is killed."""
     requests = [
         GenerateRequest(
             id=f"r{number}",
@@ -87,11 +91,11 @@ def test_streams_go_on_when_a_stage_is_killed(tiny_model: Path) -> None:
         )
         for number in range(8)
     ]
-    llm = LLM(tiny_model)
+    llm = LLM(model)
     undisturbed = [llm.generate(one.prompt or "", one.params)[0].outputs[0].token_ids for one in requests]
 
     async def main() -> None:
-        async with EngineClient(EngineOptions(model=str(tiny_model), pipeline_parallel_size=2)) as client:
+        async with EngineClient(EngineOptions(model=str(model), **options)) as client:
             seen: list[list[int]] = [[] for _ in requests]
 
             async def read(index: int) -> None:
@@ -102,19 +106,37 @@ def test_streams_go_on_when_a_stage_is_killed(tiny_model: Path) -> None:
             while not all(len(tokens) > 20 for tokens in seen):
                 await asyncio.sleep(0.002)
             engine = client.engine_pid
-            os.kill(stages(engine)[0], signal.SIGKILL)
+            os.kill(victim(engine), signal.SIGKILL)
             await asyncio.gather(*streams)
             assert client.engine_pid != engine and not exists(engine) and seen == undisturbed
-            [left] = stages(client.engine_pid)
+            left = victim(client.engine_pid)
         assert not exists(client.engine_pid)
         wait_until(lambda: not exists(left))
 
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
+def test_streams_go_on_when_a_stage_is_killed(tiny_model: Path) -> None:
+    check_that_streams_go_on(tiny_model, lambda engine: stages(engine)[0], pipeline_parallel_size=2)
+
+
+def test_adapters_reach_all_stages(tiny_model: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    adapter(model, tmp_path / "lora", 3, r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"])
+    asked = [LoRARequest("lora", 1, str(tmp_path / "lora")), None]
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    found = []
+    for size in (1, 2):
+        llm = LLM(tiny_model, enable_lora=True, pipeline_parallel_size=size)
+        outputs = llm.generate(PROMPTS[:1] * 2, params, lora_request=asked)
+        found.append([output.outputs[0].token_ids for output in outputs])
+        llm.engine.stop()
+    assert found[0] == found[1] and found[0][0] != found[0][1]
+
+
 def test_more_stages_than_layers_are_refused(tiny_model: Path) -> None:
     with pytest.raises(BadRequest, match=r"pipeline_parallel_size is 3, and the model has 2 layers.*\n.*1 to 2"):
         LLM(tiny_model, pipeline_parallel_size=3)
-    with pytest.raises(Unsupported, match=r"tensor_parallel_size and pipeline_parallel_size.*\n.*leave out one"):
+    with pytest.raises(Unsupported, match=r"both tensor_parallel_size and pipeline_parallel_size.*\n.*leave out one"):
         LLM(tiny_model, tensor_parallel_size=2, pipeline_parallel_size=2)
     assert not stages(os.getpid())

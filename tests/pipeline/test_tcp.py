@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pipeline.test_processes import check_that_streams_go_on
 from quire import LLM
 from quire.core.errors import BadRequest, EngineFailed
 from quire.engine.options import EngineOptions
@@ -76,6 +77,11 @@ def test_a_stage_that_is_killed_is_noticed_and_serves_again(deep_model: Path, li
     with pytest.raises(EngineFailed, match="has ended"):
         texts(again)
     again.engine.stop()
+
+
+def test_streams_go_on_when_a_stage_elsewhere_is_killed(deep_model: Path, listeners: list[Listener]) -> None:
+    first = listeners[0]
+    check_that_streams_go_on(deep_model, lambda engine: first.children[0], pipeline_stages=first.address)
 
 
 def test_other_versions_and_other_files_are_refused(
