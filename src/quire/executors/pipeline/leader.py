@@ -24,7 +24,7 @@ from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.ops.opset import KVSpec, OpSet, Program, Sampler, StepBatch
 from quire.ops.stages.opset import StageCache, StageOps
-from quire.runtime.adapters import LoraAdapters
+from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.kv import KVSize
 
 
@@ -129,11 +129,19 @@ def _queued(call: Callable[[Any], None], queue: StepQueue) -> Callable[[Any], No
 
 
 class QueuedAdapters(LeaderAdapters):
+    """What is removed while a step in flight waits for its turn is still there for it."""
+
     def __init__(
         self, ops: OpSet, model: LoadedModel, num_slots: int, max_rank: int, tell: Tell, queue: StepQueue
     ) -> None:
         super().__init__(ops, model, num_slots, max_rank, tell)
         self._queue = queue
+
+    def add(self, key: str, loaded: LoadedAdapter) -> None:
+        self._queue.put(lambda: LoraAdapters.add(self, key, loaded))
+
+    def remove(self, key: str) -> None:
+        self._queue.put(lambda: LoraAdapters.remove(self, key))
 
     def put(self, slot: int, key: str) -> None:
         self._tell(PutRankAdapter(slot, key))
