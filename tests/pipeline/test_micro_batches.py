@@ -16,7 +16,9 @@ def crowd(num_seqs: int, micro_batches: int) -> tuple[Scheduler, FakeExecutor]:
     for number in range(num_seqs):
         params = SamplingParams(max_tokens=20, seed=number, ignore_eos=True)
         scheduler.add(Request(id=f"r{number}", prompt_ids=[5, 6, 7 + number], params=params), 0.0)
-    scheduler.update(executor.run(scheduler.schedule()))
+    running = scheduler.groups.running
+    while scheduler.groups.waiting.items or any(len(seq.tokens) - seq.num_computed > 1 for seq in running.items):
+        scheduler.update(executor.run(scheduler.schedule()))
     return scheduler, executor
 
 
@@ -49,6 +51,15 @@ def test_a_sequence_that_waits_for_its_micro_batch_is_in_the_next() -> None:
     scheduler.update(executor.run(second))
     scheduler.update(executor.run(third))
     assert [len(scheduler.schedule().runs) for _ in range(2)] == [3, 3]
+
+
+def test_prompts_that_come_together_are_divided_among_micro_batches() -> None:
+    limits = SchedulerLimits(max_num_seqs=16, max_num_batched_tokens=64, block_size=4, max_model_len=64)
+    scheduler = Scheduler(limits, 200, ahead=1, micro_batches=2)
+    for number in range(6):
+        scheduler.add(Request(id=f"r{number}", prompt_ids=[number + 1] * 8, params=SamplingParams(max_tokens=4)), 0.0)
+    plans = [scheduler.schedule() for _ in range(2)]
+    assert [[run.count for run in plan.runs] for plan in plans] == [[8, 8, 8], [8, 8, 8]]
 
 
 def test_chunks_of_one_prompt_may_be_in_flight_together() -> None:

@@ -7,6 +7,7 @@ sequence overtakes another, unless the other waits for a LoRA adapter's slot. No
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from quire.core.adapters import AdapterSlots
 from quire.core.beam_steps import advance_beams
@@ -155,6 +156,8 @@ class Scheduler:
         behind = self._decode(plan)
         num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
         budget = self._prefill_budget(len(plan.runs) + num_drafts)
+        if self._micro_batches > 1:
+            budget = self._micro_batch_share(budget, behind)
         num_reserved = 0  # blocks that running prompts still need: they were admitted because these were free
         all_moved = True
         for seq in behind:
@@ -229,6 +232,16 @@ class Scheduler:
         if num_planned:
             budget = min(budget, max(self.step_time.max_tokens - num_planned, self.limits.block_size))
         return budget
+
+    def _micro_batch_share(self, budget: int, behind: Iterable[Sequence]) -> int:
+        """Tokens of prompts, such that all that wait are divided among the micro-batches that are not in flight."""
+        num_free = max(1, self._micro_batches - len(self._in_flight))
+        missing = 0
+        for seq in chain(behind, self.groups.waiting.items):
+            missing += len(seq.tokens) - seq.num_computed
+            if missing >= num_free * budget:
+                return budget
+        return min(budget, max(-(-missing // num_free), self.limits.block_size))
 
     def _add_placeholders(self, plan: StepPlan) -> None:
         """Let the next plan compute the tokens that this one samples, unless a sequence ends or must know its token."""

@@ -25,7 +25,6 @@ from quire.ops.opset import KVSpec, StepBatch
 from quire.ops.ranks.group import RankGroup
 from quire.ops.stages.opset import StageCache, StageOps
 
-
 NOTICE_SECONDS = 1.0  # until a stage ends that has lost its neighbour: the engine is to notice the neighbour first
 
 
