@@ -33,6 +33,7 @@ class Setting:
     policy: str
     prefix_caching: bool
     ahead: int = 0
+    pipelined: bool = False  # plans in flight are micro-batches
     window: int = 0
     num_adapters: int = 1
     num_drafts: int = 0
@@ -65,6 +66,7 @@ SETTINGS = st.builds(
     policy=st.sampled_from(["fcfs", "priority", "fair"]),
     prefix_caching=st.booleans(),
     ahead=st.integers(0, 2),
+    pipelined=st.booleans(),
     window=st.just(0) | st.integers(1, 20),
     num_adapters=st.integers(1, 3),
     num_drafts=st.sampled_from([0, 1, 5]),
@@ -158,6 +160,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         policy=setting.policy,
         prefix_caching=setting.prefix_caching,
         ahead=setting.ahead,
+        micro_batches=setting.ahead + 1 if setting.pipelined else 1,
         window=setting.window,
         num_adapters=setting.num_adapters,
         drafts=draft_policy(num_drafts),
@@ -196,6 +199,15 @@ def alone(request: Request) -> Answer:
     return ledger.answer(request)
 
 
+def check_micro_batch(scheduler: Scheduler, outputs: deque[StepOutput]) -> None:
+    """The newest plan computes no sequence whose last token another plan in flight samples."""
+    *earlier, newest = scheduler._in_flight
+    for step, output in zip(earlier, outputs, strict=True):
+        sampling = [step.owners[one.row] for one in output.sampled if one.tokens or one.beams]
+        again = [run.row for run in newest.plan.runs if newest.owners[run.row] in sampling]
+        assert not again, f"rows {again} are in two plans in flight"
+
+
 def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger, list[Arrival]]:
     scheduler, executor = make(setting)
     ledger, served, step, pending = Ledger(), [], 0, list(workload)
@@ -224,6 +236,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         assert plan.runs or not scheduler.groups.running.items or plan.retired or outputs, (
             "sequences run and none of them moves"
         )
+        if setting.pipelined:
+            check_micro_batch(scheduler, outputs)
         cancel(while_running=True)
         outputs.append(executor.run(plan))
         scheduler.step_time.record_step(plan.num_tokens, 0.1 + step % 5)  # the prefill budget varies
@@ -281,6 +295,7 @@ def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
         policy=rng.choice(["fcfs", "priority", "fair"]),
         prefix_caching=rng.random() < 0.7,
         ahead=seed % 3,
+        pipelined=seed % 5 > 2,
         num_drafts=rng.choice([0, 3, 6]),
         trees=seed % 2 > 0,
     )

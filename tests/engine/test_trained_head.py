@@ -1,6 +1,7 @@
 """A head that was trained for the default model: it drafts well, and changes nothing.
 
-`tests/data/eagle3-smollm2` is what `quire train-head` made of the model's own answers, in 4 bits: docs/train-head.md."""
+`tests/data/eagle3-smollm2` is what `quire train-head` made of the model's own answers, in 4 bits (docs/train-head.md).
+"""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ def texts(llm: LLM, **options: Any) -> list[Any]:
     return [(one.token_ids, one.logprobs, result.prompt_logprobs) for result in results for one in result.outputs]
 
 
-def followers(parent: int) -> list[int]:
+def followers(parent: int, module: bytes = b"quire.executors.ranks.follower") -> list[int]:
     """The processes of ranks that a process has started."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -43,7 +43,7 @@ def followers(parent: int) -> list[int]:
             command = (entry / "cmdline").read_bytes() if status else b""
         except OSError:
             continue
-        if b"quire.executors.ranks.follower" in command and int(status.rpartition(")")[2].split()[1]) == parent:
+        if module in command and int(status.rpartition(")")[2].split()[1]) == parent:
             found.append(int(entry.name))
     return sorted(found)
 

@@ -71,7 +71,8 @@ class LLM:
                 param="kv_transfer_config",
             )
         self.engine = Engine(new_executor(files.path, self.options), self.options, lambda: tokenizer)
-        if self.engine.executor.store is not None or self.options.tensor_parallel_size > 1:
+        has_processes = self.options.tensor_parallel_size > 1 or self.options.num_stages > 1
+        if self.engine.executor.store is not None or has_processes:
             weakref.finalize(self, self.engine.stop)  # also when Python ends: blocks are saved, processes end
         self.tokenizer = tokenizer
         self._prompter = Prompter(

@@ -98,6 +98,7 @@ class Engine:
             policy=options.scheduling_policy,
             prefix_caching=options.enable_prefix_caching,
             ahead=self.capacity.ahead,
+            micro_batches=self.capacity.micro_batches,
             window=self.capacity.window,
             num_adapters=options.num_loras,
             drafts=self.capacity.drafts,
@@ -178,7 +179,7 @@ class Engine:
             self._scheduler.take_transfers(self._store.take_done())
         if self._transfers is not None:
             self._transfers.update()
-        if self._scheduler.has_work:
+        if self._scheduler.has_work and not (self.capacity.micro_batches > 1 and self._scheduler.awaits_output):
             plan = self._scheduler.schedule()
             scheduled = time.perf_counter()
             if self._live:

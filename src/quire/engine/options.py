@@ -175,6 +175,14 @@ class EngineOptions:
     tensor_parallel_size: int = option(
         1, "processes that compute the model together, each with a part of every matrix; on a CPU"
     )
+    pipeline_parallel_size: int = option(
+        1, "processes that compute the model one after the other, each with some of its layers; on a CPU"
+    )
+    pipeline_stages: str | None = option(
+        None,
+        "where `quire stage` listens on other machines: the addresses of all stages but the last, in order",
+        metavar="HOST:PORT,...",
+    )
     generation_config: str = option(
         "auto",
         "where the defaults of sampling come from: auto is the model's own advice (generation_config.json, GGUF "
@@ -197,6 +205,13 @@ class EngineOptions:
             if value is not None and value < minimum:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
+        if self.stage_addresses and self.pipeline_parallel_size not in (1, self.num_stages):
+            raise BadRequest(
+                f"pipeline_parallel_size is {self.pipeline_parallel_size}, and pipeline_stages names "
+                f"{len(self.stage_addresses)} stages beside the last",
+                f"use {self.num_stages}, or leave it out",
+                param="pipeline_parallel_size",
+            )
         _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise BadRequest(
@@ -220,6 +235,15 @@ class EngineOptions:
     def num_loras(self) -> int:
         """LoRA adapters in one step; 0: they are not enabled."""
         return self.max_loras if self.enable_lora or self.lora_modules else 0
+
+    @property
+    def stage_addresses(self) -> tuple[str, ...]:
+        """Of the stages on other machines."""
+        return tuple(filter(None, (self.pipeline_stages or "").split(",")))
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stage_addresses) + 1 if self.stage_addresses else self.pipeline_parallel_size
 
     @property
     def speculation(self) -> "SpecConfig | None":
@@ -356,5 +380,6 @@ _MIN_VALUES = {
     "max_wait": 0,
     "threads": 1,
     "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
     "gpu_memory_utilization": 0.01,
 }

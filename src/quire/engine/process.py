@@ -114,6 +114,8 @@ def _serve_encoder(path: Path, options: EngineOptions, server: "_Server", active
         raise Unsupported("KV events are for models that generate", "leave out kv_events_config")
     if options.tensor_parallel_size > 1:
         raise Unsupported("several ranks are for models that generate", "leave out tensor_parallel_size")
+    if options.num_stages > 1:
+        raise Unsupported("several stages are for models that generate", "leave out pipeline_parallel_size")
     if options.kv_transfer:
         raise Unsupported("KV transfers are for models that generate", "leave out kv_transfer_config")
     from quire.engine.encoder_engine import EncoderEngine

@@ -35,7 +35,7 @@ def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
 
 def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = False) -> Executor:
     """`dies_with_ranks`: this process ends when a rank's does, for a parent that starts it again."""
-    from quire.engine.memory_check import planned_weight_bytes
+    from quire.engine.memory_check import file_bytes, planned_weight_bytes
     from quire.executors.local import LocalExecutor
 
     if options.task in ("embed", "score"):
@@ -47,7 +47,16 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
             check_is_model(draft)
             check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))
-    given = replace(given, weight_bytes=planned_weight_bytes(path, given))
+    if options.tensor_parallel_size > 1 and options.num_stages > 1:
+        raise Unsupported("both tensor_parallel_size and pipeline_parallel_size are above 1", "leave out one of them")
+    if options.stage_addresses:  # this machine has a part of the weights
+        given = replace(given, weight_bytes=file_bytes(path) // options.num_stages)
+    else:
+        given = replace(given, weight_bytes=planned_weight_bytes(path, given))
+    if options.num_stages > 1:
+        from quire.executors.pipeline.leader import PipelineExecutor
+
+        return PipelineExecutor(path, given, options.num_stages, dies_with_ranks, options.stage_addresses)
     if options.tensor_parallel_size == 1:
         return LocalExecutor(path, given)
     from quire.executors.ranks.leader import RanksExecutor

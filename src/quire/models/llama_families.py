@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal
 
-from quire.core.errors import BadCheckpoint
+from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.activations import NAMES as ACTIVATION_NAMES
 from quire.models.layer_patterns import (
     Rotation,

@@ -1,18 +1,17 @@
 """Carries out plans: a `StepPlan` becomes arrays, a forward pass, and sampled tokens."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from quire.core.draft_tree import DraftTree
 from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
-from quire.core.request import IdLogprob
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.ops.opset import KVCache, Masks, OpSet
-from quire.ops.sampled_row import id_logprobs
+from quire.ops.sampled_row import Logprobs, id_logprobs
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.batch import BatchedStep, BatchRows
 from quire.runtime.encoder_inputs import EncoderInputs
@@ -165,8 +164,8 @@ class Runner:
 
         def finish_all() -> list[SampledRow]:
             sampled = finish()
-            for row, logprobs in scored.items():
-                sampled.setdefault(row, SampledRow(row)).prompt_logprobs = logprobs
+            for row, lines in scored.items():
+                sampled.setdefault(row, SampledRow(row)).prompt_logprobs = [id_logprobs(line) for line in lines]
             return list(sampled.values())
 
         return finish_all
@@ -274,13 +273,12 @@ class Runner:
             tree = tree if self.program.takes_trees else tree.first_branch()
         return self.structured.valid_drafts(row, tree) if self.structured else tree
 
-    def _score(self, step: BatchedStep, logits: Any) -> dict[int, list[list[IdLogprob]]]:
+    def _score(self, step: BatchedStep, logits: Any) -> dict[int, Iterable[Logprobs]]:
         """Prompt logprobs by row. The logits are valid until the next step."""
-        prompt_logprobs = {}
-        for row, lines, targets in step.scored:
-            entries = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
-            prompt_logprobs[row] = [id_logprobs(line) for line in entries]
-        return prompt_logprobs
+        return {
+            row: self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
+            for row, lines, targets in step.scored
+        }
 
 
 def _writes(plan: StepPlan, blocks: set[int]) -> bool:

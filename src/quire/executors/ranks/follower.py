@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,20 @@ class FollowerExecutor(RankExecutor):
 
 
 def main(file: int, memory: int, rank: int, size: int, parent: int) -> int:
+    group = RankGroup(memory, rank, size)
+    return follow(file, group, parent, lambda path, options: FollowerExecutor(path, options, group))
+
+
+def follow(file: int, group: RankGroup, parent: int, new_executor: Callable[[str, Any], FollowerExecutor]) -> int:
+    """Do what rank 0 says, until its end of the socket `file` is closed. -> the exit status"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to stop
     logging.basicConfig(level=logging.ERROR)  # rank 0 has the same to say
-    group = RankGroup(memory, rank, size)
     group.native.start_heartbeat(parent)
     channel = Channel(socket.socket(fileno=file))
     executor: FollowerExecutor | None = None
     for message in _messages(channel):
         if isinstance(message, StartRank):
-            executor = FollowerExecutor(message.path, ExecutorOptions(**message.options), group)  # type: ignore[arg-type]
+            executor = new_executor(message.path, ExecutorOptions(**message.options))  # type: ignore[arg-type]
         assert executor is not None, message
         try:
             answer = executor.do(message)

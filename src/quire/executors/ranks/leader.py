@@ -17,7 +17,7 @@ from quire.executors.ranks.messages import (
     RunStep,
     StartRank,
 )
-from quire.executors.ranks.processes import RankProcesses, die_like
+from quire.executors.ranks.processes import OnLoss, RankProcesses, die_like
 from quire.executors.ranks.rank import RankExecutor, check_ranks
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
@@ -35,13 +35,16 @@ class RanksExecutor(RankExecutor):
 
     def __init__(self, path: str | Path, options: ExecutorOptions, size: int, dies_with_ranks: bool = False) -> None:
         """`dies_with_ranks`: the process ends as a rank does, for a parent that restarts it. Otherwise steps raise."""
-        check_ranks(options, size)
         self.num_ranks = size
+        self._check(options)
         self._dies_with_ranks = dies_with_ranks
         self._ranks: RankProcesses | None = None
         self._others_bytes = 0  # of weights
         self._paths: dict[str, str] = {}  # digests of loaded adapters -> where they were read from
         super().__init__(path, options, None)  # type: ignore[arg-type]  # the group comes with the processes
+
+    def _check(self, options: ExecutorOptions, config: ModelConfig | None = None) -> None:
+        check_ranks(options, self.num_ranks, config)
 
     @property
     def ranks(self) -> RankProcesses:
@@ -49,13 +52,16 @@ class RanksExecutor(RankExecutor):
         return self._ranks
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> RankOps:
-        check_ranks(options, self.num_ranks, config)
-        self._ranks = RankProcesses(self.num_ranks, die_like if self._dies_with_ranks else None)
+        self._check(options, config)
+        self._start(RankProcesses)
+        ops = super()._new_ops(options, config)
+        return LeaderOps(ops.backend, ops.index, self.ranks)
+
+    def _start(self, new_processes: Callable[[int, OnLoss], RankProcesses]) -> None:
+        self._ranks = new_processes(self.num_ranks, die_like if self._dies_with_ranks else None)
         self.group = self.ranks.group
         given = {**asdict(replace(self.options, speculation=None)), "speculation": None}
         self.ranks.tell(StartRank(str(Path(self.path).absolute()), given))
-        ops = super()._new_ops(options, config)
-        return LeaderOps(ops.backend, ops.index, self.ranks)
 
     def load(self) -> KVSize:
         """What the rank with the least room has room for."""
@@ -144,10 +150,10 @@ class LeaderCache(RankCache):
     def __init__(self, cache: RankCache, number: int, tell: Tell) -> None:
         super().__init__(cache.spec, cache.own)
         for how in ("copy", "swap_out", "swap_in", "move"):
-            setattr(self, how, _telling(how, getattr(cache.own, how), number, tell))
+            setattr(self, how, telling(how, getattr(cache.own, how), number, tell))
 
 
-def _telling(how: str, own: Callable[[Any], None], number: int, tell: Tell) -> Callable[[Any], None]:
+def telling(how: str, own: Callable[[Any], None], number: int, tell: Tell) -> Callable[[Any], None]:
     def move(pairs: Sequence[tuple[int, int]]) -> None:
         tell(MoveBlocks(number, how, list(pairs)))
         own(pairs)

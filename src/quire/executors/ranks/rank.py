@@ -30,7 +30,7 @@ class RankExecutor(LocalExecutor):
         self.group = group
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> RankOps:
-        index, total = RankIndex(self.group.rank, self.group.size), options.threads or _num_threads()
+        index, total = RankIndex(self.group.rank, self.group.size), options.threads or num_threads()
         own = replace(options, threads=own_threads(total, index))
         return self.ops_type(new_ops(own, group=self.group), index)
 
@@ -46,7 +46,7 @@ def own_threads(total: int, index: RankIndex) -> int:
     return max(1, total * (index.rank + 1) // index.size - total * index.rank // index.size)
 
 
-def _num_threads() -> int:
+def num_threads() -> int:
     from quire.ops.native.cpus import compute_threads
 
     return compute_threads()
