@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,21 +18,23 @@ import msgspec
 from quire.client.adapters import ClientAdapters
 from quire.client.cache_resets import CacheResets
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
-from quire.client.engine_process import EngineProcess
-from quire.client.forecast import Forecast
+from quire.client.engine_process import EngineLink, EngineProcess
 from quire.client.generate_request import GenerateRequest
-from quire.client.generation_config import GenerationConfig, read_generation_config
+from quire.client.generation_config import read_generation_config
 from quire.client.grammar_check import GrammarCheck
 from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
+from quire.client.model_info import model_info
 from quire.client.prompt import Prompter
+from quire.client.request_table import RequestTable
 from quire.client.service import ModelInfo, Observer, State
-from quire.client.submissions import Submissions, num_crashes
+from quire.client.submissions import num_crashes
 from quire.client.tasks import check_task
 from quire.client.watchdog import Watchdog
 from quire.core.encode_request import EncodeRequest
-from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
-from quire.core.records import StepRecord
+from quire.core.errors import DoesNotFit, QuireError, Unavailable
+from quire.core.records import SchedulerStats, StepRecord
+from quire.core.request import Request
 from quire.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
@@ -54,8 +56,7 @@ from quire.engine.messages import (
     WatchEngine,
 )
 from quire.engine.options import EngineOptions
-from quire.engine.start import load_tokenizer, tokenizer_path, uses_gpu
-from quire.executors.protocol import Capacity
+from quire.engine.start import load_tokenizer, tokenizer_path
 from quire.hub import resolve_model
 from quire.text.chat.template_traits import template_traits
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -71,7 +72,7 @@ MAX_RESTART_DELAY = 5.0  # seconds
 MAX_DELAY_AFTER_KILL = 0.5  # seconds: it is nothing that the engine does wrong
 
 
-class EngineClient:
+class EngineClient(RequestTable):
     """Implements `Service`. An async context manager, or `start` and `stop`."""
 
     def __init__(
@@ -79,26 +80,24 @@ class EngineClient:
         options: EngineOptions,
         observer: Observer | None = None,
         process: EngineProcess | None = None,
-        cpus: Sequence[int] = (),
+        spawn: Callable[[], EngineLink] | None = None,
     ) -> None:
-        """`process`: the one to use first, spawned before. `cpus`: those that the engine may use; none: all."""
-        self.options = options
+        """`process`: the one to use first, spawned before. `spawn` makes the others."""
+        self.adapters = ClientAdapters(options, self._send_adapter_message)
+        super().__init__(options, self.adapters.engine_ready)
         self.observer = observer
         self._state: State = "starting"
         self._watchdog = Watchdog(lambda: bool(self._requests), lambda: self._engine.send(PingEngine()))
         self.info: ModelInfo
         self.tokenizer: Tokenizer
-        self.adapters = ClientAdapters(options, self._send_adapter_message)
-        self._spawned, self._cpus = process, cpus
-        self._requests: dict[str, InFlight] = {}
-        self._submissions = Submissions(self._requests, self.adapters.engine_ready)
+        self._engine: EngineLink
+        self._spawned, self._spawn = process, spawn or EngineProcess
+        self.on_death: Callable[[], None] = _nothing  # requests may go to another engine now
+        self.on_step: Callable[[SchedulerStats], None] = _nothing_of
+        self.scheduler = SchedulerStats()  # after the last step
         self._num_fruitless = 0  # engines that died in a row without any output
-        self._forecast = Forecast(options.max_num_seqs)
         self._live_clients: set[LiveClient] = set()
         self._cache_resets = CacheResets(lambda message: self._engine.send(message))
-        self._stepped = asyncio.Event()  # a step was measured, or a request has ended
-        self._idle = asyncio.Event()  # no request is in flight
-        self._idle.set()
         self._ready: asyncio.Future[Ready] | None = None
         self._supervisor: asyncio.Task[Any] | None = None
         self._grammar_check: GrammarCheck | None = None
@@ -151,28 +150,7 @@ class EngineClient:
             self._grammar_check = GrammarCheck(tokenizer_path(files.path, self.options), capacity.vocab_size)
         else:
             self._encoder = await asyncio.to_thread(self._encode_service, files.path, ready)
-        self.info = self._model_info(files.name, files.path, ready, capacity, generation)
-
-    def _model_info(
-        self, name: str, path: Path, ready: Ready, capacity: Capacity, generation: GenerationConfig
-    ) -> ModelInfo:
-        return ModelInfo(
-            name=self.options.served_model_name or name,
-            max_model_len=capacity.max_model_len,
-            vocab_size=capacity.vocab_size,
-            weight_bytes=capacity.weight_bytes,
-            cache_bytes=capacity.cache_bytes,
-            num_blocks=capacity.num_blocks,
-            block_size=self.options.block_size,
-            task=ready.task,
-            dimensions=ready.dimensions,
-            path=str(path),
-            generation=generation,
-            max_requests=self.options.max_num_seqs + self.options.max_queued_requests,
-            quantization=self.options.quantization,
-            kv_cache_dtype=self.options.kv_cache_dtype,
-            on_gpu=uses_gpu(self.options.device),
-        )
+        self.info = model_info(self.options, files.name, files.path, ready, generation)
 
     def _encode_service(self, path: Path, ready: Ready) -> "EncodeService":
         from quire.client.encode_service import EncodeService
@@ -209,7 +187,14 @@ class EngineClient:
     async def submit(self, request: GenerateRequest) -> GenerateStream:
         check_task(self.info, "generate")
         self._check_open()
-        prepared = await self._prompter.prepare_off_loop(request)
+        return await self.submit_prepared(request, await self.prepare(request))
+
+    async def prepare(self, request: GenerateRequest) -> Request:
+        """Render and tokenize."""
+        return await self._prompter.prepare_off_loop(request)
+
+    async def submit_prepared(self, request: GenerateRequest, prepared: Request) -> GenerateStream:
+        self._check_open()
         await self._check_wait(len(prepared.prompt_ids), request.timeout)
         structured = prepared.params.structured
         if structured is not None and not structured.is_plain_json:  # any JSON object: known to compile
@@ -243,7 +228,7 @@ class EngineClient:
         try:
             return await future.results()
         finally:
-            self.cancel(future)
+            future.owner.cancel(future)
 
     async def reset_prefix_cache(self, tenant: str = "") -> bool:
         check_task(self.info, "generate")
@@ -255,72 +240,28 @@ class EngineClient:
             request.fail("it was cancelled", "cancelled")
             self._engine.send(Cancel(request.id, None))
 
-    def _check_open(self) -> None:
-        if self.state in ("draining", "stopped"):
-            raise Unavailable("the server is shutting down", "ask another one")
-        limit = self.options.max_num_seqs + self.options.max_queued_requests
-        if len(self._requests) >= limit:
-            raise QueueFull(
-                f"{len(self._requests)} requests are in flight, and {limit} are allowed",
-                "try again later",
-                retry_after=1,
-            )
+    # -- requests that go from one engine to another
 
-    async def _check_wait(self, num_tokens: int, timeout: float | None) -> None:
-        """Refuse what would come too late. Until a step has been measured, requests with a time limit are let in one by
-        one: the first of a burst shows how long the others would take."""
-        max_wait = self.options.max_wait
-        if timeout is not None or max_wait is not None:
-            while not self._forecast.known and any(request.waiting for request in self._requests.values()):
-                self._stepped.clear()
-                await self._stepped.wait()
-            self._check_open()
-        self._forecast.check(num_tokens, len(self._requests), max_wait, timeout)
+    def release(self, request: InFlight) -> None:
+        """Another engine goes on with it."""
+        self._remove(request)
+        if self.state == "ready":
+            self._engine.send(Cancel(request.id, None))
 
-    def _begin(self, request: InFlight) -> None:
-        if request.id in self._requests:
-            raise BadRequest(f"a request with id {request.id} is in flight", "give each request an id of its own")
-        self._requests[request.id] = request
-        self._forecast.add(request.num_prompt_tokens)
-        self._idle.clear()
-        try:
-            self._submissions.add(request)
-        except BaseException:  # the caller is told why; no later engine must hear of it
-            self.request_ended(request)
-            raise
-
-    # -- what requests in flight say
-
-    def request_started(self, request: InFlight) -> None:
-        request.waiting = False
-        self._forecast.begun(request.num_prompt_tokens)
-
-    def request_ended(self, request: InFlight) -> None:
-        if self._requests.pop(request.id, None) is None:
-            return
-        if request.waiting:
-            self.request_started(request)
-        self._forecast.ended(time.monotonic(), len(self._requests))
-        self._stepped.set()
-        if self.observer and request.record:
-            self.observer.request(request.record)
-        self._submissions.ended(request)
-        if not self._requests:
-            self._idle.set()
+    def adopt(self, request: InFlight) -> None:
+        """Go on with a request that another engine had."""
+        request.owner, request.moved = self, True
+        self._begin(request)
 
     # -- watching
 
     @property
-    def busy(self) -> bool:
-        return bool(self._requests)
-
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._requests)
-
-    @property
     def engine_pid(self) -> int:
         return self._engine.pid
+
+    def kill_engine(self) -> None:
+        """One that does not answer: another is started."""
+        self._engine.kill()
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[LiveClient]:
@@ -343,7 +284,7 @@ class EngineClient:
         while True:
             restarted = self._ready is None or self._ready.done()
             start = msgspec.structs.replace(self._start, adapters=self.adapters.held, restarted=restarted)
-            self._engine, self._spawned = self._spawned or EngineProcess(self._cpus), None
+            self._engine, self._spawned = self._spawned or self._spawn(), None
             await self._engine.start(start)
             error: QuireError | None = None
             try:
@@ -372,6 +313,7 @@ class EngineClient:
                 log.error("%s: it is not started again", error.message)
                 self.adapters.engine_died(error)
                 self._cache_resets.engine_died()
+                self.on_death()
                 self._fail_all(error.message)
                 return
             self._engine_died(error)
@@ -395,11 +337,13 @@ class EngineClient:
             self.state = "restarting"
         self.adapters.engine_died(error)
         num_retried = self._submissions.num_submitted
-        culprit = self._submissions.engine_died(self._engine.active_work.read(), self._engine.was_killed)
+        culprit = self._submissions.engine_died(self._engine.active_samples(), self._engine.was_killed)
         if culprit is not None:
             reason = f"{error.message}, {num_crashes(culprit)} times while it worked on this request"
             log.error("request %s is given up: %s", culprit.id, reason)
             culprit.fail(reason)
+        self.scheduler = SchedulerStats()
+        self.on_death()
         log.error("%s: it is started again, and %d requests go on there", error.message, len(self._requests))
         self._cache_resets.engine_died()
         if self.observer:
@@ -422,6 +366,7 @@ class EngineClient:
                     self._engine.send(cancel)
             self._submissions.update()
         elif isinstance(message, EngineIdle):
+            self.scheduler = message.scheduler
             if self.observer:
                 self.observer.rests(message.scheduler)
         elif isinstance(message, LiveSnapshot):
@@ -435,6 +380,7 @@ class EngineClient:
             request.refuse(message.error.exception())
 
     def _record_step(self, record: StepRecord) -> None:
+        self.scheduler = record.scheduler
         self._forecast.step(record)
         self._stepped.set()
         for request_id in record.admitted:
@@ -442,9 +388,16 @@ class EngineClient:
                 stream.live.admit(time.monotonic() - record.seconds)
         if self.observer:
             self.observer.step(record)
+        self.on_step(record.scheduler)
 
     def _send_adapter_message(self, message: ToEngine) -> None:
         if isinstance(message, LoadAdapter) and self.state != "ready":  # no engine would answer it
             raise Unavailable(f"the engine is {self.state}", "try again in a moment")
         if self._submissions.open or isinstance(message, LoadAdapter):  # requests that wait may need what is unloaded
             self._engine.send(message)
+
+
+def _nothing() -> None: ...
+
+
+def _nothing_of(scheduler: SchedulerStats) -> None: ...

@@ -174,6 +174,17 @@ class EngineOptions:
     tensor_parallel_size: int = option(
         1, "processes that compute the model together, each with a part of every matrix; on a CPU"
     )
+    data_parallel_size: int = option(
+        1,
+        "engines that each have the whole model, behind one address: a request goes where its prefix is cached, or "
+        "where there is least to do",
+    )
+    distributed_executor_backend: str = option(
+        "mp",
+        "where these engines run: processes of this machine (mp), or nodes of a Ray cluster (ray, needs quire[ray])",
+        choices=("mp", "ray"),
+        synonyms={"uni": "mp", "auto": "mp", "none": "mp"},
+    )
     generation_config: str = option(
         "auto",
         "where the defaults of sampling come from: auto is the model's own advice (generation_config.json, GGUF "
@@ -219,6 +230,11 @@ class EngineOptions:
     def num_loras(self) -> int:
         """LoRA adapters in one step; 0: they are not enabled."""
         return self.max_loras if self.enable_lora or self.lora_modules else 0
+
+    @property
+    def is_group(self) -> bool:
+        """The model has several engines, or engines elsewhere."""
+        return self.data_parallel_size > 1 or self.distributed_executor_backend == "ray"
 
     @property
     def speculation(self) -> "SpecConfig | None":
@@ -322,6 +338,7 @@ JSON_OPTIONS = (
 )
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
 SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
+ENGINES = ("data_parallel_size", "distributed_executor_backend")  # the options of several engines
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
 
 
@@ -355,5 +372,6 @@ _MIN_VALUES = {
     "max_wait": 0,
     "threads": 1,
     "tensor_parallel_size": 1,
+    "data_parallel_size": 1,
     "gpu_memory_utilization": 0.01,
 }
