@@ -8,9 +8,8 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +18,7 @@ from quire.client.adapters import ClientAdapters
 from quire.client.cache_resets import CacheResets
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.client.engine_process import EngineLink, EngineProcess
+from quire.client.forecast import Forecast
 from quire.client.generate_request import GenerateRequest
 from quire.client.generation_config import read_generation_config
 from quire.client.grammar_check import GrammarCheck
@@ -26,13 +26,12 @@ from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
 from quire.client.model_info import model_info
 from quire.client.prompt import Prompter
-from quire.client.request_table import RequestTable
 from quire.client.service import ModelInfo, Observer, State
-from quire.client.submissions import num_crashes
+from quire.client.submissions import Submissions, num_crashes
 from quire.client.tasks import check_task
 from quire.client.watchdog import Watchdog
 from quire.core.encode_request import EncodeRequest
-from quire.core.errors import DoesNotFit, QuireError, Unavailable
+from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
 from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request
 from quire.engine.messages import (
@@ -62,7 +61,7 @@ from quire.text.chat.template_traits import template_traits
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.client.encode_service import EncodeService
+    pass
 
 log = logging.getLogger("quire.engine")
 
@@ -72,7 +71,7 @@ MAX_RESTART_DELAY = 5.0  # seconds
 MAX_DELAY_AFTER_KILL = 0.5  # seconds: it is nothing that the engine does wrong
 
 
-class EngineClient(RequestTable):
+class EngineClient:
     """Implements `Service`. An async context manager, or `start` and `stop`."""
 
     def __init__(
@@ -83,9 +82,16 @@ class EngineClient(RequestTable):
         spawn: Callable[[], EngineLink] | None = None,
     ) -> None:
         """`process`: the one to use first, spawned before. `spawn` makes the others."""
-        self.adapters = ClientAdapters(options, self._send_adapter_message)
-        super().__init__(options, self.adapters.engine_ready)
+        self.options = options
         self.observer = observer
+        self.adapters = ClientAdapters(options, self._send_adapter_message)
+        self._requests: dict[str, InFlight] = {}
+        self._submissions = Submissions(self._requests, self.adapters.engine_ready)
+        self._forecast = Forecast(options.max_num_seqs)
+        self.tokens_in_flight = 0  # of prompts and texts
+        self._stepped = asyncio.Event()  # a step was measured, or a request has ended
+        self._idle = asyncio.Event()  # no request is in flight
+        self._idle.set()
         self._state: State = "starting"
         self._watchdog = Watchdog(lambda: bool(self._requests), lambda: self._engine.send(PingEngine()))
         self.info: ModelInfo
@@ -149,18 +155,10 @@ class EngineClient(RequestTable):
         if ready.task == "generate":
             self._grammar_check = GrammarCheck(tokenizer_path(files.path, self.options), capacity.vocab_size)
         else:
-            self._encoder = await asyncio.to_thread(self._encode_service, files.path, ready)
+            from quire.client.encode_service import new_encode_service
+
+            self._encoder = await asyncio.to_thread(new_encode_service, files.path, self.tokenizer, ready, self._encode)
         self.info = model_info(self.options, files.name, files.path, ready, generation)
-
-    def _encode_service(self, path: Path, ready: Ready) -> "EncodeService":
-        from quire.client.encode_service import EncodeService
-        from quire.client.encoder_prompt import EncoderPrompter
-        from quire.weights.checkpoint import find_checkpoint
-        from quire.weights.sentence_modules import read_sentence_modules
-
-        modules = read_sentence_modules(find_checkpoint(path))
-        prompter = EncoderPrompter(self.tokenizer, modules, ready.capacity.vocab_size, ready.capacity.max_model_len)
-        return EncodeService(prompter, ready.task, ready.dimensions, self._encode)
 
     async def stop(self) -> None:
         self.state = "stopped"
@@ -184,17 +182,14 @@ class EngineClient(RequestTable):
 
     # -- requests
 
-    async def submit(self, request: GenerateRequest) -> GenerateStream:
-        check_task(self.info, "generate")
-        self._check_open()
-        return await self.submit_prepared(request, await self.prepare(request))
-
     async def prepare(self, request: GenerateRequest) -> Request:
-        """Render and tokenize."""
+        """Render and tokenize, for `submit` of this engine or another of the same model."""
         return await self._prompter.prepare_off_loop(request)
 
-    async def submit_prepared(self, request: GenerateRequest, prepared: Request) -> GenerateStream:
+    async def submit(self, request: GenerateRequest, prepared: Request | None = None) -> GenerateStream:
+        check_task(self.info, "generate")
         self._check_open()
+        prepared = prepared or await self._prompter.prepare_off_loop(request)
         await self._check_wait(len(prepared.prompt_ids), request.timeout)
         structured = prepared.params.structured
         if structured is not None and not structured.is_plain_json:  # any JSON object: known to compile
@@ -240,11 +235,52 @@ class EngineClient(RequestTable):
             request.fail("it was cancelled", "cancelled")
             self._engine.send(Cancel(request.id, None))
 
+    def _check_open(self) -> None:
+        if self.state in ("draining", "stopped"):
+            raise Unavailable("the server is shutting down", "ask another one")
+        limit = self.options.max_num_seqs + self.options.max_queued_requests
+        if len(self._requests) >= limit:
+            raise QueueFull(
+                f"{len(self._requests)} requests are in flight, and {limit} are allowed",
+                "try again later",
+                retry_after=1,
+            )
+
+    async def _check_wait(self, num_tokens: int, timeout: float | None) -> None:
+        """Refuse what would come too late. Until a step has been measured, requests with a time limit are let in one by
+        one: the first of a burst shows how long the others would take."""
+        max_wait = self.options.max_wait
+        if timeout is not None or max_wait is not None:
+            while not self._forecast.known and any(request.waiting for request in self._requests.values()):
+                self._stepped.clear()
+                await self._stepped.wait()
+            self._check_open()
+        self._forecast.check(num_tokens, len(self._requests), max_wait, timeout)
+
+    def _begin(self, request: InFlight) -> None:
+        if request.id in self._requests:
+            raise BadRequest(f"a request with id {request.id} is in flight", "give each request an id of its own")
+        self._requests[request.id] = request
+        self.tokens_in_flight += request.num_prompt_tokens
+        if request.waiting:
+            self._forecast.add(request.num_prompt_tokens)
+        self._idle.clear()
+        try:
+            self._submissions.add(request)
+        except BaseException:  # the caller is told why; no later engine must hear of it
+            self.request_ended(request)
+            raise
+
     # -- requests that go from one engine to another
+
+    @property
+    def in_flight(self) -> Mapping[str, InFlight]:
+        """By id, in the order they came."""
+        return self._requests
 
     def release(self, request: InFlight) -> None:
         """Another engine goes on with it."""
-        self._remove(request)
+        self.request_ended(request)
         if self.state == "ready":
             self._engine.send(Cancel(request.id, None))
 
@@ -253,7 +289,36 @@ class EngineClient(RequestTable):
         request.owner, request.moved = self, True
         self._begin(request)
 
+    # -- what requests in flight say
+
+    def request_started(self, request: InFlight) -> None:
+        request.waiting = False
+        self._forecast.begun(request.num_prompt_tokens)
+
+    def request_ended(self, request: InFlight) -> None:
+        """It has ended, or left for another engine."""
+        if self._requests.pop(request.id, None) is None:
+            return
+        self.tokens_in_flight -= request.num_prompt_tokens
+        if request.waiting:
+            self._forecast.begun(request.num_prompt_tokens)
+        self._forecast.ended(time.monotonic(), len(self._requests))
+        self._stepped.set()
+        if self.observer and request.record:
+            self.observer.request(request.record)
+        self._submissions.ended(request)
+        if not self._requests:
+            self._idle.set()
+
     # -- watching
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._requests)
 
     @property
     def engine_pid(self) -> int:

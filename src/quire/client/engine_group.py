@@ -165,13 +165,13 @@ class EngineGroup:
 
     async def submit(self, request: GenerateRequest) -> GenerateStream:
         check_task(self.info, "generate")
-        if any(client.has(request.id) for client in self.decode):
+        if any(request.id in client.in_flight for client in self.decode):
             raise BadRequest(f"a request with id {request.id} is in flight", "give each request an id of its own")
         first = next((client for client in self.decode if client.state != "stopped"), None)
         if first is None or first.state == "draining":
             raise Unavailable("the server is shutting down", "ask another one")
         prepared = await first.prepare(request)
-        return await self._router.pick(prepared, request.adapter).submit_prepared(request, prepared)
+        return await self._router.pick(prepared, request.adapter).submit(request, prepared)
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         return await self._router.least_busy().embed(request)

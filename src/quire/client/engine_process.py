@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -58,6 +58,8 @@ class EngineProcess:
     context manager that leaves no process behind; from then on, used from one event loop until `stop`."""
 
     program: Sequence[str] = ("-m", "quire.engine.process")
+    send: "Callable[[ToEngine], None]"
+    messages: "Callable[[], AsyncIterator[FromEngine]]"
 
     def __init__(self, cpus: Sequence[int] = (), environment: Mapping[str, str] | None = None) -> None:
         """`cpus`: those that it may use; none: all. `environment`: variables besides those of this process."""
@@ -85,6 +87,7 @@ class EngineProcess:
         from quire.client.engine_channel import EngineChannel
 
         self._channel = EngineChannel(self.socket)
+        self.send, self.messages = self._channel.send, self._channel.messages
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._wait, daemon=True).start()
@@ -97,12 +100,6 @@ class EngineProcess:
     @property
     def pid(self) -> int:
         return self.process.pid
-
-    def send(self, message: "ToEngine") -> None:
-        self._channel.send(message)
-
-    def messages(self) -> "AsyncIterator[FromEngine]":
-        return self._channel.messages()
 
     async def stop(self) -> None:
         """Ask the process to end, and kill it after STOP_TIMEOUT seconds, or at once if this is cancelled."""

@@ -1,12 +1,13 @@
 """Which engine of a group has a request: the one with its prefix, and another when that one dies or is full."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from quire.client.engine_client import EngineClient
 from quire.client.inflight import GenerateStream, InFlight
+from quire.client.submissions import is_suspect
 from quire.core.known_prefixes import ApproximatePrefixes, pick_holder
 from quire.core.kv_events import block_hashes, namespace_keys, root_hash
 from quire.core.records import SchedulerStats
@@ -86,7 +87,7 @@ class EngineRouter:
         self._known.forget(dead.bit)
         others = [member for member in self._members if member is not dead and member.client.state == "ready"]
         num_moved = 0
-        for request in dead.client.unsuspected() if others else []:
+        for request in _unsuspected(dead.client) if others else []:
             able = [member for member in others if _has_adapter(member.client, request)]
             if able:
                 _move(request, dead.client, _least_busy(able).client)
@@ -99,7 +100,7 @@ class EngineRouter:
         that it came back to could be taken for those of the first time."""
         if not scheduler.waiting or member.client.state != "ready":
             return
-        waiting = [request for request in member.client.waiting() if not request.moved]
+        waiting = [request for request in _waiting(member.client) if not request.moved]
         for other in self._members:
             if not waiting or not _has_room(other.client):
                 continue
@@ -109,11 +110,23 @@ class EngineRouter:
                 waiting.remove(request)
 
 
+def _unsuspected(client: EngineClient) -> list[InFlight]:
+    """Requests of which no engine can have died."""
+    return [request for request in client.in_flight.values() if not is_suspect(request)]
+
+
+def _waiting(client: EngineClient) -> Iterator[GenerateStream]:
+    """Requests that no step has begun to compute, the oldest first."""
+    for request in client.in_flight.values():
+        if isinstance(request, GenerateStream) and request.waiting and not request.live.admitted:
+            yield request
+
+
 def _has_room(client: EngineClient) -> bool:
     """A request that came now would be computed at once, as far as the last step told."""
     if client.state != "ready" or client.scheduler.waiting or client.num_in_flight >= client.options.max_num_seqs:
         return False
-    return next(client.waiting(), None) is None
+    return next(_waiting(client), None) is None
 
 
 def _openness(client: EngineClient) -> int:
