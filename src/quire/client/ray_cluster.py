@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Sequence
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 from quire.client.ray_actor import EngineActor
@@ -11,6 +12,8 @@ from quire.core.errors import DoesNotFit, Unavailable, Unsupported
 from quire.core.ray_names import NAMESPACE
 
 log = logging.getLogger("quire.engine")
+
+CONNECT_TIMEOUT = 5.0  # seconds that the head of a cluster has to answer
 
 
 class RayCluster:
@@ -51,8 +54,9 @@ class RayCluster:
         address = os.environ.get("RAY_ADDRESS", "auto")
         if not ray.is_initialized():
             try:
+                check_reachable(address)
                 ray.init(address, namespace=NAMESPACE, logging_level=logging.WARNING, configure_logging=False)
-            except ConnectionError:
+            except OSError:  # ConnectionError is one
                 raise Unavailable(
                     f"there is no Ray cluster at {address}", "start one with `ray start --head`, or set RAY_ADDRESS"
                 ) from None
@@ -108,9 +112,16 @@ def engine_share(amounts: Sequence[int], num_engines: int, wanted: int | None, r
     )
 
 
-def result_of(reference: Any) -> Awaitable[Any]:
+def result_of(reference: Any) -> "asyncio.Future[Any]":
     """What a method of an actor returns, on the event loop."""
     return asyncio.wrap_future(reference.future())
+
+
+def check_reachable(address: str) -> None:
+    """Ray itself takes minutes to give an address up. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -82,9 +82,10 @@ class RayEngine:
         model, asked = message.options.model, time.monotonic()
         if Path(message.path).exists() and Path(model).expanduser().exists():
             model = str(Path(message.path).absolute())
+        answer: asyncio.Future[Any] | None = None
         try:
             self._actor = self._cluster.new_actor()
-            answer = asyncio.ensure_future(result_of(self._actor.prepare.remote(model, message.options.revision)))
+            answer = result_of(self._actor.prepare.remote(model, message.options.revision))
             await asyncio.wait((answer,), timeout=PLACE_TIMEOUT)
             if not answer.done():
                 self._check_may_wait(message)
@@ -96,6 +97,9 @@ class RayEngine:
                 f"an engine could not be placed on the Ray cluster: {_sentence(error)}",
                 "install the same version of Quire on all nodes",
             ) from None
+        finally:
+            if answer is not None:
+                answer.cancel()  # nothing happens if it is there
         offset = facts.now - time.monotonic()
         self._clock_offset = offset if abs(offset) > SAME_CLOCK + time.monotonic() - asked else 0.0
         return facts
