@@ -17,6 +17,9 @@ from quire.client.ray_cluster import engine_share
 from quire.client.ray_engine import RayEngine
 from quire.core.errors import DoesNotFit, QuireError, Unsupported
 from quire.engine.options import EngineOptions
+from quire.gateway.config import Discovery, WorkerEntry
+from quire.gateway.discovery import WorkerDiscovery
+from quire.server.ray_registration import RayRegistration
 
 NUM_STREAMS = 6
 
@@ -163,6 +166,26 @@ async def a_node_leaves(group: EngineGroup, nodes: list[Any], cluster: Any, undi
     while group.engine_states.count("ready") != 2:
         await asyncio.sleep(0.05)
     assert await asyncio.gather(*(read(group, request(i, 4)) for i in range(NUM_STREAMS))) == undisturbed
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("default")
+def test_gateways_find_servers_that_have_registered(cluster: Any) -> None:
+    async def main() -> None:
+        cluster.add_node(num_cpus=1)
+        url, found = "http://127.0.0.1:8123", list[list[WorkerEntry]]()
+        discovery = WorkerDiscovery(Discovery(ray=cluster.address, interval=0.2), found.append)
+        registration = RayRegistration(url)
+        while not found:
+            await asyncio.sleep(0.05)
+        assert [[worker.url for worker in workers] for workers in found] == [[url]]
+        await registration.close()
+        while found[-1]:
+            await asyncio.sleep(0.05)
+        assert [len(workers) for workers in found] == [1, 0]
+        await discovery.close()
+
+    run(main(), 200)
 
 
 def test_no_cluster_is_told_in_one_sentence(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
