@@ -84,11 +84,13 @@ async def _models(
             observer = metrics.of(group.info.name)
             group.observe(observer.engine)
             observer.loaded()
+            observer.num_ready = lambda: group.engine_states.count("ready")
             yield OneModel(group, group.adapters)
     else:
         async with EngineClient(engine, process=spawned) as client:
             client.observer = observer = metrics.of(client.info.name)
             observer.loaded()
+            observer.num_ready = lambda: int(client.state == "ready")
             yield OneModel(client, client.adapters)
 
 
