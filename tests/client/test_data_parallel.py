@@ -269,15 +269,7 @@ def test_an_llm_and_an_async_engine_may_have_several_engines(tiny_model: Path, u
     streamed = llm.stream(GenerateRequest(id="s", prompt=TEXT, params=SamplingParams(max_tokens=5, temperature=0)))
     assert "".join(event.text for event in streamed) == text
     assert llm.get_world_size() == 2 and llm.reset_prefix_cache()
-
-    async def main() -> None:
-        engine = AsyncEngine(str(tiny_model), data_parallel_size=2)
-        async for output in engine.generate(wanted[0].prompt or "", wanted[0].params):
-            last = output
-        assert [each.token_ids for each in last.outputs] == undisturbed[0]
-        await engine.shutdown()
-
-    run(main())
+    assert isinstance(AsyncEngine(str(tiny_model), data_parallel_size=2).client, EngineGroup)
 
 
 def test_cpus_and_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
