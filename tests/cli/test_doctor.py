@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import machine
+from quire.cli import doctor, machine
 from quire.cli import main as cli
 from quire.cli.fit import SHAPES, fits
 
@@ -32,6 +32,7 @@ def test_json_has_all_parts(report: dict[str, object], tmp_path: Path) -> None:
         "vector_units",
         "kernels",
         "cores",
+        "devices",
         "memory",
         "cache",
         "models",
@@ -60,6 +61,29 @@ def write(root: Path, **files: str) -> None:
         path = root / name.replace("__", "/").replace("_DOT_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+def test_sockets_nodes_and_gpus_are_counted_and_several_have_a_hint(tmp_path: Path) -> None:
+    for cpu in range(4):
+        write(tmp_path, **{f"sys__devices__system__cpu__cpu{cpu}__topology__physical_package_id": f"{cpu // 2}\n"})
+    for node, cpus in enumerate(("0-1,4", "2,3")):
+        write(
+            tmp_path,
+            **{
+                f"sys__devices__system__node__node{node}__cpulist": cpus + "\n",
+                f"sys__devices__system__node__node{node}__meminfo": f"Node {node} MemTotal:  8388608 kB\n",
+            },
+        )
+        write(tmp_path, **{f"proc__driver__nvidia__gpus__{node}__information": "Model: \t\t NVIDIA H200\nIRQ: 5\n"})
+    found = machine.devices(tmp_path)
+    nodes = [machine.NumaNode(3, 8 << 30), machine.NumaNode(2, 8 << 30)]
+    assert found == machine.Devices(2, nodes, ["NVIDIA H200"] * 2)
+    text = doctor._describe_devices(
+        {"sockets": 2, "numa_nodes": [{"cpus": 3, "memory": 8 << 30}] * 2, "gpus": found.gpus}
+    )
+    assert "2 NUMA nodes (3 CPUs with 8 GiB, 3 CPUs with 8 GiB): try --data-parallel-size 2 or -tp 2" in text
+    assert text.endswith("2 GPUs (NVIDIA H200): an engine on each with --data-parallel-size 2")
+    assert machine.devices(tmp_path / "nowhere") == machine.Devices(1, [], [])
 
 
 def test_a_container_s_limits_count(tmp_path: Path) -> None:

@@ -39,6 +39,12 @@ class Embedder:
         if pooling is not None and pooling not in get_args(PoolingMode):
             raise BadRequest(f"pooling is {pooling!r}", f"choose from {', '.join(get_args(PoolingMode))}")
         self.options = EngineOptions.of({"model": str(model), **options})
+        if self.options.is_group:
+            raise BadRequest(
+                "data_parallel_size and ray are for engines, and an Embedder computes in this process",
+                "use `quire serve`, which embeds too",
+                param="data_parallel_size",
+            )
         files = resolve_model(self.options.model, revision=self.options.revision)
         self.tokenizer = load_tokenizer(files.path, self.options)
         asked = self.options.task == "score"

@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
 
 def examine() -> dict[str, Any]:
     cpuinfo = machine.read(Path("/proc/cpuinfo"))
-    cores, memory = machine.cores(), machine.memory()
+    cores, memory, devices = machine.cores(), machine.memory(), machine.devices()
     return {
         "quire": __version__,
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -45,6 +45,11 @@ def examine() -> dict[str, Any]:
             "allowed": cores.allowed,
             "quota": cores.quota,
             "usable": cores.usable,
+        },
+        "devices": {
+            "sockets": devices.sockets,
+            "numa_nodes": [{"cpus": node.cpus, "memory": node.memory} for node in devices.nodes],
+            "gpus": devices.gpus,
         },
         "memory": {"total": memory.total, "available": memory.available, "limit": memory.limit},
         "cache": str(cache_dir()),
@@ -66,6 +71,7 @@ def describe(report: dict[str, Any]) -> str:
         f"vectors   {' '.join(report['vector_units']) or 'unknown'}",
         f"kernels   {_describe_kernels(kernels)}",
         f"cores     {cores['usable']} usable ({cores['installed']} installed{limits})",
+        f"devices   {_describe_devices(report['devices'])}",
         f"memory    {memory['available'] / _GIB:.1f} GiB free of {memory['total'] / _GIB:.1f} GiB{container}",
         f"cache     {report['cache']}",
     ]
@@ -82,6 +88,20 @@ def _kernels() -> dict[str, Any]:
         return {"chosen": None, "available": [], "problem": str(failure)}
     available = [str(name) for name in _native.available_isas()]
     return {"chosen": str(_native.isa()), "available": available, "problem": None}
+
+
+def _describe_devices(devices: dict[str, Any]) -> str:
+    """With what to do where there are several."""
+    nodes, gpus = devices["numa_nodes"], devices["gpus"]
+    text = f"{devices['sockets']} socket{'s' if devices['sockets'] > 1 else ''}"
+    if len(nodes) > 1:
+        each = ", ".join(f"{node['cpus']} CPUs with {node['memory'] / _GIB:.0f} GiB" for node in nodes)
+        text += f", {len(nodes)} NUMA nodes ({each}): try --data-parallel-size {len(nodes)} or -tp {len(nodes)}"
+    if gpus:
+        text += f", {len(gpus)} GPU{'s' if len(gpus) > 1 else ''} ({', '.join(dict.fromkeys(gpus))})"
+    if len(gpus) > 1:
+        text += f": an engine on each with --data-parallel-size {len(gpus)}"
+    return text
 
 
 def _describe_kernels(kernels: dict[str, Any]) -> str:

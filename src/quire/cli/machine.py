@@ -64,6 +64,50 @@ def cores(root: Path = Path("/")) -> Cores:
     return Cores(installed, allowed, _cpu_quota(root))
 
 
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """CPUs with memory of their own: other nodes' is slower for them."""
+
+    cpus: int
+    memory: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What can compute a part of a model, or a copy of it."""
+
+    sockets: int
+    nodes: list[NumaNode]
+    gpus: list[str]  # names
+
+
+def devices(root: Path = Path("/")) -> Devices:
+    system = root / "sys/devices/system"
+    packages = {read(path).strip() for path in system.glob("cpu/cpu[0-9]*/topology/physical_package_id")}
+    nodes = [
+        NumaNode(_count(read(path / "cpulist")), _kilobytes(read(path / "meminfo"), "MemTotal:"))
+        for path in sorted(system.glob("node/node[0-9]*"))
+    ]
+    names = [_values(read(path)).get("Model", "unknown") for path in _gpu_files(root)]
+    return Devices(max(len(packages), 1), nodes, names)
+
+
+def _gpu_files(root: Path) -> list[Path]:
+    return sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+
+
+def _count(cpulist: str) -> int:
+    """CPUs of a list such as 0-3,8."""
+    ranges = [part.split("-") for part in cpulist.strip().split(",") if part]
+    return sum(int(each[-1]) - int(each[0]) + 1 for each in ranges)
+
+
+def _kilobytes(text: str, name: str) -> int:
+    """-> bytes"""
+    words = text.split()
+    return int(words[words.index(name) + 1]) * 1024 if name in words else 0
+
+
 def memory(root: Path = Path("/")) -> MachineMemory:
     total, available = _system_memory(root)
     limit, used = _memory_limit(root)

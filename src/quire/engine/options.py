@@ -183,6 +183,17 @@ class EngineOptions:
         "where `quire stage` listens on other machines: the addresses of all stages but the last, in order",
         metavar="HOST:PORT,...",
     )
+    data_parallel_size: int = option(
+        1,
+        "engines that each have the whole model, behind one address: a request goes where its prefix is cached, or "
+        "where there is least to do",
+    )
+    distributed_executor_backend: str = option(
+        "mp",
+        "where these engines run: processes of this machine (mp), or nodes of a Ray cluster (ray, needs quire[ray])",
+        choices=("mp", "ray"),
+        synonyms={"uni": "mp", "auto": "mp", "none": "mp"},
+    )
     generation_config: str = option(
         "auto",
         "where the defaults of sampling come from: auto is the model's own advice (generation_config.json, GGUF "
@@ -244,6 +255,11 @@ class EngineOptions:
     @property
     def num_stages(self) -> int:
         return len(self.stage_addresses) + 1 if self.stage_addresses else self.pipeline_parallel_size
+
+    @property
+    def is_group(self) -> bool:
+        """The model has several engines, or engines elsewhere."""
+        return self.data_parallel_size > 1 or self.distributed_executor_backend == "ray"
 
     @property
     def speculation(self) -> "SpecConfig | None":
@@ -347,6 +363,7 @@ JSON_OPTIONS = (
 )
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
 SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
+ENGINES = ("data_parallel_size", "distributed_executor_backend")  # the options of several engines
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
 
 
@@ -381,5 +398,6 @@ _MIN_VALUES = {
     "threads": 1,
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
     "gpu_memory_utilization": 0.01,
 }

@@ -237,7 +237,7 @@ class LocalExecutor:
     @property
     def _num_engines(self) -> int:
         """Engines that share the memory of this machine."""
-        return self.options.kv_transfer.parallel if self.options.kv_transfer else 1
+        return self.options.kv_transfer.parallel if self.options.kv_transfer else self.options.data_parallel_size
 
     def _gpu_room(self, spec: KVSpec) -> int:
         """Bytes that are free for the KV cache, measured by running a step, unless a size is given."""
