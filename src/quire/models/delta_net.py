@@ -12,6 +12,7 @@ import numpy as np
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ATTENTION
+from quire.models.constant_weights import ConstantVector
 from quire.models.loading import Linear, TensorSpec, TensorSpecs, Vector
 from quire.models.moe import MoeLayer
 from quire.ops.dequantize import dequantize
@@ -144,29 +145,14 @@ class DecayRate:
         return ops.vector(stored_floats(tensor.name, np.repeat(rates, self.repeats)))
 
 
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A vector that no checkpoint has."""
-
-    name: str
-    size: int
-    value: float
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        return iter(())
-
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        return ops.vector(stored_floats(self.name, np.full(self.size, self.value, np.float32)))
-
-
 def state_specs(s: DeltaShape, conv: ConvWeight, rates: TensorSpec, biases: Vector, norm: str) -> TensorSpecs:
     """What all families have beside their linear layers.
 
     q and k are normed to length 1, and q is divided by the root of its size: an RMS norm by a constant weight."""
     return {
         "conv": conv,
-        "q_norm": Constant("q_norm", s.key_dim, 1 / s.key_dim),
-        "k_norm": Constant("k_norm", s.key_dim, s.key_dim**-0.5),
+        "q_norm": ConstantVector(s.key_dim, 1 / s.key_dim),
+        "k_norm": ConstantVector(s.key_dim, s.key_dim**-0.5),
         "decay_rate": rates,
         "decay_bias": biases,
         "delta_norm": Vector(norm, s.value_dim),

@@ -4,6 +4,5 @@ from quire.ops.opset import Activation, OpSet, Value
 
 
 def mul_sigmoid(ops: OpSet, x: Value, gate: Value) -> Value:
-    """x [T, n] * sigmoid(gate [T, n]), where sigmoid(g) is (1 + tanh(g / 2)) / 2."""
-    tanh = ops.activate(ops.scale(gate, 0.5), Activation.TANH)
-    return ops.scale(ops.add(x, ops.mul(x, tanh)), 0.5)
+    """x [T, n] * sigmoid(gate [T, n])."""
+    return ops.mul(x, ops.activate(gate, Activation.SIGMOID))

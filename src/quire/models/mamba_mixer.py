@@ -11,11 +11,12 @@ import numpy as np
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.causal_conv import StoredConv
+from quire.models.constant_weights import Ones
 from quire.models.loading import Linear, TensorSpec, TensorSpecs, Vector
 from quire.models.mamba2_mixer import MAX_NUMBERS
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import MAX_CONV_TAPS, Activation, MambaWeights, OpSet, StateSpec, Value
-from quire.ops.tensors import StoredTensor, stored_floats
+from quire.ops.tensors import StoredTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +63,6 @@ class StoredMambaScan:
         a_log, skip = tensors
         rates = -np.exp(dequantize(a_log).reshape(self.channels, self.columns))
         return MambaWeights(ops.biases(np.ascontiguousarray(rates.T)), ops.vector(skip))
-
-
-@dataclass(frozen=True, slots=True)
-class Ones:
-    """The weight of a norm that has none stored."""
-
-    size: int
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        return iter(())
-
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        return ops.vector(stored_floats("ones", np.ones(self.size, np.float32)))
 
 
 def mixer_specs(m: MambaShape, hidden: int, name: str) -> TensorSpecs:
