@@ -55,6 +55,22 @@ def test_without_barriers_no_memory_is_reused():
     assert assign_offsets(uses, num_rows=4)[1] == 5 * 8 * 4
 
 
+def test_what_other_threads_read_for_logits_is_not_overwritten():
+    """x is normed for the rows of logits, whose threads are others than those of its rows, and then for a head."""
+    x, for_logits, for_head = (Storage(8) for _ in range(3))
+    uses = [
+        Use([], x, True),
+        Use([x], for_logits, False, any_rows=True),
+        Use([x], for_head, False, [x], any_rows=True),
+        Use([for_head], None, False),
+        Use([for_logits], None, True),
+    ]
+    logits_only = needed_for_logits(uses)
+    assert logits_only == {for_logits}
+    offsets, _ = assign_offsets(uses, 4, logits_only)
+    assert offsets[for_head] != offsets[x]
+
+
 def test_values_that_only_logits_depend_on():
     """x -> qkv -> (kv written, attention) -> out, added to x -> mlp -> logits, where the second layer is the last."""
     x, qkv1, mid, qkv2, attended, out, total = (Storage(8) for _ in range(7))

@@ -45,7 +45,16 @@ def assign_offsets(
 ) -> tuple[dict[Storage, int], int]:
     """-> the offset of every output, and the size of the arena in floats.
 
-    Values in `logits_only` have rows of logits, so they do not overwrite values of all tokens in place."""
+    Values in `logits_only` have rows of logits, so they do not overwrite values of all tokens in place. Threads divide
+    them otherwise: what they are computed from is read by other threads than wrote it, and is not overwritten in place
+    either."""
+    read_across = {
+        storage
+        for index, use in enumerate(uses)
+        if use.output in logits_only or index == len(uses) - 1
+        for storage in use.inputs
+        if storage not in logits_only
+    }
     last_use = {storage: index for index, use in enumerate(uses) for storage in (*use.inputs, use.output) if storage}
     offsets: dict[Storage, int] = {}
     arena = _Arena()
@@ -64,7 +73,9 @@ def assign_offsets(
             alike = (
                 s
                 for s in use.in_place
-                if s.columns == use.output.columns and (s in logits_only) == (use.output in logits_only)
+                if s.columns == use.output.columns
+                and (s in logits_only) == (use.output in logits_only)
+                and s not in read_across
             )
             reused = next((s for s in alike if s in dying), None)
             if reused is not None:
