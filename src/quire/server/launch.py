@@ -16,6 +16,7 @@ from quire.client.service import Models
 from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions, named_values
 from quire.hub import model_name
+from quire.server import heap
 from quire.server.http.listen import open_listener
 from quire.server.http.tcp_socket import allow_open_files
 from quire.server.observe.metrics import Metrics
@@ -34,6 +35,7 @@ def launch(
     `on_ready` gets the address; `spawned` is an engine process that was started early."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the server tokenizes in threads of its own
     allow_open_files()
+    heap.share()
     _run(_main(engine, server, on_ready, spawned))
 
 
