@@ -168,8 +168,9 @@ def test_streams_go_on_when_a_rank_is_killed(tiny_model: Path) -> None:
 def test_what_ranks_cannot_do_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"tensor_parallel_size is 7, and the model has 6 attention heads.*\n.*1 to 6"):
         LLM(tiny_model, tensor_parallel_size=7)
-    with pytest.raises(Unsupported, match=r"not kept on disk.*\n.*kv_disk_path"):
-        LLM(tiny_model, tensor_parallel_size=2, kv_disk_path=str(tmp_path))
+    transfer = '{"kv_role": "kv_consumer", "kv_ip": "127.0.0.1", "kv_port": 9}'
+    with pytest.raises(Unsupported, match=r"not sent to other engines.*\n.*tensor_parallel_size"):
+        LLM(tiny_model, tensor_parallel_size=2, kv_transfer_config=transfer)
     with pytest.raises(BadRequest, match="tensor_parallel_size is 0"):
         LLM(tiny_model, tensor_parallel_size=0)
     assert not followers(os.getpid())

@@ -174,6 +174,9 @@ class EngineOptions:
     tensor_parallel_size: int = option(
         1, "processes that compute the model together, each with a part of every matrix; on a CPU"
     )
+    enable_expert_parallel: bool = option(
+        False, "each of these processes has whole experts of a MoE model, instead of a part of every expert"
+    )
     generation_config: str = option(
         "auto",
         "where the defaults of sampling come from: auto is the model's own advice (generation_config.json, GGUF "

@@ -7,14 +7,20 @@ from typing import Any, Literal
 import numpy as np
 
 from quire.core.encode_request import EncodeInput
-from quire.models.config import EncoderConfig
+from quire.models.config import EncoderConfig, ModelConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import Float32, OpSet, StepBatch
+from quire.ops.opset import Float32, KVSpec, OpSet, StepBatch
 from quire.runtime.kv import kv_spec
 
 BLOCK_SIZE = 16
 
 Wanted = Literal["first", "last", "all"]  # tokens of a text
+
+
+def encoder_spec(config: ModelConfig, kv_dtype: str = "auto") -> KVSpec:
+    """Of the pages of a decoder; an encoder has none."""
+    layers = 0 if isinstance(config, EncoderConfig) else config.kv_layers
+    return replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers)
 
 
 class EncoderRunner:
@@ -34,11 +40,8 @@ class EncoderRunner:
         self._step_tokens, self._max_rows, self._max_model_len = max_tokens, max_rows, max_model_len
         self._kinds = config.segments if isinstance(config, EncoderConfig) else 1
         self._max_position = config.max_position
-        layers = 0 if isinstance(config, EncoderConfig) else config.kv_layers
         step_tokens = max(max_tokens, max_model_len)
-        cache = ops.new_cache(
-            replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers), -(-step_tokens // BLOCK_SIZE) + max_rows
-        )
+        cache = ops.new_cache(encoder_spec(config, kv_dtype), -(-step_tokens // BLOCK_SIZE) + max_rows)
         self._program = ops.compile(model.forward, cache, step_tokens, max_rows, max_model_len)
 
     def run(self, texts: Sequence[EncodeInput], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:

@@ -16,11 +16,13 @@ from typing import Any
 
 from quire.core.errors import QuireError
 from quire.executors.options import ExecutorOptions
+from quire.executors.ranks.encoder import RankEncoder
 from quire.executors.ranks.messages import (
     AllocateRank,
     FromRank,
     LoadRankAdapter,
     MoveBlocks,
+    PutHiddenStates,
     PutRankAdapter,
     RankFailed,
     RankLoaded,
@@ -44,18 +46,43 @@ from quire.runtime.kv import KVSize
 class FollowerOps(RankOps):
     """Keeps what rank 0 calls by number."""
 
-    def __init__(self, ops: Any, index: Any) -> None:
-        super().__init__(ops, index)
+    def __init__(self, ops: Any, index: Any, expert_parallel: bool = False) -> None:
+        super().__init__(ops, index, expert_parallel)
         self.caches: list[RankCache] = []
         self.programs: list[Any] = []
+        self.hidden_states: list[Any] = []
+        self._moves = ops.group.counters()
 
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> RankCache:
-        self.caches.append(super().new_cache(spec, num_blocks, num_host_blocks))
-        return self.caches[-1]
+        cache = super().new_cache(spec, num_blocks, num_host_blocks)
+        if num_host_blocks:
+            self.share_host_blocks(cache, num_host_blocks)
+        self.caches.append(cache)
+        return cache
+
+    def move_blocks(self, message: MoveBlocks) -> None:
+        assert message.how in ("copy", "swap_out", "swap_in", "move"), message.how
+        getattr(self.caches[message.cache], message.how)(message.pairs)
+        self._moves[self.index.rank] += 1
 
     def compile(self, *args: Any, **named: Any) -> Any:
         self.programs.append(super().compile(*args, **named))
         return self.programs[-1]
+
+    def new_hidden_states(self, num_rows: int, num_columns: int) -> Any:
+        self.hidden_states.append(self.backend.new_hidden_states(num_rows, num_columns))
+        return self.hidden_states[-1]
+
+
+class FollowerEncoder(RankEncoder):
+    ops_type = FollowerOps
+
+    def do(self, message: ToRank) -> FromRank | None:
+        if isinstance(message, StartRank):
+            return RankReady()
+        assert isinstance(message, RunStep), message
+        self._ops.programs[message.program].run(message.batch())
+        return None
 
 
 class FollowerExecutor(RankExecutor):
@@ -66,9 +93,11 @@ class FollowerExecutor(RankExecutor):
         match message:
             case RunStep():
                 self._ops.programs[message.program].run(message.batch())
-            case MoveBlocks(cache, how, pairs):
-                assert how in ("copy", "swap_out", "swap_in", "move"), how
-                getattr(self._ops.caches[cache], how)(pairs)
+            case MoveBlocks():
+                self._ops.move_blocks(message)
+            case PutHiddenStates(hidden, program):
+                rows, lines = message.places
+                self._ops.hidden_states[hidden].put(rows, self._ops.programs[program], lines)
             case PutRankAdapter(slot, key):
                 self.adapters.put(slot, key)
             case LoadRankAdapter(key, path):
@@ -92,12 +121,12 @@ def main(file: int, memory: int, rank: int, size: int, parent: int) -> int:
     group = RankGroup(memory, rank, size)
     group.native.start_heartbeat(parent)
     channel = Channel(socket.socket(fileno=file))
-    executor: FollowerExecutor | None = None
+    executor: FollowerExecutor | FollowerEncoder | None = None
     for message in _messages(channel):
-        if isinstance(message, StartRank):
-            executor = FollowerExecutor(message.path, ExecutorOptions(**message.options), group)  # type: ignore[arg-type]
-        assert executor is not None, message
         try:
+            if isinstance(message, StartRank):
+                executor = _new_executor(message, group)
+            assert executor is not None, message
             answer = executor.do(message)
         except native.RankLost:
             return 0  # rank 0 knows
@@ -106,6 +135,13 @@ def main(file: int, memory: int, rank: int, size: int, parent: int) -> int:
         if answer is not None:
             channel.send(encode(answer))
     return 0
+
+
+def _new_executor(start: StartRank, group: RankGroup) -> FollowerExecutor | FollowerEncoder:
+    options = ExecutorOptions(**{**start.options, "speculation": start.speculation})  # type: ignore[arg-type]
+    if start.encodes:
+        return FollowerEncoder(Path(start.path), options, group)
+    return FollowerExecutor(start.path, options, group)
 
 
 def _messages(channel: Channel) -> Iterator[ToRank]:
