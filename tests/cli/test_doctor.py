@@ -6,6 +6,7 @@ import pytest
 from quire.cli import machine
 from quire.cli import main as cli
 from quire.cli.fit import SHAPES, fits
+from quire.cli.topology import topology
 
 ARM = (
     "processor\t: 0\nFeatures\t: fp asimd asimdhp asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor: 1\n"
@@ -32,6 +33,7 @@ def test_json_has_all_parts(report: dict[str, object], tmp_path: Path) -> None:
         "vector_units",
         "kernels",
         "cores",
+        "devices",
         "memory",
         "cache",
         "models",
@@ -60,6 +62,23 @@ def write(root: Path, **files: str) -> None:
         path = root / name.replace("__", "/").replace("_DOT_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+
+
+def test_a_rank_for_each_numa_node_is_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 4, 5})
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information").write_text("Model: \t NVIDIA L4\nIRQ: 1\n")
+    for node, cpus in enumerate(("0-1,4", "2-3,5", "6-7")):
+        (tmp_path / f"sys/devices/system/node/node{node}").mkdir(parents=True)
+        (tmp_path / f"sys/devices/system/node/node{node}/cpulist").write_text(f"{cpus}\n")
+    for cpu in range(4):
+        (tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology").mkdir(parents=True)
+        (tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id").write_text(f"{cpu // 2}\n")
+    found = topology(tmp_path)
+    assert (found.sockets, found.nodes, found.gpus) == (2, (3, 2, 0), ("NVIDIA L4",))
+    assert found.advice == "-tp 2: a rank for each NUMA node"
+    alone = topology(tmp_path / "nothing")
+    assert (alone.nodes, alone.tensor_parallel_size, alone.gpus) == ((5,), 1, ())
 
 
 def test_a_container_s_limits_count(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from quire import __version__
 from quire.cli import machine
 from quire.cli.fit import BITS, CONTEXT, Fit, fits
 from quire.cli.parser import Parser
+from quire.cli.topology import topology
 from quire.hub import cache_dir, cached_models
 
 EXAMPLES = """\
@@ -32,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
 
 def examine() -> dict[str, Any]:
     cpuinfo = machine.read(Path("/proc/cpuinfo"))
-    cores, memory = machine.cores(), machine.memory()
+    cores, memory, devices = machine.cores(), machine.memory(), topology()
     return {
         "quire": __version__,
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -45,6 +46,13 @@ def examine() -> dict[str, Any]:
             "allowed": cores.allowed,
             "quota": cores.quota,
             "usable": cores.usable,
+        },
+        "devices": {
+            "sockets": devices.sockets,
+            "numa_nodes": [{"cpus": cpus} for cpus in devices.nodes],
+            "gpus": list(devices.gpus),
+            "tensor_parallel_size": devices.tensor_parallel_size,
+            "advice": devices.advice,
         },
         "memory": {"total": memory.total, "available": memory.available, "limit": memory.limit},
         "cache": str(cache_dir()),
@@ -66,12 +74,20 @@ def describe(report: dict[str, Any]) -> str:
         f"vectors   {' '.join(report['vector_units']) or 'unknown'}",
         f"kernels   {_describe_kernels(kernels)}",
         f"cores     {cores['usable']} usable ({cores['installed']} installed{limits})",
+        f"devices   {_describe_devices(report['devices'])}",
         f"memory    {memory['available'] / _GIB:.1f} GiB free of {memory['total'] / _GIB:.1f} GiB{container}",
         f"cache     {report['cache']}",
     ]
     lines += [f"  {model['bytes'] / 1e9:6.2f} GB  {model['name']}" for model in report["models"]]
     lines += ["", f"what fits (weights and a context of {CONTEXT} tokens, in GiB)", *_table(report["fits"])]
     return "\n".join(lines)
+
+
+def _describe_devices(devices: dict[str, Any]) -> str:
+    nodes, gpus = [node["cpus"] for node in devices["numa_nodes"]], devices["gpus"]
+    sockets = f"{devices['sockets']} socket{'s' if devices['sockets'] > 1 else ''}"
+    of_nodes = f"{len(nodes)} NUMA node{'s' if len(nodes) > 1 else ''} of {', '.join(map(str, nodes))} CPUs"
+    return f"{sockets}, {of_nodes}; {', '.join(gpus) or 'no GPU'}; {devices['advice']}"
 
 
 def _kernels() -> dict[str, Any]:
