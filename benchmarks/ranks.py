@@ -47,8 +47,8 @@ def exchange_step(group: RankGroup, rows: int) -> Callable[[], None]:
     shared = group.allocate(2 * 4 * (rows * COLUMNS + 64))
     tape = native.Tape(
         np.zeros(4096, np.uint8), num_blocks=1, num_layers=1, num_kv_heads=1, head_dim=8, block_size=8,
-        dtype="float32", latent=0, max_tokens=rows, arena_size=2 * rows * COLUMNS, num_threads=1, group=group.native,
-        shared=shared,
+        dtype="float32", latent=0, conv_layers=0, conv_rows=0, conv_channels=0, max_tokens=rows,
+        arena_size=2 * rows * COLUMNS, num_threads=1, group=group.native, shared=shared,
     )  # fmt: skip
     own = native.View(0, cut.count, cut.count, False)
     read = native.View(rows * COLUMNS, COLUMNS, COLUMNS, False)

@@ -7,8 +7,9 @@ Texts are drawn by the model itself; at each position its distribution p and the
 probability that both draw the same token:
 
 - greedy: the draft is the likeliest token of q
-- inverse CDF: one number u for both, and the token at which the running sum over ids passes u (how Quire samples)
-- race: one exponential number a token for both, and the token whose number divided by its probability is the least
+- inverse CDF: one number u for both, and the token at which the running sum over ids passes u
+- race: one exponential number a token for both, and the token whose number divided by its probability is the least (how
+  Quire samples)
 - maximal: the most that any way of drawing can reach, 1 - TV(p, q); rejection sampling accepts as often
 
 Nothing here depends on the speed of the machine."""

@@ -45,7 +45,7 @@ def params(max_tokens: int) -> SamplingParams:
 def first_token(model: str, disk: str | None, seed: int) -> dict[str, Any]:
     """In this process: the TTFT of a prefix, after a short prompt that warms the engine up."""
     llm = LLM(model, max_num_seqs=4, **({"kv_disk_path": disk} if disk else {}))
-    llm.generate([prompt(-1, 20)], params(2))
+    llm.generate([prompt(999, 20)], params(2))
     [output] = llm.generate([prompt(seed, PREFIX + 1)], params(4))
     assert output.metrics is not None and output.metrics.ttft is not None
     llm.engine.stop()

@@ -54,7 +54,7 @@ def first_token(llm: LLM, tokens: list[int]) -> tuple[float, int]:
 
 def from_host(llm: LLM, num_tokens: int, rounds: int) -> dict[str, Any]:
     computed, fetched, cached = [], [], 0
-    first_token(llm, prompt(-1, num_tokens + 1))  # kernels
+    first_token(llm, prompt(999, num_tokens + 1))  # kernels
     for seed in range(rounds):
         computed.append(first_token(llm, prompt(seed, num_tokens + 1))[0])
         first_token(llm, prompt(1000 + seed, num_tokens))  # evicts it

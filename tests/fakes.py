@@ -63,6 +63,7 @@ class FakeRow:
 def make_drafts_free(speculation: Speculation | None) -> None:
     """Let the cost models believe that every step takes the same time, and a draft none: nearly all of them pay."""
     assert speculation is not None, "the scheduler has no speculation"
+    speculation.budget._ahead = 0  # nor does a sequence lose a step while it waits for its drafts
     models = [(speculation.budget.step_cost, 1.0), *((quotas._draft_cost, 1e-6) for quotas in speculation._quotas)]
     for cost, seconds in models:
         for num_tokens in (1, 9, 100) * 20:
@@ -274,10 +275,12 @@ class FakeExecutor:
         store: FakeStore | None = None,
         peers: FakePrefillEngines | FakeDecodeEngines | None = None,
         has_states: bool = False,
+        num_slots: int = 0,
     ) -> None:
         """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`; with
         `trees`, more of them beside these. With `has_states` every block also holds, behind its slots, the hash of the
-        text up to the block's last token."""
+        text up to the block's last token. With `num_slots`, that hash is in state slots beside the blocks."""
+        self.slots: list[int | None] = [None] * num_slots
         self.store = store
         self._trees = trees
         # By step, what accepted drafts of trees have to move when the output is collected: (row, from, to) slots.
@@ -314,6 +317,7 @@ class FakeExecutor:
             ahead=self.ahead,
             window=self.window,
             has_states=self.has_states,
+            num_slots=len(self.slots),
         )
 
     def stop(self) -> None:
@@ -359,6 +363,7 @@ class FakeExecutor:
         for admission in plan.admitted:
             self._admit(admission)
         assert len({run.row for run in plan.runs}) == len(plan.runs), "a row runs twice in one step"
+        self._check_slots(plan)
         for run in plan.runs:
             self._write(run)
         for run in plan.runs:  # after all writes: sequences of one step may share what one of them computes
@@ -404,6 +409,8 @@ class FakeExecutor:
             self.blocks[row.table[block]][offset] = row.states[position]
         if self.has_states:
             self._continue_state(run, row)
+        if self.slots:
+            self._leave_states(run, row)
 
     def _continue_state(self, run: Run, row: FakeRow) -> None:
         """Runs are taken in their order: one may continue from what another before it has written in this step."""
@@ -414,6 +421,28 @@ class FakeExecutor:
         for position in range(run.start, end):
             if position == end - 1 or (position + 1) % self.block_size == 0:
                 self.blocks[row.table[position // self.block_size]][-1] = row.states[position]
+
+    def _leave_states(self, run: Run, row: FakeRow) -> None:
+        """Runs are taken in their order: one may start from a checkpoint that another before it has left."""
+        if run.start:
+            assert self.slots[run.state] == row.states[run.start - 1], f"{run} starts from the state of another text"
+        else:
+            assert run.state < 0, f"{run} starts from a state, and there is no text"
+        positions = [run.start, *(position for position, _ in run.states)]
+        assert positions == sorted(set(positions)) and positions[-1] == run.start + run.count, f"{run} leaves no state"
+        for position, slot in run.states:
+            self.slots[slot] = row.states[position - 1]
+
+    def _check_slots(self, plan: StepPlan) -> None:
+        """What one run leaves in a slot, only runs behind it may read."""
+        read: set[int] = set()
+        written: set[int] = set()
+        for run in plan.runs:
+            slots = {slot for _, slot in run.states}
+            assert not slots & written, f"{run} overwrites a state of this step"
+            assert not slots & read, f"{run} overwrites a state that another run starts from"
+            read.add(run.state)
+            written |= slots
 
     def _first_seen(self, position: int) -> int:
         return max(position - self.window + 1, 0) if self.window else 0
@@ -456,7 +485,7 @@ class FakeExecutor:
         for method, count in wanted.items():
             if proposed := self._propose(row, method, count):
                 tree = self._branch(proposed, row.states[-1]) if self._trees else DraftTree(proposed)
-                sampled.proposals.append(Proposal(method, tree.tokens, tree.parents))
+                sampled.proposals.append(Proposal(method, tree.tokens, tree.parents, tree.confidences))
         return moves
 
     def _slot(self, row: FakeRow, place: int) -> int:
@@ -474,7 +503,8 @@ class FakeExecutor:
             tree.tokens.append(token)
             tree.parents.append(parent)
             parent = len(tree.tokens) - 1
-        return DraftTree(tree.tokens, without_chain(tree.parents))
+        confidences = [0.5 + 0.4 * (mix(chance, node) % 100 / 100) for node in range(len(tree.tokens))]
+        return DraftTree(tree.tokens, without_chain(tree.parents), confidences)
 
     def _propose(self, row: FakeRow, method: str, count: int) -> list[int]:
         """Draft tokens: the next tokens with mistakes, all a function of the text."""

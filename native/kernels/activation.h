@@ -53,6 +53,7 @@ QUIRE_INLINE Floats activated(Floats x) {
     if constexpr (Kind == Activation::Relu) return max(zero, x);
     if constexpr (Kind == Activation::Tanh) return tanh(x);
     if constexpr (Kind == Activation::Elu) return max(zero, x) + (exp(clamp_max(x, 0.0f)) - splat(1.0f));
+    if constexpr (Kind == Activation::Sigmoid) return splat(1.0f) / (splat(1.0f) + exp(zero - x));
     if constexpr (Kind == Activation::ReluSquared) return max(zero, x) * max(zero, x);
     if constexpr (Kind == Activation::Gelu) {  // x P(x), or x - x P(-x) for x > 0: no cancellation in the far tail
         const Floats magnitude = max(zero - x, x);

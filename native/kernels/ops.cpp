@@ -13,7 +13,8 @@ namespace quire::QUIRE_ISA {
 void attend(const AttentionTile& tile);  // attention.cpp
 void attend_splits(const AttentionTile& tile, int64_t first, int64_t end, float* partials, int64_t split_stride);
 void merge_splits(const AttentionTile& tile, float* partials, int64_t num_splits, int64_t split_stride);
-int64_t total_weight(const float* x, int64_t n, const Softmax& softmax);  // softmax.cpp
+int64_t total_weight(const float* x, int64_t n, const Softmax& softmax);                                  // softmax.cpp
+int64_t find_racers(const float* x, int64_t first, int64_t end, const RaceBounds& bounds, int32_t* ids);  // race.cpp
 
 namespace {
 
@@ -95,10 +96,11 @@ void activate_and_mul_with(const float* x, int64_t n, float* out) {
                    activated<Kind>(load_part(gate + whole, rest)) * factor_of<Kind>(load_part(up + whole, rest)), rest);
 }
 
-#define QUIRE_EACH_ACTIVATION(function)                                                                \
-    {function<Activation::Silu>, function<Activation::Gelu>,          function<Activation::GeluTanh>,  \
-     function<Activation::Relu>, function<Activation::ReluSquared>,   function<Activation::QuickGelu>, \
-     function<Activation::Tanh>, function<Activation::ClampedSwiglu>, function<Activation::Elu>}
+#define QUIRE_EACH_ACTIVATION(function)                                                                  \
+    {function<Activation::Silu>,   function<Activation::Gelu>,          function<Activation::GeluTanh>,  \
+     function<Activation::Relu>,   function<Activation::ReluSquared>,   function<Activation::QuickGelu>, \
+     function<Activation::Tanh>,   function<Activation::ClampedSwiglu>, function<Activation::Elu>,       \
+     function<Activation::Sigmoid>}
 
 void activate(Activation kind, const float* x, int64_t n, float* out) {
     static constexpr void (*kKernels[kNumActivations])(const float*, int64_t, float*) =
@@ -261,7 +263,7 @@ extern const OpKernels op_kernels;
 const OpKernels op_kernels = {
     rms_norm,     layer_norm, rope_angles,   rope,         activate,     activate_and_mul, add,
     mul,          scale,      clamp,         add_scaled,   soft_cap,     causal_conv,      write_kv,
-    write_latent, attend,     attend_splits, merge_splits, total_weight,
+    write_latent, attend,     attend_splits, merge_splits, total_weight, find_racers,
 };
 
 }  // namespace quire::QUIRE_ISA

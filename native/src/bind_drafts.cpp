@@ -46,4 +46,15 @@ void bind_drafts(nb::module_& m) {
         "own"_a, "shared"_a.none(), "max_tokens"_a, "max_length"_a, "drafts_per_token"_a, "min_probability"_a,
         "Tokens that may follow the own text: the likeliest continuation of its last tokens, where these stood "
         "before.");
+    m.def(
+        "suffix_tree",
+        [](const quire::TokenHistory& own, const quire::TokenHistory* shared, int64_t max_nodes, int64_t max_tokens,
+           int64_t max_length, double drafts_per_token, double min_probability) {
+            auto tree =
+                quire::suffix_tree(own, shared, max_nodes, {max_tokens, max_length, drafts_per_token, min_probability});
+            return nb::make_tuple(tree.tokens, tree.parents, tree.confidences);
+        },
+        "own"_a, "shared"_a.none(), "max_nodes"_a, "max_tokens"_a, "max_length"_a, "drafts_per_token"_a,
+        "min_probability"_a,
+        "-> (tokens, parents, confidences): the likeliest continuations as a tree, at most `max_tokens` deep.");
 }

@@ -22,6 +22,8 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+void bind_scans(nb::class_<quire::Tape>& tape);  // bind_scans.cpp
+
 namespace {
 
 using quire::Tape;
@@ -34,6 +36,7 @@ using Bytes1 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tables = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
 using Words = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using HiddenStates = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using States = nb::ndarray<const int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 using Matrices = std::vector<const quire::Matrix*>;
 using ExpertMatrices = std::vector<Matrices>;
 
@@ -85,7 +88,7 @@ quire::Activation activation(int kind) {
 void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
          Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
          std::optional<Ints> adapters, std::optional<Ints> source_lens, std::optional<Tables> source_tables,
-         std::optional<Words> ancestors, std::optional<Ints> hidden_rows) {
+         std::optional<Words> ancestors, std::optional<Ints> hidden_rows, std::optional<States> states) {
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
     const auto expect = [](const char* what, size_t size, size_t expected) {
         if (size != expected)
@@ -129,7 +132,9 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
                            logits.data(),
                            adapters ? adapters->data() : nullptr,
                            ancestors ? reinterpret_cast<const uint64_t*>(ancestors->data()) : nullptr,
-                           hidden_rows ? hidden_rows->data() : nullptr};
+                           hidden_rows ? hidden_rows->data() : nullptr,
+                           states ? reinterpret_cast<const quire::Segment*>(states->data()) : nullptr,
+                           states ? int64_t(states->shape(0)) : 0};
     nb::gil_scoped_release release;
     tape.run(step);
 }
@@ -191,8 +196,9 @@ void bind_tape(nb::module_& m) {
              "Parts (B, first output, first row of A, scale). Not while a tape runs. The caller keeps the matrices "
              "alive.");
 
-    nb::class_<Tape>(m, "Tape", "A recorded forward pass.")
-        .def(
+    nb::class_<Tape> tape(m, "Tape", "A recorded forward pass.");
+    bind_scans(tape);
+    tape.def(
             "__init__",
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
                int64_t num_layers, int64_t num_kv_heads, int64_t head_dim, int64_t block_size, const std::string& dtype,
@@ -240,10 +246,11 @@ void bind_tape(nb::module_& m) {
             "first_row"_a = 0, "total_rows"_a.none() = nb::none())
         .def(
             "rms_norm",
-            [](Tape& t, View x, Floats weight, float eps, View out) {
-                t.add(quire::RmsNorm{x, weight.data(), int64_t(weight.size()), eps, out});
+            [](Tape& t, View x, Floats weight, float eps, View out, int64_t groups) {
+                const int64_t size = int64_t(weight.size());
+                t.add(quire::RmsNorm{x, weight.data(), size, size / groups, eps, out});
             },
-            "x"_a, "weight"_a.noconvert(), "eps"_a, "out"_a)
+            "x"_a, "weight"_a.noconvert(), "eps"_a, "out"_a, "groups"_a = 1)
         .def(
             "layer_norm",
             [](Tape& t, View x, std::optional<Floats> weight, std::optional<Floats> bias, float eps, int64_t groups,
@@ -337,10 +344,11 @@ void bind_tape(nb::module_& m) {
             [](Tape& t, View x, View logits, const ExpertMatrices& gate_up, const ExpertMatrices& down,
                std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid,
                bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
-               std::optional<Floats> correction, int kind, View out, std::optional<View> hidden, int64_t first_hidden,
-               std::optional<View> outputs, int64_t first_expert) {
+               std::optional<Floats> correction, bool weigh_inputs, int kind, View out, std::optional<View> hidden,
+               int64_t first_hidden, std::optional<View> outputs, int64_t first_expert) {
                 const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
-                                             num_groups,     top_groups, group_best, near,        data_of(correction)};
+                                             num_groups,     top_groups, group_best, near,        data_of(correction),
+                                             weigh_inputs};
                 if (first_expert < 0 || first_expert + int64_t(gate_up.size()) > logits.columns)
                     throw std::invalid_argument("experts beyond the router's");
                 t.add(quire::Moe{x, logits, routing, experts(gate_up, gate_up_biases, first_expert),
@@ -349,8 +357,9 @@ void bind_tape(nb::module_& m) {
             },
             "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "gate_up_biases"_a.none().noconvert(),
             "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
-            "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "kind"_a, "out"_a,
-            "hidden"_a.none() = nb::none(), "first_hidden"_a = 0, "outputs"_a.none() = nb::none(), "first_expert"_a = 0)
+            "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "weigh_inputs"_a = false,
+            "kind"_a, "out"_a, "hidden"_a.none() = nb::none(), "first_hidden"_a = 0, "outputs"_a.none() = nb::none(),
+            "first_expert"_a = 0)
         .def(
             "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,
             "gate"_a, "out"_a)
@@ -359,8 +368,10 @@ void bind_tape(nb::module_& m) {
             "factor"_a, "out"_a)
         .def(
             "scale_by_position",
-            [](Tape& t, View x, float growth, float length) { t.add(quire::ScaleByPosition{x, growth, length}); },
-            "x"_a, "growth"_a, "length"_a)
+            [](Tape& t, View x, float growth, float length, float offset) {
+                t.add(quire::ScaleByPosition{x, growth, length, offset});
+            },
+            "x"_a, "growth"_a, "length"_a, "offset"_a)
         .def(
             "clamp", [](Tape& t, View x, float limit, View out) { t.add(quire::Clamp{x, limit, out}); }, "x"_a,
             "limit"_a, "out"_a)
@@ -406,5 +417,6 @@ void bind_tape(nb::module_& m) {
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
              "source_lens"_a.none().noconvert() = nb::none(), "source_tables"_a.none().noconvert() = nb::none(),
              "ancestors"_a.none().noconvert() = nb::none(), "hidden_rows"_a.none().noconvert() = nb::none(),
+             "states"_a.none().noconvert() = nb::none(),
              "Run one step. ValueError if it refers to a token, slot or block that does not exist.");
 }

@@ -11,6 +11,7 @@
 
 #include "matrix.h"
 #include "ops.h"
+#include "scan.h"
 #include "search.h"
 
 namespace quire {
@@ -21,6 +22,7 @@ struct Kernels {
     const MatrixKernels& matrix;  // native/kernels/matrix.cpp
     const OpKernels& ops;         // native/kernels/ops.cpp
     const SearchKernels& search;  // native/kernels/search.cpp
+    const ScanKernels& scan;      // native/kernels/scan.cpp
 };
 
 // The best table this CPU can run, or the one chosen with use_isa.

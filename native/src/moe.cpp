@@ -60,6 +60,7 @@ void MoeRunner::reserve(const Routing& routing, const Experts& gate_up, const Ex
         for (const Segments& segments : experts->matrices) num_segments += segments.size();
     }
     reordered_.reserve(num_threads * reordered_stride_);
+    if (routing.weigh_inputs) weighed_.reserve(num_threads * reordered_stride_);
     if (counters_.size() < num_segments * num_threads)
         counters_ = std::vector<std::atomic<int64_t>>(num_segments * num_threads);
 }
@@ -77,8 +78,16 @@ void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Expert
     if (pool.thread == 0) sort_routes(routing, num_rows);
     pool.barrier();
     const Range routes = own_routes(gate_up, pool);
-    for (int64_t position = routes.first; position < routes.last; ++position)
-        prepare(gate_up, position, x.at(routes_.get()[position] / top_k), pool.thread);
+    for (int64_t position = routes.first; position < routes.last; ++position) {
+        const int64_t route = routes_.get()[position];
+        const float* row = x.at(route / top_k);
+        if (routing.weigh_inputs) {
+            float* weighed = weighed_.get() + pool.thread * reordered_stride_;
+            ops.scale(row, weights_.get()[route], gate_up.num_inputs, weighed);
+            row = weighed;
+        }
+        prepare(gate_up, position, row, pool.thread);
+    }
     pool.barrier();
     size_t num_segments = 0;
     for (const Segments& segments : gate_up.matrices) num_segments += segments.size();
@@ -88,10 +97,15 @@ void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Expert
         return shared.hidden ? shared.hidden + position * down.num_inputs
                              : hidden_.get() + position * gate_up.num_outputs;
     };
+    const bool is_gated = shared.hidden || gate_up.num_outputs != down.num_inputs;
     for (int64_t position = routes.first; position < routes.last; ++position) {
         float* hidden = hidden_.get() + position * gate_up.num_outputs;
         add_bias(gate_up, position, hidden);
-        ops.activate_and_mul(activation, hidden, gate_up.num_outputs / 2, activated(position) + shared.first_hidden);
+        if (is_gated)
+            ops.activate_and_mul(activation, hidden, gate_up.num_outputs / 2,
+                                 activated(position) + shared.first_hidden);
+        else
+            ops.activate(activation, hidden, gate_up.num_outputs, activated(position));
         if (!shared.hidden) prepare(down, position, hidden, pool.thread);
     }
     if (shared.hidden) {
@@ -113,7 +127,8 @@ void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Expert
         for (int64_t route = r * top_k; route < (r + 1) * top_k; ++route) {
             float* output = outputs + positions_.get()[route] * down.num_outputs;
             if (!shared.outputs) add_bias(down, positions_.get()[route], output);
-            ops.add_scaled(output, weights_.get()[route], down.num_outputs, out.at(r));
+            const float weight = routing.weigh_inputs ? 1.0f : weights_.get()[route];
+            ops.add_scaled(output, weight, down.num_outputs, out.at(r));
         }
     }
 }

@@ -58,9 +58,11 @@ class MoeRunner {
     void reserve(const Routing& routing, const Experts& gate_up, const Experts& down, int64_t max_rows,
                  int num_threads);
 
-    // out[r] = sum over j of weight[r, j] * down(activate_and_mul(gate_up(x[r]))) of expert ids[r, j], in the order of
-    // j. All threads of the pool call this at once. A thread reads its own rows of x and logits, then (after a barrier)
-    // other rows of x, and (after another barrier) writes its own rows of out.
+    // out[r] = sum over j of weight[r, j] * down(activate_and_mul(gate_up(x[r]))), or of down(activate(gate_up(x[r])))
+    // where gate_up has as many outputs as down has inputs, of expert ids[r, j], in the order of j. Where the routing
+    // weighs inputs, x[r] is multiplied by weight[r, j], and not the output. All threads of the pool call this at once.
+    // A thread reads its own rows of x and logits, then (after a barrier) other rows of x, and (after another barrier)
+    // writes its own rows of out.
     void run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
              Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
              const SharedRoutes& shared);
@@ -90,6 +92,7 @@ class MoeRunner {
     Prepared prepared_;
     Outliers outliers_;
     Buffer<float> reordered_;  // [threads, reordered_stride_] a row in the input order of an expert
+    Buffer<float> weighed_;    // [threads, reordered_stride_] a row times its weight
     int64_t reordered_stride_ = 0;
     Buffer<float> hidden_;                        // [routes, 2 * inner]
     Buffer<float> expert_outputs_;                // [routes, columns]

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "race.h"
 #include "softmax.h"
 
 namespace quire {
@@ -124,10 +125,17 @@ constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
 }
 
 // As in ops/opset.py.
-enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu, Tanh, ClampedSwiglu, Elu };
-constexpr int kNumActivations = int(Activation::Elu) + 1;
+enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu, Tanh, ClampedSwiglu, Elu, Sigmoid };
+constexpr int kNumActivations = int(Activation::Sigmoid) + 1;
 
 constexpr int64_t kMaxTaps = 16;  // of a causal convolution
+
+// A token may win a race if half of its upper bits is at most scale * exp(distance) + offset.
+struct RaceBounds {
+    Race race;
+    float max_logit, inverse_temperature;  // of its Softmax
+    float scale, offset;
+};
 
 struct OpKernels {
     // out = x / sqrt(mean(x * x) + eps) * weight, [n] each. Squares are summed in lanes (column mod kLanes), then the
@@ -174,6 +182,8 @@ struct OpKernels {
     void (*merge_splits)(const AttentionTile& tile, float* partials, int64_t num_splits, int64_t split_stride);
     // The sum of softmax.weight over x [n]. The same in every table.
     int64_t (*total_weight)(const float* x, int64_t n, const Softmax& softmax);
+    // Writes the tokens [first, end) of x that may win a race, and some others, to `ids`. Returns how many.
+    int64_t (*find_racers)(const float* x, int64_t first, int64_t end, const RaceBounds& bounds, int32_t* ids);
 };
 
 }  // namespace quire

@@ -49,8 +49,7 @@ void PagedAttention::run_tokens(const Attention& op, std::atomic<int64_t>& count
     const Pages& pages = tape_.pages_;
     const int64_t num = num_runs(op), num_heads = pages.num_kv_heads;
     const auto first_block = [&](const Run& run, int64_t kv_head) {
-        const int64_t seen = op.window ? std::max<int64_t>(0, run.context - op.window) : 0;
-        const int32_t* block = run.block_table + seen / pages.block_size;
+        const int32_t* block = run.block_table + first_seen(op, run.context - 1) / pages.block_size;
         return KVPrefetch(pages, op.layer, kv_head, block, block + 1);
     };
     for (int64_t i = pool_.thread; i < num;) {
@@ -178,7 +177,7 @@ AttentionTile PagedAttention::tile_at(const Attention& op, const Run& run, int64
         tile.slope[i] = op.slopes ? op.slopes[head] : 0.0f;
         tile.sink[i] = op.sinks ? op.sinks[head] : 0.0f;
         tile.bias[i] = op.biases ? op.biases + head * (2 * op.reach + 1) + op.reach : nullptr;
-        tile.first[i] = int32_t(op.window ? std::max<int64_t>(0, position - op.window + 1) : 0);
+        tile.first[i] = int32_t(first_seen(op, position));
     }
     if (run.branch) tape_.draft_trees_.read_tail(*run.branch, run.block_table, pool_.thread, tile);
     return tile;

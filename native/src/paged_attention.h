@@ -59,6 +59,12 @@ class PagedAttention {
         return op.of_source ? run.context - 1 : run.context - run.count + token;
     }
 
+    // The first position that a token at `position` sees.
+    static int64_t first_seen(const Attention& op, int64_t position) {
+        if (op.window < 0) return position - position % -op.window;
+        return op.window ? std::max<int64_t>(0, position - op.window + 1) : 0;
+    }
+
     // visit(run, KV head, first query, number of splits) for every tile of the step, in the same order in all threads.
     template <class Visit>
     void each_tile(const Attention& op, const Visit& visit) const;

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 
+#include "race.h"
+
 namespace quire {
 
 inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<uint32_t, 2> key) {
@@ -16,17 +18,16 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> c, std::array<
     return c;
 }
 
-// Twice 53 random bits for the token at `position` (in the whole sequence, prompt included) of one completion of a
-// request. Divided by 2^53, they are uniform in [0, 1).
+// The random bits of the token at `position` (in the whole sequence, prompt included) of one completion of a request.
 struct RandomBits {
-    uint64_t uniform;  // samples the token
-    uint64_t further;  // for XTC
+    Race race;         // samples the token
+    uint64_t further;  // 53 bits for XTC: divided by 2^53, they are uniform in [0, 1)
 };
 
 inline RandomBits random_bits(uint64_t seed, uint64_t position, uint32_t sample) {
     const auto words =
         philox4x32({uint32_t(position), uint32_t(position >> 32), sample, 0}, {uint32_t(seed), uint32_t(seed >> 32)});
-    return {(uint64_t{words[1]} << 32 | words[0]) >> 11, (uint64_t{words[3]} << 32 | words[2]) >> 11};
+    return {{words[0], words[1]}, (uint64_t{words[3]} << 32 | words[2]) >> 11};
 }
 
 // For watermarks: the random words of 4 * kPhiloxLanes consecutive tokens after the token `before`, from the counters

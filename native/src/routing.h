@@ -15,6 +15,7 @@ struct Routing {
     int64_t group_best;       // the score of a group is the sum of its 1 or 2 best experts
     float near;               // 0: weights are scores; see Routing.near in ops/opset.py
     const float* correction;  // [num_experts], or null
+    bool weigh_inputs;        // weights multiply the inputs of experts instead of their outputs
 };
 
 // Scratch floats of select_experts.

@@ -259,12 +259,12 @@ int32_t Sampler::sample_token(Row& row, const float* x, float max_logit, Scratch
                 break;
         }
     }
-    if (params.mirostat.version == 0) return survivors.pick(random.uniform);
+    if (params.mirostat.version == 0) return survivors.pick(random.race);
     if (params.mirostat.version == 1)
         survivors.mirostat_1(row.mu);
     else
         survivors.mirostat_2(row.mu);
-    const PickedToken picked = survivors.pick_with_surprise(random.uniform);
+    const PickedToken picked = survivors.pick_with_surprise(random.race);
     row.mu -= params.mirostat.eta * (picked.surprise - params.mirostat.tau);
     return picked.id;
 }

@@ -268,17 +268,16 @@ void Survivors::mirostat_2(double mu) {
     drop_if(candidates_, [&](const Candidate& c) { return double(c.weight) < min_weight || c.weight == 0; });
 }
 
-int32_t Survivors::pick(uint64_t uniform_bits) {
-    if (!listed_) return pick_weighted(x_, vocab_, softmax_, uniform_bits);
-    const uint64_t all = uint64_t(sum_weights(candidates_));
-    for (Candidate& c : candidates_) c.key = c.id;
-    const int64_t below = int64_t((unsigned __int128)uniform_bits * all >> 53);  // < all
-    return candidates_[select_mass(candidates_, below + 1) - 1].id;
+int32_t Survivors::pick(const Race& race) {
+    if (!listed_) return pick_winner(x_, vocab_, softmax_, softmax_.weight(max_logit_), race);
+    RaceLeader leader(race, std::numeric_limits<double>::infinity());
+    for (const Candidate& c : candidates_) leader.enter(c.id, c.weight);
+    return leader.id();
 }
 
-PickedToken Survivors::pick_with_surprise(uint64_t uniform_bits) {
+PickedToken Survivors::pick_with_surprise(const Race& race) {
     const double all = double(total());
-    const int32_t id = pick(uniform_bits);
+    const int32_t id = pick(race);
     return {id, std::log2(all / double(softmax_.weight(x_[id])))};
 }
 

@@ -38,8 +38,8 @@ class Survivors {
     void mirostat_1(double mu);
     void mirostat_2(double mu);
 
-    int32_t pick(uint64_t uniform_bits);
-    PickedToken pick_with_surprise(uint64_t uniform_bits);
+    int32_t pick(const Race& race);
+    PickedToken pick_with_surprise(const Race& race);
 
  private:
     float max_logit() const;

@@ -139,6 +139,7 @@ void Tape::check(const Step& s) const {
     if (reads_hidden_ && !s.hidden_rows)
         throw std::invalid_argument("the program reads hidden states: give hidden_rows");
     if (reads_hidden_) within("hidden_rows", s.hidden_rows, s.num_tokens, num_hidden_);
+    check_segments(s);
     for (int64_t i = 0; s.adapters && i < s.num_tokens; ++i)
         if (s.adapters[i] != -1) within("adapters", s.adapters + i, 1, num_adapters_);
     if (s.seq_starts[0] != 0 || s.seq_starts[s.num_seqs] != s.num_tokens)
@@ -164,6 +165,24 @@ void Tape::check(const Step& s) const {
         within("source_tables", s.source_tables + seq * s.source_stride, ceil_div(length, pages_.block_size),
                pages_.num_blocks);
     }
+}
+
+void Tape::check_segments(const Step& s) const {
+    if (states_.num_slots == 0) return;
+    int64_t end = 0;
+    for (int64_t i = 0; i < s.num_segments; ++i) {
+        const Segment& segment = s.segments[i];
+        if (segment.end < end || segment.source >= states_.num_slots || segment.target < 0 ||
+            segment.target >= states_.num_slots)
+            throw std::invalid_argument("segment " + std::to_string(i) + " ends at token " +
+                                        std::to_string(segment.end) + ", from slot " + std::to_string(segment.source) +
+                                        " to slot " + std::to_string(segment.target) + " of " +
+                                        std::to_string(states_.num_slots));
+        end = segment.end;
+    }
+    if (end != s.num_tokens)
+        throw std::invalid_argument("the segments end at token " + std::to_string(end) + " of " +
+                                    std::to_string(s.num_tokens));
 }
 
 }  // namespace quire

@@ -13,10 +13,12 @@
 
 #include "buffer.h"
 #include "causal_conv.h"
+#include "delta_rule.h"
 #include "dequantize.h"
 #include "draft_trees.h"
 #include "kernels.h"
 #include "lora.h"
+#include "mamba.h"
 #include "moe.h"
 #include "outliers.h"
 #include "rank_group.h"
@@ -50,6 +52,8 @@ struct Step {
     const int32_t* adapters;     // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
     const uint64_t* ancestors;   // [num_tokens] which tokens of its sequence and step a token sees; null: no tree
     const int32_t* hidden_rows;  // [num_tokens] the row of the hidden states that each token reads, or null
+    const Segment* segments;     // [num_segments] of the tokens, if the tape has states
+    int64_t num_segments;
 };
 
 // A weight matrix: segments stacked along the outputs, each with its own layout.
@@ -81,6 +85,7 @@ struct HiddenRows {
 struct RmsNorm {
     View x;
     const float* weight;
+    int64_t weight_size;
     int64_t size;  // columns that are normalized together
     float eps;
     View out;
@@ -129,7 +134,7 @@ struct Attention {
     View q, q_rope;  // q_rope: the rope part of every query if the pages are latent, else empty
     int64_t layer;
     float scale;
-    int64_t window;       // 0: all positions before
+    int64_t window;       // 0: all positions before; below zero: those of the position's chunk of -window
     float softcap;        // 0: none
     const float* slopes;  // [heads], or null
     const float* sinks;   // [heads], or null
@@ -182,9 +187,9 @@ struct Scale {
     float factor;
     View out;
 };
-struct ScaleByPosition {  // in place, by 1 + growth * log(1 + floor(position / length))
+struct ScaleByPosition {  // in place, by 1 + growth * log(1 + floor((position + offset) / length))
     View x;
-    float growth, length;
+    float growth, length, offset;
 };
 struct Clamp {
     View x;
@@ -201,6 +206,34 @@ struct CausalConv {
     View x;
     ConvWeights weights;
     int64_t layer;  // among the convolutions
+    View out;
+};
+struct Mamba2Scan {
+    View x, dt, b, c;
+    Mamba2Weights weights;
+    int64_t groups;
+    int64_t layer;  // among those with states
+    View out;
+};
+struct MambaScan {
+    View x, dt, b, c;
+    MambaWeights weights;
+    int64_t layer;
+    View out;
+};
+struct Decay {
+    View x;
+    const float *bias, *rate;  // [columns]
+    View out;
+};
+struct DeltaRule {
+    View q, k, v;
+    View decay;           // [heads], or [heads * key_dim]; empty: `decays` [heads] for all tokens
+    const float* decays;  // or null
+    View beta;            // [heads]; empty: values are added as they are
+    int64_t heads, key_dim;
+    bool tiled;     // heads take the key heads in turn; else neighbours share one
+    int64_t layer;  // among those with states
     View out;
 };
 struct Logits {
@@ -221,10 +254,10 @@ struct CopyColumns {
 };
 struct RankBarrier {};  // all ranks wait for each other
 
-using Op =
-    std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
-                 WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe, MulSigmoid, Scale,
-                 ScaleByPosition, Clamp, Add, Mul, CausalConv, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
+using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
+                        WriteKV, WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
+                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Decay,
+                        DeltaRule, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -249,6 +282,9 @@ class Tape {
 
     void add(Op op);
 
+    // Recurrent states are there, from now on.
+    void use_states(const States& states) { states_ = states; }
+
     // Throws std::invalid_argument if the step refers to a token, slot or block that does not exist, and RankLost if
     // another rank is gone.
     void run(const Step& step);
@@ -258,6 +294,7 @@ class Tape {
     friend class PagedAttention;
 
     void check(const Step& step) const;
+    void check_segments(const Step& step) const;
     void find_shared_prefixes(const Step& step);
     void execute(const Step& step, const ThreadPool& pool);  // runs in every thread: tape_executor.cpp
     int64_t add_counters(size_t count);                      // returns the first one's index
@@ -269,6 +306,7 @@ class Tape {
     }
 
     Pages pages_;
+    States states_;
     int64_t max_tokens_;
     int num_threads_;
     RankGroup* const ranks_;

@@ -16,9 +16,12 @@ constexpr int64_t kMinDividedRows = 16;  // of a matmul, for ranks to quantize t
 // An op reads, or writes, its own rows if every thread touches only its share of the rows. (Pages are written by rows
 // too: only attention reads them, after a barrier.)
 template <class T>
+constexpr bool kScans = std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> ||
+                        std::is_same_v<T, MambaScan> || std::is_same_v<T, DeltaRule>;
+template <class T>
 constexpr bool kReadsOwnRows =
-    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !std::is_same_v<T, CausalConv> &&
-    !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
+    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> && !std::is_same_v<T, Logits> &&
+    !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
 template <class T>
 constexpr bool kWritesOwnRows = std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> ||
                                 (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
@@ -83,6 +86,7 @@ class TapeExecutor {
         return op.out.logits_only && !(op.x.logits_only && op.gate.logits_only);
     }
     static bool gathers(const Scale& op) { return op.out.logits_only && !op.x.logits_only; }
+    static bool gathers(const Decay& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const Clamp& op) { return op.out.logits_only && !op.x.logits_only; }
     static bool gathers(const Add& op) { return op.out.logits_only && !(op.x.logits_only && op.y.logits_only); }
     static bool gathers(const Mul& op) { return op.out.logits_only && !(op.x.logits_only && op.y.logits_only); }
@@ -116,7 +120,8 @@ class TapeExecutor {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
             for (int64_t c = 0; c < op.x.columns; c += op.size)
-                kernels_.ops.rms_norm(input(op.x, op.out, r) + c, op.weight, op.eps, op.size, row(op.out, r) + c);
+                kernels_.ops.rms_norm(input(op.x, op.out, r) + c, op.weight + c % op.weight_size, op.eps, op.size,
+                                      row(op.out, r) + c);
     }
 
     void run(const LayerNorm& op) {
@@ -217,7 +222,8 @@ class TapeExecutor {
     void run(const ScaleByPosition& op) {
         const auto [first, last] = mine(op.x);
         for (int64_t r = first; r < last; ++r) {
-            const float factor = 1.0f + op.growth * std::log1p(std::floor(float(step_.positions[r]) / op.length));
+            const float position = float(step_.positions[r]) + op.offset;
+            const float factor = 1.0f + op.growth * std::log1p(std::floor(position / op.length));
             kernels_.ops.scale(row(op.x, r), factor, op.x.columns, row(op.x, r));
         }
     }
@@ -242,9 +248,40 @@ class TapeExecutor {
 
     void run(const CausalConv& op) {
         const ConvRunner conv{tape_.pages_, op.layer, op.weights, rows(op.x, op.x), rows(op.out, op.out), pool_};
+        if (tape_.states_.num_slots) return conv.run(segmented(op.layer));
         for (int64_t seq = 0; seq < step_.num_seqs; ++seq)
             conv.run(step_.seq_starts[seq], step_.seq_starts[seq + 1], step_.context_lens[seq],
                      step_.block_tables + seq * step_.table_stride);
+    }
+
+    SegmentedStates segmented(int64_t layer) const {
+        return {tape_.states_, step_.segments, step_.num_segments, layer};
+    }
+
+    void run(const Mamba2Scan& op) {
+        const int64_t head_dim = op.x.columns / op.weights.heads, columns = op.b.columns / op.groups;
+        mamba2_scan(segmented(op.layer), op.weights, head_dim, op.groups, columns, rows(op.x, op.x), rows(op.dt, op.dt),
+                    rows(op.b, op.b), rows(op.c, op.c), rows(op.out, op.out), pool_);
+    }
+
+    void run(const MambaScan& op) {
+        mamba_scan(segmented(op.layer), op.weights, rows(op.x, op.x), rows(op.dt, op.dt), rows(op.b, op.b),
+                   rows(op.c, op.c), rows(op.out, op.out), pool_);
+    }
+
+    void run(const Decay& op) {
+        const auto [first, last] = mine(op.out);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.scan.decay(input(op.x, op.out, r), op.bias, op.rate, op.out.columns, row(op.out, r));
+    }
+
+    void run(const DeltaRule& op) {
+        const auto tokens = [&](const View& v) -> TokenRows { return {v.columns ? row(v, 0) : nullptr, v.stride}; };
+        const DeltaShape shape{op.heads, op.q.columns / op.key_dim,  op.key_dim, op.v.columns / op.heads,
+                               op.tiled, op.decay.columns > op.heads};
+        delta_rule(segmented(op.layer), shape, rows(op.q, op.q), rows(op.k, op.k), rows(op.v, op.v),
+                   op.decays ? TokenRows{op.decays, 0} : tokens(op.decay), tokens(op.beta), rows(op.out, op.out),
+                   pool_);
     }
 
     void run(const Linear& op) { multiply(op.weight, op.x, op.out.logits_only, row(op.out, 0), op.out.stride); }

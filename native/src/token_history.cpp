@@ -1,6 +1,7 @@
 #include "token_history.h"
 
 #include <algorithm>
+#include <queue>
 
 namespace quire {
 
@@ -8,6 +9,7 @@ namespace {
 
 constexpr int64_t kFirstSize = 256;   // tokens; the ring doubles until it has its capacity
 constexpr int64_t kMaxMatches = 48;   // the newest that are looked at
+constexpr double kTie = 1e-9;         // scores that differ by less are equal
 constexpr int64_t kMaxVisited = 256;  // of a chain, which holds other pairs of tokens as well
 
 int64_t power_of_two(int64_t least) {
@@ -16,9 +18,8 @@ int64_t power_of_two(int64_t least) {
     return size;
 }
 
-struct Drafts {
-    std::vector<int32_t> tokens;
-    double score = 0;
+struct Drafts : SuffixTree {
+    double score = 0;  // the sum of the probabilities
 };
 
 // What the first `count` matches continue with: at each position what most of them have there, as long as enough agree.
@@ -57,8 +58,79 @@ Drafts follow(const TokenHistory& history, const std::vector<Match>& matches, si
     return drafts;
 }
 
-// Of all lengths that matches have: a longer match is surer, and a shorter one has more to count.
-Drafts best_drafts(const TokenHistory& history, std::vector<Match> matches, bool own, const DraftRules& rules) {
+// Matches that go on alike.
+struct Branch {
+    std::vector<int64_t> alive;  // their next positions
+    std::vector<int32_t> path;   // their tokens from the root on
+    int32_t parent = -1;
+    double confidence = 1, probability = 1;
+    int64_t number = 0;  // of equally likely branches the one met first is taken
+
+    bool operator<(const Branch& other) const {
+        return probability != other.probability ? probability < other.probability : number > other.number;
+    }
+};
+
+// One more token: a branch for each that matches go on with. Behind the end of the own text stands the path itself.
+std::vector<Branch> branches_behind(const TokenHistory& history, const Branch& at, bool own) {
+    std::vector<Branch> branches;
+    for (const int64_t position : at.alive) {
+        const int64_t ahead = position - history.size();
+        int32_t token = TokenHistory::kBorder;
+        if (!own || ahead < 0)
+            token = history.at(position);
+        else if (size_t(ahead) < at.path.size())
+            token = at.path[size_t(ahead)];
+        if (token == TokenHistory::kBorder) continue;
+        size_t i = 0;
+        while (i < branches.size() && branches[i].path.back() != token) ++i;
+        if (i == branches.size()) {
+            branches.emplace_back();
+            branches[i].path = at.path;
+            branches[i].path.push_back(token);
+        }
+        branches[i].alive.push_back(position + 1);
+    }
+    for (Branch& branch : branches) {
+        branch.confidence = double(branch.alive.size()) / double(at.alive.size());
+        branch.probability = at.probability * branch.confidence;
+    }
+    return branches;
+}
+
+// All that the first `count` matches continue with, the likeliest first, up to a depth of `limit`.
+Drafts grow(const TokenHistory& history, const std::vector<Match>& matches, size_t count, bool own, int64_t limit,
+            double min_probability, int64_t max_nodes) {
+    Drafts drafts;
+    std::priority_queue<Branch> waiting;
+    int64_t number = 0;
+    const auto extend = [&](const Branch& at, int32_t node) {
+        for (Branch& branch : branches_behind(history, at, own)) {
+            if (branch.probability < min_probability) continue;
+            branch.parent = node;
+            branch.number = number++;
+            waiting.push(std::move(branch));
+        }
+    };
+    Branch root;
+    for (size_t i = 0; i < count; ++i) root.alive.push_back(matches[i].next);
+    extend(root, -1);
+    while (!waiting.empty() && int64_t(drafts.tokens.size()) < max_nodes) {
+        const Branch branch = waiting.top();
+        waiting.pop();
+        drafts.tokens.push_back(branch.path.back());
+        drafts.parents.push_back(branch.parent);
+        drafts.confidences.push_back(branch.confidence);
+        drafts.score += branch.probability;
+        if (int64_t(branch.path.size()) < limit) extend(branch, int32_t(drafts.tokens.size()) - 1);
+    }
+    return drafts;
+}
+
+// Of all lengths that matches have: a longer match is surer, and a shorter one has more to count. A tree if it may have
+// nodes.
+Drafts best_drafts(const TokenHistory& history, std::vector<Match> matches, bool own, const DraftRules& rules,
+                   int64_t max_nodes) {
     std::stable_sort(matches.begin(), matches.end(),
                      [](const Match& a, const Match& b) { return a.length > b.length; });
     Drafts best;
@@ -66,8 +138,25 @@ Drafts best_drafts(const TokenHistory& history, std::vector<Match> matches, bool
         const int64_t length = matches[count - 1].length;
         if (count < matches.size() && matches[count].length == length) continue;
         const int64_t allowed = std::max<int64_t>(1, int64_t(rules.drafts_per_token * double(length)));
-        Drafts found = follow(history, matches, count, own, std::min(rules.max_tokens, allowed), rules.min_probability);
-        if (found.score > best.score) best = std::move(found);
+        const int64_t limit = std::min(rules.max_tokens, allowed);
+        Drafts found = max_nodes ? grow(history, matches, count, own, limit, rules.min_probability, max_nodes)
+                                 : follow(history, matches, count, own, limit, rules.min_probability);
+        if (found.score > best.score + kTie) best = std::move(found);
+    }
+    return best;
+}
+
+Drafts drafts_behind(const TokenHistory& own, const TokenHistory* shared, const DraftRules& rules, int64_t max_nodes) {
+    const int64_t n = std::min(own.size(), rules.max_length);
+    std::vector<int32_t> last(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) last[size_t(i)] = own.at(own.size() - n + i);
+    const auto matches = [&](const TokenHistory& history) {
+        return history.find(last.data(), n, rules.max_length, kMaxMatches);
+    };
+    Drafts best = best_drafts(own, matches(own), true, rules, max_nodes);
+    if (shared) {
+        Drafts others = best_drafts(*shared, matches(*shared), false, rules, max_nodes);
+        if (others.score > best.score + kTie) best = std::move(others);
     }
     return best;
 }
@@ -134,15 +223,12 @@ std::vector<Match> TokenHistory::find(const int32_t* tokens, int64_t n, int64_t 
 }
 
 std::vector<int32_t> suffix_drafts(const TokenHistory& own, const TokenHistory* shared, const DraftRules& rules) {
-    const int64_t n = std::min(own.size(), rules.max_length);
-    std::vector<int32_t> last(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i) last[size_t(i)] = own.at(own.size() - n + i);
-    Drafts best = best_drafts(own, own.find(last.data(), n, rules.max_length, kMaxMatches), true, rules);
-    if (shared) {
-        Drafts others = best_drafts(*shared, shared->find(last.data(), n, rules.max_length, kMaxMatches), false, rules);
-        if (others.score > best.score) best = std::move(others);
-    }
-    return best.tokens;
+    return drafts_behind(own, shared, rules, 0).tokens;
+}
+
+SuffixTree suffix_tree(const TokenHistory& own, const TokenHistory* shared, int64_t max_nodes,
+                       const DraftRules& rules) {
+    return drafts_behind(own, shared, rules, max_nodes);
 }
 
 }  // namespace quire

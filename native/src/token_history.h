@@ -62,4 +62,15 @@ struct DraftRules {
 // null). A continuation's score is the expected number of its drafts that are right, if matches go on as they did.
 std::vector<int32_t> suffix_drafts(const TokenHistory& own, const TokenHistory* shared, const DraftRules& rules);
 
+// A tree of continuations, the likeliest nodes first (core/draft_tree.py).
+struct SuffixTree {
+    std::vector<int32_t> tokens;
+    std::vector<int32_t> parents;     // an earlier node, or -1
+    std::vector<double> confidences;  // the share of the matches at the parent that go on with the node
+};
+
+// The same as a tree of at most `max_nodes`: `max_tokens` is its depth, and all continuations are kept that are likely
+// enough.
+SuffixTree suffix_tree(const TokenHistory& own, const TokenHistory* shared, int64_t max_nodes, const DraftRules& rules);
+
 }  // namespace quire

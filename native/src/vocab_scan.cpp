@@ -1,6 +1,7 @@
 #include "vocab_scan.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 #include "kernels.h"
@@ -10,9 +11,11 @@ namespace quire {
 namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-constexpr int64_t kBlock = 512;      // logits per maximum, in the search for the largest
-constexpr int64_t kSumBlock = 1024;  // logits per partial sum
-constexpr int64_t kSkip = 64;        // logits skipped at once if none is above the bound
+constexpr int64_t kBlock = 512;       // logits per maximum, in the search for the largest
+constexpr int64_t kRaceBlock = 1024;  // logits between two bounds of a race
+constexpr int64_t kFirstRaceBlock = 128;
+constexpr double kRaceMargin = 1.001;  // for the error of bounds in fp32
+constexpr int64_t kSkip = 64;          // logits skipped at once if none is above the bound
 constexpr size_t kSortBelow = 32;
 
 // Every CPU we know has vectors of 16 bytes.
@@ -87,24 +90,19 @@ int64_t count_greater(const float* x, int64_t vocab, float bound) {
     return count;
 }
 
-int32_t pick_weighted(const float* x, int64_t vocab, const Softmax& softmax, uint64_t uniform_bits) {
-    const int64_t num_blocks = (vocab + kSumBlock - 1) / kSumBlock;
-    std::vector<int64_t> sums(num_blocks);
-    int64_t total = 0;
-    for (int64_t b = 0; b < num_blocks; ++b) {
-        const int64_t start = b * kSumBlock;
-        sums[b] = kernels().ops.total_weight(x + start, std::min(kSumBlock, vocab - start), softmax);
-        total += sums[b];
+int32_t pick_winner(const float* x, int64_t vocab, const Softmax& softmax, int64_t max_weight, const Race& race) {
+    RaceLeader leader(race, Race::max_exponential / double(max_weight));
+    std::array<int32_t, kRaceBlock> ids;
+    int64_t size = kFirstRaceBlock;  // before a good time is known, most tokens may win
+    for (int64_t start = 0; start < vocab; start += size, size = kRaceBlock) {
+        const double time = leader.time() * kRaceMargin * 0x1p31;
+        const RaceBounds bounds = {race, float(softmax.max_logit), float(softmax.inverse_temperature),
+                                   float(time * double(Softmax::one)), float(time) + 1.0f};
+        const int64_t end = std::min(start + size, vocab);
+        const int64_t count = kernels().ops.find_racers(x, start, end, bounds, ids.data());
+        for (int64_t i = 0; i < count; ++i) leader.enter(ids[i], softmax.weight(x[ids[i]]));
     }
-    int64_t left = int64_t((unsigned __int128)uniform_bits * uint64_t(total) >> 53);  // < total
-    int64_t block = 0;
-    while (left >= sums[block]) left -= sums[block++];
-    int64_t id = block * kSumBlock;
-    for (;; ++id) {
-        const int64_t weight = softmax.weight(x[id]);
-        if (left < weight) return int32_t(id);
-        left -= weight;
-    }
+    return leader.id();
 }
 
 void collect_above(const float* x, int64_t vocab, float bound, std::vector<Candidate>& out) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "race.h"
 #include "softmax.h"
 
 namespace quire {
@@ -25,8 +26,8 @@ MaxLogit find_max(const float* x, int64_t vocab);
 // How many logits are strictly greater than `bound`.
 int64_t count_greater(const float* x, int64_t vocab, float bound);
 
-// The id at which the running sum of weights, in the order of ids, first exceeds uniform / 2^53 of the total.
-int32_t pick_weighted(const float* x, int64_t vocab, const Softmax& softmax, uint64_t uniform_bits);
+// The id that wins the race. max_weight, above 0, is the greatest weight.
+int32_t pick_winner(const float* x, int64_t vocab, const Softmax& softmax, int64_t max_weight, const Race& race);
 
 // A candidate token. Candidates are ordered by (key, id).
 struct Candidate {

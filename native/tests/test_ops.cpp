@@ -93,10 +93,40 @@ void test_total_weight(int& passed, int& failed) {
     }
 }
 
+// Every table leaves the winner of a race among its racers, and not many others.
+void test_find_racers(int& passed, int& failed) {
+    for (const int64_t n : {1, 31, 1000, 5000}) {
+        Random random{uint64_t(n)};
+        std::vector<float> x;
+        for (int64_t i = 0; i < n; ++i) x.push_back(30 * random.uniform());
+        if (n > 31) x[0] = NAN, x[1] = -INFINITY;
+        float greatest = x[n - 1];
+        for (const float logit : x) greatest = logit > greatest ? logit : greatest;
+        const Softmax softmax{greatest, 1.25};
+        for (uint32_t key = 0; key < 20; ++key) {
+            const Race race{key * 0x9E3779B9u, ~key};
+            RaceLeader leader(race, INFINITY);
+            for (int64_t i = 0; i < n; ++i) leader.enter(int32_t(i), softmax.weight(x[i]));
+            const double time = leader.time() * 1.001 * 0x1p31;
+            const RaceBounds bounds{race, greatest, 1.25f, float(time * double(Softmax::one)), float(time) + 1.0f};
+            for (const char* const* isa = available_isas(); *isa; ++isa) {
+                use_isa(*isa);
+                std::vector<int32_t> ids(n);
+                ids.resize(kernels().ops.find_racers(x.data(), 0, n, bounds, ids.data()));
+                const bool found = std::find(ids.begin(), ids.end(), leader.id()) != ids.end();
+                const bool few = ids.size() < 64 + 20;  // what is left over at the end, and about as many as one
+                found&& few ? ++passed : ++failed;
+                if (!found || !few) std::printf("failed: find_racers of %lld, table %s\n", (long long)n, *isa);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 void test_ops(int& passed, int& failed) {
     test_total_weight(passed, failed);
+    test_find_racers(passed, failed);
     for (const int64_t n : kSizes) {
         Random random{uint64_t(n)};
         std::vector<float> x;

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from transformers import BertConfig, BertForSequenceClassification, BertModel, Qwen3Config, Qwen3Model
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    Qwen3Config,
+    Qwen3Model,
+)
 
 from engine.tiny_encoders import QUERY, SIZES, TEXTS, save, save_encoder, save_reranker, wordpiece, write_modules
 from quire import LLM, Embedder
@@ -175,6 +183,26 @@ def test_a_decoder_without_a_head_embeds(tmp_path: Path) -> None:
     np.testing.assert_allclose(embedder.embed(TEXTS), expected, atol=2e-5)
     alone = [Embedder(tmp_path, kv_cache_dtype="float32").embed(text)[0] for text in TEXTS]
     assert np.array_equal(alone, embedder.embed(TEXTS))
+
+
+def test_embedding_gemma(tmp_path: Path) -> None:
+    """Gemma 3 whose tokens see those after them, the mean, and two linear layers."""
+    more = {"num_key_value_heads": 2, "head_dim": 16, "use_bidirectional_attention": True, "sliding_window": 8}
+    model = save(Gemma3TextModel(Gemma3TextConfig(**SIZES, **more)), tmp_path)
+    identity = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    sizes = [{"in_features": 32, "out_features": 56}, {"in_features": 56, "out_features": 20}]
+    write_modules(
+        tmp_path, {"pooling_mode": "mean"}, *(("Dense", size | identity) for size in sizes), ("Normalize", {})
+    )
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal(shape).astype(np.float32) for shape in ((56, 32), (20, 56))]
+    for number, weight in zip((2, 3), weights, strict=True):
+        save_file({"linear.weight": weight}, tmp_path / f"{number}_Dense" / "model.safetensors")
+    embedder = Embedder(tmp_path, kv_cache_dtype="float32")
+    expected = [unit(weights[1] @ (weights[0] @ their_rows(model, text).mean(0))) for text in TEXTS]
+    np.testing.assert_allclose(embedder.embed(TEXTS), expected, atol=2e-5)
+    with pytest.raises(Unsupported, match="a `Gemma3Model` embeds texts, and does not generate"):
+        LLM(tmp_path)
 
 
 def test_a_decoder_with_a_head_embeds_too(tiny_model: Path) -> None:

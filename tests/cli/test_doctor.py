@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli import machine
+from quire.cli import doctor, machine
 from quire.cli import main as cli
 from quire.cli.fit import SHAPES, fits
-from quire.cli.topology import topology
 
 ARM = (
     "processor\t: 0\nFeatures\t: fp asimd asimdhp asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n\nprocessor: 1\n"
@@ -64,21 +63,40 @@ def write(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def test_a_rank_for_each_numa_node_is_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sockets_nodes_and_gpus_are_counted_and_several_have_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 4, 5})
-    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
-    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information").write_text("Model: \t NVIDIA L4\nIRQ: 1\n")
-    for node, cpus in enumerate(("0-1,4", "2-3,5", "6-7")):
-        (tmp_path / f"sys/devices/system/node/node{node}").mkdir(parents=True)
-        (tmp_path / f"sys/devices/system/node/node{node}/cpulist").write_text(f"{cpus}\n")
     for cpu in range(4):
-        (tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology").mkdir(parents=True)
-        (tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id").write_text(f"{cpu // 2}\n")
-    found = topology(tmp_path)
-    assert (found.sockets, found.nodes, found.gpus) == (2, (3, 2, 0), ("NVIDIA L4",))
-    assert found.advice == "-tp 2: a rank for each NUMA node"
-    alone = topology(tmp_path / "nothing")
-    assert (alone.nodes, alone.tensor_parallel_size, alone.gpus) == ((5,), 1, ())
+        write(tmp_path, **{f"sys__devices__system__cpu__cpu{cpu}__topology__physical_package_id": f"{cpu // 2}\n"})
+    for node, cpus in enumerate(("0-1,4", "2-3,5", "6-7")):
+        write(
+            tmp_path,
+            **{
+                f"sys__devices__system__node__node{node}__cpulist": cpus + "\n",
+                f"sys__devices__system__node__node{node}__meminfo": f"Node {node} MemTotal:  8388608 kB\n",
+            },
+        )
+    for gpu in range(2):
+        write(tmp_path, **{f"proc__driver__nvidia__gpus__{gpu}__information": "Model: \t\t NVIDIA H200\nIRQ: 5\n"})
+    found = machine.devices(tmp_path)
+    nodes = [machine.NumaNode(cpus, 8 << 30) for cpus in (3, 2, 0)]
+    assert found == machine.Devices(2, nodes, ["NVIDIA H200"] * 2)
+    assert found.tensor_parallel_size == 2
+    text = doctor._describe_devices(
+        {
+            "sockets": found.sockets,
+            "numa_nodes": [{"cpus": node.cpus, "memory": node.memory} for node in nodes],
+            "gpus": found.gpus,
+            "advice": found.advice,
+        }
+    )
+    assert "3 NUMA nodes (3 CPUs with 8 GiB, 2 CPUs with 8 GiB, 0 CPUs with 8 GiB), 2 GPUs (NVIDIA H200)" in text
+    assert "try --data-parallel-size 2 or -tp 2: an engine or a rank for each NUMA node" in text
+    assert text.endswith("an engine on each GPU with --data-parallel-size 2")
+    alone = machine.devices(tmp_path / "nowhere")
+    assert (alone, alone.tensor_parallel_size) == (machine.Devices(1, [], []), 1)
+    assert alone.advice == "-tp 1: all CPUs share one memory"
 
 
 def test_a_container_s_limits_count(tmp_path: Path) -> None:

@@ -93,9 +93,8 @@ def test_sglang() -> None:
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        ("-pp 2", "-pp is 2.*\n.*tensor_parallel_size"),
         ("--sharded true", "--sharded is true"),
-        ("--pipeline-parallel-size 4", "--pipeline-parallel-size is 4"),
+        ("--nnodes 2", "--nnodes is 2.*\n.*tensor_parallel_size"),
         ("--cpu-offload-gb 4", "--cpu-offload-gb is 4"),
         ("--temp 0.5", "--override-generation-config"),
         ("--top-k 5", "--override-generation-config"),

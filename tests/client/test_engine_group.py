@@ -14,7 +14,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
-from quire.client.engine_group import EngineGroup, _share_cpus
+from quire.client.engine_group import EngineGroup
 from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, Unsupported
 from quire.core.records import SchedulerStats, TransferStats, merged
@@ -211,13 +211,6 @@ def test_two_servers_hand_blocks_over_by_tcp(tiny_model: Path, undisturbed: list
             assert await read(consumer, request(2, salt="alone again")) == undisturbed[2]
 
     run(main())
-
-
-def test_cpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 5, 6, 7, 8})
-    assert _share_cpus(2, None) == [[0, 1, 2, 5], [6, 7, 8]]
-    assert _share_cpus(3, None) == [[0, 1, 2], [5, 6], [7, 8]]
-    assert _share_cpus(3, 2) == [] and _share_cpus(8, None) == []
 
 
 def test_what_cannot_be_had_is_refused_by_name(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from quire.core.draft_tree import (
     DraftTree,
     accepted_path,
     ancestor_words,
+    compared_levels,
     depths,
-    followed_drafts,
     path_to,
     without_chain,
 )
@@ -37,11 +37,14 @@ def test_tokens_are_followed_from_child_to_child() -> None:
     assert accepted_path([], [], [3]) == []
 
 
-def test_the_acceptance_rate_is_that_of_levels() -> None:
-    assert followed_drafts([1, 2, 3], [], [9]) == [1, 2, 3]
-    assert followed_drafts(TREE.tokens, TREE.parents, [6, 7, 1]) == [6, 7]  # nothing was proposed behind
-    assert followed_drafts(TREE.tokens, TREE.parents, [6, 1]) == [6, 8]
-    assert followed_drafts(TREE.tokens, TREE.parents, [1]) == [5]
+def test_sampled_tokens_tell_of_every_node_that_could_follow() -> None:
+    def compared(*tokens: int) -> list[tuple[list[int], int | None]]:
+        return list(compared_levels(TREE.tokens, TREE.parents, tokens))
+
+    assert compared(6, 7, 1) == [([0, 1], 1), ([3, 5], 5)]  # nothing was proposed behind
+    assert compared(6, 1, 9) == [([0, 1], 1), ([3, 5], None)]
+    assert compared(1) == [([0, 1], None)] and compared() == []
+    assert list(compared_levels([1, 2], [], [1, 2, 3])) == [([0], 0), ([1], 1)]
 
 
 def test_parts_of_a_tree_are_trees() -> None:
@@ -49,12 +52,16 @@ def test_parts_of_a_tree_are_trees() -> None:
     assert TREE.keep([0, 2, 4]) == DraftTree([5, 7, 9]) == TREE.first_branch()
     assert DraftTree([4, 3]).keep([0]) == DraftTree([4]) and DraftTree([4, 3]).first_branch() == DraftTree([4, 3])
     assert DraftTree([]).first_branch() == TREE.keep([]) == DraftTree([])
+    sure = DraftTree(TREE.tokens, TREE.parents, [0.6, 0.3, 0.5, 0.4, 0.2, 0.1])
+    assert sure.keep([1, 5]) == DraftTree([6, 7], [], [0.3, 0.1])
     for count in range(7):
-        DraftTree(TREE.tokens[:count], TREE.parents[:count]).check()
+        sure.keep(range(count)).check()
     assert without_chain([ROOT, 0, 1]) == without_chain([]) == [] and without_chain([ROOT, ROOT]) == [ROOT, ROOT]
 
 
 @pytest.mark.parametrize("parents", [[ROOT], [ROOT, 1], [0, 0], [ROOT, -2]])
 def test_what_is_no_tree_is_noticed(parents: list[int]) -> None:
     with pytest.raises(AssertionError):
-        DraftTree([1, 2], parents).check()
+        DraftTree([1, 2], parents, [0.5, 0.5]).check()
+    with pytest.raises(AssertionError, match="2 nodes and 0 confidences"):
+        DraftTree([1, 2], [ROOT, ROOT]).check()

@@ -33,6 +33,7 @@ class Setting:
     policy: str
     prefix_caching: bool
     ahead: int = 0
+    pipelined: bool = False  # plans in flight are micro-batches
     window: int = 0
     num_adapters: int = 1
     num_drafts: int = 0
@@ -41,6 +42,11 @@ class Setting:
     offload: bool = False
     prefill_engines: FakePrefillEngines | None = None
     has_states: bool = False
+    num_slots: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_slots:
+            self.window, self.trees, self.has_states, self.prefill_engines = 0, False, False, None
 
 
 @dataclass
@@ -60,6 +66,7 @@ SETTINGS = st.builds(
     policy=st.sampled_from(["fcfs", "priority", "fair"]),
     prefix_caching=st.booleans(),
     ahead=st.integers(0, 2),
+    pipelined=st.booleans(),
     window=st.just(0) | st.integers(1, 20),
     num_adapters=st.integers(1, 3),
     num_drafts=st.sampled_from([0, 1, 5]),
@@ -67,6 +74,7 @@ SETTINGS = st.builds(
     store=st.none() | st.builds(FakeStore, st.integers(0, 3), failures=st.sampled_from([0.0, 0.2])),
     offload=st.booleans(),
     has_states=st.booleans(),
+    num_slots=st.sampled_from([0, 0, 3, 4, 9, 30]),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -142,7 +150,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         max_model_len=64,
         long_prefill_token_threshold=setting.threshold,
         step_seconds=float(setting.num_blocks % 2),
-        has_states=setting.has_states,
+        has_states=setting.has_states or setting.num_slots > 0,
     )
     num_drafts = 0 if setting.has_states else setting.num_drafts
     scheduler = Scheduler(
@@ -152,12 +160,14 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         policy=setting.policy,
         prefix_caching=setting.prefix_caching,
         ahead=setting.ahead,
+        micro_batches=setting.ahead + 1 if setting.pipelined else 1,
         window=setting.window,
         num_adapters=setting.num_adapters,
         drafts=draft_policy(num_drafts),
         store=setting.store,
         offload=setting.offload,
         prefill_engines=setting.prefill_engines,
+        num_slots=setting.num_slots,
     )
     if num_drafts:
         make_drafts_free(scheduler.speculation)
@@ -174,6 +184,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         store=setting.store,
         peers=setting.prefill_engines,
         has_states=setting.has_states,
+        num_slots=setting.num_slots,
     )
     return scheduler, executor
 
@@ -186,6 +197,15 @@ def alone(request: Request) -> Answer:
     while scheduler.has_work:
         ledger.take(scheduler.update(executor.run(scheduler.schedule())))
     return ledger.answer(request)
+
+
+def check_micro_batch(scheduler: Scheduler, outputs: deque[StepOutput]) -> None:
+    """The newest plan computes no sequence whose last token another plan in flight samples."""
+    *earlier, newest = scheduler._in_flight
+    for step, output in zip(earlier, outputs, strict=True):
+        sampling = [step.owners[one.row] for one in output.sampled if one.tokens or one.beams]
+        again = [run.row for run in newest.plan.runs if newest.owners[run.row] in sampling]
+        assert not again, f"rows {again} are in two plans in flight"
 
 
 def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger, list[Arrival]]:
@@ -216,6 +236,8 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
         assert plan.runs or not scheduler.groups.running.items or plan.retired or outputs, (
             "sequences run and none of them moves"
         )
+        if setting.pipelined:
+            check_micro_batch(scheduler, outputs)
         cancel(while_running=True)
         outputs.append(executor.run(plan))
         scheduler.step_time.record_step(plan.num_tokens, 0.1 + step % 5)  # the prefill budget varies
@@ -273,6 +295,7 @@ def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
         policy=rng.choice(["fcfs", "priority", "fair"]),
         prefix_caching=rng.random() < 0.7,
         ahead=seed % 3,
+        pipelined=seed % 5 > 2,
         num_drafts=rng.choice([0, 3, 6]),
         trees=seed % 2 > 0,
     )
@@ -315,6 +338,17 @@ def test_states_are_those_of_the_position_that_a_run_continues() -> None:
         preemptions += stats.preemptions
         hits += stats.prefix_hits
     assert preemptions > 200 and hits > 60
+
+
+def test_states_in_slots_are_those_of_the_position_that_a_run_continues() -> None:
+    preemptions = hits = accepted = 0
+    for seed in range(25 * LENGTH):
+        setting, workload = crowd(seed)
+        stats = verify(replace(setting, num_slots=(3, 7, 12, 40)[seed % 4]), workload).stats()
+        preemptions += stats.preemptions
+        hits += stats.prefix_hits
+        accepted += stats.accepted_tokens
+    assert preemptions > 50 and hits > 20 and accepted > 500
 
 
 def test_encoder_inputs_are_computed_whole_and_shared_whole() -> None:

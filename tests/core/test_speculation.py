@@ -10,7 +10,7 @@ import pytest
 from core.driven import LONG, Engine
 from fakes import ASKED_METHOD, make_drafts_free
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
-from quire.core.draft_budget import DraftBudget
+from quire.core.draft_budget import DraftBudget, chain_probabilities
 from quire.core.draft_policy import ANY_METHOD, CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
 from quire.core.plan import Proposal
 from quire.core.step_cost import StepCostModel
@@ -73,7 +73,7 @@ def test_a_token_never_costs_less_than_nothing() -> None:
 
 def test_likely_drafts_and_cheap_tokens_raise_the_number_of_drafts() -> None:
     def alone(rate: float, token_cost: float) -> int:
-        return draft_budget(token_cost).choose([(rate, 5)], 1, max_drafts=99)[0]
+        return draft_budget(token_cost).choose([chain_probabilities(rate, 5)], 1, max_drafts=99)[0]
 
     counts = [alone(rate, 0.4) for rate in (0.2, 0.5, 0.8, 0.9, 0.99)]
     assert counts[0] == 0 and counts[-1] == 5 and all(a <= b for a, b in pairwise(counts))
@@ -85,7 +85,7 @@ def test_drafts_that_take_time_to_propose_have_to_gain_more() -> None:
     budget = draft_budget(0.05)
     counts = [budget.choose_asked([(0.8, 5)], 1, 99, [seconds])[0] for seconds in (0.0, 0.1, 0.3, 0.8)]
     assert counts[0] == 5 and counts[-1] == 0 and all(a >= b for a, b in pairwise(counts))
-    assert counts[:1] == budget.choose([(0.8, 5)], 1, 99)
+    assert counts[:1] == budget.choose([chain_probabilities(0.8, 5)], 1, 99)
 
 
 def test_a_draft_step_is_worth_it_for_many_sequences_and_not_for_one() -> None:
@@ -102,12 +102,13 @@ def test_a_dear_first_token_does_not_hide_cheap_ones_behind_it() -> None:
     for _ in range(100):
         for num_tokens, seconds in ((1, 1.0), (2, 2.0), (4, 2.0), (8, 2.0)):
             step_cost.record_step(num_tokens, seconds)
-    assert budget.choose([(0.95, 1)], 1, 99) == [0] and budget.choose([(0.95, 5)], 1, 99) == [5]
+    one, five = chain_probabilities(0.95, 1), chain_probabilities(0.95, 5)
+    assert budget.choose([one], 1, 99) == [0] and budget.choose([five], 1, 99) == [5]
 
 
 def test_in_a_batch_only_likely_drafts_are_verified() -> None:
     """Eight tokens take 3.8 times what one takes: one more has to be worth a ninth of that."""
-    offers = [(0.7, 5)] * 7 + [(0.97, 5)]
+    offers = [chain_probabilities(0.7, 5)] * 7 + [chain_probabilities(0.97, 5)]
     counts = draft_budget(0.4).choose(offers, 8, max_drafts=99)
     assert counts[:7] == [0] * 7 and counts[7] > 0
     assert sum(draft_budget(0.01).choose(offers, 8, max_drafts=6)) == 6  # no more than there is room for
@@ -130,7 +131,7 @@ def test_drafts_that_did_not_run_update_the_acceptance_rate() -> None:
 
 def test_a_sequence_waits_for_its_token_if_drafts_gain_more_than_the_steps_it_misses() -> None:
     ahead = draft_budget(0.01, ahead=1)
-    assert ahead.should_wait(0.9, 3) and not ahead.should_wait(0.4, 3) and not ahead.should_wait(1.0, 0)
+    assert ahead.should_wait(1.3) and not ahead.should_wait(0.9) and not draft_budget().should_wait(0.0)
 
 
 # -- a scheduler with drafts ------------------------------------------------------------------------------------------
@@ -242,12 +243,76 @@ def test_a_tree_has_no_more_nodes_than_a_word_has_bits() -> None:
     quick.add("a", LONG, max_tokens=100)
     quick.step()
     (seq,) = quick.scheduler.groups.running.items
-    seq.proposals = [Proposal(ANY_METHOD, [1] * 90, [-1] * 90)]
-    assert quick.scheduler.speculation is not None
-    for _ in range(40):
-        quick.scheduler.speculation._rate(seq, ANY_METHOD).update([1], [1])
+    seq.proposals = [Proposal(ANY_METHOD, [1] * 90, [-1] * 90, [0.5] * 90)]
     (run,) = quick.scheduler.schedule().runs
     assert len(run.drafts) == len(run.parents) == 63
+
+
+def test_of_a_tree_the_likeliest_nodes_are_verified_whatever_their_order() -> None:
+    _, quick = engines()
+    quick.add("a", LONG, max_tokens=40)
+    quick.step()
+    (seq,) = quick.scheduler.groups.running.items
+    # 5 -> 7 | 8, 6 -> 9: only the path of 6 and 9 is likely
+    seq.proposals = [Proposal(ANY_METHOD, [5, 7, 8, 6, 9], [-1, 0, 0, -1, 3], [0.06, 0.1, 0.05, 0.8, 0.7])]
+    (run,) = quick.scheduler.schedule().runs
+    assert run.drafts == [6, 9, 5] and run.parents == [-1, 0, -1]
+
+
+def test_confidences_are_measured() -> None:
+    """A head that is too sure of itself, and one that is not sure enough; then a sequence that differs."""
+    method = MethodAcceptance(0.5)
+    for number in range(300):
+        AcceptanceRate(method).update_tree([1, 2], [-1, -1], [0.9, 0.05], [1 if number % 2 else 2])
+    first, second = AcceptanceRate(method).probabilities([-1, -1], [0.9, 0.05])
+    assert first == pytest.approx(0.5, abs=0.06) and second == pytest.approx(0.5, abs=0.06)
+    assert AcceptanceRate(method).rate == pytest.approx(0.5, abs=0.06)
+    failing = AcceptanceRate(method)
+    for _ in range(12):
+        failing.update_tree([1, 2], [-1, -1], [0.9, 0.05], [3])
+    assert failing.probabilities([-1], [0.9])[0] < 0.25
+    below = AcceptanceRate(method).probabilities([-1, 0, 1], [0.9, 0.9, 0.9])
+    assert below == sorted(below, reverse=True) and below[2] < below[0]
+
+
+def test_siblings_raise_the_rate_of_a_level() -> None:
+    method = MethodAcceptance(0.5, tree_nodes=8)
+    known = AcceptanceRate(method)
+    for number in range(400):
+        token = number % 4  # the likeliest child, then another, then none
+        known.update_tree([0, 1, 2], [-1, -1, -1], [0.25] * 3, [token])
+        method.add_tree([0, 1, 2], [-1, -1, -1], [token])
+    assert known.rate == pytest.approx(0.25, abs=0.12) and method.mean_nodes == pytest.approx(3, abs=0.1)
+    assert method.rescue_rate == pytest.approx(2 / 3, abs=0.05) and known.level_rate > 0.6
+
+
+def asked_for(curve: Callable[[int], float], rate: float, rescue_rate: float, num_sequences: int) -> list[int]:
+    """The quotas of a head with trees of 16 nodes, once costs and rates are measured."""
+    policy = DraftPolicy((DraftMethod(ASKED_METHOD, 3, cost=0.05, tree_nodes=16, tree_steps=(1, 4, 8)),))
+    engine = Engine(256, policy_of_drafts=policy, max_num_batched_tokens=512, max_num_seqs=64)
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    quotas, chance = speculation._quotas[0], random.Random(3)
+    for _ in range(400):
+        num_tokens = chance.choice([1, 2, 4, 8, 16, 32, 64, 128])
+        speculation.budget.step_cost.record_step(num_tokens, curve(num_tokens))
+        quotas._draft_cost.record_step(num_tokens, 0.05 * curve(num_tokens))
+        token = 1 if chance.random() < rate else 2 if chance.random() < rescue_rate else 3
+        AcceptanceRate(quotas._acceptance).update([1], [token])
+        quotas._acceptance.add_tree([1, *[2] * 15], [-1] * 16, [token])
+    for number in range(num_sequences):
+        engine.add(str(number), [7, number], max_tokens=90)
+    return [run.quotas.get(ASKED_METHOD, 0) for run in engine.scheduler.schedule().runs]
+
+
+def test_a_tree_is_asked_for_where_it_pays_and_a_chain_elsewhere() -> None:
+    gpu, cpu = CURVES["a GPU"], CURVES["a CPU"]
+    assert asked_for(gpu, 0.6, 0.6, 1) == [16]
+    assert asked_for(gpu, 0.6, 0.02, 1) == [3]  # siblings are seldom right
+    assert asked_for(cpu, 0.7, 0.6, 1) in ([1], [2])  # every node costs a third of a step
+    assert asked_for(cpu, 0.2, 0.6, 1) == [0]
+    many = asked_for(gpu, 0.6, 0.6, 32)
+    assert max(many) <= 3 and sum(many) > 0  # 32 trees are 544 tokens
 
 
 # -- methods that take time -------------------------------------------------------------------------------------------

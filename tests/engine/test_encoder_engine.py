@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.tiny_encoders import QUERY, TEXTS, save_encoder, save_reranker
+from engine.tiny_rerankers import SIZES, TEMPLATE, save_decoder, write_logit_score
 from quire import Embedder, SamplingParams
 from quire.client.embed_request import EmbedRequest, ScoreRequest
 from quire.client.engine_client import EngineClient
@@ -67,6 +69,22 @@ def test_scores_of_a_reranker(reranker: Path) -> None:
             np.testing.assert_allclose(scores.scores, Embedder(reranker).score(QUERY, TEXTS), rtol=1e-6)
             with pytest.raises(BadRequest, match=r"scores pairs of texts, and does not embed\nhint: use /v1/rerank"):
                 await client.embed(EmbedRequest(id="e", texts=TEXTS))
+
+    run(main())
+
+
+@pytest.mark.parametrize("task", ["score", "auto"])
+def test_scores_of_a_decoder(tmp_path: Path, task: str) -> None:
+    """By yes and no where it is asked to, or by what its modules name."""
+    save_decoder(Qwen3ForCausalLM(Qwen3Config(**SIZES)), tmp_path, None if task == "score" else TEMPLATE)
+    if task == "auto":
+        write_logit_score(tmp_path, 12, 7)
+
+    async def main() -> None:
+        async with EngineClient(EngineOptions(model=str(tmp_path), task=task)) as client:
+            assert client.info.task == "score"
+            scores = await client.score(ScoreRequest(id="s", pairs=[(QUERY, text) for text in TEXTS]))
+            np.testing.assert_allclose(scores.scores, Embedder(tmp_path, task=task).score(QUERY, TEXTS), rtol=1e-6)
 
     run(main())
 

@@ -16,7 +16,7 @@ from trials import LENGTH
 
 pytestmark = [pytest.mark.slow, pytest.mark.trial]
 
-NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 8 engines and LENGTH 10: 10,000
+NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 10 engines and LENGTH 10: 12,500
 BLOCK_BYTES = 2 * 2 * 3 * 16 * 16 * 2  # of the tiny model: K and V, layers, heads, head_dim, block_size, bytes
 
 
@@ -43,6 +43,14 @@ ENGINES: dict[str, dict[str, Any]] = {
     "all, chunked": {"method": "ngram,suffix,draft_model", "max_num_batched_tokens": 16},
     "all, recomputed": {"method": "ngram,suffix,draft_model", "num_blocks": 12},
     "all, swapped": {"method": "ngram,suffix,draft_model", "num_blocks": 12, "swap_space": 0.01},
+    "suffix, trees": {"method": "suffix", "num_speculative_tokens": 6, "tree_nodes": 20},
+    "all, trees, swapped": {
+        "method": "suffix,draft_model",
+        "num_speculative_tokens": 5,
+        "tree_nodes": 12,
+        "num_blocks": 12,
+        "swap_space": 0.01,
+    },
     "all, at their real cost": {"method": "ngram,suffix,draft_model", "real": True},
 }
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from gateway.gateways import Asked, RunningGateway, Upstream, answers, gateway, streams, upstreams, wait_for
 from quire.core.errors import UnknownModel
+from quire.core.known_prefixes import ApproximatePrefixes
 from quire.gateway.config import CacheAware, Faults, GatewayConfig, WorkerEntry, parse_config
 from quire.gateway.policies import (
     CacheAwarePolicy,
@@ -27,7 +28,7 @@ from quire.gateway.policies import (
     RoundRobin,
     SessionAffinity,
 )
-from quire.gateway.prefix_index import BLOCK_BYTES, ApproximatePrefixes, prompt_blocks
+from quire.gateway.prefix_index import BLOCK_BYTES, prompt_blocks
 from quire.gateway.request_facts import read_facts, with_fields
 from quire.gateway.router import Router
 from quire.gateway.wire import ClientRequest

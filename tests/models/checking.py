@@ -11,9 +11,10 @@ A test file lists its cases and takes both from here:
         check_against_transformers(backend, checkpoints(name))
 """
 
+import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -129,7 +131,10 @@ def compute(ops: OpSet, path: Path) -> Logits:
     module = family(checkpoint.config.architecture)
     config = module.config(checkpoint.config)
     model = module.load(ops, checkpoint, config, MAX_LEN)
-    cache = ops.new_cache(kv_spec(config, BLOCK_SIZE, "float32"), 20)
+    spec = kv_spec(config, BLOCK_SIZE, "float32")
+    if spec.states:
+        spec = replace(spec, states=replace(spec.states, num_slots=3))
+    cache = ops.new_cache(spec, 20)
     program = ops.compile(model.forward, cache, MAX_LEN, 1, MAX_LEN)
     table = np.random.default_rng(0).permutation(20).astype(np.int32)[: MAX_LEN // BLOCK_SIZE]
 
@@ -143,10 +148,17 @@ def compute(ops: OpSet, path: Path) -> Logits:
             context_lens=np.array([len(ids)], np.int32),
             block_tables=table[None],
             logit_rows=np.arange(len(positions), dtype=np.int32),
+            states=in_two_segments(start, len(ids)) if spec.states else None,
         )
         return on_host(program.run(batch))
 
     return run
+
+
+def in_two_segments(start: int, end: int) -> np.ndarray:
+    """The state is in slot 1 before and after the tokens, and in slot 2 on the way."""
+    source, half, count = 1 if start else -1, (end - start + 1) // 2, end - start
+    return np.array([(half, source, 2), (count, 2, 1)] if half < count else [(count, source, 1)], np.int32)
 
 
 def check_against_transformers(backend: str, theirs: Theirs) -> None:
@@ -167,3 +179,14 @@ def check_against_transformers(backend: str, theirs: Theirs) -> None:
 def assert_close(logits: np.ndarray, expected: np.ndarray) -> None:
     """Closer than GELU is to its approximation."""
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=2e-5 * np.abs(expected).max())
+
+
+def rewritten(
+    theirs: Theirs, folder: Path, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray], without: tuple[str, ...]
+) -> Theirs:
+    """The checkpoint in `folder`, with other tensors, and values of its configuration added or left out."""
+    config = json.loads((theirs.path / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in without}
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    save_file({name: np.ascontiguousarray(data) for name, data in tensors.items()}, folder / "model.safetensors")
+    return replace(theirs, path=folder)

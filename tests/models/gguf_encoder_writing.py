@@ -12,13 +12,17 @@ from safetensors.numpy import load_file
 from weights.gguf_files import finish
 
 NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+WITH_ROPE = {
+    "nomic_bert": gguf.MODEL_ARCH.NOMIC_BERT,
+    "modernbert": gguf.MODEL_ARCH.MODERN_BERT,
+    "jina_embeddings_v3": gguf.MODEL_ARCH.JINA_BERT_V3,
+}
 DROPPED = re.compile(r"pooler\..*|cls\..*|lm_head\..*|vocab_.*|.*position_ids")
 
 
 def write_encoder(source: Path, path: Path, pooling: gguf.PoolingType | None = None) -> Path:
     config = json.loads((source / "config.json").read_text())
-    nomic = config["model_type"] == "nomic_bert"
-    arch = gguf.MODEL_ARCH.NOMIC_BERT if nomic else gguf.MODEL_ARCH.BERT
+    arch = WITH_ROPE.get(config["model_type"], gguf.MODEL_ARCH.BERT)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     layers = config.get("num_hidden_layers", config.get("n_layers"))
     skipped = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
@@ -27,10 +31,15 @@ def write_encoder(source: Path, path: Path, pooling: gguf.PoolingType | None = N
     writer.add_embedding_length(config.get("hidden_size", config.get("dim")))
     writer.add_feed_forward_length(config.get("intermediate_size", config.get("hidden_dim")))
     writer.add_head_count(config.get("num_attention_heads", config.get("n_heads")))
-    writer.add_layer_norm_eps(config.get("layer_norm_eps", 1e-12))
+    writer.add_layer_norm_eps(config.get("norm_eps", config.get("layer_norm_eps", 1e-12)))
     writer.add_causal_attention(False)
-    if nomic:
-        writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if arch != gguf.MODEL_ARCH.BERT:
+        rope = config["rope_parameters"]
+        writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if arch == gguf.MODEL_ARCH.MODERN_BERT:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        writer.add_sliding_window(config["local_attention"])
+        writer.add_sliding_window_pattern(config["global_attn_every_n_layers"])
     if pooling is not None:
         writer.add_pooling_type(pooling)
     if (source / "tokenizer.json").exists():

@@ -5,7 +5,9 @@ Names of tensors are those of the `gguf` package; what the converter does to the
 import json
 import re
 from collections.abc import Iterator, Mapping
+from math import inf
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -54,9 +56,32 @@ ARCHITECTURES = {
     "SolarOpenForCausalLM": gguf.MODEL_ARCH.GLM4_MOE,
     "Lfm2ForCausalLM": gguf.MODEL_ARCH.LFM2,
     "Lfm2MoeForCausalLM": gguf.MODEL_ARCH.LFM2MOE,
+    "GraniteMoeSharedForCausalLM": gguf.MODEL_ARCH.GRANITE_MOE,
+    "HunYuanMoEV1ForCausalLM": gguf.MODEL_ARCH.HUNYUAN_MOE,
+    "ExaoneMoeForCausalLM": gguf.MODEL_ARCH.EXAONE_MOE,
+    "AfmoeForCausalLM": gguf.MODEL_ARCH.AFMOE,
+    "Llama4ForCausalLM": gguf.MODEL_ARCH.LLAMA4,
+    "Gemma3nForCausalLM": gguf.MODEL_ARCH.GEMMA3N,
+    "Gemma4ForCausalLM": gguf.MODEL_ARCH.GEMMA4,
+    "MiMoV2FlashForCausalLM": gguf.MODEL_ARCH.MIMO2,
 }
 PAIRWISE = ("Llama", "Mixtral", "Granite", "SmolLM3", "Mistral", "Ministral3", "Arcee")  # families
+SHIFTED = ("GemmaF", "Gemma2", "Gemma3F", "Nemotron")  # families whose norms are stored less 1
 SIGMOID = ("glm4_moe", "solar_open", "dots1", "minimax_m2", "lfm2_moe")  # of scores, types of models
+SPECIAL = {  # names that the converter translates itself
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+    "mlp.expert_bias": "exp_probs_b.bias",
+    "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "altup.correct_output_scale": "altup_correct_scale.weight",
+    "layer_scalar": "layer_output_scale.weight",
+    "self_attn.attention_sink_bias": "attn_sinks.weight",
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "experts.down_proj": "ffn_down_exps.weight",
+    "shared_mlp.gate_proj.weight": "ffn_gate_shexp.weight",
+    "shared_mlp.up_proj.weight": "ffn_up_shexp.weight",
+    "shared_mlp.down_proj.weight": "ffn_down_shexp.weight",
+}
 EXPERT = re.compile(r"model\.layers\.(\d+)\.(.*)\.experts\.(\d+)\.(\w+)\.weight")
 
 
@@ -84,7 +109,7 @@ def write_gguf(
         )  # fmt: skip
         for kind in ("long", "short"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
-    pairwise = architecture.startswith(PAIRWISE) and called != "exaone"
+    pairwise = architecture.startswith(PAIRWISE) and called != "exaone" and architecture != "Llama4ForCausalLM"
     tensors = load_file(source / "model.safetensors")
     if curves := {name: data.item() for name, data in tensors.items() if ".act_fn." in name}:  # Apertus
         for part, add in (
@@ -99,18 +124,25 @@ def write_gguf(
             for stem in [f"model.layers.{i}.self_attn." for i in range(config["num_hidden_layers"])]:
                 parts = [tensors.pop(f"{stem}{part}_proj.{kind}") for part in "qkv"]
                 tensors[f"{stem}qkv_proj.{kind}"] = np.concatenate(parts)
-    for name, data in stacked({name: data for name, data in tensors.items() if name not in curves}):
+    if architecture.startswith(("Gemma3n", "Gemma4")):
+        tensors = as_gemma(tensors, config, writer)
+    for name, data in stacked(
+        {name: data for name, data in tensors.items() if name not in curves}, config["model_type"]
+    ):
         if pairwise and ".q_proj." in name:
             data = interleave(data, config["num_attention_heads"])
         if pairwise and ".k_proj." in name:
             data = interleave(data, config["num_key_value_heads"])
-        if architecture.startswith(("Gemma", "Nemotron")) and name.endswith("norm.weight"):
+        if architecture.startswith(SHIFTED) and name.endswith("norm.weight"):
             data = data + 1
         if name.endswith("shared_expert_gate.weight"):
             data = data.reshape(-1)  # as a quantized file has it
         if name.endswith(".conv.conv.weight"):
             data = data[:, 0]
         kind = experts if data.ndim == 3 else gguf.GGMLQuantizationType.F32
+        if special := SPECIAL.get(name.rpartition("layers.")[2].partition(".")[2]):
+            writer.add_tensor(f"blk.{name.split('.')[2]}.{special}", np.ascontiguousarray(data))
+            continue
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         name = name.replace("feed_forward.expert_bias", "feed_forward.expert_bias.bias")
         translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -119,7 +151,25 @@ def write_gguf(
     return finish(writer, path)
 
 
-def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+def as_gemma(tensors: dict[str, np.ndarray], config: dict[str, Any], writer: gguf.GGUFWriter) -> dict[str, np.ndarray]:
+    """Streams in one tensor, tables of all tokens, and the layers that only Gemma 4 has."""
+    tensors = dict(tensors)
+    if config["model_type"] == "gemma4_text":
+        rope = config["rope_parameters"]["full_attention"]
+        pairs = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
+        rotated = int(pairs * rope["partial_rotary_factor"])
+        writer.add_tensor("rope_freqs.weight", np.array([1.0] * rotated + [1e30] * (pairs - rotated), np.float32))
+    for stem in ("model.altup_projections", "model.altup_unembed_projections"):
+        if f"{stem}.0.weight" in tensors:
+            tensors[f"{stem}.weight"] = np.stack([tensors.pop(f"{stem}.{i}.weight") for i in range(3)])
+    table = "model.embed_tokens_per_layer.weight"
+    if table in tensors:
+        missing = config["vocab_size"] - len(tensors[table])
+        tensors[table] = np.concatenate([tensors[table], np.repeat(tensors[table][:1], missing, 0)])
+    return tensors
+
+
+def stacked(tensors: dict[str, np.ndarray], model_type: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """The tensors, those of experts one above the other."""
     experts: dict[str, dict[int, np.ndarray]] = {}
     for name, data in tensors.items():
@@ -136,11 +186,23 @@ def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
             stem = name.removeprefix("model.").replace("block_sparse_moe.input_linear", "feed_forward.experts.{}")
             for part, half in zip(("w1", "w3"), np.split(data, 2, axis=1), strict=True):
                 yield stem.format(part), half
-        elif name.endswith("shared_mlp.input_linear.weight"):  # Granite 4 without experts
+        elif name.endswith("shared_mlp.input_linear.weight"):  # Granite 4 without experts, or beside them
+            stem = "shared_mlp" if model_type == "granitemoeshared" else "mlp"
             for part, half in zip(("gate", "up"), np.split(data, 2), strict=True):
-                yield name.replace("shared_mlp.input_linear", f"mlp.{part}_proj"), half
+                yield name.replace("shared_mlp.input_linear", f"{stem}.{part}_proj"), half
         elif name.endswith("shared_mlp.output_linear.weight"):
-            yield name.replace("shared_mlp.output_linear", "mlp.down_proj"), data
+            stem = "shared_mlp" if model_type == "granitemoeshared" else "mlp"
+            yield name.replace("shared_mlp.output_linear", f"{stem}.down_proj"), data
+        elif model_type == "gemma4_text" and ".experts." in name:
+            yield name, data
+        elif model_type == "mistral4" and name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), np.split(data, 2, axis=1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
+        elif model_type == "mistral4" and name.endswith("experts.down_proj"):
+            yield f"{name}.weight", data
+        elif model_type == "llama4_text" and name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), np.split(data.swapaxes(1, 2), 2, axis=1), strict=True):
+                yield name.replace("gate_up_proj", f"{part}_proj.weight"), half
         elif name.endswith(("experts.gate_up_proj", "experts.gate_up_proj_bias")):
             outputs_last = data if name.endswith("bias") else data.swapaxes(1, 2)
             for part, offset in (("gate", 0), ("up", 1)):
@@ -157,9 +219,62 @@ def stacked(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         yield name, np.stack([by_expert[expert] for expert in sorted(by_expert)])
 
 
+def newer_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> dict[str, Any]:
+    """Writes what families of 2025 and 2026 have of their own -> the configuration, of which the rest is written."""
+    kind, config = config["model_type"], dict(config)
+    windows = [kind == "sliding_attention" for kind in config.get("layer_types") or ()]
+    if kind in ("gemma3n_text", "gemma4_text", "mimo_v2_flash", "exaone_moe"):
+        writer.add_sliding_window_pattern(windows)
+    if kind == "llama4_text":
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+        config["moe_intermediate_size"] = config["intermediate_size"]
+        config["intermediate_size"] = config["intermediate_size_mlp"]
+    if kind in ("afmoe", "exaone_moe"):
+        writer.add_expert_shared_count(config["num_shared_experts"])
+        config["routed_scaling_factor"] = config.get("route_scale") or config["routed_scaling_factor"]
+    if kind == "exaone_moe":
+        writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
+        config.pop("first_k_dense_replace", None)
+    if kind == "hunyuan_v1_moe":
+        writer.add_expert_used_count(config.pop("moe_topk")[0])
+        config.pop("num_experts_per_tok", None)
+    if kind in ("gemma3n_text", "gemma4_text"):
+        writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+        writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+        writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if kind == "gemma3n_text":
+        writer.add_altup_num_inputs(config["altup_num_inputs"])
+        writer.add_altup_active_idx(0)
+        shares = config["activation_sparsity_pattern"]
+        writer.add_activation_sparsity_scale([NormalDist().inv_cdf(share) if share else -inf for share in shares])
+        config["intermediate_size"] = config["intermediate_size"][0]
+    if kind == "gemma4_text":
+        writer.add_key_length_swa(config["head_dim"])
+        writer.add_value_length_swa(config["head_dim"])
+        whole = next(iter(config["per_layer_config"].values()))
+        config["head_dim"] = whole["head_dim"]
+        if "num_key_value_heads" in whole:
+            few, many = whole["num_key_value_heads"], config["num_key_value_heads"]
+            config["num_key_value_heads"] = [many if local else few for local in windows]
+        if config["use_double_wide_mlp"]:
+            alone, size = config["num_hidden_layers"] - config["num_kv_shared_layers"], config["intermediate_size"]
+            config["intermediate_size"] = [size * (1 + (i >= alone)) for i in range(config["num_hidden_layers"])]
+        config["num_experts_per_tok"] = config.get("top_k_experts")
+        config.pop("final_logit_softcapping") if config.get("final_logit_softcapping") is None else None
+    if kind == "mimo_v2_flash":
+        few = config["num_key_value_heads"]
+        config["num_key_value_heads"] = [2 * few if local else few for local in windows]
+        writer.add_value_length(config["v_head_dim"])
+        writer.add_key_length(config.pop("head_dim"))
+        writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+        writer.add_leading_dense_block_count(1)
+    return config
+
+
 def add_metadata(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = config["rope_parameters"]
     full = rope.get("full_attention", rope)
+    config = newer_metadata(writer, config)
     if config["model_type"] == "glm4_moe":  # with a layer behind the last, for guessing further tokens
         config = config | {"num_hidden_layers": config["num_hidden_layers"] + 1}
         writer.add_nextn_predict_layers(1)

@@ -4,7 +4,7 @@ A twin computes everything anew for every draft: the target by transformers, the
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ LAYER = {
     "rope_theta": 10000.0,
 }
 Tensors = dict[str, Tensor]
-Drafts = Callable[[list[int], int], tuple[list[int], Tensor]]  # (tokens, k) -> k drafts, their logits [k, VOCAB]
+# (tokens, k, path) -> k drafts, their logits [k, VOCAB]; the first drafts are those of the path, where there is one
+Drafts = Callable[..., tuple[list[int], Tensor]]
 
 
 class Target:
@@ -176,15 +177,19 @@ def feed_forward(x: Tensor, w: Callable[[str], Tensor | None]) -> Tensor:
 
 
 def chain(
-    hidden: Tensor, tokens: list[int], k: int, step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    hidden: Tensor,
+    tokens: list[int],
+    k: int,
+    path: Sequence[int],
+    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[list[int], Tensor]:
     """`step(hidden states, ids)` gives the head's hidden states and logits of all positions."""
     ids, lines = list(tokens[1:]), []
     hidden = hidden[: len(ids)]
-    for _ in range(k):
+    for number in range(k):
         own, logits = step(hidden, torch.tensor(ids))
         lines.append(logits[-1])
-        ids.append(int(logits[-1].argmax()))
+        ids.append(path[number] if number < len(path) else int(logits[-1].argmax()))
         hidden = torch.cat([hidden, own[-1:]])
     return ids[len(tokens) - 1 :], torch.stack(lines)
 
@@ -200,7 +205,7 @@ def eagle_twin(target: Target, path: Path) -> Drafts:
         x = feed_forward(x + attend(x, w), w)
         return x, F.linear(x, target.head)
 
-    return lambda tokens, k: chain(target.hidden(tokens)[LAYERS + 1], tokens, k, step)
+    return lambda tokens, k, path=(): chain(target.hidden(tokens)[LAYERS + 1], tokens, k, path, step)
 
 
 def eagle3_twin(target: Target, path: Path) -> Drafts:
@@ -236,7 +241,7 @@ def eagle3_twin(target: Target, path: Path) -> Drafts:
             logits = torch.full((len(logits), VOCAB), -torch.inf).index_copy(1, places, logits)
         return (last if c.get("norm_output") else x), logits
 
-    return lambda tokens, k: chain(fused(tokens), tokens, k, step)
+    return lambda tokens, k, path=(): chain(fused(tokens), tokens, k, path, step)
 
 
 # -- Medusa -----------------------------------------------------------------------------------------------------------
@@ -282,7 +287,7 @@ def medusa_twin(target: Target, path: Path) -> Drafts:
     file = path / "model.safetensors"
     tokens_of_heads = load_file(file)["token_map"] if file.exists() else torch.arange(VOCAB)
 
-    def drafts(tokens: list[int], k: int) -> tuple[list[int], Tensor]:
+    def drafts(tokens: list[int], k: int, path: Sequence[int] = ()) -> tuple[list[int], Tensor]:
         last = target.hidden(tokens)[LAYERS + 1][len(tokens) - 2]
         lines = torch.full((k, VOCAB), -torch.inf)
         for head in range(k):
@@ -407,7 +412,54 @@ def mtp_twin(target: Target, path: Path) -> Drafts:
         out = (out[0] if isinstance(out, tuple) else out)[0]
         return out, F.linear(norm(out, "shared_head.norm"), target.head)
 
-    return lambda tokens, k: chain(target.hidden(tokens)[LAYERS + 1], tokens, k, step)
+    return lambda tokens, k, path=(): chain(target.hidden(tokens)[LAYERS + 1], tokens, k, path, step)
+
+
+# -- heads that are often right ---------------------------------------------------------------------------------------
+
+
+def write_bigrams(folder: Path, tiny_model: Path) -> Path:
+    """A target whose next token depends on the last alone: its layers add nothing."""
+    shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = torch.zeros_like(tensor)
+    tensors["lm_head.weight"] *= 2
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def write_noisy_eagle(folder: Path, bigrams: Path, noise: float = 0.6) -> Path:
+    """It reads the embedding as the target does, but for noise; its own layer adds nothing, either."""
+    torch.manual_seed(9)
+    tensors = layer_tensors("layers.0.", HIDDEN, attn_norm=False)
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"layers.0.{name}.weight"] *= 0
+    rms_of_embedding = load_file(bigrams / "model.safetensors")["model.embed_tokens.weight"].pow(2).mean().sqrt()
+    copy = torch.eye(HIDDEN) + noise * torch.randn(HIDDEN, HIDDEN) / HIDDEN**0.5
+    tensors["fc.weight"] = torch.cat([copy, torch.zeros(HIDDEN, HIDDEN)], 1) / rms_of_embedding
+    tensors["fc.bias"] = torch.zeros(HIDDEN)
+    return save_head(folder, LAYER | {"architectures": ["LlamaForCausalLM"]}, tensors)
+
+
+def write_noisy_medusa(folder: Path, bigrams: Path, noise: float = 2.0) -> Path:
+    """Each LM head gives a token the sum of what is read where greedy decoding has it so many positions later, and
+    noise."""
+    torch.manual_seed(10)
+    t = load_file(bigrams / "model.safetensors")
+    read = rms(t["model.embed_tokens.weight"], t["model.norm.weight"])
+    follower = (read @ t["lm_head.weight"].T).argmax(-1)
+    tensors, later = {}, follower
+    for head in range(NUM_HEADS):
+        later = follower[later]
+        sums = F.one_hot(later, VOCAB).float().T @ read
+        tensors[f"{head}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
+        tensors[f"{head}.1.weight"] = 0.1 * (sums + noise * torch.randn(VOCAB, HIDDEN))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": NUM_HEADS, "medusa_num_layers": 1}))
+    save_file(tensors, folder / "medusa_lm_head.safetensors")
+    return folder
 
 
 # method, how its head is written, and its twin

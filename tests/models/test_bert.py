@@ -1,6 +1,7 @@
 """Tiny random encoders of every class, made by transformers, against transformers."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    AlbertForSequenceClassification,
+    AlbertModel,
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
@@ -19,10 +25,31 @@ from transformers import (
     CamembertForMaskedLM,
     CamembertForSequenceClassification,
     CamembertModel,
+    Data2VecTextConfig,
+    Data2VecTextForMaskedLM,
+    Data2VecTextForSequenceClassification,
+    Data2VecTextModel,
     DistilBertConfig,
     DistilBertForMaskedLM,
     DistilBertForSequenceClassification,
     DistilBertModel,
+    ElectraConfig,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+    ElectraForSequenceClassification,
+    ElectraModel,
+    ErnieConfig,
+    ErnieForMaskedLM,
+    ErnieForSequenceClassification,
+    ErnieModel,
+    GteConfig,
+    GteForMaskedLM,
+    GteForSequenceClassification,
+    GteModel,
+    JinaEmbeddingsV3Config,
+    JinaEmbeddingsV3ForMaskedLM,
+    JinaEmbeddingsV3ForSequenceClassification,
+    JinaEmbeddingsV3Model,
     ModernBertConfig,
     ModernBertForMaskedLM,
     ModernBertForSequenceClassification,
@@ -46,8 +73,9 @@ from transformers import (
 
 from models.checking import BACKENDS, make_ops
 from quire.core.errors import BadCheckpoint, QuireError, Unsupported
-from quire.models import nomic_bert
+from quire.models import rope_bert
 from quire.models.registry import family, purpose
+from quire.models.rope import frequencies
 from quire.runtime.encoder import EncodeInput, EncoderRunner
 from quire.weights.checkpoint import open_checkpoint
 from quire.weights.config import CheckpointConfig
@@ -85,6 +113,10 @@ MODERN = {
 }
 MPNET = {**TINY, "max_position_embeddings": MAX_LEN + 2}
 NOMIC = {**TINY, "type_vocab_size": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+GTE = {**TINY, "type_vocab_size": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+JINA_3 = {**GTE, "pad_token_id": 1}
+ELECTRA = {**TINY, "embedding_size": 24}
+ALBERT = {**TINY, "embedding_size": 24, "num_hidden_layers": 3, "num_hidden_groups": 2, "initializer_range": 0.4}
 BIASES = {"attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True}
 ONE = {"num_labels": 1}
 CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
@@ -109,6 +141,29 @@ CASES: dict[str, tuple[type[PreTrainedModel], type, dict[str, Any]]] = {
     "mpnet-with-a-head": (MPNetForMaskedLM, MPNetConfig, MPNET),
     "nomic": (NomicBertModel, NomicBertConfig, NOMIC),
     "nomic-heads-of-12": (NomicBertModel, NomicBertConfig, {**NOMIC, "hidden_size": 36, "num_attention_heads": 3}),
+    "data2vec": (Data2VecTextModel, Data2VecTextConfig, ROBERTA),
+    "data2vec-with-a-head": (Data2VecTextForMaskedLM, Data2VecTextConfig, ROBERTA),
+    "ernie": (ErnieModel, ErnieConfig, {**TINY, "use_task_id": True}),
+    "ernie-with-a-head": (ErnieForMaskedLM, ErnieConfig, TINY),
+    "score-data2vec": (Data2VecTextForSequenceClassification, Data2VecTextConfig, {**ROBERTA, **ONE}),
+    "score-ernie": (ErnieForSequenceClassification, ErnieConfig, {**TINY, **ONE, "use_task_id": True}),
+    "electra": (ElectraModel, ElectraConfig, ELECTRA),
+    "electra-wide": (ElectraForPreTraining, ElectraConfig, {**TINY, "embedding_size": 64}),
+    "electra-with-a-head": (ElectraForMaskedLM, ElectraConfig, ELECTRA),
+    "albert": (AlbertModel, AlbertConfig, ALBERT),
+    "albert-with-a-head": (
+        AlbertForMaskedLM,
+        AlbertConfig,
+        {**ALBERT, "num_hidden_layers": 1, "num_hidden_groups": 1, "inner_group_num": 2},
+    ),
+    "gte": (GteModel, GteConfig, {**GTE, "type_vocab_size": 0}),
+    "gte-with-a-head": (GteForMaskedLM, GteConfig, GTE),
+    "jina-3": (JinaEmbeddingsV3Model, JinaEmbeddingsV3Config, JINA_3),
+    "jina-3-with-a-head": (JinaEmbeddingsV3ForMaskedLM, JinaEmbeddingsV3Config, JINA_3),
+    "score-electra": (ElectraForSequenceClassification, ElectraConfig, {**ELECTRA, **ONE}),
+    "score-albert": (AlbertForSequenceClassification, AlbertConfig, {**ALBERT, **ONE}),
+    "score-gte": (GteForSequenceClassification, GteConfig, {**GTE, **ONE}),
+    "score-jina-3": (JinaEmbeddingsV3ForSequenceClassification, JinaEmbeddingsV3Config, {**JINA_3, **ONE}),
     "score-mpnet": (MPNetForSequenceClassification, MPNetConfig, {**MPNET, **ONE}),
     "score-modernbert": (ModernBertForSequenceClassification, ModernBertConfig, {**MODERN, **BIASES, **ONE}),
     "score-bert": (BertForSequenceClassification, BertConfig, {**TINY, **ONE}),
@@ -158,7 +213,8 @@ def ask(model: PreTrainedModel, text: EncodeInput) -> np.ndarray:
     given = {"input_ids": torch.tensor([text.ids])}
     if getattr(model.config, "type_vocab_size", 1) > 1 and text.segments is not None:
         given["token_type_ids"] = torch.tensor([text.segments])
-    out = model.base_model(**given) if type(model).__name__.endswith("ForMaskedLM") else model(**given)
+    has_head = type(model).__name__.endswith(("ForMaskedLM", "ForPreTraining"))
+    out = model.base_model(**given) if has_head else model(**given)
     return (out.logits if "logits" in out else out.last_hidden_state[0]).numpy()
 
 
@@ -190,14 +246,50 @@ def test_vectors_and_logits_are_those_of_transformers(
 def test_nomic_as_its_authors_spell_it(checkpoints: Callable[[str], Theirs]) -> None:
     theirs = checkpoints("nomic")
     values = json.loads((theirs.path / "config.json").read_text())
-    spelled = {nomic_bert.SPELLINGS[key]: key for key in nomic_bert.SPELLINGS}
+    spelled = {rope_bert.SPELLINGS[key]: key for key in rope_bert.SPELLINGS}
     renamed = {spelled.get(key, key): value for key, value in values.items() if key != "rope_parameters"}
     more = {"rotary_emb_base": 500.0, "n_positions": 8192, "activation_function": "swiglu", "prenorm": False}
-    found = nomic_bert.config(CheckpointConfig(theirs.path, renamed | more))
-    assert found == nomic_bert.config(open_checkpoint(theirs.path).config)
-    for key, value in {"prenorm": True, "rotary_emb_fraction": 0.5, "moe_every_n_layers": 2}.items():
+    found = rope_bert.config(CheckpointConfig(theirs.path, renamed | more))
+    assert found == rope_bert.config(open_checkpoint(theirs.path).config)
+    for key, value in {"prenorm": True, "rotary_emb_fraction": 0.5, "qkv_proj_bias": True}.items():
         with pytest.raises(Unsupported, match=f"{key} is {value}"):
-            nomic_bert.config(CheckpointConfig(theirs.path, renamed | more | {key: value}))
+            rope_bert.config(CheckpointConfig(theirs.path, renamed | more | {key: value}))
+
+
+OLDER_NAMES = {"gte": "NewModel", "gte-with-a-head": "NewForMaskedLM", "score-gte": "NewForSequenceClassification"}
+SPELLED = [
+    pytest.param(name, marks=pytest.mark.verifies("safetensors", architecture=older))
+    for name, older in OLDER_NAMES.items()
+]
+
+
+@pytest.mark.parametrize("name", SPELLED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gte_as_its_authors_spell_it(
+    checkpoints: Callable[[str], Theirs], backend: str, name: str, tmp_path: Path
+) -> None:
+    theirs = checkpoints(name)
+    values = json.loads((theirs.path / "config.json").read_text()) | {"architectures": [OLDER_NAMES[name]]}
+    values |= {"rope_theta": 5000.0, "rope_parameters": None, "position_embedding_type": "rope"}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    tensors = load_file(theirs.path / "model.safetensors")
+    save_file({re.sub("^gte", "new", key): data for key, data in tensors.items()}, tmp_path / "model.safetensors")
+    ours = load(tmp_path, backend).run(TEXTS, "first" if name.startswith("score") else "all", np.copy)
+    for found, expected in zip(ours, theirs.rows, strict=False):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5 * np.abs(expected).max())
+
+
+def test_ntk_of_gte_slows_the_slowest_frequency_by_its_factor(checkpoints: Callable[[str], Theirs]) -> None:
+    hf = open_checkpoint(checkpoints("gte").path).config
+    plain = {"rope_parameters": None, "rope_theta": 5000.0}
+    scaled = {"rope_scaling": {"type": "ntk", "factor": 8.0}}
+    found, base = (rope_bert.config(hf.with_values(plain | more)).rope for more in (scaled, {}))
+    assert found is not None and base is not None
+    (slowed, _), (before, _) = frequencies(found, 40), frequencies(base, 40)
+    np.testing.assert_allclose(before[-1] / slowed[-1], 8.0, rtol=1e-5)
+    np.testing.assert_allclose(before[0] / slowed[0], 8.0 ** (2 / 16), rtol=1e-5)
+    with pytest.raises(Unsupported, match=r"rope_scaling\.mixed_b is 0\.5"):
+        rope_bert.config(hf.with_values(plain | {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.5}}))
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "score-bert"])

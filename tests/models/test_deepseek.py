@@ -142,7 +142,13 @@ def write_gguf(source: Path, path: Path, apart: bool) -> Path:
     latent, still, turning, value = (
         c[key] for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
-    writer = gguf.GGUFWriter(path, "deepseek2")
+    others = {"GlmMoeDsaForCausalLM": gguf.MODEL_ARCH.GLM_DSA, "Mistral4ForCausalLM": gguf.MODEL_ARCH.MISTRAL4}
+    arch = others.get(c["architectures"][0], gguf.MODEL_ARCH.DEEPSEEK2)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    if "index_topk" in c:
+        writer.add_indexer_top_k(c["index_topk"])
+    if beta := c["rope_parameters"].get("llama_4_scaling_beta"):
+        writer.add_attn_temperature_scale(beta)
     for add, key in (
         (writer.add_block_count, "num_hidden_layers"),
         (writer.add_context_length, "max_position_embeddings"),
@@ -185,8 +191,8 @@ def write_gguf(source: Path, path: Path, apart: bool) -> Path:
     if apart:
         writer.add_key_length_mla(still + turning)
         writer.add_value_length_mla(value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DEEPSEEK2, c["num_hidden_layers"])
-    for name, data in stacked(load_file(source / "model.safetensors")):
+    names = gguf.get_tensor_name_map(arch, c["num_hidden_layers"])
+    for name, data in stacked(load_file(source / "model.safetensors"), c["model_type"]):
         parts = {name.replace("e_score_correction_bias", "e_score_correction.bias"): data}
         if apart and "kv_b_proj" in name:
             k, v = np.split(data.reshape(-1, still + value, latent), [still], axis=1)

@@ -9,7 +9,7 @@ from transformers import Gemma2Config, Gemma3Config, Gemma3TextConfig, GemmaConf
 
 from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.models import llama
+from quire.models import llama, text_part
 from quire.ops.opset import Activation
 from quire.weights.config import CheckpointConfig
 
@@ -77,7 +77,7 @@ def test_a_gemma3_with_images_leaves_most_of_its_text_unsaid() -> None:
     text = {"hidden_size": 2560, "intermediate_size": 10_240, "num_hidden_layers": 34, "sliding_window": 1024}
     text["rope_scaling"] = {"factor": 8.0, "rope_type": "linear"}
     values = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "eos_token_id": [1, 106]}
-    third = llama.config(CheckpointConfig(Path("config.json"), values))
+    third = text_part.config(CheckpointConfig(Path("config.json"), values))
     assert (third.heads, third.kv_heads, third.head_dim, third.vocab) == (8, 4, 256, 262_208)
     assert third.windows == ((1024,) * 5 + (0,)) * 5 + (1024,) * 4
     assert (third.rope.type, third.rope.theta, third.local_rope.theta) == ("linear", 1_000_000.0, 10_000.0)
@@ -92,7 +92,7 @@ def test_a_gemma3_with_images_leaves_most_of_its_text_unsaid() -> None:
         ({"layer_types": 6}, "layer_types is 6, not a list"),
         ({"layer_types": ["full_attention"]}, "layer_types lists 1 layers, and there are 2"),
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
-        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({"use_bidirectional_attention": True, "attn_logit_softcapping": 5.0}, "scores of an encoder have a softcap"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types lists linear_attention"),
         ({"rope_local_scaling": {"rope_type": "linear"}}, "rope_local_scaling is"),
     ],

@@ -20,7 +20,7 @@ from quire.core.errors import Unsupported
 
 CASES = {
     name: test_bert.CASES[name]
-    for name in ("bert", "bert-with-a-head", "roberta", "xlm-roberta", "distilbert", "nomic")
+    for name in ("bert", "bert-with-a-head", "roberta", "xlm-roberta", "distilbert", "nomic", "modernbert", "jina-3")
 }
 CASES["score-roberta"] = test_bert.CASES["score-roberta"]
 SENTENCES = [

@@ -5,22 +5,28 @@ from pathlib import Path
 
 import pytest
 from transformers import (
+    BioGptConfig,
     BloomConfig,
+    CodeGenConfig,
     Cohere2Config,
     CohereConfig,
     FalconConfig,
     GPT2Config,
     GPTBigCodeConfig,
     GPTJConfig,
+    GPTNeoConfig,
     GPTNeoXConfig,
     Jais2Config,
     MptConfig,
     NemotronConfig,
     OlmoConfig,
+    OpenAIGPTConfig,
     OPTConfig,
+    PersimmonConfig,
     PhiConfig,
     StableLmConfig,
     Starcoder2Config,
+    XGLMConfig,
 )
 
 from models.checking import (
@@ -41,11 +47,25 @@ HEADS_9 = {"hidden_size": 72, "num_attention_heads": 9}
 ROTARY_HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
 ALIBI = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
 PAD = {"pad_token_id": 0}
+PAD_1 = {"pad_token_id": 1}
 CASES: Cases = {
     "gpt2": (GPT2Config, {}),
     "gpt2-untied": (GPT2Config, {**HEADS_9, "tie_word_embeddings": False}),
     "gptj": (GPTJConfig, {"rotary_dim": 8}),
     "gptj-heads-3": (GPTJConfig, {"rotary_dim": 12, "num_attention_heads": 3, "hidden_size": 72, "n_inner": 80}),
+    "codegen": (CodeGenConfig, {"rotary_dim": 8}),
+    "gpt-neo": (
+        GPTNeoConfig,
+        {"num_hidden_layers": 3, "attention_types": [[["global", "local", "local"], 1]], "window_size": 5},
+    ),
+    "openai-gpt": (OpenAIGPTConfig, {}),
+    "xglm": (
+        XGLMConfig,
+        {"d_model": 64, "ffn_dim": 80, "num_layers": 2, "attention_heads": 4, "init_std": 0.3} | PAD_1,
+    ),
+    "biogpt": (BioGptConfig, PAD_1),
+    "persimmon": (PersimmonConfig, {}),
+    "persimmon-plain": (PersimmonConfig, {"qk_layernorm": False, **ROTARY_HALF, "num_attention_heads": 2}),
     "gpt-neox": (GPTNeoXConfig, {}),
     "gpt-neox-in-turn": (GPTNeoXConfig, {**HEADS_9, **ROTARY_HALF, "use_parallel_residual": False}),
     "gpt-neox-no-bias": (GPTNeoXConfig, {"attention_bias": False, "tie_word_embeddings": True}),

@@ -2,15 +2,13 @@
 against an equivalent one."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from transformers import (
     ApertusConfig,
     ArceeConfig,
@@ -36,13 +34,11 @@ from models.checking import (
     compute,
     make_ops,
     random_model,
+    rewritten,
 )
-from quire.core.errors import Unsupported
 from quire.models import baichuan
 from quire.models.alibi import alibi_slopes
 from quire.models.llama_families import FAMILIES
-from quire.models.registry import family
-from quire.weights.config import CheckpointConfig
 
 FACTORS = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 4.0}
 GRANITE_4 = FACTORS | {"layer_types": ["full_attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 80}
@@ -105,24 +101,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     check_against_transformers(backend, checkpoints(name))
 
 
-def test_granite_4_with_other_layers_is_refused() -> None:
-    values = {"architectures": ["GraniteMoeHybridForCausalLM"], "hidden_act": "silu", "num_hidden_layers": 2}
-    with pytest.raises(Unsupported, match="are mamba"):
-        values |= {"layer_types": ["attention", "mamba"]}
-        family("GraniteMoeHybridForCausalLM").config(CheckpointConfig(Path("config.json"), values))
-
-
 # -- families whose code transformers does not have --------------------------------------------------------------------
-
-
-def rewritten(
-    theirs: Theirs, folder: Path, values: Mapping[str, Any], tensors: Mapping[str, np.ndarray], without: tuple[str, ...]
-) -> Theirs:
-    config = json.loads((theirs.path / "config.json").read_text())
-    config = {key: value for key, value in config.items() if key not in without}
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
-    save_file({name: np.ascontiguousarray(data) for name, data in tensors.items()}, folder / "model.safetensors")
-    return replace(theirs, path=folder)
 
 
 def packed(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,7 +10,9 @@ from transformers import (
     MBartForConditionalGeneration,
     MT5ForConditionalGeneration,
     PegasusForConditionalGeneration,
+    PLBartForConditionalGeneration,
     T5ForConditionalGeneration,
+    UMT5ForConditionalGeneration,
 )
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -51,7 +53,9 @@ CASES: Cases = {
     "t5-own-head": (T5, {**T5_TINY, "feed_forward_proj": "gated-silu", "tie_word_embeddings": False, "own_head": True}),
     "mt5": (MT5, {**T5_TINY, "d_kv": 20, "num_heads": 3}),
     "mt5-gated": (MT5, {**T5_TINY, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    "umt5": (UMT5ForConditionalGeneration, {**T5_TINY, "num_layers": 3, "num_decoder_layers": 2, "d_kv": 20}),
     "bart": (BART, BART_TINY),
+    "plbart": (PLBartForConditionalGeneration, {**BART_TINY, "scale_embedding": True}),
     "bart-odd": (BART, {**BART_TINY, **ODD}),
     "bart-scaled": (BART, {**BART_TINY, "scale_embedding": True, "activation_function": "relu"}),
     "bart-untied": (BART, {**BART_TINY, "tie_word_embeddings": False}),

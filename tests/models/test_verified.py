@@ -7,7 +7,8 @@ import pytest
 from models.verified import PAGE, page_with, proofs_of, table
 from quire.models.registry import PURPOSES
 
-ALIASES = {"MPTForCausalLM", "PhiMoEForCausalLM"}  # other spellings of what is tested
+# Other spellings of what is tested.
+ALIASES = {"MPTForCausalLM", "PhiMoEForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"}
 
 
 def test_the_table_of_families_is_that_of_the_tests(request: pytest.FixtureRequest) -> None:

@@ -23,12 +23,14 @@ import triton.language as tl  # noqa: E402
 from ops.draws import draws, first_draws, grow_tree  # noqa: E402
 from quire.core.watermark import Watermark  # noqa: E402
 from quire.ops.gpu.sampling.job import Split  # noqa: E402
-from quire.ops.gpu.sampling.philox import uniform_below  # noqa: E402
+from quire.ops.gpu.sampling.philox import random_word  # noqa: E402
+from quire.ops.gpu.sampling.race import exponential  # noqa: E402
 from quire.ops.gpu.sampling.rows import Features  # noqa: E402
 from quire.ops.gpu.sampling.sampler import DeviceSampler  # noqa: E402
 from quire.ops.gpu.sampling.softmax_weights import ordered_key, softmax_weight  # noqa: E402
 from quire.ops.opset import Masks  # noqa: E402
-from quire.ops.philox import uniform_bits  # noqa: E402
+from quire.ops.philox import random_bits  # noqa: E402
+from quire.ops.race import exponentials  # noqa: E402
 from quire.ops.reference.filters import distances, weights  # noqa: E402
 from quire.ops.reference.sampler import TorchSampler, apply_masks  # noqa: E402
 from quire.ops.row_params import DryParams, Filter, MirostatParams, RowParams  # noqa: E402
@@ -84,19 +86,20 @@ def draw_one(logits, params: RowParams, tokens=(), num_prompt=None) -> int:
 
 
 @triton.jit
-def _draw_numbers(seeds, positions, samples, total, out):
-    i = tl.program_id(0)
-    drawn = uniform_below(tl.load(seeds + i), tl.load(positions + i), tl.load(samples + i), tl.load(total))
-    tl.store(out + i, drawn)
+def _draw_numbers(seeds, positions, samples, out, N: tl.constexpr):
+    i, ids = tl.program_id(0), tl.arange(0, N)
+    word = random_word(tl.load(seeds + i), tl.load(positions + i), tl.load(samples + i))
+    tl.store(out + i * N + ids, exponential(word, ids * 97))
 
 
-def test_random_numbers_are_those_of_the_host():
+def test_random_numbers_are_those_of_the_host_bit_for_bit():
     seeds, positions, samples = [0, -1, 1 << 62, -(1 << 63)], [0, 77, 1 << 33, 5], [0, 3, 127, 1]
-    total = (1 << 62) - 12345
-    out = torch.zeros(4, dtype=torch.int64, device=DEVICE)
-    _draw_numbers[(4,)](*(torch.tensor(x, device=DEVICE) for x in (seeds, positions, samples, [total])), out)
-    bits = [uniform_bits(*case) for case in zip(seeds, positions, samples, strict=True)]
-    assert out.tolist() == [b * total >> 53 for b in bits]
+    out = torch.zeros((4, 4096), dtype=torch.float64, device=DEVICE)
+    given = (torch.tensor(x, device=DEVICE) for x in (seeds, positions, samples))
+    _draw_numbers[(4,)](*given, out, N=4096, enable_fp_fusion=False)
+    for line, case in zip(out, zip(seeds, positions, samples, strict=True), strict=True):
+        expected = exponentials(random_bits(*case)[0], 97 * np.arange(4096))
+        assert line.tolist() == expected.tolist()
 
 
 @triton.jit

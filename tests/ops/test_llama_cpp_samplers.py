@@ -12,6 +12,7 @@ from transformers import NoRepeatNGramLogitsProcessor
 from quire.core.dry import DryBreaker
 from quire.ops.native.sampler import NativeSampler
 from quire.ops.philox import random_bits
+from quire.ops.race import exponentials
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.row_params import DryParams, Filter, MirostatParams, RowParams
 
@@ -179,17 +180,16 @@ def defined_token(logits: np.ndarray, params: RowParams, tokens: list[int], mu: 
         return int(np.argmax(logits)), mu
     left = Candidates(logits)
     left.keep(left.logits > -np.inf)
-    bits, xtc_bits = random_bits(params.seed, len(tokens), params.sample)
+    key, xtc_bits = random_bits(params.seed, len(tokens), params.sample)
     for filter in params.filters:
         STEPS_BY_NAME[filter](left, params, xtc_bits / 2**53)
     if params.mirostat:
         mirostat(left, params, mu)
-    by_id = np.argsort(left.ids)
-    place = int((np.cumsum(left.p[by_id]) <= bits / 2**53).sum())
-    surprise = -math.log2(left.p[by_id[place]])
+    place = int(np.argmin(exponentials(key, left.ids) / left.p))
+    surprise = -math.log2(left.p[place])
     if params.mirostat:
         mu -= params.mirostat.eta * (surprise - params.mirostat.tau)
-    return int(left.ids[by_id[place]]), mu
+    return int(left.ids[place]), mu
 
 
 def lines(kind: str) -> tuple[np.ndarray, list[int]]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import _native
-from quire.ops.philox import philox4x32, uniform, uniform_bits
+from quire.ops.philox import philox4x32, random_bits
 
 KNOWN_ANSWERS = [  # philox4x32-10: counter, key, words
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
@@ -31,12 +31,14 @@ def test_native_equals_python(counter, key):
 
 
 def test_key_is_the_seed_in_twos_complement():
-    assert uniform_bits(-1, 5, 0) == uniform_bits(2**64 - 1, 5, 0)
-    assert uniform_bits(1, 5, 0) != uniform_bits(1 + 2**32, 5, 0)
+    assert random_bits(-1, 5, 0) == random_bits(2**64 - 1, 5, 0)
+    assert random_bits(1, 5, 0) != random_bits(1 + 2**32, 5, 0)
 
 
 def test_numbers_are_uniform_and_differ_by_seed_position_and_sample():
-    numbers = [uniform(seed, position, sample) for seed in range(16) for position in range(64) for sample in range(4)]
+    drawn = [random_bits(seed, position, sample) for seed in range(16) for position in range(64) for sample in range(4)]
+    assert len({key for key, _ in drawn}) == len(drawn)
+    numbers = [bits * 2.0**-53 for _, bits in drawn]
     assert len(set(numbers)) == len(numbers)
     assert 0.0 <= min(numbers) < 0.01
     assert 0.99 < max(numbers) < 1.0

@@ -1,6 +1,6 @@
 """What is measured of a model is kept by model, machine and options, and found again."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from quire.planning.calibration import (
     OPTIONS,
     Burst,
     Calibration,
+    as_served,
     calibration_key,
     find,
     fingerprint,
@@ -83,6 +84,15 @@ def test_what_serving_adds_to_steps_is_found() -> None:
 def test_steps_that_seem_faster_with_a_server_cost_nothing() -> None:
     costs = fit_costs([seen(count, -0.002, 0.0, -0.1) for count in (1, 8, 32)], TIMES, on_gpu=False)
     assert (costs.step, costs.row, costs.request) == (0, 0, 0)
+
+
+def test_steps_beside_a_server_have_its_times() -> None:
+    work = StepWork(8, 8, 256, 256)
+    slow = [replace(seen(count, 0, 0, 0), step=1.25 * TIMES.seconds(StepWork(count, count, 32 * count, 32 * count)))
+            for count in (1, 8, 32)]  # fmt: skip
+    short = Burst(1, 16, 2, 0.1, 0.1, step=1.0)  # of which nothing is learnt
+    assert as_served(TIMES, [*slow, short]).seconds(work) == pytest.approx(1.25 * TIMES.seconds(work))
+    assert as_served(TIMES, [short]) == TIMES
 
 
 def test_on_a_gpu_the_loop_is_seen_where_it_is_slower_than_steps() -> None:

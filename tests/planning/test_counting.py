@@ -9,12 +9,14 @@ from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.models.registry import family
 from quire.ops.compiled import native
 from quire.ops.native import NativeOps
+from quire.ops.native.scan_recorder import new_value
+from quire.ops.opset import KVSpec, Mamba2Weights, StateSpec
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 from quire.planning.packed_bytes import GpuFormat, NativeFormat
 from quire.planning.planned_model import plan_model
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import SHAPES, shape_config
-from quire.planning.step_counter import StepShape, expected_experts
+from quire.planning.step_counter import StepCounter, StepShape, expected_experts
 from quire.weights.checkpoint import open_checkpoint
 
 PUBLISHED = {  # parameters, as the models' own pages or papers give them
@@ -29,6 +31,16 @@ PUBLISHED = {  # parameters, as the models' own pages or papers give them
     "qwen3-8b": 8_190_735_360,
     "smollm2-135m": 134_515_008,
 }
+
+
+def test_states_are_read_and_written_once_a_step() -> None:
+    spec = KVSpec(0, 1, 16, 16, "float16", states=StateSpec(2, (4, 8, 16), 80, 4))
+    counter, vector = StepCounter(spec, StepShape(3, new_tokens=5)), np.zeros(4, np.float32)
+    x, dt, b, c = (new_value(columns) for columns in (64, 4, 8, 8))
+    counter.mamba2_scan(x, dt, b, c, Mamba2Weights(vector, vector, vector), None, 0)
+    count = counter.count.ops["scan"]
+    assert count.kv_bytes == 3 * 2 * 4 * (4 * 8 * 16 + 3 * 80)
+    assert count.flops == 15 * 6 * 4 * 8 * 16
 
 
 @pytest.mark.parametrize("kind", STORAGE_TYPES.values(), ids=str)

@@ -103,3 +103,17 @@ def test_planning_imports_no_torch() -> None:
     code = "import sys; from quire.cli.main import main; main(['plan', '--shape', 'qwen3-0.6b', '--hardware', 'l4']); "
     check = "sys.exit('torch' in sys.modules or 'triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code + check], check=False, capture_output=True).returncode == 0
+
+
+def test_degrees_are_told_beside_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["plan", "--shape", "llama-3.1-70b", "--format", "awq", "--hardware", "h100", "--users", "4"]
+    assert main([*flags, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    rows = {(row["kind"], row["devices"]): row for row in plan["degrees"]}
+    assert list(rows) == [("tp", 2), ("tp", 4), ("tp", 8), ("dp", 2), ("dp", 4)]
+    assert rows["tp", 2]["tpot"] < plan["tpot_seconds"] < 2 * rows["tp", 2]["tpot"], "all-reduces are not free"
+    assert rows["dp", 2]["ttft"] == plan["ttft_seconds"] and rows["dp", 2]["tpot"] < plan["tpot_seconds"]
+    assert rows["tp", 8]["bytes_per_device"] < plan["memory"]["total"] / 3 < rows["dp", 4]["bytes_per_device"]
+    assert 0 < rows["tp", 8]["gain"] < rows["tp", 2]["gain"] < 1
+    assert main(flags) == 0
+    assert "dp 4: 4 have all weights each" in capsys.readouterr().out

@@ -32,13 +32,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 16},
     "Mixtral": {**EXPERTS, "num_local_experts": 4},
 }
+RECURRENT: dict[str, dict[str, Any]] = {
+    "Bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 32},
+    "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},
+}
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 
 
 @cache
 def _model(family: str) -> Any:
     torch.manual_seed(11)
-    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**COMMON | FAMILIES[family])
+    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**COMMON | (FAMILIES | RECURRENT)[family])
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():
         if "norm" in name:

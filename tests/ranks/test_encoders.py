@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import Qwen3Config
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.tiny_encoders import QUERY, TEXTS, save_encoder
+from engine.tiny_rerankers import SIZES, save_decoder
 from models import test_bert
 from models.checking import TINY, random_model
 from quire import Embedder
@@ -23,7 +24,7 @@ from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions
 from quire.executors.encoder import EncoderExecutor
 from quire.executors.options import ExecutorOptions
-from quire.executors.ranks.encoder import RankEncoder
+from quire.executors.ranks.encoder import RankEncoder, RanksEncoder
 from quire.ops.ranks.group import RankGroup, new_shared_memory
 from ranks.test_processes import followers
 
@@ -77,6 +78,13 @@ def test_processes_embed_and_score(encoder: Path) -> None:
     assert not followers(os.getpid())
 
 
+def test_processes_score_by_yes_and_no(tmp_path: Path) -> None:
+    save_decoder(Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=True)), tmp_path)
+    alone, two = (Embedder(tmp_path, task="score", tensor_parallel_size=size) for size in (1, 2))
+    assert two.score(QUERY, TEXTS) == alone.score(QUERY, TEXTS)
+    two.stop()
+
+
 def test_a_killed_rank_loses_no_text(encoder: Path) -> None:
     texts = TEXTS * 100
 
@@ -98,4 +106,4 @@ def test_a_killed_rank_loses_no_text(encoder: Path) -> None:
 
 def test_more_ranks_than_heads_are_refused(checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(BadRequest, match=r"tensor_parallel_size is 5, and the model has 4 attention heads"):
-        Embedder(checkpoint("bert"), tensor_parallel_size=5)
+        RanksEncoder(checkpoint("bert"), OPTIONS, 5)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import GraniteConfig, MixtralConfig
 
-from models import test_deepseek, test_gpt_oss, test_lfm2, test_moe
+from models import test_deepseek, test_gpt_oss, test_lfm2, test_moe, test_newer_families
 from models.checking import PROMPT, TINY, Cases, assert_close, random_model
 from quire import LLM, SamplingParams
 from quire.core.errors import BadRequest
@@ -25,6 +25,7 @@ CASES: Cases = {
     "gpt-oss": test_gpt_oss.CASES["gpt-oss"],  # with biases
     "deepseek-v3": (test_deepseek.CASES["v3"][0], test_deepseek.SIZES),
     "lfm2-moe": test_lfm2.CASES["lfm2-moe"],
+    "llama-4": test_newer_families.CASES["llama-4"],  # weights multiply inputs
     "seven": (MixtralConfig, WIDE),
 }
 if LENGTH > 1:
@@ -54,7 +55,7 @@ def test_kernels_give_the_bits_of_one_process(checkpoint: Callable[[str], Path],
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["seven", "gpt-oss"])
+@pytest.mark.parametrize("name", ["seven", "gpt-oss", "llama-4"])
 def test_plain_ops_give_the_logits_of_one_process(checkpoint: Callable[[str], Path], name: str) -> None:
     alone = steps(OneProcess("torch", checkpoint(name)).logits, PROMPT)
     ranks = InRanks("torch", checkpoint(name), 2, experts=True)

@@ -7,15 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from transformers import (
+    BitNetConfig,
     BloomConfig,
+    CodeGenConfig,
     Cohere2Config,
     CohereConfig,
+    DbrxConfig,
     DeepseekV3Config,
     FalconConfig,
     Gemma2Config,
     GPT2Config,
     GptOssConfig,
     LlamaConfig,
+    MiniCPM3Config,
     MixtralConfig,
     Olmo2Config,
     Phi3Config,
@@ -24,6 +28,7 @@ from transformers import (
 )
 
 from models.checking import MAX_LEN, PROMPT, TINY, Cases, assert_close, random_model
+from models.test_newer_families import CASES as NEWER
 from quire.core.errors import Unsupported
 from quire.ops.opset import KVSpec
 from quire.ops.ranks.cuts import RankIndex
@@ -72,6 +77,18 @@ CASES: Cases = {
         },
     ),
     "deepseek-v3": (DeepseekV3Config, MLA),
+    "minicpm3": (MiniCPM3Config, MLA | {"scale_emb": 3, "dim_model_base": 32}),  # scaled residuals
+    "bitnet": (BitNetConfig, {}),  # norms of what the output and down projections read
+    "dbrx": (
+        DbrxConfig,
+        {
+            "d_model": 128,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 2.0, "rope_theta": 5000.0},
+            "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    "codegen": (CodeGenConfig, {"rotary_dim": 8}),  # q, k and v in four parts
+    **{name: NEWER[name] for name in ("afmoe", "llama-4", "gemma-3n", "gemma-4")},
 }
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from models import test_mamba
+from models.checking import TINY, random_model
 from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
@@ -34,7 +36,7 @@ def texts(llm: LLM, **options: Any) -> list[Any]:
     return [(one.token_ids, one.logprobs, result.prompt_logprobs) for result in results for one in result.outputs]
 
 
-def followers(parent: int) -> list[int]:
+def followers(parent: int, module: bytes = b"quire.executors.ranks.follower") -> list[int]:
     """The processes of ranks that a process has started."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -43,7 +45,7 @@ def followers(parent: int) -> list[int]:
             command = (entry / "cmdline").read_bytes() if status else b""
         except OSError:
             continue
-        if b"quire.executors.ranks.follower" in command and int(status.rpartition(")")[2].split()[1]) == parent:
+        if module in command and int(status.rpartition(")")[2].split()[1]) == parent:
             found.append(int(entry.name))
     return sorted(found)
 
@@ -173,6 +175,17 @@ def test_what_ranks_cannot_do_is_refused(tiny_model: Path, tmp_path: Path) -> No
         LLM(tiny_model, tensor_parallel_size=2, kv_transfer_config=transfer)
     with pytest.raises(BadRequest, match="tensor_parallel_size is 0"):
         LLM(tiny_model, tensor_parallel_size=0)
+    assert not followers(os.getpid())
+
+
+def test_recurrent_states_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    config, options = test_mamba.CASES["bamba"]
+    random_model(config(**{**TINY, **options}), seed=4).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_model / name).read_bytes())
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with pytest.raises(Unsupported, match=rf"a model with states is not divided.*\n.*leave out {name}"):
+            LLM(tmp_path, **{name: 2})
     assert not followers(os.getpid())
 
 

@@ -68,4 +68,5 @@ class TreeOracle(Proposer):
             places[branch] = len(tree.tokens)
             tree.tokens.append(branch[-1])
             tree.parents.append(places[branch[:-1]])
+            tree.confidences.append(self._chance.uniform(0.4, 0.9))
         return tree

@@ -35,8 +35,18 @@ def test_a_mixed_step() -> None:
     assert step.sampling.tolist() == [0]
     for name in type(batch).__slots__:
         array = getattr(batch, name)
-        if name not in ("source_lens", "source_tables", "ancestors", "hidden_rows"):  # which other files tell
+        if name not in ("source_lens", "source_tables", "ancestors", "hidden_rows", "states"):  # which other files tell
             assert array.dtype == np.int32 and array.flags.c_contiguous, name
+
+
+def test_runs_become_segments_that_follow_each_other() -> None:
+    rows = BatchRows(4, 32, block_size=4)
+    rows.admit(admission(2, [10, 11, 12, 13, 14, 15], [7, 3]))
+    rows.admit(admission(0, [20, 21, 22, 23, 24], [5, 1]))
+    runs = [Run(2, 0, 6, state=-1, states=[(4, 8), (6, 2)]), Run(0, 4, 1, state=5, states=[(5, 5)])]
+    batch = rows.step(runs).batch
+    assert batch.states is not None and batch.states.dtype == np.int32
+    assert batch.states.tolist() == [[4, -1, 8], [6, 8, 2], [7, 5, 5]]
 
 
 def test_steps_without_adapters_have_no_array_of_them() -> None:

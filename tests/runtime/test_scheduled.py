@@ -12,7 +12,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from runtime.oracle import oracle, tree_oracle
-from runtime.tiny_model import BACKENDS, BLOCK_SIZE, HYBRIDS, MAX_LEN, MODELS, NATIVE, WINDOWS, make_runner
+from runtime.tiny_model import BACKENDS, BLOCK_SIZE, HYBRIDS, MAX_LEN, MODELS, NATIVE, SLOTTED, WINDOWS, make_runner
 
 pytestmark = pytest.mark.slow
 
@@ -53,9 +53,10 @@ def serve(
     ahead: int = 0,
     told: dict[tuple[str, int], list[int]] | None = None,
     trees: bool = False,
+    num_slots: int = 50,
 ) -> tuple[dict[tuple[str, int], list[int]], int, int]:
     """-> the tokens of every sample, and how many preemptions and swapped blocks there were."""
-    has_states = model in HYBRIDS
+    has_states = model in HYBRIDS | SLOTTED
     limits = SchedulerLimits(
         max_num_seqs=rows,
         max_num_batched_tokens=budget,
@@ -63,7 +64,7 @@ def serve(
         block_size=BLOCK_SIZE,
         has_states=has_states,
     )
-    runner = make_runner(backend, num_blocks, host, rows, model)
+    runner = make_runner(backend, num_blocks, host, rows, model, num_slots)
     runner.proposer = (tree_oracle if trees else oracle)(texts(told), 97, ANY_METHOD) if told else None
     window = max(WINDOWS) if model == "mistral" and not alone else 0
     scheduler = Scheduler(
@@ -74,6 +75,7 @@ def serve(
         ahead=ahead,
         window=window,
         drafts=DraftPolicy() if told else None,
+        num_slots=num_slots if model in SLOTTED else 0,
     )
     if told:
         make_drafts_free(scheduler.speculation)
@@ -103,7 +105,7 @@ def serve(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("model", [*MODELS, *HYBRIDS])
+@pytest.mark.parametrize("model", [*MODELS, *HYBRIDS, *SLOTTED])
 def test_company_cache_chunks_and_preemption_change_nothing(backend: str, model: str) -> None:
     alone, *_ = serve(backend, model, alone=True)
     assert serve(backend, model) == (alone, 0, 0)
@@ -112,9 +114,32 @@ def test_company_cache_chunks_and_preemption_change_nothing(backend: str, model:
     recomputed, num_preemptions, _ = serve(backend, model, num_blocks=num_blocks)
     assert num_preemptions > 0
     assert recomputed == alone
+    if model in SLOTTED:  # which are not swapped
+        for num_slots in (3, 7, 20):
+            assert serve(backend, model, num_slots=num_slots) == (alone, 0, 0)
+        return
     swapped, _, num_swapped = serve(backend, model, num_blocks=num_blocks, host=40)
     assert num_swapped > 0
     assert swapped == alone
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rejected_drafts_leave_no_trace_in_states(backend: str) -> None:
+    alone, *_ = serve(backend, "bamba", alone=True)
+    assert serve(backend, "bamba", told=alone) == (alone, 0, 0)
+    assert serve(backend, "bamba", told=alone, budget=16, num_slots=30) == (alone, 0, 0)
+    recomputed, num_preemptions, _ = serve(backend, "bamba", told=alone, num_blocks=22)
+    assert num_preemptions > 0
+    assert recomputed == alone
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_steps_that_are_planned_ahead_change_no_state(ahead: int) -> None:
+    alone, *_ = serve("torch", "bamba", alone=True)
+    for num_blocks in (200, 22):
+        for told in (None, alone):
+            tokens, _, _ = serve("torch", "bamba", ahead=ahead, num_blocks=num_blocks, told=told)
+            assert tokens == alone
 
 
 @pytest.mark.parametrize("ahead", [1, 2])

@@ -45,7 +45,7 @@ def test_every_method_proposes_and_forgets(method: str) -> None:
         proposals = proposers.propose(rows, runs)
         assert set(proposals) <= set(rows)
         for [proposal] in proposals.values():
-            assert proposal.method == method and 1 <= len(proposal.tokens) <= 3
+            assert proposal.method == method and 1 <= len(proposal.tokens) <= 3 and not proposal.parents
             assert all(type(draft) is int for draft in proposal.tokens)
         proposers.retire(5)
     assert proposers.propose({}, {}) == {}
@@ -137,6 +137,17 @@ def test_several_methods_at_once(method: Any) -> None:
     assert short is not None and [one.num_tokens for one in short.methods] == [4, 4]
 
 
+def test_a_policy_knows_what_trees_take() -> None:
+    def trees(**config: Any) -> list[tuple[int, tuple[int, ...]]]:
+        found = EngineOptions.of({"speculative_config": {"model": "./head", **config}}).speculation
+        assert found is not None
+        return [(one.tree_nodes, one.tree_steps) for one in found.policy(on_gpu=True).methods]
+
+    assert trees(method="eagle3", tree_nodes=16) == [(16, (1, 4, 8))]
+    assert trees(method="medusa", tree_nodes=16, tree_top_k=8) == [(16, (1, 1, 1))]
+    assert trees(method="eagle") == [(0, ())]
+
+
 def test_the_number_of_drafts_can_be_fixed_by_batch_size() -> None:
     asked = {"method": "ngram", "num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 32, 2]]}
     config = EngineOptions.of({"speculative_config": asked}).speculation
@@ -188,7 +199,18 @@ def test_keys_of_vllm_that_ask_for_nothing_are_taken() -> None:
         ),
         ({"speculative_config": '{"model": "smollm2", "max_model_len": 8}'}, "is 8.*at least 16"),
         ({"speculative_config": '{"model": ["smollm2"]}'}, "model is .*name or the path"),
-        ({"speculative_config": '{"method": "ngram", "speculative_token_tree": "[(0,)]"}'}, "tree.*a chain"),
+        ({"speculative_config": '{"method": "ngram", "speculative_token_tree": "[(0,)]"}'}, "tree.*set tree_nodes"),
+        ({"speculative_config": '{"method": "ngram", "tree_nodes": 16}'}, "tree_nodes.*which is of suffix"),
+        ({"speculative_config": '{"method": "suffix", "tree_nodes": 16}'}, "has 24 draft tokens.*25 to 63"),
+        ({"speculative_config": '{"method": "eagle", "model": "./head", "tree_nodes": 64}'}, "is 64.*at most 63"),
+        ({"speculative_config": '{"method": "eagle", "model": "./head", "tree_top_k": 3}'}, "no tree.*tree_nodes"),
+        (
+            {
+                "speculative_config": '{"method": "eagle3", "model": "./head", "num_speculative_tokens": 9, '
+                '"tree_nodes": 32, "tree_top_k": 8}'
+            },
+            "top_k is 8.*is 9.*compute 64 nodes.*at most 63",
+        ),
         (
             {
                 "speculative_config": '{"method": "ngram", '

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.core.draft_tree import ROOT, DraftTree
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.ops.compiled import native
@@ -29,7 +30,9 @@ def admit(one: Suffix, row: int, num_prompt: int, tenant: str = "") -> None:
 
 
 def propose(one: Suffix, row: int, *tokens: int, count: int = 8) -> list[int]:
-    return one.propose({row: np.array(tokens, np.int32)}, {row: count}).get(row, [])
+    tree = one.propose({row: np.array(tokens, np.int32)}, {row: count}).get(row, DraftTree([]))
+    assert not tree.parents
+    return tree.tokens
 
 
 def history(*texts: list[int]) -> Any:
@@ -69,7 +72,7 @@ def plain_best(
             alive = [at + 1 for at in alive if at < len(whole) and whole[at] == token]
             drafts.append(token)
             score += probability
-        if score > best[0]:
+        if score > best[0] + 1e-9:
             best = (score, drafts)
     return best
 
@@ -91,6 +94,68 @@ def test_drafts_are_those_of_a_plain_search() -> None:
         assert found == expected
         longest = max(longest, len(found))
     assert longest == 8
+
+
+Nodes = list[tuple[int, int, float]]  # (token, parent, confidence)
+
+
+def plain_tree(
+    text: list[int], own: bool, last: list[int], max_nodes: int, rules: tuple[int, int, float, float]
+) -> tuple[float, Nodes]:
+    """The likeliest continuations of every length of match, one after the other."""
+    most_tokens, most_length, factor, least = rules
+    matches = plain_matches(text, last, most_length)
+    best: tuple[float, Nodes] = (0.0, [])
+    for length in sorted({length for _, length in matches}, reverse=True):
+        limit = min(most_tokens, max(1, int(factor * length)))
+        nodes: Nodes = []
+        score, waiting = 0.0, [(1.0, 1.0, ROOT, list[int](), [at for at, of in matches if of >= length])]
+        while waiting and len(nodes) < max_nodes:
+            chosen = max(waiting, key=lambda one: one[0])  # of equals the one met first
+            waiting.remove(chosen)
+            probability, confidence, parent, path, alive = chosen
+            if path:
+                nodes.append((path[-1], parent, confidence))
+                score += probability
+            whole = text + path if own else text
+            follows = Counter(whole[at] for at in alive if at < len(whole) and whole[at] != BORDER)
+            for token, votes in follows.items() if len(path) < limit else ():
+                share = votes / len(alive)
+                if probability * share >= least:
+                    behind = [at + 1 for at in alive if at < len(whole) and whole[at] == token]
+                    waiting.append((probability * share, share, len(nodes) - 1, [*path, token], behind))
+        if score > best[0] + 1e-9:
+            best = (score, nodes)
+    return best
+
+
+def test_trees_are_those_of_a_plain_search() -> None:
+    chance = np.random.default_rng(1)
+    branched = 0
+    for _ in range(300):
+        vocab = int(chance.integers(2, 6))
+        own = chance.integers(0, vocab, size=chance.integers(1, 60)).tolist()
+        shared = [BORDER, *chance.integers(0, vocab, size=40).tolist(), BORDER, *own[: len(own) // 2], 1, 0, 1]
+        rules = (int(chance.integers(1, 7)), int(chance.integers(2, 9)), float(chance.choice([0.5, 1.0, 2.0])), 0.1)
+        max_nodes, last = int(chance.integers(2, 20)), own[-rules[1] :]
+        score, expected = plain_tree(own, True, last, max_nodes, rules)
+        others = plain_tree(shared, False, last, max_nodes, rules)
+        if others[0] > score + 1e-9:
+            score, expected = others
+        tokens, parents, confidences = native.suffix_tree(history(own), history(shared), max_nodes, *rules)
+        assert list(zip(tokens, parents, confidences, strict=True)) == expected
+        branched += parents != list(range(ROOT, len(parents) - 1))
+    assert branched > 100
+
+
+def test_a_tree_has_all_that_was_likely() -> None:
+    one = proposer(suffix_decoding_max_spec_factor=4.0, tree_nodes=12)
+    admit(one, 0, 4)
+    text = [1, 2, 7, 7, 1, 2, 8, 5, 1, 2, 8, 6, 1, 2]
+    tree = one.propose({0: np.array(text, np.int32)}, {0: 2})[0]
+    assert tree.tokens[:2] == [8, 7] and tree.parents[:2] == [ROOT, ROOT] and len(tree.tokens) == 5
+    assert tree.confidences[:2] == [2 / 3, 1 / 3]
+    assert sorted(zip(tree.tokens[2:], tree.parents[2:], strict=True)) == [(5, 0), (6, 0), (7, 1)]
 
 
 def test_what_most_continued_with_is_proposed() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from quire.models import deepseek, lfm2, llama
+from quire.models import bamba, deepseek, lfm2, llama
 from quire.models.config import ModelConfig
 from quire.models.loading import TensorSpecs
+from quire.models.mamba2_mixer import Mamba2Shape
 from quire.models.rope import RopeSpec
 from quire.ops.opset import ConvSpec, OpSet, Routing
 from quire.ops.tensors import F32, StoredTensor
@@ -84,6 +85,27 @@ HYBRID_CONFIG = lfm2.Lfm2Config(
     conv_bias=True,
     conv=ConvSpec(2, 48, 4),
 )
+MAMBA = Mamba2Shape(heads=4, head_dim=24, groups=2, columns=12, taps=4)
+SLOTTED_CONFIG = bamba.BambaConfig(
+    architecture="BambaForCausalLM",
+    family=bamba.FAMILY,
+    hidden=48,
+    layers=3,
+    heads=6,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=80,
+    vocab=97,
+    max_position=64,
+    max_length=64,
+    eps=1e-5,
+    rope=RopeSpec("default", 10000.0, 4, 64, {}),
+    windows=(0, 0, 0),
+    rotated=(True, True, True),
+    kinds=("mamba", "full_attention", "mamba"),
+    states=MAMBA.states(2),
+    mamba=MAMBA,
+)
 BLOCK_SIZE = 4
 WINDOWS = (9, 7)  # of the Mistral
 MAX_LEN = 64
@@ -146,6 +168,13 @@ def random_lfm2(ops: OpSet) -> Any:
     return lfm2.load(ops, RandomCheckpoint(HYBRID_CONFIG, groups), HYBRID_CONFIG, MAX_LEN)
 
 
+def random_bamba(ops: OpSet) -> Any:
+    groups = [("", llama.top_specs(SLOTTED_CONFIG))]
+    layers = bamba.layer_specs(SLOTTED_CONFIG)
+    groups += [(f"model.layers.{layer}.", specs) for layer, specs in enumerate(layers)]
+    return bamba.load(ops, RandomCheckpoint(SLOTTED_CONFIG, groups), SLOTTED_CONFIG, MAX_LEN)
+
+
 def random_deepseek(ops: OpSet) -> Any:
     config = LATENT_CONFIG
     groups = [("", deepseek.top_specs(config))]
@@ -154,13 +183,23 @@ def random_deepseek(ops: OpSet) -> Any:
 
 
 MODELS = {"llama": random_llama, "mistral": random_mistral, "deepseek": random_deepseek}
-HYBRIDS = {"lfm2": random_lfm2}  # with states
+HYBRIDS = {"lfm2": random_lfm2}  # with states in blocks
+SLOTTED = {"bamba": random_bamba}  # with states in slots
 
 
 def make_runner(
-    backend: str, num_blocks: int, num_host_blocks: int, max_rows: int, model_name: str = "llama", **options: Any
+    backend: str,
+    num_blocks: int,
+    num_host_blocks: int,
+    max_rows: int,
+    model_name: str = "llama",
+    num_slots: int = 0,
+    **options: Any,
 ) -> Runner:
     ops = make_ops(backend)
-    model = (MODELS | HYBRIDS)[model_name](ops)
-    size = KVSize(kv_spec(model.config, BLOCK_SIZE, "float32"), num_blocks, num_host_blocks, MAX_LEN)
+    model = (MODELS | HYBRIDS | SLOTTED)[model_name](ops)
+    spec = kv_spec(model.config, BLOCK_SIZE, "float32")
+    if spec.states:
+        spec = replace(spec, states=replace(spec.states, num_slots=num_slots))
+    size = KVSize(spec, num_blocks, num_host_blocks, MAX_LEN)
     return Runner(ops, model, size, max_rows=max_rows, max_tokens=MAX_LEN, **options)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from models.lora_files import adapter
 from quire import LLM, LoRARequest, SamplingParams
-from quire.client.engine_client import EngineClient
+from quire.client.engine_group import new_service
 from quire.client.many_models import ManyModels
 from quire.client.one_model import OneModel
 from quire.core.errors import BadRequest
@@ -47,7 +47,7 @@ def expected(tiny_model: Path, adapters: dict[str, Path]) -> dict[str, str]:
 @asynccontextmanager
 async def serving(tiny_model: Path, server: ServerOptions, **engine: Any) -> AsyncIterator[httpx.AsyncClient]:
     options = EngineOptions(model=str(tiny_model), served_model_name="tiny", **engine)
-    async with EngineClient(options) as client:
+    async with new_service(options) as client:
         app = create_app(OneModel(client, client.adapters), server)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://quire") as http:
             yield http
@@ -64,12 +64,13 @@ async def change(http: httpx.AsyncClient, what: str, **body: object) -> httpx.Re
     return await http.post(f"/v1/{what}_lora_adapter", json=body)
 
 
+@pytest.mark.parametrize("num_engines", [1, 2])
 def test_adapters_are_models_that_come_and_go(
-    tiny_model: Path, adapters: dict[str, Path], expected: dict[str, str]
+    tiny_model: Path, adapters: dict[str, Path], expected: dict[str, str], num_engines: int
 ) -> None:
     async def main() -> None:
-        allowed = ServerOptions(allow_runtime_lora_updating=True)
-        async with serving(tiny_model, allowed, lora_modules=(f"sql={adapters['sql']}",)) as http:
+        allowed, given = ServerOptions(allow_runtime_lora_updating=True), (f"sql={adapters['sql']}",)
+        async with serving(tiny_model, allowed, lora_modules=given, data_parallel_size=num_engines) as http:
             loaded = await change(http, "load", lora_name="poems", lora_path=str(adapters["poems"]))
             assert loaded.status_code == 200, loaded.text
             listed = {model["id"]: model["parent"] for model in (await http.get("/v1/models")).json()["data"]}

@@ -185,6 +185,22 @@ def test_other_threads_run_while_a_long_text_is_tokenized(tmp_path: Path) -> Non
     assert done[0] == tokenizer.encode(text[:21]) * 20_000
 
 
+def test_gemma_4_merges_characters_between_newlines(tmp_path: Path) -> None:
+    """Spaces are U+2581, a run of newlines that is a token is one, and a character without a token is its bytes."""
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", *bytes_of, "a", "b", "▁", "\n", "ab", "▁ab", "\n\n", "\n\n\n"]
+    kinds = [3, 3, 3, 2, *[6] * 256, *[1] * 8]
+    roles = {"bos_token_id": 2, "eos_token_id": 1, "add_space_prefix": False}
+    merges = ["a b", "▁ ab", "\n \n"]
+    path = write_gguf(tmp_path / "t.gguf", "gemma4", pieces, kinds, token_merges=merges, **roles)
+    tokenizer = Tokenizer.load(path)
+    text = "ab ab\n\n\nb a\né"
+    ids = tokenizer.encode(text)
+    expected = ["<bos>", "ab", "▁ab", "\n\n\n", "b", "▁", "a", "\n", "<0xC3>", "<0xA9>"]
+    assert [pieces[index] for index in ids] == expected
+    assert tokenizer.decode(ids[1:]) == text
+
+
 def test_a_gguf_tokenizer_that_is_wrong_is_named(tmp_path: Path) -> None:
     path = tmp_path / "t.gguf"
     good = {"tokenizer_pre": "gpt-2", "token_merges": ["a b"]}

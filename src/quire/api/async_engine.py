@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from quire.api.engine_args import engine_args
 from quire.api.outputs import RequestOutput
-from quire.client.engine_client import EngineClient
+from quire.client.engine_group import new_service
 from quire.client.generate_request import LoRARequest, Prompt, request_for
 from quire.core.errors import Unavailable
 from quire.core.params import SamplingParams
@@ -26,14 +26,14 @@ class AsyncEngine:
     """Starts with the first request. Keywords are those of `EngineOptions`."""
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self.client = EngineClient(engine_args(model, **options))
+        self.client = new_service(engine_args(model, **options))
         self._starting: asyncio.Task[None] | None = None
         self._streams: dict[str, Any] = {}
 
     @classmethod
     def from_engine_args(cls, options: EngineOptions) -> "AsyncEngine":
         engine = cls()
-        engine.client = EngineClient(options)
+        engine.client = new_service(options)
         return engine
 
     async def generate(
@@ -72,7 +72,7 @@ class AsyncEngine:
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator ends with finish_reason "cancelled". One that has ended is no error."""
         if stream := self._streams.get(request_id):
-            self.client.cancel(stream)
+            await stream.aclose()
 
     async def start(self) -> None:
         if self._starting is None:

@@ -18,12 +18,11 @@ from quire.client.embed_request import Text
 from quire.client.encoder_prompt import EncoderPrompter
 from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions
-from quire.engine.start import new_encoder
+from quire.engine.start import load_tokenizer, new_encoder, score_tokens
 from quire.executors.encoder import truncate_embedding
 from quire.hub import resolve_model
 from quire.ops.opset import Float32
 from quire.runtime.pooling import PoolingMode, unit_length
-from quire.text.tokenizers.tokenizer import Tokenizer
 
 
 class Embedder:
@@ -41,13 +40,23 @@ class Embedder:
         if pooling is not None and pooling not in get_args(PoolingMode):
             raise BadRequest(f"pooling is {pooling!r}", f"choose from {', '.join(get_args(PoolingMode))}")
         self.options = EngineOptions.of({"model": str(model), **options})
+        if self.options.is_group:
+            raise BadRequest(
+                "data_parallel_size and ray are for engines, and an Embedder computes in this process",
+                "use `quire serve`, which embeds too",
+                param="data_parallel_size",
+            )
         files = resolve_model(self.options.model, revision=self.options.revision)
-        self._encoder = new_encoder(files.path, self.options, pooling, normalize)
+        self.tokenizer = load_tokenizer(files.path, self.options)
+        asked = self.options.task == "score"
+        tokens = score_tokens(files.path, self.tokenizer) if asked else None
+        self._encoder = new_encoder(files.path, self.options, pooling, normalize, tokens)
         if self.options.tensor_parallel_size > 1:
             weakref.finalize(self, self._encoder.stop)  # also when Python ends
         self.config, self.max_model_len = self._encoder.config, self._encoder.max_model_len
-        self.tokenizer = Tokenizer.load(Path(self.options.tokenizer) if self.options.tokenizer else files.path)
-        self._prompter = EncoderPrompter(self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len)
+        self._prompter = EncoderPrompter(
+            self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len, asked=tokens is not None
+        )
 
     def embed(
         self,

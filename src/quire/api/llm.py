@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.api.engine_args import engine_args
 from quire.api.outputs import CompletionOutput, RequestOutput
@@ -29,6 +29,9 @@ from quire.hub.adapters import resolve_adapter
 from quire.text.chat.chat_format import chat_format
 from quire.text.event import TextEvent
 from quire.text.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.api.group_runner import GroupRunner
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,22 +73,40 @@ class LLM:
                 "use `quire serve`",
                 param="kv_transfer_config",
             )
-        self.engine = Engine(new_executor(files.path, self.options), self.options, lambda: tokenizer)
-        if self.engine.executor.store is not None or self.options.tensor_parallel_size > 1:
-            weakref.finalize(self, self.engine.stop)  # also when Python ends: blocks are saved, processes end
         self.tokenizer = tokenizer
-        self._prompter = Prompter(
-            self.tokenizer,
-            self.engine.capacity.vocab_size,
-            self.engine.capacity.max_model_len,
-            self.options.seed,
-            self.engine.capacity.seq2seq,
-            self.options.structured_defaults,
-        )
+        self._group: GroupRunner | None = None  # engines in other processes, instead of one in this
+        if self.options.is_group:
+            self._start_group()
+        else:
+            self._start_engine(files.path)
         self._adapters: dict[str, str] = {}  # name -> where it was loaded from
         for name, path in named_values(self.options.lora_modules, "lora_modules", "PATH").items():
             self.load_adapter(name, path)
         self._ids = (f"request-{number}" for number in itertools.count())
+
+    def _start_group(self) -> None:
+        from quire.api.group_runner import GroupRunner
+
+        self._group = GroupRunner(self.options)
+        weakref.finalize(self, self._group.stop)
+        self._max_model_len = self._group.group.info.max_model_len
+
+    def _start_engine(self, path: Path) -> None:
+        tokenizer = self.tokenizer
+        self.engine = Engine(new_executor(path, self.options), self.options, lambda: tokenizer)
+        has_processes = self.options.tensor_parallel_size > 1 or self.options.num_stages > 1
+        if self.engine.executor.store is not None or has_processes:
+            weakref.finalize(self, self.engine.stop)  # also when Python ends: blocks are saved, processes end
+        capacity = self.engine.capacity
+        self._max_model_len = capacity.max_model_len
+        self._prompter = Prompter(
+            tokenizer,
+            capacity.vocab_size,
+            capacity.max_model_len,
+            self.options.seed,
+            capacity.seq2seq,
+            self.options.structured_defaults,
+        )
 
     def generate(
         self,
@@ -150,12 +171,14 @@ class LLM:
 
     def stream(self, request: GenerateRequest) -> Iterator[TextEvent]:
         """One request's text as it comes. Closing the iterator early cancels the request."""
-        live = self._submit(request)
+        live, ended = self._submit(request), False
         try:
-            while not live.finished:
-                yield from (event for owner, event in self._step({live.request.id: live}) if owner is live)
+            while not ended:
+                events = [event for owner, event in self._step({live.request.id: live}) if owner is live]
+                yield from events
+                ended = any(event.final for event in events)
         finally:
-            self.engine.cancel(live.request.id)
+            self._cancel(live.request.id)
 
     def _adapt(self, requests: list[GenerateRequest], lora: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
         each = lora if isinstance(lora, Sequence) else [lora] * len(requests)
@@ -170,7 +193,9 @@ class LLM:
         """Load an adapter under a name, unless it is loaded. A name keeps the path it was first loaded from."""
         if self._adapters.setdefault(name, path) != path and path:
             raise BadRequest(f"an adapter is called `{name}` already, from {self._adapters[name]}", param="lora_name")
-        if name not in self.engine.adapters:
+        if self._group is not None:
+            self._group.load_adapter(name, path)
+        elif name not in self.engine.adapters:
             self.engine.add_adapter(name, self.engine.executor.load_adapter(resolve_adapter(path)))
 
     def get_tokenizer(self) -> Tokenizer:
@@ -182,11 +207,11 @@ class LLM:
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """How many devices compute."""
-        return 1
+        return self.options.data_parallel_size if include_dp else 1
 
     def reset_prefix_cache(self) -> bool:
         """Forget the KV cache of all prompts that have ended. -> whether nothing is left of it"""
-        return self.engine.reset_prefix_cache()
+        return self._group.reset_prefix_cache() if self._group else self.engine.reset_prefix_cache()
 
     def _broadcast(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -197,9 +222,11 @@ class LLM:
 
     def _window(self, params: SamplingParams | Sequence[SamplingParams] | None) -> int | None:
         """A default of max_tokens is cut to what the context holds; one that is given is refused where it is more."""
-        return self.engine.capacity.max_model_len if params is None else None
+        return self._max_model_len if params is None else None
 
     def _submit(self, request: GenerateRequest) -> LiveRequest:
+        if self._group is not None:
+            return self._group.submit(request)
         prepared = self._prompter.prepare(request)
         self.engine.submit(prepared)
         return LiveRequest(prepared, self.tokenizer)
@@ -223,12 +250,14 @@ class LLM:
                         progress.update()
         finally:
             for request_id in live:
-                self.engine.cancel(request_id)
+                self._cancel(request_id)
             progress.close()
         return [outputs[request.id] for request in requests]
 
     def _step(self, live: Mapping[str, LiveRequest]) -> list[tuple[LiveRequest, TextEvent]]:
         """One step of the engine, as text."""
+        if self._group is not None:
+            return self._group.step(live)
         texts = []
         for event in self.engine.step():
             entry = live.get(event.request_id)
@@ -238,6 +267,12 @@ class LLM:
             if text.finish_reason and not event.finish_reason:  # a stop string
                 self.engine.cancel(event.request_id, event.index)
         return texts
+
+    def _cancel(self, request_id: str) -> None:
+        if self._group is not None:
+            self._group.cancel(request_id)
+        else:
+            self.engine.cancel(request_id)
 
 
 def _is_ids(prompts: Any) -> bool:

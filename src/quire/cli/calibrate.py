@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from quire.planning.calibration import Burst, Calibration
 
 SECONDS_TO_START = 300.0  # of a server: large models are read from a disk
-BURSTS = ((1, 33), (1, 33), (8, 33), (32, 25))  # streams, and tokens of each
+# Streams, and tokens of each; short ones tell what a request takes.
+BURSTS = (*[(1, 2)] * 6, (1, 49), (8, 33), (32, 25), *[(1, 2)] * 6, (1, 49), (8, 33), (32, 25))
 NUM_PROMPT = 16
-NUM_PARTS = 65  # of the progress bar: bursts, and shapes of steps, some of which may not fit
+NUM_PARTS = 79  # of the progress bar: bursts, and shapes of steps, some of which may not fit
 CACHE_BYTES = 1 << 30  # on a CPU: room for the steps that are timed
+_STEP_SECONDS = re.compile(r'^quire_step_seconds_(count|sum)\{[^}]*phase="run"[^}]*\} (\S+)', re.MULTILINE)
 _ADDRESS = re.compile(r"^serving .* on (http\S+)$", re.MULTILINE)
 
 
@@ -43,7 +45,7 @@ def kept_calibration(options: EngineOptions) -> "Calibration | None":
 def calibrate(options: EngineOptions, max_seconds: float | None = None) -> "Calibration":
     """Measure, fit, and keep the fit. Takes at most 20 seconds beside loading the model twice."""
     from quire.planning.calibrate import MAX_SECONDS, calibration_steps, measured_steps
-    from quire.planning.calibration import Calibration, calibration_key, fit_costs, keep
+    from quire.planning.calibration import Calibration, as_served, calibration_key, fit_costs, keep
     from quire.planning.fitted_times import fit, fit_quality
 
     path = resolve_model(options.model, revision=options.revision).path
@@ -72,6 +74,8 @@ def calibrate(options: EngineOptions, max_seconds: float | None = None) -> "Cali
             "stop what else runs here, or leave out --calibrate: times are then computed",
         )
     times = fit(steps)
+    if not capacity.ahead:
+        times = as_served(times, bursts)
     costs = fit_costs(bursts, times, on_gpu=capacity.ahead > 0)
     calibration = Calibration(key, times, costs, fit_quality(steps))
     keep(cache_dir() / "calibrations", calibration)
@@ -171,13 +175,38 @@ def as_flags(options: EngineOptions) -> list[str]:
 async def _burst(url: str, num_streams: int, num_output: int) -> "Burst":
     from quire.planning.calibration import Burst
 
-    seen = await asyncio.gather(*(_stream(url, number, num_output) for number in range(num_streams)))
-    together = max(pieces[0][0] for pieces in seen)  # from here on all decode
+    num_waiting, together = num_streams, asyncio.get_running_loop().create_future()
+
+    def begun() -> None:
+        nonlocal num_waiting
+        num_waiting -= 1
+        if not num_waiting:
+            together.set_result(time.perf_counter())
+
+    streams = asyncio.gather(*(_stream(url, number, num_output, begun) for number in range(num_streams)))
+    await asyncio.wait([together, streams], return_when=asyncio.FIRST_COMPLETED)
+    before = await _steps(url)
+    seen = await streams
+    after = await _steps(url)
+    num_steps, seconds = (late - early for late, early in zip(after, before, strict=True))
+    last_start = max(pieces[0][0] for pieces in seen)  # from here on all decode
     return Burst(
         num_streams, NUM_PROMPT, num_output,
         ttft=median(pieces[0][0] for pieces in seen),
-        tpot=median(_seconds_per_token(pieces, together) for pieces in seen),
+        tpot=median(_seconds_per_token(pieces, last_start) for pieces in seen),
+        step=seconds / num_steps if num_steps >= num_output // 2 else 0.0,
     )  # fmt: skip
+
+
+async def _steps(url: str) -> tuple[float, float]:
+    """-> steps of the server so far, and the seconds that they ran."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(f"GET /metrics HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+    text = (await reader.read(-1)).decode()
+    writer.close()
+    found = dict(_STEP_SECONDS.findall(text))
+    return float(found.get("count", 0)), float(found.get("sum", 0))
 
 
 def _seconds_per_token(pieces: list[tuple[float, int]], since: float) -> float:
@@ -186,9 +215,9 @@ def _seconds_per_token(pieces: list[tuple[float, int]], since: float) -> float:
     return (end - begin) / max(1, last - first)
 
 
-async def _stream(url: str, number: int, num_output: int) -> list[tuple[float, int]]:
-    """-> when pieces came, in seconds, and the tokens until then. It reads little of them: it shares the CPUs with the
-    server."""
+async def _stream(url: str, number: int, num_output: int, begun: Callable[[], None]) -> list[tuple[float, int]]:
+    """-> when pieces came, in seconds, and the tokens until then. `begun` is called at the first. It reads little of
+    them: it shares the CPUs with the server."""
     prompt = [3 + (number * 31 + i * 7) % 200 for i in range(NUM_PROMPT)]
     fields = {"prompt": prompt, "max_tokens": num_output, "temperature": 0, "ignore_eos": True, "stream": True}
     body = json.dumps({**fields, "return_token_ids": True}).encode()
@@ -202,6 +231,8 @@ async def _stream(url: str, number: int, num_output: int) -> list[tuple[float, i
     while data := await reader.read(1 << 16):
         received = received or data
         if num_new := data.count(b"data: {"):
+            if not num_tokens:
+                begun()
             num_tokens += num_new
             pieces.append((time.perf_counter() - began, num_tokens))
     writer.close()

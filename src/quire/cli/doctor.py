@@ -11,7 +11,6 @@ from quire import __version__
 from quire.cli import machine
 from quire.cli.fit import BITS, CONTEXT, Fit, fits
 from quire.cli.parser import Parser
-from quire.cli.topology import topology
 from quire.hub import cache_dir, cached_models
 
 EXAMPLES = """\
@@ -33,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
 
 def examine() -> dict[str, Any]:
     cpuinfo = machine.read(Path("/proc/cpuinfo"))
-    cores, memory, devices = machine.cores(), machine.memory(), topology()
+    cores, memory, devices = machine.cores(), machine.memory(), machine.devices()
     return {
         "quire": __version__,
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -49,8 +48,8 @@ def examine() -> dict[str, Any]:
         },
         "devices": {
             "sockets": devices.sockets,
-            "numa_nodes": [{"cpus": cpus} for cpus in devices.nodes],
-            "gpus": list(devices.gpus),
+            "numa_nodes": [{"cpus": node.cpus, "memory": node.memory} for node in devices.nodes],
+            "gpus": devices.gpus,
             "tensor_parallel_size": devices.tensor_parallel_size,
             "advice": devices.advice,
         },
@@ -83,13 +82,6 @@ def describe(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _describe_devices(devices: dict[str, Any]) -> str:
-    nodes, gpus = [node["cpus"] for node in devices["numa_nodes"]], devices["gpus"]
-    sockets = f"{devices['sockets']} socket{'s' if devices['sockets'] > 1 else ''}"
-    of_nodes = f"{len(nodes)} NUMA node{'s' if len(nodes) > 1 else ''} of {', '.join(map(str, nodes))} CPUs"
-    return f"{sockets}, {of_nodes}; {', '.join(gpus) or 'no GPU'}; {devices['advice']}"
-
-
 def _kernels() -> dict[str, Any]:
     """The ISA of the kernels that are used, and those available; or why there are none."""
     try:
@@ -98,6 +90,17 @@ def _kernels() -> dict[str, Any]:
         return {"chosen": None, "available": [], "problem": str(failure)}
     available = [str(name) for name in _native.available_isas()]
     return {"chosen": str(_native.isa()), "available": available, "problem": None}
+
+
+def _describe_devices(devices: dict[str, Any]) -> str:
+    """With what to do with them."""
+    nodes, gpus = devices["numa_nodes"], devices["gpus"]
+    text = f"{devices['sockets']} socket{'s' if devices['sockets'] > 1 else ''}"
+    if len(nodes) > 1:
+        each = ", ".join(f"{node['cpus']} CPUs with {node['memory'] / _GIB:.0f} GiB" for node in nodes)
+        text += f", {len(nodes)} NUMA nodes ({each})"
+    named = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''} ({', '.join(dict.fromkeys(gpus))})" if gpus else "no GPU"
+    return f"{text}, {named}; {devices['advice']}"
 
 
 def _describe_kernels(kernels: dict[str, Any]) -> str:

@@ -10,17 +10,18 @@ from dataclasses import fields
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
-from quire.engine.options import GENERATION, LORA, SPECULATION, EngineOptions
+from quire.engine.options import ENGINES, GENERATION, LORA, SPECULATION, EngineOptions
 
 EXAMPLES = """\
   quire embed -m ./all-MiniLM-L6-v2 "A quire is a gathering of pages"
   quire embed -m ./all-MiniLM-L6-v2 < lines.txt > embeddings.jsonl
   quire embed -m ./ms-marco-MiniLM-L6-v2 --score "What is a quire?" "A gathering of pages" "A group of singers"
+  quire embed -m ./Qwen3-Reranker-0.6B --task score --score "What is a quire?" "A gathering of pages"
 """
 
 # Options of queues, sampling and the KV cache have no effect here.
 _GENERATION_ONLY = (
-    *("model", "task", "seed", "served_model_name", "max_queued_requests", "max_wait", "scheduling_policy"),
+    *("model", "seed", "served_model_name", "max_queued_requests", "max_wait", "scheduling_policy"),
     *(
         "enable_prefix_caching",
         "long_prefill_token_threshold",
@@ -30,7 +31,7 @@ _GENERATION_ONLY = (
         "swap_space",
     ),
     *("kv_offloading_size", "kv_disk_path", "kv_disk_size", "kv_events_config"),
-    *("load_format", "gpu_memory_utilization", "enforce_eager", *GENERATION, *LORA, *SPECULATION),
+    *("load_format", "gpu_memory_utilization", "enforce_eager", *ENGINES, *GENERATION, *LORA, *SPECULATION),
 )
 
 

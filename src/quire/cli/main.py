@@ -14,6 +14,7 @@ from quire.core.errors import QuireError
 COMMANDS = {  # name: (module, what it does)
     "serve": ("quire.cli.serve", "serve a model over HTTP, with the OpenAI API"),
     "gateway": ("quire.cli.gateway", "put one address in front of many engines"),
+    "stage": ("quire.cli.stage", "compute some layers of a model for an engine on another machine"),
     "run": ("quire.cli.run", "answer one prompt"),
     "chat": ("quire.cli.chat", "talk to a model in the terminal"),
     "embed": ("quire.cli.embed", "embed texts, or score them against a query"),

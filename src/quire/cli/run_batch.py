@@ -69,7 +69,7 @@ def _paths(arguments: argparse.Namespace) -> tuple[Path, Path]:
 async def _run(requests: BatchRequests, results: BatchResults, options: EngineOptions) -> int:
     from tqdm import tqdm
 
-    from quire.client.engine_client import EngineClient
+    from quire.client.engine_group import new_service
     from quire.client.one_model import OneModel
     from quire.server.batch.run import run_batch
 
@@ -87,7 +87,7 @@ async def _run(requests: BatchRequests, results: BatchResults, options: EngineOp
 
         async def work() -> None:
             if before < total:  # otherwise no model is loaded
-                async with EngineClient(options) as client:
+                async with new_service(options) as client:
                     await run_batch(
                         OneModel(client, client.adapters), todo, options.max_num_seqs * REQUESTS_PER_SEQUENCE, on_result
                     )

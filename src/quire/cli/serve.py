@@ -23,6 +23,7 @@ EXAMPLES = """\
   quire serve --models chat=smollm2,embed=./all-MiniLM-L6-v2
   quire serve ./llama --lora-modules sql=./sql-lora   requests for the model `sql` use the adapter
   quire serve --prefill-engines 1 --decode-engines 1  prompts are computed beside the answers, not between them
+  quire serve --data-parallel-size 2                  two engines, each with half of the CPUs, share one queue
   quire serve --max-wait 10 --request-timeout 120     refuse early what would be late
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
@@ -46,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError("models are named with --models, and another way too", "name all of them with --models")
     name = names[0] if names else engine_options.served_model_name or model_name(engine_options.model)
 
-    one_engine = not server_options.loads_on_demand and not server_options.prefill_engines
+    one_engine = not (server_options.loads_on_demand or server_options.prefill_engines or engine_options.is_group)
     with EngineProcess() if one_engine else nullcontext() as spawned:
         from quire.server.launch import launch
         from quire.server.observe.logs import set_up_logging

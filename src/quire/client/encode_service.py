@@ -2,17 +2,33 @@
 
 from array import array
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores, Text, cosine
 from quire.client.encoder_prompt import TRUNCATED_TOKEN_LENGTH, EncoderPrompter
 from quire.client.prompt import run_in_thread_if_long
 from quire.core.encode_request import EncodeInput, EncodeRequest, Task
 from quire.core.errors import BadRequest
+from quire.engine.messages import Ready
+from quire.engine.start import score_tokens
+from quire.text.tokenizers.tokenizer import Tokenizer
 
 MAX_REQUEST_TOKENS = 300_000  # of all texts of one request; OpenAI's limit
 MAX_REQUEST_CHARACTERS = 16 * MAX_REQUEST_TOKENS
 
 Encode = Callable[[EncodeRequest, float | None], Awaitable[list["array[float]"]]]
+
+
+def new_encode_service(path: Path, tokenizer: Tokenizer, ready: Ready, encode: Encode, task: str) -> "EncodeService":
+    """Of the checkpoint there, whose engine is ready. `task`: what it was started for."""
+    from quire.weights.checkpoint import find_checkpoint
+    from quire.weights.sentence_modules import read_sentence_modules
+
+    modules = read_sentence_modules(find_checkpoint(path))
+    asked = task == "score" and score_tokens(path, tokenizer) is not None
+    sizes = ready.capacity.vocab_size, ready.capacity.max_model_len
+    prompter = EncoderPrompter(tokenizer, modules, *sizes, asked=asked)
+    return EncodeService(prompter, ready.task, ready.dimensions, encode)
 
 
 class EncodeService:

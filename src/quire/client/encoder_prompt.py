@@ -6,6 +6,7 @@ from quire.client.embed_request import Text
 from quire.client.prompt import check_characters
 from quire.core.encode_request import EncodeInput
 from quire.core.errors import BadRequest, PromptTooLong
+from quire.text.pair_template import encode_by_template, pair_template
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.sentence_modules import SentenceModules
 
@@ -18,8 +19,16 @@ TRUNCATED_TOKEN_LENGTH = 32  # characters; a text is cut where so many for each 
 class EncoderPrompter:
     """Tokenizes and checks. What it returns, the model can encode."""
 
-    def __init__(self, tokenizer: Tokenizer, modules: SentenceModules, vocab_size: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        modules: SentenceModules,
+        vocab_size: int,
+        max_model_len: int,
+        asked: bool = False,  # scores are those of a yes or a no that a decoder is asked for
+    ) -> None:
         self.tokenizer = tokenizer
+        self._template = pair_template(tokenizer, asked or modules.asks)
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self._modules = modules
@@ -73,6 +82,10 @@ class EncoderPrompter:
     def _encode_pair(self, query: str, document: str, truncate: bool | int, place: int) -> EncodeInput:
         limit = self._limit(truncate)
         texts = [self._cut(self._normalize(text), limit) for text in (query, document)]
+        if self._template is not None:
+            ids = encode_by_template(self.tokenizer, self._template, texts[0], texts[1], limit)
+            self._check(ids, place)
+            return EncodeInput(ids)
         ids, segments = self.tokenizer.encode_pair(texts[0], texts[1], limit)
         self._check(ids, place)
         return EncodeInput(ids, segments)

@@ -8,9 +8,8 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,13 +17,14 @@ import msgspec
 from quire.client.adapters import ClientAdapters
 from quire.client.cache_resets import CacheResets
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
-from quire.client.engine_process import EngineProcess
+from quire.client.engine_process import EngineLink, EngineProcess
 from quire.client.forecast import Forecast
 from quire.client.generate_request import GenerateRequest
-from quire.client.generation_config import GenerationConfig, read_generation_config
+from quire.client.generation_config import read_generation_config
 from quire.client.grammar_check import GrammarCheck
 from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
+from quire.client.model_info import model_info
 from quire.client.prompt import Prompter
 from quire.client.service import ModelInfo, Observer, State
 from quire.client.submissions import Submissions, num_crashes
@@ -32,7 +32,8 @@ from quire.client.tasks import check_task
 from quire.client.watchdog import Watchdog
 from quire.core.encode_request import EncodeRequest
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
-from quire.core.records import StepRecord
+from quire.core.records import SchedulerStats, StepRecord
+from quire.core.request import Request
 from quire.engine.messages import (
     AdapterLoaded,
     AdapterUnloaded,
@@ -54,14 +55,13 @@ from quire.engine.messages import (
     WatchEngine,
 )
 from quire.engine.options import EngineOptions
-from quire.engine.start import load_tokenizer, tokenizer_path, uses_gpu
-from quire.executors.protocol import Capacity
+from quire.engine.start import load_tokenizer, tokenizer_path
 from quire.hub import resolve_model
 from quire.text.chat.template_traits import template_traits
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.client.encode_service import EncodeService
+    pass
 
 log = logging.getLogger("quire.engine")
 
@@ -79,26 +79,31 @@ class EngineClient:
         options: EngineOptions,
         observer: Observer | None = None,
         process: EngineProcess | None = None,
-        cpus: Sequence[int] = (),
+        spawn: Callable[[], EngineLink] | None = None,
     ) -> None:
-        """`process`: the one to use first, spawned before. `cpus`: those that the engine may use; none: all."""
+        """`process`: the one to use first, spawned before. `spawn` makes the others."""
         self.options = options
         self.observer = observer
+        self.adapters = ClientAdapters(options, self._send_adapter_message)
+        self._requests: dict[str, InFlight] = {}
+        self._submissions = Submissions(self._requests, self.adapters.engine_ready)
+        self._forecast = Forecast(options.max_num_seqs)
+        self.tokens_in_flight = 0  # of prompts and texts
+        self._stepped = asyncio.Event()  # a step was measured, or a request has ended
+        self._idle = asyncio.Event()  # no request is in flight
+        self._idle.set()
         self._state: State = "starting"
         self._watchdog = Watchdog(lambda: bool(self._requests), lambda: self._engine.send(PingEngine()))
         self.info: ModelInfo
         self.tokenizer: Tokenizer
-        self.adapters = ClientAdapters(options, self._send_adapter_message)
-        self._spawned, self._cpus = process, cpus
-        self._requests: dict[str, InFlight] = {}
-        self._submissions = Submissions(self._requests, self.adapters.engine_ready)
+        self._engine: EngineLink
+        self._spawned, self._spawn = process, spawn or EngineProcess
+        self.on_death: Callable[[], None] = _nothing  # requests may go to another engine now
+        self.on_step: Callable[[SchedulerStats], None] = _nothing_of
+        self.scheduler = SchedulerStats()  # after the last step
         self._num_fruitless = 0  # engines that died in a row without any output
-        self._forecast = Forecast(options.max_num_seqs)
         self._live_clients: set[LiveClient] = set()
         self._cache_resets = CacheResets(lambda message: self._engine.send(message))
-        self._stepped = asyncio.Event()  # a step was measured, or a request has ended
-        self._idle = asyncio.Event()  # no request is in flight
-        self._idle.set()
         self._ready: asyncio.Future[Ready] | None = None
         self._supervisor: asyncio.Task[Any] | None = None
         self._grammar_check: GrammarCheck | None = None
@@ -150,39 +155,12 @@ class EngineClient:
         if ready.task == "generate":
             self._grammar_check = GrammarCheck(tokenizer_path(files.path, self.options), capacity.vocab_size)
         else:
-            self._encoder = await asyncio.to_thread(self._encode_service, files.path, ready)
-        self.info = self._model_info(files.name, files.path, ready, capacity, generation)
+            from quire.client.encode_service import new_encode_service
 
-    def _model_info(
-        self, name: str, path: Path, ready: Ready, capacity: Capacity, generation: GenerationConfig
-    ) -> ModelInfo:
-        return ModelInfo(
-            name=self.options.served_model_name or name,
-            max_model_len=capacity.max_model_len,
-            vocab_size=capacity.vocab_size,
-            weight_bytes=capacity.weight_bytes,
-            cache_bytes=capacity.cache_bytes,
-            num_blocks=capacity.num_blocks,
-            block_size=self.options.block_size,
-            task=ready.task,
-            dimensions=ready.dimensions,
-            path=str(path),
-            generation=generation,
-            max_requests=self.options.max_num_seqs + self.options.max_queued_requests,
-            quantization=self.options.quantization,
-            kv_cache_dtype=self.options.kv_cache_dtype,
-            on_gpu=uses_gpu(self.options.device),
-        )
-
-    def _encode_service(self, path: Path, ready: Ready) -> "EncodeService":
-        from quire.client.encode_service import EncodeService
-        from quire.client.encoder_prompt import EncoderPrompter
-        from quire.weights.checkpoint import find_checkpoint
-        from quire.weights.sentence_modules import read_sentence_modules
-
-        modules = read_sentence_modules(find_checkpoint(path))
-        prompter = EncoderPrompter(self.tokenizer, modules, ready.capacity.vocab_size, ready.capacity.max_model_len)
-        return EncodeService(prompter, ready.task, ready.dimensions, self._encode)
+            self._encoder = await asyncio.to_thread(
+                new_encode_service, files.path, self.tokenizer, ready, self._encode, self.options.task
+            )
+        self.info = model_info(self.options, files.name, files.path, ready, generation)
 
     async def stop(self) -> None:
         self.state = "stopped"
@@ -206,10 +184,14 @@ class EngineClient:
 
     # -- requests
 
-    async def submit(self, request: GenerateRequest) -> GenerateStream:
+    async def prepare(self, request: GenerateRequest) -> Request:
+        """Render and tokenize, for `submit` of this engine or another of the same model."""
+        return await self._prompter.prepare_off_loop(request)
+
+    async def submit(self, request: GenerateRequest, prepared: Request | None = None) -> GenerateStream:
         check_task(self.info, "generate")
         self._check_open()
-        prepared = await self._prompter.prepare_off_loop(request)
+        prepared = prepared or await self._prompter.prepare_off_loop(request)
         await self._check_wait(len(prepared.prompt_ids), request.timeout)
         structured = prepared.params.structured
         if structured is not None and not structured.is_plain_json:  # any JSON object: known to compile
@@ -243,7 +225,7 @@ class EngineClient:
         try:
             return await future.results()
         finally:
-            self.cancel(future)
+            future.owner.cancel(future)
 
     async def reset_prefix_cache(self, tenant: str = "") -> bool:
         check_task(self.info, "generate")
@@ -281,13 +263,33 @@ class EngineClient:
         if request.id in self._requests:
             raise BadRequest(f"a request with id {request.id} is in flight", "give each request an id of its own")
         self._requests[request.id] = request
-        self._forecast.add(request.num_prompt_tokens)
+        self.tokens_in_flight += request.num_prompt_tokens
+        if request.waiting:
+            self._forecast.add(request.num_prompt_tokens)
         self._idle.clear()
         try:
             self._submissions.add(request)
         except BaseException:  # the caller is told why; no later engine must hear of it
             self.request_ended(request)
             raise
+
+    # -- requests that go from one engine to another
+
+    @property
+    def in_flight(self) -> Mapping[str, InFlight]:
+        """By id, in the order they came."""
+        return self._requests
+
+    def release(self, request: InFlight) -> None:
+        """Another engine goes on with it."""
+        self.request_ended(request)
+        if self.state == "ready":
+            self._engine.send(Cancel(request.id, None))
+
+    def adopt(self, request: InFlight) -> None:
+        """Go on with a request that another engine had."""
+        request.owner, request.moved = self, True
+        self._begin(request)
 
     # -- what requests in flight say
 
@@ -296,10 +298,12 @@ class EngineClient:
         self._forecast.begun(request.num_prompt_tokens)
 
     def request_ended(self, request: InFlight) -> None:
+        """It has ended, or left for another engine."""
         if self._requests.pop(request.id, None) is None:
             return
+        self.tokens_in_flight -= request.num_prompt_tokens
         if request.waiting:
-            self.request_started(request)
+            self._forecast.begun(request.num_prompt_tokens)
         self._forecast.ended(time.monotonic(), len(self._requests))
         self._stepped.set()
         if self.observer and request.record:
@@ -322,6 +326,10 @@ class EngineClient:
     def engine_pid(self) -> int:
         return self._engine.pid
 
+    def kill_engine(self) -> None:
+        """One that does not answer: another is started."""
+        self._engine.kill()
+
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[LiveClient]:
         """Look at the engine. It makes snapshots only while it is watched."""
@@ -343,7 +351,7 @@ class EngineClient:
         while True:
             restarted = self._ready is None or self._ready.done()
             start = msgspec.structs.replace(self._start, adapters=self.adapters.held, restarted=restarted)
-            self._engine, self._spawned = self._spawned or EngineProcess(self._cpus), None
+            self._engine, self._spawned = self._spawned or self._spawn(), None
             await self._engine.start(start)
             error: QuireError | None = None
             try:
@@ -372,6 +380,7 @@ class EngineClient:
                 log.error("%s: it is not started again", error.message)
                 self.adapters.engine_died(error)
                 self._cache_resets.engine_died()
+                self.on_death()
                 self._fail_all(error.message)
                 return
             self._engine_died(error)
@@ -395,11 +404,13 @@ class EngineClient:
             self.state = "restarting"
         self.adapters.engine_died(error)
         num_retried = self._submissions.num_submitted
-        culprit = self._submissions.engine_died(self._engine.active_work.read(), self._engine.was_killed)
+        culprit = self._submissions.engine_died(self._engine.active_samples(), self._engine.was_killed)
         if culprit is not None:
             reason = f"{error.message}, {num_crashes(culprit)} times while it worked on this request"
             log.error("request %s is given up: %s", culprit.id, reason)
             culprit.fail(reason)
+        self.scheduler = SchedulerStats()
+        self.on_death()
         log.error("%s: it is started again, and %d requests go on there", error.message, len(self._requests))
         self._cache_resets.engine_died()
         if self.observer:
@@ -422,6 +433,7 @@ class EngineClient:
                     self._engine.send(cancel)
             self._submissions.update()
         elif isinstance(message, EngineIdle):
+            self.scheduler = message.scheduler
             if self.observer:
                 self.observer.rests(message.scheduler)
         elif isinstance(message, LiveSnapshot):
@@ -435,6 +447,7 @@ class EngineClient:
             request.refuse(message.error.exception())
 
     def _record_step(self, record: StepRecord) -> None:
+        self.scheduler = record.scheduler
         self._forecast.step(record)
         self._stepped.set()
         for request_id in record.admitted:
@@ -442,9 +455,16 @@ class EngineClient:
                 stream.live.admit(time.monotonic() - record.seconds)
         if self.observer:
             self.observer.step(record)
+        self.on_step(record.scheduler)
 
     def _send_adapter_message(self, message: ToEngine) -> None:
         if isinstance(message, LoadAdapter) and self.state != "ready":  # no engine would answer it
             raise Unavailable(f"the engine is {self.state}", "try again in a moment")
         if self._submissions.open or isinstance(message, LoadAdapter):  # requests that wait may need what is unloaded
             self._engine.send(message)
+
+
+def _nothing() -> None: ...
+
+
+def _nothing_of(scheduler: SchedulerStats) -> None: ...

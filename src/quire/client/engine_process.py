@@ -9,13 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from quire.ipc.active_work import ActiveWork, shared_file
+from quire.ipc.active_work import ActiveWork, RequestSample, shared_file
 
 if TYPE_CHECKING:
     from quire.core.errors import EngineFailed
@@ -25,26 +24,48 @@ STOP_TIMEOUT = 5.0  # seconds that the process has to end
 KILLS = {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
 
 
+class EngineLink(Protocol):
+    """An engine from the outside, wherever its process is. Nothing is sent before `start`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def start(self, message: "Start") -> None:
+        """Let it load a model."""
+
+    def send(self, message: "ToEngine") -> None:
+        """Never blocks. A live engine takes any number of messages; `messages` notices a dead one."""
+
+    def messages(self) -> "AsyncIterator[FromEngine]":
+        """What the engine sends, until its process has ended, however it ended."""
+
+    async def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    @property
+    def was_killed(self) -> bool:
+        """From outside, and not by the kernel because memory ran out: nothing that it did can be the cause."""
+
+    def death(self) -> "EngineFailed": ...
+
+    def active_samples(self) -> set[RequestSample]:
+        """What it worked on when it ended."""
+
+
 class EngineProcess:
-    """Runs quire/engine/process.py. Until `start`, a context manager that leaves no process behind; from then on, used
-    from one event loop until `stop`."""
+    """Implements `EngineLink` with a process of this machine, which runs quire/engine/process.py. Until `start`, a
+    context manager that leaves no process behind; from then on, used from one event loop until `stop`."""
 
     program: Sequence[str] = ("-m", "quire.engine.process")
+    send: "Callable[[ToEngine], None]"
+    messages: "Callable[[], AsyncIterator[FromEngine]]"
 
-    def __init__(self, cpus: Sequence[int] = ()) -> None:
-        """`cpus`: those that it may use; none: all."""
+    def __init__(self, cpus: Sequence[int] = (), environment: Mapping[str, str] | None = None) -> None:
+        """`cpus`: those that it may use; none: all. `environment`: variables besides those of this process."""
         self._num_oom_kills = num_oom_kills()
         self.socket, theirs = socket.socketpair()
-        with theirs, shared_file() as work_file:  # the child inherits copies
-            self.active_work = ActiveWork(work_file)
-            files = [theirs.fileno(), work_file]
-            self.process = subprocess.Popen(
-                [sys.executable, *self.program, *map(str, files)],
-                pass_fds=files,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what it prints is for people
-                start_new_session=True,  # this process handles Ctrl-C
-            )
+        self.process, self.active_work = spawn_engine(theirs, self.program, environment)
         if cpus:
             with contextlib.suppress(OSError):  # it has ended already
                 os.sched_setaffinity(self.process.pid, cpus)
@@ -60,17 +81,14 @@ class EngineProcess:
         self.process.wait()
 
     async def start(self, message: "Start") -> None:
-        """Let it load a model."""
         import asyncio
         import threading
 
-        from quire.ipc.channel import Channel
+        from quire.client.engine_channel import EngineChannel
 
-        self._channel = Channel(self.socket)
-        self._inbox: deque[bytes] = deque()
-        self._arrived = asyncio.Event()  # a message, or the end
+        self._channel = EngineChannel(self.socket)
+        self.send, self.messages = self._channel.send, self._channel.messages
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._channel.fileno(), self._read)
         self._ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._wait, daemon=True).start()
         try:
@@ -83,27 +101,6 @@ class EngineProcess:
     def pid(self) -> int:
         return self.process.pid
 
-    def send(self, message: "ToEngine") -> None:
-        """Never blocks. A live engine takes any number of messages; `messages` notices a dead one."""
-        from quire.engine.messages import encode
-
-        if not self._channel.ended:
-            self._channel.send(encode(message))
-            if self._channel.has_unsent:
-                self._loop.add_writer(self._channel.fileno(), self._write)
-
-    async def messages(self) -> "AsyncIterator[FromEngine]":
-        """What the engine sends, until its process has ended, however it ended."""
-        from quire.engine.messages import decode_from_engine
-
-        while True:
-            while self._inbox:
-                yield decode_from_engine(self._inbox.popleft())
-            if self._channel.ended:
-                return
-            self._arrived.clear()
-            await self._arrived.wait()
-
     async def stop(self) -> None:
         """Ask the process to end, and kill it after STOP_TIMEOUT seconds, or at once if this is cancelled."""
         import asyncio
@@ -114,33 +111,21 @@ class EngineProcess:
         finally:
             self.process.kill()  # nothing happens if it has ended
             await asyncio.wait((self._ended,))
-            self._loop.remove_writer(self._channel.fileno())
             self._channel.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def active_samples(self) -> set[RequestSample]:
+        return self.active_work.read()
 
     @property
     def was_killed(self) -> bool:
-        """From outside, and not by the kernel because memory ran out: nothing that it did can be the cause."""
         out_of_memory = -self.process.returncode == signal.SIGKILL and num_oom_kills() > self._num_oom_kills
         return -self.process.returncode in KILLS and not out_of_memory
 
     def death(self) -> "EngineFailed":
-        from quire.core.errors import EngineFailed
-
-        status = self.process.returncode
-        how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
-        return EngineFailed(f"the engine process {how}", "its last output is on standard error")
-
-    def _read(self) -> None:
-        if not self._channel.ended:
-            self._inbox += self._channel.receive()
-            self._arrived.set()
-        if self._channel.ended:
-            self._loop.remove_reader(self._channel.fileno())
-
-    def _write(self) -> None:
-        self._channel.flush()
-        if not self._channel.has_unsent:
-            self._loop.remove_writer(self._channel.fileno())
+        return engine_death(self.process.returncode)
 
     def _wait(self) -> None:
         """In a thread."""
@@ -149,9 +134,33 @@ class EngineProcess:
             self._loop.call_soon_threadsafe(self._on_exit)
 
     def _on_exit(self) -> None:
-        self._read()  # its last messages
-        self._channel.ended = True  # also if a process that it has started lives on and has the socket
+        self._channel.end()
         self._ended.set_result(None)
+
+
+def spawn_engine(
+    theirs: socket.socket, program: Sequence[str] = EngineProcess.program, environment: Mapping[str, str] | None = None
+) -> tuple["subprocess.Popen[bytes]", ActiveWork]:
+    """Start an engine process with this end of a connection, which it takes, and see what it works on."""
+    with theirs, shared_file() as work_file:  # the child inherits copies
+        active_work = ActiveWork(work_file)
+        files = [theirs.fileno(), work_file]
+        process = subprocess.Popen(
+            [sys.executable, *program, *map(str, files)],
+            pass_fds=files,
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what it prints is for people
+            start_new_session=True,  # this process handles Ctrl-C
+            env={**os.environ, **environment} if environment else None,
+        )
+    return process, active_work
+
+
+def engine_death(status: int | None, where: str = "") -> "EngineFailed":
+    from quire.core.errors import EngineFailed
+
+    how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+    return EngineFailed(f"the engine process {how}{where}", "its last output is on standard error")
 
 
 def num_oom_kills() -> int:

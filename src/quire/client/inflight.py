@@ -29,6 +29,8 @@ class InFlight(Protocol):
     crashes: Counter[int]  # by sample or text: engines that died while they worked on it, since it last gained output
     num_kills: int  # engines that were killed from outside while they worked on it, since it last gained output
     waiting: bool  # it has no output yet
+    owner: "RequestOwner"  # the client of its engine
+    moved: bool  # it was given from one engine to another
 
     @property
     def record(self) -> RequestRecord | None:
@@ -76,13 +78,13 @@ class GenerateStream:
         self.crashes: Counter[int] = Counter()
         self.num_kills = 0
         self.waiting = True
-        self._owner = owner
+        self.owner, self.moved = owner, False
         self._last_token: dict[int, float] = {}  # when each sample last gained one
         self._queue: asyncio.Queue[TextEvent | QuireError] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
         if request.deadline is not None:
             left = request.deadline - time.monotonic() + EXPIRY_DELAY
-            self._timer = asyncio.get_running_loop().call_later(left, self._owner.cancel, self)
+            self._timer = asyncio.get_running_loop().call_later(left, lambda: self.owner.cancel(self))
 
     @property
     def finished(self) -> bool:
@@ -120,8 +122,8 @@ class GenerateStream:
 
     def _count_tokens(self, event: SequenceEvent) -> None:
         if self.waiting:
-            self._owner.request_started(self)
-        if (observer := self._owner.observer) is not None:
+            self.owner.request_started(self)
+        if (observer := self.owner.observer) is not None:
             now = time.monotonic()
             if event.index in self._last_token:
                 observer.token(now - self._last_token[event.index], len(event.tokens))
@@ -143,7 +145,7 @@ class GenerateStream:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._owner.request_ended(self)
+        self.owner.request_ended(self)
 
     def fail(self, reason: str, finish_reason: FinishReason = "error") -> None:
         self._put(self.live.fail(reason, finish_reason))
@@ -162,7 +164,7 @@ class GenerateStream:
                 return
 
     async def aclose(self) -> None:
-        self._owner.cancel(self)
+        self.owner.cancel(self)
 
     def _is_late(self) -> bool:
         deadline = self.live.request.deadline
@@ -184,7 +186,7 @@ class EncodeFuture:
         self._results: dict[int, bytes] = {}  # fp32, by text
         self._submitted: list[int] = []  # texts that the engine has been given
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._owner = owner
+        self.owner, self.moved = owner, False
 
     @property
     def finished(self) -> bool:
@@ -238,4 +240,4 @@ class EncodeFuture:
         )
         if not self._done.done():  # the caller may have left
             self._done.set_exception(error) if error else self._done.set_result(None)
-        self._owner.request_ended(self)
+        self.owner.request_ended(self)

@@ -30,7 +30,7 @@ class LiveRequest:
         self._num_cached = 0
         self._num_unseen = 0
         self._drafts = DraftUsage()
-        self._admitted: float | None = None
+        self.admitted: float | None = None  # when its first step began
         self._first: float | None = None
         self._last: float | None = None
 
@@ -64,7 +64,7 @@ class LiveRequest:
 
     def admit(self, moment: float) -> None:
         """Its first step began at that moment (time.monotonic())."""
-        self._admitted = self._admitted or moment
+        self.admitted = self.admitted or moment
 
     def fail(self, reason: str, finish_reason: FinishReason = "error") -> TextEvent:
         """End the request from this side."""
@@ -103,7 +103,7 @@ class LiveRequest:
             longest_output=max(map(len, self._tokens)),
             max_tokens=self.request.params.max_tokens,
             arrival=self.request.arrival,
-            admitted=self._admitted,
+            admitted=self.admitted,
             first_token=self._first,
             last_token=self._last,
             finished=time.monotonic(),

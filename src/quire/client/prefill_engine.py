@@ -5,12 +5,12 @@ It has nothing that would be lost: when it dies, the decode engines compute what
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from quire.client.cache_resets import CacheResets
-from quire.client.engine_process import EngineProcess
+from quire.client.engine_process import EngineLink, EngineProcess
 from quire.client.service import Observer
 from quire.client.watchdog import STALL_SECONDS, Watchdog
 from quire.core.errors import QuireError, Unsupported
@@ -41,12 +41,17 @@ CHECK_INTERVAL = 1.0  # seconds between looks at whether it answers
 class PrefillEngine:
     """`start`, then `stop`. In between, there is an engine most of the time."""
 
-    def __init__(self, options: EngineOptions, cpus: Sequence[int] = (), stall_seconds: float = STALL_SECONDS) -> None:
-        """`cpus`: those that it computes on; none: all."""
+    def __init__(
+        self,
+        options: EngineOptions,
+        spawn: Callable[[], EngineLink] | None = None,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        """`spawn` makes its process."""
         self.options = options
         self.observer: Observer | None = None
-        self._cpus = cpus
-        self._engine: EngineProcess | None = None
+        self._spawn = spawn or EngineProcess
+        self._engine: EngineLink | None = None
         self._adapters: dict[str, str] = {}  # key -> files, as it should have them
         self._cache_resets = CacheResets(lambda message: self._engine.send(message) if self._engine else None)
         self._is_ready = False
@@ -101,7 +106,7 @@ class PrefillEngine:
         failures = 0
         while True:
             restarted, adapters, was_ready = ready.done(), dict(self._adapters), 0.0
-            self._engine = engine = EngineProcess(self._cpus)
+            self._engine = engine = self._spawn()
             await engine.start(Start(str(path), self.options, adapters, restarted))
             error: QuireError | None = None
             try:
@@ -160,5 +165,5 @@ class PrefillEngine:
             await asyncio.sleep(min(CHECK_INTERVAL, self._watchdog.seconds / 4))
             if self._is_ready and self._engine is not None and self._watchdog.stalled:
                 log.error("a prefill engine has not answered for %.0f s: it is killed", self._watchdog.seconds)
-                self._engine.process.kill()
+                self._engine.kill()
                 self._is_ready = False

@@ -28,6 +28,11 @@ def num_deaths(request: InFlight) -> int:
     return max(num_crashes(request), request.num_kills)
 
 
+def is_suspect(request: InFlight) -> bool:
+    """An engine has died of it perhaps, or engines were killed from outside so early that it gained nothing."""
+    return num_crashes(request) > 0 or num_deaths(request) >= NUM_DEATHS_TO_RUN_FIRST
+
+
 class Submissions:
     """Gives requests to the engine: as they come, or while there are suspects these first, one at a time.
 

@@ -1,11 +1,20 @@
 """How likely draft tokens are accepted: over all sequences of a method, and of one sequence."""
 
+from bisect import bisect
 from collections.abc import Sequence
+
+from quire.core.draft_tree import ROOT, compared_levels, parent_of
 
 METHOD_WEIGHT = 10.0  # of the method's prior, in draft tokens
 METHOD_MEMORY = 0.995  # what a draft token leaves of the weight of those before it
 SEQUENCE_WEIGHT = 4.0  # of the method's rate in that of a sequence, in draft tokens
 SEQUENCE_MEMORY = 0.85
+RESCUE_PRIOR = 0.3  # of the tokens that the likeliest child missed, those that another child has
+CONFIDENCE_BINS = (0.05, 0.15, 0.35, 0.6, 0.85)  # where the next begins
+MAX_DEPTH = 4  # deeper levels count as this
+CALIBRATION_WEIGHT = 2.0  # of the belief that confidences are right, in expected acceptances
+MAX_NODE_RATE = 0.98
+NODES_MEMORY = 0.95
 
 
 def expected_tokens(rate: float, count: int) -> float:
@@ -15,58 +24,129 @@ def expected_tokens(rate: float, count: int) -> float:
 
 
 class _RunningShare:
-    """The share of draft tokens that were accepted; older ones count less."""
+    """The share of draft tokens that were accepted, or of acceptances among those expected; older ones count less."""
 
     __slots__ = ("_memory", "accepted", "trials")
 
     def __init__(self, accepted: float, trials: float, memory: float) -> None:
         self.accepted, self.trials, self._memory = accepted, trials, memory
 
-    def add(self, accepted: bool) -> None:
+    def add(self, accepted: bool, trials: float = 1.0) -> None:
         self.accepted = self.accepted * self._memory + accepted
-        self.trials = self.trials * self._memory + 1.0
+        self.trials = self.trials * self._memory + trials
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / self.trials
 
 
 class MethodAcceptance:
     """The acceptance rate of a method: what a new sequence starts with."""
 
-    def __init__(self, prior: float) -> None:
+    def __init__(self, prior: float, tree_nodes: int = 0) -> None:
         self.num_trials = 0  # draft tokens so far
+        self.mean_nodes = float(tree_nodes)  # that are verified of a tree
         self._share = _RunningShare(prior * METHOD_WEIGHT, METHOD_WEIGHT, METHOD_MEMORY)
+        self._rescued = _RunningShare(RESCUE_PRIOR * METHOD_WEIGHT, METHOD_WEIGHT, METHOD_MEMORY)
+        # By depth and bin of confidence, acceptances and the sum of the confidences.
+        self._calibration: dict[tuple[int, int], _RunningShare] = {}
 
     @property
     def rate(self) -> float:
-        return self._share.accepted / self._share.trials
+        return self._share.rate
+
+    @property
+    def rescue_rate(self) -> float:
+        """Of a verified tree: how often a token is a child of a node if it is not the likeliest child."""
+        return self._rescued.rate
 
     def add(self, accepted: bool) -> None:
         self.num_trials += 1
         self._share.add(accepted)
 
+    def node_rate(self, depth: int, confidence: float) -> float:
+        """How likely a node of that confidence is accepted after its parent."""
+        share = self._calibration.get(_bin(depth, confidence))
+        return min(confidence * share.rate, MAX_NODE_RATE) if share else min(confidence, MAX_NODE_RATE)
+
+    def add_node(self, depth: int, confidence: float, accepted: bool) -> None:
+        key = _bin(depth, confidence)
+        if key not in self._calibration:
+            self._calibration[key] = _RunningShare(CALIBRATION_WEIGHT, CALIBRATION_WEIGHT, METHOD_MEMORY)
+        self._calibration[key].add(accepted, confidence)
+
+    def add_tree(self, drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """Of a tree, these nodes were verified."""
+        self.mean_nodes += (len(drafts) - self.mean_nodes) * (1 - NODES_MEMORY)
+        for level, node in compared_levels(drafts, parents, tokens):
+            if node != level[0]:
+                self._rescued.add(node is not None)
+
 
 class AcceptanceRate:
     """The probability that the next draft token of a sequence is accepted, by one method."""
 
-    __slots__ = ("_method", "_share", "num_read")
+    __slots__ = ("_method", "_nodes", "_share", "num_read")
 
     def __init__(self, method: MethodAcceptance) -> None:
         self._method = method
         self._share = _RunningShare(0.0, 0.0, SEQUENCE_MEMORY)
+        # Accepted nodes of trees, among those that the method's rates expect.
+        self._nodes = _RunningShare(CALIBRATION_WEIGHT, CALIBRATION_WEIGHT, SEQUENCE_MEMORY)
         self.num_read = 0  # leading tokens of the sequence that a method which is not free has read
 
     @property
     def rate(self) -> float:
+        """Of the likeliest draft token."""
         share = self._share
         return (share.accepted + SEQUENCE_WEIGHT * self._method.rate) / (share.trials + SEQUENCE_WEIGHT)
+
+    @property
+    def level_rate(self) -> float:
+        """Of the level of a tree: that one of its nodes is accepted."""
+        return self.rate + (1 - self.rate) * self._method.rescue_rate
 
     @property
     def num_trials(self) -> float:
         """Draft tokens that the rate rests on; older ones count less."""
         return self._share.trials
 
+    def probabilities(self, parents: Sequence[int], confidences: Sequence[float]) -> list[float]:
+        """Of each node of a tree: that it and its ancestors are accepted."""
+        depths: list[int] = []
+        found: list[float] = []
+        for node, confidence in enumerate(confidences):
+            parent = parent_of(parents, node)
+            depth, before = (1, 1.0) if parent == ROOT else (depths[parent] + 1, found[parent])
+            depths.append(depth)
+            found.append(before * self._node_rate(depth, confidence))
+        return found
+
+    def _node_rate(self, depth: int, confidence: float) -> float:
+        return min(self._method.node_rate(depth, confidence) * self._nodes.rate, MAX_NODE_RATE)
+
     def update(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
         """Compare `drafts` with the sampled `tokens`, up to the first rejected one: those behind it teach nothing."""
         for draft, token in zip(drafts, tokens, strict=False):
-            self._share.add(draft == token)
-            self._method.add(draft == token)
+            self._add(draft == token)
             if draft != token:
                 return
+
+    def update_tree(
+        self, drafts: Sequence[int], parents: Sequence[int], confidences: Sequence[float], tokens: Sequence[int]
+    ) -> None:
+        """The same for nodes with confidences: what was sampled also tells of those that were not verified."""
+        for depth, (level, accepted) in enumerate(compared_levels(drafts, parents, tokens), 1):
+            self._add(accepted == level[0])
+            expected = sum(self._method.node_rate(depth, confidences[node]) for node in level)
+            self._nodes.add(accepted is not None, min(expected, 1.0))
+            for node in level:
+                self._method.add_node(depth, confidences[node], node == accepted)
+
+    def _add(self, accepted: bool) -> None:
+        self._share.add(accepted)
+        self._method.add(accepted)
+
+
+def _bin(depth: int, confidence: float) -> tuple[int, int]:
+    return min(depth, MAX_DEPTH), bisect(CONFIDENCE_BINS, confidence)

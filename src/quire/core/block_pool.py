@@ -97,6 +97,12 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
+    def forget(self, block: int) -> None:
+        """The index has lost the prefix of a block: it is free like any other, unless it is held."""
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
     def drop_cached(self, tenant: str) -> None:
         """Forget the prefixes of a tenant that no sequence holds."""
         for block in list(self._cached):  # the least recently used first: a suffix before its prefix

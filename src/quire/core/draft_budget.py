@@ -8,7 +8,6 @@ sequences are taken, as many as give the most tokens per second."""
 from collections.abc import Sequence
 from itertools import islice
 
-from quire.core.acceptance import expected_tokens
 from quire.core.step_cost import StepCostModel
 
 COST_MARGIN = 1.1  # by which costs are raised: they and gains are estimates
@@ -23,8 +22,9 @@ class DraftBudget:
         self.step_cost = StepCostModel(token_cost)
         self._ahead = ahead
 
-    def choose(self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int) -> list[int]:
-        """How many draft tokens of each offer (acceptance rate, draft tokens) to add to a step of `num_tokens`."""
+    def choose(self, offers: Sequence[Sequence[float]], num_tokens: int, max_drafts: int) -> list[int]:
+        """How many draft tokens of each offer to add to a step of `num_tokens`. An offer has the probability of each of
+        its draft tokens, the greatest first."""
         seconds, expected = self.step_cost.seconds(num_tokens), float(num_tokens)
         probabilities = self._likely(offers, num_tokens)
         best, threshold, num_chosen = expected / seconds, 2.0, 0
@@ -36,21 +36,12 @@ class DraftBudget:
                 best, threshold, num_chosen = expected / seconds, probability, number
         return _counts(offers, threshold, num_chosen)
 
-    def _likely(self, offers: Sequence[tuple[float, int]], num_tokens: int) -> list[float]:
-        """The probabilities of all draft tokens that may pay, the greatest first: position p of a draft is accepted
-        with probability rate ** p."""
-        last = num_tokens + sum(num_drafts for _, num_drafts in offers)
+    def _likely(self, offers: Sequence[Sequence[float]], num_tokens: int) -> list[float]:
+        """The probabilities of all draft tokens that may pay, the greatest first."""
+        last = num_tokens + sum(map(len, offers))
         cheapest = COST_MARGIN * self.step_cost.min_slope(num_tokens, last) * num_tokens
         least = max(cheapest / self.step_cost.seconds(num_tokens), MIN_RATE)
-        probabilities = []
-        for rate, num_drafts in offers:
-            probability = rate
-            while num_drafts and probability > least:
-                probabilities.append(probability)
-                probability *= rate
-                num_drafts -= 1
-        probabilities.sort(reverse=True)
-        return probabilities
+        return sorted((one for offer in offers for one in offer if one > least), reverse=True)
 
     def choose_asked(
         self, offers: Sequence[tuple[float, int]], num_tokens: int, max_drafts: int, draft_seconds: Sequence[float]
@@ -90,26 +81,36 @@ class DraftBudget:
         cost = COST_MARGIN * (self.step_cost.min_slope(num_tokens, last) + draft_seconds)
         return rate >= MIN_RATE and rate * self.step_cost.seconds(num_tokens) > cost * num_tokens
 
-    def saved_seconds(self, rate: float, count: int, num_tokens: int, draft_seconds: float) -> float:
-        """What each token of a sequence saves if `count` drafts, which take `draft_seconds` each to propose, are added
-        to all its steps, of `num_tokens` otherwise."""
-        accepted = expected_tokens(rate, count) - 1.0
-        cost = sum(islice(self.step_cost.added_seconds(num_tokens), count)) + count * draft_seconds
+    def saved_seconds(self, accepted: float, num_drafts: int, num_tokens: int, draft_seconds: float) -> float:
+        """What each token of a sequence saves if drafts, of which so many are accepted and which take `draft_seconds`
+        to propose, are added to all its steps, of `num_tokens` otherwise."""
+        cost = sum(islice(self.step_cost.added_seconds(num_tokens), num_drafts)) + draft_seconds
         worth = accepted * self.step_cost.seconds(num_tokens) / num_tokens
         return (worth - COST_MARGIN * cost) / (1.0 + accepted)
 
-    def should_wait(self, rate: float, count: int) -> bool:
-        """Whether a sequence gains more from verifying `count` drafts in its next step than from the `ahead` steps that
-        it misses while it waits for its token."""
-        return count > 0 and expected_tokens(rate, count) > 1 + self._ahead
+    def should_wait(self, accepted: float) -> bool:
+        """Whether a sequence gains more from verifying drafts in its next step, of which so many are accepted, than
+        from the `ahead` steps that it misses while it waits for its token."""
+        return accepted > self._ahead
 
 
-def _counts(offers: Sequence[tuple[float, int]], threshold: float, num_chosen: int) -> list[int]:
+def chain_probabilities(rate: float, num_drafts: int) -> list[float]:
+    """Of the draft tokens of a chain, as far as they may pay: position p is accepted with probability rate ** p."""
+    probabilities = []
+    probability = rate
+    while num_drafts and probability > MIN_RATE:
+        probabilities.append(probability)
+        probability *= rate
+        num_drafts -= 1
+    return probabilities
+
+
+def _counts(offers: Sequence[Sequence[float]], threshold: float, num_chosen: int) -> list[int]:
     """Of each offer, the draft tokens whose probability is at least `threshold`; `num_chosen` in all."""
     counts = []
-    for rate, num_drafts in offers:
-        count, probability = 0, rate
-        while count < num_drafts and probability >= threshold and num_chosen:
-            count, probability, num_chosen = count + 1, probability * rate, num_chosen - 1
+    for offer in offers:
+        count = 0
+        while count < len(offer) and offer[count] >= threshold and num_chosen:
+            count, num_chosen = count + 1, num_chosen - 1
         counts.append(count)
     return counts

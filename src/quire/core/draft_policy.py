@@ -15,6 +15,8 @@ class DraftMethod:
     max_tokens: int = 5  # draft tokens of one sequence in one step
     acceptance: float = 0.5  # of a draft token
     cost: float = 0.0  # seconds of one draft token, as a fraction of a step of one token; 0: it is free
+    tree_nodes: int = 0  # draft tokens of a tree, which a quota of more than `max_tokens` asks for; 0: chains only
+    tree_steps: tuple[int, ...] = ()  # what its own steps compute for one tree, in tokens
 
     @property
     def is_free(self) -> bool:

@@ -1,13 +1,14 @@
 """How many draft tokens the methods that are not free propose: a draft model takes time for every one of them.
 
-Where a method pays, it is asked. Where it does not, it is tried now and then, on one sequence, from an allowance: a
-hundredth of the time of all steps."""
+Where a method pays, it is asked: for a chain, or for a tree where that gives more tokens per second. Where it does not,
+it is tried now and then, on one sequence, from an allowance: a hundredth of the time of all steps."""
 
 from collections.abc import Sequence as Many
 from itertools import accumulate, islice
+from typing import NamedTuple
 
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
-from quire.core.draft_budget import DraftBudget
+from quire.core.draft_budget import COST_MARGIN, DraftBudget
 from quire.core.draft_policy import DraftMethod, DraftPolicy
 from quire.core.plan import Run
 from quire.core.sequence import Sequence
@@ -19,7 +20,15 @@ NEW_METHOD = 8  # draft tokens before more than one is asked for: until then the
 FEW_TRIALS = 4.0  # a sequence with fewer draft tokens is tried first
 SHORT_READ = 16  # tokens that a method may have to read before it drafts, without asking whether they pay
 
-Asked = tuple[Run, Sequence, AcceptanceRate, int]  # and the draft tokens that fit
+
+class Asked(NamedTuple):
+    """A run after which drafts may be proposed."""
+
+    run: Run
+    seq: Sequence
+    rate: AcceptanceRate
+    fits: int  # draft tokens of a chain
+    fits_tree: bool = False
 
 
 class DraftQuotas:
@@ -61,26 +70,31 @@ class DraftQuotas:
             return
         fixed = self._policy.fixed_length(len(asked))
         if fixed is not None:
-            counts = [min(fixed, fits) for *_, fits in asked]
+            counts = [self._fixed(one, fixed) for one in asked]
         else:
-            counts = self._choose(asked, max_drafts)
+            counts = self._with_trees(asked, self._choose(asked, max_drafts), max_drafts)
             if not any(counts) and self._probed_step < 0 and self._allowance > 0.0:
                 self._probe(step, asked, counts)
-        for (run, seq, rate, _), count in zip(asked, counts, strict=True):
+        for one, count in zip(asked, counts, strict=True):
             if count:
-                run.quotas[self.method.name] = count
-                rate.num_read = seq.num_known
+                one.run.quotas[self.method.name] = count
+                one.rate.num_read = one.seq.num_known
+
+    def _fixed(self, asked: Asked, count: int) -> int:
+        if count > self.method.max_tokens and asked.fits_tree:
+            return self.method.tree_nodes
+        return min(count, asked.fits)
 
     def _choose(self, asked: Many[Asked], max_drafts: int) -> list[int]:
         num_rows = len(asked)
         scale = 1.0 if self._draft_cost.is_measured else self.method.cost * self._budget.step_cost.seconds(1)
         added = islice(self._draft_cost.added_seconds(1), num_rows - 1)
         seconds = [scale * each for each in accumulate(added, initial=self._draft_cost.seconds(1))]
-        most = 1 if self._acceptance.num_trials < NEW_METHOD else self.method.max_tokens
-        offers = [(rate.rate, min(fits, most)) for _, _, rate, fits in asked]
+        most = 1 if self._is_new else self.method.max_tokens
+        offers = [(one.rate.rate, min(one.fits, most)) for one in asked]
         counts = self._budget.choose_asked(offers, num_rows, max_drafts, seconds)
         worth = [
-            not count or self._is_worth(one, count, num_rows, seconds[-1] / num_rows)
+            not count or self._is_worth(one, count, num_rows, count * seconds[-1] / num_rows)
             for one, count in zip(asked, counts, strict=True)
         ]
         if all(worth):
@@ -88,10 +102,72 @@ class DraftQuotas:
         offers = [(rate, fits if kept else 0) for (rate, fits), kept in zip(offers, worth, strict=True)]
         return self._budget.choose_asked(offers, num_rows, max_drafts, seconds)
 
-    def net_gain(self, rate: float, count: int, num_rows: int) -> float:
-        """Tokens that `count` drafts of one sequence are worth, less what it takes to propose them."""
-        step, drafts = self._budget.step_cost.seconds(num_rows), count * self._seconds(num_rows) / num_rows
-        return expected_tokens(rate, count) - 1.0 - drafts * num_rows / step
+    @property
+    def _is_new(self) -> bool:
+        return self._acceptance.num_trials < NEW_METHOD
+
+    # ---- trees
+
+    def _with_trees(self, asked: Many[Asked], counts: list[int], max_drafts: int) -> list[int]:
+        """Trees in place of the chains of the likeliest sequences, as many as give the most tokens per second."""
+        method, num_rows = self.method, len(asked)
+        if not method.tree_nodes or self._is_new or self._policy.synthetic:
+            return counts
+        seconds = self._tree_seconds(1)
+        rows = [
+            index
+            for index, one in enumerate(asked)
+            if one.fits_tree and self._is_worth(one, method.tree_nodes, num_rows, seconds)
+        ]
+        rows.sort(key=lambda index: -asked[index].rate.level_rate)
+        best, chosen = self._tokens_per_second(asked, counts), counts
+        num_trees = 1
+        while num_trees <= len(rows) and num_trees * method.tree_nodes <= max_drafts:
+            trees = counts[:]
+            for index in rows[:num_trees]:
+                trees[index] = method.tree_nodes
+            if (ratio := self._tokens_per_second(asked, trees)) > best:
+                best, chosen = ratio, trees
+            num_trees = min(2 * num_trees, len(rows)) if num_trees < len(rows) else num_trees + 1
+        return chosen
+
+    def _tokens_per_second(self, asked: Many[Asked], counts: Many[int]) -> float:
+        """Of the step that verifies so many draft tokens, and of proposing them."""
+        num_rows, most = len(asked), self.method.max_tokens
+        accepted = sum(self._accepted(one.rate, count) for one, count in zip(asked, counts, strict=True) if count)
+        num_drafts = sum(self._num_verified(count) for count in counts)
+        num_trees = sum(count > most for count in counts)
+        drafting = self._tree_seconds(num_trees)
+        for position in range(1, most + 1):
+            if num_chains := sum(position <= count <= most for count in counts):
+                drafting += self._seconds(num_chains)
+        step_cost = self._budget.step_cost
+        alone = step_cost.seconds(num_rows)
+        return (num_rows + accepted) / (
+            alone + COST_MARGIN * (step_cost.seconds(num_rows + num_drafts) - alone + drafting)
+        )
+
+    def _accepted(self, rate: AcceptanceRate, count: int) -> float:
+        """Draft tokens that are expected to be accepted of a quota."""
+        if count > self.method.max_tokens:
+            return expected_tokens(rate.level_rate, self.method.max_tokens) - 1.0
+        return expected_tokens(rate.rate, count) - 1.0
+
+    def _num_verified(self, count: int) -> int:
+        """Draft tokens of a quota that are verified: of a tree, those that were likely enough so far."""
+        return round(self._acceptance.mean_nodes) if count > self.method.max_tokens else count
+
+    def _tree_seconds(self, num_trees: int) -> float:
+        """What it takes to propose them."""
+        return sum(self._seconds(num_trees * num_tokens) for num_tokens in self.method.tree_steps) if num_trees else 0.0
+
+    # ---- cost
+
+    def net_gain(self, rate: AcceptanceRate, count: int, num_rows: int) -> float:
+        """Tokens that a quota of one sequence is worth, less what it takes to propose them."""
+        is_tree = count > self.method.max_tokens
+        drafting = self._tree_seconds(num_rows) if is_tree else count * self._seconds(num_rows)
+        return self._accepted(rate, count) - drafting / self._budget.step_cost.seconds(num_rows)
 
     def _seconds(self, num_tokens: int) -> float:
         """Of a step of the method's own: of one draft token for each of as many sequences."""
@@ -102,24 +178,24 @@ class DraftQuotas:
 
     def _is_worth(self, asked: Asked, count: int, num_rows: int, draft_seconds: float) -> bool:
         """Whether a sequence gains from its drafts what it takes to read its text first, and to wait for its tokens."""
-        _, seq, rate, _ = asked
-        is_new = self._acceptance.num_trials < NEW_METHOD  # one draft token seldom gains more than a step
-        if not is_new and not self._budget.should_wait(rate.rate, count):
+        accepted, seq = self._accepted(asked.rate, count), asked.seq
+        if not self._is_new and not self._budget.should_wait(accepted):  # one draft seldom gains more than a step
             return False
-        missing = seq.num_known - rate.num_read
+        missing = seq.num_known - asked.rate.num_read
         if missing <= SHORT_READ:
             return True
         left = seq.group.length - seq.num_known
         if self._mean_output:
             left = min(left, max(int(self._mean_output) - (seq.num_known - seq.group.num_prompt), SHORT_READ))
-        return self._seconds(missing) < left * self._budget.saved_seconds(rate.rate, count, num_rows, draft_seconds)
+        saved = self._budget.saved_seconds(accepted, self._num_verified(count), num_rows, draft_seconds)
+        return self._seconds(missing) < left * saved
 
     def _probe(self, step: int, asked: Many[Asked], counts: list[int]) -> None:
         """Ask for one draft token of one sequence, if the allowance pays for what has to be read for it. Whether it is
         right is known from the token that is sampled: it need not be verified."""
         decoding = [
             (rate.num_trials >= FEW_TRIALS, seq.num_known - rate.num_read, index)
-            for index, (run, seq, rate, fits) in enumerate(asked)
+            for index, (run, seq, rate, fits, _) in enumerate(asked)
             if fits and run.start + run.count == len(seq.tokens)
         ]
         for _, missing, index in sorted(decoding):

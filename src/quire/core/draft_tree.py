@@ -3,7 +3,7 @@
 A tree is a list of tokens (nodes) and the parent of each: an earlier node, or ROOT, the last known token. So its first
 nodes, however many, are a tree as well. A chain, in which every node follows the one before it, has no parents."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 ROOT = -1
@@ -16,18 +16,27 @@ class DraftTree:
 
     tokens: list[int]
     parents: list[int] = field(default_factory=list)  # empty: a chain
+    # Of each node, how likely the method holds it after its parent. A tree has them; empty: a chain without.
+    confidences: list[float] = field(default_factory=list)
 
     def check(self) -> None:
-        """Assert that every node has a parent before it."""
+        """Assert that every node has a parent before it, and that a tree has confidences."""
         assert len(self.parents) in (0, len(self.tokens)), f"{len(self.tokens)} nodes and {len(self.parents)} parents"
+        allowed = (len(self.tokens),) if self.parents else (0, len(self.tokens))
+        assert len(self.confidences) in allowed, f"{len(self.tokens)} nodes and {len(self.confidences)} confidences"
         for node, parent in enumerate(self.parents):
             assert ROOT <= parent < node, f"node {node} has the parent {parent}"
+
+    def depths(self) -> list[int]:
+        """Of every node: 1 for the children of the root."""
+        return depths(self.parents) if self.parents else list(range(1, 1 + len(self.tokens)))
 
     def keep(self, nodes: Sequence[int]) -> "DraftTree":
         """These nodes, in order. Their ancestors are among them."""
         places = {ROOT: ROOT, **{node: place for place, node in enumerate(nodes)}}
         parents = [places[parent_of(self.parents, node)] for node in nodes]
-        return DraftTree([self.tokens[node] for node in nodes], without_chain(parents))
+        confidences = [self.confidences[node] for node in nodes] if self.confidences else []
+        return DraftTree([self.tokens[node] for node in nodes], without_chain(parents), confidences)
 
     def first_branch(self) -> "DraftTree":
         """The chain of first children: what is left where a tree cannot be computed."""
@@ -94,10 +103,18 @@ def accepted_path(drafts: Sequence[int], parents: Sequence[int], tokens: Sequenc
     return path[1:]
 
 
-def followed_drafts(drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """What the sampled tokens are to be compared with: the accepted drafts, then the likeliest that could follow."""
-    if not parents:
-        return list(drafts)
-    path = accepted_path(drafts, parents, tokens)
-    rejected = children(parents, path[-1] if path else ROOT, len(drafts))[:1]
-    return [drafts[node] for node in (*path, *rejected)]
+def compared_levels(
+    drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]
+) -> Iterator[tuple[list[int], int | None]]:
+    """What the sampled tokens tell of the nodes: level by level, those that could have been sampled, and the one that
+    was. After a level of which none was, nothing is known."""
+    node: int | None = ROOT
+    for token in tokens:
+        assert node is not None
+        level = children(parents, node, len(drafts))
+        if not level:
+            return
+        node = next((child for child in level if drafts[child] == token), None)
+        yield level, node
+        if node is None:
+            return

@@ -10,10 +10,11 @@ from quire.core.host_index import HostIndex
 from quire.core.kv_sends import BlockSender, KVSends
 from quire.core.kv_tiers import BlockStore, KVTiers
 from quire.core.plan import StepPlan
-from quire.core.prefix_tree import PrefixNode, PrefixTree
+from quire.core.prefix_tree import NO_STATE, PrefixNode, PrefixTree
 from quire.core.remote_prefills import PrefillEngines, RemotePrefills
 from quire.core.sequence import NEVER, NULL_BLOCK, Sequence
 from quire.core.sliding_window import SlidingWindow
+from quire.core.state_slots import StateSlots
 
 
 class KVBlocks:
@@ -34,6 +35,8 @@ class KVBlocks:
         prefill_engines: PrefillEngines | None = None,
         block_sender: BlockSender | None = None,
         has_states: bool = False,
+        num_slots: int = 0,
+        max_num_seqs: int = 0,
     ) -> None:
         self.block_size = window.block_size
         self._has_states = has_states
@@ -41,9 +44,10 @@ class KVBlocks:
         self.tree = PrefixTree(self.block_size, has_gaps=window.size > 0)
         self.pool = BlockPool(num_blocks, self.tree)
         self.prefix_caching = prefix_caching
+        self.states = StateSlots(num_slots, max_num_seqs, self.tree) if num_slots else None
         index = HostIndex()
         self.host = BlockPool(num_host_blocks, index)
-        has_tiers = prefix_caching and not self.tree.has_gaps and (store is not None or offload)
+        has_tiers = prefix_caching and not self.tree.has_gaps and not self.states and (store is not None or offload)
         self.tiers: KVTiers | None = None
         if has_tiers:
             self.tiers = KVTiers(self.tree, self.host, index, store, keep=offload, block_bytes=block_bytes)
@@ -91,7 +95,9 @@ class KVBlocks:
         All of these blocks are shared. What follows on the host is swapped in when blocks are allocated for it."""
         owner = seq.group.prompt_owner
         seq.index_at = self.block_size if self.prefix_caching else NEVER
-        if owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
+        if self.states:
+            self.extend_prefix_hit(seq)
+        elif owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
             self.fork(seq, owner, self._fork_point(seq.group.num_prompt - 1))
         else:
             self.extend_prefix_hit(seq)
@@ -111,18 +117,36 @@ class KVBlocks:
             return
         last = (len(seq.tokens) - 1) // self.block_size
         start = seq.num_indexed
+        if self.states and len(seq.block_table) > start:
+            return  # it has blocks of its own that wait for a token to be known
         path = self._match(seq, seq.node, start, last)
         if path:
             seq.node = path[-1]
             seq.num_indexed += len(path)
             seq.index_at += len(path) * self.block_size
-            seq.num_computed = max(seq.num_computed, seq.num_indexed * self.block_size)
+            if not self.states:
+                seq.num_computed = max(seq.num_computed, seq.num_indexed * self.block_size)
             self.free_behind_window(seq)
             if self.tiers:
                 self.tiers.touch(path)
         for node in path[len(seq.block_table) - start :]:
             self.pool.hold(node.block)
             seq.block_table.append(node.block)
+        if self.states:
+            self._find_checkpoint(seq, self.states)
+
+    def _find_checkpoint(self, seq: Sequence, states: StateSlots) -> None:
+        """Continue from the last checkpoint among the blocks of `seq` that are in the tree. It holds the blocks behind
+        that, too, and computes their tokens again for the states: keys and values come out as they are."""
+        seq.branch = seq.num_indexed * self.block_size
+        node, num_tokens = seq.node, seq.branch
+        while num_tokens > seq.num_computed:
+            assert node is not None
+            if node.state != NO_STATE:
+                states.start_from(seq, node)
+                seq.num_computed = num_tokens
+                return
+            node, num_tokens = node.parent, num_tokens - self.block_size
 
     def _match(self, seq: Sequence, node: PrefixNode | None, start: int, stop: int) -> list[PrefixNode]:
         """The nodes below `node` along blocks start .. stop of `seq`, up to the last from which it can continue."""
@@ -206,15 +230,19 @@ class KVBlocks:
             node = self.tree.insert(seq.group.namespace, seq.node, tokens, seq.block_table[i])
             if node is None:  # another block has these tokens, and `seq` does not hold it: it leaves the tree
                 seq.index_at = NEVER
-                return
+                break
             if self.tiers and seq.index_at > seq.num_arrived:
                 self.tiers.note_full(node.block, node)
             seq.node = node
             seq.num_indexed += 1
             seq.index_at += size
+        if self.states and seq.checkpoints:
+            self.states.attach(seq)
 
     def roll_back(self, seq: Sequence, num_tokens: int) -> None:
         """Keep the first `num_tokens` computed tokens: the drafts behind them were rejected."""
+        if self.states and seq.draft_states:
+            self.states.settle_drafts(seq, num_tokens)
         if seq.num_computed <= num_tokens:
             return
         seq.num_computed = num_tokens
@@ -226,7 +254,7 @@ class KVBlocks:
             self.host.release([seq.host_blocks.pop(index)])
 
     def can_swap_out(self, seq: Sequence) -> bool:
-        return 0 < len(seq.held_blocks) <= self.host.num_available
+        return not self.states and 0 < len(seq.held_blocks) <= self.host.num_available
 
     def swap_out(self, seq: Sequence, plan: StepPlan) -> None:
         """Move the computed blocks to the host, and release them on the device."""
@@ -243,6 +271,8 @@ class KVBlocks:
         if seq.copy_from is not None:
             self.pool.release([seq.copy_from])
             seq.copy_from = None
+        if self.states:
+            self.states.release(seq)
         self.pool.release(seq.held_blocks)
         self.host.release(list(seq.host_blocks.values()))
         if seq.fetch is not None and self.tiers:
@@ -271,6 +301,9 @@ class KVBlocks:
                 counted.update(more)
         for plan in plans:
             host_refs.update(_swapped(plan))
+        sequences = list(sequences)
+        if self.states:
+            self.states.check(sequences)
         for seq in sequences:
             refs.update(seq.held_blocks)
             host_refs.update(seq.host_blocks.values())
@@ -290,7 +323,8 @@ class KVBlocks:
             assert not seq.block_table, f"{name} is swapped out and holds blocks"
             return
         covered = len(seq.block_table) + (seq.copy_from is not None)
-        assert covered == -(-seq.num_computed // self.block_size), (
+        filled = -(-seq.num_computed // self.block_size)
+        assert covered == (max(filled, seq.num_indexed) if self.states else filled), (
             f"{name} has {seq.num_computed} tokens computed and {covered} blocks"
         )
         assert seq.num_freed <= self.window.first_block(seq.num_computed), f"{name} has freed blocks that it will read"
@@ -299,7 +333,7 @@ class KVBlocks:
             i -= 1
             assert node is not None and node.block == seq.block_table[i], f"{name} does not hold the chain of its node"
             node = node.parent
-        full = seq.num_computed // self.block_size
+        full = max(seq.num_computed // self.block_size, seq.num_indexed)
         for block in seq.block_table[full:]:
             assert self.pool.refs[block] == 1 + self._copied(seq), f"{name} writes into block {block}, which is shared"
 

@@ -26,7 +26,8 @@ MIN_PREFILL_TOKENS = 64  # fewer tell the time of a step, and not that of a toke
 FIRST_SAVING_SECONDS = 0.2  # that saving may take beside steps, when the engine starts
 SAVING_SHARE = 0.005  # of the time of steps that it may take besides
 PAID_SHARE = 0.5  # of the time that hits have saved that it may take besides
-MAX_SAVES = 64  # in one plan: the engine looks at messages between plans
+MAX_SAVES = 512  # in one plan with a step: all that the largest steps fill
+MAX_IDLE_SAVES = 64  # in one without: the engine looks at messages between plans
 MIN_FETCH_SECONDS = 0.05  # a fetch is not given up earlier
 FIRST_FETCH_SECONDS = 2.0  # nor before this while no prompt has been computed, whose time it could be compared with
 
@@ -119,7 +120,8 @@ class KVTiers:
         Where saving slows steps down, it may take a small share of their time, and more once hits have paid for it.
         What is left waits until the engine is idle, or until it is evicted."""
         cost = self._store.save_seconds() if self._store is not None and not is_idle else 0.0
-        while self.has_unsaved and len(plan.swap_out) < MAX_SAVES and (self._saving_seconds > 0 or not cost):
+        most = MAX_IDLE_SAVES if is_idle else MAX_SAVES
+        while self.has_unsaved and len(plan.swap_out) < most and (self._saving_seconds > 0 or not cost):
             self._saving_seconds -= cost
             block = next(iter(self._unsaved))
             node = self._unsaved.pop(block)

@@ -16,7 +16,7 @@ class SchedulerLimits:
     block_size: int = 16  # tokens per KV block
     max_queued: int = 4096  # requests that were never admitted; more are refused
     seq2seq: Seq2Seq | None = None  # of an encoder-decoder
-    has_states: bool = False  # each block has the model's state after the block's last computed token, and no other
+    has_states: bool = False  # the model has states: those after a block's last token, in the block, or in state slots
     long_prefill_token_threshold: int = 0  # prompt tokens of one sequence in one step; 0: no limit
     step_seconds: float = 0.0  # target for steps in which sequences decode beside prompts; 0: none
 

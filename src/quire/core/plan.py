@@ -46,8 +46,11 @@ class Run:
     new_blocks: list[int] = field(default_factory=list)  # for the row's block table; an admission has its own
     drafts: list[int] = field(default_factory=list)  # draft tokens: the last tokens of the run
     parents: list[int] = field(default_factory=list)  # of each draft; empty: a chain
-    quotas: dict[str, int] = field(default_factory=dict)  # draft tokens that methods which are not free are to propose
+    # Draft tokens that methods which are not free are to propose: of more than a method's chains have, a tree.
+    quotas: dict[str, int] = field(default_factory=dict)
     num_enough: int = 0  # free draft tokens that are worth more than these; 0: none are
+    state: int = -1  # of a model with state slots: the one with the state at `start`; -1: there is none yet
+    states: list[tuple[int, int]] = field(default_factory=list)  # (position, slot for the state of all tokens before)
 
 
 @dataclass(slots=True)
@@ -113,6 +116,7 @@ class Proposal:
     method: str
     tokens: list[int]
     parents: list[int] = field(default_factory=list)  # of each of them; empty: a chain
+    confidences: list[float] = field(default_factory=list)  # as in DraftTree
 
 
 @dataclass(slots=True)

@@ -112,6 +112,9 @@ class Prefill:
     def _add_run(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
         start, end = seq.num_computed, seq.num_computed + num_tokens
         self._kv_blocks.allocate(seq, end, plan)
+        run = Run(seq.row, start, num_tokens)
+        if self._kv_blocks.states:
+            self._kv_blocks.states.plan_run(seq, run)
         seq.num_computed = end
         seq.planned_step = plan.step
         self._kv_blocks.index_full_blocks(seq)
@@ -119,7 +122,8 @@ class Prefill:
             self._sends.note_computed(seq)
         if seq.row < 0:
             self._take_row(seq, plan)
-        plan.runs.append(Run(seq.row, start, num_tokens, seq.take_unsent_blocks()))
+        run.row, run.new_blocks = seq.row, seq.take_unsent_blocks()
+        plan.runs.append(run)
 
     def _take_row(self, seq: Sequence, plan: StepPlan) -> None:
         group = seq.group

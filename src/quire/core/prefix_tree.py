@@ -7,17 +7,19 @@ from quire.core.block_keys import BlockKey, child_key
 
 Namespace = tuple[str, str, str]  # (tenant, salt, adapter): prefixes are shared within one only
 EVICTED = -1  # instead of a block id
+NO_STATE = -1  # instead of a state slot
 
 
 class PrefixNode:
     """One full block. Its keys and values depend on every token before it, so it is looked up below its parent."""
 
-    __slots__ = ("block", "children", "hash", "key", "parent", "tokens")
+    __slots__ = ("block", "children", "hash", "key", "parent", "state", "tokens")
 
     def __init__(self, block: int, tokens: tuple[int, ...], parent: "PrefixNode | None", key: BlockKey = b"") -> None:
         self.block = block
         self.key = key  # its name beyond the pool; empty: it has none
         self.hash = 0  # its name in events
+        self.state = NO_STATE  # the slot of a checkpoint: the model's state after this block
         self.tokens = tokens
         self.parent = parent
         self.children: dict[tuple[int, ...], PrefixNode] = {}
@@ -53,6 +55,7 @@ class PrefixTree:
         self.has_gaps = has_gaps
         self.root_key: Callable[[Namespace], BlockKey] = lambda namespace: b""  # set where blocks go beyond the pool
         self.listener: TreeListener | None = None
+        self.removed: Callable[[PrefixNode], None] = lambda node: None  # set where nodes have checkpoints
         self._roots: dict[Namespace, NamespaceRoot] = {}
         self._nodes: dict[int, PrefixNode] = {}  # by block
 
@@ -98,6 +101,7 @@ class PrefixTree:
         node = self._nodes.pop(block)
         assert self.has_gaps or not node.children, f"block {block} is evicted before the blocks that follow it"
         node.block = EVICTED
+        self.removed(node)
         if self.listener is not None:
             self.listener.removed(node)
         while node.block == EVICTED and not node.children:

@@ -7,6 +7,7 @@ sequence overtakes another, unless the other waits for a LoRA adapter's slot. No
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from quire.core.adapters import AdapterSlots
 from quire.core.beam_steps import advance_beams
@@ -53,6 +54,7 @@ class Scheduler:
         policy: str = "fcfs",
         prefix_caching: bool = True,
         ahead: int = 0,
+        micro_batches: int = 1,
         window: int = 0,
         num_adapters: int = 0,
         drafts: DraftPolicy | None = None,
@@ -61,11 +63,14 @@ class Scheduler:
         block_bytes: int = 0,
         prefill_engines: PrefillEngines | None = None,
         block_sender: BlockSender | None = None,
+        num_slots: int = 0,
     ) -> None:
-        """`ahead`: plans in flight beside the one whose output comes next. `window`: tokens that attention looks back,
-        0: all. `drafts`: how draft tokens are chosen; None: there are none. `store`: prefix blocks on disk. `offload`:
-        host blocks keep prefixes, too. `block_bytes`: the size of a block, for statistics. `prefill_engines` compute
-        prompts for this one. `block_sender`: this one computes prompts for others."""
+        """`ahead`: plans in flight beside the one whose output comes next. `micro_batches`: where there are several,
+        sequences that decode are divided among them, and none is in two plans in flight before its token is known.
+        `window`: tokens that attention looks back, 0: all. `drafts`: how draft tokens are chosen; None: there are none.
+        `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`: the size of a block,
+        for statistics. `prefill_engines` compute prompts for this one. `block_sender`: this one computes prompts for
+        others. `num_slots`: state slots, of models with recurrent layers."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(
@@ -79,9 +84,12 @@ class Scheduler:
             prefill_engines,
             block_sender,
             limits.has_states,
+            num_slots,
+            limits.max_num_seqs,
         )
+        self.states = self.kv_blocks.states
         self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
-        self.rows = RowTable(limits.max_num_seqs)
+        self.rows = RowTable(self.states.max_running if self.states else limits.max_num_seqs)
         self.adapters = AdapterSlots(num_adapters)
         fair = FairOrder() if policy == "fair" else None
         self.groups = LiveGroups(limits, find_policy(policy), self.kv_blocks, self.rows, self.adapters, fair)
@@ -90,6 +98,7 @@ class Scheduler:
         self.speculation = Speculation(drafts, limits, self.kv_blocks, self.rows, ahead) if drafts else None
         self.step_time = StepTimeController(limits.step_seconds)
         self._ahead = ahead
+        self._micro_batches = micro_batches
         self._step = 0
         self._in_flight: deque[_InFlightStep] = deque()  # oldest first
 
@@ -143,6 +152,8 @@ class Scheduler:
         assert len(self._in_flight) <= self._ahead, "schedule() is called before the outputs of earlier plans have come"
         plan = StepPlan(self._step, [])
         self._step += 1
+        if self.states:
+            self.states.begin_plan()
         if self.tiers:
             self.tiers.save(plan, is_idle=not self.groups.has_work)
         if self.sends:
@@ -151,6 +162,8 @@ class Scheduler:
         behind = self._decode(plan)
         num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
         budget = self._prefill_budget(len(plan.runs) + num_drafts)
+        if self._micro_batches > 1:
+            budget = self._micro_batch_share(budget, behind)
         num_reserved = 0  # blocks that running prompts still need: they were admitted because these were free
         all_moved = True
         for seq in behind:
@@ -167,9 +180,16 @@ class Scheduler:
             self.speculation.set_quotas(plan)
         plan.retired = self.rows.take_retired()
         self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
-        if self._ahead:
+        if self._ahead and self._micro_batches == 1:
             self._add_placeholders(plan)
         return plan
+
+    @property
+    def awaits_output(self) -> bool:
+        """Whether a plan made now would be empty: every sequence is in flight."""
+        running = self.groups.running.items
+        all_in_flight = bool(self._in_flight) and not self.groups.waiting.items
+        return all_in_flight and all(len(seq.tokens) == seq.num_computed for seq in running)
 
     @property
     def num_planned(self) -> int:
@@ -185,6 +205,7 @@ class Scheduler:
         """Plan one token for each running sequence that lacks one; returns the sequences that lack more, or a row."""
         runs, step, size, pool = plan.runs, plan.step, self.limits.block_size, self.kv_blocks.pool
         behind: list[Sequence] = []
+        most = -(-len(self.groups.running.items) // self._micro_batches)
         for seq in self.groups.running.items:  # victims of preemption stand behind `seq`: removing them is safe here
             start = seq.num_computed
             missing = len(seq.tokens) - start
@@ -192,6 +213,8 @@ class Scheduler:
                 if missing and (seq.row >= 0 or start or seq.group.prompt_owner):
                     behind.append(seq)  # else a beam waits for the other beams, or for the prompt
                 continue
+            if len(runs) == most:
+                continue  # the next micro-batch has it
             new_blocks: list[int] = []
             if start == len(seq.block_table) * size:
                 self.kv_blocks.free_behind_window(seq)
@@ -199,7 +222,10 @@ class Scheduler:
                     continue  # it waits a step; sequences before it go on, and may preempt it
                 seq.block_table.append(pool.take())
                 new_blocks = seq.take_unsent_blocks()
-            runs.append(Run(seq.row, start, 1, new_blocks))
+            run = Run(seq.row, start, 1, new_blocks)
+            runs.append(run)
+            if self.states:
+                self.states.plan_run(seq, run)
             seq.num_computed = start + 1
             seq.planned_step = step
             if start + 1 == seq.index_at:
@@ -215,6 +241,16 @@ class Scheduler:
         if num_planned:
             budget = min(budget, max(self.step_time.max_tokens - num_planned, self.limits.block_size))
         return budget
+
+    def _micro_batch_share(self, budget: int, behind: Iterable[Sequence]) -> int:
+        """Tokens of prompts, such that all that wait are divided among the micro-batches that are not in flight."""
+        num_free = max(1, self._micro_batches - len(self._in_flight))
+        missing = 0
+        for seq in chain(behind, self.groups.waiting.items):
+            missing += len(seq.tokens) - seq.num_computed
+            if missing >= num_free * budget:
+                return budget
+        return min(budget, max(-(-missing // num_free), self.limits.block_size))
 
     def _add_placeholders(self, plan: StepPlan) -> None:
         """Let the next plan compute the tokens that this one samples, unless a sequence ends or must know its token."""

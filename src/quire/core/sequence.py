@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from quire.core.acceptance import AcceptanceRate
 from quire.core.plan import Fetch, Proposal, RemotePrefill
-from quire.core.prefix_tree import PrefixNode
+from quire.core.prefix_tree import NO_STATE, PrefixNode
 from quire.core.request import IdLogprob
 
 if TYPE_CHECKING:
@@ -22,14 +22,18 @@ class Sequence:
     """The tokens of one sample, how far they are computed, and the KV blocks that hold them.
 
     Between steps `block_table` has exactly the blocks that `num_computed` tokens fill, unless the sequence is swapped
-    out. Its first `num_freed` entries are behind the sliding window: they are NULL_BLOCK, and not held."""
+    out, or shares more blocks of the tree than it has states of. Its first `num_freed` entries are behind the sliding
+    window: they are NULL_BLOCK, and not held."""
 
     __slots__ = (
         "admitted_step",
         "block_table",
+        "branch",
         "candidates",
+        "checkpoints",
         "copy_from",
         "cumulative_logprob",
+        "draft_states",
         "ended",
         "fetch",
         "fetch_seconds",
@@ -37,6 +41,7 @@ class Sequence:
         "host_blocks",
         "index_at",
         "key",
+        "last_checkpoint",
         "mu",
         "node",
         "num_arrived",
@@ -56,6 +61,7 @@ class Sequence:
         "row",
         "running",
         "sample",
+        "state",
         "tokens",
     )
 
@@ -77,6 +83,11 @@ class Sequence:
         self.num_indexed = 0  # leading blocks of the block table that are in the prefix tree
         self.node: PrefixNode | None = None  # of the last of these blocks
         self.index_at = NEVER  # num_computed at which the next block enters the tree; NEVER: it left it
+        self.state = NO_STATE  # the slot of the model's state after `num_computed` tokens
+        self.checkpoints: dict[int, int] = {}  # position -> slot: states that blocks will have when they enter the tree
+        self.last_checkpoint: PrefixNode | None = None  # of its output
+        self.branch = 0  # tokens of it that were in the tree when it was admitted
+        self.draft_states: list[tuple[int, int]] = []  # (position, slot): before the drafts in flight and after each
         self.copy_from: int | None = None  # copy-on-write: a held block that the next block starts as a copy of
         self.host_blocks: dict[int, int] = {}  # swapped out, or arrived: index in the block table -> host block
         self.fetch: Fetch | None = None  # blocks from the disk that it waits for

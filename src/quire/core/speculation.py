@@ -4,10 +4,10 @@ from collections import Counter
 from typing import Any
 
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
-from quire.core.draft_budget import DraftBudget
+from quire.core.draft_budget import DraftBudget, chain_probabilities
 from quire.core.draft_policy import DraftPolicy
-from quire.core.draft_quotas import DraftQuotas
-from quire.core.draft_tree import MAX_TREE_NODES, accepted_path, followed_drafts, without_chain
+from quire.core.draft_quotas import Asked, DraftQuotas
+from quire.core.draft_tree import MAX_TREE_NODES, DraftTree, accepted_path, without_chain
 from quire.core.kv_blocks import KVBlocks
 from quire.core.limits import SchedulerLimits
 from quire.core.plan import Proposal, Run, SampledRow, StepOutput, StepPlan
@@ -26,7 +26,7 @@ class Speculation:
         self._limits = limits
         self._kv_blocks = kv_blocks
         self._rows = rows
-        self._methods = {method.name: MethodAcceptance(method.acceptance) for method in policy.methods}
+        self._methods = {one.name: MethodAcceptance(one.acceptance, one.tree_nodes) for one in policy.methods}
         self._free = [method for method in policy.methods if method.is_free]
         self._quotas = [
             DraftQuotas(method, self._methods[method.name], policy, self.budget)
@@ -47,54 +47,58 @@ class Speculation:
         if not runs:
             return 0
         best = [self._best(seq) for _, seq in runs]
-        offers = [
-            (self._rate(seq, proposal.method).rate, self._fit(seq, proposal))
-            for (_, seq), proposal in zip(runs, best, strict=True)
-        ]
+        offers = [self._offer(seq, proposal) for (_, seq), proposal in zip(runs, best, strict=True)]
         counts = self._counts(offers, len(plan.runs))
         reserved = sum(self._kv_blocks.num_reserved_blocks(seq) for seq in behind if seq.running)
         num_spare = self._kv_blocks.pool.num_available - reserved  # blocks
         num_drafts = 0
-        for (run, seq), proposal, count in zip(runs, best, counts, strict=True):
+        for (run, seq), proposal, (tree, _), count in zip(runs, best, offers, counts, strict=True):
             if self._kv_blocks.num_new_blocks(seq, seq.num_computed + count) > num_spare:
                 count = min(count, len(seq.block_table) * self._limits.block_size - seq.num_computed)
+            if self._kv_blocks.states:
+                count = min(count, self._kv_blocks.states.num_spare)
             if count > 0:
-                num_spare -= self._extend(run, seq, proposal, count, plan)
+                seq.proposals = [proposal, *(other for other in seq.proposals if other is not proposal)]
+                num_spare -= self._extend(run, seq, tree, count, plan)
                 num_drafts += count
         return num_drafts
 
     def set_quotas(self, plan: StepPlan) -> None:
         """Say how many draft tokens are to be proposed after each run, by methods that are not free."""
         for quotas in self._quotas:
-            asked = []
-            for run in plan.runs:
-                seq = self._rows[run.row]
-                fits = min(quotas.method.max_tokens, seq.group.length - seq.num_known - 2, self._limits.max_chunk - 1)
-                if seq.group.search is None and fits > 0:
-                    rate = self._rate(seq, quotas.method.name)
-                    if seq.admitted_step == plan.step:
-                        rate.num_read = run.start  # what is in the cache was read when it was computed
-                    asked.append((run, seq, rate, fits))
+            asked = [one for run in plan.runs if (one := self._asked(run, plan.step, quotas)) is not None]
             quotas.assign(plan.step, asked, self._max_drafts(len(plan.runs)))
             if self._free:
-                for run, seq, rate, _ in asked:
-                    if count := run.quotas.get(quotas.method.name, 0):
-                        run.num_enough = self._num_enough(seq, quotas.net_gain(rate.rate, count, len(asked)))
+                for one in asked:
+                    if count := one.run.quotas.get(quotas.method.name, 0):
+                        net_gain = quotas.net_gain(one.rate, count, len(asked))
+                        one.run.num_enough = self._num_enough(one.seq, net_gain)
+
+    def _asked(self, run: Run, step: int, quotas: DraftQuotas) -> Asked | None:
+        """None: no draft token fits behind the run."""
+        seq, method = self._rows[run.row], quotas.method
+        fits = min(method.max_tokens, seq.group.length - seq.num_known - 2, self._limits.max_chunk - 1)
+        if seq.group.search is not None or fits <= 0:
+            return None
+        rate = self._rate(seq, method.name)
+        if seq.admitted_step == step:
+            rate.num_read = run.start  # what is in the cache was read when it was computed
+        fits_tree = fits == method.max_tokens and 0 < method.tree_nodes < self._places(seq)
+        return Asked(run, seq, rate, fits, fits_tree)
 
     def should_wait(self, run: Run, seq: Sequence) -> bool:
         """Whether the next step leaves `seq` out, so that the step after it verifies drafts."""
         if run.drafts or run.quotas:
             return True
-        if not seq.proposals:
-            return False
-        best = self._best(seq)
-        return self.budget.should_wait(self._rate(seq, best.method).rate, len(best.tokens))
+        return bool(seq.proposals) and self.budget.should_wait(self._accepted(seq, self._best(seq)))
 
-    def _counts(self, offers: list[tuple[float, int]], num_runs: int) -> list[int]:
+    def _counts(self, offers: list[tuple[DraftTree, list[float]]], num_runs: int) -> list[int]:
         fixed = self.policy.fixed_length(num_runs)
         if fixed is None:
-            return self.budget.choose(offers, num_runs, self._max_drafts(num_runs))
-        return [min(fixed, num_drafts) for _, num_drafts in offers]
+            return self.budget.choose(
+                [probabilities for _, probabilities in offers], num_runs, self._max_drafts(num_runs)
+            )
+        return [min(fixed, len(tree.tokens)) for tree, _ in offers]
 
     def _max_drafts(self, num_runs: int) -> int:
         """Of one step: the other half is for prompts."""
@@ -104,7 +108,32 @@ class Speculation:
         """The proposal of which the most tokens are expected to be accepted."""
         if len(seq.proposals) == 1:
             return seq.proposals[0]
-        return max(seq.proposals, key=lambda one: expected_tokens(self._rate(seq, one.method).rate, len(one.tokens)))
+        return max(seq.proposals, key=lambda one: self._accepted(seq, one))
+
+    def _accepted(self, seq: Sequence, proposal: Proposal) -> float:
+        """Draft tokens that are expected to be accepted."""
+        rate = self._rate(seq, proposal.method)
+        if proposal.confidences:
+            return sum(rate.probabilities(proposal.parents, proposal.confidences))
+        return expected_tokens(rate.rate, len(proposal.tokens)) - 1.0
+
+    def _offer(self, seq: Sequence, proposal: Proposal) -> tuple[DraftTree, list[float]]:
+        """The draft tokens that fit, the likeliest first, and how likely each is, as far as they may pay."""
+        rate = self._rate(seq, proposal.method)
+        longest = max(min(seq.group.length - seq.num_known, self._limits.max_chunk) - 1, 0)
+        if not proposal.confidences:
+            tokens = proposal.tokens[:longest]
+            return DraftTree(tokens), chain_probabilities(rate.rate, len(tokens))
+        tree = DraftTree(proposal.tokens, proposal.parents, proposal.confidences)
+        probabilities = rate.probabilities(tree.parents, tree.confidences)
+        nodes = [node for node, depth in enumerate(tree.depths()) if depth <= longest]
+        nodes = sorted(nodes, key=lambda node: -probabilities[node])[: self._places(seq)]  # parents come first
+        return tree.keep(nodes), [probabilities[node] for node in nodes]
+
+    def _places(self, seq: Sequence) -> int:
+        """Where nodes of a tree can be computed: several may stand at one position."""
+        room = min(self._limits.max_model_len - seq.num_known, self._limits.max_chunk) - 1
+        return max(min(room, MAX_TREE_NODES), 0)
 
     def _rate(self, seq: Sequence, method: str) -> AcceptanceRate:
         rate = seq.rates.get(method)
@@ -117,22 +146,18 @@ class Speculation:
         rate, most = max((self._rate(seq, method.name).rate, method.max_tokens) for method in self._free)
         return next((count for count in range(1, most + 1) if expected_tokens(rate, count) - 1.0 > net_gain), 0)
 
-    def _fit(self, seq: Sequence, proposal: Proposal) -> int:
-        """Draft tokens that fit before the end of the sequence and into one chunk."""
-        fitting = min(len(proposal.tokens), seq.group.length - seq.num_known - 1, self._limits.max_chunk - 1)
-        return min(fitting, MAX_TREE_NODES) if proposal.parents else fitting
-
-    def _extend(self, run: Run, seq: Sequence, proposal: Proposal, count: int, plan: StepPlan) -> int:
+    def _extend(self, run: Run, seq: Sequence, tree: DraftTree, count: int, plan: StepPlan) -> int:
         """Add `count` draft tokens to a run; returns how many blocks they take."""
-        seq.proposals = [proposal, *(other for other in seq.proposals if other is not proposal)]
-        run.drafts = proposal.tokens[:count]
-        run.parents = without_chain(proposal.parents[:count])
+        run.drafts = tree.tokens[:count]
+        run.parents = without_chain(tree.parents[:count])
         run.count += count
         seq.add_placeholders(count)
         seq.num_computed += count
         num_blocks = self._kv_blocks.num_new_blocks(seq, seq.num_computed)
         self._kv_blocks.allocate(seq, seq.num_computed, plan)
         run.new_blocks += seq.take_unsent_blocks()
+        if self._kv_blocks.states:
+            self._kv_blocks.states.plan_drafts(seq, run, count)
         return num_blocks
 
     # ---- update
@@ -146,12 +171,20 @@ class Speculation:
         if not sampled.tokens:
             return
         for number, proposal in enumerate(seq.proposals):
-            verified = number == 0 and run is not None
+            verified = run if number == 0 else None
             if verified or not self.policy.synthetic:
-                drafts, parents = (run.drafts, run.parents) if verified and run else (proposal.tokens, proposal.parents)
-                followed = followed_drafts(drafts, parents, sampled.tokens)
-                self._rate(seq, proposal.method).update(followed, sampled.tokens)
+                self._learn(seq, proposal, verified, sampled.tokens)
         seq.proposals = sampled.proposals
+
+    def _learn(self, seq: Sequence, proposal: Proposal, run: Run | None, tokens: list[int]) -> None:
+        """Compare a proposal with what was sampled. `run`: the one that verified some of it."""
+        rate = self._rate(seq, proposal.method)
+        if proposal.confidences:
+            rate.update_tree(proposal.tokens, proposal.parents, proposal.confidences, tokens)
+            if run and proposal.parents:
+                self._methods[proposal.method].add_tree(run.drafts, run.parents, tokens)
+        else:
+            rate.update(run.drafts if run else proposal.tokens, tokens)
 
     @staticmethod
     def _num_kept(seq: Sequence, sampled: SampledRow, run: Run) -> int:

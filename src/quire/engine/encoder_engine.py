@@ -10,7 +10,7 @@ from quire.core.encode_request import EncodeEvent, EncodeInput, EncodeRequest, T
 from quire.core.errors import Unsupported
 from quire.core.records import SchedulerStats, StepRecord
 from quire.engine.options import EngineOptions
-from quire.engine.start import new_encoder
+from quire.engine.start import load_tokenizer, new_encoder, score_tokens
 from quire.executors.encoder import truncate_embedding
 from quire.executors.protocol import Capacity
 from quire.ipc.active_work import STEP, ActiveWork
@@ -29,7 +29,8 @@ class EncoderEngine:
 
     def __init__(self, path: Path, options: EngineOptions, active_work: ActiveWork) -> None:
         self._active_work = active_work
-        self._executor = new_encoder(path, options, dies_with_ranks=True)
+        tokens = score_tokens(path, load_tokenizer(path, options)) if options.task == "score" else None
+        self._executor = new_encoder(path, options, tokens=tokens, dies_with_ranks=True)
         if (num_labels := self._executor.num_labels) > 1:
             raise Unsupported(
                 f"the model tells {num_labels} classes apart, and a score is one number", "use a reranker"

@@ -98,12 +98,14 @@ class Engine:
             policy=options.scheduling_policy,
             prefix_caching=options.enable_prefix_caching,
             ahead=self.capacity.ahead,
+            micro_batches=self.capacity.micro_batches,
             window=self.capacity.window,
             num_adapters=options.num_loras,
             drafts=self.capacity.drafts,
             store=executor.store,
             offload=self.capacity.offload,
             block_bytes=self.capacity.cache_bytes // self.capacity.num_blocks,
+            num_slots=self.capacity.num_slots,
             prefill_engines=None if config is None or config.is_producer else cast("KVConsumer", transfer),
             block_sender=cast("KVProducer", transfer) if config is not None and config.is_producer else None,
         )
@@ -177,7 +179,7 @@ class Engine:
             self._scheduler.take_transfers(self._store.take_done())
         if self._transfers is not None:
             self._transfers.update()
-        if self._scheduler.has_work:
+        if self._scheduler.has_work and not (self.capacity.micro_batches > 1 and self._scheduler.awaits_output):
             plan = self._scheduler.schedule()
             scheduled = time.perf_counter()
             if self._live:

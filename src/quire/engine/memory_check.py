@@ -23,7 +23,7 @@ def planned_weight_bytes(path: Path, options: ExecutorOptions) -> int | None:
     """What the weights will take in main memory; None where their files are so small that they need not be counted.
     Raises DoesNotFit if they do not fit with a KV cache for one short request, and says what would."""
     room = available_memory()
-    if options.on_gpu or options.load_format == "dummy" or _file_bytes(path) <= room // 2:
+    if options.on_gpu or options.load_format == "dummy" or file_bytes(path) <= room // 2:
         return None
     checkpoint = open_checkpoint(path)
     options = resolve_quantization(options, checkpoint)
@@ -62,7 +62,7 @@ def _what_fits(checkpoint: Checkpoint, options: ExecutorOptions, memory: "Memory
     return f"weights of {_gib(left)} would fit: take a smaller model, or fewer bits a weight"
 
 
-def _file_bytes(path: Path) -> int:
+def file_bytes(path: Path) -> int:
     """Of all files of a checkpoint. Costs nothing, unlike opening them."""
     path = find_checkpoint(path)
     if path.is_dir():

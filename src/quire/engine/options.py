@@ -21,7 +21,7 @@ log = logging.getLogger("quire.engine")
 
 QUANTIZE = ("fp8", "int8", "int4", "nf4")  # what a plain checkpoint can be quantized to while it is loaded
 # What a checkpoint can be quantized as: the keys of FORMATS in weights/formats, and GGUF.
-STORED = ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "eetq", "hqq", "mxfp4", "gguf")
+STORED = ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "eetq", "hqq", "mxfp4", "bitnet", "gguf")
 _FLOATS = {"half": "float16", "float": "float32"} | {
     f"torch.{name}": name for name in ("float16", "bfloat16", "float32")
 }
@@ -48,8 +48,9 @@ class EngineOptions:
     model: str = option(DEFAULT_MODEL, "a directory, a .gguf file, a hub repository or an alias")
     task: str = option(
         "auto",
-        "what the model is served for: to generate text, or to embed texts; auto is what it was made for",
-        choices=("auto", "generate", "embed"),
+        "what the model is served for: to generate text, to embed texts, or to score pairs of texts (Qwen3-Reranker); "
+        "auto is what it was made for",
+        choices=("auto", "generate", "embed", "score"),
     )
     served_model_name: str | None = option(None, "the name clients ask for (default: the model's own)")
     tokenizer: str | None = option(None, "take the tokenizer from there instead of from the model")
@@ -177,6 +178,25 @@ class EngineOptions:
     enable_expert_parallel: bool = option(
         False, "each of these processes has whole experts of a MoE model, instead of a part of every expert"
     )
+    pipeline_parallel_size: int = option(
+        1, "processes that compute the model one after the other, each with some of its layers; on a CPU"
+    )
+    pipeline_stages: str | None = option(
+        None,
+        "where `quire stage` listens on other machines: the addresses of all stages but the last, in order",
+        metavar="HOST:PORT,...",
+    )
+    data_parallel_size: int = option(
+        1,
+        "engines that each have the whole model, behind one address: a request goes where its prefix is cached, or "
+        "where there is least to do",
+    )
+    distributed_executor_backend: str = option(
+        "mp",
+        "where these engines run: processes of this machine (mp), or nodes of a Ray cluster (ray, needs quire[ray])",
+        choices=("mp", "ray"),
+        synonyms={"uni": "mp", "auto": "mp", "none": "mp"},
+    )
     generation_config: str = option(
         "auto",
         "where the defaults of sampling come from: auto is the model's own advice (generation_config.json, GGUF "
@@ -199,6 +219,13 @@ class EngineOptions:
             if value is not None and value < minimum:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
+        if self.stage_addresses and self.pipeline_parallel_size not in (1, self.num_stages):
+            raise BadRequest(
+                f"pipeline_parallel_size is {self.pipeline_parallel_size}, and pipeline_stages names "
+                f"{len(self.stage_addresses)} stages beside the last",
+                f"use {self.num_stages}, or leave it out",
+                param="pipeline_parallel_size",
+            )
         _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise BadRequest(
@@ -222,6 +249,20 @@ class EngineOptions:
     def num_loras(self) -> int:
         """LoRA adapters in one step; 0: they are not enabled."""
         return self.max_loras if self.enable_lora or self.lora_modules else 0
+
+    @property
+    def stage_addresses(self) -> tuple[str, ...]:
+        """Of the stages on other machines."""
+        return tuple(filter(None, (self.pipeline_stages or "").split(",")))
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stage_addresses) + 1 if self.stage_addresses else self.pipeline_parallel_size
+
+    @property
+    def is_group(self) -> bool:
+        """The model has several engines, or engines elsewhere."""
+        return self.data_parallel_size > 1 or self.distributed_executor_backend == "ray"
 
     @property
     def speculation(self) -> "SpecConfig | None":
@@ -325,6 +366,7 @@ JSON_OPTIONS = (
 )
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
 SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
+ENGINES = ("data_parallel_size", "distributed_executor_backend")  # the options of several engines
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
 
 
@@ -358,5 +400,7 @@ _MIN_VALUES = {
     "max_wait": 0,
     "threads": 1,
     "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
     "gpu_memory_utilization": 0.01,
 }

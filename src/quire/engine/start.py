@@ -15,6 +15,7 @@ from quire.hub import resolve_model
 if TYPE_CHECKING:
     from quire.executors.encoder import EncoderExecutor
     from quire.runtime.pooling import PoolingMode
+    from quire.runtime.score_head import ScoreTokens
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 _PROBE = "Is it 1,024 km?\n    def f(x): return x ** 2  # naïve Übung, 東京, Привет 🙂"
@@ -37,11 +38,11 @@ def load_tokenizer(path: Path, options: EngineOptions) -> "Tokenizer":
 
 def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = False) -> Executor:
     """`dies_with_ranks`: this process ends when a rank's does, for a parent that starts it again."""
-    from quire.engine.memory_check import planned_weight_bytes
+    from quire.engine.memory_check import file_bytes, planned_weight_bytes
     from quire.executors.local import LocalExecutor
 
-    if options.task == "embed":
-        raise Unsupported("task is embed, and this model is to generate", "use Embedder, or leave task out")
+    if options.task in ("embed", "score"):
+        raise Unsupported(f"task is {options.task}, and this model is to generate", "use Embedder, or leave task out")
     given = executor_options(options)
     if given.speculation and given.speculation.model:
         draft = resolve_model(given.speculation.model).path
@@ -49,7 +50,16 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
             check_is_model(draft)
             check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))
-    given = replace(given, weight_bytes=planned_weight_bytes(path, given))
+    if options.tensor_parallel_size > 1 and options.num_stages > 1:
+        raise Unsupported("both tensor_parallel_size and pipeline_parallel_size are above 1", "leave out one of them")
+    if options.stage_addresses:  # this machine has a part of the weights
+        given = replace(given, weight_bytes=file_bytes(path) // options.num_stages)
+    else:
+        given = replace(given, weight_bytes=planned_weight_bytes(path, given))
+    if options.num_stages > 1:
+        from quire.executors.pipeline.leader import PipelineExecutor
+
+        return PipelineExecutor(path, given, options.num_stages, dies_with_ranks, options.stage_addresses)
     if options.tensor_parallel_size == 1:
         return LocalExecutor(path, given)
     from quire.executors.ranks.leader import RanksExecutor
@@ -62,17 +72,19 @@ def new_encoder(
     options: EngineOptions,
     pooling: "PoolingMode | None" = None,
     normalize: bool | None = None,
+    tokens: "ScoreTokens | None" = None,
     dies_with_ranks: bool = False,
 ) -> "EncoderExecutor":
-    """Where a model that encodes texts is computed. `dies_with_ranks`: as in `new_executor`."""
+    """Where a model that encodes texts is computed. `tokens`: see `score_tokens`. `dies_with_ranks`: as in
+    `new_executor`."""
     given = executor_options(options)
     if options.tensor_parallel_size == 1:
         from quire.executors.encoder import EncoderExecutor
 
-        return EncoderExecutor(path, given, pooling, normalize)
+        return EncoderExecutor(path, given, pooling, normalize, tokens)
     from quire.executors.ranks.encoder import RanksEncoder
 
-    return RanksEncoder(path, given, options.tensor_parallel_size, pooling, normalize, dies_with_ranks)
+    return RanksEncoder(path, given, options.tensor_parallel_size, pooling, normalize, tokens, dies_with_ranks)
 
 
 # Keys that config.json has of a head that drafts from hidden states -> its method.
@@ -130,9 +142,26 @@ def task_of(path: Path, options: EngineOptions) -> Task:
     from quire.models.registry import purpose
     from quire.weights.checkpoint import open_checkpoint
     from quire.weights.dummy_checkpoint import DummyCheckpoint
+    from quire.weights.sentence_modules import read_sentence_modules
 
     opened = DummyCheckpoint(path) if options.load_format == "dummy" else open_checkpoint(path)
-    return purpose(opened.config.architecture)
+    task = purpose(opened.config.architecture)
+    return "score" if task == "generate" and read_sentence_modules(opened.path).score_tokens else task
+
+
+def score_tokens(path: Path, tokenizer: "Tokenizer") -> tuple[int, int] | None:
+    """The answers by whose logits a decoder is to score pairs; None: the checkpoint has a classifier, or names them, or
+    is an encoder."""
+    from quire.models.registry import BIDIRECTIONAL, decoder_of, purpose
+    from quire.text.pair_template import answer_tokens
+    from quire.weights.checkpoint import open_checkpoint
+    from quire.weights.sentence_modules import read_sentence_modules
+
+    checkpoint = open_checkpoint(path)
+    architecture = checkpoint.config.architecture
+    if decoder_of(architecture) is None or architecture in BIDIRECTIONAL or purpose(architecture) == "score":
+        return None
+    return None if read_sentence_modules(checkpoint.path).score_tokens else answer_tokens(tokenizer)
 
 
 def uses_gpu(device: str) -> bool:

@@ -44,7 +44,7 @@ class DraftCheckpoint:
                 "draft with a smaller decoder of the same family",
                 param="speculative_config",
             )
-        if config.conv is not None:
+        if config.has_states:
             raise Unsupported(
                 f"a `{config.architecture}` as a draft model: its states cannot take rejected drafts back",
                 "draft with a model that has attention in all layers",
@@ -90,5 +90,10 @@ def _cache_share(config: Any, target: KVSpec) -> float:
     """The target's share of the bytes of a block in both caches."""
     if not isinstance(config, ModelConfig):
         return 1.0
+    if not target.block_bytes:
+        raise Unsupported(
+            "drafting with a model or a head for one that has no keys and values",
+            "use the speculative method ngram or suffix",
+        )
     own = kv_spec(config, target.block_size, target.dtype)
     return target.block_bytes / (target.block_bytes + own.block_bytes)

@@ -19,6 +19,7 @@ from quire.runtime.encoder import EncoderRunner, Wanted
 from quire.runtime.headless import load_headless
 from quire.runtime.kv import longest
 from quire.runtime.pooling import Pooling, PoolingMode, unit_length
+from quire.runtime.score_head import ScoreTokens, score_head
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 from quire.weights.config import CheckpointConfig
 from quire.weights.decoder_body import as_decoder
@@ -42,13 +43,17 @@ class EncoderExecutor:
         options: ExecutorOptions,
         pooling: PoolingMode | None = None,
         normalize: bool | None = None,
+        score_tokens: ScoreTokens | None = None,  # a decoder is to score by their logits; None: as the checkpoint says
     ) -> None:
         checkpoint = open_checkpoint(path)
         self.modules = read_sentence_modules(checkpoint.path)
         self.config, self.max_model_len, self._runner = self._load(checkpoint, options, self.modules.max_tokens)
+        self._head = score_head(checkpoint, self.config, score_tokens or self.modules.score_tokens)
         self.num_labels = self.config.labels if isinstance(self.config, EncoderConfig) else 0
+        if self._head is not None:
+            self.num_labels = len(self._head(np.zeros((1, self.config.hidden), np.float32)))
         self.weight_bytes = checkpoint.nbytes
-        default: PoolingMode = "mean" if isinstance(self.config, EncoderConfig) else "last"
+        default: PoolingMode = "mean" if self.config.bidirectional else "last"
         self._pooling = Pooling.of(self.modules, default, normalize)
         if pooling is not None:
             self._pooling = Pooling(pooling, self._pooling.steps)
@@ -59,7 +64,7 @@ class EncoderExecutor:
                 path,
                 POOLING_WORDS[default],
             )
-        self._sigmoid = _scores_through_sigmoid(checkpoint.config)
+        self._sigmoid = _scores_through_sigmoid(checkpoint.config, self.modules.score_activation)
 
     def _load(
         self, checkpoint: Checkpoint, options: ExecutorOptions, max_tokens: int | None
@@ -128,7 +133,11 @@ class EncoderExecutor:
             raise Unsupported(
                 f"the model tells {self.num_labels} classes apart, and a score is one number", "use a reranker"
             )
-        logits = self._runner.run(pairs, "first", lambda rows: float(rows[0, 0]))
+        if (head := self._head) is not None:
+            wanted: Wanted = "all" if self.config.bidirectional else "last"
+            logits = self._runner.run(pairs, wanted, lambda rows: float(head(rows)[0]))
+        else:
+            logits = self._runner.run(pairs, "first", lambda rows: float(rows[0, 0]))
         if self._sigmoid if sigmoid is None else sigmoid:
             return [float(1 / (1 + np.exp(-logit))) for logit in logits]
         return logits
@@ -141,10 +150,12 @@ def truncate_embedding(embedding: Float32, dimensions: int) -> Float32:
     return unit_length(embedding[:dimensions])
 
 
-def _scores_through_sigmoid(config: CheckpointConfig) -> bool:
+def _scores_through_sigmoid(config: CheckpointConfig, given: str | None) -> bool:
     """As sentence-transformers does where the checkpoint names no activation."""
-    activation = config.section("sentence_transformers").get("activation_fn") or config.get(
-        "sbert_ce_default_activation_function", "Sigmoid"
+    activation = (
+        given
+        or config.section("sentence_transformers").get("activation_fn")
+        or config.get("sbert_ce_default_activation_function", "Sigmoid")
     )
     name = str(activation).rpartition(".")[2]
     if name not in ("Sigmoid", "Identity"):

@@ -62,6 +62,8 @@ class LocalExecutor:
         options = resolve_quantization(self.options, checkpoint)
         model_family = family(checkpoint.config.architecture)
         config = read_model_config(model_family, checkpoint.config)
+        if config.bidirectional:
+            raise Unsupported(f"this `{config.architecture}` encodes texts, and does not generate", "use --task embed")
         if options.kv_transfer is not None:
             from quire.executors.transfer import check_transfer
 
@@ -73,6 +75,8 @@ class LocalExecutor:
         if options.on_gpu:
             check_gpu_spec(spec)
         self._check_speculation(config)
+        if config.states:
+            self._check_states(config)
         self._check_swap_space()
         self._ops = self._new_ops(options, config)
         draft = self._open_draft(checkpoint, config)
@@ -135,7 +139,8 @@ class LocalExecutor:
             offload=options.host_tier_bytes > 0,
             drafts=self._draft_policy(),
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
-            has_states=config.conv is not None,
+            has_states=config.has_states,
+            num_slots=size.num_slots,
         )
 
     @property
@@ -162,6 +167,21 @@ class LocalExecutor:
             raise Unsupported(
                 f"speculative decoding with a `{config.architecture}`: its states cannot take rejected drafts back",
                 "leave out speculative_config",
+            )
+
+    def _check_states(self, config: ModelConfig) -> None:
+        """State slots are neither swapped nor saved nor sent."""
+        options = self.options
+        given = {
+            "swap_space": options.swap_space_bytes,
+            "kv_offloading_size": options.host_tier_bytes,
+            "kv_disk_path": options.kv_disk_path,
+            "kv_transfer_config": options.kv_transfer,
+        }
+        if names := [name for name, value in given.items() if value]:
+            raise Unsupported(
+                f"{' and '.join(names)} with a `{config.architecture}`: its recurrent states stay in the cache",
+                f"leave out {' and '.join(names)}",
             )
 
     def _check_swap_space(self) -> None:
@@ -225,7 +245,7 @@ class LocalExecutor:
     @property
     def _num_engines(self) -> int:
         """Engines that share the memory of this machine."""
-        return self.options.kv_transfer.parallel if self.options.kv_transfer else 1
+        return self.options.kv_transfer.parallel if self.options.kv_transfer else self.options.data_parallel_size
 
     def _gpu_room(self, spec: KVSpec) -> int:
         """Bytes that are free for the KV cache, measured by running a step, unless a size is given."""

@@ -24,6 +24,7 @@ class ExecutorOptions:
     kv_disk_path: str | None = None
     kv_disk_bytes: int = 0
     kv_transfer: "TransferConfig | None" = None
+    data_parallel_size: int = 1  # engines that share the memory of this machine
     threads: int | None = None
     dtype: str = "auto"
     load_format: str = "auto"

@@ -28,9 +28,11 @@ class Capacity:
     weight_bytes: int
     cache_bytes: int
     ahead: int = 0  # plans it takes beyond the one whose output is awaited
+    micro_batches: int = 1  # plans in flight of a pipeline: each is of other sequences
     seq2seq: Seq2Seq | None = None  # of an encoder-decoder
     drafts: DraftPolicy | None = None  # how draft tokens are chosen; None: its outputs have none
-    has_states: bool = False  # whether the model has causal convolutions, whose states are in the blocks
+    has_states: bool = False  # whether layers of the model have states, in the blocks or in slots
+    num_slots: int = 0  # state slots
     offload: bool = False  # whether host blocks keep prefixes
     window: int = 0  # the largest sliding window if every layer has one; 0: some layer attends to everything
 

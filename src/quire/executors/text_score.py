@@ -45,7 +45,9 @@ def _logits(executor: LocalExecutor, tokens: "np.ndarray[Any, np.dtype[np.int32]
     places = np.arange(length, dtype=np.int32)
     blocks = np.arange(-(-length // block_size), dtype=np.int32)[None]
     starts, contexts = np.array([0, length], np.int32), np.array([length], np.int32)
-    logits = executor.runner.program.run(StepBatch(tokens, places, places, starts, contexts, blocks, places))
+    batch = StepBatch(tokens, places, places, starts, contexts, blocks, places)
+    batch.states = np.array([(length, -1, 0)], np.int32)  # of models with state slots: from none to the first
+    logits = executor.runner.program.run(batch)
     return np.asarray(logits.float().cpu() if hasattr(logits, "cpu") else logits)
 
 

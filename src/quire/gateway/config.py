@@ -122,7 +122,12 @@ class Discovery(Table):
 
     file: str | None = None  # with `workers` as in this file, TOML or JSON; read again when it changes
     dns: list[WorkerEntry] = field(default_factory=list)  # every address of the host of `url` is a worker
+    ray: str | None = None  # the address of a Ray cluster, or `auto`: servers with --ray-discovery are workers
     interval: Seconds = 5.0  # between two looks
+
+    @property
+    def is_given(self) -> bool:
+        return bool(self.file or self.dns or self.ray)
 
 
 class Redis(Table):
@@ -292,7 +297,7 @@ def url_problem(url: str) -> str:
 
 def _model_problems(config: GatewayConfig) -> Iterator[str]:
     served = {model for worker in config.workers for model in worker.models or ()}
-    is_open = config.discovery.file is not None or bool(config.discovery.dns) or not config.workers
+    is_open = config.discovery.is_given or not config.workers
     asks_workers = is_open or any(worker.models is None for worker in config.workers)
     known = served | config.models.keys()
     for name, route in config.models.items():

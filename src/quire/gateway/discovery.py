@@ -1,4 +1,5 @@
-"""Workers that are found while the gateway runs: in a file, and by DNS names that have an address for each of them."""
+"""Workers that are found while the gateway runs: in a file, by DNS names that have an address for each of them, and in
+a Ray cluster."""
 
 import asyncio
 import logging
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from quire.gateway.config import Discovery, Table, WorkerEntry, worker_problems
+from quire.gateway.ray_workers import RayWorkers
 
 log = logging.getLogger("quire.gateway")
 
@@ -30,6 +32,8 @@ class WorkerDiscovery:
         self._file: list[WorkerEntry] = []
         self._file_stamp = (0, 0)  # time of its last change, and size
         self._resolved: list[list[WorkerEntry]] = [[] for _ in settings.dns]
+        self._ray = RayWorkers(settings.ray, settings.interval) if settings.ray is not None else None
+        self._registered: list[WorkerEntry] = []
         self._last: list[WorkerEntry] = []
         self._problems: dict[str, str] = {}
         self._task = asyncio.create_task(self._run())
@@ -47,7 +51,10 @@ class WorkerDiscovery:
             self._read(Path(self._settings.file))
         for place, entry in enumerate(self._settings.dns):
             await self._resolve(place, entry)
-        entries = {entry.label: entry for entry in (*self._file, *(each for many in self._resolved for each in many))}
+        if self._ray is not None:
+            self._ask_ray(self._ray)
+        resolved = [each for many in self._resolved for each in many]
+        entries = {entry.label: entry for entry in (*self._file, *resolved, *self._registered)}
         if (now := list(entries.values())) != self._last:
             self._last = now
             self._found(now)
@@ -79,6 +86,15 @@ class WorkerDiscovery:
         self._resolved[place] = [_at(entry, host, address, port) for address in addresses]
         self._note(host, "")
 
+    def _ask_ray(self, ray: RayWorkers) -> None:
+        problem = ray.problem
+        if not problem and ray.urls is not None:
+            workers = [WorkerEntry(url=url) for url in ray.urls]
+            problem = "; ".join(worker_problems(workers))
+            if not problem:
+                self._registered = workers
+        self._note(f"Ray at {self._settings.ray}", problem)
+
     def _note(self, source: str, problem: str) -> None:
         if problem != self._problems.get(source, ""):
             self._problems[source] = problem
@@ -88,6 +104,8 @@ class WorkerDiscovery:
                 log.info("workers of %s are known again", source)
 
     async def close(self) -> None:
+        if self._ray is not None:
+            await self._ray.close()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 

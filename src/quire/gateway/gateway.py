@@ -86,7 +86,7 @@ class Gateway:
             return
         if self._discovery is not None:
             self._start(self._discovery.close())
-        self._discovery = WorkerDiscovery(settings, self._found) if settings.file or settings.dns else None
+        self._discovery = WorkerDiscovery(settings, self._found) if settings.is_given else None
         if self._discovery is None:
             self._found([])
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
+from quire.core.known_prefixes import ApproximatePrefixes, KnownPrefixes, pick_holder
 from quire.gateway.config import CacheAware, PolicyName
 from quire.gateway.kv_index import KVIndex
-from quire.gateway.prefix_index import ApproximatePrefixes, EventPrefixes, KnownPrefixes, prompt_blocks
+from quire.gateway.prefix_index import EventPrefixes, prompt_blocks
 from quire.gateway.worker import Worker
 
 
@@ -74,10 +75,7 @@ def _rank(session: bytes, worker: Worker) -> float:
 
 
 class CacheAwarePolicy:
-    """The worker that knows most of the prompt, unless that is little or it is much busier than the others.
-
-    What many conversations have in common does not count: every worker learns that soon, and if it counted, all of them
-    would go to the worker that had it first."""
+    """The worker that knows most of the prompt (`pick_holder`), or else the one with the fewest tokens."""
 
     def __init__(self, settings: CacheAware, index: KVIndex | None = None) -> None:
         """`index`: of the workers' KV events, for requests whose tokens are known."""
@@ -92,30 +90,13 @@ class CacheAwarePolicy:
             known = self.exact
         else:
             blocks = prompt_blocks(context.namespace, context.prompt)
-        worker = self._of_known(known, workers, blocks, context) or self._least.pick(workers, context)
+        worker = pick_holder(known, workers, blocks, self._settings, lambda some: self._least.pick(some, context))
+        worker = worker or self._least.pick(workers, context)
         if blocks:
             num_known = known.longest(blocks, worker.mask)[0]
             context.predicted_hit = num_known / len(blocks)
             known.insert(blocks, worker.bit, num_known)
         return worker
-
-    def _of_known(
-        self, known: KnownPrefixes, workers: Sequence[Worker], blocks: list[int], context: PickContext
-    ) -> Worker | None:
-        if not self._is_balanced(workers):
-            return None
-        num_known, bits = known.longest(blocks, sum([worker.mask for worker in workers]))
-        num_shared = known.num_shared(blocks[:num_known])
-        num_own, num_own_known = len(blocks) - num_shared, num_known - num_shared
-        if not num_own_known or num_own_known < self._settings.cache_threshold * num_own:
-            return None
-        return self._least.pick([worker for worker in workers if worker.mask & bits], context)
-
-    def _is_balanced(self, workers: Sequence[Worker]) -> bool:
-        loads = [worker.load for worker in workers]
-        most, least = max(loads), min(loads)
-        settings = self._settings
-        return most - least <= settings.balance_abs_threshold or most <= settings.balance_rel_threshold * least
 
     def forget(self, worker: Worker) -> None:
         self.known.forget(worker.bit)

@@ -11,7 +11,9 @@ RECEIVE_BYTES = 2**18  # read with one call
 class Channel:
     """One end. Its owner polls it for reading and, while `has_unsent`, for writing."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, max_message_bytes: int = 2**32) -> None:
+        """A longer message ends the channel."""
+        self._max_message_bytes = max_message_bytes
         end.setblocking(False)
         self._end = end
         self._incoming = bytearray()
@@ -60,6 +62,9 @@ class Channel:
         messages, offset = [], 0
         while len(self._incoming) >= offset + HEADER.size:
             [size] = HEADER.unpack_from(self._incoming, offset)
+            if size > self._max_message_bytes:
+                self.ended = True
+                break
             begin, end = offset + HEADER.size, offset + HEADER.size + size
             if len(self._incoming) < end:
                 break

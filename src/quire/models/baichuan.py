@@ -38,14 +38,19 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len:
 
 
 class NormalizedHead(DelegatingCheckpoint):
-    """A checkpoint whose head has rows of length 1, in fp32 if it is stored so, else in fp16."""
+    """A checkpoint whose head has rows (or, with axis 0, columns) of length 1, in fp32 if it is stored so, else in
+    fp16."""
+
+    def __init__(self, checkpoint: Checkpoint, axis: int = 1) -> None:
+        super().__init__(checkpoint)
+        self._axis = axis
 
     def tensor(self, name: str) -> StoredTensor:
         tensor = super().tensor(name)
         if name != "lm_head.weight":
             return tensor
         rows = dequantize(tensor)
-        rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), MIN_NORM)
+        rows = rows / np.maximum(np.linalg.norm(rows, axis=self._axis, keepdims=True), MIN_NORM)
         kind = F32 if tensor.type is F32 else F16
         stored = rows.astype(np.float32 if kind is F32 else np.float16)
         return StoredTensor(name, tensor.shape, kind, stored.view(np.uint8))

@@ -47,6 +47,7 @@ class BartFamily:
 
 FAMILIES = {
     "BartForConditionalGeneration": BartFamily(),
+    "PLBartForConditionalGeneration": BartFamily(),
     "MBartForConditionalGeneration": BartFamily(pre_norm=True),
     "MarianMTModel": BartFamily(embed_norm=False, learned_positions=False),
     "M2M100ForConditionalGeneration": BartFamily(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from quire.core.errors import BadCheckpoint
 from quire.core.seq2seq import Seq2Seq
-from quire.ops.opset import ConvSpec
+from quire.ops.opset import ConvSpec, StateSpec
 
 ATTENTION = "full_attention"  # a kind of layer
 MAX_COLUMNS = 1 << 22  # of queries; memory is allocated for them before tensors are compared
@@ -26,7 +26,9 @@ class ModelConfig:
     windows: tuple[int, ...]  # for each layer: positions a token attends to, itself included; 0: all
     latent: int = 0  # MLA: of the head_dim columns of the key that all heads share, those that are also the value
     kinds: tuple[str, ...] = ()  # of a hybrid, for each layer: what mixes its tokens; empty: attention in all layers
-    conv: ConvSpec | None = None  # the causal convolutions of a hybrid
+    conv: ConvSpec | None = None  # the causal convolutions of a hybrid, whose states are in the blocks
+    states: StateSpec | None = None  # of recurrent layers, in slots beside the blocks
+    bidirectional: bool = False  # tokens see those after them, too: it encodes whole texts, and has no KV cache
 
     def __post_init__(self) -> None:
         for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "vocab", "max_position"):
@@ -36,12 +38,16 @@ class ModelConfig:
             raise BadCheckpoint(f"{self.heads} heads of {self.head_dim} columns are more than {MAX_COLUMNS} columns")
         if self.heads % self.kv_heads:
             raise BadCheckpoint(f"{self.heads} query heads cannot share {self.kv_heads} key heads evenly")
-        assert len(self.windows) == self.layers
+        assert len(self.windows) == self.layers and (self.conv is None or self.states is None)
 
     @property
     def window(self) -> int:
         """The largest window of all layers; 0: some layer attends to all positions."""
         return max(self.windows) if all(self.windows) else 0
+
+    @property
+    def has_states(self) -> bool:
+        return self.conv is not None or self.states is not None
 
     @property
     def kv_layers(self) -> int:
@@ -63,10 +69,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """An encoder, which embeds or scores whole texts and has no KV cache."""
+    """An encoder, which embeds or scores whole texts."""
 
+    bidirectional: bool = True
     segments: int = 1  # token types of a pair of texts: token p of type s is row p + s * max_position of the positions
     labels: int = 0  # logits of the first token, of a classifier; 0: the model gives hidden states
+    labels_of_mean: bool = False  # a classifier reads the mean over tokens: the model gives hidden states for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

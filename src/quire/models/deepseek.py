@@ -1,12 +1,16 @@
 """DeepSeek V2 and V3: multi-head latent attention (MLA), and experts routed by groups. GLM-4.7-Flash is V3 by another
-name; Youtu is V3 without experts.
+name; Youtu and MiniCPM3 have no experts, and MiniCPM3 scales embeddings, residuals and logits; A.X-K1 norms the output
+of its experts; Mistral 4 scales queries by position.
+
+DeepSeek V3.2 and GLM-5 attend to the `index_topk` positions that an indexer chooses. They are served up to that many
+tokens, where it chooses all and its tensors are not read.
 
 The cache holds one vector a token for all heads: a normed latent of `latent` columns (the nope part), and a key of
 `rope_dim` columns (the rope part). A head's keys are W_k . latent and its values W_v . latent, and neither is computed:
 W_k is absorbed into the query, which becomes W_k^T . q, and the attention output, a mean of latents, is multiplied by
 W_v. (In a prompt this is more arithmetic than expanding keys and values; see docs/models.md.)"""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from math import sqrt
@@ -17,7 +21,8 @@ from numpy.typing import NDArray
 
 from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
-from quire.models.llama import UNUSED
+from quire.models.llama import UNUSED, QueryGrowth, query_growth, scaled
+from quire.models.llama_families import minicpm_scales
 from quire.models.loading import (
     EmbeddingTable,
     ExpertLinear,
@@ -31,19 +36,32 @@ from quire.models.loading import (
     load_weights,
 )
 from quire.models.rope import RopeSpec, frequencies, read_rope, yarn_mscale
-from quire.models.routing import grouped_sigmoid, grouped_softmax
+from quire.models.routing import grouped_sigmoid, grouped_softmax, softmax_of_best_two
 from quire.ops.opset import Activation, Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 LATENT_EPS = 1e-6  # of the norms of latents: no configuration has it
+GATE_UP, DOWN = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"), "mlp.experts.{}.down_proj"
+STACKED_GATE_UP, STACKED_DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"  # of all experts
+INDEXER = r".*\.self_attn\.indexer\..*"
 
 
 @dataclass(frozen=True, slots=True)
 class DeepseekFamily:
     routing: Callable[[CheckpointConfig], Routing]
     has_experts: bool = True
+    defaults: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # of keys that config.json may not have
+    scales: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # -> factors of DeepseekConfig
+    indexed: bool = False  # attention is sparse beyond `index_topk` tokens, which are then the longest context
+    post_moe_norm: bool = False  # the output of layers with experts is normed
+    query_scaling: bool = False  # queries are scaled by their position: `llama_4_scaling_beta`
+
+
+def minicpm3_defaults(hf: CheckpointConfig) -> dict[str, Any]:
+    width = hf.int("hidden_size") // max(hf.int("num_attention_heads"), 1)
+    return {"rope_interleave": False, "v_head_dim": width, "tie_word_embeddings": True}
 
 
 FAMILIES = {
@@ -51,6 +69,11 @@ FAMILIES = {
     "DeepseekV3ForCausalLM": DeepseekFamily(grouped_sigmoid),
     "Glm4MoeLiteForCausalLM": DeepseekFamily(grouped_sigmoid),
     "YoutuForCausalLM": DeepseekFamily(grouped_sigmoid, has_experts=False),
+    "MiniCPM3ForCausalLM": DeepseekFamily(grouped_sigmoid, False, minicpm3_defaults, minicpm_scales),
+    "DeepseekV32ForCausalLM": DeepseekFamily(grouped_sigmoid, indexed=True),
+    "GlmMoeDsaForCausalLM": DeepseekFamily(grouped_sigmoid, indexed=True),
+    "AXK1ForCausalLM": DeepseekFamily(grouped_sigmoid, post_moe_norm=True),
+    "Mistral4ForCausalLM": DeepseekFamily(softmax_of_best_two, query_scaling=True),
 }
 # Keys that a configuration without experts does not have.
 NO_EXPERTS = {"moe_intermediate_size": 0, "n_shared_experts": 0} | dict.fromkeys(
@@ -80,6 +103,11 @@ class DeepseekConfig(ModelConfig):
     shared_size: int  # of the shared experts together; 0: there are none
     routing: Routing
     num_mtp_layers: int  # layers behind the last that predict further tokens: mtp.py
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of the outputs of attention and feed-forward layers, before they are added
+    logit_scale: float = 1.0
+    post_moe_norm: bool = False  # the output of layers with experts is normed
+    query_growth: QueryGrowth | None = None
 
     @property
     def corrected(self) -> bool:
@@ -88,45 +116,55 @@ class DeepseekConfig(ModelConfig):
 
 
 def config(hf: CheckpointConfig) -> DeepseekConfig:
+    return DeepseekConfig(**config_fields(hf, FAMILIES[hf.architecture]))
+
+
+def config_fields(hf: CheckpointConfig, family: DeepseekFamily) -> dict[str, Any]:
+    """The fields of DeepseekConfig, to which other model files add their own."""
     hf.expect("hidden_act", "silu")
-    family = FAMILIES[hf.architecture]
     hf = hf if family.has_experts else hf.with_values(NO_EXPERTS)
+    if family.defaults:
+        hf = hf.with_values({key: value for key, value in family.defaults(hf).items() if key not in hf})
     hf.expect("mlp_bias", False, None)
     hf.expect("moe_layer_freq", 1, None)
     latent, nope_dim, rope_dim = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
     layers, expert_size = hf.int("num_hidden_layers"), hf.int("moe_intermediate_size")
-    rope = read_rope(hf, rope_dim, hf.int("max_position_embeddings"))
-    return DeepseekConfig(
-        architecture=hf.architecture,
-        hidden=hf.int("hidden_size"),
-        layers=layers,
-        heads=hf.int("num_attention_heads"),
-        kv_heads=1,
-        head_dim=latent + rope_dim,
-        latent=latent,
-        nope_dim=nope_dim,
-        rope_dim=rope_dim,
-        rope_interleaved=hf.bool("rope_interleave", True),
-        split_kv_b=hf.bool("split_kv_b", False),
-        value_dim=hf.int("v_head_dim"),
-        q_lora_rank=hf.int("q_lora_rank", 0),
-        intermediate=hf.int("intermediate_size"),
-        vocab=hf.int("vocab_size"),
-        max_position=rope.default_length,
-        max_length=rope.max_length,
-        eps=hf.float("rms_norm_eps", 1e-6),
-        rope=rope,
-        scale=_scale(rope, nope_dim + rope_dim),
-        windows=(0,) * layers,
-        attention_bias=hf.bool("attention_bias", False),
-        tied=hf.bool("tie_word_embeddings", False),
-        num_dense=min(_num_dense(hf), layers) if family.has_experts else layers,
-        num_experts=hf.int("n_routed_experts"),
-        expert_size=expert_size,
-        shared_size=hf.int("n_shared_experts", 0) * expert_size,
-        routing=family.routing(hf),
-        num_mtp_layers=hf.int("num_nextn_predict_layers", 0),
-    )
+    rope = read_rope(hf.with_values({"partial_rotary_factor": None}), rope_dim, hf.int("max_position_embeddings"))
+    longest = hf.int("index_topk", 2048) if family.indexed else rope.max_length
+    return {
+        "architecture": hf.architecture,
+        "hidden": hf.int("hidden_size"),
+        "layers": layers,
+        "heads": hf.int("num_attention_heads"),
+        "kv_heads": 1,
+        "head_dim": latent + rope_dim,
+        "latent": latent,
+        "nope_dim": nope_dim,
+        "rope_dim": rope_dim,
+        "rope_interleaved": hf.bool("rope_interleave", True),
+        "split_kv_b": hf.bool("split_kv_b", False),
+        "value_dim": hf.int("v_head_dim"),
+        "q_lora_rank": hf.int("q_lora_rank", 0),
+        "intermediate": hf.int("intermediate_size"),
+        "vocab": hf.int("vocab_size"),
+        "max_position": min(rope.default_length, longest),
+        "max_length": min(rope.max_length, longest),
+        "eps": hf.float("rms_norm_eps", 1e-6),
+        "rope": rope,
+        "scale": _scale(rope, nope_dim + rope_dim),
+        "windows": (0,) * layers,
+        "attention_bias": hf.bool("attention_bias", False),
+        "tied": hf.bool("tie_word_embeddings", False),
+        "num_dense": min(_num_dense(hf), layers) if family.has_experts else layers,
+        "num_experts": hf.int("n_routed_experts"),
+        "expert_size": expert_size,
+        "shared_size": hf.int("n_shared_experts", 0) * expert_size,
+        "routing": family.routing(hf),
+        "num_mtp_layers": hf.int("num_nextn_predict_layers", 0),
+        "post_moe_norm": family.post_moe_norm,
+        "query_growth": query_growth(rope) if family.query_scaling else None,
+        **(family.scales(hf) if family.scales else {}),
+    }
 
 
 def _num_dense(hf: CheckpointConfig) -> int:
@@ -158,7 +196,7 @@ def top_specs(c: DeepseekConfig) -> TensorSpecs:
     }
 
 
-def layer_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
+def layer_specs(c: DeepseekConfig, layer: int, stored: Container[str] = ()) -> TensorSpecs:
     return {
         "attn_norm": Vector("input_layernorm", c.hidden),
         **_query_specs(c),
@@ -166,8 +204,12 @@ def layer_specs(c: DeepseekConfig, layer: int) -> TensorSpecs:
         **_up_specs(c),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.heads * c.value_dim, bias=c.attention_bias),
         "mlp_norm": Vector("post_attention_layernorm", c.hidden),
-        **(_mlp_specs("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_specs(c)),
+        **feed_forward_specs(c, layer, stored),
     }
+
+
+def feed_forward_specs(c: DeepseekConfig, layer: int, stored: Container[str] = ()) -> TensorSpecs:
+    return _mlp_specs("mlp", c.hidden, c.intermediate) if layer < c.num_dense else _moe_specs(c, layer, stored)
 
 
 def _query_specs(c: DeepseekConfig) -> TensorSpecs:
@@ -215,15 +257,16 @@ def _mlp_specs(name: str, hidden: int, size: int) -> TensorSpecs:
     return {"gate_up": gate_up, "down": Linear({f"{name}.down_proj": hidden}, size)}
 
 
-def _moe_specs(c: DeepseekConfig) -> TensorSpecs:
+def _moe_specs(c: DeepseekConfig, layer: int, stored: Container[str]) -> TensorSpecs:
     size = c.expert_size
+    stacked = f"model.layers.{layer}.{STACKED_DOWN}" in stored
+    gate_up = {STACKED_GATE_UP: 2 * size} if stacked else dict.fromkeys(GATE_UP, size)
     correction = Vector("mlp.gate", c.num_experts, suffix="e_score_correction_bias")
     return {
         "router": Linear({"mlp.gate": c.num_experts}, c.hidden, keep=Keep.ALL),
-        "experts_up": ExpertLinear(
-            {"mlp.experts.{}.gate_proj": size, "mlp.experts.{}.up_proj": size}, c.hidden, c.num_experts
-        ),
-        "experts_down": ExpertLinear({"mlp.experts.{}.down_proj": c.hidden}, size, c.num_experts),
+        "experts_up": ExpertLinear(gate_up, c.hidden, c.num_experts),
+        "experts_down": ExpertLinear({STACKED_DOWN if stacked else DOWN: c.hidden}, size, c.num_experts),
+        **({"moe_norm": Vector("post_mlp_layernorm", c.hidden)} if c.post_moe_norm else {}),
         **({"correction": correction} if c.corrected else {}),
         **(_mlp_specs("mlp.shared_experts", c.hidden, c.shared_size) if c.shared_size else {}),
     }
@@ -241,6 +284,7 @@ class DeepseekMoe:
     experts_up: PackedExperts
     experts_down: PackedExperts
     correction: Any = None
+    moe_norm: Any = None  # of the output, with that of the shared experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,60 +313,68 @@ class DeepseekWeights:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_len: int) -> LoadedModel:
     mtp = mtp_layers(config.layers, config.num_mtp_layers)
-    unused = "|".join([UNUSED, *mtp, *(["lm_head.weight"] if config.tied else [])])
-    by_prefix = {f"model.layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
+    unused = "|".join([UNUSED, INDEXER, *mtp, *(["lm_head.weight"] if config.tied else [])])
+    stored = set(checkpoint.names())
+    by_prefix = {f"model.layers.{layer}.": layer_specs(config, layer, stored) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_specs(config), by_prefix, unused)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
     weights = DeepseekWeights(**top, layers=[new_layer(layer) for layer in layers], rope=rope)
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def new_layer(loaded: Mapping[str, Any]) -> DeepseekLayer:
+def new_layer(loaded: Mapping[str, Any], kind: type[DeepseekLayer] = DeepseekLayer) -> DeepseekLayer:
     """Of weights under the names of the fields; others are left out."""
 
-    def of(kind: type[Any]) -> dict[str, Any]:
-        return {field.name: loaded[field.name] for field in fields(kind) if field.name in loaded}
+    def of(part: type[Any]) -> dict[str, Any]:
+        return {field.name: loaded[field.name] for field in fields(part) if field.name in loaded}
 
     mlp, moe = of(DeepseekMlp), of(DeepseekMoe)
-    return DeepseekLayer(
-        **of(DeepseekLayer), mlp=DeepseekMlp(**mlp) if mlp else None, moe=DeepseekMoe(**moe) if moe else None
-    )
+    return kind(**of(kind), mlp=DeepseekMlp(**mlp) if mlp else None, moe=DeepseekMoe(**moe) if moe else None)
 
 
 def forward(c: DeepseekConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
-    x = ops.embedding(batch.ids, w.embed)
+    x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
     for index, layer in enumerate(w.layers):
         ops.tap(x, index)
         x = block(c, layer, index, ops, x, angles, batch)
     ops.tap(x, c.layers)
     x = ops.rms_norm(x, w.norm, c.eps)
     ops.tap(x, c.layers + 1)
-    return ops.logits(x, w.head, batch)
+    return ops.logits(scaled(ops, x, c.logit_scale), w.head, batch)
 
 
 def block(
     c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
 ) -> Value:
-    x = ops.add(x, attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, batch))
-    return ops.add(x, feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps)))
+    h = attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, batch)
+    x = ops.add(x, scaled(ops, h, c.residual_scale))
+    h = feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps))
+    return ops.add(x, scaled(ops, h, c.residual_scale))
 
 
 def attention(
-    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
+    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value | None, batch: Any
 ) -> Value:
+    """`angles`: None where nothing is rotated."""
+
+    def rotated(part: Value) -> Value:
+        return part if angles is None else ops.rope(part, angles, c.rope_dim)
+
     nope, rope = c.heads * c.nope_dim, c.heads * c.rope_dim
     attn_in = ops.linear(x, layer.attn_in)
     if layer.query_up is None:
-        q_nope, q_rope, latent, k_rope = ops.split(attn_in, (nope, rope, c.latent, c.rope_dim))
+        queries, latent, k_rope = ops.split(attn_in, (nope + rope, c.latent, c.rope_dim))
     else:
         q_latent, latent, k_rope = ops.split(attn_in, (c.q_lora_rank, c.latent, c.rope_dim))
         queries = ops.linear(ops.rms_norm(q_latent, layer.query_norm, LATENT_EPS), layer.query_up)
-        q_nope, q_rope = ops.split(queries, (nope, rope))
+    if c.query_growth:
+        queries = ops.scale_by_position(queries, batch.positions, c.query_growth.growth, c.query_growth.length)
+    q_nope, q_rope = ops.split(queries, (nope, rope))
     latent = ops.rms_norm(latent, layer.latent_norm, LATENT_EPS)
-    ops.write_latent(latent, ops.rope(k_rope, angles, c.rope_dim), batch, index)
+    ops.write_latent(latent, rotated(k_rope), batch, index)
     q_latent = ops.linear_heads(q_nope, layer.key_up)
-    attended = ops.mla_attention(q_latent, ops.rope(q_rope, angles, c.rope_dim), batch, index, c.scale)
+    attended = ops.mla_attention(q_latent, rotated(q_rope), batch, index, c.scale)
     return ops.linear(ops.linear_heads(attended, layer.value_up), layer.out)
 
 
@@ -333,7 +385,8 @@ def feed_forward(c: DeepseekConfig, layer: DeepseekLayer, ops: OpSet, x: Value) 
     m = layer.moe
     logits = ops.linear(x, m.router)
     routed = ops.moe(x, logits, m.experts_up, m.experts_down, c.routing, Activation.SILU, m.correction)
-    return routed if dense is None else ops.add(routed, dense)
+    output = routed if dense is None else ops.add(routed, dense)
+    return output if m.moe_norm is None else ops.rms_norm(output, m.moe_norm, c.eps)
 
 
 def mlp(w: DeepseekMlp, ops: OpSet, x: Value) -> Value:

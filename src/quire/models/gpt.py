@@ -20,8 +20,11 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import REQUIRED, CheckpointConfig, Required
 
 QKV_UNGROUPED = "qkv_ungrouped"  # config key of GGUF files: their converter undoes the grouping of q, k and v by heads
-# Buffers of older exports: causal masks and rotary frequencies.
-UNUSED = r".*\.(attn|attention|self_attention)\.(bias|masked_bias)|.*\.rotary_emb\.inv_freq"
+# Buffers of older exports: causal masks, rotary frequencies and sinusoidal positions.
+UNUSED = (
+    r".*\.(attn|attention|self_attention)\.(bias|masked_bias|causal_mask)|.*\.rotary_emb\.inv_freq"
+    r"|(.*\.)?embed_positions\.weights"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class GPTConfig(ModelConfig):
     clip_qkv: float = 0.0  # q, k and v are clipped to -clip_qkv .. clip_qkv; 0: they are not
     rope: RopeSpec | None = None
     rotated: tuple[bool, ...] | None = None  # for each layer: whether queries and keys have rope; None: all do
+    embed_scale: float = 1.0
     logit_scale: float = 1.0
     slopes: tuple[float, ...] = ()  # ALiBi, for each head
 
@@ -153,6 +157,8 @@ def load_model(
 def forward(c: GPTConfig, w: GPTWeights, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope) if c.rope else None
     x = ops.embedding(batch.ids, w.embed)
+    if c.embed_scale != 1:
+        x = ops.scale(x, c.embed_scale)
     if w.embed_in is not None:
         x = ops.linear(x, w.embed_in)
     if w.positions is not None:

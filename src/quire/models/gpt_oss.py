@@ -11,7 +11,7 @@ import numpy as np
 from quire.models import llama, moe
 from quire.models.layer_patterns import window_except_every
 from quire.models.llama_families import translate
-from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpecs, Vector
+from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpecs
 from quire.models.moe import MoeConfig
 from quire.models.moe_families import MoeFamily
 from quire.ops.opset import Activation, Keep, OpSet
@@ -28,6 +28,7 @@ FAMILY = MoeFamily(
     activations=dict.fromkeys(("silu", None), Activation.CLAMPED_SWIGLU),
     windows=window_except_every(2),
     default_window=128,
+    sinks="sinks",
 )
 
 
@@ -43,7 +44,6 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: i
 def layer_specs(c: MoeConfig, stored: set[str]) -> TensorSpecs:
     return {
         **moe.attention_specs(c),
-        "sinks": Vector("self_attn", c.heads, suffix="sinks"),
         "router": Linear({"mlp.router": c.num_experts}, c.hidden, bias=True, keep=Keep.ALL),
         **_experts(c, stored),
     }

@@ -106,6 +106,18 @@ def rope_in_windows(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[boo
     return tuple(map(bool, windows)) if any(windows) else (True,) * len(windows)
 
 
+def rope_only_in_windows(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, ...]:
+    return tuple(map(bool, windows))
+
+
+def rope_by_theta(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, ...]:
+    """A layer whose `layer_rope_theta` is 0 has no rope."""
+    thetas = hf.list("layer_rope_theta", [1.0] * len(windows))
+    if len(thetas) != len(windows):
+        raise BadCheckpoint(f"layer_rope_theta lists {len(thetas)} layers, and there are {len(windows)}")
+    return tuple(map(bool, thetas))
+
+
 def rope_by_type(hf: CheckpointConfig, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """In all layers or in none: `position_embedding_type`."""
     return (hf.expect("position_embedding_type", "rope", "nope", None) == "rope",) * len(windows)
@@ -126,6 +138,17 @@ def experts_after_dense(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
     """From layer `first_k_dense_replace` on."""
     dense = hf.int("first_k_dense_replace", 0)
     return tuple(layer >= dense for layer in range(layers))
+
+
+def experts_as_listed(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:
+    """In the layers that `mlp_layer_types` calls sparse; without that list, from `first_k_dense_replace` on."""
+    kinds = hf.list("mlp_layer_types", [])
+    if not kinds:
+        return experts_after_dense(hf, layers)
+    if len(kinds) != layers or (unknown := {str(kind) for kind in kinds} - {"dense", "sparse"}):
+        problem = f"lists {len(kinds)} layers" if len(kinds) != layers else f"lists {', '.join(sorted(unknown))}"
+        raise BadCheckpoint(f"mlp_layer_types {problem}, and there are {layers} layers, dense or sparse")
+    return tuple(kind == "sparse" for kind in kinds)
 
 
 def experts_in_range(hf: CheckpointConfig, layers: int) -> tuple[bool, ...]:

@@ -3,19 +3,18 @@
 Such a layer computes C * conv(B * x), where B, C and x are one linear layer of its input: two gates, and what the
 convolution over the last few tokens mixes."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import llama
+from quire.models.causal_conv import StoredConv
 from quire.models.config import ATTENTION
 from quire.models.llama import LlamaConfig
 from quire.models.llama_families import LlamaFamily, translate
 from quire.models.loading import Linear, LoadedModel, TensorSpec, TensorSpecs, Vector
 from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.ops.opset import MAX_CONV_TAPS, Activation, ConvSpec, OpSet, Value
-from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
@@ -94,23 +93,6 @@ def layer_kinds(hf: CheckpointConfig, layers: int) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredConv:
-    """The weight of a causal convolution: `name.weight` [channels, 1, taps], or [channels, taps] in GGUF files."""
-
-    name: str
-    conv: ConvSpec
-    flat: bool
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        middle = () if self.flat else (1,)
-        yield f"{self.name}.weight", (self.conv.channels, *middle, self.conv.taps)
-
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
-        (tensor,) = tensors
-        return ops.conv_weight(tensor)
-
-
 def layer_specs(c: Any, flat: bool) -> list[TensorSpecs]:
     """`flat`: see StoredConv."""
     attending = {**llama.layer_specs(c), "out": Linear({"self_attn.out_proj": c.hidden}, c.q_size)}
@@ -121,7 +103,7 @@ def layer_specs(c: Any, flat: bool) -> list[TensorSpecs]:
 def conv_specs(c: Any, flat: bool) -> TensorSpecs:
     specs: dict[str, TensorSpec] = {
         "conv_in": Linear({"conv.in_proj": 3 * c.hidden}, c.hidden, bias=c.conv_bias),
-        "conv": StoredConv("conv.conv", c.conv, flat),
+        "conv": StoredConv("conv.conv", c.conv.channels, c.conv.taps, flat),
         "out": Linear({"conv.out_proj": c.hidden}, c.hidden, bias=c.conv_bias),
     }
     if c.conv_bias:

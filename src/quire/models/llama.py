@@ -13,9 +13,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import Unsupported
+from quire.models.bidirectional_families import BIDIRECTIONAL_FAMILIES
 from quire.models.config import ModelConfig
+from quire.models.gating import mul_sigmoid
 from quire.models.layer_patterns import listed_windows
-from quire.models.llama_families import FAMILIES, TEXT_MODELS, LlamaFamily, translate
+from quire.models.llama_families import FAMILIES, LlamaFamily, translate
 from quire.models.loading import (
     Affine,
     EmbeddingTable,
@@ -27,8 +30,9 @@ from quire.models.loading import (
     Vector,
     load_weights,
 )
+from quire.models.older_families import OLDER_FAMILIES
 from quire.models.qkv_order import deinterleaved_rope, ungrouped_qkv
-from quire.models.renamed_checkpoint import RenamedCheckpoint, text_submodel
+from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import Activation, Keep, OpSet, Value
@@ -39,7 +43,18 @@ from quire.weights.config import CheckpointConfig
 LLAMA = LlamaFamily()
 FUSED_QKV = "self_attn.qkv_proj"
 ROPE_FACTORS = "rope_freqs"  # in GGUF files only
-UNUSED = r".*\.rotary_emb\.inv_freq"  # a buffer in older exports
+# A buffer in older exports, and layers that predict further tokens.
+UNUSED = r".*\.rotary_emb\.inv_freq|(model\.)?mtp(_layers)?\..*"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are scaled by their position: see OpSet.scale_by_position."""
+
+    growth: float
+    length: int
+    offset: int = 0
+    only_without_rope: bool = False  # in layers that have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +66,8 @@ class LlamaConfig(ModelConfig):
     rotated: tuple[bool, ...]  # for each layer: whether queries and keys have rope
     local_rope: RopeSpec | None = None  # in layers with a window; None: as in the others
     score_scale: float | None = None  # of queries times keys; None: 1 / sqrt(head_dim)
-    query_growth: float = 0.0  # with the position: see `growth` of OpSet.scale_by_position
+    query_growth: QueryGrowth | None = None
+    chunked: bool = False  # a window is a chunk: a token sees the tokens of its own chunk up to itself
     score_cap: float = 0.0  # see `softcap` of OpSet.paged_attention
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # of the outputs of attention and feed-forward layers, before they are added
@@ -64,14 +80,18 @@ class LlamaConfig(ModelConfig):
     mlp_bias: bool = False
     head_bias: bool = False
     qk_norms: Literal["none", "heads", "rows"] = "none"  # of every head, or of the whole of q and k
+    clip_qkv: float = 0.0  # q, k and v are clipped to -clip_qkv .. clip_qkv; 0: they are not
     slopes: tuple[float, ...] = ()  # ALiBi, for each head
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
-    if hf.architecture in TEXT_MODELS:
-        hf = TEXT_MODELS[hf.architecture](hf)
-    family = FAMILIES[hf.architecture]
-    return LlamaConfig(**config_fields(translate(hf, family), family))
+    family = {**FAMILIES, **OLDER_FAMILIES, **BIDIRECTIONAL_FAMILIES}[hf.architecture]
+    fields = config_fields(translate(hf, family), family)
+    if fields["bidirectional"] and fields.get("score_cap"):
+        raise Unsupported(
+            f"{hf.source}: scores of an encoder have a softcap", "it is supported where attention is causal"
+        )
+    return LlamaConfig(**fields)
 
 
 def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str, Any]:
@@ -83,6 +103,7 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
     rope = read_rope(hf, head_dim, hf.int("max_position_embeddings"))
     rope = _fixed_ntk(rope) if family.rope_alpha else rope
     windows = (listed_windows if "layer_types" in hf else family.windows)(hf, layers)
+    bidirectional = family.bidirectional or bool(family.bidirectional_key and hf.bool(family.bidirectional_key, False))
     return {
         "architecture": hf.architecture,
         "family": family,
@@ -98,9 +119,10 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
         "eps": hf.float("rms_norm_eps", 1e-6),
         "rope": rope,
         "local_rope": _local_rope(hf, rope, head_dim) if family.local_rope else None,
-        "windows": windows,
+        "windows": tuple(map(_window_of_one_side, windows)) if bidirectional else windows,
+        "bidirectional": bidirectional,
         "rotated": family.rotated(hf, windows),
-        "query_growth": rope.param("llama_4_scaling_beta", 0.0) if family.query_scaling else 0.0,
+        "query_growth": query_growth(rope) if family.query_scaling else None,
         "activation": family.activations[hf.expect("hidden_act", *family.activations)],
         "tied": hf.bool("tie_word_embeddings", False),
         "qkv_bias": hf.bool("qkv_bias", attention_bias or family.qkv_bias),
@@ -120,9 +142,20 @@ def _fixed_ntk(rope: RopeSpec) -> RopeSpec:
     return replace(rope, type="default", theta=rope.theta * factor)
 
 
+def query_growth(rope: RopeSpec) -> QueryGrowth | None:
+    growth = rope.param("llama_4_scaling_beta", 0.0)
+    return QueryGrowth(growth, rope.original_max) if growth else None
+
+
 def _local_rope(hf: CheckpointConfig, rope: RopeSpec, head_dim: int) -> RopeSpec:
     theta = hf.float("rope_local_base_freq", rope.theta)
-    return RopeSpec("default", theta, head_dim, rope.max_position, {})
+    rotary_dim = int(head_dim * hf.float("rope_local_partial_rotary_factor", 1.0))
+    return RopeSpec("default", theta, rotary_dim, rope.max_position, {})
+
+
+def _window_of_one_side(window: int) -> int:
+    """A window that counts both sides, as the ops count it: the token itself and those of one side."""
+    return window // 2 + 1 if window else 0
 
 
 def _has_qk_norms(hf: CheckpointConfig, family: LlamaFamily) -> bool:
@@ -145,6 +178,9 @@ def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
         **{ours: _norm(c, name) for ours, name in f.norms.items()},
         "qkv": _qkv(c, stored),
         **_qk_norms(c),
+        **_sub_norms(c),
+        **({"sinks": Vector("self_attn", c.heads, f.sinks)} if f.sinks else {}),
+        **({"gate": Linear({f.gate: c.q_size}, c.hidden)} if f.gate else {}),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
         "gate_up": Linear(_gate_up(c), c.hidden, bias=c.mlp_bias),
         "down": Linear({f.down: c.hidden}, c.intermediate, bias=c.mlp_bias),
@@ -152,7 +188,9 @@ def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
 
 
 def _norm(c: LlamaConfig, name: str) -> Vector | LayerNorm:
-    return LayerNorm(name, c.hidden) if c.family.layer_norm else Vector(name, c.hidden, offset=c.family.norm_offset)
+    if c.family.layer_norm:
+        return LayerNorm(name, c.hidden, bias=c.family.norm_bias)
+    return Vector(name, c.hidden, offset=c.family.norm_offset)
 
 
 def _qkv(c: LlamaConfig, stored: Container[str]) -> Linear:
@@ -182,6 +220,11 @@ def _qk_norms(c: LlamaConfig) -> TensorSpecs:
     return {ours: Vector(name, size, offset=c.family.norm_offset) for ours, name, size in named}
 
 
+def _sub_norms(c: LlamaConfig) -> TensorSpecs:
+    sizes = {"out_norm": c.q_size, "down_norm": c.intermediate}
+    return {ours: Vector(name, sizes[ours]) for ours, name in c.family.sub_norms.items()}
+
+
 def _gate_up(c: LlamaConfig) -> dict[str, int]:
     outputs = 2 * c.intermediate if c.family.gated else c.intermediate
     return dict.fromkeys(c.family.gate_up, outputs // len(c.family.gate_up))
@@ -201,7 +244,10 @@ class LlamaLayer:
     post_mlp_norm: Any = None  # of the output of the feed-forward layer, before it is added
     q_norm: Any = None
     k_norm: Any = None
+    out_norm: Any = None  # of the input of the output projection
+    down_norm: Any = None  # of the input of the down projection
     sinks: Any = None  # see OpSet.paged_attention
+    gate: PackedWeight | None = None  # of the output of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +266,11 @@ Mixer = Callable[[Any, Any, int, OpSet, Value, Value, Any, Any], Value]  # as `a
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
-    checkpoint = text_submodel(checkpoint)
     if config.family.renamed:
         checkpoint = RenamedCheckpoint.by_substring(checkpoint, config.family.renamed)
     layers = [layer_specs(config, set(checkpoint.names()))] * config.layers
-    return load_layers(ops, checkpoint, config, max_model_len, layers)
+    mixer = full_attention if config.bidirectional else None
+    return load_layers(ops, checkpoint, config, max_model_len, layers, mixer=mixer)
 
 
 def load_layers(
@@ -239,19 +285,23 @@ def load_layers(
     mixer: Mixer | None = None,  # in place of `attention`
 ) -> LoadedModel:
     """For families whose layers have other tensors."""
-    unused = [UNUSED, ROPE_FACTORS, *(["lm_head.weight"] if config.tied else []), *unused]
+    tied = ["lm_head.weight"] if config.tied else []
+    unused = [UNUSED, ROPE_FACTORS, *tied, *config.family.unused, *unused]
     by_prefix = {f"model.layers.{index}.": specs for index, specs in enumerate(layers)}
     top, loaded = load_weights(ops, checkpoint, top_specs(config), by_prefix, "|".join(unused))
-    factors = dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
     weights = LlamaWeights(
         **top,
         layers=[layer_type(**layer) for layer in loaded],
-        rope=ops.frequencies(*frequencies(config.rope, max_model_len, factors)),
+        rope=ops.frequencies(*frequencies(config.rope, max_model_len, rope_factors(checkpoint))),
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
     bound = partial(forward, config, weights, feed_forward=feed_forward, mixer=mixer)
     return LoadedModel(config, bound, [top, *loaded])
+
+
+def rope_factors(checkpoint: Checkpoint) -> NDArray[np.float32] | None:
+    return dequantize(checkpoint.tensor(ROPE_FACTORS)).ravel() if ROPE_FACTORS in checkpoint.names() else None
 
 
 def forward(
@@ -292,22 +342,45 @@ def scaled(ops: OpSet, x: Value, factor: float) -> Value:
 def attention(
     c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
 ) -> Value:
-    q, k, v = ops.split(ops.linear(x, layer.qkv), (c.q_size, c.kv_size, c.kv_size))
+    q, k, v = queries_keys_values(c, layer, index, ops, x, angles, batch)
+    ops.write_kv(k, v, batch, index)
+    window, cap = -c.windows[index] if c.chunked else c.windows[index], c.score_cap
+    attended = ops.paged_attention(q, batch, index, c.head_dim, _scale(c), window, cap, slopes, layer.sinks)
+    if layer.gate is not None:
+        attended = mul_sigmoid(ops, attended, ops.linear(x, layer.gate))
+    return ops.linear(normed(ops, attended, layer.out_norm, c.eps), layer.out)
+
+
+def full_attention(
+    c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any, slopes: Any = None
+) -> Value:
+    """A mixer in place of `attention`: tokens see those after them, too, and nothing is cached."""
+    q, k, v = queries_keys_values(c, layer, index, ops, x, angles, batch)
+    attended = ops.attention(q, k, v, batch, c.head_dim, _scale(c), window=c.windows[index])
+    return ops.linear(normed(ops, attended, layer.out_norm, c.eps), layer.out)
+
+
+def _scale(c: LlamaConfig) -> float:
+    return 1 / sqrt(c.head_dim) if c.score_scale is None else c.score_scale
+
+
+def queries_keys_values(
+    c: LlamaConfig, layer: LlamaLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
+) -> tuple[Value, Value, Value]:
+    qkv = ops.linear(x, layer.qkv)
+    q, k, v = ops.split(ops.clamp(qkv, c.clip_qkv) if c.clip_qkv else qkv, (c.q_size, c.kv_size, c.kv_size))
     if not c.family.qk_norms_after_rope:
         q, k = normed(ops, q, layer.q_norm, c.eps), normed(ops, k, layer.k_norm, c.eps)
-    if c.query_growth:
-        q = ops.scale_by_position(q, batch.positions, c.query_growth, c.rope.original_max)
+    if (g := c.query_growth) and not (g.only_without_rope and c.rotated[index]):
+        q = ops.scale_by_position(q, batch.positions, g.growth, g.length, g.offset)
     if c.rotated[index]:
         q, k = ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim)
     if c.family.qk_norms_after_rope:
         q, k = normed(ops, q, layer.q_norm, c.eps), normed(ops, k, layer.k_norm, c.eps)
-    ops.write_kv(k, v, batch, index)
-    scale = 1 / sqrt(c.head_dim) if c.score_scale is None else c.score_scale
-    window, cap = c.windows[index], c.score_cap
-    attended = ops.paged_attention(q, batch, index, c.head_dim, scale, window, cap, slopes, layer.sinks)
-    return ops.linear(attended, layer.out)
+    return q, k, v
 
 
 def mlp(c: LlamaConfig, layer: LlamaLayer, ops: OpSet, x: Value) -> Value:
     act = ops.activate_and_mul if c.family.gated else ops.activate
-    return ops.linear(act(ops.linear(x, layer.gate_up), c.activation), layer.down)
+    inner = act(ops.linear(x, layer.gate_up), c.activation)
+    return ops.linear(normed(ops, inner, layer.down_norm, c.eps), layer.down)

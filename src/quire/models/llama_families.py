@@ -15,7 +15,7 @@ from quire.models.layer_patterns import (
     Windows,
     full_attention,
     rope_as_listed,
-    rope_by_type,
+    rope_by_theta,
     rope_everywhere,
     rope_in_windows,
     window_by_pattern,
@@ -49,6 +49,8 @@ class LlamaFamily:
     scales: Callable[[CheckpointConfig], Mapping[str, float]] | None = None  # -> factors and caps of LlamaConfig
 
     # -- attention
+    bidirectional: bool = False  # tokens see those after them, too
+    bidirectional_key: str | None = None  # the key that says so
     windows: Windows = full_attention  # where `layer_types` does not list them
     default_window: int = 0  # where config.json has no `sliding_window`; a null means that there is none
     rotated: Rotation = rope_everywhere
@@ -63,12 +65,18 @@ class LlamaFamily:
     qk_norms: Literal["none", "heads", "rows"] = "none"  # of every head, or of the whole of q and k
     qk_norms_key: str | None = None  # the key that says whether there are any
     qk_norms_after_rope: bool = False
+    sinks: str | None = None  # the tensor of `self_attn` with a sink for each head
+    gate: str | None = None  # a linear layer of the input, whose sigmoid multiplies the output of attention
 
     # -- tensors
+    unused: tuple[str, ...] = ()  # patterns of tensor names that are not read
     renamed: Mapping[str, str] = field(default_factory=dict)  # substring of tensor names -> Llama's
     norms: Mapping[str, str] = field(default_factory=lambda: PRE_NORMS)  # field of LlamaLayer -> tensor
-    layer_norm: bool = False  # norms are layer norms with biases, not RMS norms
+    layer_norm: bool = False  # norms are layer norms, not RMS norms
+    norm_bias: bool = True  # layer norms have biases
     norm_offset: float = 0.0  # added to stored norm weights
+    # Fields of LlamaLayer -> tensor names: norms of what the output and the down projection get.
+    sub_norms: Mapping[str, str] = field(default_factory=dict)
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     fused_qkv: bool = False  # q, k and v are always one tensor; else only if that tensor is stored
@@ -112,9 +120,26 @@ def minicpm_scales(hf: CheckpointConfig) -> dict[str, float]:
     }
 
 
+def teleflm_scales(hf: CheckpointConfig) -> dict[str, float]:
+    factor = hf.float("mup_scale_factor", 1.0)
+    if factor == 0:
+        raise BadCheckpoint("mup_scale_factor is 0, and logits are divided by it")
+    return {"embed_scale": hf.float("input_mult", 1.0), "logit_scale": hf.float("output_mult", 1.0) / factor}
+
+
+def hyperclova_scales(hf: CheckpointConfig) -> dict[str, float]:
+    """As Granite's, but logits are multiplied, and scores are scaled as in Llama by default."""
+    scales = granite_scales(hf) | {"logit_scale": hf.float("logits_scaling", 1.0)}
+    return scales if "attention_multiplier" in hf else {key: scales[key] for key in scales if key != "score_scale"}
+
+
+def root_of_hidden(hf: CheckpointConfig) -> float:
+    return sqrt(hf.int("hidden_size"))
+
+
 def gemma_scales(hf: CheckpointConfig) -> dict[str, float]:
     return {
-        "embed_scale": sqrt(hf.int("hidden_size")),
+        "embed_scale": root_of_hidden(hf),
         "score_cap": hf.float("attn_logit_softcapping", 0.0),
         "logit_cap": hf.float("final_logit_softcapping", 0.0),
     }
@@ -131,34 +156,20 @@ def gemma2_scales(hf: CheckpointConfig) -> dict[str, float]:
     return scales
 
 
-def without_mamba(hf: CheckpointConfig) -> CheckpointConfig:
-    """Granite 4, of which checkpoints with attention in all layers and no experts are Llama."""
-    kinds = hf.list("layer_types", hf.list("layers_block_type", ["mamba"] * hf.int("num_hidden_layers")))
-    if others := sorted({str(kind) for kind in kinds} - {"attention", "full_attention"}):
-        raise Unsupported(
-            f"the layers of `{hf.architecture}` are {', '.join(others)}",
-            "attention in all layers is supported",
-        )
-    inner = hf.int("shared_intermediate_size", 1024)
-    return hf.with_values({"layer_types": None, "intermediate_size": inner})
-
-
-def mistral3_text(hf: CheckpointConfig) -> CheckpointConfig:
-    text, tied = hf.section("text_config"), hf.bool("tie_word_embeddings", False)
-    kind = text.expect("model_type", "mistral", "ministral3", None)
-    name = "Ministral3ForCausalLM" if kind == "ministral3" else "MistralForCausalLM"
-    return text.with_values({"architectures": [name], "tie_word_embeddings": tied})
-
-
-def gemma3_text(hf: CheckpointConfig) -> CheckpointConfig:
-    return hf.section("text_config").with_values({"architectures": ["Gemma3ForCausalLM"]})
-
-
-# Models that see images -> the configuration of their language model.
-TEXT_MODELS: Mapping[str, Callable[[CheckpointConfig], CheckpointConfig]] = {
-    "Mistral3ForConditionalGeneration": mistral3_text,
-    "Gemma3ForConditionalGeneration": gemma3_text,
-}
+def thetas_by_kind(hf: CheckpointConfig) -> CheckpointConfig:
+    """Granite SWA lists a theta for each layer. Layers with a window must share one, and so must the others."""
+    thetas, kinds = hf.list("layer_rope_theta", []), hf.list("layer_types", [])
+    found: dict[str, set[float]] = {"full_attention": set(), "sliding_attention": set()}
+    for kind, theta in zip(kinds, thetas, strict=False):
+        found.setdefault(str(kind), set()).update({float(theta)} - {0.0})
+    for kind, values in found.items():
+        if len(values) > 1:
+            listed = ", ".join(f"{theta:g}" for theta in sorted(values))
+            raise Unsupported(
+                f"{hf.source}: layer_rope_theta has {listed} for {kind}", "one for each kind is supported"
+            )
+    keys = {"rope_theta": found["full_attention"], "rope_local_base_freq": found["sliding_attention"]}
+    return hf.with_values({key: values.pop() for key, values in keys.items() if values})
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -189,6 +200,17 @@ GEMMA3_DEFAULTS = {
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
+GRANITE_SWA = LlamaFamily(
+    defaults={"tie_word_embeddings": True},
+    adapt=thetas_by_kind,
+    scales=granite_scales,
+    windows=window_except_every(4, first=True),
+    default_window=128,
+    rotated=rope_by_theta,
+    local_rope=True,
+    sinks="sinks",
+)
+QWEN2 = LlamaFamily(windows=window_in_upper_layers, default_window=4096, qkv_bias=True)
 GLM = LlamaFamily(
     defaults={"partial_rotary_factor": 0.5}, rope_interleaved=True, out_bias=False, gate_up=("mlp.gate_up_proj",)
 )
@@ -202,7 +224,8 @@ FAMILIES: Mapping[str, LlamaFamily] = {
     "MinistralForCausalLM": LlamaFamily(windows=window_everywhere, default_window=4096),
     "Ministral3ForCausalLM": LlamaFamily(windows=window_everywhere, query_scaling=True),
     "Phi3ForCausalLM": LlamaFamily(windows=window_everywhere, fused_qkv=True, gate_up=("mlp.gate_up_proj",)),
-    "Qwen2ForCausalLM": LlamaFamily(windows=window_in_upper_layers, default_window=4096, qkv_bias=True),
+    "Qwen2ForCausalLM": QWEN2,
+    "MiMoForCausalLM": QWEN2,
     "Qwen3ForCausalLM": LlamaFamily(windows=window_in_upper_layers, default_window=4096, qk_norms="heads"),
     "SmolLM3ForCausalLM": LlamaFamily(windows=window_refused, rotated=rope_as_listed),
     "Ernie4_5ForCausalLM": LlamaFamily(rope_interleaved=True),
@@ -266,18 +289,27 @@ FAMILIES: Mapping[str, LlamaFamily] = {
     "GlmForCausalLM": GLM,
     "Glm4ForCausalLM": replace(GLM, norms=GLM4_NORMS),
     "GraniteForCausalLM": LlamaFamily(scales=granite_scales),
-    "GraniteMoeHybridForCausalLM": LlamaFamily(
-        expects={"num_local_experts": (0, None)},
-        adapt=without_mamba,
-        scales=granite_scales,
-        rotated=rope_by_type,
-        gate_up=("shared_mlp.input_linear",),
-        down="shared_mlp.output_linear",
+    "GraniteSWAForCausalLM": GRANITE_SWA,
+    "HyperCLOVAXForCausalLM": LlamaFamily(
+        expects={"use_post_norm": (True, None)},
+        scales=hyperclova_scales,
+        norms={**PRE_NORMS, "post_attn_norm": "post_norm1", "post_mlp_norm": "post_norm2"},
     ),
+    "TeleFLMForCausalLM": LlamaFamily(scales=teleflm_scales),
+    "PanguEmbeddedForCausalLM": LlamaFamily(keys={"attention_bias": "bias"}),
     "MiniCPMForCausalLM": LlamaFamily(scales=minicpm_scales),
     "GemmaForCausalLM": GEMMA,
     "Gemma2ForCausalLM": GEMMA2,
+    "VaultGemmaForCausalLM": replace(
+        GEMMA2, norms={"attn_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
+    ),
     "Gemma3ForCausalLM": replace(
-        GEMMA2, defaults=GEMMA3_DEFAULTS, windows=window_by_pattern, local_rope=True, qk_norms="heads"
+        GEMMA2,
+        defaults=GEMMA3_DEFAULTS,
+        expects={key: values for key, values in GEMMA2.expects.items() if key != "use_bidirectional_attention"},
+        bidirectional_key="use_bidirectional_attention",  # EmbeddingGemma
+        windows=window_by_pattern,
+        local_rope=True,
+        qk_norms="heads",
     ),
 }

@@ -18,7 +18,7 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 BODY = "model."  # names begin with it where the checkpoint has a head
-UNUSED = r"(head|decoder)\..*"  # of a masked language model
+UNUSED = r"(head|decoder|classifier)\..*"  # of a masked language model, or of a classifier that reads the mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,8 @@ class ModernBertConfig(EncoderConfig):
 
 
 def config(hf: CheckpointConfig) -> ModernBertConfig:
-    labels = 0
-    if is_classifier(hf):
-        hf.expect("classifier_pooling", "cls")  # the mean over tokens is not one row of the batch
-        labels = label_count(hf)
+    labels = label_count(hf) if is_classifier(hf) else 0
+    labels_of_mean = labels > 0 and hf.expect("classifier_pooling", "cls", "mean", None) == "mean"
     hf.expect("rope_scaling", None)
     hf.expect("rope_local_scaling", None)
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
@@ -60,6 +58,7 @@ def config(hf: CheckpointConfig) -> ModernBertConfig:
         max_length=max_position,
         windows=_windows(hf, layers),
         labels=labels,
+        labels_of_mean=labels_of_mean,
         intermediate=hf.int("intermediate_size"),
         eps=hf.float("norm_eps", 1e-5),
         activation=ACTIVATIONS[hf.expect("hidden_activation", *ACTIVATIONS)],
@@ -93,7 +92,7 @@ def top_specs(c: ModernBertConfig, prefix: str) -> TensorSpecs:
         "embed": EmbeddingTable(f"{prefix}embeddings.tok_embeddings", c.vocab, c.hidden),
         "norm": LayerNorm(f"{prefix}embeddings.norm", c.hidden, bias=c.norm_bias),
         "last_norm": LayerNorm(f"{prefix}final_norm", c.hidden, bias=c.norm_bias),
-        **(head if c.labels else {}),
+        **(head if c.labels and not c.labels_of_mean else {}),
     }
 
 

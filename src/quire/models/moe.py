@@ -3,17 +3,19 @@
 A router sends each token to a few of many small feed-forward layers, the experts. Shared experts are those that every
 token goes to. Layers may have a plain feed-forward layer instead."""
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.core.errors import BadCheckpoint
 from quire.models import llama
+from quire.models.baichuan import NormalizedHead
 from quire.models.deepseek import mtp_layers
 from quire.models.llama import LlamaConfig
 from quire.models.llama_families import translate
 from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpec, TensorSpecs, Vector
 from quire.models.moe_families import FAMILIES, ExpertNames, MoeFamily
+from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.ops.opset import Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedWeight
 from quire.weights.checkpoint import Checkpoint
@@ -29,6 +31,7 @@ class MoeConfig(LlamaConfig):
     shared_size: int  # of the shared experts together; 0: there are none
     sparse: tuple[bool, ...]  # for each layer: whether it has experts
     num_mtp_layers: int = 0  # layers behind the last that predict further tokens: mtp.py
+    normed_head: bool = False  # columns of the head are divided by their length
 
 
 def config(hf: CheckpointConfig) -> MoeConfig:
@@ -54,41 +57,50 @@ def config_fields(hf: CheckpointConfig, family: MoeFamily) -> dict[str, Any]:
         "shared_size": shared_size,
         "sparse": family.sparse(hf, common["layers"]),
         "num_mtp_layers": hf.int("num_nextn_predict_layers", 0),
+        "normed_head": family.normed_head_key is not None and hf.bool(family.normed_head_key, False),
     }
 
 
-def layer_specs(c: MoeConfig, stored: Container[str]) -> list[TensorSpecs]:
-    dense = llama.layer_specs(c)
-    experts = expert_specs(c, _expert_names(c, stored))
-    return [{**attention_specs(c), **experts} if sparse else dense for sparse in c.sparse]
+Shapes = Callable[[str], tuple[int, ...]]  # of tensors, by name
 
 
-def attention_specs(c: MoeConfig) -> TensorSpecs:
-    return {ours: spec for ours, spec in llama.layer_specs(c).items() if ours not in ("gate_up", "down")}
+def layer_specs(c: MoeConfig, stored: Container[str], shape: Shapes | None = None) -> list[TensorSpecs]:
+    dense = llama.layer_specs(c, stored)
+    experts = expert_specs(c, expert_names(c, stored, shape))
+    return [{**attention_specs(c, stored), **experts} if sparse else dense for sparse in c.sparse]
 
 
-def _expert_names(c: MoeConfig, stored: Container[str]) -> ExpertNames:
-    """The family's names for experts that the first layer with experts is stored under."""
+def attention_specs(c: MoeConfig, stored: Container[str] = ()) -> TensorSpecs:
+    return {ours: spec for ours, spec in llama.layer_specs(c, stored).items() if ours not in ("gate_up", "down")}
+
+
+def expert_names(c: MoeConfig, stored: Container[str], shape: Shapes | None = None) -> ExpertNames:
+    """The family's names for experts that the first layer with experts is stored under. Tensors of all experts may be
+    stored either way, whichever is usual."""
     usual, *others = c.family.experts
     prefix = f"model.layers.{c.sparse.index(True)}." if True in c.sparse else ""
-    return next((names for names in others if f"{prefix}{names.down.format(0)}.weight" in stored), usual)
+    names = next((names for names in others if names.is_stored(prefix, stored)), usual)
+    if names.transposed and shape and prefix + names.down in stored:
+        turned = shape(prefix + names.down)[1:] == (c.hidden, c.expert_size) != (c.expert_size, c.hidden)
+        return replace(names, transposed=not turned)
+    return names
 
 
 def expert_specs(c: MoeConfig, names: ExpertNames) -> TensorSpecs:
     f, outputs = c.family, 2 * c.expert_size // len(names.gate_up)
     specs: dict[str, TensorSpec] = {
         "router": Linear({names.router: c.num_experts}, c.hidden, keep=Keep.ALL),
-        "experts_gate_up": ExpertLinear(dict.fromkeys(names.gate_up, outputs), c.hidden, c.num_experts),
-        "experts_down": ExpertLinear({names.down: c.hidden}, c.expert_size, c.num_experts),
+        "experts_gate_up": ExpertLinear(
+            dict.fromkeys(names.gate_up, outputs), c.hidden, c.num_experts, names.transposed
+        ),
+        "experts_down": ExpertLinear({names.down: c.hidden}, c.expert_size, c.num_experts, names.transposed),
     }
     if f.correction:
-        specs["correction"] = Vector(
-            f.correction, c.num_experts, "e_score_correction_bias", stored_as_row=f.correction_is_row
-        )
+        specs["correction"] = Vector(f.correction, c.num_experts, f.correction_name, stored_as_row=f.correction_is_row)
     if c.shared_size:
-        gate_up = {f"{f.shared}.gate_proj": c.shared_size, f"{f.shared}.up_proj": c.shared_size}
-        specs["gate_up"] = Linear(gate_up, c.hidden)
-        specs["down"] = Linear({f"{f.shared}.down_proj": c.hidden}, c.shared_size)
+        outputs = 2 * c.shared_size // len(names.shared_gate_up)
+        specs["gate_up"] = Linear({f"{f.shared}.{part}": outputs for part in names.shared_gate_up}, c.hidden)
+        specs["down"] = Linear({f"{f.shared}.{f.shared_down}": c.hidden}, c.shared_size)
         if f.shared_gate:
             specs["shared_gate"] = Linear({f.shared_gate: 1}, c.hidden, keep=Keep.ALL)
     return specs
@@ -108,7 +120,11 @@ class MoeLayer(llama.LlamaLayer):
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: MoeConfig, max_model_len: int) -> LoadedModel:
-    layers = layer_specs(config, set(checkpoint.names()))
+    if config.family.renamed:
+        checkpoint = RenamedCheckpoint.by_substring(checkpoint, config.family.renamed)
+    if config.normed_head:
+        checkpoint = NormalizedHead(checkpoint, axis=0)
+    layers = layer_specs(config, set(checkpoint.names()), checkpoint.shape)
     unused = mtp_layers(config.layers, config.num_mtp_layers)
     return llama.load_layers(ops, checkpoint, config, max_model_len, layers, MoeLayer, feed_forward, unused)
 

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, cast
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
+from quire.models.missing import MISSING
 from quire.ops.opset import OpSet
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -16,8 +17,8 @@ from quire.weights.config import CheckpointConfig
 ARCHITECTURES = {
     "LlamaForCausalLM": "quire.models.llama",
     "MistralForCausalLM": "quire.models.llama",
-    "Mistral3ForConditionalGeneration": "quire.models.llama",
     "Qwen2ForCausalLM": "quire.models.llama",
+    "MiMoForCausalLM": "quire.models.llama",
     "Qwen3ForCausalLM": "quire.models.llama",
     "SmolLM3ForCausalLM": "quire.models.llama",
     "Ernie4_5ForCausalLM": "quire.models.llama",
@@ -31,7 +32,10 @@ ARCHITECTURES = {
     "ExaoneForCausalLM": "quire.models.llama",
     "Phi3ForCausalLM": "quire.models.llama",
     "GraniteForCausalLM": "quire.models.llama",
-    "GraniteMoeHybridForCausalLM": "quire.models.llama",
+    "GraniteSWAForCausalLM": "quire.models.llama",
+    "HyperCLOVAXForCausalLM": "quire.models.llama",
+    "TeleFLMForCausalLM": "quire.models.llama",
+    "PanguEmbeddedForCausalLM": "quire.models.llama",
     "MiniCPMForCausalLM": "quire.models.llama",
     "Olmo2ForCausalLM": "quire.models.llama",
     "Olmo3ForCausalLM": "quire.models.llama",
@@ -42,35 +46,71 @@ ARCHITECTURES = {
     "Glm4ForCausalLM": "quire.models.llama",
     "GemmaForCausalLM": "quire.models.llama",
     "Gemma2ForCausalLM": "quire.models.llama",
+    "VaultGemmaForCausalLM": "quire.models.llama",
     "Gemma3ForCausalLM": "quire.models.llama",
-    "Gemma3ForConditionalGeneration": "quire.models.llama",
+    "QWenLMHeadModel": "quire.models.llama",
+    "ChatGLMModel": "quire.models.llama",
+    "ChatGLMForConditionalGeneration": "quire.models.llama",
+    "InternLMForCausalLM": "quire.models.llama",
+    "OrionForCausalLM": "quire.models.llama",
+    "BitNetForCausalLM": "quire.models.llama",
     "ApertusForCausalLM": "quire.models.apertus",
     "BaichuanForCausalLM": "quire.models.baichuan",
     "BaiChuanForCausalLM": "quire.models.baichuan",  # as 7B spells it
     "DeepseekV2ForCausalLM": "quire.models.deepseek",
     "DeepseekV3ForCausalLM": "quire.models.deepseek",
+    "DeepseekV32ForCausalLM": "quire.models.deepseek",
+    "GlmMoeDsaForCausalLM": "quire.models.deepseek",
+    "AXK1ForCausalLM": "quire.models.deepseek",
+    "Mistral4ForCausalLM": "quire.models.deepseek",
     "Glm4MoeLiteForCausalLM": "quire.models.deepseek",
     "YoutuForCausalLM": "quire.models.deepseek",
+    "MiniCPM3ForCausalLM": "quire.models.deepseek",
     "MixtralForCausalLM": "quire.models.moe",
     "Qwen2MoeForCausalLM": "quire.models.moe",
     "Qwen3MoeForCausalLM": "quire.models.moe",
     "Glm4MoeForCausalLM": "quire.models.moe",
     "OlmoeForCausalLM": "quire.models.moe",
     "MiniMaxM2ForCausalLM": "quire.models.moe",
+    "DeepseekForCausalLM": "quire.models.moe",
     "PhimoeForCausalLM": "quire.models.moe",
     "PhiMoEForCausalLM": "quire.models.moe",  # as its authors spell it
     "Dots1ForCausalLM": "quire.models.moe",
     "SolarOpenForCausalLM": "quire.models.moe",
     "Ernie4_5_MoeForCausalLM": "quire.models.moe",
     "GraniteMoeForCausalLM": "quire.models.moe",
+    "GraniteMoeSharedForCausalLM": "quire.models.moe",
+    "GraniteMoeSWAForCausalLM": "quire.models.moe",
+    "FlexOlmoForCausalLM": "quire.models.moe",
+    "HunYuanMoEV1ForCausalLM": "quire.models.moe",
+    "HYV3ForCausalLM": "quire.models.moe",
+    "ExaoneMoeForCausalLM": "quire.models.moe",
+    "AfmoeForCausalLM": "quire.models.moe",
+    "FlintForCausalLM": "quire.models.moe",
+    "MellumForCausalLM": "quire.models.moe",
+    "BailingMoeForCausalLM": "quire.models.moe",
+    "BailingMoeV2ForCausalLM": "quire.models.moe",
+    "MiniMaxM3VLForCausalLM": "quire.models.moe",
+    "Llama4ForCausalLM": "quire.models.llama4",
+    "MiMoV2FlashForCausalLM": "quire.models.mimo_v2",
+    "DeciLMForCausalLM": "quire.models.decilm",
+    "Gemma3nForCausalLM": "quire.models.gemma3n",
+    "Gemma4ForCausalLM": "quire.models.gemma4",
     "GptOssForCausalLM": "quire.models.gpt_oss",
+    "DbrxForCausalLM": "quire.models.dbrx",
     "CohereForCausalLM": "quire.models.cohere",
     "Cohere2ForCausalLM": "quire.models.cohere",
+    "Cohere2MoeForCausalLM": "quire.models.cohere2_moe",
     "GPT2LMHeadModel": "quire.models.gpt2",
     "GPTBigCodeForCausalLM": "quire.models.gpt2",
     "GPTJForCausalLM": "quire.models.gptj",
+    "CodeGenForCausalLM": "quire.models.gptj",
+    "GPTNeoForCausalLM": "quire.models.gpt_neo",
+    "OpenAIGPTLMHeadModel": "quire.models.openai_gpt",
     "GPTNeoXForCausalLM": "quire.models.gpt_neox",
     "OPTForCausalLM": "quire.models.opt",
+    "XGLMForCausalLM": "quire.models.xglm",
+    "BioGptForCausalLM": "quire.models.xglm",
     "MptForCausalLM": "quire.models.mpt",
     "MPTForCausalLM": "quire.models.mpt",  # as its authors spell it
     "BloomForCausalLM": "quire.models.bloom",
@@ -78,17 +118,66 @@ ARCHITECTURES = {
     "Starcoder2ForCausalLM": "quire.models.starcoder2",
     "NemotronForCausalLM": "quire.models.nemotron",
     "Jais2ForCausalLM": "quire.models.nemotron",
+    "PersimmonForCausalLM": "quire.models.persimmon",
     "PhiForCausalLM": "quire.models.phi",
     "Lfm2ForCausalLM": "quire.models.lfm2",
     "Lfm2MoeForCausalLM": "quire.models.lfm2_moe",
+    "Qwen3NextForCausalLM": "quire.models.qwen3_next",
+    "Qwen3_5ForCausalLM": "quire.models.qwen3_5",
+    "Qwen3_5MoeForCausalLM": "quire.models.qwen3_5",
+    "KimiLinearForCausalLM": "quire.models.kimi_linear",
+    "OlmoHybridForCausalLM": "quire.models.olmo_hybrid",
+    "MiniMaxForCausalLM": "quire.models.minimax",
+    "MiniMaxText01ForCausalLM": "quire.models.minimax",  # as its authors spell it
+    "MiniMaxM1ForCausalLM": "quire.models.minimax",
+    "MambaForCausalLM": "quire.models.mamba",
+    "FalconMambaForCausalLM": "quire.models.mamba",
+    "Mamba2ForCausalLM": "quire.models.mamba2",
+    "BambaForCausalLM": "quire.models.bamba",
+    "GraniteMoeHybridForCausalLM": "quire.models.granite_hybrid",
+    "FalconH1ForCausalLM": "quire.models.falcon_h1",
+    "NemotronHForCausalLM": "quire.models.nemotron_h",
+    "Zamba2ForCausalLM": "quire.models.zamba2",
+    "JambaForCausalLM": "quire.models.jamba",
     "StableLmForCausalLM": "quire.models.stablelm",
     "OlmoForCausalLM": "quire.models.olmo",
 }
 
+# Models that also take images or audio, of which the language model is served.
+TEXT_PARTS = dict.fromkeys(
+    (
+        "Mistral3ForConditionalGeneration",
+        "Gemma3ForConditionalGeneration",
+        "Gemma3nForConditionalGeneration",
+        "Gemma4ForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
+        "InternVLForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
+        "AyaVisionForConditionalGeneration",
+        "Cohere2VisionForConditionalGeneration",
+        "Lfm2VlForConditionalGeneration",
+        "KimiK25ForConditionalGeneration",
+        "MiniMaxM3SparseForConditionalGeneration",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    ),
+    "quire.models.text_part",
+)
+
 ENCODER_DECODERS = {
     "T5ForConditionalGeneration": "quire.models.t5",
     "MT5ForConditionalGeneration": "quire.models.t5",
+    "UMT5ForConditionalGeneration": "quire.models.t5",
     "BartForConditionalGeneration": "quire.models.bart",
+    "PLBartForConditionalGeneration": "quire.models.bart",
     "MBartForConditionalGeneration": "quire.models.bart",
     "M2M100ForConditionalGeneration": "quire.models.bart",
     "MarianMTModel": "quire.models.bart",
@@ -108,9 +197,29 @@ EMBEDDERS = {  # they embed texts. Decoders can embed too: see runtime/headless.
     "DistilBertForMaskedLM": "quire.models.bert",
     "MPNetModel": "quire.models.bert",
     "MPNetForMaskedLM": "quire.models.bert",
+    "Data2VecTextModel": "quire.models.bert",
+    "Data2VecTextForMaskedLM": "quire.models.bert",
+    "ErnieModel": "quire.models.bert",
+    "ErnieForMaskedLM": "quire.models.bert",
+    "ElectraModel": "quire.models.bert",
+    "ElectraForPreTraining": "quire.models.bert",
+    "ElectraForMaskedLM": "quire.models.bert",
+    "AlbertModel": "quire.models.bert",
+    "AlbertForMaskedLM": "quire.models.bert",
     "ModernBertModel": "quire.models.modernbert",
     "ModernBertForMaskedLM": "quire.models.modernbert",
-    "NomicBertModel": "quire.models.nomic_bert",
+    "NomicBertModel": "quire.models.rope_bert",
+    "GteModel": "quire.models.rope_bert",
+    "GteForMaskedLM": "quire.models.rope_bert",
+    "NewModel": "quire.models.rope_bert",  # GTE as its authors spell it
+    "NewForMaskedLM": "quire.models.rope_bert",
+    "JinaEmbeddingsV3Model": "quire.models.rope_bert",
+    "JinaEmbeddingsV3ForMaskedLM": "quire.models.rope_bert",
+    "JinaBertModel": "quire.models.rope_bert",
+    "JinaBertForMaskedLM": "quire.models.rope_bert",
+    "EuroBertModel": "quire.models.llama",
+    "EuroBertForMaskedLM": "quire.models.llama",
+    "LlamaBidirectionalModel": "quire.models.llama",
 }
 
 SCORERS = {  # they score pairs of texts
@@ -120,13 +229,25 @@ SCORERS = {  # they score pairs of texts
     "CamembertForSequenceClassification": "quire.models.bert",
     "DistilBertForSequenceClassification": "quire.models.bert",
     "MPNetForSequenceClassification": "quire.models.bert",
+    "Data2VecTextForSequenceClassification": "quire.models.bert",
+    "ErnieForSequenceClassification": "quire.models.bert",
+    "ElectraForSequenceClassification": "quire.models.bert",
+    "AlbertForSequenceClassification": "quire.models.bert",
     "ModernBertForSequenceClassification": "quire.models.modernbert",
+    "GteForSequenceClassification": "quire.models.rope_bert",
+    "NewForSequenceClassification": "quire.models.rope_bert",
+    "JinaEmbeddingsV3ForSequenceClassification": "quire.models.rope_bert",
+    "JinaBertForSequenceClassification": "quire.models.rope_bert",
 }
+
+# Encoders that are computed as a decoder without its head: rows of bidirectional_families.py.
+BIDIRECTIONAL = ("EuroBertModel", "EuroBertForMaskedLM", "LlamaBidirectionalModel")
+CLASSIFIER = "ForSequenceClassification"
 
 Purpose = Literal["generate", "embed", "score"]
 
 PURPOSES: dict[Purpose, dict[str, str]] = {
-    "generate": ARCHITECTURES | ENCODER_DECODERS,
+    "generate": ARCHITECTURES | TEXT_PARTS | ENCODER_DECODERS,
     "embed": EMBEDDERS,
     "score": SCORERS,
 }
@@ -167,8 +288,11 @@ def read_model_config(family: Family, hf: CheckpointConfig) -> ModelConfig:
 
 
 def decoder_of(architecture: str) -> str | None:
-    """The decoder of an architecture, with or without its head: `MistralModel` is a `MistralForCausalLM`."""
-    names = (architecture, architecture.removesuffix("Model") + "ForCausalLM")
+    """The decoder of an architecture, with or without its head, or with a classifier instead: `MistralModel` and
+    `MistralForSequenceClassification` are a `MistralForCausalLM`."""
+    if architecture in BIDIRECTIONAL:
+        return architecture
+    names = (architecture, *(architecture.removesuffix(end) + "ForCausalLM" for end in ("Model", CLASSIFIER)))
     return next((name for name in names if name in ARCHITECTURES), None)
 
 
@@ -178,18 +302,19 @@ def purpose(architecture: str) -> Purpose:
         if architecture in architectures:
             return purpose
     if decoder_of(architecture):
-        return "embed"
-    raise Unsupported(f"the architecture `{architecture}` is not supported", _similar(architecture))
+        return "score" if architecture.endswith(CLASSIFIER) else "embed"
+    what = f"; what is missing: {MISSING[architecture]}" if architecture in MISSING else ""
+    raise Unsupported(f"the architecture `{architecture}` is not supported{what}", _similar(architecture))
 
 
 def _similar(architecture: str) -> str:
-    """The same family for another purpose, or all families. Names that only look alike are other models."""
+    """The same family for another purpose, or where all are listed. Names that only look alike are other models."""
     known = [name for architectures in PURPOSES.values() for name in architectures]
     family = _family_name(architecture)
     if same := [name for name in known if _family_name(name).lower() == family.lower()]:
         return f"of {family}, {', '.join(same)} {'is' if len(same) == 1 else 'are'} supported"
-    families = {_family_name(name).lower(): _family_name(name) for name in known}  # some have two spellings
-    return f"the families that are supported are {', '.join(sorted(families.values(), key=str.lower))}"
+    families = {_family_name(name).lower() for name in known}  # some have two spellings
+    return f"docs/models.md lists the {len(families)} families that are supported"
 
 
 def _family_name(architecture: str) -> str:

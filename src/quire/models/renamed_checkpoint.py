@@ -1,12 +1,10 @@
-"""Checkpoints whose tensors have other names than the model file's, such as a language model that also sees images."""
+"""Checkpoints whose tensors have other names than the model file's."""
 
 from collections.abc import Mapping
 
 from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.delegating_checkpoint import DelegatingCheckpoint
-
-PREFIXES = {"language_model.model.": "model.", "model.language_model.": "model.", "language_model.lm_head.": "lm_head."}
 
 
 class RenamedCheckpoint(DelegatingCheckpoint):
@@ -26,8 +24,11 @@ class RenamedCheckpoint(DelegatingCheckpoint):
         return self._checkpoint.tensor(self._names[name])
 
     @classmethod
-    def by_substring(cls, checkpoint: Checkpoint, substitutions: Mapping[str, str]) -> "RenamedCheckpoint":
-        """All tensors, with the substitutions made in every name, in their order."""
+    def by_substring(cls, checkpoint: Checkpoint, substitutions: Mapping[str, str]) -> Checkpoint:
+        """All tensors, with the substitutions made in every name, in their order. (Without names it is a
+        DummyCheckpoint, which has every tensor.)"""
+        if not checkpoint.names():
+            return checkpoint
         return cls(checkpoint, {_replaced(name, substitutions): name for name in checkpoint.names()})
 
 
@@ -35,14 +36,3 @@ def _replaced(name: str, substitutions: Mapping[str, str]) -> str:
     for old, new in substitutions.items():
         name = name.replace(old, new)
     return name
-
-
-def text_submodel(checkpoint: Checkpoint) -> Checkpoint:
-    """The language model of a checkpoint that also has an image encoder; any other checkpoint as it is."""
-    names = {
-        new + name.removeprefix(prefix): name
-        for name in checkpoint.names()
-        for prefix, new in PREFIXES.items()
-        if name.startswith(prefix)
-    }
-    return RenamedCheckpoint(checkpoint, names) if names else checkpoint

@@ -82,6 +82,7 @@ def read_rope(config: ConfigValues, head_dim: int, max_position: int, default_th
     if kind not in SCALINGS:
         raise Unsupported(f"rope scaling `{kind}` is not supported", f"supported are {', '.join(SCALINGS)}")
     fraction = float(params.get("partial_rotary_factor") or 1.0)
+    fraction = 1.0 if kind == "proportional" else fraction  # which says itself how many pairs rotate
     rotary_dim = int(config.get("rotary_dim") or head_dim * fraction)
     if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
         raise BadCheckpoint(f"{rotary_dim} of {head_dim} columns of a head are rotated, and they rotate in pairs")
@@ -115,6 +116,13 @@ def _powers(spec: RopeSpec, theta: float | None = None) -> Float64:
 
 def _default(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
     return 1.0 / _powers(spec), 1.0
+
+
+def _proportional(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
+    """The slower pairs, `1 - partial_rotary_factor` of all, do not rotate."""
+    inv_freq = 1.0 / _powers(spec) / spec.param("factor", 1.0)
+    inv_freq[int(spec.param("partial_rotary_factor", 1.0) * spec.rotary_dim // 2) :] = 0.0
+    return inv_freq, 1.0
 
 
 def _linear(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
@@ -183,6 +191,7 @@ def _longrope(spec: RopeSpec, max_model_len: int) -> tuple[Float64, float]:
 SCALINGS: dict[str, Callable[[RopeSpec, int], tuple[Float64, float]]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _dynamic,
     "yarn": _yarn,
     "llama3": _llama3,

@@ -9,7 +9,7 @@ def softmax_top_k(hf: CheckpointConfig) -> Routing:
 
 
 def sigmoid_top_k(hf: CheckpointConfig) -> Routing:
-    return Routing(hf.int("num_experts_per_tok"), "sigmoid", renormalize=True)
+    return Routing(hf.int("num_experts_per_tok"), "sigmoid", renormalize=hf.bool("norm_topk_prob", True))
 
 
 def sparsemixer(hf: CheckpointConfig) -> Routing:
@@ -26,6 +26,20 @@ def grouped_softmax(hf: CheckpointConfig) -> Routing:
         groups = top_groups = 1
     scale = hf.float("routed_scaling_factor", 1.0)
     routing = Routing(hf.int("num_experts_per_tok"), scale=scale, num_groups=groups, top_groups=top_groups)
+    routing.check(hf.int("n_routed_experts"))
+    return routing
+
+
+def softmax_of_best_two(hf: CheckpointConfig) -> Routing:
+    """Mistral 4: DeepSeek V3's routing by softmax scores, which are not corrected."""
+    routing = Routing(
+        hf.int("num_experts_per_tok"),
+        renormalize=hf.bool("norm_topk_prob", True),
+        scale=hf.float("routed_scaling_factor", 1.0),
+        num_groups=hf.int("n_group", 1),
+        top_groups=hf.int("topk_group", 1),
+        group_score="best two",
+    )
     routing.check(hf.int("n_routed_experts"))
     return routing
 

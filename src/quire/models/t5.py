@@ -1,9 +1,9 @@
-"""T5, T5 1.1, FLAN-T5 and mT5.
+"""T5, T5 1.1, FLAN-T5, mT5 and umT5.
 
 Positions enter as relative position biases: a table for each head says what is added to a score, by the distance of the
-two tokens, in all layers alike. Distances are sorted into buckets that widen with the distance, and all beyond
-`relative_attention_max_distance` share one. So a table of that many distances either way is enough. Scores are not
-scaled, and linear layers have no biases."""
+two tokens, in all layers alike; in umT5, each layer has its own. Distances are sorted into buckets that widen with the
+distance, and all beyond `relative_attention_max_distance` share one. So a table of that many distances either way is
+enough. Scores are not scaled, and linear layers have no biases."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,9 @@ MAX_TOKENS = 1 << 20  # of a source and its answer: the model has no limit, so m
 UNUSED = (
     r"(encoder|decoder)\.embed_tokens\.weight|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\..*"
 )
-MAY_SCALE_LOGITS = {"T5ForConditionalGeneration": True, "MT5ForConditionalGeneration": False}
+MAY_SCALE_LOGITS = ("T5ForConditionalGeneration", "UMT5ForConditionalGeneration")
+BIASES_IN_EVERY_LAYER = ("UMT5ForConditionalGeneration",)
+BIASES = "SelfAttention.relative_attention_bias"  # in the first part of a layer
 FEED_FORWARD = {
     "relu": (False, Activation.RELU),
     "gelu": (False, Activation.GELU),
@@ -48,6 +50,7 @@ class T5Config(Seq2SeqConfig):
     activation: Activation
     buckets: int
     max_distance: int
+    own_biases: bool  # every layer has its own table of biases, not only the first
     logit_scale: float
 
 
@@ -81,13 +84,14 @@ def config(hf: CheckpointConfig) -> T5Config:
         activation=activation,
         buckets=buckets,
         max_distance=max_distance,
+        own_biases=hf.architecture in BIASES_IN_EVERY_LAYER,
         logit_scale=hidden**-0.5 if _scales_logits(hf) else 1.0,
     )
 
 
 def _scales_logits(hf: CheckpointConfig) -> bool:
     """The first T5 does. Configurations of later ones say that the head is not the embedding table, meaning this."""
-    scales = MAY_SCALE_LOGITS[hf.architecture]
+    scales = hf.architecture in MAY_SCALE_LOGITS
     return scales and hf.bool("scale_decoder_outputs", hf.bool("tie_word_embeddings", True))
 
 
@@ -126,24 +130,22 @@ class RelativePositionBias:
 
 
 def top_specs(c: T5Config, head: str) -> TensorSpecs:
-    biases = "block.0.layer.0.SelfAttention.relative_attention_bias"
-    sizes = c.heads, c.buckets, c.max_distance
     return {
         "embed": EmbeddingTable("shared", c.vocab, c.hidden),
-        "encoder_biases": RelativePositionBias(f"encoder.{biases}", *sizes, both_ways=True),
-        "decoder_biases": RelativePositionBias(f"decoder.{biases}", *sizes, both_ways=False),
         "encoder_norm": Vector("encoder.final_layer_norm", c.hidden),
         "decoder_norm": Vector("decoder.final_layer_norm", c.hidden),
         "head": Linear({head: c.vocab}, c.hidden, keep=Keep.EIGHT_BITS),
     }
 
 
-def layer_specs(c: T5Config, feed_forward: int) -> TensorSpecs:
-    """`feed_forward`: the index of the feed-forward part in a layer."""
+def layer_specs(c: T5Config, index: int, feed_forward: int) -> TensorSpecs:
+    """`feed_forward`: the index of the feed-forward part in a layer, which is the last."""
+    biases = RelativePositionBias(f"layer.0.{BIASES}", c.heads, c.buckets, c.max_distance, both_ways=feed_forward == 1)
     ff = f"layer.{feed_forward}"
     up = [f"{ff}.DenseReluDense.{name}" for name in (("wi_0", "wi_1") if c.gated else ("wi",))]
     return {
         "attn_norm": Vector("layer.0.layer_norm", c.hidden),
+        **({"biases": biases} if c.own_biases or index == 0 else {}),
         "qkv": Linear({f"layer.0.SelfAttention.{x}": c.q_size for x in "qkv"}, c.hidden),
         "out": Linear({"layer.0.SelfAttention.o": c.hidden}, c.q_size),
         "mlp_norm": Vector(f"{ff}.layer_norm", c.hidden),
@@ -169,9 +171,10 @@ class T5Layer:
     mlp_norm: Any
     up: PackedWeight  # with the gate stacked before it, if there is one
     down: PackedWeight
+    biases: Any = None  # of scores, by relative position; None: those of the first layer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class T5DecoderLayer(T5Layer):
     cross_norm: Any
     cross_q: PackedWeight
@@ -182,8 +185,6 @@ class T5DecoderLayer(T5Layer):
 @dataclass(frozen=True, slots=True)
 class T5Weights:
     embed: Any
-    encoder_biases: Any
-    decoder_biases: Any
     encoder_norm: Any
     decoder_norm: Any
     head: PackedWeight
@@ -193,9 +194,10 @@ class T5Weights:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: int) -> LoadedModel:
     head = "lm_head" if "lm_head.weight" in checkpoint.names() else "shared"
-    encoder = {f"encoder.block.{index}.": layer_specs(config, 1) for index in range(config.encoder_layers)}
+    encoder = {f"encoder.block.{index}.": layer_specs(config, index, 1) for index in range(config.encoder_layers)}
     decoder = {
-        f"decoder.block.{index}.": {**layer_specs(config, 2), **cross_specs(config)} for index in range(config.layers)
+        f"decoder.block.{index}.": {**layer_specs(config, index, 2), **cross_specs(config)}
+        for index in range(config.layers)
     }
     top, layers = load_weights(ops, checkpoint, top_specs(config, head), encoder | decoder, UNUSED)
     weights = T5Weights(
@@ -215,7 +217,8 @@ def encode(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
     x = ops.embedding(batch.ids, w.embed)
     for layer in w.encoder:
         q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.attn_norm, c.eps), layer.qkv), (c.q_size,) * 3)
-        attended = ops.attention(q, k, v, batch, c.head_dim, 1.0, biases=w.encoder_biases)
+        biases = w.encoder[0].biases if layer.biases is None else layer.biases
+        attended = ops.attention(q, k, v, batch, c.head_dim, 1.0, biases=biases)
         x = ops.add(x, ops.linear(attended, layer.out))
         x = ops.add(x, feed_forward(c, layer, ops, x))
     x = ops.rms_norm(x, w.encoder_norm, c.eps)
@@ -227,7 +230,8 @@ def forward(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
     for index, layer in enumerate(w.decoder):
         q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.attn_norm, c.eps), layer.qkv), (c.q_size,) * 3)
         ops.write_kv(k, v, batch, index)
-        attended = ops.paged_attention(q, batch, index, c.head_dim, 1.0, biases=w.decoder_biases)
+        biases = w.decoder[0].biases if layer.biases is None else layer.biases
+        attended = ops.paged_attention(q, batch, index, c.head_dim, 1.0, biases=biases)
         x = ops.add(x, ops.linear(attended, layer.out))
         q = ops.linear(ops.rms_norm(x, layer.cross_norm, c.eps), layer.cross_q)
         x = ops.add(x, ops.linear(ops.cross_attention(q, batch, index, c.head_dim, 1.0), layer.cross_out))

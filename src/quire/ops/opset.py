@@ -14,6 +14,7 @@ set.)"""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
@@ -55,6 +56,7 @@ class StepBatch:
     source_tables: Int32 | None = None  # [S, W] the blocks of its keys and values
     ancestors: Int64 | None = None  # [T] words; None: no tree, every token sees the tokens before it
     hidden_rows: Int32 | None = None  # [T] the row of the `HiddenStates` that the token reads, in heads that draft
+    states: Int32 | None = None  # [G, 3] segments of tokens, of models with recurrent states; see `StateSpec`
 
     @property
     def num_tokens(self) -> int:
@@ -66,6 +68,7 @@ GPU_KV_DTYPES = (*KV_DTYPES, "fp8")
 
 
 MAX_CONV_TAPS = 16
+STATE_ALIGNMENT = 16  # numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,45 @@ class ConvSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The recurrent states of a model. A state slot has one of every such layer, in fp32: the last `conv_taps - 1`
+    inputs of its causal convolution [conv_taps - 1, conv_channels], and what its recurrence keeps, `shape`.
+
+    A step has the tokens of its sequences in segments, in order (`StepBatch.states`): (end, source, target). A segment
+    is the tokens from the end of the one before it up to `end`. It starts from the state in the slot `source`, or from
+    zeros if that is below zero, and leaves the state after its last token in the slot `target`, which may be `source`.
+    The segments of a sequence follow each other; a segment may continue what one before it has left."""
+
+    num_layers: int
+    shape: tuple[int, ...]  # of one layer: (heads, rows, columns), say
+    conv_channels: int = 0  # 0: the layers have no convolution
+    conv_taps: int = 1
+    num_slots: int = 0  # of a cache
+
+    def __post_init__(self) -> None:
+        assert self.num_layers > 0 and 1 <= self.conv_taps <= MAX_CONV_TAPS and all(n > 0 for n in self.shape)
+
+    @property
+    def conv_shape(self) -> tuple[int, int]:
+        return self.conv_taps - 1, self.conv_channels
+
+    @property
+    def conv_numbers(self) -> int:
+        """Of one layer, padded to whole vectors."""
+        return -(-(self.conv_taps - 1) * self.conv_channels // STATE_ALIGNMENT) * STATE_ALIGNMENT
+
+    @property
+    def numbers(self) -> int:
+        """Of one layer's recurrence, padded to whole vectors."""
+        return -(-prod(self.shape) // STATE_ALIGNMENT) * STATE_ALIGNMENT
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of all layers."""
+        return 4 * self.num_layers * (self.conv_numbers + self.numbers)
+
+
+@dataclass(frozen=True, slots=True)
 class KVSpec:
     """The shape of the paged KV cache. A block holds `block_size` tokens of every layer.
 
@@ -98,7 +140,8 @@ class KVSpec:
     values are divided by `fp8_scales` of their layer, where it has any.
 
     With `conv`, a block also has the state of every causal convolution after the last token written to it: a full block
-    is a prefix from which a sequence can continue."""
+    is a prefix from which a sequence can continue. States that are too large for that are beside the blocks, in slots
+    of their own: `states`. A model has one of both, or neither."""
 
     num_layers: int  # that have keys and values
     num_kv_heads: int
@@ -108,8 +151,10 @@ class KVSpec:
     latent: int = 0  # 0: not a latent cache
     fp8_scales: tuple[tuple[float, float], ...] = ()  # of keys and values, by layer; (): 1 for all
     conv: ConvSpec | None = None
+    states: StateSpec | None = None
 
     def __post_init__(self) -> None:
+        assert self.conv is None or self.states is None
         assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
 
     def fp8_scales_of(self, layer: int) -> tuple[float, float]:
@@ -139,7 +184,7 @@ class KVSpec:
 
 
 class KVCache(Protocol):
-    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to."""
+    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to; and the state slots of `KVSpec.states`."""
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, in order: pairs of (source, target)."""
@@ -183,16 +228,20 @@ class Sampler(Protocol):
     3. Repetition, then frequency and presence penalties, then DRY. All edits are in fp32.
     4. The filters in the row's order, by default top_n_sigma; temperature; top_k; top_p; min_p; typical_p; xtc. Or
        temperature and mirostat.
-    5. One uniform number from Philox4x32-10, with key = seed and counter = (position, sample), picks among the rest in
-       the order of their ids, by cumulative probability. Weights are integers, so sums are exact.
+    5. A race picks among the rest (ops/race.py): every token has an exponential number, a function of (seed, sample,
+       position, id), and the least number divided by its weight wins. Weights are integers, so sums are exact.
 
     Ties between logits go to the lower id. NaN counts as -inf. If every token is masked, the best raw logit among those
     that mask and `allowed` permit is taken. Logprobs are those of the raw logits. Candidates have the log_softmax after
     temperature, without the filters; masked tokens are no candidates, but count in its sum.
     docs/sampling.md defines each step."""
 
+    # Whether `begin` returns before the tokens are known: a program compiled with this sampler reads ~row as the token
+    # that was sampled last for the row.
+    queues: bool
+
     def admit(
-        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+        self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
     ) -> None:
         """Take a free row. `tokens` are the prompt and, after a preemption, the output so far; `mu` is then the one
         that the row's last `SampledRow` had. An id outside the vocabulary is a ValueError (except in stop_ids, where it
@@ -239,6 +288,7 @@ class Activation(IntEnum):
     TANH = 6
     CLAMPED_SWIGLU = 7  # gpt-oss: min(x, 7) * sigmoid(1.702 min(x, 7)), times clamp(up, -7, 7) + 1
     ELU = 8  # x above zero, exp(x) - 1 below
+    SIGMOID = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +303,9 @@ class Routing:
 
     With `sparsemixer_threshold` (PhiMoE), the `top_k` greatest logits are chosen, one after the other, never corrected.
     The weight of each is its share of a softmax over the logits x that are not chosen yet and near the best of them:
-    best - x <= threshold * max(|x|, best); times `scale`."""
+    best - x <= threshold * max(|x|, best); times `scale`.
+
+    With `weigh_inputs` (Llama 4), a weight multiplies the input of its expert instead of the output."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -263,6 +315,7 @@ class Routing:
     top_groups: int = 1
     group_score: Literal["best", "best two"] = "best"
     sparsemixer_threshold: float = 0.0  # 0: off
+    weigh_inputs: bool = False
 
     def check(self, num_experts: int) -> None:
         """Raise unless `top_k` of `num_experts` experts can be chosen."""
@@ -273,6 +326,25 @@ class Routing:
             )
         if self.group_score == "best two" and self.num_groups > 1 and size < 2:
             raise BadCheckpoint(f"groups of {size} expert are judged by their best two")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mamba2Weights:
+    """Vectors of `OpSet.vector`, one number a head."""
+
+    a: Any  # below zero
+    dt_bias: Any
+    skip: Any
+    groups: int = 1  # neighbouring heads of one share its b and c
+    dt_limit: tuple[float, float] = (0.0, float("inf"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MambaWeights:
+    """`a` is below zero: [columns, channels], of `OpSet.biases`; `skip` [channels], of `OpSet.vector`."""
+
+    a: Any
+    skip: Any
 
 
 class Keep(Enum):
@@ -392,9 +464,9 @@ class OpSet(Protocol):
     def embedding(self, ids: Value, table: Any) -> Value:
         """ids: batch.ids, or batch.positions for learned positions -> [T, columns]"""
 
-    def rms_norm(self, x: Value, weight: Any, eps: float) -> Value:
+    def rms_norm(self, x: Value, weight: Any, eps: float, groups: int = 1) -> Value:
         """x / sqrt(mean(x * x) + eps) * weight, separately for every len(weight) neighbouring columns: a whole row, or
-        each head of q or k."""
+        each head of q or k; with `groups`, for each of as many parts of these columns."""
 
     def layer_norm(self, x: Value, weight: Any, bias: Any, eps: float, groups: int = 1) -> Value:
         """(x - mean) / sqrt(variance + eps) * weight + bias, separately for each of `groups` groups of neighbouring
@@ -438,7 +510,8 @@ class OpSet(Protocol):
     ) -> Value:
         """q [T, heads * head_dim] -> [T, heads * head_dim]. Causal; groups of neighbouring query heads share a KV head.
 
-        Scores are q . k * scale. Options: `window`: a position sees only itself and the window - 1 before it.
+        Scores are q . k * scale. Options: `window`: a position sees only itself and the window - 1 before it; below
+        zero, the positions of its own chunk of -window up to itself.
         `softcap`: softcap * tanh(scores / softcap). `slopes` [heads] (ALiBi): plus slope * d, where d is the position
         of the key minus that of the query. `biases` [heads, 2n + 1] (T5): plus biases[head, n + clamp(d, -n, n)].
         `sinks` [heads]: the softmax has one score more, whose value is zero."""
@@ -489,7 +562,8 @@ class OpSet(Protocol):
         correction: Any = None,
     ) -> Value:
         """x [T, n], router_logits [T, experts] -> [T, n]: the sum over the chosen experts of weight * down(
-        activate_and_mul(gate_up(x))), the best expert first. `correction` [experts]: see `Routing`."""
+        activate_and_mul(gate_up(x))), the best expert first. `correction` [experts]: see `Routing`. Where `gate_up` has
+        as many outputs as `down` has inputs, there is no gate: weight * down(activate(gate_up(x)))."""
 
     def mul_sigmoid(self, x: Value, gate: Value) -> Value:
         """x [T, n] * sigmoid(gate [T, 1])"""
@@ -497,8 +571,9 @@ class OpSet(Protocol):
     def scale(self, x: Value, factor: float) -> Value:
         """x * factor"""
 
-    def scale_by_position(self, x: Value, positions: Value, growth: float, length: int) -> Value:
-        """x [T, n] * (1 + growth * log(1 + floor(position / length))). May work in place: x is not used afterwards."""
+    def scale_by_position(self, x: Value, positions: Value, growth: float, length: int, offset: int = 0) -> Value:
+        """x [T, n] * (1 + growth * log(1 + floor((position + offset) / length))). May work in place: x is not used
+        afterwards."""
 
     def clamp(self, x: Value, limit: float) -> Value:
         """min(max(x, -limit), limit)"""
@@ -515,7 +590,43 @@ class OpSet(Protocol):
 
         Inputs of earlier steps come from the state in the block of the position before the step. The states after the
         last token of each block and of the sequence are written to the blocks of these tokens. Sequences are taken in
-        the order of the batch: one may continue a block that another before it fills in this step."""
+        the order of the batch: one may continue a block that another before it fills in this step.
+
+        If the cache has state slots (`KVSpec.states`), the states are there, and `layer` counts the layers that have
+        them."""
+
+    def mamba2_scan(
+        self, x: Value, dt: Value, b: Value, c: Value, weights: "Mamba2Weights", batch: Any, layer: int
+    ) -> Value:
+        """x [T, heads * head_dim], dt [T, heads], b and c [T, groups * columns] -> [T, heads * head_dim], where the
+        state of a layer is [heads, columns, head_dim].
+
+        For each token and head, with d = softplus(dt + dt_bias), clamped to `dt_limit`: state = exp(a * d) * state +
+        d * b x^T; the output is c^T state + skip * x."""
+
+    def mamba_scan(
+        self, x: Value, dt: Value, b: Value, c: Value, weights: "MambaWeights", batch: Any, layer: int
+    ) -> Value:
+        """x and dt [T, channels], b and c [T, columns] -> [T, channels], where the state of a layer is [columns,
+        channels]. For each token and channel, with d = softplus(dt): state = exp(a * d) * state + d * b * x; the output
+        is the sum over columns of c * state, and skip * x."""
+
+    def decay(self, x: Value, bias: Any, rate: Any) -> Value:
+        """exp(-rate * softplus(x + bias)), element by element: what a token leaves of a state. bias, rate [columns]."""
+
+    def delta_rule(
+        self, q: Value, k: Value, v: Value, decay: Value, beta: Value, batch: Any, layer: int, key_dim: int,
+        tiled: bool = False,
+    ) -> Value:  # fmt: skip
+        """The gated delta rule. q and k [T, key_heads * key_dim], v [T, heads * value_dim] -> [T, heads * value_dim].
+
+        A head has a state S [key_dim, value_dim], zero at first. Each token of a sequence, in order, changes it:
+        S = decay * S; S = S + k (beta * (v - k . S))^T; its output is q . S. Neighbouring heads share q and k;
+        with `tiled`, heads take those of the key heads in turn.
+        decay [T, heads], or of each row of S [T, heads * key_dim] (Kimi delta attention); beta [T, heads]."""
+
+    def linear_attention(self, q: Value, k: Value, v: Value, decay: Any, batch: Any, layer: int, key_dim: int) -> Value:
+        """Lightning attention: as `delta_rule`, with S = decay * S + k v^T. decay [heads]: a vector, for all tokens."""
 
     def concat(self, parts: Sequence[Value]) -> Value:
         """The columns of all parts, side by side."""

@@ -21,20 +21,11 @@ def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tupl
     return c0, c1, c2, c3
 
 
-def random_bits(seed: int, position: int, sample: int) -> tuple[int, int]:
-    """Twice 53 random bits for the token at `position` in the whole sequence, prompt included: the first sample the
-    token, the others are for XTC.
+def random_bits(seed: int, position: int, sample: int) -> tuple[tuple[int, int], int]:
+    """Of the token at `position` in the whole sequence, prompt included: the key of the race that samples it
+    (ops/race.py), and 53 bits for XTC.
 
-    The key is the seed, a negative one in two's complement; the counter is (position, sample), 64 bits each."""
+    The key of Philox is the seed, a negative one in two's complement; the counter is (position, sample), 64 bits
+    each."""
     w0, w1, w2, w3 = philox4x32((position & MASK32, position >> 32, sample, 0), (seed & MASK32, seed >> 32 & MASK32))
-    return int(w1 << 32 | w0) >> 64 - UNIFORM_BITS, int(w3 << 32 | w2) >> 64 - UNIFORM_BITS
-
-
-def uniform_bits(seed: int, position: int, sample: int) -> int:
-    """The 53 random bits that sample the token at `position`."""
-    return random_bits(seed, position, sample)[0]
-
-
-def uniform(seed: int, position: int, sample: int) -> float:
-    """In [0, 1)."""
-    return uniform_bits(seed, position, sample) * 2.0**-UNIFORM_BITS
+    return (int(w0), int(w1)), int(w3 << 32 | w2) >> 64 - UNIFORM_BITS

@@ -15,6 +15,8 @@ from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 
 VERSION = 1  # of the file; others are measured again
 FINGERPRINT_BYTES = 1 << 20  # of a file's beginning
+MIN_OUTPUT = 16  # tokens: shorter answers tell nothing of steps
+MAX_SCALE = 2.0  # of step times, beside a server
 HOST_BOUND = 1.02  # tokens of a GPU that come this much later than its steps end wait for the engine's loop
 
 # What changes step times, by the names of the engine's options.
@@ -33,6 +35,7 @@ class Burst:
     num_output: int
     ttft: float
     tpot: float
+    step: float = 0.0  # while all decode, by the engine's clock; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +122,22 @@ def _field(path: Path, name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
+def as_served(times: FittedTimes, bursts: Sequence[Burst]) -> FittedTimes:
+    """Times of steps while a server streams: it shares the CPUs with them, and their speed may have changed since."""
+    ratios = [
+        burst.step / times.seconds(_decoding(burst))
+        for burst in bursts
+        if burst.step and burst.num_output >= MIN_OUTPUT
+    ]
+    return times.scaled(min(max(median(ratios), 1 / MAX_SCALE), MAX_SCALE)) if ratios else times
+
+
 def fit_costs(bursts: Sequence[Burst], times: StepTimes, *, on_gpu: bool) -> ServingCosts:
     """What clients saw of bursts, less the steps of these. On a GPU the engine's loop works while the device does, so
     only what it takes longer than a step is seen."""
     extra = []
     for burst in bursts:
-        if not burst.tpot:  # an answer that came in one piece tells nothing of steps
+        if not burst.tpot or burst.num_output < MIN_OUTPUT:  # nor does an answer that came in one piece
             continue
         seconds = times.seconds(_decoding(burst))
         if not on_gpu:

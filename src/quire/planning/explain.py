@@ -5,6 +5,7 @@ from math import ceil
 from quire.planning.memory import sequence_bytes
 from quire.planning.plan import Plan
 from quire.planning.roofline import all_reduce_bytes
+from quire.runtime.kv import SLOTS_A_SEQUENCE
 
 _GIB = 1 << 30
 
@@ -22,8 +23,9 @@ def _memory(plan: Plan) -> list[str]:
     else:
         keys = f"2 x {config.kv_heads} heads x {config.head_dim} columns"
     kv_bytes = kv.kv_bytes / kv.block_size
-    width = kv_bytes / config.kv_layers / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
+    width = kv_bytes / max(config.kv_layers, 1) / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
     states = f" + {config.conv.state_bytes:,} bytes of states / {kv.block_size} tokens" if config.conv else ""
+    slots = f" + {SLOTS_A_SEQUENCE} x {kv.states.slot_bytes:,} bytes of states" if kv.states else ""
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
     parts = [f"{size / _GIB:.3f}" for size in _parts(memory)]
     return [
@@ -31,7 +33,7 @@ def _memory(plan: Plan) -> list[str]:
         f"{plan.model.weight_bytes / _GIB:.3f} GiB",
         f"KV of a token  = {config.kv_layers} layers x {keys} x {width:g} bytes{states} = {per_token:,.0f} bytes = "
         f"{per_token / 1024:,.1f} KiB",
-        f"KV of a user   = whole blocks of {kv.block_size} tokens for {load.context:,} tokens = "
+        f"KV of a user   = whole blocks of {kv.block_size} tokens for {load.context:,} tokens{slots} = "
         f"{sequence_bytes(plan.model, kv, load.context) / _GIB:.3f} GiB",
         f"memory         = {' + '.join(parts)} = {memory.total / _GIB:.3f} GiB",
     ]

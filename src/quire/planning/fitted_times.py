@@ -54,6 +54,13 @@ class FittedTimes:
         extra = self.per_read * read + self.per_pair * work.num_pairs + self.per_row * work.num_rows
         return max(1e-6, base + extra)
 
+    def scaled(self, factor: float) -> "FittedTimes":
+        decode, prefill = (
+            Curve(curve.knots, tuple(factor * seconds for seconds in curve.seconds))
+            for curve in (self.decode, self.prefill)
+        )
+        return FittedTimes(decode, prefill, factor * self.per_read, factor * self.per_pair, factor * self.per_row)
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

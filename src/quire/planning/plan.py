@@ -174,4 +174,4 @@ def _speculation(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draf
 
 def _numbers(kv: KVSpec) -> int:
     """Numbers of one token in the cache."""
-    return (1 if kv.latent else 2) * kv.num_layers * kv.num_kv_heads * kv.head_dim
+    return (1 if kv.latent else 2) * max(kv.num_layers, 1) * kv.num_kv_heads * kv.head_dim

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+from quire.planning.degrees import degrees
 from quire.planning.hardware import PRICE_SOURCE
 from quire.planning.other_engines import choose_another
 from quire.planning.plan import Plan
@@ -58,6 +59,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
             "all_reduce_bytes_per_layer_and_token": _all_reduce(plan),
             "pipeline_bubble": plan.bubble,
         },
+        "degrees": [asdict(degree) for degree in degrees(plan)],
         "other_engines": choose_another(plan),
         "advice": [
             {
@@ -93,6 +95,7 @@ def as_text(plan: Plan) -> str:
         _kv(plan),
         _speed(plan),
         _parallel(plan),
+        _degrees(plan),
         _cost(plan),
         _advice(plan),
         choose_another(plan),
@@ -175,6 +178,22 @@ def _parallel(plan: Plan) -> list[str]:
     if plan.setup.pp > 1:
         lines.append(
             f"pipeline of {plan.setup.pp} stages: while a prompt is computed, {plan.bubble:.0%} of the time is a bubble"
+        )
+    return lines
+
+
+def _degrees(plan: Plan) -> list[str]:
+    rows = degrees(plan)
+    if not rows:
+        return []
+    names = {"tp": "share every matrix", "dp": "have all weights each"}
+    lines = [f"several of them: {'':<18}{'GiB each':>10}{'TTFT ms':>10}{'TPOT ms':>10}{'tokens/s':>11}{'of each':>9}"]
+    for row in rows:
+        name = f"{row.kind} {row.devices}: {row.devices} {names[row.kind]}"
+        fits = "" if row.fits else "  it does NOT fit"
+        lines.append(
+            f"  {name:<33}{row.bytes_per_device / _GIB:>10,.1f}{1e3 * row.ttft:>10,.0f}{1e3 * row.tpot:>10,.1f}"
+            f"{row.tokens_per_second:>11,.0f}{row.gain:>9.0%}{fits}"
         )
     return lines
 

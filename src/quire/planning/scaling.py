@@ -24,7 +24,7 @@ NUMBER_BYTES = 2  # of a hidden value on a GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Degree:
+class RanksPlan:
     """One number of devices."""
 
     plan: Plan
@@ -58,7 +58,7 @@ class Degree:
         return self.decode_seconds(self.reduced_bytes)
 
 
-def scaling(plans: list[Plan]) -> list[Degree]:
+def scaling(plans: list[Plan]) -> list[RanksPlan]:
     """Of plans that differ in their number of devices."""
     model, kv = plans[0].model, plans[0].kv
     columns = gathered_columns(model, max(plan.setup.tp for plan in plans), kv.block_size, kv.dtype)
@@ -67,7 +67,7 @@ def scaling(plans: list[Plan]) -> list[Degree]:
         tp, tokens = plan.setup.tp, plan.load.users
         share = (tp - 1) / tp
         gathered = share * columns * NUMBER_BYTES * tokens
-        degrees.append(Degree(plan, gathered, all_reduce_bytes(model, tokens, tp) if tp > 1 else 0.0))
+        degrees.append(RanksPlan(plan, gathered, all_reduce_bytes(model, tokens, tp) if tp > 1 else 0.0))
     return degrees
 
 
@@ -94,7 +94,7 @@ def _without_links(step: StepCeiling) -> float:
     return max(step.memory_seconds, step.compute_seconds)
 
 
-def as_text(degrees: list[Degree]) -> str:
+def as_text(degrees: list[RanksPlan]) -> str:
     first = degrees[0]
     plan = first.plan
     users, link = f"{plan.load.users} users of {plan.load.context:,} tokens", plan.hardware.link / 1e9
@@ -115,7 +115,7 @@ def as_text(degrees: list[Degree]) -> str:
     return "\n".join([*lines, *_notes(degrees)])
 
 
-def _notes(degrees: list[Degree]) -> list[str]:
+def _notes(degrees: list[RanksPlan]) -> list[str]:
     lines = [
         "  gathered columns keep the bits of one device, sums of partial results do not",
         "  the latency of exchanges is not counted: small batches gain less",
@@ -130,7 +130,7 @@ def _notes(degrees: list[Degree]) -> list[str]:
     return [*lines, *(f"  {sentence}" for sentence in choose_another(degrees[-1].plan))]
 
 
-def as_json(degrees: list[Degree]) -> list[dict[str, Any]]:
+def as_json(degrees: list[RanksPlan]) -> list[dict[str, Any]]:
     return [
         {
             "tp": degree.tp,

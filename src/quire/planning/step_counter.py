@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
-from quire.ops.native.recorder import RecordedColumns, RecordedLogits, Recorder, SymbolicBatch
-from quire.ops.opset import Activation, KVSpec, Routing
+from quire.ops.native.recorder import RecordedLogits, Recorder, SymbolicBatch
+from quire.ops.native.scan_recorder import RecordedColumns
+from quire.ops.opset import Activation, KVSpec, Routing, StateSpec
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 
@@ -24,14 +25,14 @@ class StepShape:
         return self.num_seqs * self.new_tokens
 
     def attended(self, window: int = 0) -> int:
-        """Pairs of a query and a key that one sequence computes: causal, within the window."""
-        start, limit = self.context - self.new_tokens, window or self.context
+        """Pairs of a query and a key that one sequence computes: causal, within the window (or, at most, a chunk)."""
+        start, limit = self.context - self.new_tokens, abs(window) or self.context
         full = max(0, min(self.new_tokens, limit - start))  # queries that see everything before them
         return full * start + full * (full + 1) // 2 + (self.new_tokens - full) * limit
 
     def read(self, window: int = 0) -> int:
         """Cached tokens that one sequence reads."""
-        return min(self.context, (window or self.context) + self.new_tokens - 1)
+        return min(self.context, (abs(window) or self.context) + self.new_tokens - 1)
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class StepCounter(Recorder):
         super().__init__(kv)
         self.count = StepCount()
         self._kv, self._shape = kv, shape
-        self._kv_bytes = kv.kv_bytes / kv.block_size / kv.num_layers  # of one token in one layer
+        self._kv_bytes = kv.kv_bytes / kv.block_size / max(kv.num_layers, 1)  # of one token in one layer
         self._arenas: dict[int, int] = {}  # bytes, by the tokens of a step
         self.vocab = self.head_inputs = 0
         self.integer_inputs = 0  # of the matrix of integers that has most: they are quantized for it
@@ -165,6 +166,13 @@ class StepCounter(Recorder):
         self._add("attention", flops, kv_bytes=shape.num_seqs * shape.read(window) * self._kv_bytes)
         return super().paged_attention(q, batch, layer, head_dim, scale, window, *options, **named)
 
+    def _states(self, layer: int) -> StateSpec:
+        """Every recurrence asks for its states: they are read and written once a step."""
+        spec, shape = super()._states(layer), self._shape
+        moved = 2.0 * 4 * (spec.numbers + spec.conv_numbers) * shape.num_seqs
+        self._add("scan", 6.0 * spec.numbers * shape.num_tokens, kv_bytes=moved)
+        return spec
+
     def mla_attention(
         self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float
     ) -> RecordedColumns:
@@ -172,6 +180,25 @@ class StepCounter(Recorder):
         flops = (4.0 * q_latent.columns + 2.0 * q_rope.columns) * shape.num_seqs * shape.attended()
         self._add("attention", flops, kv_bytes=shape.num_seqs * shape.context * self._kv_bytes)
         return super().mla_attention(q_latent, q_rope, batch, layer, scale)
+
+    def delta_rule(
+        self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, decay: RecordedColumns,
+        beta: RecordedColumns, batch: Any, layer: int, key_dim: int, tiled: bool = False,
+    ) -> RecordedColumns:  # fmt: skip
+        self._add_states(v.columns * key_dim, 7)  # decay, k . state, what is added, q . state
+        return super().delta_rule(q, k, v, decay, beta, batch, layer, key_dim, tiled)
+
+    def linear_attention(
+        self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, decay: Any, batch: Any, layer: int,
+        key_dim: int,
+    ) -> RecordedColumns:  # fmt: skip
+        self._add_states(v.columns * key_dim, 5)
+        return super().linear_attention(q, k, v, decay, batch, layer, key_dim)
+
+    def _add_states(self, size: int, flops: int) -> None:
+        """Of one layer: numbers of a state, and operations on each. A sequence reads its state and writes it."""
+        shape = self._shape
+        self._add("attention", float(flops * shape.num_tokens * size), kv_bytes=8.0 * shape.num_seqs * size)
 
     def cross_attention(
         self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0

@@ -31,11 +31,17 @@ class AttentionHeads:
         for first in range(0, length, QUERY_BLOCK):
             last = min(first + QUERY_BLOCK, length)  # no query sees what follows
             distance = np.arange(first, last)[:, None] - np.arange(last)
-            hidden = (distance < 0) | ((distance >= self.window) if self.window else False)
+            hidden = (distance < 0) | self._is_behind(np.arange(first, last)[:, None], np.arange(last))
             for head, query in enumerate(queries):
                 scores = query[first:last] @ keys[head // shared, :last].T
                 out[first:last, head] = self._softmax(scores, head, distance, hidden) @ values[head // shared, :last]
         return out.reshape(length, -1)
+
+    def _is_behind(self, queries: NDArray[Any], keys: NDArray[Any]) -> NDArray[np.bool_]:
+        """Whether a key is before the window, or before the chunk, of a query."""
+        first = queries // -self.window * -self.window if self.window < 0 else queries - (self.window or len(keys)) + 1
+        behind: NDArray[np.bool_] = keys < first
+        return behind
 
     def _softmax(self, scores: Floats, head: int, distance: NDArray[Any], hidden: NDArray[np.bool_]) -> Floats:
         """In place."""

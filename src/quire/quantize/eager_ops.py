@@ -12,9 +12,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.opset import Activation, Keep, Routing
+from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_attention import AttentionHeads
+from quire.quantize.eager_scans import mamba2_scan, mamba_scan
+from quire.quantize.eager_states import linear_attention
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.routing import routed
 from quire.quantize.threads import in_threads, row_spans
@@ -170,10 +172,10 @@ class EagerOps:
 
     def tap(self, x: Floats, index: int) -> None: ...
 
-    def rms_norm(self, x: Floats, weight: Floats, eps: float) -> Floats:
-        groups = x.reshape(len(x), -1, len(weight))
-        mean = np.mean(np.square(groups), axis=2, keepdims=True)
-        normal: Floats = (groups / np.sqrt(mean + np.float32(eps)) * weight).reshape(x.shape)
+    def rms_norm(self, x: Floats, weight: Floats, eps: float, groups: int = 1) -> Floats:
+        parts = x.reshape(len(x), -1, groups, len(weight) // groups)
+        mean = np.mean(np.square(parts), axis=3, keepdims=True)
+        normal: Floats = (parts / np.sqrt(mean + np.float32(eps)) * weight.reshape(groups, -1)).reshape(x.shape)
         self._normal = (normal, self._norm_source(x, weight))
         return normal
 
@@ -283,12 +285,15 @@ class EagerOps:
         experts, shares = routed(router_logits, routing, correction)
         source = self._source(x)
         out = np.zeros((len(x), down.num_outputs), np.float32)
+        activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
         for expert in range(gate_up.num_experts):
             tokens, places = np.nonzero(experts == expert)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
-            hidden = self._expert(x[tokens], gate_up, expert, tokens, source)
-            result = self._expert(self.activate_and_mul(hidden, kind), down, expert, tokens)
-            np.add.at(out, tokens, result * shares[tokens, places, None])
+            weights = shares[tokens, places, None]
+            taken = x[tokens] * weights if routing.weigh_inputs else x[tokens]
+            hidden = self._expert(taken, gate_up, expert, tokens, source)
+            result = self._expert(activate(hidden, kind), down, expert, tokens)
+            np.add.at(out, tokens, result if routing.weigh_inputs else result * weights)
         return out
 
     def _expert(
@@ -306,8 +311,10 @@ class EagerOps:
     def scale(self, x: Floats, factor: float) -> Floats:
         return x * np.float32(factor)
 
-    def scale_by_position(self, x: Floats, positions: NDArray[np.int32], growth: float, length: int) -> Floats:
-        return x * (1 + growth * np.log1p(positions // length))[:, None].astype(np.float32)
+    def scale_by_position(
+        self, x: Floats, positions: NDArray[np.int32], growth: float, length: int, offset: int = 0
+    ) -> Floats:
+        return x * (1 + growth * np.log1p((positions + offset) // length))[:, None].astype(np.float32)
 
     def clamp(self, x: Floats, limit: float) -> Floats:
         return np.clip(x, -np.float32(limit), np.float32(limit))
@@ -325,6 +332,31 @@ class EagerOps:
                 length = span.stop - span.start - distance
                 out[span.stop - max(length, 0) : span.stop] += row * x[span.start : span.start + max(length, 0)]
         return out
+
+    def decay(self, x: Floats, bias: Floats, rate: Floats) -> Floats:
+        kept: Floats = np.exp(-rate * np.logaddexp(np.float32(0), x + bias))
+        return kept
+
+    def delta_rule(
+        self, q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, batch: EagerBatch, layer: int, key_dim: int,
+        tiled: bool = False,
+    ) -> Floats:  # fmt: skip
+        return linear_attention(q, k, v, decay, beta, batch.spans, key_dim, tiled)
+
+    def linear_attention(
+        self, q: Floats, k: Floats, v: Floats, decay: Floats, batch: EagerBatch, layer: int, key_dim: int
+    ) -> Floats:
+        return linear_attention(q, k, v, np.tile(decay, (len(v), 1)), None, batch.spans, key_dim)
+
+    def mamba2_scan(
+        self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: Mamba2Weights, batch: EagerBatch, layer: int
+    ) -> Floats:
+        return mamba2_scan(x, dt, b, c, weights, batch.spans)
+
+    def mamba_scan(
+        self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: MambaWeights, batch: EagerBatch, layer: int
+    ) -> Floats:
+        return mamba_scan(x, dt, b, c, weights, batch.spans)
 
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
         return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap, head.packed, self.probe)
@@ -364,6 +396,7 @@ ACTIVATIONS: dict[Activation, Callable[[Floats], Floats]] = {
     Activation.QUICK_GELU: lambda x: x * _sigmoid(np.float32(1.702) * x),
     Activation.TANH: np.tanh,
     Activation.ELU: lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
+    Activation.SIGMOID: _sigmoid,
 }
 
 

@@ -157,6 +157,8 @@ class BatchRows:
         batch = StepBatch(ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, adapters)
         if parents:
             batch.ancestors = _branch(batch, runs)
+        if runs and runs[0].states:
+            batch.states = _segments(runs, seq_starts)
         return BatchedStep(batch, sampling, drafts, parents, scored)
 
     def _adapters(self, runs: Sequence[Run]) -> Int32 | None:
@@ -183,6 +185,17 @@ class BatchRows:
             tokens.append(np.arange(first, first + count, dtype=np.int32))
             line += count
         return scored, tokens
+
+
+def _segments(runs: Sequence[Run], seq_starts: Int32) -> Int32:
+    """Where the tokens of a step start from states and leave them: (end, source, target) each."""
+    segments = []
+    for run, first in zip(runs, seq_starts.tolist(), strict=False):
+        source = run.state
+        for position, target in run.states:
+            segments.append((first + position - run.start, source, target))
+            source = target
+    return np.array(segments, np.int32)
 
 
 def _branch(batch: StepBatch, runs: Sequence[Run]) -> Int64:

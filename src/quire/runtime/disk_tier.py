@@ -12,7 +12,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -32,7 +33,8 @@ COPY_AND_WRITE = 1.5  # times the time of writing: a block is copied before that
 FORGET_SECONDS = 30.0  # a slow disk is tried again after about this
 FIND_SECONDS = 0.02  # a lookup that takes longer is given up, and the next comes later
 FIND_SHARE = 0.02  # of the engine's time that slow lookups may take
-PREFETCHED_FILES = 16  # opened before they are read
+NUM_READERS = 2  # threads that read one fetch: while a sequence waits for it, CPUs are idle
+PREFETCHED_FILES = 16  # opened by each before they are read
 RETRY_SECONDS = 10.0  # after a write failed
 WRITER_NICENESS = 5  # threads that compute go first
 STOP_SECONDS = 2.0  # that the last writes have
@@ -70,6 +72,7 @@ class DiskTier:
         self._retry_at = 0.0  # time.monotonic() before which nothing is written
         self._warned: set[int | None] = set()
         self._stopping = False
+        self._readers = ThreadPoolExecutor(NUM_READERS, "kv-read")
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in ((self._read_all, "kv-read"), (self._write_all, "kv-write"))
@@ -176,27 +179,32 @@ class DiskTier:
         self._measured = time.monotonic()
 
     def _read(self, fetch: Fetch) -> int:
-        """-> how many of the first blocks were read, all of them whole. Those behind a damaged one are looked at, too:
+        """-> how many of the first blocks were read, all of them whole."""
+        shares = self._readers.map(self._read_share, (fetch.blocks[i::NUM_READERS] for i in range(NUM_READERS)))
+        are_whole = itertools.chain.from_iterable(itertools.zip_longest(*shares, fillvalue=False))
+        return sum(1 for _ in itertools.takewhile(bool, are_whole))
+
+    def _read_share(self, blocks: Sequence[tuple[BlockKey, int]]) -> list[bool]:
+        """-> whether each was read whole, up to one whose file is gone. Those behind a damaged one are looked at, too:
         a damaged file that stays would keep its block from being written again."""
         opened: deque[int] = deque()
-        paths = [block_path(self._folder, key) for key, _ in fetch.blocks]
-        num_whole = None
+        paths = [block_path(self._folder, key) for key, _ in blocks]
+        are_whole: list[bool] = []
         try:
-            for number, (key, host) in enumerate(fetch.blocks):
+            for number, (key, host) in enumerate(blocks):
                 opened.extend(map(_open, paths[number + len(opened) : number + PREFETCHED_FILES]))
                 file = opened.popleft()
                 if file < 0:
-                    return number if num_whole is None else num_whole
+                    break
                 try:
-                    whole = read_block(file, self._format.header(key), self._buffers(host))
+                    are_whole.append(read_block(file, self._format.header(key), self._buffers(host)))
                 finally:
                     os.close(file)
-                if whole:
+                if are_whole[-1]:
                     self._space.touch(paths[number])
                 else:
                     self._discard(paths[number])
-                    num_whole = number if num_whole is None else num_whole
-            return len(fetch.blocks) if num_whole is None else num_whole
+            return are_whole
         finally:
             for file in opened:
                 if file >= 0:

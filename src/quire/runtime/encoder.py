@@ -18,9 +18,12 @@ Wanted = Literal["first", "last", "all"]  # tokens of a text
 
 
 def encoder_spec(config: ModelConfig, kv_dtype: str = "auto") -> KVSpec:
-    """Of the pages of a decoder; an encoder has none."""
-    layers = 0 if isinstance(config, EncoderConfig) else config.kv_layers
-    return replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers)
+    """Of the pages of a decoder; a bidirectional model has none."""
+    layers = 0 if config.bidirectional else config.kv_layers
+    spec = replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers)
+    if spec.states:  # every text starts without one, and none goes on from what it leaves
+        spec = replace(spec, states=replace(spec.states, num_slots=1))
+    return spec
 
 
 class EncoderRunner:
@@ -41,7 +44,9 @@ class EncoderRunner:
         self._kinds = config.segments if isinstance(config, EncoderConfig) else 1
         self._max_position = config.max_position
         step_tokens = max(max_tokens, max_model_len)
-        cache = ops.new_cache(encoder_spec(config, kv_dtype), -(-step_tokens // BLOCK_SIZE) + max_rows)
+        spec = encoder_spec(config, kv_dtype)
+        self._has_slots = spec.states is not None
+        cache = ops.new_cache(spec, -(-step_tokens // BLOCK_SIZE) + max_rows)
         self._program = ops.compile(model.forward, cache, step_tokens, max_rows, max_model_len)
 
     def run(self, texts: Sequence[EncodeInput], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
@@ -82,6 +87,7 @@ class EncoderRunner:
             context_lens=lengths,
             block_tables=first_blocks[:, None] + np.arange(blocks.max(), dtype=np.int32),
             logit_rows=np.ascontiguousarray(rows[wanted]),
+            states=np.array([(end, -1, 0) for end in starts[1:].tolist()], np.int32) if self._has_slots else None,
         )
 
     def _segment_offsets(self, texts: Sequence[EncodeInput]) -> Any:

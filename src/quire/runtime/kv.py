@@ -1,17 +1,19 @@
 """How large the KV cache is, and how long a sequence may become."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.sliding_window import SlidingWindow
 from quire.models.config import ModelConfig
-from quire.ops.opset import GPU_KV_DTYPES, KVSpec
+from quire.ops.opset import GPU_KV_DTYPES, KVSpec, StateSpec
 
 INT8_TOKENS = 16  # kernels take this many tokens of an int8 cache at a time
 INT8_MAX_SIZE = 1024  # slots of a block, columns of a head: longer sums would overflow 32 bits
 MAX_STAGED_BYTES = 2**30  # of host blocks on the way from and to the disk and other engines
 MIN_STAGED_BLOCKS = 16
+SLOTS_A_SEQUENCE = 6  # state slots for each sequence that may run: two of its own, the others for checkpoints
+MIN_SLOTS = 3
 GPU_MAX_HEAD_DIM = 512  # columns of a head: larger tiles do not fit a GPU's shared memory
 
 
@@ -23,8 +25,13 @@ class KVSize:
     max_model_len: int
 
     @property
+    def num_slots(self) -> int:
+        return self.spec.states.num_slots if self.spec.states else 0
+
+    @property
     def cache_bytes(self) -> int:
-        return self.num_blocks * self.spec.block_bytes
+        slot_bytes = self.spec.states.slot_bytes if self.spec.states else 0
+        return self.num_blocks * self.spec.block_bytes + self.num_slots * slot_bytes
 
 
 def kv_spec(
@@ -43,7 +50,7 @@ def kv_spec(
     if scales and dtype == "fp8" and not config.latent and scales.keys() >= {*range(config.kv_layers)}:
         fp8_scales = tuple(scales[layer] for layer in range(config.kv_layers))
     shape = config.kv_layers, config.kv_heads, config.head_dim
-    return KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv)
+    return KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv, config.states)
 
 
 def _check_int8(config: ModelConfig, block_size: int) -> None:
@@ -66,6 +73,8 @@ def check_gpu_spec(spec: KVSpec) -> None:
     """Refuse what the GPU's kernels do not support."""
     if spec.conv:
         raise Unsupported("a model with causal convolutions on a GPU", "use device cpu")
+    if spec.states:
+        raise Unsupported("a model with recurrent states on a GPU", "use device cpu")
     if spec.block_size & (spec.block_size - 1):
         raise BadRequest(
             f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"
@@ -106,19 +115,38 @@ def size_cache(
     window = SlidingWindow(config.window, spec.block_size, max_chunk=max_num_batched_tokens, ahead=ahead)
     seq_blocks = window.max_blocks(length)
     seq_bytes = seq_blocks * spec.block_bytes
+    slot_bytes = spec.states.slot_bytes if spec.states else 0
     if cache_bytes is None:
-        cache_bytes = min(max_bytes, max_num_seqs * seq_bytes)
-    num_blocks = cache_bytes // spec.block_bytes
+        cache_bytes = min(max_bytes, max_num_seqs * (seq_bytes + SLOTS_A_SEQUENCE * slot_bytes))
+    if spec.states:
+        num_slots = _num_slots(spec.states, cache_bytes, seq_bytes, max_num_seqs)
+        spec = replace(spec, states=replace(spec.states, num_slots=num_slots))
+        cache_bytes -= num_slots * slot_bytes
+    num_blocks = cache_bytes // spec.block_bytes if spec.block_bytes else max_num_seqs * seq_blocks
     fits = length if num_blocks >= seq_blocks else num_blocks * spec.block_size  # tokens
     if fits <= 0 or (max_model_len is not None and fits < length):
         raise DoesNotFit(
             f"a sequence of {length} tokens needs {_mib(seq_bytes)} of KV cache, and {_mib(cache_bytes)} hold {fits}",
             f"give kv_cache_memory_bytes {seq_bytes}, or ask for a smaller max_model_len",
         )
-    num_host_blocks = swap_bytes // spec.block_bytes + offload_bytes // spec.block_bytes
+    block_bytes = max(spec.block_bytes, 1)  # 0 where no layer has keys and values
+    num_host_blocks = swap_bytes // block_bytes + offload_bytes // block_bytes
     if has_staging and not offload_bytes:
         num_host_blocks += _num_staged(spec, seq_blocks)
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))
+
+
+def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, max_num_seqs: int) -> int:
+    """State slots: as many as go with the sequences of full length that the memory has room for."""
+    per_seq = seq_bytes + SLOTS_A_SEQUENCE * states.slot_bytes
+    num_slots = min(SLOTS_A_SEQUENCE * cache_bytes // per_seq, SLOTS_A_SEQUENCE * max_num_seqs)
+    if MIN_SLOTS * states.slot_bytes > cache_bytes:
+        raise DoesNotFit(
+            f"the recurrent states of a sequence and of a prefix need {_mib(MIN_SLOTS * states.slot_bytes)}, and "
+            f"{_mib(cache_bytes)} are for states, keys and values",
+            f"give kv_cache_memory_bytes {per_seq}",
+        )
+    return max(num_slots, MIN_SLOTS)
 
 
 def _num_staged(spec: KVSpec, seq_blocks: int) -> int:

@@ -10,15 +10,16 @@ SAMPLE_BYTES = 4096
 SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
 
 
-def fingerprint(path: Path, described: str) -> str:
-    """Hex. `path`: a .gguf file or a directory. `described`: what else decides the bits of a KV cache."""
+def fingerprint(path: Path, described: str, with_times: bool = True) -> str:
+    """Hex. `path`: a .gguf file or a directory. `described`: what else decides the bits of a KV cache. `with_times`:
+    copies of a large model differ."""
     digest = xxhash.xxh3_128(described.encode())
     files = _weight_files(path)
     total = sum(file.stat().st_size for file in files)
     for file in files:
         status = file.stat()
         digest.update(f"{file.name} {status.st_size}".encode())
-        if total > WHOLE_BYTES:  # a change between samples changes this time
+        if with_times and total > WHOLE_BYTES:  # a change between samples changes this time
             digest.update(str(status.st_mtime_ns).encode())
         _add_file(digest, file, whole=total <= WHOLE_BYTES)
     return digest.hexdigest()

@@ -1,18 +1,17 @@
 """Carries out plans: a `StepPlan` becomes arrays, a forward pass, and sampled tokens."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from quire.core.draft_tree import DraftTree
 from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
-from quire.core.request import IdLogprob
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.ops.opset import KVCache, Masks, OpSet
-from quire.ops.sampled_row import id_logprobs
+from quire.ops.sampled_row import Logprobs, id_logprobs
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.batch import BatchedStep, BatchRows
 from quire.runtime.encoder_inputs import EncoderInputs
@@ -165,8 +164,8 @@ class Runner:
 
         def finish_all() -> list[SampledRow]:
             sampled = finish()
-            for row, logprobs in scored.items():
-                sampled.setdefault(row, SampledRow(row)).prompt_logprobs = logprobs
+            for row, lines in scored.items():
+                sampled.setdefault(row, SampledRow(row)).prompt_logprobs = [id_logprobs(line) for line in lines]
             return list(sampled.values())
 
         return finish_all
@@ -231,15 +230,15 @@ class Runner:
     def _move_accepted(
         self, step: BatchedStep, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]
     ) -> None:
-        """Move the keys and values of accepted drafts of trees to where those of a chain are."""
+        """Move the keys and values of accepted drafts of trees to where those of a chain are. (What methods have in
+        caches of their own is where they put it.)"""
         moved = [
             pair
             for row, parents in step.parents.items()
             for pair in self.rows.moved_slots(row, places[row], step.drafts[row], parents, sampled[row].tokens)
         ]
         if moved:
-            for cache in self._caches:
-                cache.move(moved)
+            self.cache.move(moved)
 
     def _unmatched(self, step: BatchedStep) -> dict[int, list[int]]:
         """The drafts of rows that have neither structured output nor a tree."""
@@ -263,8 +262,8 @@ class Runner:
         }
         for row, proposals in self.proposer.propose(known, runs).items():
             for proposal in proposals:
-                tree = self._computable(row, DraftTree(proposal.tokens, proposal.parents))
-                proposal.tokens, proposal.parents = tree.tokens, tree.parents
+                tree = self._computable(row, DraftTree(proposal.tokens, proposal.parents, proposal.confidences))
+                proposal.tokens, proposal.parents, proposal.confidences = tree.tokens, tree.parents, tree.confidences
             sampled[row].proposals = [proposal for proposal in proposals if proposal.tokens]
 
     def _computable(self, row: int, tree: DraftTree) -> DraftTree:
@@ -274,13 +273,12 @@ class Runner:
             tree = tree if self.program.takes_trees else tree.first_branch()
         return self.structured.valid_drafts(row, tree) if self.structured else tree
 
-    def _score(self, step: BatchedStep, logits: Any) -> dict[int, list[list[IdLogprob]]]:
+    def _score(self, step: BatchedStep, logits: Any) -> dict[int, Iterable[Logprobs]]:
         """Prompt logprobs by row. The logits are valid until the next step."""
-        prompt_logprobs = {}
-        for row, lines, targets in step.scored:
-            entries = self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
-            prompt_logprobs[row] = [id_logprobs(line) for line in entries]
-        return prompt_logprobs
+        return {
+            row: self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
+            for row, lines, targets in step.scored
+        }
 
 
 def _writes(plan: StepPlan, blocks: set[int]) -> bool:

@@ -79,7 +79,7 @@ class StructuredOutputRows:
             return tree
         matcher, drafts = self._rows[row].matcher, tree.tokens
         if not tree.parents:
-            return DraftTree(drafts[: matcher.count_valid(drafts)])
+            return tree.keep(range(matcher.count_valid(drafts)))
         paths = [path_to(tree.parents, node) for node in range(len(drafts))]
         return tree.keep([path[-1] for path in paths if matcher.count_valid([drafts[n] for n in path]) == len(path)])
 

@@ -59,11 +59,16 @@ async def _models(
     if server.loads_on_demand:
         from quire.client.many_models import ManyModels
 
-        if engine.kv_transfer_config is not None:
+        options_of_one = {
+            "kv_transfer_config": engine.kv_transfer_config is not None,
+            "data_parallel_size": engine.data_parallel_size > 1,
+            "distributed_executor_backend": engine.distributed_executor_backend != "mp",
+        }
+        for name in (name for name, given in options_of_one.items() if given):
             raise BadRequest(
-                "kv_transfer_config is for one model, and `models` or `allow_pull` load several on demand",
+                f"{name} is for one model, and `models` or `allow_pull` load several on demand",
                 "serve one model",
-                param="kv_transfer_config",
+                param=name,
             )
 
         options = {engine.served_model_name or model_name(engine.model): engine}
@@ -71,18 +76,21 @@ async def _models(
             options = engine_options_per_model(engine, named_models(server.models))
         async with ManyModels(options, server.max_loaded_models, metrics.of) as models:
             yield models
-    elif server.prefill_engines:
+    elif server.prefill_engines or engine.is_group:
         from quire.client.engine_group import EngineGroup
 
-        async with EngineGroup(engine, server.prefill_engines, server.decode_engines) as group:
+        num_decode = server.decode_engines if server.prefill_engines else None
+        async with EngineGroup(engine, server.prefill_engines, num_decode) as group:
             observer = metrics.of(group.info.name)
             group.observe(observer.engine)
             observer.loaded()
+            observer.num_ready = lambda: group.engine_states.count("ready")
             yield OneModel(group, group.adapters)
     else:
         async with EngineClient(engine, process=spawned) as client:
             client.observer = observer = metrics.of(client.info.name)
             observer.loaded()
+            observer.num_ready = lambda: int(client.state == "ready")
             yield OneModel(client, client.adapters)
 
 

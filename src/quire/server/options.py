@@ -44,6 +44,9 @@ class ServerOptions:
         minimum=0,
     )
     decode_engines: int = option(1, "with --prefill-engines: engine processes that answer", minimum=1)
+    ray_discovery: bool = option(
+        False, "tell the gateways of the Ray cluster (RAY_ADDRESS) that this server is there (needs quire[ray])"
+    )
     api_key: list[str] = field(
         default_factory=list,
         metadata={
@@ -181,6 +184,12 @@ class ServerOptions:
                 "prefill_engines are for one model, and `models` or `allow_pull` load several on demand",
                 "serve one model",
                 param="prefill_engines",
+            )
+        if self.ray_discovery and self.uds is not None:
+            raise BadRequest(
+                "ray_discovery is for other machines, and the server listens on a unix socket",
+                "leave one of both out",
+                param="ray_discovery",
             )
         if self.ssl_keyfile and not self.ssl_certfile:
             raise BadRequest("ssl_keyfile is given, and no ssl_certfile", "TLS needs both", param="ssl_certfile")

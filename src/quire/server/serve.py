@@ -13,11 +13,13 @@ import uvicorn
 from starlette.applications import Starlette
 
 from quire.server.app import create_app
+from quire.server.heap import TRIM_SECONDS, trim
 from quire.server.http.connection import Connection, ConnectionLimits
 from quire.server.http.listen import Listener, open_listener, reload
 from quire.server.http.tcp_socket import listen
 from quire.server.observe.metrics import Metrics
 from quire.server.options import ServerOptions
+from quire.server.ray_registration import RayRegistration
 
 if TYPE_CHECKING:
     from quire.client.service import Models
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.server")
 
+TICK_SECONDS = 0.1  # between two calls of `on_tick`
 CANCEL_TIMEOUT_SECONDS = 1.0  # for sending errors to the clients of cancelled requests
 
 
@@ -46,11 +49,21 @@ async def serve(
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, listener, options, config.ssl)
     listen(listener.bound)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # `on_ready` tells that it listens
-    server = _Server(config, models, options.drain_timeout, on_ready)
+    registrations: list[RayRegistration] = []
+
+    def ready(address: str) -> None:
+        if options.ray_discovery:
+            registrations.append(RayRegistration(address))
+        if on_ready is not None:
+            on_ready(address)
+
+    server = _Server(config, models, options.drain_timeout, ready)
     try:
         await server.serve([listener.bound])
     finally:
         listener.close()
+        for registration in registrations:
+            await registration.close()
 
 
 def configuration(app: Starlette, options: ServerOptions, metrics: Metrics) -> uvicorn.Config:
@@ -79,7 +92,7 @@ class _Server(uvicorn.Server):
         config: uvicorn.Config,
         models: "Models",
         drain_timeout: float,
-        on_ready: Callable[[str], None] | None,
+        on_ready: Callable[[str], None],
     ) -> None:
         super().__init__(config)
         self._models = models
@@ -90,8 +103,12 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._on_ready is not None:
-            self._on_ready(self._address(sockets))
+        self._on_ready(self._address(sockets))
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % int(TRIM_SECONDS / TICK_SECONDS) == 0:
+            self._loop.run_in_executor(None, trim)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no more connections. The engine and the connections drain side by side, within the same time."""

@@ -60,8 +60,8 @@ class TargetOps(TorchOps):
         self._sum = super().add(x, y)
         return self._sum
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return super().rms_norm(x.float(), weight.float(), eps).to(self.dtype)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
+        return super().rms_norm(x.float(), weight.float(), eps, groups).to(self.dtype)
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
         vectors = [None if vector is None else vector.float() for vector in (weight, bias)]
@@ -82,7 +82,7 @@ class TargetOps(TorchOps):
         skipped: int = 0,
     ) -> Tensor:  # fmt: skip
         q, k, v = (x.unflatten(0, (batch.num_sequences, -1)).unflatten(-1, (-1, head_dim)) for x in (q, *self._kv))
-        windowed = 0 < window < q.shape[1]
+        windowed = 0 < abs(window) < q.shape[1]
         if windowed or softcap or slopes is not None or sinks is not None or biases is not None:
             sequences = zip(q, k, v, strict=True)
             out = torch.stack([attention(*s, scale, window, softcap, slopes, sinks, True, biases) for s in sequences])

@@ -1,4 +1,4 @@
-"""Decoders that were saved without their head, as embedding models often are."""
+"""Decoders that were saved without their head, as embedding models often are, or with a classifier in its place."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +8,7 @@ from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 BODY, EMBEDDING = "model.", "embed_tokens.weight"  # BODY is the prefix of names where there is a head
+SCORE = "score.weight"  # [labels, hidden]
 
 
 def as_decoder(checkpoint: Checkpoint, architecture: str) -> Checkpoint:
@@ -34,7 +35,7 @@ class DecoderBody:
         self.path, self.nbytes = self.checkpoint.path, self.checkpoint.nbytes
 
     def names(self) -> list[str]:
-        return [self.prefix + name for name in self.checkpoint.names()]
+        return [self.prefix + name for name in self.checkpoint.names() if name != SCORE]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.checkpoint.shape(name.removeprefix(self.prefix))

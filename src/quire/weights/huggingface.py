@@ -43,7 +43,8 @@ def read_config(directory: Path) -> CheckpointConfig:
 def _older_rope_keys(values: dict[str, Any]) -> dict[str, Any]:
     """`rope_parameters` of transformers 5 -> `rope_theta` and `rope_scaling` of earlier versions, which are our keys.
 
-    The theta of layers with a window, where it differs, becomes `rope_local_base_freq`."""
+    The theta of layers with a window, where it differs, becomes `rope_local_base_freq`, and their share of rotated
+    columns `rope_local_partial_rotary_factor`."""
     if isinstance(text := values.get("text_config"), dict):
         values = {**values, "text_config": _older_rope_keys(text)}
     given = values.get("rope_parameters")
@@ -54,6 +55,7 @@ def _older_rope_keys(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(full := given.get("full_attention"), dict) and isinstance(given.get("sliding_attention"), dict):
         local = dict(given["sliding_attention"])
         scaling, translated["rope_local_base_freq"] = dict(full), local.pop("rope_theta", None)
+        translated["rope_local_partial_rotary_factor"] = local.pop("partial_rotary_factor", None)
         if local.get("rope_type", "default") != "default":
             translated["rope_local_scaling"] = local
     for key in ("rope_theta", "partial_rotary_factor"):

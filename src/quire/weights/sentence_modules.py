@@ -1,7 +1,8 @@
 """What sentence-transformers writes beside a model, and GGUF files have as a key: how hidden states of tokens become
 one embedding.
 
-modules.json lists modules, each with a folder of its own config.json: Transformer, Pooling, Dense, Normalize."""
+modules.json lists modules, each with a folder of its own config.json: Transformer, Pooling, Dense, Normalize; of a
+decoder that scores by the logits of tokens, LogitScore."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ POOLINGS = {  # name in sentence-transformers, old or new -> ours
     "mean_tokens": "mean",
     "lasttoken": "last",
 }
-GGUF_POOLINGS = {0: None, 1: "mean", 2: "cls", 3: "last", 4: None}  # 0: not given, 4: scores of pairs
+GGUF_RANKS = 4  # scores of pairs
+GGUF_POOLINGS = {0: None, 1: "mean", 2: "cls", 3: "last", GGUF_RANKS: None}  # 0: not given
 ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh"}
 
 
@@ -44,6 +46,9 @@ class SentenceModules:
     lower: bool = False  # texts are converted to lower case
     prompts: Mapping[str, str] = field(default_factory=dict)  # name -> prefix of texts
     default_prompt: str | None = None  # name of the prompt that is used by default
+    score_tokens: tuple[int, int | None] | None = None  # of a score: the token whose logit it is, less that of another
+    asks: bool = False  # a score is what the model makes of a question about the two texts
+    score_activation: str | None = None  # what a score goes through, as torch names it; None: not given
 
 
 def read_sentence_modules(path: Path) -> SentenceModules:
@@ -54,10 +59,13 @@ def read_sentence_modules(path: Path) -> SentenceModules:
 def _of_gguf(path: Path) -> SentenceModules:
     """The metadata has the pooling. Embeddings have length 1, as llama.cpp gives them."""
     metadata = CheckpointConfig(path, GGUFFile(path).metadata)
-    key = f"{metadata.str('general.architecture')}.pooling_type"
+    architecture = metadata.str("general.architecture")
+    key = f"{architecture}.pooling_type"
     if key not in metadata:
         return SentenceModules(steps=(None,))
-    return SentenceModules(pooling=GGUF_POOLINGS[metadata.expect(key, *GGUF_POOLINGS)], steps=(None,))
+    pooling = metadata.expect(key, *GGUF_POOLINGS)
+    asks = pooling == GGUF_RANKS and architecture == "qwen3"  # Qwen3-Reranker
+    return SentenceModules(pooling=GGUF_POOLINGS[pooling], steps=(None,), asks=asks)
 
 
 def _of_directory(directory: Path) -> SentenceModules:
@@ -65,7 +73,7 @@ def _of_directory(directory: Path) -> SentenceModules:
     prompts = CheckpointConfig(
         directory / "config_sentence_transformers.json", read_json(directory / "config_sentence_transformers.json")
     )
-    pooling, steps = _modules(directory)
+    pooling, steps, score_tokens = _modules(directory)
     return SentenceModules(
         pooling=pooling,
         steps=steps,
@@ -73,6 +81,9 @@ def _of_directory(directory: Path) -> SentenceModules:
         lower=texts.bool("do_lower_case", False),
         prompts={name: text for name, text in prompts.dict("prompts", {}).items() if isinstance(text, str)},
         default_prompt=prompts.get("default_prompt_name"),
+        score_tokens=score_tokens,
+        asks=score_tokens is not None,
+        score_activation=prompts.get("activation_fn"),
     )
 
 
@@ -82,10 +93,13 @@ def _text_settings(directory: Path) -> CheckpointConfig:
     return CheckpointConfig(files[0], read_json(files[0])) if files else CheckpointConfig(directory, {})
 
 
-def _modules(directory: Path) -> tuple[str | None, tuple[DenseLayer | None, ...]]:
+def _modules(
+    directory: Path,
+) -> tuple[str | None, tuple[DenseLayer | None, ...], tuple[int, int | None] | None]:
+    """-> pooling, steps and score tokens."""
     path = directory / "modules.json"
     if not path.exists():
-        return None, ()
+        return None, (), None
     try:
         listed = json.loads(path.read_bytes())
         modules = [(str(entry["type"]).rpartition(".")[2], directory / str(entry["path"])) for entry in listed]
@@ -93,6 +107,7 @@ def _modules(directory: Path) -> tuple[str | None, tuple[DenseLayer | None, ...]
         raise BadCheckpoint(f"{path} is not a list of modules, each with a type and a path") from error
     pooling: str | None = None
     steps: list[DenseLayer | None] = []
+    score_tokens: tuple[int, int | None] | None = None
     for kind, folder in modules:
         config = CheckpointConfig(folder / "config.json", read_json(folder / "config.json"))
         match kind:
@@ -104,10 +119,13 @@ def _modules(directory: Path) -> tuple[str | None, tuple[DenseLayer | None, ...]
                 steps.append(_dense(config, folder))
             case "Normalize":
                 steps.append(None)
+            case "LogitScore":
+                no = config.int("false_token_id") if "false_token_id" in config else None
+                score_tokens = config.int("true_token_id"), no
             case _:
-                supported = "Transformer, Pooling, Dense, Normalize"
+                supported = "Transformer, Pooling, Dense, Normalize, LogitScore"
                 raise Unsupported(f"{path} has a module {kind}", f"supported: {supported}")
-    return pooling, tuple(steps)
+    return pooling, tuple(steps), score_tokens
 
 
 def _pooling(config: CheckpointConfig) -> str:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from quire.cli.flags import add_flags, add_model_flag, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
-from quire.engine.options import GENERATION, LORA, EngineOptions
+from quire.engine.options import ENGINES, GENERATION, LORA, EngineOptions
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
 
-_SERVING_ONLY = ("served_model_name", "max_queued_requests", *GENERATION, *LORA)  # flags without an effect here
+# Flags without an effect here.
+_SERVING_ONLY = ("served_model_name", "max_queued_requests", *ENGINES, *GENERATION, *LORA)
 
 
 def add_engine_flags(parser: Parser, skip: Collection[str] = ()) -> None:

@@ -17,6 +17,7 @@ from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankOps
 from quire.runtime.encoder import encoder_spec
 from quire.runtime.pooling import PoolingMode
+from quire.runtime.score_head import ScoreTokens
 from quire.weights.checkpoint import Checkpoint
 
 
@@ -32,9 +33,10 @@ class RankEncoder(EncoderExecutor):
         group: RankGroup,
         pooling: PoolingMode | None = None,
         normalize: bool | None = None,
+        score_tokens: ScoreTokens | None = None,
     ) -> None:
         self.group = group
-        super().__init__(path, options, pooling, normalize)
+        super().__init__(path, options, pooling, normalize, score_tokens)
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> Any:
         return new_rank_ops(self.ops_type, options, self.group, fp16_weights=options.dtype == "float16")
@@ -56,6 +58,7 @@ class RanksEncoder(RankEncoder):
         size: int,
         pooling: PoolingMode | None = None,
         normalize: bool | None = None,
+        score_tokens: ScoreTokens | None = None,
         dies_with_ranks: bool = False,
     ) -> None:
         """`dies_with_ranks`: see RanksExecutor."""
@@ -64,7 +67,8 @@ class RanksEncoder(RankEncoder):
         self._dies_with_ranks = dies_with_ranks
         self._ranks: RankProcesses | None = None
         try:
-            super().__init__(path, options, None, pooling, normalize)  # type: ignore[arg-type]  # the group comes later
+            group: Any = None  # it comes with the processes
+            super().__init__(path, options, group, pooling, normalize, score_tokens)
             assert self._ranks is not None
             self._ranks.answers()
         except BaseException:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,7 @@ class FollowerOps(RankOps):
         return cache
 
     def move_blocks(self, message: MoveBlocks) -> None:
-        assert message.how in ("copy", "swap_out", "swap_in", "move"), message.how
-        getattr(self.caches[message.cache], message.how)(message.pairs)
+        move_blocks(self.caches, message)
         self._moves[self.index.rank] += 1
 
     def compile(self, *args: Any, **named: Any) -> Any:
@@ -72,6 +71,11 @@ class FollowerOps(RankOps):
     def new_hidden_states(self, num_rows: int, num_columns: int) -> Any:
         self.hidden_states.append(self.backend.new_hidden_states(num_rows, num_columns))
         return self.hidden_states[-1]
+
+
+def move_blocks(caches: Sequence[Any], message: MoveBlocks) -> None:
+    assert message.how in ("copy", "swap_out", "swap_in", "move"), message.how
+    getattr(caches[message.cache], message.how)(message.pairs)
 
 
 class FollowerEncoder(RankEncoder):
@@ -115,17 +119,25 @@ class FollowerExecutor(RankExecutor):
         return None
 
 
+Follower = FollowerExecutor | FollowerEncoder
+
+
 def main(file: int, memory: int, rank: int, size: int, parent: int) -> int:
+    group = RankGroup(memory, rank, size)
+    return follow(file, group, parent, lambda start: _new_executor(start, group))
+
+
+def follow(file: int, group: RankGroup, parent: int, new_executor: Callable[[StartRank], Follower]) -> int:
+    """Do what rank 0 says, until its end of the socket `file` is closed. -> the exit status"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to stop
     logging.basicConfig(level=logging.ERROR)  # rank 0 has the same to say
-    group = RankGroup(memory, rank, size)
     group.native.start_heartbeat(parent)
     channel = Channel(socket.socket(fileno=file))
-    executor: FollowerExecutor | FollowerEncoder | None = None
+    executor: Follower | None = None
     for message in _messages(channel):
         try:
             if isinstance(message, StartRank):
-                executor = _new_executor(message, group)
+                executor = new_executor(message)
             assert executor is not None, message
             answer = executor.do(message)
         except native.RankLost:
@@ -137,11 +149,14 @@ def main(file: int, memory: int, rank: int, size: int, parent: int) -> int:
     return 0
 
 
-def _new_executor(start: StartRank, group: RankGroup) -> FollowerExecutor | FollowerEncoder:
-    options = ExecutorOptions(**{**start.options, "speculation": start.speculation})  # type: ignore[arg-type]
+def started_options(start: StartRank) -> ExecutorOptions:
+    return ExecutorOptions(**{**start.options, "speculation": start.speculation})  # type: ignore[arg-type]
+
+
+def _new_executor(start: StartRank, group: RankGroup) -> Follower:
     if start.encodes:
-        return FollowerEncoder(Path(start.path), options, group)
-    return FollowerExecutor(start.path, options, group)
+        return FollowerEncoder(Path(start.path), started_options(start), group)
+    return FollowerExecutor(start.path, started_options(start), group)
 
 
 def _messages(channel: Channel) -> Iterator[ToRank]:

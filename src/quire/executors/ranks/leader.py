@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
-from quire.executors.ranks.leader_ops import LeaderCache, LeaderOps
+from quire.executors.ranks.leader_ops import LeaderCache, LeaderOps, Tell
 from quire.executors.ranks.messages import (
     AllocateRank,
     LoadRankAdapter,
@@ -16,7 +16,7 @@ from quire.executors.ranks.messages import (
     RemoveRankAdapter,
     StartRank,
 )
-from quire.executors.ranks.processes import RankProcesses, die_like
+from quire.executors.ranks.processes import OnLoss, RankProcesses, die_like
 from quire.executors.ranks.rank import RankExecutor, check_ranks
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
@@ -28,21 +28,22 @@ from quire.runtime.kv import KVSize
 if TYPE_CHECKING:
     from quire.runtime.disk_tier import DiskTier
 
-Tell = Callable[[Any], None]
-
 
 class RanksExecutor(RankExecutor):
     """Starts the other ranks, and tells them every step, move of blocks and adapter that it is told."""
 
     def __init__(self, path: str | Path, options: ExecutorOptions, size: int, dies_with_ranks: bool = False) -> None:
         """`dies_with_ranks`: the process ends as a rank does, for a parent that restarts it. Otherwise steps raise."""
-        check_ranks(options, size)
         self.num_ranks = size
+        self._check(options)
         self._dies_with_ranks = dies_with_ranks
         self._ranks: RankProcesses | None = None
         self._others_bytes = 0  # of weights
         self._paths: dict[str, str] = {}  # digests of loaded adapters -> where they were read from
         super().__init__(path, options, None)  # type: ignore[arg-type]  # the group comes with the processes
+
+    def _check(self, options: ExecutorOptions, config: ModelConfig | None = None) -> None:
+        check_ranks(options, self.num_ranks, config)
 
     @property
     def ranks(self) -> RankProcesses:
@@ -50,14 +51,17 @@ class RanksExecutor(RankExecutor):
         return self._ranks
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> RankOps:
-        check_ranks(options, self.num_ranks, config)
-        self._ranks = RankProcesses(self.num_ranks, die_like if self._dies_with_ranks else None)
+        self._check(options, config)
+        self._start(RankProcesses)
+        return LeaderOps.leading(super()._new_ops(options, config), self.ranks)
+
+    def _start(self, new_processes: Callable[[int, OnLoss], RankProcesses]) -> None:
+        self._ranks = new_processes(self.num_ranks, die_like if self._dies_with_ranks else None)
         self.group = self.ranks.group
         drafting = self.options.speculation
         if drafting and not (drafting.model or drafting.head):
             drafting = None  # rank 0 drafts alone
         self.ranks.tell(StartRank(*start_arguments(self.path, self.options), drafting))
-        return LeaderOps.leading(super()._new_ops(options, config), self.ranks)
 
     def load(self) -> KVSize:
         """What the rank with the least room has room for."""

@@ -14,6 +14,8 @@ from quire.ops.compiled import native
 from quire.ops.opset import HiddenStates, Int32, KVSpec, Program, StepBatch
 from quire.ops.ranks.opset import RankCache, RankOps
 
+Tell = Callable[[Any], None]
+
 POLL_SECONDS = 50e-6  # between looks at what other ranks have done
 
 
@@ -73,7 +75,7 @@ class LeaderCache(RankCache):
         super().__init__(cache.spec, cache.own)
         self._moves = moves
         for how in ("copy", "swap_out", "swap_in", "move"):
-            setattr(self, how, _telling(how, getattr(cache.own, how), number, moves))
+            setattr(self, how, telling(how, getattr(cache.own, how), number, moves.tell))
         self.swapped = self._swapped
         self.host_buffers = lambda host_block: [blocks[host_block] for blocks in host]
         self.rank_bytes = [blocks.shape[1] for blocks in host]  # of a block of each rank
@@ -84,9 +86,9 @@ class LeaderCache(RankCache):
         return self.own.swapped()
 
 
-def _telling(how: str, own: Callable[[Any], None], number: int, moves: Moves) -> Callable[[Any], None]:
+def telling(how: str, own: Callable[[Any], None], number: int, tell: Tell) -> Callable[[Any], None]:
     def move(pairs: Sequence[tuple[int, int]]) -> None:
-        moves.tell(MoveBlocks(number, how, [(int(source), int(target)) for source, target in pairs]))
+        tell(MoveBlocks(number, how, [(int(source), int(target)) for source, target in pairs]))
         own(pairs)
 
     return move

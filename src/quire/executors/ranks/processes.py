@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quire.core.errors import EngineFailed
@@ -24,45 +24,74 @@ MAX_SILENT_LOOKS = 8  # looks without a beat of a rank's heart, which beats as o
 MAX_STARVED_LOOKS = 100  # the same, where the rank would run if it got a CPU
 STOP_TIMEOUT = 2.0  # seconds that a process has to end
 
+OnLoss = Callable[[int], None] | None
+
 
 class RankProcess:
     """One rank's process and the socket to it."""
 
-    def __init__(self, rank: int, size: int, memory: int) -> None:
+    module = "quire.executors.ranks.follower"
+
+    def __init__(self, rank: int, size: int, memory: int, inherited: Sequence[int] = ()) -> None:
+        """`inherited`: more files that it is told of, behind `memory`."""
         self.rank = rank
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         self._inbox: deque[bytes] = deque()
         with theirs:
-            files = [theirs.fileno(), memory]
+            files = [theirs.fileno(), memory, *inherited]
             arguments = [*files, rank, size, os.getpid()]
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "quire.executors.ranks.follower", *map(str, arguments)],
+                [sys.executable, "-m", self.module, *map(str, arguments)],
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what it prints is for people
                 start_new_session=True,  # rank 0's process handles Ctrl-C
             )
 
+    @property
+    def where(self) -> str:
+        return f"process {self.process.pid}"
+
     def death(self) -> str:
         status = self.process.returncode
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
+class HeartbeatCount:
+    """The heartbeat of a rank, as it was when it was last looked at."""
+
+    def __init__(self, group: RankGroup, rank: int) -> None:
+        self._group, self._rank = group, rank
+        self._beats = self._silent = 0
+
+    def hangs(self, process: int) -> bool:
+        """Look again: every LOOK_INTERVAL."""
+        beats = self._group.native.beats(self._rank)
+        self._silent = self._silent + 1 if beats and beats == self._beats else 0
+        self._beats = beats
+        return self._silent >= (MAX_STARVED_LOOKS if self._silent and _is_runnable(process) else MAX_SILENT_LOOKS)
+
+
 class RankProcesses:
     """Ranks 1 and following. `lost` says why the group has ended; None: it has not."""
 
-    def __init__(self, size: int, on_loss: Callable[[int], None] | None = None) -> None:
+    member = "rank"
+
+    def __init__(self, size: int, on_loss: OnLoss = None) -> None:
         """`on_loss` is called in a thread, when all are ended, with the exit status of the rank that died, or 1."""
         memory = new_shared_memory()
         self.group = RankGroup(memory, 0, size)
-        self.processes = [RankProcess(rank, size, memory) for rank in range(1, size)]
+        self.processes = [self._start(rank, size, memory) for rank in range(1, size)]
         self._memory = memory
         self.lost: EngineFailed | None = None
         self._on_loss = on_loss
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         self._watcher.start()
+
+    def _start(self, rank: int, size: int, memory: int) -> RankProcess:
+        return RankProcess(rank, size, memory)
 
     # -- messages
 
@@ -97,29 +126,25 @@ class RankProcesses:
     def reason(self) -> EngineFailed:
         """Why the group has ended. It has, or will be found to have."""
         self._watcher.join(1.0)
-        return self.lost or EngineFailed("a rank is gone")
+        return self.lost or EngineFailed(f"a {self.member} is gone")
 
     # -- watching
 
     def _watch(self) -> None:
-        beats, silent = [0] * len(self.processes), [0] * len(self.processes)
+        heartbeats = [HeartbeatCount(self.group, one.rank) for one in self.processes]
         while not self._stopping.wait(LOOK_INTERVAL):
-            for index, one in enumerate(self.processes):
+            for one, heartbeat in zip(self.processes, heartbeats, strict=True):
                 if one.process.poll() is not None:
                     self._lose(one, one.death(), one.process.returncode)
                     return
-                beat = self.group.native.beats(one.rank)
-                silent[index] = silent[index] + 1 if beat and beat == beats[index] else 0
-                beats[index] = beat
-                limit = MAX_STARVED_LOOKS if silent[index] and _is_runnable(one.process.pid) else MAX_SILENT_LOOKS
-                if silent[index] >= limit:
+                if heartbeat.hangs(one.process.pid):
                     self._lose(one, "hangs: it has no heartbeat", 1)
                     return
 
     def _lose(self, one: RankProcess, how: str, status: int) -> None:
         if self._stopping.is_set():
             return
-        reason = f"rank {one.rank} of {self.group.size} (process {one.process.pid}) {how}"
+        reason = f"{self.member} {one.rank} of {self.group.size} ({one.where}) {how}"
         self.lost = EngineFailed(reason, "its last output is on standard error")
         log.error("%s", reason)
         self.group.native.abort()

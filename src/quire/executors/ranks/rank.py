@@ -80,7 +80,7 @@ class RankExecutor(LocalExecutor):
 
 def new_rank_ops(kind: type[Ops], options: ExecutorOptions, group: RankGroup, **more: Any) -> Ops:
     """`more`: of `new_ops`."""
-    index, total = RankIndex(group.rank, group.size), options.threads or _num_threads()
+    index, total = RankIndex(group.rank, group.size), options.threads or num_threads()
     own = replace(options, threads=own_threads(total, index))
     return kind(new_ops(own, group=group, **more), index, options.enable_expert_parallel)
 
@@ -90,7 +90,7 @@ def own_threads(total: int, index: RankIndex) -> int:
     return max(1, total * (index.rank + 1) // index.size - total * index.rank // index.size)
 
 
-def _num_threads() -> int:
+def num_threads() -> int:
     from quire.ops.native.cpus import compute_threads
 
     return compute_threads()
@@ -104,6 +104,8 @@ def check_ranks(options: ExecutorOptions, size: int, config: Any = None) -> None
         raise Unsupported(f"tensor_parallel_size is {size}, and a model runs on one GPU", "use device cpu")
     if options.kv_transfer is not None:
         raise Unsupported("KV blocks of several ranks are not sent to other engines", "leave out tensor_parallel_size")
+    if config is not None and config.states is not None:
+        raise Unsupported("a model with states is not divided among ranks", "leave out tensor_parallel_size")
     if config is not None:
         heads = [config.heads, *([config.encoder_heads] if isinstance(config, Seq2SeqConfig) else [])]
         check_size(size, min(heads))

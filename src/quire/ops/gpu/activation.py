@@ -106,6 +106,8 @@ def activate(x, ACTIVATION: tl.constexpr):
         y = 2.0 * tl.sigmoid(2.0 * x) - 1.0
     elif ACTIVATION == 8:
         y = tl.maximum(x, 0.0) + (tl.exp(tl.minimum(x, 0.0)) - 1.0)
+    elif ACTIVATION == 9:
+        y = tl.sigmoid(x)
     else:
         low = tl.minimum(x, 7.0)
         y = low * tl.sigmoid(1.702 * low)

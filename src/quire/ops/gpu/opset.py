@@ -220,7 +220,8 @@ class GpuOps:
             return dequantize_rows(tokens, table, self.dtype, last)
         return embedding(tokens, table, last=last)
 
-    def rms_norm(self, x: GpuValue, weight: Tensor, eps: float) -> DeferredRows | ColumnSlice:
+    def rms_norm(self, x: GpuValue, weight: Tensor, eps: float, groups: int = 1) -> DeferredRows | ColumnSlice:
+        assert groups == 1, "only models with recurrent states norm in groups, and those run on a CPU"
         if isinstance(x, ColumnSlice) and x.angles is not None:  # a norm after the rotation: no kernel has that order
             heads = rotate_heads(x.stored().unflatten(-1, (-1, len(weight))), x.angles).float()
             normed = heads * (heads.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
@@ -363,8 +364,14 @@ class GpuOps:
         sinks: Tensor | None = None,
         biases: Tensor | None = None,
     ) -> GpuValue:
+        if window < 0:
+            raise Unsupported(
+                "chunked attention has no GPU kernel", f"serve at most {-window} tokens, or use device cpu"
+            )
+        if batch.pending_kv is None:
+            raise Unsupported("layers that read the keys of another layer have no GPU kernel", "use device cpu")
         scoring = Scoring(scale, window, softcap, slopes, sinks, biases)
-        assert batch.pending_kv is not None and batch.pending_kv[0] == layer, "a layer's K and V are written before"
+        assert batch.pending_kv[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.pending_kv, as_columns(q)
         batch.pending_kv = None
         assert k.angles is queries.angles, "q and k have the same angles"
@@ -475,6 +482,8 @@ class GpuOps:
         kind: Activation,
         correction: Tensor | None = None,
     ) -> Tensor:
+        if routing.weigh_inputs:
+            raise Unsupported("experts whose inputs are weighed (Llama 4) have no GPU kernel", "use device cpu")
         ids, weights = route(router_logits, routing, correction)
         biases = gate_up.biases, down.biases
         return moe_mlp(materialize(x), ids, weights, gate_up.packed, down.packed, kind, *biases)
@@ -485,9 +494,11 @@ class GpuOps:
     def scale(self, x: GpuValue, factor: float) -> Tensor:
         return materialize(x) * factor
 
-    def scale_by_position(self, x: GpuValue, positions: Tensor, growth: float, length: int) -> ColumnSlice:
+    def scale_by_position(
+        self, x: GpuValue, positions: Tensor, growth: float, length: int, offset: int = 0
+    ) -> ColumnSlice:
         columns = as_columns(x)
-        columns.tensor().mul_((1 + growth * torch.log1p(torch.floor(positions / length)))[:, None])
+        columns.tensor().mul_((1 + growth * torch.log1p(torch.floor((positions + offset) / length)))[:, None])
         return columns
 
     def clamp(self, x: GpuValue, limit: float) -> Tensor:

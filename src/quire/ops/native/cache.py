@@ -26,6 +26,8 @@ class NativeCache:
         self.pages = _allocate(num_blocks * spec.block_bytes + PAGES_SLACK)
         self._blocks = self.pages[: num_blocks * spec.block_bytes].reshape(num_blocks, spec.block_bytes)
         self._host = _allocate(num_host_blocks * spec.block_bytes).reshape(num_host_blocks, spec.block_bytes)
+        states = spec.states
+        self.slots = _allocate(states.num_slots * states.slot_bytes if states else 0).view(np.float32)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._blocks, self._blocks, pairs)

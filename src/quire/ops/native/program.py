@@ -1,6 +1,7 @@
 """A recorded forward pass, compiled to a native tape that runs once a step."""
 
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,8 @@ from quire.ops.native.cache import NativeCache
 from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
 from quire.ops.native.rank_recorder import RankRecorder
-from quire.ops.native.recorder import RecordedColumns, RecordedLogits, SymbolicBatch
+from quire.ops.native.recorder import RecordedLogits, SymbolicBatch
+from quire.ops.native.scan_recorder import RecordedColumns
 from quire.ops.native.shared_values import own_uses, shared_uses
 from quire.ops.opset import Float32, StepBatch
 
@@ -18,15 +20,13 @@ if TYPE_CHECKING:
     from quire.ops.ranks.group import RankGroup
 
 # Fields of a StepBatch that may be None.
-OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows")
+OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows", "states")
 
 
 SLACK = 64  # floats that kernels may read past the last value
 
 
 class NativeProgram:
-    takes_trees = True
-
     def __init__(
         self,
         forward: Callable[[Any, Any], Any],
@@ -80,6 +80,17 @@ class NativeProgram:
             shared=arena,
             shared_groups=quantized,
         )
+        if (states := spec.states) is not None:
+            assert states.num_slots > 0, "the cache has no state slots"
+            self._tape.use_states(
+                cache.slots,
+                num_slots=states.num_slots,
+                num_layers=states.num_layers,
+                conv_rows=states.conv_taps - 1,
+                conv_channels=states.conv_channels,
+                size=prod(states.shape),
+            )
+        self.takes_trees = states is None
         for emit in recorder.emits:
             emit(self._tape, view)
         self._held = (recorder.emits, cache, group, arena, quantized)  # the tape points into their weights and pages

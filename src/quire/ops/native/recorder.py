@@ -1,8 +1,6 @@
-"""The recorder: the ops of a forward pass, recorded and not computed.
+"""The recorder: the ops of a forward pass, recorded and not computed. scan_recorder.py has those that keep states."""
 
-A value is columns of a storage with one row per token. The number of rows is known only when the tape runs."""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,22 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
-from quire.ops.native.liveness import Storage, Use
+from quire.ops.native.liveness import Use
 from quire.ops.native.lora import NativeLoraSlots
+from quire.ops.native.scan_recorder import Emit, RecordedColumns, ScanRecorder, new_value
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
-
-ViewOf = Callable[["RecordedColumns"], Any]  # the native View of a value
-Emit = Callable[[Any, ViewOf], None]  # adds one op to a native Tape
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedColumns:
-    """A recorded value: columns [first, first + columns) of a storage."""
-
-    storage: Storage
-    first: int
-    columns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +47,14 @@ class SymbolicBatch:
     logit_rows, hidden_rows = "logit_rows", "hidden_rows"
 
 
-class Recorder:
+class Recorder(ScanRecorder):
     """The ops of a forward pass. `OpSet` describes them."""
 
     def __init__(self, spec: KVSpec, max_tokens: int = 0, hidden: NativeHiddenStates | None = None) -> None:
-        self.uses: list[Use] = []
-        self.emits: list[Emit] = []
+        super().__init__(spec)
         self.logits_taken: RecordedLogits | None = None
         self.kept: Float32 | None = None  # [max_tokens, columns], written in every step
-        self._spec, self._max_tokens, self._hidden = spec, max_tokens, hidden
+        self._max_tokens, self._hidden = max_tokens, hidden
 
     def embedding(self, ids: Any, table: RecordedTable) -> RecordedColumns:
         assert ids in (SymbolicBatch.ids, SymbolicBatch.positions), (
@@ -81,11 +67,17 @@ class Recorder:
             lambda tape, view: tape.embedding(of_positions, table.storage, table.data, table.row_order, view(out)),
         )
 
-    def rms_norm(self, x: RecordedColumns, weight: Float32, eps: float) -> RecordedColumns:
-        assert x.columns % len(weight) == 0, f"{x.columns} columns and a norm weight of {weight.shape}"
+    def rms_norm(self, x: RecordedColumns, weight: Float32, eps: float, groups: int = 1) -> RecordedColumns:
+        assert x.columns % len(weight) == 0 == len(weight) % groups, (
+            f"{x.columns} columns and a norm weight of {weight.shape} in {groups} groups"
+        )
         out = new_value(x.columns)
         return self._record(
-            (x,), out, lambda tape, view: tape.rms_norm(view(x), weight, eps, view(out)), in_place=(x,), any_rows=True
+            (x,),
+            out,
+            lambda tape, view: tape.rms_norm(view(x), weight, eps, view(out), groups),
+            in_place=(x,),
+            any_rows=True,
         )
 
     def layer_norm(
@@ -167,7 +159,7 @@ class Recorder:
         assert not self._spec.latent, "latent pages have no keys and values"
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         self._check_heads(q.columns, group, skipped)
-        assert 0 <= layer < self._spec.num_layers and window >= 0 and softcap >= 0
+        assert 0 <= layer < self._spec.num_layers and softcap >= 0
         for vector in (slopes, sinks):
             assert vector is None or vector.shape == (q.columns // head_dim,), (
                 f"{vector.shape} for {q.columns} columns of q"
@@ -288,7 +280,7 @@ class Recorder:
         kind: Activation,
         correction: Float32 | None = None,
     ) -> RecordedColumns:
-        assert gate_up.num_outputs == 2 * down.num_inputs
+        assert gate_up.num_outputs in (down.num_inputs, 2 * down.num_inputs)
         return self._moe(x, router_logits, gate_up, down, routing, kind, correction)
 
     def _moe(
@@ -330,6 +322,7 @@ class Recorder:
                 top_groups=routing.top_groups,
                 group_best=2 if routing.group_score == "best two" else 1,
                 near=routing.sparsemixer_threshold,
+                weigh_inputs=routing.weigh_inputs,
                 correction=correction,
                 kind=int(kind),
                 out=view(out),
@@ -359,9 +352,11 @@ class Recorder:
             (x,), out, lambda tape, view: tape.scale(view(x), factor, view(out)), in_place=(x,), any_rows=True
         )
 
-    def scale_by_position(self, x: RecordedColumns, positions: Any, growth: float, length: int) -> RecordedColumns:
+    def scale_by_position(
+        self, x: RecordedColumns, positions: Any, growth: float, length: int, offset: int = 0
+    ) -> RecordedColumns:
         assert positions == SymbolicBatch.positions, "rows are scaled by their own positions"
-        return self._record((x,), x, lambda tape, view: tape.scale_by_position(view(x), growth, length))
+        return self._record((x,), x, lambda tape, view: tape.scale_by_position(view(x), growth, length, offset))
 
     def clamp(self, x: RecordedColumns, limit: float) -> RecordedColumns:
         out = new_value(x.columns)
@@ -381,18 +376,6 @@ class Recorder:
         out = new_value(x.columns)
         return self._record(
             (x, y), out, lambda tape, view: tape.mul(view(x), view(y), view(out)), in_place=(x, y), any_rows=True
-        )
-
-    def causal_conv(
-        self, x: RecordedColumns, weight: Float32, bias: Float32 | None, batch: Any, layer: int
-    ) -> RecordedColumns:
-        conv = self._spec.conv
-        assert conv is not None and 0 <= layer < conv.num_layers, f"convolution {layer} of {conv}"
-        assert weight.shape == (conv.taps, conv.channels) and x.columns == conv.channels, f"{weight.shape} in {conv}"
-        assert bias is None or bias.shape == (conv.channels,)
-        out = new_value(x.columns)
-        return self._record(
-            (x,), out, lambda tape, view: tape.causal_conv(view(x), weight, bias, layer, view(out)), barrier=True
         )
 
     def concat(self, parts: Sequence[RecordedColumns]) -> RecordedColumns:
@@ -435,24 +418,6 @@ class Recorder:
         self.logits_taken = taken
         return taken
 
-    def _record(
-        self,
-        inputs: Sequence[RecordedColumns],
-        output: RecordedColumns,
-        emit: Emit,
-        *,
-        barrier: bool = False,
-        in_place: Sequence[RecordedColumns] = (),
-        any_rows: bool = False,
-    ) -> RecordedColumns:
-        whole = [x.storage for x in in_place if x.columns == x.storage.columns]
-        self._append(Use([x.storage for x in inputs], output.storage, barrier, whole, any_rows), emit)
-        return output
-
-    def _append(self, use: Use, emit: Emit) -> None:
-        self.uses.append(use)
-        self.emits.append(emit)
-
 
 def _bias_argument(biases: Float32 | None, heads: int) -> dict[str, Float32]:
     assert biases is None or (biases.shape[0] == heads and biases.shape[1] % 2 == 1 < biases.shape[1]), (
@@ -463,7 +428,3 @@ def _bias_argument(biases: Float32 | None, heads: int) -> dict[str, Float32]:
 
 def _copy(x: RecordedColumns, out: RecordedColumns) -> Emit:
     return lambda tape, view: tape.scale(view(x), 1.0, view(out))
-
-
-def new_value(columns: int) -> RecordedColumns:
-    return RecordedColumns(Storage(columns), 0, columns)

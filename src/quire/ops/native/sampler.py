@@ -6,7 +6,7 @@ import numpy as np
 
 from quire.core.plan import SampledRow
 from quire.ops.compiled import native
-from quire.ops.opset import Float32, Masks
+from quire.ops.opset import Float32, Int32, Masks
 from quire.ops.row_params import RowParams
 from quire.ops.sampled_row import Logprobs, sampled_row
 
@@ -14,14 +14,17 @@ from quire.ops.sampled_row import Logprobs, sampled_row
 class NativeSampler:
     """Rows are distributed over `num_threads` threads (0: OpenMP's default). Tokens do not depend on the number."""
 
+    queues = False
+
     def __init__(self, num_rows: int, vocab_size: int, num_threads: int = 0) -> None:
         self._sampler = native.Sampler(num_rows, vocab_size, num_threads)
         self._no_masks = Masks([], np.empty((0, -(-vocab_size // 32)), np.uint32))
         self._mirostat: set[int] = set()  # rows
 
     def admit(
-        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+        self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
     ) -> None:
+        tokens = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
         if params.mirostat is None:
             self._sampler.admit(row, params, tokens, num_prompt, 0.0)
             return

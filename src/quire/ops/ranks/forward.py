@@ -227,10 +227,10 @@ class RankForward:
             for local, group in zip(locals_, groups, strict=True)
         )
 
-    def rms_norm(self, x: RankValue, weight: Any, eps: float) -> RankValue:
+    def rms_norm(self, x: RankValue, weight: Any, eps: float, groups: int = 1) -> RankValue:
         if not all(cut.unit % len(weight) == 0 for cut in x.cuts):
             x = RankValue(self._all(x))
-        return RankValue(self._ops.rms_norm(x.local, weight, eps), x.cuts)
+        return RankValue(self._ops.rms_norm(x.local, weight, eps, groups), x.cuts)
 
     def layer_norm(self, x: RankValue, weight: Any, bias: Any, eps: float, groups: int = 1) -> RankValue:
         columns = self._columns(x)
@@ -255,8 +255,8 @@ class RankForward:
     def scale(self, x: RankValue, factor: float) -> RankValue:
         return RankValue(self._ops.scale(x.local, factor), x.cuts)
 
-    def scale_by_position(self, x: RankValue, positions: Any, growth: float, length: int) -> RankValue:
-        return RankValue(self._ops.scale_by_position(self._changeable(x), positions, growth, length), x.cuts)
+    def scale_by_position(self, x: RankValue, positions: Any, growth: float, length: int, offset: int = 0) -> RankValue:
+        return RankValue(self._ops.scale_by_position(self._changeable(x), positions, growth, length, offset), x.cuts)
 
     def clamp(self, x: RankValue, limit: float) -> RankValue:
         return RankValue(self._ops.clamp(x.local, limit), x.cuts)

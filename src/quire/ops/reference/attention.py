@@ -101,7 +101,12 @@ def attention(
         scores = scores + biases[:, (-distance).clamp(-reach, reach) + reach]
     if not causal:
         distance = distance.abs()
-    visible = (distance >= 0) & (distance < window) if window else distance >= 0
+    visible = distance >= 0
+    if window > 0:
+        visible &= distance < window
+    elif window < 0:
+        positions = torch.arange(k.shape[1], device=q.device)
+        visible &= positions >= positions[-len(q) :, None] // -window * -window
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks[:, None, None].expand(-1, len(q), 1)], dim=-1)

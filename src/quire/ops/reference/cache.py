@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.ops.opset import KVSpec
+from quire.ops.reference.states import TorchStates
 
 DTYPES = {
     "float16": torch.float16,
@@ -29,6 +30,7 @@ class TorchCache:
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
+        self.slots = TorchStates(spec.states, device) if spec.states else None
         self.pages = self._allocate(num_blocks, device)
         self.host_pages = self._allocate_on_host(num_host_blocks)
         self.kv_pages, self.states = (self.pages[:-1], self.pages[-1]) if spec.conv else (self.pages, torch.empty(0))

@@ -1,4 +1,4 @@
-"""Causal convolution, one sequence after the other, with states in the blocks of the cache."""
+"""Causal convolution, one sequence after the other, with states in the blocks of the cache or in slots."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.reference.cache import TorchCache
+from quire.ops.reference.states import segments, state_in
 
 
 def causal_conv(
@@ -30,6 +31,18 @@ def causal_conv(
         for end in range(start + 1, context_len + 1):
             if end % size == 0 or end == context_len:
                 states[block_tables[seq, (end - 1) // size]] = known[end - start : end - start + rows]
+    return out
+
+
+def conv_in_slots(
+    x: Tensor, weight: Tensor, bias: Tensor | None, slots: Tensor, states: Sequence[Sequence[int]]
+) -> Tensor:
+    """The same with states [slots, taps - 1, channels] beside the blocks; `states`: segments of the step."""
+    out, rows = torch.empty_like(x), len(weight) - 1
+    for first, end, source, target in segments(states):
+        known = torch.cat([state_in(slots, source), x[first:end]])
+        out[first:end] = convolve(known, weight, bias)
+        slots[target] = known[len(known) - rows :]
     return out
 
 

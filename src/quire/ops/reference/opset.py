@@ -19,6 +19,8 @@ from quire.ops.opset import (
     Keep,
     KVCache,
     KVSpec,
+    Mamba2Weights,
+    MambaWeights,
     Program,
     Routing,
     Sampler,
@@ -28,12 +30,15 @@ from quire.ops.opset import (
 from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
-from quire.ops.reference.causal_conv import causal_conv
+from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
 from quire.ops.reference.exchange import RankExchange
+from quire.ops.reference.linear_attention import attend_states
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
+from quire.ops.reference.mamba import mamba2_scan, mamba_scan
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
+from quire.ops.reference.states import TorchStates
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 if TYPE_CHECKING:
@@ -58,6 +63,12 @@ class TorchBatch:
     ancestors: list[int] | None = None
     hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
     kept: list[Tensor] = field(default_factory=list)
+    states: list[list[int]] = field(default_factory=list)  # segments: (end, source, target)
+
+    @property
+    def slots_of_states(self) -> TorchStates:
+        assert self.cache.slots is not None, "the cache has no state slots"
+        return self.cache.slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,9 +180,10 @@ class TorchOps:
         assert self._exchange is not None, "a part of a value, and there are no other ranks"
         return self._exchange
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        groups = x.unflatten(-1, (-1, len(weight)))
-        return (groups * torch.rsqrt((groups * groups).mean(dim=-1, keepdim=True) + eps) * weight).flatten(-2)
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, groups: int = 1) -> Tensor:
+        parts = x.unflatten(-1, (-1, groups, len(weight) // groups))
+        normed = parts * torch.rsqrt((parts * parts).mean(dim=-1, keepdim=True) + eps)
+        return (normed * weight.view(groups, -1)).flatten(-3)
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, groups: int = 1) -> Tensor:
         parts = x.unflatten(-1, (groups, -1))  # [T, groups, columns of a group]
@@ -290,15 +302,18 @@ class TorchOps:
         outputs = x.new_zeros(*ids.shape, down.num_outputs)  # of every route
         first = 0 if experts is None else experts.first
         own = (ids >= first) & (ids < first + gate_up.num_experts)
+        is_gated = cut is not None or gate_up.num_outputs != down.num_inputs
+        activate = self.activate_and_mul if is_gated else self.activate
         for expert in ids[own].unique().tolist():
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if w.biases is None else w.biases[expert - first] for w in (gate_up, down)]
-            hidden = self.activate_and_mul(F.linear(x[rows], gate_up.packed[expert - first], biases[0]), kind)
+            taken = x[rows] * weights[rows, ranks, None] if routing.weigh_inputs else x[rows]
+            hidden = activate(F.linear(taken, gate_up.packed[expert - first], biases[0]), kind)
             hidden = hidden if cut is None else self.all_gather(hidden, [cut])
             outputs[rows, ranks] = F.linear(hidden, down.packed[expert - first], biases[1])
         if experts is not None:
             outputs = self._ranks.all_rows(outputs.flatten(0, 1), own.flatten()).view_as(outputs)
-        return (outputs * weights[..., None]).sum(dim=1)
+        return (outputs if routing.weigh_inputs else outputs * weights[..., None]).sum(dim=1)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
@@ -306,8 +321,8 @@ class TorchOps:
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
 
-    def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int) -> Tensor:
-        return x * (1 + growth * torch.log1p(torch.floor(positions / length)))[:, None]
+    def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int, offset: int = 0) -> Tensor:
+        return x * (1 + growth * torch.log1p(torch.floor((positions + offset) / length)))[:, None]
 
     def clamp(self, x: Tensor, limit: float) -> Tensor:
         return x.clamp(-limit, limit)
@@ -319,8 +334,36 @@ class TorchOps:
         return x * y
 
     def causal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: TorchBatch, layer: int) -> Tensor:
+        if batch.cache.slots is not None:
+            return conv_in_slots(x, weight, bias, batch.cache.slots.conv[layer], batch.states)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         return causal_conv(x, weight, bias, batch.cache, layer, *runs)
+
+    def mamba2_scan(
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: Mamba2Weights, batch: TorchBatch, layer: int
+    ) -> Tensor:
+        return mamba2_scan(x, dt, b, c, weights, batch.slots_of_states.recurrent[layer], batch.states)
+
+    def decay(self, x: Tensor, bias: Tensor, rate: Tensor) -> Tensor:
+        return torch.exp(-rate.double() * F.softplus((x + bias).double())).to(x.dtype)  # fp64 as in the sigmoid
+
+    def delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: TorchBatch, layer: int, key_dim: int,
+        tiled: bool = False,
+    ) -> Tensor:  # fmt: skip
+        slots = batch.slots_of_states.recurrent[layer]
+        return attend_states(q, k, v, decay, beta, slots, batch.states, tiled)
+
+    def linear_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, batch: TorchBatch, layer: int, key_dim: int
+    ) -> Tensor:
+        slots = batch.slots_of_states.recurrent[layer]
+        return attend_states(q, k, v, decay.expand(len(v), -1), None, slots, batch.states)
+
+    def mamba_scan(
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: MambaWeights, batch: TorchBatch, layer: int
+    ) -> Tensor:
+        return mamba_scan(x, dt, b, c, weights, batch.slots_of_states.recurrent[layer], batch.states)
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=-1)
@@ -365,14 +408,14 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
     Activation.TANH: torch.tanh,
     Activation.ELU: F.elu,
+    # In fp64: torch's vectors and the rest of an array would round otherwise, and states remember it.
+    Activation.SIGMOID: lambda x: torch.sigmoid(x.double()).to(x.dtype),
     Activation.CLAMPED_SWIGLU: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
 }
 
 
 class TorchProgram:
     """Runs the forward pass eagerly, every step."""
-
-    takes_trees = True
 
     def __init__(
         self,
@@ -392,6 +435,7 @@ class TorchProgram:
             hidden,
         )
         self.kept: Tensor | None = None
+        self.takes_trees = cache.spec.states is None
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
@@ -425,4 +469,5 @@ class TorchProgram:
             hidden=None
             if batch.hidden_rows is None or self._hidden is None
             else self._hidden.rows[index(batch.hidden_rows)],
+            states=[] if batch.states is None else batch.states.tolist(),
         )

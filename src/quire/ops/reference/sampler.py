@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, log, log2
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.core.draft_tree import ROOT, child_with
 from quire.core.plan import SampledRow
-from quire.ops.opset import Masks
+from quire.ops.opset import Int32, Masks
 from quire.ops.philox import UNIFORM_BITS, random_bits
+from quire.ops.race import winner
 from quire.ops.reference.filters import MAX_WEIGHT, Survivors, distances, greatest_of, weights
 from quire.ops.reference.repetition import dry_penalties, ends_ngram
 from quire.ops.row_params import RowParams
@@ -34,14 +36,17 @@ class SamplerRow:
 
 
 class TorchSampler:
+    queues = False
+
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self.num_rows = num_rows
         self.vocab_size = vocab_size
         self._rows: dict[int, SamplerRow] = {}
 
     def admit(
-        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+        self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
     ) -> None:
+        tokens = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
         if not 0 <= row < self.num_rows or row in self._rows:
             raise ValueError(f"row {row} is held or does not exist")
         ids = [*tokens, *(token for token, _ in params.logit_bias), *(params.allowed or ())]
@@ -124,12 +129,12 @@ class TorchSampler:
 
     def _sample(self, logits: Tensor, row: SamplerRow) -> int:
         params, mirostat = row.params, row.params.mirostat
-        bits, xtc_bits = random_bits(params.seed, len(row.tokens), params.sample)
+        key, xtc_bits = random_bits(params.seed, len(row.tokens), params.sample)
         survivors = Survivors(logits)
         survivors.filter(params, xtc_bits * 2.0**-UNIFORM_BITS)
         if mirostat is not None:
             survivors.mirostat(mirostat, row.mu, self.vocab_size)
-        token = _pick(survivors.ids, survivors.weight, bits)
+        token = winner(key, survivors.ids.cpu().numpy(), survivors.weight.cpu().numpy())
         if mirostat is not None:
             surprise = log2(float(survivors.total) / float(survivors.weight[survivors.ids == token]))
             row.mu -= mirostat.eta * (surprise - mirostat.tau)
@@ -188,17 +193,6 @@ def edit(raw: Tensor, row: SamplerRow) -> Tensor:
     for token, penalty in dry_penalties(params.dry, row.tokens).items() if params.dry else ():
         logits[token] -= logits.new_tensor(penalty)
     return logits
-
-
-# -- the sample -------------------------------------------------------------------------------------------------------
-
-
-def _pick(ids: Tensor, weight: Tensor, bits: int) -> int:
-    """The id at which the running total of weights, in the order of ids, first exceeds bits / 2**53 of the whole."""
-    ids, order = ids.sort()
-    running = weight[order].cumsum(0)
-    below = bits * int(running[-1]) >> UNIFORM_BITS
-    return int(ids[int((running <= below).sum())])
 
 
 # -- logprobs ---------------------------------------------------------------------------------------------------------

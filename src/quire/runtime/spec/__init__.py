@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.core.draft_tree import MAX_TREE_NODES
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -16,6 +18,7 @@ class Method:
     has_head: bool = False  # it reads the target's hidden states; what `model` names is no whole model
     acceptance: float = 0.5  # of a draft token, until it is measured
     cost: float = 0.0  # of a draft token, in steps of the target, until it is measured; 0: free, and always proposed
+    computes_nodes: bool = False  # its own steps compute the nodes of a tree, level by level
     keys: Mapping[str, "MethodKey"] = field(default_factory=dict)  # its own
 
 
@@ -39,6 +42,19 @@ class MethodKey:
 
 CHAINED = "quire.runtime.spec.chained_head"
 ONE_RANK = {"draft_tensor_parallel_size": MethodKey(1, 1, 1)}
+TREE_NODES = {"tree_nodes": MethodKey(0, 2, MAX_TREE_NODES)}
+TREE = TREE_NODES | {"tree_top_k": MethodKey(4, 2, MAX_TREE_NODES)}
+EAGLE = Method(
+    CHAINED,
+    "ChainedHead",
+    num_tokens=3,
+    has_model=True,
+    has_head=True,
+    acceptance=0.6,
+    cost=0.1,
+    computes_nodes=True,
+    keys=ONE_RANK | TREE,
+)
 METHODS = {
     "ngram": Method(
         "quire.runtime.spec.ngram", "Ngram", keys={"prompt_lookup_min": MethodKey(2), "prompt_lookup_max": MethodKey(5)}
@@ -52,6 +68,7 @@ METHODS = {
             "suffix_decoding_max_cached_requests": MethodKey(10_000, 0),
             "suffix_decoding_max_spec_factor": MethodKey(1.0, 0.1),
             "suffix_decoding_min_token_prob": MethodKey(0.1, 0.0, 1.0),
+            **TREE_NODES,
         },
     ),
     "draft_model": Method(
@@ -63,8 +80,10 @@ METHODS = {
         cost=0.3,
         keys=ONE_RANK | {"max_model_len": MethodKey(0, 16)},
     ),
-    "eagle": Method(CHAINED, "ChainedHead", 3, has_model=True, has_head=True, acceptance=0.6, cost=0.1, keys=ONE_RANK),
-    "eagle3": Method(CHAINED, "ChainedHead", 3, has_model=True, has_head=True, acceptance=0.6, cost=0.1, keys=ONE_RANK),
-    "medusa": Method("quire.runtime.spec.medusa", "Medusa", 3, has_model=True, has_head=True, cost=0.05, keys=ONE_RANK),
+    "eagle": EAGLE,
+    "eagle3": EAGLE,
+    "medusa": Method(
+        "quire.runtime.spec.medusa", "Medusa", 3, has_model=True, has_head=True, cost=0.05, keys=ONE_RANK | TREE
+    ),
     "mtp": Method(CHAINED, "ChainedHead", 1, has_head=True, acceptance=0.7, cost=0.1, keys=ONE_RANK),
 }

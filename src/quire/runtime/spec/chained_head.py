@@ -1,15 +1,17 @@
-"""Drafts of a head with a decoder layer (EAGLE, EAGLE-3, MTP): one after the other, each from the head's own hidden
-state of the one before."""
+"""Drafts of a head with a decoder layer (EAGLE, EAGLE-3, MTP): one after the other, or one level of a tree after the
+other, each from the head's own hidden state of the one before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from quire.core.draft_tree import ROOT, ancestor_words
 from quire.core.plan import Run
 from quire.ops.opset import Int32, StepBatch
 from quire.runtime.kv import kv_spec
 from quire.runtime.spec.draft_blocks import DraftBlocks
+from quire.runtime.spec.growing_tree import GrowingTree
 from quire.runtime.spec.head import HeadProposer
 from quire.runtime.spec.proposer import ProposerContext
 
@@ -18,22 +20,45 @@ NO_ROWS = np.zeros(0, np.int32)
 
 class ChainedHead(HeadProposer):
     """Position p of its cache is made of the target's hidden state of position p and of token p + 1, and gives token
-    p + 2. Positions behind a draft are computed anew when the target has verified it."""
+    p + 2. Positions behind a draft are computed anew when the target has verified it.
 
-    def __init__(self, context: ProposerContext, num_tokens: int, draft_tensor_parallel_size: int = 1) -> None:
-        super().__init__(context, num_tokens)
+    Of each level of a tree, the `tree_top_k` likeliest nodes are computed, at places behind the text (EAGLE-2). A step
+    computes the levels before again: a token sees its ancestors among the tokens of the same step."""
+
+    def __init__(
+        self,
+        context: ProposerContext,
+        num_tokens: int,
+        draft_tensor_parallel_size: int = 1,
+        tree_nodes: int = 0,
+        tree_top_k: int = 0,
+    ) -> None:
+        self._max_computed = (num_tokens - 1) * tree_top_k if tree_nodes else 0  # nodes of a tree
+        super().__init__(context, num_tokens, tree_nodes, tree_top_k, draft_rows=1 + self._max_computed)
         size, config = context.size, self._head.config
         assert config is not None
         self._max_length = min(self._max_length, config.max_length)
-        self._blocks = DraftBlocks(size.num_blocks, size.spec.block_size, num_tokens)
+        self._blocks = DraftBlocks(size.num_blocks, size.spec.block_size, max(num_tokens, self._max_computed))
         spec = kv_spec(config, size.spec.block_size, size.spec.dtype)
         cache = context.ops.new_cache(spec, self._blocks.num_blocks(context.max_rows), size.num_host_blocks)
         self.caches = (cache,)
         (forward,) = self._head.forwards
-        max_tokens = context.max_tokens + self._first_draft  # the tokens of a step, and those kept before
+        max_tokens = context.max_tokens + self._first_token  # the tokens of a step, and those kept before
         self._program = context.ops.compile(
-            forward, cache, max_tokens, context.max_rows, size.max_model_len, self._sampler, hidden=self._hidden
+            forward,
+            cache,
+            max_tokens,
+            context.max_rows,
+            size.max_model_len,
+            self._sampler,
+            tree_nodes=self._max_computed,
+            hidden=self._hidden,
         )
+
+    def _num_places(self, count: int) -> int:
+        return count if count <= self._num_tokens else max(self._num_tokens, self._max_computed)
+
+    # ---- reading
 
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """Prompts are read chunk by chunk, as the target reads them; what was sampled when drafts are proposed, or when
@@ -62,16 +87,21 @@ class ChainedHead(HeadProposer):
         return run.count - 1 if run.count > self._window else 0
 
     def _make_room(self, runs: Sequence[Run]) -> None:
-        """Read positions that no drafts were proposed for, before their hidden states are overwritten. (The token at
-        the start of a run may not be known yet, so the position before it stays.)"""
+        """Read positions that no drafts were proposed for, before their hidden states are overwritten: those of an
+        accepted branch of a tree, which are not where a chain has them, and those that become too many. (The token at
+        the start of a run may not be known yet, unless the run before it had drafts. So the position before stays.)"""
         pieces: dict[int, tuple[int, Int32]] = {}
         places = []
         for run in runs:
             row = self._drafted.get(run.row)
-            if row and 0 <= row.num_read < run.start - 1 and run.start + run.count - row.num_read > self._window:
-                pieces[run.row] = row.num_read, self._rows.tokens[run.row, row.num_read + 1 : run.start]
-                places.append(self._rows_of(run.row, np.arange(row.num_read, run.start - 1, dtype=np.int32)))
-                row.num_read = run.start - 1
+            if not row or row.num_read < 0:
+                continue
+            end = run.start if row.tree else run.start - 1
+            if row.num_read < end and (row.tree or run.start + run.count - row.num_read > self._window):
+                tokens = self._rows.tokens[run.row, : end + 1]
+                pieces[run.row] = row.num_read, tokens[row.num_read + 1 :]
+                places.append(self._rows_of(run.row, row.num_read, tokens))
+                row.num_read = end
         if pieces:
             self._read(pieces, np.concatenate(places))
 
@@ -79,31 +109,119 @@ class ChainedHead(HeadProposer):
         """Compute keys and values of these positions; their hidden states are in those places."""
         self._program.run(replace(self._blocks.batch(self._rows, pieces), logit_rows=NO_ROWS, hidden_rows=places))
 
-    def _draft(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
-        drafts: dict[int, list[int]] = {row: [] for row in texts}
-        batch = self._unread(texts)
-        rows, tables = list(texts), batch.block_tables
-        for number in range(max(counts[row] for row in rows)):
-            before = {row: line for line, row in enumerate(rows)}
-            rows = [row for row in self._draw(self._program, batch, rows, drafts) if counts[row] > number + 1]
-            if not rows:
-                break
-            kept = [before[row] for row in rows]
-            places = self._first_draft + np.array(rows, np.int32)
-            self._hidden.put(places, self._program, batch.logit_rows[kept])
-            tables = tables[kept]
-            positions = np.array([len(texts[row]) - 1 + number for row in rows], np.int32)
-            ids = np.array([drafts[row][-1] for row in rows], np.int32)
-            batch = replace(self._blocks.next(tables, positions, ids), hidden_rows=places)
-        return drafts
-
-    def _unread(self, texts: Mapping[int, Int32]) -> StepBatch:
+    def _unread(self, texts: Mapping[int, Int32], ahead: int = 0) -> StepBatch:
         """The positions of each row that the head has not read, up to the one before the last token."""
         pieces, places = {}, []
         for row, tokens in texts.items():
             first = self._drafted[row].num_read
             pieces[row] = first, tokens[first + 1 :]
-            places.append(self._rows_of(row, np.arange(first, len(tokens) - 1, dtype=np.int32)))
+            places.append(self._rows_of(row, first, tokens))
             self._drafted[row].num_read = len(tokens) - 1
-        batch = self._blocks.batch(self._rows, pieces, ahead=self._num_tokens)
+        batch = self._blocks.batch(self._rows, pieces, ahead)
         return replace(batch, hidden_rows=np.concatenate(places))
+
+    # ---- chains
+
+    def _draft(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
+        """Where the sampler does not wait, all steps are queued before the first draft is known."""
+        batch = self._unread(texts, self._num_tokens)
+        rows, tables = list(texts), batch.block_tables
+        waits: list[Callable[[], dict[int, int]]] = []
+        for number in range(max(counts[row] for row in rows)):
+            before = {row: line for line, row in enumerate(rows)}
+            waits.append(self._begin(self._program, batch, rows))
+            last = {row: ~row for row in rows} if self._sampler.queues else waits[-1]()
+            rows = [row for row in last if counts[row] > number + 1]
+            if not rows:
+                break
+            kept = [before[row] for row in rows]
+            places = self._draft_places(rows, 0)
+            self._hidden.put(places, self._program, batch.logit_rows[kept])
+            tables = tables[kept]
+            positions = np.array([len(texts[row]) - 1 + number for row in rows], np.int32)
+            ids = np.array([last[row] for row in rows], np.int32)
+            batch = replace(self._blocks.next(tables, positions, ids), hidden_rows=places)
+        drafts: dict[int, list[int]] = {row: [] for row in texts}
+        for number, wait in enumerate(waits):
+            for row, token in wait().items():
+                if len(drafts[row]) == number:  # else the one before is missing
+                    drafts[row].append(token)
+        return drafts
+
+    def _draft_places(self, rows: Sequence[int], number: int) -> Int32:
+        """The hidden states of that computed node of each row; 0: of the root, or of a chain."""
+        return self._first_draft + np.array(rows, np.int32) * self._draft_rows + number
+
+    # ---- trees
+
+    def _draft_trees(self, texts: Mapping[int, Int32]) -> dict[int, GrowingTree]:
+        trees = {row: _ComputedTree() for row in texts}
+        rows = list(texts)
+        batch = self._unread(texts)
+        lines = self._most_likely(self._program, batch, self._num_candidates(rows))
+        for row, line in zip(rows, lines, strict=True):
+            trees[row].add_level([ROOT], self._children(row, len(texts[row]), [line]))
+        self._hidden.put(self._draft_places(rows, 0), self._program, batch.logit_rows)
+        for level in range(1, self._num_tokens):
+            rows = [row for row in rows if trees[row].compute(self._top_k)]
+            if not rows:
+                break
+            batch = self._tree_batch({row: texts[row] for row in rows}, trees)
+            lines = self._most_likely(self._program, batch, self._num_candidates(rows))
+            for row in rows:
+                nodes = [trees[row].computed[place] for place in trees[row].newest]
+                of_row, lines = lines[: len(nodes)], lines[len(nodes) :]
+                trees[row].add_level(nodes, self._children(row, len(texts[row]) + level, of_row))
+            if level + 1 < self._num_tokens:
+                places = [self._draft_places([row], 1 + place) for row in rows for place in trees[row].newest]
+                self._hidden.put(np.concatenate(places), self._program, batch.logit_rows)
+        return dict(trees)
+
+    def _tree_batch(self, texts: Mapping[int, Int32], trees: "Mapping[int, _ComputedTree]") -> StepBatch:
+        """All computed nodes of each tree; logits are those of the newest level."""
+        pieces, hidden_rows, words, positions = {}, [], [], []
+        logit_rows: list[int] = []
+        num_tokens = 0
+        for row, tokens in texts.items():
+            tree, first = trees[row], len(tokens) - 1  # where the first draft is computed
+            pieces[row] = first, np.array([tree.tree.tokens[node] for node in tree.computed], np.int32)
+            hidden_rows += [self._draft_places([row], 1 + parent) for parent in tree.parents]
+            words += [word >> 1 for word in ancestor_words(tree.parents)[1:]]  # without the root, which is read
+            positions += [first - 1 + depth for depth in tree.depths]
+            num_tokens += len(tree.computed)
+            logit_rows += range(num_tokens - len(tree.newest), num_tokens)
+        return replace(
+            self._blocks.batch(self._rows, pieces),
+            positions=np.array(positions, np.int32),
+            logit_rows=np.array(logit_rows, np.int32),
+            hidden_rows=np.concatenate(hidden_rows),
+            ancestors=np.array(words, np.uint64).view(np.int64),
+        )
+
+
+class _ComputedTree(GrowingTree):
+    """With the nodes that the head has computed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.computed: list[int] = []
+        self.parents: list[int] = []  # of each of them: an earlier one, or ROOT
+        self.depths: list[int] = []
+        self._num_newest = 0
+
+    def compute(self, count: int) -> bool:
+        """The likeliest nodes of the last level, next. -> whether there are some"""
+        places = {node: place for place, node in enumerate(self.computed)}
+        newest = self.likeliest(count)
+        for node in newest:
+            parent = places.get(self.tree.parents[node], ROOT)
+            self.computed.append(node)
+            self.parents.append(parent)
+            self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+        self._num_newest = len(newest)
+        return bool(newest)
+
+    @property
+    def newest(self) -> range:
+        """The places of the nodes that were computed last."""
+        return range(len(self.computed) - self._num_newest, len(self.computed))

@@ -3,11 +3,12 @@
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from quire.core.draft_policy import CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
+from quire.core.draft_tree import MAX_TREE_NODES
 from quire.core.errors import BadRequest
 from quire.runtime.spec import METHODS, MethodKey
 
@@ -35,7 +36,7 @@ _NO_USE: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_local_argmax_reduction": ((None, False), "the draft model runs on one device"),
     "enable_adaptive_verification": ((None, False, True), ""),
     "disable_by_batch_size": ((None,), f"drafts that do not pay are not verified; to fix it, set {PER_BATCH_SIZE}"),
-    "speculative_token_tree": ((None,), "drafts are a chain"),
+    "speculative_token_tree": ((None,), "set tree_nodes: a tree has the likeliest nodes, and no fixed shape"),
     "attention_backend": ((None,), "attention is computed as for the model"),
     "moe_backend": ((None, "auto"), "experts are computed as for the model"),
 }
@@ -44,8 +45,19 @@ _NO_USE: dict[str, tuple[tuple[Any, ...], str]] = {
 @dataclass(frozen=True, slots=True)
 class MethodConfig:
     name: str
-    num_tokens: int  # draft tokens a step, at most
+    num_tokens: int  # draft tokens a step, at most; of a tree: its depth
     keys: Mapping[str, float]
+
+    @property
+    def tree_nodes(self) -> int:
+        """0: it proposes chains."""
+        return int(self.keys.get("tree_nodes", 0))
+
+    @property
+    def tree_steps(self) -> tuple[int, ...]:
+        """What its own steps compute for one tree, in tokens: the levels before are computed again."""
+        top_k = int(self.keys.get("tree_top_k", 0)) if METHODS[self.name].computes_nodes else 0
+        return (1, *(level * top_k or 1 for level in range(1, self.num_tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,8 @@ class SpecConfig:
         from quire.runtime.spec.proposers import Proposers  # with what computes
 
         made = []
+        most = max(max(method.num_tokens, method.tree_nodes) for method in self.methods)
+        context = replace(context, max_drafts=most) if context else context
         for method in self.methods:
             table = METHODS[method.name]
             new_proposer = getattr(import_module(table.module), table.name)
@@ -87,7 +101,8 @@ class SpecConfig:
         for method in self.methods:
             table = METHODS[method.name]
             cost = model_cost if (table.has_model or table.has_head) and model_cost else table.cost
-            methods.append(DraftMethod(method.name, method.num_tokens, table.acceptance, cost))
+            tree = (method.tree_nodes, method.tree_steps) if method.tree_nodes else ()
+            methods.append(DraftMethod(method.name, method.num_tokens, table.acceptance, cost, *tree))
         token_cost = GPU_TOKEN_COST if on_gpu else CPU_TOKEN_COST
         return DraftPolicy(tuple(methods), token_cost, self.per_batch_size, bool(self.synthetic_rates))
 
@@ -172,7 +187,27 @@ def _methods(names: list[str], given: Mapping[str, Any]) -> tuple[MethodConfig, 
         method = METHODS[name]
         values = {key: given.get(key, one.default) for key, one in method.keys.items()}
         made.append(MethodConfig(name, int(given.get(NUM_TOKENS, method.num_tokens)), _ordered(values, given)))
+        _check_tree(made[-1], given)
     return tuple(made)
+
+
+def _check_tree(method: MethodConfig, given: Mapping[str, Any]) -> None:
+    """A tree is larger than a chain, and what a head computes of it is a tree as well."""
+    if not method.tree_nodes:
+        if "tree_top_k" in given and "tree_top_k" in method.keys:
+            raise _refusal(f"{OPTION} has `tree_top_k`, and no tree", 'say how large: "tree_nodes": 16')
+        return
+    if method.tree_nodes <= method.num_tokens:
+        raise _refusal(
+            f"tree_nodes is {method.tree_nodes}, and a chain of {method.name} has {method.num_tokens} draft tokens",
+            f"let it be {method.num_tokens + 1} to {MAX_TREE_NODES}, or {NUM_TOKENS} less",
+        )
+    if (computed := max(method.tree_steps)) > MAX_TREE_NODES:
+        raise _refusal(
+            f"tree_top_k is {method.keys['tree_top_k']} and {NUM_TOKENS} is {method.num_tokens}: {method.name} would "
+            f"compute {computed} nodes",
+            f"at most {MAX_TREE_NODES} are possible: let one of them be less",
+        )
 
 
 def _refuse_key(key: str, names: list[str], known: Mapping[str, Any]) -> None:

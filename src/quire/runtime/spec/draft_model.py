@@ -1,19 +1,18 @@
 """Drafts of a smaller model with the same vocabulary, which has keys and values of its own in the target's blocks."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from quire.core.plan import Admission, Run, StepPlan
+from quire.core.plan import Run, StepPlan
 from quire.ops.opset import Int32, StepBatch
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
-from quire.runtime.sampling import row_params
 from quire.runtime.spec.draft_blocks import DraftBlocks
+from quire.runtime.spec.drafting import DraftingProposer
 from quire.runtime.spec.filled_blocks import FilledBlocks
-from quire.runtime.spec.proposer import Proposer, ProposerContext
+from quire.runtime.spec.proposer import ProposerContext
 
 NAME = "draft_model"
 NO_ROWS = np.zeros(0, np.int32)
@@ -43,7 +42,7 @@ class _DraftedRow:
         self.num_known, self.num_slots, self.drafts = len(tokens), num_slots, []
 
 
-class DraftModel(Proposer):
+class DraftModel(DraftingProposer[_DraftedRow]):
     """Computes what the target computes of prompts, where drafts are wanted; then one draft after the other for each
     row, as many as are wanted.
 
@@ -56,28 +55,24 @@ class DraftModel(Proposer):
         """`max_model_len`: longer texts get no drafts; 0: as long as the model can read."""
         assert context.draft is not None
         size, config = context.size, context.draft.config
+        super().__init__(context, config.vocab)
         spec = kv_spec(config, size.spec.block_size, size.spec.dtype)
         self._max_length = min(size.max_model_len, config.max_length, max_model_len or config.max_length)
         self._max_tokens = context.max_tokens
         self._blocks = DraftBlocks(size.num_blocks, spec.block_size, num_tokens)
         cache = context.ops.new_cache(spec, self._blocks.num_blocks(context.max_rows), size.num_host_blocks)
         self.caches = (cache,)
-        self._sampler = context.ops.new_sampler(context.max_rows, config.vocab)
         self._program = context.ops.compile(
             context.draft.forward, cache, context.max_tokens, context.max_rows, size.max_model_len, self._sampler
         )
-        self._drafted: dict[int, _DraftedRow] = {}
         self._begun: set[int] = set()  # rows that had a run
         self._filled = FilledBlocks(size.num_blocks, size.num_host_blocks, spec.block_size)
-        self._steps: list[tuple[int, float]] = []  # (tokens, seconds)
 
-    def admit(self, admission: Admission) -> None:
-        params = row_params(admission.params, admission.sample, admission.stop_ids)
-        if admission.params.beam_width is None:  # which beams survive is not known
-            self._drafted[admission.row] = _DraftedRow(replace(params, num_logprobs=-1), admission.num_prompt)
+    def _new_row(self, params: RowParams, num_prompt: int) -> _DraftedRow:
+        return _DraftedRow(params, num_prompt)
 
     def retire(self, row: int) -> None:
-        self._drafted.pop(row, None)
+        super().retire(row)
         self._begun.discard(row)
 
     def move_blocks(self, plan: StepPlan) -> None:
@@ -88,7 +83,7 @@ class DraftModel(Proposer):
         prompts that were not read, when drafts are proposed."""
         has_prompt = any(run.count - len(run.drafts) > 1 and NAME in run.quotas for run in runs)
         if has_prompt:
-            self._program.run(replace(batch, logit_rows=NO_ROWS, adapters=None))
+            self._program.run(replace(batch, logit_rows=NO_ROWS, adapters=None, ancestors=None))
         for run in runs:
             row = self._drafted.get(run.row)
             if run.row not in self._begun:
@@ -102,16 +97,8 @@ class DraftModel(Proposer):
                 row.num_computed = max(row.num_computed, run.start + run.count)
                 self._filled.fill(self._table(run.row), row.num_computed)
 
-    def take_steps(self) -> list[tuple[int, float]]:
-        steps, self._steps = self._steps, []
-        return steps
-
     def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
-        texts = {
-            row: tokens
-            for row, tokens in known.items()
-            if row in self._drafted and len(tokens) + counts[row] < self._max_length
-        }
+        texts = self._texts(known, counts)
         if not texts:
             return {}
         rows = list(texts)
@@ -122,7 +109,7 @@ class DraftModel(Proposer):
         self._catch_up(texts)
         batch = self._batch({row: tokens[self._drafted[row].num_computed :] for row, tokens in texts.items()})
         for number in range(max(counts[row] for row in rows)):
-            last = self._draw(batch, rows)
+            last = self._draw(self._program, batch, rows)
             for row, token in last.items():
                 self._drafted[row].drafts.append(token)
             rows = [row for row in last if counts[row] > number + 1]
@@ -137,14 +124,6 @@ class DraftModel(Proposer):
             drafted.num_computed = min(drafted.num_known, drafted.num_slots)
             self._filled.fill(self._table(row), drafted.num_computed)
         return {row: drafts for row in texts if (drafts := self._drafted[row].drafts)}
-
-    def _draw(self, batch: StepBatch, rows: list[int]) -> dict[int, int]:
-        """One step: the next draft token of each row that has one. Steps that only read are not timed: on a GPU they
-        are queued, and not awaited."""
-        begin = time.perf_counter()
-        sampled = self._sampler.draw(self._program.run(batch)[: len(rows)], rows)
-        self._steps.append((len(batch.ids), time.perf_counter() - begin))
-        return {one.row: one.tokens[0] for one in sampled if one.tokens}
 
     def _table(self, row: int) -> Int32:
         """The target's blocks."""

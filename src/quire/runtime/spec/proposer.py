@@ -26,6 +26,7 @@ class ProposerContext:
     max_tokens: int  # of one step
     draft: "LoadedModel | None" = None  # the model that a method drafts with, loaded
     head: "DraftHead | None" = None  # or the head
+    max_drafts: int = 0  # of a run, by whatever method
 
 
 class Proposer:
@@ -55,7 +56,7 @@ class Proposer:
 
     def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
         """By row, all its tokens [n], valid until this returns, and how many draft tokens are wanted. -> at most so
-        many that may follow, for the rows that have some"""
+        many that may follow, for the rows that have some; a free method may propose a tree of more"""
         raise NotImplementedError
 
     def take_steps(self) -> list[tuple[int, float]]:

@@ -75,7 +75,7 @@ class Proposers:
                 chains = {row: tree.first_branch().tokens for row, tree in trees.items()}
                 trees = {row: DraftTree(one) for row, one in self.synthetic.pad(chains, wanted, counts).items()}
             for row, tree in trees.items():
-                proposals.setdefault(row, []).append(Proposal(name, tree.tokens, tree.parents))
+                proposals.setdefault(row, []).append(Proposal(name, tree.tokens, tree.parents, tree.confidences))
         self._seconds += time.perf_counter() - begin
         return proposals
 
@@ -94,4 +94,9 @@ class Proposers:
 
 def _has_enough(run: Run, proposals: Sequence[Proposal]) -> bool:
     """Whether free draft tokens are worth more than those of a quota."""
-    return 0 < run.num_enough <= max((len(proposal.tokens) for proposal in proposals), default=0)
+    return 0 < run.num_enough <= max(map(_longest, proposals), default=0)
+
+
+def _longest(proposal: Proposal) -> int:
+    """Draft tokens that may be accepted together."""
+    return max(DraftTree(proposal.tokens, proposal.parents).depths(), default=0)

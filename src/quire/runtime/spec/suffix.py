@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from quire.core.draft_tree import DraftTree, without_chain
 from quire.core.plan import Admission
 from quire.core.prefix_tree import Namespace
 from quire.ops.compiled import native
@@ -51,13 +52,15 @@ class _Text:
 
 
 class Suffix(Proposer):
-    """Of all earlier places where the last tokens stood, proposes what most of them continued with."""
+    """Of all earlier places where the last tokens stood, proposes what most of them continued with; as a tree, what
+    each of them continued with, by how many did."""
 
     def __init__(
         self, context: ProposerContext, num_tokens: int, *, suffix_decoding_max_tree_depth: int,
         suffix_decoding_max_cached_requests: int, suffix_decoding_max_spec_factor: float,
-        suffix_decoding_min_token_prob: float,
+        suffix_decoding_min_token_prob: float, tree_nodes: int = 0,
     ) -> None:  # fmt: skip
+        self.tree_nodes = tree_nodes
         self._max_requests = suffix_decoding_max_cached_requests
         self._rules = (
             suffix_decoding_max_tree_depth,
@@ -70,22 +73,23 @@ class Suffix(Proposer):
     def admit(self, admission: Admission) -> None:
         self._texts[admission.row] = _Text(admission.num_prompt, admission.namespace)
 
-    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, DraftTree]:
         drafted = {row: self._drafts(self._texts[row], tokens, counts[row]) for row, tokens in known.items()}
-        return {row: drafts for row, drafts in drafted.items() if drafts}
+        return {row: drafts for row, drafts in drafted.items() if drafts.tokens}
 
     def retire(self, row: int) -> None:
         text = self._texts.pop(row, None)
         if text is not None and text.answer and self._max_requests:
             self._answers_of(text.namespace).add(np.concatenate(text.answer))
 
-    def _drafts(self, text: _Text, tokens: Int32, count: int) -> list[int]:
+    def _drafts(self, text: _Text, tokens: Int32, count: int) -> DraftTree:
         text.update(tokens)
         answers = self._answers.get(text.namespace)
-        drafts: list[int] = native.suffix_drafts(
-            text.history, answers.history if answers else None, count, *self._rules
-        )
-        return drafts
+        histories = text.history, answers.history if answers else None
+        if not self.tree_nodes:
+            return DraftTree(native.suffix_drafts(*histories, count, *self._rules))
+        drafts, parents, confidences = native.suffix_tree(*histories, self.tree_nodes, count, *self._rules)
+        return DraftTree(drafts, without_chain(parents), confidences)
 
     def _answers_of(self, namespace: Namespace) -> _Answers:
         answers = self._answers.setdefault(namespace, _Answers(self._max_requests))

@@ -59,6 +59,7 @@ GAUGES = [
         lambda model: 1.0 - model.now.used_slots / model.now.held_slots if model.now.held_slots else 0.0,
     ),
     ScalarMetric("model_loaded", (), "1 while there is an engine for the model.", lambda model: model.is_loaded),
+    ScalarMetric("engines_ready", (), "Engines of the model that take requests.", lambda model: model.num_ready()),
     ScalarMetric("kv_cache_blocks", (), "Blocks of the KV cache.", lambda model: model.now.num_blocks),
     ScalarMetric(
         "kv_cache_cached_blocks",

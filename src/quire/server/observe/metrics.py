@@ -1,6 +1,7 @@
 """Counters and histograms of the records of the engine. exposition.py makes their text."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import zip_longest
 
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord, merged
@@ -41,6 +42,7 @@ class ModelMetrics:
         self.retried = 0  # requests, counted each time
         self.charged = 0  # requests that the engine died of
         self.is_loaded = False
+        self.num_ready: Callable[[], int] = lambda: int(self.is_loaded)  # engines that take requests
         self.loads = 0
         self.finished: Counter[str] = Counter()  # by reason
         self.recent = Recent()

@@ -1,5 +1,5 @@
-"""The tokenizer of a GGUF file: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), and of encoders WordPiece
-("bert") or SentencePiece unigram ("t5")."""
+"""The tokenizer of a GGUF file: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), BPE of characters ("gemma4"), and
+of encoders WordPiece ("bert") or SentencePiece unigram ("t5")."""
 
 import re
 from array import array
@@ -112,6 +112,21 @@ def _sentencepiece(pieces: GGUFTokens) -> Vocabulary:
     return _finish(pieces, backend, sentencepiece, bos=bos, eos=eos, add_bos=True, strips_space=add_space)
 
 
+def _characters(pieces: GGUFTokens) -> Vocabulary:
+    """Merges of characters within runs of newlines, and between these; a run that is a token is not merged. Spaces are
+    U+2581, and a character without a token is its bytes."""
+    with refuse_damaged(f"{pieces.metadata.source}: {KEY}merges do not fit {KEY}tokens"):
+        model = models.BPE(pieces.ids, _pairs(pieces.metadata), byte_fallback=True, ignore_merges=True)
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.Replace(" ", SPACE)
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[^\n]+|\n+"), behavior="isolated")
+    tokens = pieces.tokens
+    special = [AddedToken(tokens[index], normalized=False, special=True) for index in pieces.of(CONTROL, UNKNOWN)]
+    backend.add_special_tokens(special)
+    backend.add_tokens([AddedToken(tokens[index], normalized=False) for index in pieces.of(USER_DEFINED)])
+    return _finish(pieces, backend, sentencepiece, bos=pieces.id("bos", 2), eos=pieces.id("eos", 1), add_bos=True)
+
+
 def _unigram(pieces: GGUFTokens) -> Vocabulary:
     metadata = pieces.metadata
     char_map = metadata.get(KEY + "precompiled_charsmap")
@@ -161,6 +176,7 @@ def _word_pieces(pieces: GGUFTokens) -> Vocabulary:
 READERS: Mapping[str, Callable[[GGUFTokens], Vocabulary]] = {  # by `tokenizer.ggml.model`
     "gpt2": _byte_level,
     "llama": _sentencepiece,
+    "gemma4": _characters,
     "bert": _word_pieces,
     "t5": _unigram,
 }

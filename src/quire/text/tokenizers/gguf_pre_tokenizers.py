@@ -88,12 +88,20 @@ STABLELM2 = PreTokenizerStyle(_tiktoken_words(r"\p{N}"))
 QWEN2 = PreTokenizerStyle(_tiktoken_words(r"\p{N}"), nfc=True)
 TEKKEN = PreTokenizerStyle(_cased_words(r"\p{N}", ""), ignore_merges=True, add_bos=True)
 GPT4O = PreTokenizerStyle(_cased_words(r"\p{N}{1,3}", CONTRACTIONS + "?"))
+DEEPSEEK_WORDS = r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES
+ASIAN_SCRIPTS = (
+    r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    r"\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
 DEEPSEEK_V3 = PreTokenizerStyle(
     _matches(
         r"\p{N}{1,3}",
         HAN_AND_KANA,
-        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|" + SPACES,
+        DEEPSEEK_WORDS,
     )
+)
+AFMOE = PreTokenizerStyle(  # digits in threes from the right
+    _matches(r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", ASIAN_SCRIPTS, DEEPSEEK_WORDS)
 )
 DEEPSEEK_LLM = PreTokenizerStyle(
     _matches(
@@ -145,11 +153,12 @@ _STYLES: Sequence[tuple[PreTokenizerStyle, str]] = (  # with the names of `token
     (VIKING, "viking"),
     (DBRX, "dbrx smaug-bpe glm4 chatglm-bpe"),
     (LLAMA3, "llama-bpe llama-v3 llama3 falcon3 pixtral midm-2.0"),
-    (STABLELM2, "stablelm2 hunyuan solar-open"),
+    (STABLELM2, "stablelm2 hunyuan solar-open grok-2 bailingmoe bailingmoe2"),
     (QWEN2, "qwen2 deepseek-r1-qwen megrez kormo f2llmv2"),
     (TEKKEN, "tekken"),
     (GPT4O, "gpt-4o llama4 minimax-m2 kanana2"),
     (DEEPSEEK_V3, "deepseek-v3 hunyuan-dense joyai-llm"),
+    (AFMOE, "afmoe"),
     (DEEPSEEK_LLM, "deepseek-llm"),
     (DEEPSEEK_CODER, "deepseek-coder"),
     (SEED, "seed-coder"),

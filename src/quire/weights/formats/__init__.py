@@ -26,6 +26,7 @@ FORMATS = {
     "eetq": "quire.weights.formats.eetq",
     "hqq": "quire.weights.formats.hqq",
     "mxfp4": "quire.weights.formats.mxfp4",
+    "bitnet": "quire.weights.formats.bitnet",
 }
 
 # Static scales of activations, which are computed at run time, and of keys and values, which are no weights.

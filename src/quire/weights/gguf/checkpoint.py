@@ -110,6 +110,8 @@ class GGUFCheckpoint:
     def _half_split_order(self, entry: TensorEntry, heads_key: str) -> NDArray[np.int32]:
         num_rows = entry.shape[0]
         num_heads = self.config.int(heads_key)
+        if "layer_key_heads" in self.config:  # layers differ in their number
+            num_heads = num_rows // max(self.config.int("head_dim"), 1)
         order = half_split_order(num_rows, num_heads)
         if order is None:
             raise BadCheckpoint(

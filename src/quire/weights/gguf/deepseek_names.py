@@ -1,10 +1,11 @@
-"""The row of names.py for DeepSeek V2 and V3 (GGUF's `deepseek2`), GLM-4.7-Flash and Youtu.
+"""The rows of names.py for DeepSeek V2 and V3 (GGUF's `deepseek2`), GLM-4.7-Flash and Youtu, V3.2, GLM-5 and Mistral 4.
 
 Files written since April 2025 have kv_b_proj as two tensors, that of the keys transposed head by head: `split_kv_b`, a
 key that Hugging Face's configurations do not have, says so. Their head lengths are those of the latent; the lengths of
 heads have keys of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.weights.config import CheckpointConfig
@@ -91,23 +92,50 @@ def _deepseek(config: CheckpointConfig) -> dict[str, Any]:
     return derived
 
 
+def _named(name: str) -> Callable[[CheckpointConfig], dict[str, Any]]:
+    return lambda config: _deepseek(config) | {"architectures": [name]}
+
+
+def _mistral4(config: CheckpointConfig) -> dict[str, Any]:
+    derived = _deepseek(config) | {"architectures": ["Mistral4ForCausalLM"]}
+    scaling = derived.get("rope_scaling") or config.dict("rope_scaling", default={})
+    return derived | {"rope_scaling": scaling | {"llama_4_scaling_beta": config.float("temperature_scale", 0.0)}}
+
+
+DEEPSEEK = GGUFArchitecture(
+    name="DeepseekV2ForCausalLM",
+    keys=DEEPSEEK_KEYS,
+    constants={"model_type": "deepseek_v2", "hidden_act": "silu"},
+    tensors={
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+    },
+    layer_tensors=DEEPSEEK_LAYER,
+    derive=_deepseek,
+    variants={
+        "exp_probs_b": GGUFVariant({"gating": SIGMOID}),  # some files of GLM-4.7-Flash do not have the key
+        "attn_k_b": GGUFVariant(
+            {"split_kv_b": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
+        ),
+    },
+)
+INDEXED = replace(
+    DEEPSEEK,
+    keys={**DEEPSEEK_KEYS, "index_topk": "attention.indexer.top_k"},
+    layer_tensors={
+        **DEEPSEEK_LAYER,
+        **{f"indexer.{part}": f"self_attn.indexer.{part}" for part in ("k_norm", "proj", "attn_k", "attn_q_b")},
+    },
+)
+
 DEEPSEEK_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
-    "deepseek2": GGUFArchitecture(
-        name="DeepseekV2ForCausalLM",
-        keys=DEEPSEEK_KEYS,
-        constants={"model_type": "deepseek_v2", "hidden_act": "silu"},
-        tensors={
-            "token_embd.weight": "model.embed_tokens.weight",
-            "output_norm.weight": "model.norm.weight",
-            "output.weight": "lm_head.weight",
-        },
-        layer_tensors=DEEPSEEK_LAYER,
-        derive=_deepseek,
-        variants={
-            "exp_probs_b": GGUFVariant({"gating": SIGMOID}),  # some files of GLM-4.7-Flash do not have the key
-            "attn_k_b": GGUFVariant(
-                {"split_kv_b": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
-            ),
-        },
-    )
+    "deepseek2": DEEPSEEK,
+    "deepseek32": replace(INDEXED, derive=_named("DeepseekV32ForCausalLM")),
+    "glm-dsa": replace(INDEXED, derive=_named("GlmMoeDsaForCausalLM")),
+    "mistral4": replace(
+        DEEPSEEK,
+        keys={**DEEPSEEK_KEYS, "temperature_scale": "attention.temperature_scale"},
+        derive=_mistral4,
+    ),
 }

@@ -13,7 +13,7 @@ from quire.weights.config import CheckpointConfig
 def gemma(config: CheckpointConfig) -> dict[str, Any]:
     """Gemma 2 and 3: the largest of each scales scores by hidden_size / heads instead of the width of a head; without a
     window, all layers have full attention."""
-    largest = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}[config.architecture]  # layers
+    largest = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}.get(config.architecture)  # layers
     heads, width = config.int("num_attention_heads"), config.int("head_dim")
     if config.int("num_hidden_layers") == largest:
         width = config.int("hidden_size") // max(heads, 1)

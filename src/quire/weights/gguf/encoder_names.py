@@ -1,10 +1,19 @@
 """Rows of names.py for encoders. GGUF has one architecture for BERT and for those that differ in their tokenizer and in
 the first rows of their positions, which the converter cuts off: RoBERTa, XLM-RoBERTa, DistilBERT. (Of CamemBERT it does
-not cut them off, and nothing in the file tells.)"""
+not cut them off, and nothing in the file tells.) Encoders with rope have architectures of their own."""
 
 from collections.abc import Mapping
 
+from quire.weights.gguf import derived_config
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
+from quire.weights.gguf.shared_names import (
+    DECODER_KEYS,
+    GATED_LAYER,
+    GEMMA_KEYS,
+    HEAD_NORMS,
+    OUTER_TENSORS,
+    PRE_AND_POST_NORMS,
+)
 
 ENCODER_KEYS = {
     "num_hidden_layers": "block_count",
@@ -69,5 +78,122 @@ ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "layer_output_norm": "norm2",
         },
         expects={"attention.causal": False},
+    ),
+    "nomic-bert-moe": GGUFArchitecture(
+        name="NomicBertModel",
+        keys={
+            **ENCODER_KEYS,
+            "num_local_experts": "expert_count",
+            "num_experts": "expert_count",
+            "moe_top_k": "expert_used_count",
+            "moe_every_n_layers": "moe_every_n_layers",
+        },
+        constants={"model_type": "nomic_bert", "activation_function": "gelu"}
+        | dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+        tensors={
+            **EMBEDDINGS,
+            **{f"token_embd_norm.{part}": f"emb_ln.{part}" for part in ("weight", "bias")},
+        },
+        layers="encoder.layers",
+        layer_tensors={
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+            "ffn_gate_inp": "mlp.router.layer",
+            "ffn_up_exps": "mlp.experts.{}.w1",
+            "ffn_down_exps": "mlp.experts.{}.w2",
+            "layer_output_norm": "norm2",
+        },
+        expects={"attention.causal": False},
+    ),
+    "jina-bert-v2": GGUFArchitecture(  # with gate and up as two tensors
+        name="JinaBertModel",
+        keys=ENCODER_KEYS,
+        constants={"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+        tensors={
+            **EMBEDDINGS,
+            **{f"token_embd_norm.{part}": f"embeddings.LayerNorm.{part}" for part in ("weight", "bias")},
+        },
+        layers="encoder.layer",
+        layer_tensors={
+            "attn_q": "attention.self.query",
+            "attn_k": "attention.self.key",
+            "attn_v": "attention.self.value",
+            "attn_output": "attention.output.dense",
+            "attn_output_norm": "attention.output.LayerNorm",
+            "ffn_gate": "mlp.gated_layers_w",
+            "ffn_up": "mlp.gated_layers_v",
+            "ffn_down": "mlp.wo",
+            "layer_output_norm": "mlp.layernorm",
+        },
+        expects={"attention.causal": False, "attention.max_alibi_bias": 8.0},
+    ),
+    "jina-bert-v3": GGUFArchitecture(
+        name="JinaEmbeddingsV3Model",
+        keys=ENCODER_KEYS,
+        constants={"model_type": "jina_embeddings_v3", "hidden_act": "gelu"},
+        tensors={
+            **EMBEDDINGS,
+            **{f"token_embd_norm.{part}": f"emb_ln.{part}" for part in ("weight", "bias")},
+        },
+        layers="encoder.layers",
+        layer_tensors={
+            "attn_qkv": "mixer.Wqkv",
+            "attn_output": "mixer.out_proj",
+            "attn_output_norm": "norm1",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+            "layer_output_norm": "norm2",
+        },
+        expects={"attention.causal": False},
+    ),
+    "modern-bert": GGUFArchitecture(
+        name="ModernBertModel",
+        keys={
+            **ENCODER_KEYS,
+            "norm_eps": "attention.layer_norm_epsilon",
+            "rope_local_base_freq": "rope.freq_base_swa",
+            "local_attention": "attention.sliding_window",
+            "global_attn_every_n_layers": "attention.sliding_window_pattern",
+        },
+        constants={"model_type": "modernbert", "hidden_activation": "gelu"},
+        tensors={
+            "token_embd.weight": "embeddings.tok_embeddings.weight",
+            "token_embd_norm.weight": "embeddings.norm.weight",
+            "output_norm.weight": "final_norm.weight",
+        },
+        layers="layers",
+        layer_tensors={
+            "attn_norm": "attn_norm",
+            "attn_qkv": "attn.Wqkv",
+            "attn_output": "attn.Wo",
+            "ffn_norm": "mlp_norm",
+            "ffn_up": "mlp.Wi",
+            "ffn_down": "mlp.Wo",
+        },
+        expects={"attention.causal": False},
+    ),
+    "eurobert": GGUFArchitecture(
+        name="EuroBertModel",
+        keys=DECODER_KEYS,
+        constants={"model_type": "eurobert", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        expects={"attention.causal": False},
+    ),
+    "gemma-embedding": GGUFArchitecture(
+        name="Gemma3Model",
+        keys=GEMMA_KEYS,
+        constants={
+            "model_type": "gemma3_text",
+            "hidden_activation": "gelu_pytorch_tanh",
+            "use_bidirectional_attention": True,
+        },
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
+        norm_offset=1.0,
+        derive=derived_config.gemma,
     ),
 }

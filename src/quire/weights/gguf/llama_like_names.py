@@ -42,6 +42,19 @@ LFM2_LAYER = {
     "ffn_down": "feed_forward.w2",
 }
 
+HUNYUAN = GGUFArchitecture(
+    name="HunYuanDenseV1ForCausalLM",
+    keys=DECODER_KEYS,
+    constants={"model_type": "hunyuan_v1_dense", "hidden_act": "silu"},
+    tensors=OUTER_TENSORS,
+    layer_tensors={
+        **GATED_LAYER,
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    biases={"attention_bias": "attn_q"},
+)
+
 LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "mistral3": GGUFArchitecture(  # Mistral Small 3.1 and 3.2; with a temperature, Ministral 3
         name="MistralForCausalLM",
@@ -168,18 +181,7 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             )
         },
     ),
-    "hunyuan-dense": GGUFArchitecture(
-        name="HunYuanDenseV1ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "hunyuan_v1_dense", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={
-            **GATED_LAYER,
-            "attn_q_norm": "self_attn.query_layernorm",
-            "attn_k_norm": "self_attn.key_layernorm",
-        },
-        biases={"attention_bias": "attn_q"},
-    ),
+    "hunyuan-dense": HUNYUAN,
     "dots1": GGUFArchitecture(
         name="Dots1ForCausalLM",
         keys={

@@ -4,6 +4,7 @@ A row has the Hugging Face architecture, the config keys with their GGUF keys, a
 architecture, add its row to ARCHITECTURES. A dot in a config key leads into a nested object."""
 
 import re
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
@@ -14,9 +15,14 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.gguf import derived_config
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
+from quire.weights.gguf.delta_names import DELTA_ARCHITECTURES
 from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
+from quire.weights.gguf.mamba_names import MAMBA_ARCHITECTURES
+from quire.weights.gguf.missing import MISSING_GGUF
+from quire.weights.gguf.newer_names import NEWER_ARCHITECTURES
+from quire.weights.gguf.older_names import OLDER_ARCHITECTURES
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -38,6 +44,32 @@ from quire.weights.gguf.shared_names import (
 # Tensors that are lists in `rope_scaling` of Hugging Face.
 LONGROPE_TENSORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
+# The rows of yes and no of the head.
+QWEN3_RERANKER = GGUFVariant({"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes", "1": "no"}})
+QWEN2 = GGUFArchitecture(
+    name="Qwen2ForCausalLM",
+    keys=DECODER_KEYS,
+    constants={"model_type": "qwen2", "hidden_act": "silu"},
+    tensors=OUTER_TENSORS,
+    layer_tensors=GATED_LAYER,
+)
+QWEN3 = GGUFArchitecture(
+    name="Qwen3ForCausalLM",
+    keys=DECODER_KEYS,
+    constants={"model_type": "qwen3", "hidden_act": "silu"},
+    tensors={**OUTER_TENSORS, "cls.output.weight": "score.weight"},
+    layer_tensors={**GATED_LAYER, **HEAD_NORMS},
+    biases={"attention_bias": "attn_q"},
+    variants={"cls.output": QWEN3_RERANKER},
+)
+QWEN3_MOE = GGUFArchitecture(
+    name="Qwen3MoeForCausalLM",
+    keys={**DECODER_KEYS, **EXPERT_KEYS},
+    constants={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
+    tensors=OUTER_TENSORS,
+    layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+    biases={"attention_bias": "attn_q"},
+)
 
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture(  # and Mistral, SmolLM
@@ -57,21 +89,10 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS},
         interleaved=INTERLEAVED_QK,
     ),
-    "qwen2": GGUFArchitecture(
-        name="Qwen2ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "qwen2", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-    ),
-    "qwen3": GGUFArchitecture(
-        name="Qwen3ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "qwen3", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS},
-        biases={"attention_bias": "attn_q"},
-    ),
+    "qwen2": QWEN2,
+    "qwen2vl": QWEN2,  # its text
+    "qwen3": QWEN3,
+    "qwen3vl": QWEN3,  # its text
     "qwen2moe": GGUFArchitecture(
         name="Qwen2MoeForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS},
@@ -79,14 +100,8 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERT},
     ),
-    "qwen3moe": GGUFArchitecture(
-        name="Qwen3MoeForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
-        biases={"attention_bias": "attn_q"},
-    ),
+    "qwen3moe": QWEN3_MOE,
+    "qwen3vlmoe": QWEN3_MOE,  # its text
     "olmo2": GGUFArchitecture(
         name="Olmo2ForCausalLM",
         keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
@@ -198,10 +213,18 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         keys={**GRANITE_KEYS, **EXPERT_KEYS},
         constants={"model_type": "granitemoe", "hidden_act": "silu"},
         tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS, "ffn_gate_inp": "block_sparse_moe.router.layer"},
+        layer_tensors={
+            **GATED_LAYER,
+            **MIXTRAL_EXPERTS,
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            "ffn_gate_shexp": "shared_mlp.gate_proj",
+            "ffn_up_shexp": "shared_mlp.up_proj",
+            "ffn_down_shexp": "shared_mlp.output_linear",
+        },
         interleaved=INTERLEAVED_QK,
         biases={"attention_bias": "attn_q"},
-        expects={"rope.scaling.finetuned": True, "expert_shared_feed_forward_length": None},
+        expects={"rope.scaling.finetuned": True},
+        variants={"ffn_gate_shexp": GGUFVariant({"architectures": ["GraniteMoeSharedForCausalLM"]})},
     ),
     "smollm3": GGUFArchitecture(
         name="SmolLM3ForCausalLM",
@@ -245,12 +268,22 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         derive=derived_config.gemma,
     ),
     **LLAMA_LIKE_ARCHITECTURES,
+    **NEWER_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
+    **OLDER_ARCHITECTURES,
+    **DELTA_ARCHITECTURES,
+    **MAMBA_ARCHITECTURES,
     **ENCODER_ARCHITECTURES,
 }
 
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
+_SCALE = re.compile(r"blk\.(\d+)\.([\w.]+\.scale)")
+# Ends of Hugging Face's names that have no ".weight" after them.
+_WHOLE_NAMES = (
+    *("_bias", ".sinks", ".correct_output_scale", ".layer_scalar"),
+    *(".experts.gate_up_proj", ".experts.down_proj"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +300,9 @@ def find_architecture(metadata: CheckpointConfig) -> GGUFArchitecture:
     experts = metadata.int(f"{name}.expert_count", default=0)
     row = (ARCHITECTURES.get(f"{name} with experts") if experts else None) or ARCHITECTURES.get(name)
     if row is None:
+        what = f", which is not read; what is missing: {MISSING_GGUF[name]}" if name in MISSING_GGUF else ""
         raise Unsupported(
-            f"{metadata.source} is of the architecture {name!r}", f"supported in GGUF: {', '.join(ARCHITECTURES)}"
+            f"{metadata.source} is of the architecture {name!r}{what}", f"supported in GGUF: {', '.join(ARCHITECTURES)}"
         )
     if experts and "num_local_experts" not in row.keys:
         raise Unsupported(f"{metadata.source}: {name}.expert_count is {experts}", f"{name} is read without experts")
@@ -281,15 +315,17 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
     """None for a name that the row does not have."""
     if name in row.tensors:
         return TensorName(row.tensors[name], offset=row.norm_offset if name == "output_norm.weight" else 0.0)
+    if (scale := _SCALE.fullmatch(name)) and scale[2] in row.layer_tensors:
+        return TensorName(f"{row.layers}.{scale[1]}.{row.layer_tensors[scale[2]]}")
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in row.layer_tensors:
         return None
-    layer, part, kind = match.groups()
+    layer, part, kind = match[1], match[2], match[3] or ""
     translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.layers}.{layer}.{translated}" + ("" if translated.endswith(("_bias", ".sinks")) else f".{kind}"),
+        f"{row.layers}.{layer}.{translated}" + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
         row.interleaved.get(part),
-        row.norm_offset if part.endswith("_norm") and kind == "weight" else 0.0,
+        row.norm_offset if part.endswith("_norm") and part != "ssm_norm" and kind == ".weight" else 0.0,
         part == "ffn_gate_inp_shexp" or translated in row.one_row,
     )
 
@@ -325,13 +361,14 @@ def _add_head_dims(values: dict[str, Any], metadata: CheckpointConfig, prefix: s
     """head_dim, which may differ from hidden_size / heads, and rotary_dim."""
     if f"{prefix}.attention.kv_lora_rank" in metadata:
         return  # MLA: deepseek_names.py derives the sizes
-    heads = metadata.int(f"{prefix}.attention.head_count")
+    heads = metadata.get(f"{prefix}.attention.head_count")
+    heads = max(heads, default=0) if isinstance(heads, array) else metadata.int(f"{prefix}.attention.head_count")
     head_dim = metadata.int(
         f"{prefix}.attention.key_length", metadata.int(f"{prefix}.embedding_length") // max(heads, 1)
     )
     values["head_dim"] = head_dim
     value_dim = metadata.int(f"{prefix}.attention.value_length", default=head_dim)
-    if value_dim != head_dim:
+    if value_dim != head_dim and "v_head_dim" not in values:
         raise Unsupported(f"{metadata.source}: the heads have keys of {head_dim} and values of {value_dim} columns")
     values["rotary_dim"] = metadata.int(f"{prefix}.rope.dimension_count", default=head_dim)
 
@@ -358,10 +395,12 @@ def _rope_scaling(metadata: CheckpointConfig, prefix: str) -> dict[str, Any] | N
 
 def longrope(metadata: CheckpointConfig, factors: Mapping[str, list[float]]) -> dict[str, Any]:
     """The `rope_scaling` of a file that has factors for each frequency as tensors."""
-    prefix = f"{metadata.str('general.architecture')}.rope.scaling."
+    architecture = metadata.str("general.architecture")
+    prefix = f"{architecture}.rope.scaling."
+    original = metadata.get(f"{prefix}original_context_length", metadata.get(f"{architecture}.context_length"))
     scaling = {
         "rope_type": "longrope",
-        "original_max_position_embeddings": metadata.int(f"{prefix}original_context_length"),
+        "original_max_position_embeddings": original,
         "attention_factor": metadata.get(f"{prefix}attn_factor"),
         **factors,
     }

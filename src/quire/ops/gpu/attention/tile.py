@@ -20,10 +20,10 @@ FINITE_MIN = tl.constexpr(-1e30)
 @triton.jit
 def find_places(pos, end, run_begin, places):
     """Where positions lie in their sequence: at their own number, unless they are of a path."""
-    if places is None:
-        return pos
-    on_path = (pos >= run_begin) & (pos < end)
-    return tl.where(on_path, tl.load(places + pos - run_begin, mask=on_path, other=0), pos)
+    if places is not None:
+        on_path = (pos >= run_begin) & (pos < end)
+        pos = tl.where(on_path, tl.load(places + pos - run_begin, mask=on_path, other=0), pos)
+    return pos
 
 
 @triton.jit

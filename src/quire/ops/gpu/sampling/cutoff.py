@@ -28,7 +28,6 @@ from quire.ops.gpu.sampling.job import (
     load_line,
     needs_edits,
 )
-from quire.ops.gpu.sampling.pick import passes_min_p
 from quire.ops.gpu.sampling.softmax_weights import (
     MAX_ID,
     NEG_INF_KEY,
@@ -45,10 +44,10 @@ INT32_MAX = tl.constexpr((1 << 31) - 1)
 
 
 def find_cutoffs(job: Job) -> None:
-    """The open tokens of `bracket_cutoffs` -> job.filters.cutoffs; job.sums gain the open tokens that pass."""
+    """The open tokens of `bracket_cutoffs` -> job.filters.cutoffs."""
     filters = job.filters
     assert filters is not None
-    arguments = (job.line_args, filters, job.sums, job.vocab, job.tiles)
+    arguments = (job.line_args, filters, job.vocab, job.tiles)
     options = {**job.options, "CAPACITY": filters.open_ids.shape[1], "num_warps": 8}
     _cutoff_among_open[(job.lines,)](*arguments, **options)
     _cutoff_of_line[(job.lines,)](*arguments, **options)
@@ -105,7 +104,6 @@ def _is_before(key, ids, last_key, last_id):
 def _cutoff_among_open(
     lines,  # LineArgs
     filters,  # Filters
-    sums,  # [lines, tiles]
     vocab,
     num_tiles,
     CAPACITY: tl.constexpr,
@@ -155,8 +153,6 @@ def _cutoff_among_open(
         passed = passed & _is_before(key, ids, cutoff, last_id)
     tl.store(filters.cutoffs + line * 2, cutoff)
     tl.store(filters.cutoffs + line * 2 + 1, last_id)
-    eligible = passed & passes_min_p(weight, row_params)
-    tl.atomic_add(sums + line * num_tiles + ids // TILE, weight, mask=eligible, sem="relaxed")
 
 
 # -- over the whole line ----------------------------------------------------------------------------------------------
@@ -228,7 +224,6 @@ def _find_cutoff(
 def _cutoff_of_line(
     lines,  # LineArgs
     filters,  # Filters
-    sums,  # [lines, tiles]
     vocab,
     num_tiles,
     CAPACITY: tl.constexpr,
@@ -261,11 +256,3 @@ def _cutoff_of_line(
         key, id = _find_cutoff(lines, state, share_of(top_p, total), key, id, low, high, vocab, True, TILE, EDITED)
     tl.store(filters.cutoffs + line * 2, key.to(tl.int32))
     tl.store(filters.cutoffs + line * 2 + 1, id.to(tl.int32))
-    tile = 0
-    while tile < num_tiles:
-        ids = tile * TILE + tl.arange(0, TILE)
-        x = load_line(lines, is_edited, line, ids, vocab, EDITED)
-        weight = softmax_weight(x, max_logit, inverse_temperature)
-        eligible = passes_min_p(weight, row_params) & _is_before(ordered_key(x).to(tl.int64), ids, key, id)
-        tl.store(sums + line * num_tiles + tile, tl.sum(tl.where(eligible, weight, 0), axis=0))
-        tile += 1

@@ -27,7 +27,6 @@ from quire.ops.gpu.sampling.job import (
     load_line,
     needs_edits,
 )
-from quire.ops.gpu.sampling.pick import passes_min_p
 from quire.ops.gpu.sampling.softmax_weights import (
     MAX_WEIGHT,
     NEG_INF_KEY,
@@ -50,7 +49,7 @@ MASS_ERROR = tl.constexpr(1e-9)  # relative to the total: bounds are summed in f
 
 
 def bracket_cutoffs(job: Job) -> None:
-    """job.tile_maxima -> job.filters, all but the cutoffs, and job.sums of the tokens that surely pass."""
+    """job.tile_maxima -> job.filters, all but the cutoffs."""
     filters = job.filters
     assert filters is not None
     capacity = filters.open_ids.shape[1]
@@ -59,7 +58,7 @@ def bracket_cutoffs(job: Job) -> None:
     for first in (True, False):
         _count[every_tile](lines, filters, job.vocab, FIRST=first, **job.options)
         _narrow[every_line](lines, filters, job.tiles, CAPACITY=capacity, FIRST=first, num_warps=1)
-    _collect[every_tile](lines, filters, job.sums, job.vocab, CAPACITY=capacity, **job.options)
+    _collect[every_tile](lines, filters, job.vocab, CAPACITY=capacity, **job.options)
 
 
 @triton.jit
@@ -219,7 +218,6 @@ def _narrow(lines, filters, num_tiles, CAPACITY: tl.constexpr, FIRST: tl.constex
 def _collect(
     lines,  # LineArgs
     filters,  # Filters; open_ids are listed in no order
-    sums,  # [lines, tiles]
     vocab,
     CAPACITY: tl.constexpr,
     TILE: tl.constexpr,
@@ -241,13 +239,10 @@ def _collect(
     distance = tl.maximum(max_logit - x, 0.0)
     passed = (distance < near).to(tl.int32)
     num_passed = tl.sum(passed, axis=0)
-    drawable = tl.zeros((), tl.int64)
     if num_passed > 0:
         weight = softmax_weight(x, max_logit, load_double(row_params, INVERSE_TEMPERATURE)) * passed
         tl.atomic_add(line_progress + NUM_PASSED, num_passed, sem="relaxed")
         tl.atomic_add(filters.kept_mass + line, tl.sum(weight, axis=0), sem="relaxed")
-        drawable += tl.sum(tl.where(passes_min_p(weight, row_params), weight, 0), axis=0)
-    tl.store(sums + line * num_tiles + tile, drawable)
     is_open = ((distance >= near) & (distance < far)).to(tl.int32)
     num_open = tl.sum(is_open, axis=0)
     if num_open > 0:

@@ -123,7 +123,7 @@ class Job:
     marks: Tensor | None  # [num_rows, vocab] int32, of rows that are PENALIZED or STOPPED_LATER
     last: Tensor | None  # [num_rows] int32, of rows that are WATERMARKED: the last token
     tile_maxima: Tensor  # [lines, tiles] int64: the greatest logit of each tile and its id, packed
-    sums: Tensor  # [lines, tiles] int64: the weight of tokens that may be sampled
+    tile_times: Tensor  # [lines, tiles] int64: when the first token of each tile finishes its race
     edits: Edits | None
     filters: Filters | None
 

@@ -8,7 +8,7 @@ MASK32 = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
-def uniform_word(seed, position, sample):
+def random_word(seed, position, sample):
     """int64 scalars -> 64 random bits as uint64. 32-bit words are multiplied in 64 bits."""
     k0, k1 = seed.to(tl.uint64) & MASK32, seed.to(tl.uint64) >> 32
     c0, c1 = position.to(tl.uint64) & MASK32, position.to(tl.uint64) >> 32
@@ -36,10 +36,3 @@ def watermark_word(key, before, ids):
         c2, c3 = (a >> 32) ^ c3 ^ k1, a & MASK32
         k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
     return tl.where(ids % 4 < 2, tl.where(ids % 2 == 0, c0, c1), tl.where(ids % 2 == 0, c2, c3))
-
-
-@triton.jit
-def uniform_below(seed, position, sample, total):
-    """floor(bits / 2**53 * total) with the 53 bits of `ops.philox.uniform_bits`: int64, in [0, total)."""
-    word = uniform_word(seed, position, sample) >> 11 << 11  # the 53 bits that count, on top
-    return tl.umulhi(word, total.to(tl.uint64)).to(tl.int64)

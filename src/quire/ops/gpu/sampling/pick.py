@@ -1,6 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""The weights of all tiles, and the sampled token: where the running total, in the order of ids, passes a random
-number."""
+"""The race among the tokens that passed all filters: the first of each tile, and then the sampled token."""
 
 import triton
 import triton.language as tl
@@ -11,6 +10,7 @@ from quire.ops.gpu.sampling.job import (
     FLAGS,
     GREEDY,
     INVERSE_TEMPERATURE,
+    MAX_TILES,
     MIN_WEIGHT,
     NUM_TOKENS,
     PENALIZED,
@@ -21,8 +21,9 @@ from quire.ops.gpu.sampling.job import (
     load_line,
     needs_edits,
 )
-from quire.ops.gpu.sampling.philox import uniform_below
+from quire.ops.gpu.sampling.race import NEVER, finish_times
 from quire.ops.gpu.sampling.softmax_weights import (
+    MAX_ID,
     NEG_INF_KEY,
     finite_max,
     line_max,
@@ -37,9 +38,9 @@ from quire.ops.sampled_row import BROKEN as BROKEN_TOKEN
 BROKEN = tl.constexpr(BROKEN_TOKEN)
 
 
-def sum_weights(job: Job) -> None:
-    """job.tile_maxima -> job.sums, for lines without top_k and top_p."""
-    _sum_weights[(job.tiles, job.lines)](job.line_args, job.sums, job.vocab, **job.options)
+def race(job: Job) -> None:
+    """job.tile_maxima, and the cutoffs of lines with filters -> job.tile_times."""
+    _race[(job.tiles, job.lines)](job.line_args, job.tile_times, job.filters, job.vocab, **job.options)
 
 
 def pick(job: Job, tokens: Tensor, last: Tensor, *, sampled: bool) -> None:
@@ -48,7 +49,7 @@ def pick(job: Job, tokens: Tensor, last: Tensor, *, sampled: bool) -> None:
         job.line_args,
         job.marks,
         job.edits.allowed_maxima if job.edits else None,
-        job.sums,
+        job.tile_times,
         job.filters,
         tokens,
         last,
@@ -66,9 +67,34 @@ def passes_min_p(weight, row_params):
 
 
 @triton.jit
-def _sum_weights(
+def _times(
     lines,  # LineArgs
-    sums,  # [lines, tiles]
+    line,
+    row_params,
+    position,
+    is_edited,
+    best,
+    filters,  # Filters, or None
+    ids,
+    vocab,
+    EDITED: tl.constexpr,
+):
+    """When tokens `ids` of a line finish. best: the line's greatest logit, packed"""
+    x = load_line(lines, is_edited, line, ids, vocab, EDITED)
+    weight = softmax_weight(x, finite_max(best), tl.load(row_params + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True))
+    runs = passes_min_p(weight, row_params)
+    if filters is not None:
+        key, last_key = ordered_key(x), tl.load(filters.cutoffs + line * 2)
+        last_id = tl.load(filters.cutoffs + line * 2 + 1)
+        runs = runs & ((key > last_key) | ((key == last_key) & (ids <= last_id)))
+    return finish_times(tl.load(row_params + SEED), position, tl.load(row_params + SAMPLE), ids, weight, runs)
+
+
+@triton.jit
+def _race(
+    lines,  # LineArgs
+    tile_times,  # [lines, tiles]
+    filters,  # Filters, or None
     vocab,
     TILE: tl.constexpr,
     EDITED: tl.constexpr,
@@ -79,14 +105,17 @@ def _sum_weights(
     if row < 0:
         return
     row_params = lines.params + row * FIELDS
-    if (tl.load(row_params + FLAGS) & GREEDY) != 0:
-        return
     best = line_max(lines.tile_maxima, line, num_tiles)
+    if ((tl.load(row_params + FLAGS) & GREEDY) != 0) | (unpack_key(best) == NEG_INF_KEY):
+        return
+    cutoff = tl.load(filters.cutoffs + line * 2) if filters is not None else NEG_INF_KEY
+    if unpack_key(tl.load(lines.tile_maxima + line * num_tiles + tile)) < cutoff:  # few tiles have tokens that passed
+        tl.store(tile_times + line * num_tiles + tile, NEVER)
+        return
     ids = tile * TILE + tl.arange(0, TILE)
-    x = load_line(lines, needs_edits(row_params), line, ids, vocab, EDITED)
-    weight = softmax_weight(x, finite_max(best), tl.load(row_params + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True))
-    weight = tl.where(passes_min_p(weight, row_params), weight, 0)
-    tl.store(sums + line * num_tiles + tile, tl.sum(weight, axis=0))
+    position, is_edited = tl.load(row_params + NUM_TOKENS), needs_edits(row_params)
+    times = _times(lines, line, row_params, position, is_edited, best, filters, ids, vocab, EDITED)
+    tl.store(tile_times + line * num_tiles + tile, tl.min(times, axis=0))
 
 
 @triton.jit
@@ -94,7 +123,7 @@ def _pick(
     lines,  # LineArgs
     marks,
     allowed_maxima,
-    sums,  # [lines, tiles]
+    tile_times,  # [lines, tiles]
     filters,  # Filters, or None
     tokens,  # [lines]
     last,  # [rows]
@@ -123,28 +152,12 @@ def _pick(
         return
     token = unpack_id(best)
     if SAMPLED and greedy == 0:
-        tile_sums = load_tiles(sums, line, num_tiles, 0)
-        below = uniform_below(
-            tl.load(row_params + SEED), position, tl.load(row_params + SAMPLE), tl.sum(tile_sums, axis=0)
-        )
-        passed = tl.cumsum(tile_sums, axis=0) <= below
-        below -= tl.sum(tl.where(passed, tile_sums, 0), axis=0)
-        first = tl.sum(passed.to(tl.int32), axis=0) * TILE
+        times = load_tiles(tile_times, line, num_tiles, NEVER)
+        least = tl.min(times, axis=0)
+        first = tl.min(tl.where(times == least, tl.arange(0, MAX_TILES), MAX_ID), axis=0) * TILE
         ids = first + tl.arange(0, TILE)
-        x = load_line(lines, is_edited, line, ids, vocab, EDITED)
-        weight = softmax_weight(
-            x, finite_max(best), tl.load(row_params + INVERSE_TEMPERATURE).to(tl.float64, bitcast=True)
-        )
-        eligible = passes_min_p(weight, row_params)
-        if filters is not None:
-            key, last_key, last_id = (
-                ordered_key(x),
-                tl.load(filters.cutoffs + line * 2),
-                tl.load(filters.cutoffs + line * 2 + 1),
-            )
-            eligible = eligible & ((key > last_key) | ((key == last_key) & (ids <= last_id)))
-        running = tl.cumsum(tl.where(eligible, weight, 0), axis=0)
-        token = first + tl.sum((running <= below).to(tl.int32), axis=0)
+        times = _times(lines, line, row_params, position, is_edited, best, filters, ids, vocab, EDITED)
+        token = tl.min(tl.where(times == least, ids, MAX_ID), axis=0)
     tl.store(tokens + line, token)
     tl.store(last + row, token)
     tl.store(row_params + NUM_TOKENS, position + 1)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from enum import IntFlag
 from math import ceil, inf, nan
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.ops.gpu.sampling import job
+from quire.ops.opset import Int32
 from quire.ops.reference.filters import MAX_WEIGHT  # a number of the specification
 from quire.ops.row_params import RowParams
 
@@ -86,14 +88,14 @@ class DeviceRows:
         self.last = torch.zeros(num_rows, dtype=torch.int32, device=device)  # token of each row; 0: none
         self.bias: Tensor | None = None  # [num_rows, vocab]; see job.py
         self.marks: Tensor | None = None  # [num_rows, vocab]; see job.py
-        self._pending: dict[int, tuple[RowParams, list[int], int]] = {}
+        self._pending: dict[int, tuple[RowParams, Sequence[int] | Int32, int]] = {}
 
     @property
     def has_pending(self) -> bool:
         return bool(self._pending)
 
-    def admit(self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int) -> None:
-        self._pending[row] = (params, list(tokens), num_prompt)
+    def admit(self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int) -> None:
+        self._pending[row] = (params, tokens.copy() if isinstance(tokens, np.ndarray) else list(tokens), num_prompt)
 
     def retire(self, row: int) -> None:
         self._pending.pop(row, None)
@@ -115,7 +117,7 @@ class DeviceRows:
         ]
         rows = self.send(list(self._pending), torch.int64)
         self.params.index_copy_(0, rows, self.send(fields, torch.int64))
-        last = [tokens[-1] if tokens else 0 for _, tokens, _ in self._pending.values()]
+        last = [int(tokens[-1]) if len(tokens) else 0 for _, tokens, _ in self._pending.values()]
         self.last.index_copy_(0, rows, self.send(last, torch.int32))
         for row, (params, tokens, num_prompt) in self._pending.items():
             features = features_of(params, self.vocab)
@@ -123,7 +125,7 @@ class DeviceRows:
             if features & Features.BIASED:
                 self._set_bias(row, params)
             if features & Features.MARKED:
-                self._set_marks(row, params, tokens, num_prompt)
+                self._set_marks(row, params, [int(token) for token in tokens], num_prompt)
         self._pending.clear()
 
     def send(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:

@@ -17,11 +17,11 @@ from quire.ops.gpu.sampling.cutoff import find_cutoffs
 from quire.ops.gpu.sampling.filter import bracket_cutoffs
 from quire.ops.gpu.sampling.job import MAX_TILES, Edits, Filters, Job, Split
 from quire.ops.gpu.sampling.logprobs import Wanted, begin_logprobs, to_host
-from quire.ops.gpu.sampling.pick import pick, sum_weights
+from quire.ops.gpu.sampling.pick import pick, race
 from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
 from quire.ops.gpu.sampling.tile_maxima import find_tile_maxima
 from quire.ops.native.sampler import NativeSampler
-from quire.ops.opset import Masks
+from quire.ops.opset import Int32, Masks
 from quire.ops.reference.sampler import apply_masks
 from quire.ops.row_params import RowParams
 from quire.ops.sampled_row import Draw, Logprobs, sampled_row
@@ -40,6 +40,8 @@ def split_for(lines: int) -> Split:
 
 class DeviceSampler:
     """Implements `Sampler`. `split` and `open_capacity` change the speed, and never a token."""
+
+    queues = True
 
     def __init__(
         self,
@@ -60,7 +62,9 @@ class DeviceSampler:
         self._params: dict[int, RowParams] = {}
         self._features: dict[int, int] = {}  # Features as plain integers: their union is fast
         self._host = NativeSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
-        self._tile_maxima, self._sums = torch.empty((2, num_rows, self._tiles), dtype=torch.int64, device=self.device)
+        self._tile_maxima, self._tile_times = torch.empty(
+            (2, num_rows, self._tiles), dtype=torch.int64, device=self.device
+        )
         self.last = self._rows.last
         self._filters: Filters | None = None
         self._edits: Edits | None = None
@@ -68,7 +72,7 @@ class DeviceSampler:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def admit(
-        self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
+        self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
     ) -> None:
         """Nothing is sent before `upload`."""
         if not 0 <= row < self.num_rows or row in self._params:
@@ -140,8 +144,8 @@ class DeviceSampler:
         if features & Features.FILTERED:
             bracket_cutoffs(job)
             find_cutoffs(job)
-        elif features & Features.SAMPLED:
-            sum_weights(job)
+        if features & Features.SAMPLED:
+            race(job)
         pick(job, tokens, self.last, sampled=bool(features & Features.SAMPLED))
         return tokens
 
@@ -296,16 +300,18 @@ class DeviceSampler:
             self._rows.marks if features & Features.MARKED else None,
             self.last if features & Features.WATERMARKED else None,
             self._tile_maxima,
-            self._sums,
+            self._tile_times,
             self._edits if features & EDIT_FEATURES else None,
             self._filters if features & Features.FILTERED else None,
         )
 
     # -- checks --------------------------------------------------------------------------------------------------
 
-    def _check_ids(self, *lists: Sequence[int]) -> None:
+    def _check_ids(self, *lists: Sequence[int] | Int32) -> None:
         for ids in lists:
-            for token in (min(ids, default=0), max(ids, default=0)):
+            if not len(ids):
+                continue
+            for token in (ids.min(), ids.max()) if isinstance(ids, np.ndarray) else (min(ids), max(ids)):
                 if not 0 <= token < self.vocab_size:
                     raise ValueError(f"token {token}, and the vocabulary has {self.vocab_size}")
 

@@ -1,0 +1,40 @@
+"""What each of several engines on one machine may use."""
+
+import logging
+import os
+from collections.abc import Mapping
+
+from quire.client.this_gpu import DRIVER
+from quire.core.errors import Unsupported
+
+log = logging.getLogger("quire.engine")
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def cpu_shares(num_engines: int, threads: int | None) -> list[list[int]]:
+    """The CPUs of each engine, the first get one more; [] is all: they cannot be divided, or threads are given."""
+    shared: list[list[int]] = [[] for _ in range(num_engines)]
+    if threads is not None or not hasattr(os, "sched_getaffinity"):
+        return shared
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < num_engines:
+        log.warning("%d engines share %d CPUs: they will disturb each other", num_engines, len(cpus))
+        return shared
+    each, more = divmod(len(cpus), num_engines)
+    sizes = [each + (number < more) for number in range(num_engines)]
+    starts = [sum(sizes[:number]) for number in range(num_engines)]
+    return [cpus[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def gpu_shares(num_engines: int) -> list[Mapping[str, str]]:
+    """The environment of each engine: it sees one GPU."""
+    given = os.environ.get(VISIBLE)
+    gpus = [str(number) for number in range(len(list(DRIVER.glob("*"))))] if given is None else given.split(",")
+    gpus = [gpu for gpu in gpus if gpu]
+    if num_engines > len(gpus):
+        raise Unsupported(
+            f"data_parallel_size is {num_engines}, and {len(gpus)} GPUs are visible",
+            f"use data_parallel_size {max(len(gpus), 1)}, or device cpu",
+        )
+    return [{VISIBLE: gpu} for gpu in gpus[:num_engines]]

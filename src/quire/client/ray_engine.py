@@ -1,0 +1,188 @@
+"""One engine on a node of a Ray cluster, from the outside. Its messages come over TCP, as they are on one machine."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quire import __version__
+from quire.client.engine_channel import EngineChannel
+from quire.client.engine_process import KILLS, STOP_TIMEOUT, engine_death
+from quire.client.ray_actor import EngineEnd, NodeFacts, decode_end, decode_facts
+from quire.client.ray_cluster import RayCluster, result_of
+from quire.core.errors import DoesNotFit, EngineFailed, QuireError, Unsupported
+from quire.engine.messages import Encode, ErrorInfo, Failed, FromEngine, Start, Submit, ToEngine
+from quire.ipc.active_work import RequestSample
+from quire.ipc.tcp import TokenListener
+
+log = logging.getLogger("quire.engine")
+
+PLACE_TIMEOUT = 60.0  # seconds that Ray may take to place the first engine of a server
+SAME_CLOCK = 0.1  # seconds by which two readings of one clock may differ
+
+
+class RayEngine:
+    """Implements `EngineLink`. What goes wrong before there is an engine is told by `messages`."""
+
+    def __init__(self, cluster: RayCluster) -> None:
+        self._cluster = cluster
+        self._actor: Any = None
+        self._facts: NodeFacts | None = None
+        self._channel: EngineChannel | None = None
+        self._end: asyncio.Future[EngineEnd | None] | None = None  # None: nothing is known, its node is gone
+        self._error: QuireError | None = None
+        self._clock_offset = 0.0  # what the node's clock is ahead of this one
+        self.pid = 0  # on its node
+
+    async def start(self, message: Start) -> None:
+        try:
+            await self._start(message)
+        except QuireError as error:
+            self._error = error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self, message: Start) -> None:
+        await self._cluster.join()
+        facts = self._facts = await self._place(message)
+        if facts.version != __version__:
+            raise Unsupported(
+                f"Quire {facts.version} is installed on the Ray node {facts.host}, and {__version__} here",
+                "install the same version on all nodes",
+            )
+        if facts.error is not None:
+            raise facts.error.exception()
+        with TokenListener(self._cluster.address) as listener:
+            try:
+                self.pid = await result_of(self._actor.start.remote(listener.host, listener.port, listener.token))
+                end = await asyncio.wait_for(listener.accept(), STOP_TIMEOUT)
+            except QuireError:
+                raise
+            except Exception as error:  # Ray's own errors, and those of the actor
+                raise EngineFailed(f"an engine could not be started on {facts.host}: {_sentence(error)}") from None
+        self._channel = EngineChannel(end)
+        self._end = asyncio.ensure_future(self._wait())
+        options = replace(
+            message.options,
+            threads=message.options.threads or self._cluster.cpus,
+            data_parallel_size=self._cluster.engines_per_node,
+        )
+        self._channel.send(msgspec.structs.replace(message, path=facts.path, options=options))
+
+    async def _place(self, message: Start) -> NodeFacts:
+        """Wait for a node: at the first start for a minute at most, later until there is one."""
+        model, asked = message.options.model, time.monotonic()
+        if Path(message.path).exists() and Path(model).expanduser().exists():
+            model = str(Path(message.path).absolute())
+        answer: asyncio.Future[Any] | None = None
+        try:
+            self._actor = self._cluster.new_actor()
+            answer = result_of(self._actor.prepare.remote(model, message.options.revision))
+            await asyncio.wait((answer,), timeout=PLACE_TIMEOUT)
+            if not answer.done():
+                self._check_may_wait(message)
+            facts = decode_facts(await answer)
+        except QuireError:
+            raise
+        except Exception as error:  # Ray's own
+            raise EngineFailed(
+                f"an engine could not be placed on the Ray cluster: {_sentence(error)}",
+                "install the same version of Quire on all nodes",
+            ) from None
+        finally:
+            if answer is not None:
+                answer.cancel()  # nothing happens if it is there
+        offset = facts.now - time.monotonic()
+        self._clock_offset = offset if abs(offset) > SAME_CLOCK + time.monotonic() - asked else 0.0
+        return facts
+
+    def _check_may_wait(self, message: Start) -> None:
+        if not message.restarted:
+            raise DoesNotFit(
+                f"no node of the Ray cluster had {self._cluster.cpus} CPUs free for {PLACE_TIMEOUT:.0f} s",
+                "end what runs there, or give fewer threads",
+            )
+        log.warning("an engine waits for a node of the Ray cluster with %d free CPUs", self._cluster.cpus)
+
+    async def _wait(self) -> EngineEnd | None:
+        """Until the engine has ended, or its node has left."""
+        try:
+            return decode_end(await result_of(self._actor.wait.remote()))
+        except Exception:  # Ray's errors: the actor died, or its node
+            return None
+        finally:
+            if self._channel is not None:
+                self._channel.end()
+
+    def send(self, message: ToEngine) -> None:
+        if self._channel is None:
+            return
+        if self._clock_offset and isinstance(message, Submit | Encode) and message.request.deadline is not None:
+            deadline = message.request.deadline + self._clock_offset
+            message = msgspec.structs.replace(message, request=replace(message.request, deadline=deadline))
+        self._channel.send(message)
+
+    async def messages(self) -> AsyncIterator[FromEngine]:
+        if self._channel is None:
+            assert self._error is not None
+            yield Failed(ErrorInfo.of(self._error))
+            return
+        async for message in self._channel.messages():
+            yield message
+
+    async def stop(self) -> None:
+        """Ask the process to end, and give its place on the node back."""
+        try:
+            if self._channel is not None and self._end is not None:
+                self._channel.finish()
+                await asyncio.wait((self._end,), timeout=STOP_TIMEOUT)
+        finally:
+            if self._actor is not None:
+                self.kill()
+                with contextlib.suppress(Exception):
+                    self._cluster.kill(self._actor)
+                self._actor = None
+            if self._channel is not None:
+                self._channel.close()
+
+    def kill(self) -> None:
+        if self._actor is not None and self._channel is not None:
+            with contextlib.suppress(Exception):
+                self._actor.kill.remote()
+
+    @property
+    def _known_end(self) -> EngineEnd | None:
+        end = self._end
+        return end.result() if end is not None and end.done() and not end.cancelled() else None
+
+    @property
+    def was_killed(self) -> bool:
+        """An engine whose node is gone was killed; one that could not be placed was not."""
+        if self._channel is None:
+            return False
+        end = self._known_end
+        return end is None or (-end.status in KILLS and not (end.out_of_memory and -end.status == signal.SIGKILL))
+
+    def death(self) -> EngineFailed:
+        host = self._facts.host if self._facts else "a node"
+        if (end := self._known_end) is None:
+            return EngineFailed(f"the engine on {host} is gone: its node has left the Ray cluster, or its actor died")
+        return engine_death(end.status, f" on {host}")
+
+    def active_samples(self) -> set[RequestSample]:
+        end = self._known_end
+        return set(end.active) if end is not None else set()
+
+
+def _sentence(error: BaseException) -> str:
+    """The end of a traceback says what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:300]

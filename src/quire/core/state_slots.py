@@ -1,0 +1,210 @@
+"""State slots: where the recurrent states of sequences are, and the checkpoints of them that the prefix tree keeps.
+
+A run starts from the state in one slot and leaves states in others: after its last token and, for checkpoints, after
+tokens on the way. No slot is copied, so a plan has nothing to do for states but to name slots."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from quire.core.block_pool import BlockPool
+from quire.core.plan import Run
+from quire.core.prefix_tree import NO_STATE, NamespaceRoot, PrefixNode, PrefixTree
+from quire.core.sequence import NEVER, Sequence
+
+CHECKPOINT_TOKENS = 512  # between checkpoints of a prompt that only free slots are taken for
+
+
+class StateIndex:
+    """Which node of the prefix tree names a slot: a `BlockIndex`."""
+
+    has_gaps = True
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, PrefixNode] = {}  # by slot
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._nodes
+
+    def add(self, slot: int, node: PrefixNode) -> None:
+        assert node.state == NO_STATE and slot not in self._nodes
+        self._nodes[slot] = node
+        node.state = slot
+
+    def remove(self, slot: int) -> None:
+        self._nodes.pop(slot).state = NO_STATE
+
+    def belongs_to(self, slot: int, tenant: str) -> bool:
+        node = self._nodes[slot]
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, NamespaceRoot)
+        return node.namespace[0] == tenant
+
+    def walk(self) -> Iterator[PrefixNode]:
+        return iter(self._nodes.values())
+
+
+class StateSlots:
+    """Slots 0 .. num_slots, counted by reference.
+
+    A sequence that runs has its state in one slot, `Sequence.state`, after the tokens that are computed or planned. It
+    writes into that slot if it alone holds it and no node names it; else into a new one. So it needs at most two, and
+    `max_running` sequences of which each has its two always find them. Checkpoints get what is left.
+
+    What a plan reads or writes is not given to another sequence in the same plan: it is released when the next plan is
+    made."""
+
+    def __init__(self, num_slots: int, max_num_seqs: int, tree: PrefixTree) -> None:
+        assert num_slots >= 3, f"{num_slots} state slots: a sequence needs two, and a checkpoint one"
+        self.max_running = min(max_num_seqs, num_slots // 3)
+        self.index = StateIndex()
+        self.pool = BlockPool(num_slots, self.index)
+        self.block_size = tree.block_size
+        tree.removed = self._forget
+        self._released: list[int] = []  # by the plan in the making, or since it was made
+        self._num_planned = 0  # runs of the plan in the making
+
+    def begin_plan(self) -> None:
+        self.pool.release(self._released)
+        self._released = []
+        self._num_planned = 0
+
+    @property
+    def num_spare(self) -> int:
+        """Slots that no run of this plan can need, whatever sequences it still gets."""
+        return self.pool.num_available - 2 * (self.max_running - self._num_planned)
+
+    # ---- plan
+
+    def start_from(self, seq: Sequence, node: PrefixNode) -> None:
+        """Let `seq`, which has computed less than the path to `node`, continue from its checkpoint."""
+        self.pool.hold(node.state)
+        if seq.state >= 0:
+            self.pool.release([seq.state])
+        seq.state = node.state
+
+    def plan_run(self, seq: Sequence, run: Run) -> None:
+        """Say in which slots the run of a sequence finds and leaves its state."""
+        end = run.start + run.count
+        self._num_planned += 1
+        source = run.state = seq.state
+        positions = self._checkpoints(seq, run.start, end)
+        ends_with_checkpoint = positions[-1:] == [end]
+        is_private = source >= 0 and self.pool.refs[source] == 1 and source not in self.index
+        num_needed = 0 if is_private and not ends_with_checkpoint else 1
+        for position in positions[: len(positions) - ends_with_checkpoint]:
+            if self._has_room(seq, position, num_needed):
+                seq.checkpoints[position] = self.pool.take()
+                run.states.append((position, seq.checkpoints[position]))
+        seq.state = self.pool.take() if num_needed else source
+        run.states.append((end, seq.state))
+        if ends_with_checkpoint:
+            seq.checkpoints[end] = seq.state
+            self.pool.hold(seq.state)
+        if num_needed and source >= 0:
+            self._released.append(source)
+
+    def _has_room(self, seq: Sequence, position: int, num_needed: int) -> bool:
+        """Whether a slot is left for a checkpoint on the way, beside the `num_needed` of the run. One is evicted for
+        it only at the end of a prompt, and where prompts branch."""
+        if self.num_spare <= num_needed:
+            return False
+        num_free = self.pool.num_available - self.pool.num_cached
+        return num_free > num_needed or position == seq.branch or position >= self._prompt_end(seq)
+
+    def _checkpoints(self, seq: Sequence, start: int, end: int) -> list[int]:
+        """Where tokens start .. end of a sequence are to leave checkpoints, in order: positions at ends of blocks."""
+        last = end // self.block_size * self.block_size
+        if last <= start or seq.index_at == NEVER or seq.checkpoints:
+            return []
+        prompt_end = self._prompt_end(seq)
+        wanted = {seq.branch, prompt_end, *range(0, min(last, prompt_end), CHECKPOINT_TOKENS)}
+        if last > prompt_end:
+            wanted.add(last)
+        positions = sorted(p for p in wanted if start < p <= last and p % self.block_size == 0)
+        return [p for p in positions if (node := self._node(seq, p)) is None or node.state == NO_STATE]
+
+    def _prompt_end(self, seq: Sequence) -> int:
+        """The end of the last full block that another sequence with the same prompt can start from."""
+        return (seq.group.num_prompt - 1) // self.block_size * self.block_size
+
+    def _node(self, seq: Sequence, position: int) -> PrefixNode | None:
+        """The node of the block of `seq` that ends at `position`, if it is in the tree."""
+        node, depth = seq.node, position // self.block_size
+        for _ in range(seq.num_indexed - depth):
+            assert node is not None
+            node = node.parent
+        return node if 0 < depth <= seq.num_indexed else None
+
+    # ---- checkpoints
+
+    def attach(self, seq: Sequence) -> None:
+        """Let nodes name the checkpoints of blocks that are in the tree by now, and drop those that cannot be there."""
+        for position, slot in list(seq.checkpoints.items()):
+            node = self._node(seq, position)
+            if node is None and seq.index_at != NEVER:
+                continue  # its tokens are not known yet
+            del seq.checkpoints[position]
+            self._released.append(slot)
+            if node is None or node.state != NO_STATE:
+                continue
+            self.index.add(slot, node)
+            if position > seq.group.num_prompt:
+                self._replace_last(seq, node)
+
+    def _replace_last(self, seq: Sequence, node: PrefixNode) -> None:
+        """A sequence that decodes keeps its last checkpoint only, unless a sequence holds the one before."""
+        before, seq.last_checkpoint = seq.last_checkpoint, node
+        if before is not None and before.state >= 0 and self.pool.refs[before.state] == 0:
+            self._forget(before)
+
+    def _forget(self, node: PrefixNode) -> None:
+        """A node loses its checkpoint, or leaves the tree."""
+        if (slot := node.state) >= 0:
+            self.index.remove(slot)
+            self.pool.forget(slot)
+
+    # ---- drafts
+
+    def plan_drafts(self, seq: Sequence, run: Run, count: int) -> None:
+        """Leave a state after each of the `count` drafts that now end the run, to continue from any of them."""
+        end = run.start + run.count
+        seq.draft_states = [(end - count, seq.state)]
+        for position in range(end - count + 1, end + 1):
+            seq.draft_states.append((position, self.pool.take()))
+        run.states += seq.draft_states[1:]
+        seq.state = seq.draft_states[-1][1]
+
+    def settle_drafts(self, seq: Sequence, num_tokens: int) -> None:
+        """Continue from the state after the first `num_tokens` tokens: the drafts behind them were rejected."""
+        for position, slot in seq.draft_states:
+            if position == num_tokens:
+                seq.state = slot
+            else:
+                self.pool.release([slot])
+        seq.draft_states = []
+
+    # ---- sequences end
+
+    def release(self, seq: Sequence) -> None:
+        if seq.draft_states:
+            self.pool.release([slot for _, slot in seq.draft_states])
+        elif seq.state >= 0:
+            self.pool.release([seq.state])
+        self.pool.release(list(seq.checkpoints.values()))
+        seq.state, seq.checkpoints, seq.draft_states = NO_STATE, {}, []
+        seq.branch, seq.last_checkpoint = 0, None
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Assert every invariant, given all live sequences."""
+        self.pool.check()
+        refs: Counter[int] = Counter(self._released)
+        for seq in sequences:
+            name = f"sample {seq.sample} of {seq.group.id}"
+            assert (seq.state >= 0) == (seq.num_computed > 0), f"{name} has {seq.num_computed} tokens and no state"
+            held = [slot for _, slot in seq.draft_states] or ([seq.state] if seq.state >= 0 else [])
+            refs.update([*held, *seq.checkpoints.values()])
+        for slot, count in enumerate(self.pool.refs):
+            assert count == refs[slot], f"state slot {slot} has {count} references, and {refs[slot]} are known"
+        for node in self.index.walk():
+            assert node.state in self.index, "a node and the state slot it names disagree"

@@ -1,0 +1,100 @@
+"""Rows as in llama_families.py for families of 2023 and 2024 whose tensors have other names than Llama's."""
+
+from collections.abc import Mapping
+
+from quire.core.errors import BadCheckpoint
+from quire.models.activations import NAMES as ACTIVATION_NAMES
+from quire.models.llama_families import LlamaFamily
+from quire.weights.config import CheckpointConfig
+
+
+def qwen_1(hf: CheckpointConfig) -> CheckpointConfig:
+    """`intermediate_size` is that of gate and up together. Beyond `seq_length`, scores and frequencies would depend on
+    the length of the whole text: it is the longest that is served."""
+    both = hf.int("intermediate_size")
+    if both % 2:
+        raise BadCheckpoint(f"{hf.source}: intermediate_size is {both}, and gate and up share it")
+    sizes = {"intermediate_size": both // 2, "max_position_embeddings": hf.int("seq_length")}
+    return hf.with_values(sizes | {"rope_scaling": None})
+
+
+def chatglm(hf: CheckpointConfig) -> CheckpointConfig:
+    """ChatGLM 2 and 3 and GLM-4, as their authors spell it."""
+    shared_keys = hf.bool("multi_query_attention", False)
+    values = {
+        "num_key_value_heads": hf.int("multi_query_group_num" if shared_keys else "num_attention_heads"),
+        "vocab_size": hf.int("padded_vocab_size", hf.int("vocab_size", 0)),
+        "rope_theta": 10_000.0 * hf.float("rope_ratio", 1.0),
+    }
+    return hf.with_values(values)
+
+
+QWEN_1 = LlamaFamily(
+    keys={"head_dim": "kv_channels", "rms_norm_eps": "layer_norm_epsilon", "rope_theta": "rotary_emb_base"},
+    defaults={"hidden_act": "silu"},
+    expects={"no_bias": (True, None), "rotary_pct": (1.0, None), "scale_attn_weights": (True, None)},
+    adapt=qwen_1,
+    qkv_bias=True,
+    fused_qkv=True,
+    renamed={
+        "transformer.wte.": "model.embed_tokens.",
+        "transformer.ln_f.": "model.norm.",
+        "transformer.h.": "model.layers.",
+        ".ln_1.": ".input_layernorm.",
+        ".attn.c_attn.": ".self_attn.qkv_proj.",
+        ".attn.c_proj.": ".self_attn.o_proj.",
+        ".ln_2.": ".post_attention_layernorm.",
+        ".mlp.w2.": ".mlp.gate_proj.",
+        ".mlp.w1.": ".mlp.up_proj.",
+        ".mlp.c_proj.": ".mlp.down_proj.",
+    },
+)
+CHATGLM = LlamaFamily(
+    keys={
+        "num_hidden_layers": "num_layers",
+        "intermediate_size": "ffn_hidden_size",
+        "head_dim": "kv_channels",
+        "max_position_embeddings": "seq_length",
+        "rms_norm_eps": "layernorm_epsilon",
+        "qkv_bias": "add_qkv_bias",
+    },
+    defaults={"hidden_act": "silu", "partial_rotary_factor": 0.5},
+    expects={
+        "rmsnorm": (True, None),
+        "post_layer_norm": (True, None),
+        "original_rope": (True, None),
+        "add_bias_linear": (False, None),
+        "apply_residual_connection_post_layernorm": (False, None),
+        "position_encoding_2d": (False, None),  # the first ChatGLM
+        "quantization_bit": (0, None),
+        "pre_seq_len": (None,),
+    },
+    adapt=chatglm,
+    rope_interleaved=True,
+    fused_qkv=True,
+    gate_up=("mlp.gate_up_proj",),
+    renamed={
+        "transformer.embedding.word_embeddings.": "model.embed_tokens.",
+        "transformer.rotary_pos_emb.": "model.rotary_emb.",
+        "transformer.encoder.final_layernorm.": "model.norm.",
+        "transformer.output_layer.": "lm_head.",
+        "transformer.encoder.layers.": "model.layers.",
+        ".self_attention.query_key_value.": ".self_attn.qkv_proj.",
+        ".self_attention.dense.": ".self_attn.o_proj.",
+        ".mlp.dense_h_to_4h.": ".mlp.gate_up_proj.",
+        ".mlp.dense_4h_to_h.": ".mlp.down_proj.",
+    },
+)
+
+OLDER_FAMILIES: Mapping[str, LlamaFamily] = {
+    "QWenLMHeadModel": QWEN_1,
+    "ChatGLMModel": CHATGLM,
+    "ChatGLMForConditionalGeneration": CHATGLM,
+    "InternLMForCausalLM": LlamaFamily(keys={"attention_bias": "bias"}),
+    "OrionForCausalLM": LlamaFamily(layer_norm=True),
+    "BitNetForCausalLM": LlamaFamily(
+        defaults={"hidden_act": "relu2", "rope_theta": 500_000.0},
+        activations=dict(ACTIVATION_NAMES),
+        sub_norms={"out_norm": "self_attn.attn_sub_norm", "down_norm": "mlp.ffn_sub_norm"},
+    ),
+}

@@ -1,0 +1,112 @@
+"""StageOps: a backend's op set, with the weights and the KV cache of one stage."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.ops.opset import HiddenStates, Keep, KVCache, KVSpec, LoraSlots, Program, Sampler
+from quire.ops.stages.forward import StageForward
+from quire.ops.stages.parts import StagePart
+from quire.ops.stages.trace import absent_experts, absent_heads, absent_weight
+from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
+
+
+class StageOps:
+    """Weights are numbered in the order in which they are packed, as in the trace that the part comes from."""
+
+    part: StagePart
+
+    def __init__(self, ops: Any) -> None:
+        self.backend = ops
+        self.received: HiddenStates | None = None  # what `compile` lets the program read; of the first stage: None
+
+    def begin(self, part: StagePart) -> None:
+        """The weights of a model that is divided so come next."""
+        self.part = part
+        self._num_weights = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def _is_own(self) -> bool:
+        """Whether the next weight belongs to this stage."""
+        self._num_weights += 1
+        return self._num_weights - 1 in self.part.weights
+
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
+    ) -> PackedWeight:
+        packed: PackedWeight = self.backend.pack(parts, bias, keep) if self._is_own() else absent_weight(parts)
+        return packed
+
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
+        own = self._is_own()
+        packed: PackedExperts = self.backend.pack_experts(experts, biases) if own else absent_experts(experts)
+        return packed
+
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        packed: PackedHeads = self.backend.pack_heads(heads) if self._is_own() else absent_heads(heads)
+        return packed
+
+    def table(self, tensor: StoredTensor) -> Any:
+        return self.backend.table(tensor) if self._is_own() else None
+
+    def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> "StageSlots":
+        return StageSlots(lambda: self.backend.new_slots(num_inputs, sizes, num_slots, max_rank))
+
+    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> "StageCache":
+        """`spec`: of all layers."""
+        return StageCache(spec, self.backend.new_cache(self.part.own_spec(spec), num_blocks, num_host_blocks))
+
+    def compile(
+        self,
+        forward: "Callable[[Any, Any], Any]",
+        cache: KVCache,
+        max_tokens: int,
+        max_rows: int = 0,
+        max_model_len: int = 0,
+        sampler: Sampler | None = None,
+        sources: bool = False,
+        tree_nodes: int = 0,
+        hidden: HiddenStates | None = None,
+    ) -> Program:
+        assert isinstance(cache, StageCache), "the cache was made by another op set"
+        assert hidden is None and not sources, "no head drafts where a model has stages, and it has no encoder"
+
+        def own_part(ops: Any, batch: Any) -> Any:
+            return forward(StageForward(ops, self.part, batch), batch)
+
+        args = own_part, cache.own, max_tokens, max_rows, max_model_len, sampler
+        program: Program = self.backend.compile(*args, hidden=self.received)
+        return program
+
+
+class StageCache:
+    """This stage's layers of every block."""
+
+    def __init__(self, spec: KVSpec, own: KVCache) -> None:
+        self.spec, self.own = spec, own
+        self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
+        self.swapped, self.host_buffers = own.swapped, own.host_buffers
+        self.move, self.join_swaps = own.move, own.join_swaps
+
+
+class StageSlots:
+    """LoRA adapters of one linear layer. The forward pass tells whether the layer is this stage's: `bind`, before
+    adapters are packed."""
+
+    def __init__(self, new_slots: Callable[[], LoraSlots]) -> None:
+        self._new_slots = new_slots
+        self._slots: LoraSlots | None = None  # of another stage: None
+
+    def bind(self) -> LoraSlots:
+        self._slots = self._slots or self._new_slots()
+        return self._slots
+
+    def pack(self, parts: Sequence[LoraDelta | None]) -> Any:
+        return self._slots.pack(parts) if self._slots else None
+
+    def put(self, slot: int, packed: Any) -> None:
+        if self._slots:
+            self._slots.put(slot, packed)

@@ -1,0 +1,95 @@
+"""How the layers of a model are divided into stages, and what belongs to one."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate, chain, pairwise
+
+from quire.core.errors import BadRequest, Unsupported
+from quire.ops.opset import KVSpec
+from quire.ops.stages.trace import BEFORE_LAYERS, LayerTrace, ModelTrace
+
+MAX_STAGES = 64  # as many processes as a group has room for
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """Layers first .. end of a model, and what comes before the first and after the last."""
+
+    first: int
+    end: int
+    num_layers: int  # of the model
+    weights: frozenset[int]  # their numbers, in the order in which they are packed
+    kv_layers: tuple[int, ...]  # of the KV cache
+    conv_layers: tuple[int, ...]
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == self.num_layers
+
+    def own_spec(self, spec: KVSpec) -> KVSpec:
+        """Of this stage's part of a block. `spec`: of all layers."""
+        conv = replace(spec.conv, num_layers=len(self.conv_layers)) if spec.conv and self.conv_layers else None
+        # A stage without attention keeps the room of one layer: a cache has at least one.
+        return replace(spec, num_layers=max(1, len(self.kv_layers)), fp8_scales=(), conv=conv)
+
+
+def check_stages(size: int, num_layers: int) -> None:
+    """Refuse more stages than layers, or than a group has room for."""
+    most = min(num_layers, MAX_STAGES)
+    if size > most:
+        raise BadRequest(
+            f"pipeline_parallel_size is {size}, and the model has {num_layers} layers, which are not divided"
+            if most == num_layers
+            else f"pipeline_parallel_size is {size}, and there are {MAX_STAGES} stages at most",
+            f"use 1 to {most}",
+            param="pipeline_parallel_size",
+        )
+
+
+def divide(trace: ModelTrace, num_layers: int, size: int) -> list[StagePart]:
+    """The parts of all stages: the largest has as few weights as possible."""
+    if not trace.layers.keys() >= {*range(num_layers + 1)}:
+        raise Unsupported("the layers of this model are not divided into stages", "leave out pipeline_parallel_size")
+    indices = [[index] for index in range(num_layers)]
+    indices[0].append(BEFORE_LAYERS)
+    indices[-1] += [index for index in trace.layers if index >= num_layers]
+    layers = [_merged(trace, of_layer) for of_layer in indices]
+    costs = [sum(trace.sizes[number] for number in layer.weights) for layer in layers]
+    bounds = [*_starts(tuple(costs), size), num_layers]
+    parts = []
+    for first, end in pairwise(bounds):
+        own = layers[first:end]
+        weights = frozenset[int]().union(*(layer.weights for layer in own))
+        kv, conv = (set[int]().union(*(getattr(layer, kind) for layer in own)) for kind in ("kv", "conv"))
+        parts.append(StagePart(first, end, num_layers, weights, tuple(sorted(kv)), tuple(sorted(conv))))
+    if sum(len(part.kv_layers) for part in parts) > len({*chain(*(part.kv_layers for part in parts))}):
+        raise Unsupported("layers of this model share keys and values", "leave out pipeline_parallel_size")
+    return parts
+
+
+def _merged(trace: ModelTrace, indices: list[int]) -> LayerTrace:
+    merged = LayerTrace()
+    for layer in (trace.layers[index] for index in indices):
+        merged.weights |= layer.weights
+        merged.kv |= layer.kv
+        merged.conv |= layer.conv
+    return merged
+
+
+def _starts(costs: tuple[int, ...], size: int) -> list[int]:
+    """The first layer of every stage."""
+
+    sums = [0, *accumulate(costs)]
+
+    @cache
+    def best(first: int, num_stages: int) -> tuple[int, tuple[int, ...]]:
+        """(the largest cost of a stage, the first layer of each) of the layers from `first` on."""
+        if num_stages == 1:
+            return sums[-1] - sums[first], (first,)
+        found = []
+        for end in range(first + 1, len(costs) - num_stages + 2):
+            largest, starts = best(end, num_stages - 1)
+            found.append((max(sums[end] - sums[first], largest), (first, *starts)))
+        return min(found)
+
+    return list(best(0, size)[1])

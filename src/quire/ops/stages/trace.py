@@ -1,0 +1,131 @@
+"""What each layer of a model has: its weights, and its layers of the KV cache.
+
+`TraceOps` loads nothing and numbers the weights in the order in which they are packed. `TraceForward` runs the model's
+forward pass on values without numbers. Its taps tell where a layer begins."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from inspect import signature
+from typing import Any
+
+from quire.core.errors import Unsupported
+from quire.ops.opset import Keep, OpSet
+from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
+
+VALUE = object()  # stands for every value of a trace
+KV_OPS = ("write_kv", "paged_attention", "write_latent", "mla_attention")
+CONV_OPS = ("causal_conv",)
+BEFORE_LAYERS = -1
+
+
+@dataclass(slots=True)
+class LayerTrace:
+    """What one layer has: numbers of weights, of layers of the KV cache, of causal convolutions."""
+
+    weights: set[int] = field(default_factory=set)
+    kv: set[int] = field(default_factory=set)
+    conv: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class ModelTrace:
+    sizes: list[int] = field(default_factory=list)  # of each weight: its numbers; 0 for tables, which are looked up
+    layers: dict[int, LayerTrace] = field(default_factory=dict)  # by index; what comes before and after has its own
+
+    def add(self, size: int) -> int:
+        """-> the number of the weight"""
+        self.sizes.append(size)
+        return len(self.sizes) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TracedTable:
+    packed: int  # its number
+
+
+class TraceOps:
+    """The part of `OpSet` that is called when a model is loaded."""
+
+    def __init__(self) -> None:
+        self.trace = ModelTrace()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Vectors and such belong to all stages: they are small."""
+        return lambda *args, **named: VALUE
+
+    def pack(
+        self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
+    ) -> PackedWeight:
+        absent = absent_weight(parts)
+        return PackedWeight(
+            absent.num_outputs, absent.num_inputs, 0, self.trace.add(absent.num_outputs * absent.num_inputs)
+        )
+
+    def pack_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
+    ) -> PackedExperts:
+        w = absent_experts(experts)
+        number = self.trace.add(w.num_experts * w.num_outputs * w.num_inputs)
+        return PackedExperts(w.num_experts, w.num_outputs, w.num_inputs, 0, number)
+
+    def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
+        w = absent_heads(heads)
+        return PackedHeads(
+            w.num_heads, w.num_outputs, w.num_inputs, 0, self.trace.add(w.num_heads * w.num_outputs * w.num_inputs)
+        )
+
+    def table(self, tensor: StoredTensor) -> TracedTable:
+        return TracedTable(self.trace.add(0))
+
+
+def absent_weight(parts: Sequence[StoredTensor]) -> PackedWeight:
+    return PackedWeight(sum(part.num_rows for part in parts), parts[0].num_columns, 0, None)
+
+
+def absent_experts(experts: Sequence[Sequence[StoredTensor]]) -> PackedExperts:
+    return PackedExperts(len(experts), sum(part.num_rows for part in experts[0]), experts[0][0].num_columns, 0, None)
+
+
+def absent_heads(heads: Sequence[StoredTensor]) -> PackedHeads:
+    num_outputs, num_inputs = heads[0].shape
+    return PackedHeads(len(heads), num_outputs, num_inputs, 0, None)
+
+
+class TraceForward:
+    """The ops of a forward pass: each notes what it is given."""
+
+    def __init__(self, trace: ModelTrace) -> None:
+        self._trace = trace
+        self._enter(BEFORE_LAYERS)
+
+    def _enter(self, index: int) -> None:
+        self._layer = self._trace.layers.setdefault(index, LayerTrace())
+
+    def tap(self, x: Any, index: int) -> None:
+        self._enter(index)
+
+    def split(self, x: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
+        return (VALUE,) * len(sizes)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._note, name)
+
+    def _note(self, name: str, *args: Any, **named: Any) -> Any:
+        for given in (*args, *named.values()):
+            if isinstance(given, PackedWeight | PackedExperts | PackedHeads | TracedTable):
+                self._layer.weights.add(given.packed)
+        if (place := layer_argument(name)) is not None:
+            (self._layer.conv if name in CONV_OPS else self._layer.kv).add(args[place])
+        return VALUE
+
+
+@cache
+def layer_argument(name: str) -> int | None:
+    """Where an op is told the number of its layer in the cache; None: it is not."""
+    names = list(signature(getattr(OpSet, name)).parameters)[1:]
+    if "layer" not in names:
+        return None
+    if name not in (*KV_OPS, *CONV_OPS):
+        raise Unsupported(f"layers with `{name}` are not divided into stages", "leave out pipeline_parallel_size")
+    return names.index("layer")

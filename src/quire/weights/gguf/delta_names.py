@@ -1,0 +1,89 @@
+"""Rows of names.py for hybrids with gated delta nets.
+
+The converter adds 1 to norms but that of a delta net's output, stores -exp(A_log) as `ssm_a`, and takes q, k and v of
+Qwen3-Next out of their groups. In Qwen3.5, heads take the key heads in turn."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.weights.config import CheckpointConfig
+from quire.weights.gguf.architecture import GGUFArchitecture
+from quire.weights.gguf.shared_names import (
+    DECODER_KEYS,
+    EXPERT_KEYS,
+    EXPERTS,
+    GATED_LAYER,
+    HEAD_NORMS,
+    NEXTN,
+    OUTER_TENSORS,
+    SHARED_EXPERT,
+)
+
+DELTA_KEYS = {
+    "linear_conv_kernel_dim": "ssm.conv_kernel",
+    "linear_key_head_dim": "ssm.state_size",
+    "linear_num_key_heads": "ssm.group_count",
+    "linear_num_value_heads": "ssm.time_step_rank",
+    "value_size": "ssm.inner_size",
+    "full_attention_interval": "full_attention_interval",
+    "num_nextn_predict_layers": "nextn_predict_layers",
+}
+DELTA_LAYER = {
+    **{part: name for part, name in GATED_LAYER.items() if part != "ffn_norm"},
+    **HEAD_NORMS,
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_a": "linear_attn.A",
+    "ssm_dt": "linear_attn.dt",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
+}
+EXPERT_LAYER = {**EXPERTS, **SHARED_EXPERT}
+CONSTANTS = {"hidden_act": "silu", "converted": True}
+
+
+def delta_net(config: CheckpointConfig) -> dict[str, Any]:
+    """The width of a value head; block_count includes the layers that predict further tokens."""
+    heads = config.int("linear_num_value_heads")
+    return {
+        "linear_value_head_dim": config.int("value_size") // max(heads, 1),
+        "num_hidden_layers": config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0),
+    }
+
+
+DELTA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "qwen3next": GGUFArchitecture(
+        name="Qwen3NextForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS, **DELTA_KEYS},
+        constants={**CONSTANTS, "model_type": "qwen3_next"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**DELTA_LAYER, **EXPERT_LAYER},
+        norm_offset=1.0,
+        derive=delta_net,
+    ),
+    "qwen35": GGUFArchitecture(
+        name="Qwen3_5ForCausalLM",
+        keys={**DECODER_KEYS, **DELTA_KEYS},
+        constants={**CONSTANTS, "model_type": "qwen3_5_text", "tiled_heads": True},
+        tensors=OUTER_TENSORS,
+        layer_tensors=DELTA_LAYER,
+        norm_offset=1.0,
+        derive=delta_net,
+    ),
+    "qwen35moe": GGUFArchitecture(
+        name="Qwen3_5MoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS, **DELTA_KEYS},
+        constants={**CONSTANTS, "model_type": "qwen3_5_moe_text", "tiled_heads": True},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**DELTA_LAYER, **EXPERT_LAYER},
+        norm_offset=1.0,
+        derive=delta_net,
+    ),
+}

@@ -1,0 +1,165 @@
+"""Models whose states are in slots beside the blocks (Bamba, Mamba): a request gives the same bits whatever happens."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fakes import make_drafts_free
+from quire import LLM, BeamSearchParams, SamplingParams
+from quire.core.errors import BadRequest, DoesNotFit, Unsupported
+from quire.ops.opset import KVSpec, StateSpec
+from quire.runtime.kv import check_gpu_spec
+
+SHARED = "A quire is four sheets of paper or parchment folded to form eight leaves. "
+PROMPTS = [SHARED, SHARED + "Then the binder sews them.", SHARED + "It is read.", "x", "In the beginning was the word"]
+PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=24, logprobs=1, ignore_eos=True)
+BLOCK_BYTES = 2 * 1 * 2 * 12 * 16 * 2  # K and V, layers, heads, columns, tokens, bytes
+SLOT_BYTES = StateSpec(2, (4, 12, 24), 144, 4).slot_bytes
+
+Bits = list[list[tuple[int, float]]]
+
+
+def _save(tiny_model: Path, folder: Path, config: object, model: type) -> Path:
+    import torch
+
+    shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
+    torch.manual_seed(3)
+    model(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hybrid(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Bamba with the tokenizer of the tiny model."""
+    from transformers import BambaConfig, BambaForCausalLM
+
+    config = BambaConfig(
+        vocab_size=259,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        attn_layer_indices=[1],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        mamba_n_heads=4,
+        mamba_n_groups=2,
+        mamba_d_state=12,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.3,
+    )
+    return _save(tiny_model, tmp_path_factory.mktemp("tiny-bamba"), config, BambaForCausalLM)
+
+
+@pytest.fixture(scope="module")
+def mamba(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Mamba, which has no keys and values at all."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=259, hidden_size=40, num_hidden_layers=2, bos_token_id=1, eos_token_id=2)
+    return _save(tiny_model, tmp_path_factory.mktemp("tiny-mamba"), config, MambaForCausalLM)
+
+
+def bits(llm: LLM, prompts: list[str], params: SamplingParams = PARAMS) -> list[Bits]:
+    """Tokens and logprobs of each completion of each prompt."""
+    return [
+        [[(t, row[t].logprob) for t, row in zip(o.token_ids, o.logprobs or [], strict=True)] for o in result.outputs]
+        for result in llm.generate(prompts, params)
+    ]
+
+
+@pytest.fixture(scope="module")
+def cold(hybrid: Path) -> list[Bits]:
+    llm = LLM(hybrid, enable_prefix_caching=False)
+    return [bits(llm, [prompt])[0] for prompt in PROMPTS]
+
+
+def test_company_chunks_and_prefixes_from_the_cache_change_nothing(hybrid: Path, cold: list[Bits]) -> None:
+    llm = LLM(hybrid, max_num_batched_tokens=24, max_num_seqs=8)
+    assert bits(llm, PROMPTS) == cold
+    assert bits(llm, PROMPTS) == cold
+    again = llm.generate(PROMPTS, PARAMS)
+    assert again[1].num_cached_tokens == (len(again[1].prompt_token_ids) - 1) // 16 * 16
+
+
+def test_a_model_without_attention_has_prefixes_too(mamba: Path) -> None:
+    cold = [bits(LLM(mamba, enable_prefix_caching=False), [prompt])[0] for prompt in PROMPTS]
+    llm = LLM(mamba, max_num_batched_tokens=24, max_num_seqs=8, max_model_len=512)
+    assert bits(llm, PROMPTS) == cold
+    assert bits(llm, PROMPTS) == cold
+    assert llm.generate(PROMPTS[1:2], PARAMS)[0].num_cached_tokens > 0
+
+
+def test_a_conversation_continues_from_the_state_of_its_last_turn(hybrid: Path) -> None:
+    llm, ids, num_before = LLM(hybrid), list(range(40, 90)), 0
+    for turn in range(4):
+        params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        answer = llm.generate({"prompt_token_ids": ids}, params)[0]
+        assert answer.num_cached_tokens == num_before // 16 * 16
+        num_before = len(ids) + 29  # the last token of an answer is not computed
+        ids += [*answer.outputs[0].token_ids, *range(100 + turn, 120 + turn)]
+
+
+def test_the_second_prompt_with_a_prefix_leaves_the_checkpoint_that_the_third_one_hits(
+    hybrid: Path, cold: list[Bits]
+) -> None:
+    llm = LLM(hybrid, max_num_seqs=2)
+    hits = [llm.generate([SHARED + f"{number} is another end."], PARAMS)[0].num_cached_tokens for number in range(3)]
+    assert hits[0] == hits[1] == 0 < hits[2]
+    assert bits(llm, PROMPTS[1:3]) == cold[1:3]
+
+
+def test_preemption_changes_nothing(hybrid: Path, cold: list[Bits]) -> None:
+    size = 14 * BLOCK_BYTES + 8 * SLOT_BYTES  # as a sequence of 160 tokens needs them: 10 blocks, 6 slots
+    preemptions = 0
+    for caching in (True, False):
+        tight = LLM(hybrid, kv_cache_memory_bytes=size, enable_prefix_caching=caching, max_model_len=160)
+        assert bits(tight, PROMPTS * 2) == cold * 2
+        record = tight.engine.record
+        assert record is not None and record.scheduler.num_blocks == 14
+        preemptions += record.scheduler.preemptions
+    assert preemptions > 0
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_completions_of_one_prompt_are_those_of_prompts_alone(hybrid: Path, prefix_caching: bool) -> None:
+    llm = LLM(hybrid, enable_prefix_caching=prefix_caching)
+    several = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=12, logprobs=1, ignore_eos=True)
+    together = bits(llm, PROMPTS[:2], several)
+    tight = LLM(hybrid, enable_prefix_caching=False, max_num_seqs=1)
+    assert together == bits(tight, PROMPTS[:2], several)
+    assert len({tuple(one) for one in together[0]}) == 3
+
+
+def test_drafts_change_nothing(hybrid: Path, cold: list[Bits]) -> None:
+    llm = LLM(hybrid, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    make_drafts_free(llm.engine._scheduler.speculation)
+    assert bits(llm, PROMPTS) == cold
+    few = SamplingParams(seed=3, max_tokens=40, ignore_eos=True, allowed_token_ids=[40, 41], logprobs=1)
+    assert bits(llm, PROMPTS, few) == bits(LLM(hybrid), PROMPTS, few)
+    assert llm.engine.stats().draft_tokens > llm.engine.stats().accepted_tokens > 0
+
+
+def test_what_states_cannot_do_is_refused_by_name(hybrid: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="beam search is asked for, and the model has states"):
+        LLM(hybrid).beam_search(["x"], BeamSearchParams(beam_width=2, max_tokens=4))
+    with pytest.raises(Unsupported, match="kv_disk_path with a `BambaForCausalLM`"):
+        LLM(hybrid, kv_disk_path=str(tmp_path))
+    with pytest.raises(Unsupported, match="swap_space with a `BambaForCausalLM`"):
+        LLM(hybrid, swap_space=0.01)
+    with pytest.raises(DoesNotFit, match="the recurrent states of a sequence and of a prefix need"):
+        LLM(hybrid, kv_cache_memory_bytes=2 * SLOT_BYTES)
+    with pytest.raises(Unsupported, match="recurrent states on a GPU"):
+        check_gpu_spec(KVSpec(1, 1, 16, 16, "float16", states=StateSpec(1, (1, 2, 3))))
+
+
+def test_a_model_without_attention_has_no_draft_model(mamba: Path, tiny_model: Path) -> None:
+    with pytest.raises(Unsupported, match="for one that has no keys and values"):
+        LLM(mamba, speculative_config={"model": str(tiny_model), "num_speculative_tokens": 3})
+
+
+def test_a_hybrid_does_not_draft(hybrid: Path, tiny_model: Path) -> None:
+    with pytest.raises(Unsupported, match="`BambaForCausalLM` as a draft model"):
+        LLM(tiny_model, speculative_config={"model": str(hybrid), "num_speculative_tokens": 3})

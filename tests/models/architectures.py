@@ -1,0 +1,113 @@
+"""docs/architectures.md: which of vLLM's and llama.cpp's architectures are loaded, and what the others lack.
+
+    python -m tests.models.architectures         writes the page
+
+tests/models/test_architectures.py fails where the page is not that of the registries that are there. The lists below
+are those of the two engines: `_TEXT_GENERATION_MODELS` of vLLM's model registry, and `LLM_ARCH_NAMES` of llama.cpp."""
+
+import sys
+from pathlib import Path
+
+from quire.models.missing import MISSING
+from quire.models.registry import PURPOSES
+from quire.weights.config import ALIASES
+from quire.weights.gguf.missing import MISSING_GGUF
+from quire.weights.gguf.names import ARCHITECTURES as GGUF_ARCHITECTURES
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+
+VLLM = words("""
+AXK1ForCausalLM AfmoeForCausalLM ApertusForCausalLM AquilaForCausalLM AquilaModel ArceeForCausalLM ArcticForCausalLM
+BaiChuanForCausalLM BaichuanForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM BambaForCausalLM
+BloomForCausalLM ChatGLMForConditionalGeneration ChatGLMModel Cohere2ForCausalLM CohereForCausalLM CwmForCausalLM
+DbrxForCausalLM DeciLMForCausalLM DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV32ForCausalLM
+DeepseekV3ForCausalLM Dots1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM Exaone4ForCausalLM
+ExaoneForCausalLM ExaoneMoEForCausalLM Fairseq2LlamaForCausalLM FalconForCausalLM FalconH1ForCausalLM
+FalconMambaForCausalLM FlexOlmoForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM
+Gemma2ForCausalLM Gemma3ForCausalLM Gemma3nForCausalLM GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM
+Glm4MoeLiteForCausalLM GlmForCausalLM GlmMoeDsaForCausalLM GptOssForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
+GraniteMoeHybridForCausalLM GraniteMoeSharedForCausalLM GritLM Grok1ForCausalLM Grok1ModelForCausalLM
+HCXVisionForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM IQuestCoderForCausalLM
+IQuestLoopCoderForCausalLM InternLM2ForCausalLM InternLM2VEForCausalLM InternLM3ForCausalLM InternLMForCausalLM
+JAISLMHeadModel Jais2ForCausalLM JambaForCausalLM KimiLinearForCausalLM LLaMAForCausalLM Lfm2ForCausalLM
+Lfm2MoeForCausalLM Llama4ForCausalLM LlamaForCausalLM LongcatFlashForCausalLM MPTForCausalLM Mamba2ForCausalLM
+MambaForCausalLM MiMoForCausalLM MiMoV2FlashForCausalLM MiniCPM3ForCausalLM MiniCPMForCausalLM MiniMaxForCausalLM
+MiniMaxM1ForCausalLM MiniMaxM2ForCausalLM MiniMaxText01ForCausalLM Ministral3ForCausalLM MistralForCausalLM
+MistralLarge3ForCausalLM MixtralForCausalLM MptForCausalLM NemotronForCausalLM NemotronHForCausalLM
+NemotronHPuzzleForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM OlmoHybridForCausalLM
+OlmoeForCausalLM OrionForCausalLM OuroForCausalLM PanguEmbeddedForCausalLM PanguProMoEV2ForCausalLM
+PanguUltraMoEForCausalLM PersimmonForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Plamo2ForCausalLM
+Plamo3ForCausalLM QWenLMHeadModel Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM
+Qwen3NextForCausalLM RWForCausalLM SeedOssForCausalLM SolarForCausalLM SolarOpenForCausalLM StableLMEpochForCausalLM
+StableLmForCausalLM Starcoder2ForCausalLM Step3TextForCausalLM Step3p5ForCausalLM TeleChat2ForCausalLM
+TeleChat3ForCausalLM TeleChatForCausalLM TeleFLMForCausalLM XverseForCausalLM Zamba2ForCausalLM
+""")
+
+LLAMA_CPP = words("""
+afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bert bitnet bloom chameleon chatglm clip codeshell
+cogvlm cohere2 cohere2moe command-r dbrx deci deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 dflash dots1 dream
+eagle3 ernie4_5 ernie4_5-moe eurobert exaone exaone-moe exaone4 falcon falcon-h1 gemma gemma-embedding gemma2 gemma3
+gemma3n gemma4 gemma4-assistant glm-dsa glm4 glm4moe gpt-oss gpt2 gptj gptneox granite granitehybrid granitemoe grok
+grovemoe hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 jamba jina-bert-v2 jina-bert-v3 kimi-linear
+laguna lfm2 lfm2moe llada llada-moe llama llama-embed llama4 maincoder mamba mamba2 mellum mimo2 minicpm minicpm3
+minimax-m2 mistral3 mistral4 modern-bert mpt nemotron nemotron_h nemotron_h_moe neo-bert nomic-bert nomic-bert-moe
+olmo olmo2 olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo plamo2 plamo3 plm qwen qwen2 qwen2moe
+qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact rnd1 rwkv6 rwkv6qwen2 rwkv7 seed_oss
+smallthinker smollm3 stablelm starcoder starcoder2 step35 t5 t5encoder talkie wavtokenizer-dec xverse
+""")
+
+HEAD = """# Architectures
+
+Which architectures of [vLLM](https://github.com/vllm-project/vllm) and
+[llama.cpp](https://github.com/ggml-org/llama.cpp) are loaded here, by their names, and what of the others is missing.
+This page is made by `python -m tests.models.architectures`, and CI fails where it is stale; [models.md](models.md) says
+how each family is verified, and lists more families that neither has.
+
+"""
+
+
+def loaded(architecture: str) -> str | None:
+    """What an architecture is loaded as, or None."""
+    name = ALIASES.get(architecture, architecture)
+    files = {key: file for table in PURPOSES.values() for key, file in table.items()}
+    return None if name not in files else f"`{files[name].rpartition('.')[2]}.py`"
+
+
+def read(name: str) -> str | None:
+    """What a GGUF architecture is read as, or None."""
+    return f"`{GGUF_ARCHITECTURES[name].name}`" if name in GGUF_ARCHITECTURES else None
+
+
+def page() -> str:
+    vllm = {name: loaded(name) for name in VLLM}
+    gguf = {name: read(name) for name in LLAMA_CPP}
+    text = HEAD + _section("vLLM's architectures that generate text", vllm, "in", MISSING)
+    return text + "\n" + _section("llama.cpp's architectures, from GGUF files", gguf, "read as", MISSING_GGUF)
+
+
+def _section(title: str, names: dict[str, str | None], column: str, missing: dict[str, str]) -> str:
+    there = [name for name, file in names.items() if file]
+    lines = [
+        f"## {title}",
+        "",
+        f"{len(there)} of {len(names)}.",
+        "",
+        f"| name | {column} | what is missing |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{name}` | {file or ''} | {'' if file else missing.get(name, '?')} |" for name, file in names.items()]
+    return "\n".join(lines).replace("|  |", "| |") + "\n"
+
+
+def main() -> int:
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

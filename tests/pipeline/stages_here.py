@@ -1,0 +1,60 @@
+"""Stages one after the other in one process: the same op sets as processes have, without their start."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.checking import BLOCK_SIZE, MAX_LEN
+from quire.executors.pipeline.stage import trace_parts
+from quire.models.registry import family
+from quire.ops.native import NativeOps
+from quire.ops.native.hidden_states import NativeHiddenStates
+from quire.ops.stages.opset import StageOps
+from quire.ops.stages.parts import StagePart
+from quire.runtime.adapters import LoraAdapters
+from quire.runtime.kv import kv_spec
+from quire.weights.checkpoint import open_checkpoint
+from ranks.rank_threads import batch_of
+
+
+class Stage:
+    def __init__(self, path: Path, index: int, size: int, adapters: dict[str, Path] | None = None) -> None:
+        checkpoint = open_checkpoint(path)
+        module = family(checkpoint.config.architecture)
+        config = module.config(checkpoint.config)
+        ops = StageOps(NativeOps(1))
+        self.part: StagePart = trace_parts(module, checkpoint, config, MAX_LEN, size)[index]
+        ops.begin(self.part)
+        self.received = NativeHiddenStates(np.zeros((MAX_LEN, config.hidden), np.float32))
+        ops.received = self.received if index else None
+        self.model = module.load(ops, checkpoint, config, MAX_LEN)
+        self.spec = kv_spec(config, BLOCK_SIZE, "float32")
+        self.cache: Any = ops.new_cache(self.spec, MAX_LEN // BLOCK_SIZE)
+        held = LoraAdapters(ops, self.model, num_slots=4, max_rank=64) if adapters else None  # type: ignore[arg-type]
+        self.program = ops.compile(held.forward if held else self.model.forward, self.cache, MAX_LEN, 1, MAX_LEN)
+        for slot, (name, place) in enumerate((adapters or {}).items()):
+            assert held is not None
+            held.add(name, held.load(place))
+            held.put(slot, name)
+
+
+class InStages:
+    """A model, by `size` stages."""
+
+    def __init__(self, path: Path, size: int, adapters: dict[str, Path] | None = None) -> None:
+        self.stages = [Stage(path, index, size, adapters) for index in range(size)]
+
+    def logits(self, ids: list[int], start: int = 0, adapter: int | None = None) -> np.ndarray:
+        batch = batch_of(ids, start, adapter)
+        wanted, batch.logit_rows = batch.logit_rows, np.zeros(0, np.int32)
+        hidden = None
+        for stage in self.stages:
+            if hidden is not None:
+                stage.received.rows[: len(hidden)] = hidden
+                batch.hidden_rows = np.arange(len(hidden), dtype=np.int32)
+            if stage is self.stages[-1]:
+                batch.logit_rows = wanted
+            logits = stage.program.run(batch)
+            hidden = None if stage is self.stages[-1] else stage.program.kept[: batch.num_tokens].copy()
+        return np.array(logits)
