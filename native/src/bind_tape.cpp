@@ -59,10 +59,10 @@ quire::Weight weight(const Matrices& matrices, const std::optional<Floats>& bias
 }
 
 // biases: [experts * outputs], or None
-quire::Experts experts(const ExpertMatrices& matrices, const std::optional<Floats>& biases) {
+quire::Experts experts(const ExpertMatrices& matrices, const std::optional<Floats>& biases, int64_t first) {
     std::vector<quire::Segments> packed;
     for (const Matrices& one : matrices) packed.push_back(segments(one));
-    quire::Experts made(std::move(packed), data_of(biases));
+    quire::Experts made(std::move(packed), data_of(biases), first);
     if (biases && size_of(biases) != int64_t(matrices.size()) * made.num_outputs)
         throw std::invalid_argument("biases must have one entry for each output of each expert");
     return made;
@@ -345,17 +345,21 @@ void bind_tape(nb::module_& m) {
                std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid,
                bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
                std::optional<Floats> correction, bool weigh_inputs, int kind, View out, std::optional<View> hidden,
-               int64_t first_hidden) {
+               int64_t first_hidden, std::optional<View> outputs, int64_t first_expert) {
                 const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
                                              num_groups,     top_groups, group_best, near,        data_of(correction),
                                              weigh_inputs};
-                t.add(quire::Moe{x, logits, routing, experts(gate_up, gate_up_biases), experts(down, down_biases),
-                                 activation(kind), out, hidden.value_or(View{}), first_hidden});
+                if (first_expert < 0 || first_expert + int64_t(gate_up.size()) > logits.columns)
+                    throw std::invalid_argument("experts beyond the router's");
+                t.add(quire::Moe{x, logits, routing, experts(gate_up, gate_up_biases, first_expert),
+                                 experts(down, down_biases, first_expert), activation(kind), out,
+                                 hidden.value_or(View{}), first_hidden, outputs.value_or(View{})});
             },
             "x"_a, "logits"_a, "gate_up"_a, "down"_a, nb::kw_only(), "gate_up_biases"_a.none().noconvert(),
             "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
             "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "weigh_inputs"_a = false,
-            "kind"_a, "out"_a, "hidden"_a.none() = nb::none(), "first_hidden"_a = 0)
+            "kind"_a, "out"_a, "hidden"_a.none() = nb::none(), "first_hidden"_a = 0, "outputs"_a.none() = nb::none(),
+            "first_expert"_a = 0)
         .def(
             "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,
             "gate"_a, "out"_a)

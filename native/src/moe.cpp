@@ -18,9 +18,17 @@ float threshold_of(const Segments& segments) {
     return most;
 }
 
+// All threads of all ranks wait for each other.
+void rank_barrier(const ThreadPool& pool, RankGroup* group) {
+    pool.barrier();
+    if (pool.thread == 0) group->barrier();
+    pool.barrier();
+}
+
 }  // namespace
 
-Experts::Experts(std::vector<Segments> given, const float* biases) : matrices(std::move(given)), biases(biases) {
+Experts::Experts(std::vector<Segments> given, const float* biases, int64_t first)
+    : matrices(std::move(given)), biases(biases), first(first) {
     for (const PackedMatrix& segment : matrices.front()) {
         num_inputs = segment.num_inputs;
         num_outputs += segment.num_outputs;
@@ -59,16 +67,17 @@ void MoeRunner::reserve(const Routing& routing, const Experts& gate_up, const Ex
 
 void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
                     Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
-                    const SharedHidden& shared) {
+                    const SharedRoutes& shared) {
     const OpKernels& ops = kernels().ops;
     const int64_t top_k = routing.top_k;
-    const Range rows = pool.share(num_rows), routes = pool.share(num_rows * top_k);
+    const Range rows = pool.share(num_rows);
     float* scratch = scratch_.get() + pool.thread * routing_scratch(routing.num_experts);
     for (int64_t r = rows.first; r < rows.last; ++r)
         select_experts(routing, logits.at(r), scratch, ids_.get() + r * top_k, weights_.get() + r * top_k);
     pool.barrier();
     if (pool.thread == 0) sort_routes(routing, num_rows);
     pool.barrier();
+    const Range routes = own_routes(gate_up, pool);
     for (int64_t position = routes.first; position < routes.last; ++position) {
         const int64_t route = routes_.get()[position];
         const float* row = x.at(route / top_k);
@@ -85,35 +94,41 @@ void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Expert
     multiply(gate_up, hidden_.get(), counters_.data(), pool, panel);
     pool.barrier();
     const auto activated = [&](int64_t position) {
-        return shared.base ? shared.base + position * down.num_inputs : hidden_.get() + position * gate_up.num_outputs;
+        return shared.hidden ? shared.hidden + position * down.num_inputs
+                             : hidden_.get() + position * gate_up.num_outputs;
     };
-    const bool is_gated = shared.base || gate_up.num_outputs != down.num_inputs;
+    const bool is_gated = shared.hidden || gate_up.num_outputs != down.num_inputs;
     for (int64_t position = routes.first; position < routes.last; ++position) {
         float* hidden = hidden_.get() + position * gate_up.num_outputs;
         add_bias(gate_up, position, hidden);
         if (is_gated)
-            ops.activate_and_mul(activation, hidden, gate_up.num_outputs / 2, activated(position) + shared.first);
+            ops.activate_and_mul(activation, hidden, gate_up.num_outputs / 2,
+                                 activated(position) + shared.first_hidden);
         else
             ops.activate(activation, hidden, gate_up.num_outputs, activated(position));
-        if (!shared.base) prepare(down, position, hidden, pool.thread);
+        if (!shared.hidden) prepare(down, position, hidden, pool.thread);
     }
-    if (shared.base) {
-        pool.barrier();
-        if (pool.thread == 0) shared.group->barrier();
-        pool.barrier();
+    if (shared.hidden) {
+        rank_barrier(pool, shared.group);
         for (int64_t position = routes.first; position < routes.last; ++position)
             prepare(down, position, activated(position), pool.thread);
     }
     pool.barrier();
-    multiply(down, expert_outputs_.get(), counters_.data() + num_segments * pool.num_threads, pool, panel);
+    float* outputs = shared.outputs ? shared.outputs : expert_outputs_.get();
+    multiply(down, outputs, counters_.data() + num_segments * pool.num_threads, pool, panel);
     pool.barrier();
+    if (shared.outputs) {  // a bias is where its expert is
+        for (int64_t position = routes.first; position < routes.last; ++position)
+            add_bias(down, position, outputs + position * down.num_outputs);
+        rank_barrier(pool, shared.group);
+    }
     for (int64_t r = rows.first; r < rows.last; ++r) {
         std::fill_n(out.at(r), down.num_outputs, 0.0f);
         for (int64_t route = r * top_k; route < (r + 1) * top_k; ++route) {
-            float* expert_output = expert_outputs_.get() + positions_.get()[route] * down.num_outputs;
-            add_bias(down, positions_.get()[route], expert_output);
+            float* output = outputs + positions_.get()[route] * down.num_outputs;
+            if (!shared.outputs) add_bias(down, positions_.get()[route], output);
             const float weight = routing.weigh_inputs ? 1.0f : weights_.get()[route];
-            ops.add_scaled(expert_output, weight, down.num_outputs, out.at(r));
+            ops.add_scaled(output, weight, down.num_outputs, out.at(r));
         }
     }
 }
@@ -138,11 +153,18 @@ void MoeRunner::sort_routes(const Routing& routing, int64_t num_rows) {
     for (std::atomic<int64_t>& counter : counters_) counter.store(0, std::memory_order_relaxed);
 }
 
+// This thread's share of the sorted routes of the experts that are here.
+Range MoeRunner::own_routes(const Experts& experts, const ThreadPool& pool) const {
+    const int64_t first = first_[experts.first], last = first_[experts.first + experts.count()];
+    const Range share = pool.share(last - first);
+    return {first + share.first, first + share.last};
+}
+
 // Prepares a row as the input of its expert's matmul.
 void MoeRunner::prepare(const Experts& experts, int64_t position, const float* row, int thread) {
     const MatrixKernels& matrix = kernels().matrix;
     const int64_t expert = ids_.get()[routes_.get()[position]], num_inputs = experts.num_inputs;
-    const Segments& segments = experts.matrices[expert];
+    const Segments& segments = experts.matrices[expert - experts.first];
     if (const int32_t* inputs = segments.front().input_order) {
         float* reordered = reordered_.get() + thread * reordered_stride_;
         for (int64_t k = 0; k < num_inputs; ++k) reordered[k] = row[inputs[k]];
@@ -164,7 +186,8 @@ void MoeRunner::prepare(const Experts& experts, int64_t position, const float* r
 
 void MoeRunner::add_bias(const Experts& experts, int64_t position, float* row) const {
     if (!experts.biases) return;
-    const float* bias = experts.biases + ids_.get()[routes_.get()[position]] * experts.num_outputs;
+    const int64_t expert = ids_.get()[routes_.get()[position]] - experts.first;
+    const float* bias = experts.biases + expert * experts.num_outputs;
     for (int64_t i = 0; i < experts.num_outputs; ++i) row[i] += bias[i];
 }
 
@@ -174,11 +197,12 @@ void MoeRunner::multiply(const Experts& experts, float* out, std::atomic<int64_t
                          uint8_t* panel) {
     const MatrixKernels& matrix = kernels().matrix;
     const int64_t num_groups = (experts.num_inputs + kGroupInputs - 1) / kGroupInputs;
-    const bool has_outliers = experts.have_threshold && outliers_.any(first_[experts.matrices.size()]);
-    for (size_t e = 0; e < experts.matrices.size(); ++e) {
+    const int64_t end = experts.first + experts.count();
+    const bool has_outliers = experts.have_threshold && outliers_.any(first_[experts.first], first_[end]);
+    for (int64_t e = experts.first; e < end; ++e) {
         const int64_t first = first_[e], num_rows = first_[e + 1] - first;
         int64_t column = 0;
-        for (const PackedMatrix& segment : experts.matrices[e]) {
+        for (const PackedMatrix& segment : experts.matrices[e - experts.first]) {
             if (num_rows) {
                 const Activations a{prepared_.floats.get() + first * experts.num_inputs, experts.num_inputs,
                                     prepared_.groups.get() + padded_[e] * num_groups,
@@ -193,10 +217,10 @@ void MoeRunner::multiply(const Experts& experts, float* out, std::atomic<int64_t
     }
     if (!has_outliers) return;
     pool.barrier();
-    for (size_t e = 0; e < experts.matrices.size(); ++e) {
+    for (int64_t e = experts.first; e < end; ++e) {
         const int64_t first = first_[e], num_rows = first_[e + 1] - first;
         float* to = out + first * experts.num_outputs;
-        for (const PackedMatrix& segment : experts.matrices[e]) {
+        for (const PackedMatrix& segment : experts.matrices[e - experts.first]) {
             if (segment.threshold > 0)
                 outliers_.add(segment, prepared_.floats.get() + first * experts.num_inputs, experts.num_inputs, first,
                               num_rows, to, experts.num_outputs, pool);

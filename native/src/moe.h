@@ -21,13 +21,16 @@ namespace quire {
 using Segments = std::vector<PackedMatrix>;  // one matrix, as segments stacked along the outputs
 
 struct Experts {
-    std::vector<Segments> matrices;  // [num_experts], all of one shape
-    const float* biases;             // [num_experts, num_outputs], or null
+    std::vector<Segments> matrices;  // [count], all of one shape: of experts first .. first + count
+    const float* biases;             // [count, num_outputs], or null
+    int64_t first;                   // 0, unless other ranks have the experts before
     int64_t num_inputs = 0, num_outputs = 0;
     bool have_threshold = false;  // some of the matrices have an outlier threshold
 
     // The segments of one expert share one input order, and its integer segments share one threshold.
-    Experts(std::vector<Segments> matrices, const float* biases);
+    Experts(std::vector<Segments> matrices, const float* biases, int64_t first);
+
+    int64_t count() const { return int64_t(matrices.size()); }
 };
 
 // Rows of a buffer that is not owned: row r starts at base[(index ? index[r] : r) * stride].
@@ -39,10 +42,12 @@ struct Rows {
     float* at(int64_t r) const { return base + (index ? index[r] : r) * stride; }
 };
 
-// Hidden values of all routes that ranks have in common: each writes its columns, from `first` on, and reads all.
-struct SharedHidden {
-    float* base;  // [routes, down.num_inputs], or null: every rank has all columns
-    int64_t first;
+// What ranks have in common of all routes: each writes its part, and reads all. A rank has columns of the hidden
+// values, where experts are divided by their outputs, or the outputs of its own experts.
+struct SharedRoutes {
+    float* hidden;         // [routes, down.num_inputs], or null: `gate_up` gives all columns
+    int64_t first_hidden;  // the first column of `gate_up`
+    float* outputs;        // [routes, down.num_outputs], or null: all experts are here
     RankGroup* group;
 };
 
@@ -60,7 +65,7 @@ class MoeRunner {
     // writes its own rows of out.
     void run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
              Rows logits, Rows out, int64_t num_rows, const ThreadPool& pool, uint8_t* panel,
-             const SharedHidden& shared);
+             const SharedRoutes& shared);
 
  private:
     // The inputs of one matmul, in the forms that the layouts read.
@@ -71,6 +76,7 @@ class MoeRunner {
     };
 
     void sort_routes(const Routing& routing, int64_t num_rows);
+    Range own_routes(const Experts& experts, const ThreadPool& pool) const;
     void prepare(const Experts& experts, int64_t position, const float* row, int thread);
     void add_bias(const Experts& experts, int64_t position, float* row) const;
     void multiply(const Experts& experts, float* out, std::atomic<int64_t>* counters, const ThreadPool& pool,

@@ -45,8 +45,8 @@ const float* Outliers::without(const float* x, int64_t num_inputs, float thresho
     return rest;
 }
 
-bool Outliers::any(int64_t num_rows) const {
-    return std::any_of(counts_.get(), counts_.get() + num_rows, [](int32_t count) { return count > 0; });
+bool Outliers::any(int64_t first, int64_t last) const {
+    return std::any_of(counts_.get() + first, counts_.get() + last, [](int32_t count) { return count > 0; });
 }
 
 void Outliers::add(const PackedMatrix& w, const float* x, int64_t stride, int64_t first_row, int64_t num_rows,

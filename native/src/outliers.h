@@ -23,8 +23,8 @@ class Outliers {
     // next call. Stores which inputs they are as the outliers of `row`. With a threshold of 0 there are none.
     const float* without(const float* x, int64_t num_inputs, float threshold, int64_t row, int thread);
 
-    // Whether one of the rows [0, num_rows) has outliers.
-    bool any(int64_t num_rows) const;
+    // Whether one of the rows [first, last) has outliers.
+    bool any(int64_t first, int64_t last) const;
 
     // out[r] += the outliers of row first_row + r, whose inputs are x[r], times their columns. All threads of the pool
     // call this at once; each writes its share of the outputs.

@@ -177,6 +177,7 @@ struct Moe {
     View out;
     View hidden;           // shared, with top_k * down.num_inputs columns; or empty: `gate_up` has all of them
     int64_t first_hidden;  // `gate_up` gives these columns of the hidden values, from here on
+    View outputs;          // shared, with top_k * down.num_outputs columns; or empty: all experts are here
 };
 struct MulSigmoid {
     View x, gate, out;

@@ -184,10 +184,11 @@ class TapeExecutor {
     }
 
     void run(const Moe& op) {
-        const SharedHidden hidden{op.hidden.columns ? row(op.hidden, 0) : nullptr, op.first_hidden, tape_.ranks_};
+        const auto shared = [&](const View& v) { return v.columns ? row(v, 0) : nullptr; };
+        const SharedRoutes routes{shared(op.hidden), op.first_hidden, shared(op.outputs), tape_.ranks_};
         tape_.moe_.run(op.routing, op.gate_up, op.down, op.kind, rows(op.x, op.out), rows(op.logits, op.out),
                        rows(op.out, op.out), num_rows(op.out), pool_, tape_.panels_.get() + pool_.thread * kPanelBytes,
-                       hidden);
+                       routes);
     }
 
     void run(const Adapt& op) {
@@ -374,7 +375,7 @@ class TapeExecutor {
                     wait();
                 }
                 has_outliers = segment.threshold > 0 &&
-                               tape_.outliers_.any(num_rows);  // before a thread goes on to the next segment
+                               tape_.outliers_.any(0, num_rows);  // before a thread goes on to the next segment
             }
             const Worker worker{pool_.thread, pool_.num_threads, tape_.panels_.get() + pool_.thread * kPanelBytes,
                                 &tape_.counters_[taken]};

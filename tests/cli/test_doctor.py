@@ -63,10 +63,13 @@ def write(root: Path, **files: str) -> None:
         path.write_text(text)
 
 
-def test_sockets_nodes_and_gpus_are_counted_and_several_have_a_hint(tmp_path: Path) -> None:
+def test_sockets_nodes_and_gpus_are_counted_and_several_have_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 4, 5})
     for cpu in range(4):
         write(tmp_path, **{f"sys__devices__system__cpu__cpu{cpu}__topology__physical_package_id": f"{cpu // 2}\n"})
-    for node, cpus in enumerate(("0-1,4", "2,3")):
+    for node, cpus in enumerate(("0-1,4", "2-3,5", "6-7")):
         write(
             tmp_path,
             **{
@@ -74,16 +77,26 @@ def test_sockets_nodes_and_gpus_are_counted_and_several_have_a_hint(tmp_path: Pa
                 f"sys__devices__system__node__node{node}__meminfo": f"Node {node} MemTotal:  8388608 kB\n",
             },
         )
-        write(tmp_path, **{f"proc__driver__nvidia__gpus__{node}__information": "Model: \t\t NVIDIA H200\nIRQ: 5\n"})
+    for gpu in range(2):
+        write(tmp_path, **{f"proc__driver__nvidia__gpus__{gpu}__information": "Model: \t\t NVIDIA H200\nIRQ: 5\n"})
     found = machine.devices(tmp_path)
-    nodes = [machine.NumaNode(3, 8 << 30), machine.NumaNode(2, 8 << 30)]
+    nodes = [machine.NumaNode(cpus, 8 << 30) for cpus in (3, 2, 0)]
     assert found == machine.Devices(2, nodes, ["NVIDIA H200"] * 2)
+    assert found.tensor_parallel_size == 2
     text = doctor._describe_devices(
-        {"sockets": 2, "numa_nodes": [{"cpus": 3, "memory": 8 << 30}] * 2, "gpus": found.gpus}
+        {
+            "sockets": found.sockets,
+            "numa_nodes": [{"cpus": node.cpus, "memory": node.memory} for node in nodes],
+            "gpus": found.gpus,
+            "advice": found.advice,
+        }
     )
-    assert "2 NUMA nodes (3 CPUs with 8 GiB, 3 CPUs with 8 GiB): try --data-parallel-size 2 or -tp 2" in text
-    assert text.endswith("2 GPUs (NVIDIA H200): an engine on each with --data-parallel-size 2")
-    assert machine.devices(tmp_path / "nowhere") == machine.Devices(1, [], [])
+    assert "3 NUMA nodes (3 CPUs with 8 GiB, 2 CPUs with 8 GiB, 0 CPUs with 8 GiB), 2 GPUs (NVIDIA H200)" in text
+    assert "try --data-parallel-size 2 or -tp 2: an engine or a rank for each NUMA node" in text
+    assert text.endswith("an engine on each GPU with --data-parallel-size 2")
+    alone = machine.devices(tmp_path / "nowhere")
+    assert (alone, alone.tensor_parallel_size) == (machine.Devices(1, [], []), 1)
+    assert alone.advice == "-tp 1: all CPUs share one memory"
 
 
 def test_a_container_s_limits_count(tmp_path: Path) -> None:

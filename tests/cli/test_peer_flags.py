@@ -96,7 +96,6 @@ def test_sglang() -> None:
         ("--sharded true", "--sharded is true"),
         ("--nnodes 2", "--nnodes is 2.*\n.*tensor_parallel_size"),
         ("--cpu-offload-gb 4", "--cpu-offload-gb is 4"),
-        ("--enable-expert-parallel", "--enable-expert-parallel is true"),
         ("--temp 0.5", "--override-generation-config"),
         ("--top-k 5", "--override-generation-config"),
         ("-n 64", "-n is 64.*\n.*--override-generation-config"),

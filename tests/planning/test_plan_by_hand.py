@@ -11,6 +11,7 @@ from quire.planning.packed_bytes import GpuFormat
 from quire.planning.plan import Draft, Plan, Setup, make_plan
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.roofline import all_reduce_bytes, pipeline_bubble, step_ceiling
+from quire.planning.scaling import gathered_columns, scaling
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import shape_config
 from quire.planning.speculation import SpeculationTable, expected_tokens
@@ -74,6 +75,18 @@ def test_an_all_reduce_sends_twice_the_hidden_states_less_a_share() -> None:
     assert all_reduce_bytes(model, 1, 4) == 32 * 2 * (2 * 3 / 4) * 4096 * 2
     alone = step_ceiling(model, model.kv_spec("auto"), find_hardware("h100"), StepShape(8, 1, 100))
     assert alone.link_seconds == 0
+
+
+def test_gathers_are_the_values_of_a_layer_that_ranks_have_in_common() -> None:
+    """Attention's outputs, theirs, the activated hidden values and theirs; embeddings and logits once."""
+    model = planned("llama-3.1-8b")
+    columns = gathered_columns(model, 2, 16, "bfloat16")
+    assert columns == 32 * (4096 + 4096 + 14336 + 4096) + 4096 + 128256
+    plans = [plan_of("llama-3.1-8b", tp=tp) for tp in (1, 2, 4)]
+    alone, two, four = scaling(plans)
+    assert alone.gathered_bytes == 0 and four.gathered_bytes == 0.75 * 2 * 8 * columns
+    assert four.seconds == pytest.approx(four.plan.at_load.memory_seconds + four.gathered_bytes / 450e9)
+    assert alone.seconds > two.seconds > four.seconds and two.gathered_bytes > two.reduced_bytes
 
 
 def test_the_bubble_of_a_pipeline_shrinks_with_microbatches() -> None:

@@ -41,9 +41,26 @@ def test_several_devices_and_other_engines_are_told(capsys: pytest.CaptureFixtur
     assert "vLLM" not in capsys.readouterr().out
 
 
+def test_several_degrees_are_a_table_that_says_it_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["plan", "--shape", "qwen3-8b", "--hardware", "h100", "--tp", "2,4,8,16", "--users", "16"]
+    assert main(flags) == 0
+    said = capsys.readouterr().out
+    assert (
+        "predicted" in said
+        and "choose vLLM" in said
+        and "16 devices keep 16 KV heads for 8" in said
+        and said.count("x") > 4
+    )
+    assert main([*flags, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["scaling"]
+    assert [row["tp"] for row in rows] == [1, 2, 4, 8, 16] and rows[0]["gain"] == 1 < rows[2]["gain"] < 4
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--shape", "qwen3-8b", "--tp", "2,2"], "each once"),
+        (["--shape", "qwen3-8b", "--tp", "2,4", "--slo", "ttft=1s", "--rate", "2"], "leave --tp out"),
         (["--shape", "lama-3.1-8b"], "llama-3.1-8b"),
         (["--shape", "qwen3-8b", "--hardware", "h20"], "h200"),
         (["--shape", "qwen3-8b", "--format", "q4_k"], "q4_k_m"),

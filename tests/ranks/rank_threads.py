@@ -42,7 +42,7 @@ class OneProcess:
         config = module.config(checkpoint.config)
         spec = kv_spec(config, BLOCK_SIZE, "float32")
         if isinstance(ops, RankOps):
-            ops.begin(trace_roles(module, checkpoint, config, spec, MAX_LEN))
+            ops = ops.for_model(trace_roles(module, checkpoint, config, spec, MAX_LEN))
         self.model = module.load(ops, checkpoint, config, MAX_LEN)
         cache = ops.new_cache(spec, MAX_LEN // BLOCK_SIZE)
         held = LoraAdapters(ops, self.model, num_slots=4, max_rank=64) if adapters else None
@@ -63,21 +63,27 @@ class OneProcess:
 
 class _Rank(OneProcess):
     def __init__(
-        self, backend: str, path: Path, group: RankGroup, adapters: dict[str, Path] | None, threads: int
+        self, backend: str, path: Path, group: RankGroup, adapters: dict[str, Path] | None, threads: int, experts: bool
     ) -> None:
-        ops = RankOps(backend_ops(backend, group, threads), RankIndex(group.rank, group.size))
+        ops = RankOps(backend_ops(backend, group, threads), RankIndex(group.rank, group.size), experts)
         self._load(ops, path, adapters)
 
 
 class InRanks:
-    """The same model, by `size` ranks."""
+    """The same model, by `size` ranks. `experts`: each has whole ones."""
 
     def __init__(
-        self, backend: str, path: Path, size: int, adapters: dict[str, Path] | None = None, threads: int = 1
+        self,
+        backend: str,
+        path: Path,
+        size: int,
+        adapters: dict[str, Path] | None = None,
+        threads: int = 1,
+        experts: bool = False,
     ) -> None:
         memory = new_shared_memory()
         self.groups = [RankGroup(memory, rank, size) for rank in range(size)]
-        self.ranks = [_Rank(backend, path, group, adapters, threads) for group in self.groups]
+        self.ranks = [_Rank(backend, path, group, adapters, threads, experts) for group in self.groups]
         self._pool = ThreadPoolExecutor(size)
 
     def logits(self, ids: list[int], start: int = 0, adapter: int | None = None) -> np.ndarray:

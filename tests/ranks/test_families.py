@@ -29,6 +29,10 @@ from transformers import (
 
 from models.checking import MAX_LEN, PROMPT, TINY, Cases, assert_close, random_model
 from models.test_newer_families import CASES as NEWER
+from quire.core.errors import Unsupported
+from quire.ops.opset import KVSpec
+from quire.ops.ranks.cuts import RankIndex
+from quire.ops.ranks.forward import RankForward
 from ranks.rank_threads import InRanks, OneProcess, steps
 
 MLA = TINY | {
@@ -167,3 +171,9 @@ def test_a_rank_has_its_part_of_the_weights(checkpoint: Callable[[str], Path]) -
     whole = OneProcess("native", checkpoint("llama")).weight_bytes
     parts = [rank.weight_bytes for rank in InRanks("native", checkpoint("llama"), 2).ranks]
     assert whole <= sum(parts) < 1.1 * whole and max(parts) < 0.6 * whole
+
+
+def test_an_op_that_is_not_divided_is_refused_by_name() -> None:
+    ops = RankForward(None, RankIndex(0, 2), KVSpec(1, 1, 16, 16, "float16"), 1)
+    with pytest.raises(Unsupported, match="the model's `scan` is not divided among ranks"):
+        ops.scan(None)

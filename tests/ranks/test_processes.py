@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from models import test_mamba
+from models.checking import TINY, random_model
 from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
@@ -168,10 +170,22 @@ def test_streams_go_on_when_a_rank_is_killed(tiny_model: Path) -> None:
 def test_what_ranks_cannot_do_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match=r"tensor_parallel_size is 7, and the model has 6 attention heads.*\n.*1 to 6"):
         LLM(tiny_model, tensor_parallel_size=7)
-    with pytest.raises(Unsupported, match=r"not kept on disk.*\n.*kv_disk_path"):
-        LLM(tiny_model, tensor_parallel_size=2, kv_disk_path=str(tmp_path))
+    transfer = '{"kv_role": "kv_consumer", "kv_ip": "127.0.0.1", "kv_port": 9}'
+    with pytest.raises(Unsupported, match=r"not sent to other engines.*\n.*tensor_parallel_size"):
+        LLM(tiny_model, tensor_parallel_size=2, kv_transfer_config=transfer)
     with pytest.raises(BadRequest, match="tensor_parallel_size is 0"):
         LLM(tiny_model, tensor_parallel_size=0)
+    assert not followers(os.getpid())
+
+
+def test_recurrent_states_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    config, options = test_mamba.CASES["bamba"]
+    random_model(config(**{**TINY, **options}), seed=4).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_model / name).read_bytes())
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        with pytest.raises(Unsupported, match=rf"a model with states is not divided.*\n.*leave out {name}"):
+            LLM(tmp_path, **{name: 2})
     assert not followers(os.getpid())
 
 

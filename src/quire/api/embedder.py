@@ -7,6 +7,7 @@ reranker = Embedder("./ms-marco-MiniLM-L6-v2")
 scores = reranker.score("What is a quire?", ["A gathering of pages", "A group of singers"])
 """
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -17,8 +18,8 @@ from quire.client.embed_request import Text
 from quire.client.encoder_prompt import EncoderPrompter
 from quire.core.errors import BadRequest
 from quire.engine.options import EngineOptions
-from quire.engine.start import executor_options, load_tokenizer, score_tokens
-from quire.executors.encoder import EncoderExecutor, truncate_embedding
+from quire.engine.start import load_tokenizer, new_encoder, score_tokens
+from quire.executors.encoder import truncate_embedding
 from quire.hub import resolve_model
 from quire.ops.opset import Float32
 from quire.runtime.pooling import PoolingMode, unit_length
@@ -49,7 +50,9 @@ class Embedder:
         self.tokenizer = load_tokenizer(files.path, self.options)
         asked = self.options.task == "score"
         tokens = score_tokens(files.path, self.tokenizer) if asked else None
-        self._encoder = EncoderExecutor(files.path, executor_options(self.options), pooling, normalize, tokens)
+        self._encoder = new_encoder(files.path, self.options, pooling, normalize, tokens)
+        if self.options.tensor_parallel_size > 1:
+            weakref.finalize(self, self._encoder.stop)  # also when Python ends
         self.config, self.max_model_len = self._encoder.config, self._encoder.max_model_len
         self._prompter = EncoderPrompter(
             self.tokenizer, self._encoder.modules, self.config.vocab, self.max_model_len, asked=tokens is not None
@@ -80,6 +83,10 @@ class Embedder:
         texts, numbers = self._prompter.sides(pairs, truncate)
         vectors = [unit_length(vector) for vector in self._encoder.embed(texts)]
         return [float(np.dot(vectors[a], vectors[b])) for a, b in numbers]
+
+    def stop(self) -> None:
+        """End the processes of other ranks, where the model has several."""
+        self._encoder.stop()
 
 
 def _listed(texts: Text | Sequence[Text]) -> Sequence[Text]:

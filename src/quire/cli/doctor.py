@@ -50,6 +50,8 @@ def examine() -> dict[str, Any]:
             "sockets": devices.sockets,
             "numa_nodes": [{"cpus": node.cpus, "memory": node.memory} for node in devices.nodes],
             "gpus": devices.gpus,
+            "tensor_parallel_size": devices.tensor_parallel_size,
+            "advice": devices.advice,
         },
         "memory": {"total": memory.total, "available": memory.available, "limit": memory.limit},
         "cache": str(cache_dir()),
@@ -91,17 +93,14 @@ def _kernels() -> dict[str, Any]:
 
 
 def _describe_devices(devices: dict[str, Any]) -> str:
-    """With what to do where there are several."""
+    """With what to do with them."""
     nodes, gpus = devices["numa_nodes"], devices["gpus"]
     text = f"{devices['sockets']} socket{'s' if devices['sockets'] > 1 else ''}"
     if len(nodes) > 1:
         each = ", ".join(f"{node['cpus']} CPUs with {node['memory'] / _GIB:.0f} GiB" for node in nodes)
-        text += f", {len(nodes)} NUMA nodes ({each}): try --data-parallel-size {len(nodes)} or -tp {len(nodes)}"
-    if gpus:
-        text += f", {len(gpus)} GPU{'s' if len(gpus) > 1 else ''} ({', '.join(dict.fromkeys(gpus))})"
-    if len(gpus) > 1:
-        text += f": an engine on each with --data-parallel-size {len(gpus)}"
-    return text
+        text += f", {len(nodes)} NUMA nodes ({each})"
+    named = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''} ({', '.join(dict.fromkeys(gpus))})" if gpus else "no GPU"
+    return f"{text}, {named}; {devices['advice']}"
 
 
 def _describe_kernels(kernels: dict[str, Any]) -> str:

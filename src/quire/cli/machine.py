@@ -59,16 +59,19 @@ def vector_units(cpuinfo: str) -> list[str]:
 
 
 def cores(root: Path = Path("/")) -> Cores:
-    installed = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else installed
-    return Cores(installed, allowed, _cpu_quota(root))
+    return Cores(os.cpu_count() or 1, len(_allowed_cpus()), _cpu_quota(root))
+
+
+def _allowed_cpus() -> set[int]:
+    """By the affinity mask."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
     """CPUs with memory of their own: other nodes' is slower for them."""
 
-    cpus: int
+    cpus: int  # that this process may use
     memory: int  # bytes
 
 
@@ -80,12 +83,25 @@ class Devices:
     nodes: list[NumaNode]
     gpus: list[str]  # names
 
+    @property
+    def tensor_parallel_size(self) -> int:
+        """One rank for each NUMA node whose CPUs may be used: its weights are then in memory of its own."""
+        return max(1, sum(1 for node in self.nodes if node.cpus))
+
+    @property
+    def advice(self) -> str:
+        size, gpus = self.tensor_parallel_size, len(self.gpus)
+        text = "-tp 1: all CPUs share one memory"
+        if size > 1:
+            text = f"try --data-parallel-size {size} or -tp {size}: an engine or a rank for each NUMA node"
+        return f"{text}; an engine on each GPU with --data-parallel-size {gpus}" if gpus > 1 else text
+
 
 def devices(root: Path = Path("/")) -> Devices:
-    system = root / "sys/devices/system"
+    system, allowed = root / "sys/devices/system", _allowed_cpus()
     packages = {read(path).strip() for path in system.glob("cpu/cpu[0-9]*/topology/physical_package_id")}
     nodes = [
-        NumaNode(_count(read(path / "cpulist")), _kilobytes(read(path / "meminfo"), "MemTotal:"))
+        NumaNode(len(allowed & _cpus(read(path / "cpulist"))), _kilobytes(read(path / "meminfo"), "MemTotal:"))
         for path in sorted(system.glob("node/node[0-9]*"))
     ]
     names = [_values(read(path)).get("Model", "unknown") for path in _gpu_files(root)]
@@ -96,10 +112,10 @@ def _gpu_files(root: Path) -> list[Path]:
     return sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
 
 
-def _count(cpulist: str) -> int:
+def _cpus(cpulist: str) -> set[int]:
     """CPUs of a list such as 0-3,8."""
     ranges = [part.split("-") for part in cpulist.strip().split(",") if part]
-    return sum(int(each[-1]) - int(each[0]) + 1 for each in ranges)
+    return {cpu for each in ranges for cpu in range(int(each[0]), int(each[-1]) + 1)}
 
 
 def _kilobytes(text: str, name: str) -> int:

@@ -3,6 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from quire.hub import DEFAULT_MODEL
 if TYPE_CHECKING:
     from quire.planning.hardware import Hardware
     from quire.planning.memory import EngineLimits, Load
-    from quire.planning.plan import Draft
+    from quire.planning.plan import Draft, Setup
     from quire.planning.planned_model import PlannedModel
     from quire.planning.slo import Slo
 
@@ -29,6 +30,7 @@ EXAMPLES = """\
   quire plan ./model.gguf --users 8 --context 8192
   quire plan --shape llama-3.1-70b --format awq --hardware h100 --tp 2 --users 64
   quire plan --shape qwen3-8b --hardware h200 --users 32 --explain
+  quire plan --shape llama-3.1-70b --hardware h100 --tp 2,4,8 --users 64    what each number of GPUs would gain
   quire plan --shape llama-3.1-70b --format fp8 --hardware h100 --tp 2 --draft-model llama-3.2-1b --explain
   quire plan --shape llama-3.1-8b --hardware this,l4,h100 --slo ttft=500ms,tpot=40ms --rate 20
   quire plan --calibrate ./model.gguf                        time its steps here, for `quire simulate`
@@ -43,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
         "Show what a model needs, how fast it can be at best, and what it costs, on a machine.",
         EXAMPLES,
     )
-    add_target_flags(parser)
+    add_target_flags(parser, several_degrees=True)
     parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of layers, one device after the other")
     load = parser.add_argument_group("load")
     load.add_argument("--users", type=int, default=1, metavar="N", help="requests in flight at once (default: 1)")
@@ -71,14 +73,21 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse(argv)
+    given, arguments.tp = arguments.tp, max(arguments.tp)
+    if min(given) < 1 or len(set(given)) < len(given):
+        raise UsageError(f"--tp is {','.join(map(str, given))}", "name numbers of at least 1, each once")
     if arguments.list:
         print(_known())
     elif arguments.calibrate:
         from quire.cli.calibrate import calibrate_target
 
         print(calibrate_target(arguments))
+    elif arguments.slo and len(given) > 1:
+        raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
     elif arguments.slo:
         _search(arguments)
+    elif len(given) > 1:
+        _scale(arguments, given)
     else:
         _plan(arguments)
     return 0
@@ -86,15 +95,12 @@ def run(argv: Sequence[str]) -> int:
 
 def _plan(arguments: Namespace) -> None:
     from quire.planning.explain import explain
-    from quire.planning.plan import Setup, make_plan
+    from quire.planning.plan import make_plan
     from quire.planning.report import as_json, as_text
 
     hardware = read_hardware(arguments)
     model = read_model(arguments, hardware)
-    setup = Setup(
-        hardware=hardware, tp=arguments.tp, pp=arguments.pp, limits=_limits(arguments, hardware),
-        price=arguments.price, eight_bit=not hardware.is_gpu, rate=arguments.rate,
-    )  # fmt: skip
+    setup = _setup(arguments, hardware)
     draft = _draft(arguments, hardware) if arguments.draft_model else None
     plan = make_plan(model, model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments), setup, draft)
     if arguments.json:
@@ -106,6 +112,28 @@ def _plan(arguments: Namespace) -> None:
     if arguments.tensors:
         for tensor in model.tensors:
             print(f"{tensor.nbytes:>14,}  {tensor.type:<9} {[*tensor.shape]!s:<20} {tensor.name}")
+
+
+def _setup(arguments: Namespace, hardware: "Hardware") -> "Setup":
+    from quire.planning.plan import Setup
+
+    return Setup(
+        hardware=hardware, tp=arguments.tp, pp=arguments.pp, limits=_limits(arguments, hardware),
+        price=arguments.price, eight_bit=not hardware.is_gpu, rate=arguments.rate,
+    )  # fmt: skip
+
+
+def _scale(arguments: Namespace, given: Sequence[int]) -> None:
+    """One device beside each number of them."""
+    from quire.planning.plan import make_plan
+    from quire.planning.scaling import as_json, as_text, scaling
+
+    hardware = read_hardware(arguments)
+    model = read_model(arguments, hardware)
+    kv, load = model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments)
+    setups = [replace(_setup(arguments, hardware), tp=tp) for tp in sorted({1, *given})]
+    found = scaling([make_plan(model, kv, load, setup) for setup in setups])
+    print(json.dumps({"scaling": as_json(found)}, indent=2) if arguments.json else as_text(found))
 
 
 def _load(arguments: Namespace) -> "Load":

@@ -16,15 +16,25 @@ if TYPE_CHECKING:
     from quire.weights.checkpoint import Checkpoint
 
 
-def add_target_flags(parser: Parser) -> None:
+def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
+    """`several_degrees`: --tp may be a list, which the command reads."""
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a model that is here, or a config.json")
     parser.add_argument("--shape", metavar="NAME", help="a well-known model by its sizes, without its files")
     parser.add_argument("--format", metavar="NAME", help="how its weights are stored, for --shape and config.json")
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4", "nf4"), help="as `quire serve` has it")
     parser.add_argument("--hardware", metavar="NAME", help="another machine than this one")
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="devices that share every matrix")
+    if several_degrees:
+        words = "devices that share every matrix; several, as 2,4,8: a table of what each would gain"
+        parser.add_argument("--tp", type=degrees, default=(1,), metavar="N[,N]", help=words)
+    else:
+        parser.add_argument("--tp", type=int, default=1, metavar="N", help="devices that share every matrix")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME", help="as `quire serve` has it")
     parser.add_argument("--measure", action="store_true", help="measure this machine again")
+
+
+def degrees(text: str) -> tuple[int, ...]:
+    """Of --tp: numbers with commas between them."""
+    return tuple(int(number) for number in text.split(","))
 
 
 def read_hardware(arguments: Namespace) -> "Hardware":

@@ -10,8 +10,8 @@ from quire.core.encode_request import EncodeEvent, EncodeInput, EncodeRequest, T
 from quire.core.errors import Unsupported
 from quire.core.records import SchedulerStats, StepRecord
 from quire.engine.options import EngineOptions
-from quire.engine.start import executor_options, load_tokenizer, score_tokens
-from quire.executors.encoder import EncoderExecutor, truncate_embedding
+from quire.engine.start import load_tokenizer, new_encoder, score_tokens
+from quire.executors.encoder import truncate_embedding
 from quire.executors.protocol import Capacity
 from quire.ipc.active_work import STEP, ActiveWork
 from quire.ops.opset import Float32
@@ -30,7 +30,7 @@ class EncoderEngine:
     def __init__(self, path: Path, options: EngineOptions, active_work: ActiveWork) -> None:
         self._active_work = active_work
         tokens = score_tokens(path, load_tokenizer(path, options)) if options.task == "score" else None
-        self._executor = EncoderExecutor(path, executor_options(options), score_tokens=tokens)
+        self._executor = new_encoder(path, options, tokens=tokens, dies_with_ranks=True)
         if (num_labels := self._executor.num_labels) > 1:
             raise Unsupported(
                 f"the model tells {num_labels} classes apart, and a score is one number", "use a reranker"
@@ -101,6 +101,7 @@ class EncoderEngine:
 
     def stop(self) -> None:
         self._queue.clear()
+        self._executor.stop()
 
     def _take(self) -> list[tuple[_EncodeJob, int, EncodeInput]]:
         """The texts of the next step. A text longer than the token budget has a step of its own."""

@@ -175,6 +175,9 @@ class EngineOptions:
     tensor_parallel_size: int = option(
         1, "processes that compute the model together, each with a part of every matrix; on a CPU"
     )
+    enable_expert_parallel: bool = option(
+        False, "each of these processes has whole experts of a MoE model, instead of a part of every expert"
+    )
     pipeline_parallel_size: int = option(
         1, "processes that compute the model one after the other, each with some of its layers; on a CPU"
     )

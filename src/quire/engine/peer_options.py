@@ -87,7 +87,6 @@ _VLLM: dict[str, PeerOption] = {
     "download_dir": _FILES,
     "enable_auto_tool_choice": NoEffect("tools are called whenever a request brings them", switch=True),
     "enable_chunked_prefill": _CHUNKS,
-    "enable_expert_parallel": Only(_OFF, _ONE_MODEL.reason, switch=True),
     "enable_force_include_usage": Only(_OFF, "streams have usage where stream_options ask for it", switch=True),
     "enable_log_requests": Renamed("access_log", _ON, switch=True),
     "enable_prompt_tokens_details": NoEffect("usage always has them", switch=True),

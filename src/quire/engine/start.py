@@ -13,6 +13,9 @@ from quire.executors.protocol import Executor
 from quire.hub import resolve_model
 
 if TYPE_CHECKING:
+    from quire.executors.encoder import EncoderExecutor
+    from quire.runtime.pooling import PoolingMode
+    from quire.runtime.score_head import ScoreTokens
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 _PROBE = "Is it 1,024 km?\n    def f(x): return x ** 2  # naïve Übung, 東京, Привет 🙂"
@@ -62,6 +65,26 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
     from quire.executors.ranks.leader import RanksExecutor
 
     return RanksExecutor(path, given, options.tensor_parallel_size, dies_with_ranks)
+
+
+def new_encoder(
+    path: Path,
+    options: EngineOptions,
+    pooling: "PoolingMode | None" = None,
+    normalize: bool | None = None,
+    tokens: "ScoreTokens | None" = None,
+    dies_with_ranks: bool = False,
+) -> "EncoderExecutor":
+    """Where a model that encodes texts is computed. `tokens`: see `score_tokens`. `dies_with_ranks`: as in
+    `new_executor`."""
+    given = executor_options(options)
+    if options.tensor_parallel_size == 1:
+        from quire.executors.encoder import EncoderExecutor
+
+        return EncoderExecutor(path, given, pooling, normalize, tokens)
+    from quire.executors.ranks.encoder import RanksEncoder
+
+    return RanksEncoder(path, given, options.tensor_parallel_size, pooling, normalize, tokens, dies_with_ranks)
 
 
 # Keys that config.json has of a head that drafts from hidden states -> its method.

@@ -1,7 +1,7 @@
 """The disk tier of an executor: its directory, and what tells its blocks from those of other engines."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quire import __version__
@@ -20,9 +20,10 @@ def open_disk_tier(
     options: ExecutorOptions,
     size: KVSize,
     buffers: Callable[[int], Buffers],
+    rank_bytes: Sequence[int] = (),
 ) -> DiskTier:
-    """`buffers`: the memory of a host block."""
-    path, format = find_checkpoint(Path(model)), block_format(model, options, size)
+    """`buffers`: the memory of a host block. `rank_bytes`: of the part of each rank, if there are several."""
+    path, format = find_checkpoint(Path(model)), block_format(model, options, size, rank_bytes)
     if options.kv_disk_bytes < 2 * format.nbytes:
         raise BadRequest(
             f"kv_disk_size is {options.kv_disk_bytes / 2**30:.3f} GiB, and one block has {format.nbytes / 2**30:.3f}",
@@ -33,14 +34,17 @@ def open_disk_tier(
     return DiskTier(root, format, options.kv_disk_bytes, buffers, shares_cpu=not options.on_gpu)
 
 
-def block_format(model: str | Path, options: ExecutorOptions, size: KVSize) -> BlockFormat:
+def block_format(
+    model: str | Path, options: ExecutorOptions, size: KVSize, rank_bytes: Sequence[int] = ()
+) -> BlockFormat:
     """What tells the blocks of this engine from those of others."""
+    described = _described(options, size) + (f" of ranks {[*rank_bytes]}" if rank_bytes else "")
     return BlockFormat(
-        fingerprint=fingerprint(find_checkpoint(Path(model)), _described(options, size)),
+        fingerprint=fingerprint(find_checkpoint(Path(model)), described),
         dtype=size.spec.dtype,
         block_size=size.spec.block_size,
         layout=options.backend,
-        nbytes=size.spec.block_bytes,
+        nbytes=sum(rank_bytes) or size.spec.block_bytes,
     )
 
 

@@ -1,8 +1,9 @@
 """Models that encode whole texts, on one device: embeddings of texts, and scores of pairs."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from quire.core.errors import BadRequest, Unsupported
 from quire.executors.backends import check_backend, new_ops, resolve_quantization, warn_of_dtype
 from quire.executors.options import ExecutorOptions
 from quire.models.config import EncoderConfig, ModelConfig
+from quire.models.loading import LoadedModel
 from quire.models.registry import Purpose, decoder_of, family, read_model_config
 from quire.ops.opset import Float32
 from quire.runtime.encoder import EncoderRunner, Wanted
@@ -29,6 +31,9 @@ POOLING_WORDS = {"mean": "their mean is taken", "last": "that of the last token 
 POOLED_TOKENS: dict[PoolingMode, Wanted] = {"cls": "first", "mean": "all", "last": "last"}
 
 
+Load = Callable[[Any, Checkpoint], LoadedModel]  # (ops, checkpoint)
+
+
 class EncoderExecutor:
     """An encoder, or a decoder without its head, and how its hidden states become an embedding or a score."""
 
@@ -42,7 +47,7 @@ class EncoderExecutor:
     ) -> None:
         checkpoint = open_checkpoint(path)
         self.modules = read_sentence_modules(checkpoint.path)
-        self.config, self.max_model_len, self._runner = _load(checkpoint, options, self.modules.max_tokens)
+        self.config, self.max_model_len, self._runner = self._load(checkpoint, options, self.modules.max_tokens)
         self._head = score_head(checkpoint, self.config, score_tokens or self.modules.score_tokens)
         self.num_labels = self.config.labels if isinstance(self.config, EncoderConfig) else 0
         if self._head is not None:
@@ -60,6 +65,54 @@ class EncoderExecutor:
                 POOLING_WORDS[default],
             )
         self._sigmoid = _scores_through_sigmoid(checkpoint.config, self.modules.score_activation)
+
+    def _load(
+        self, checkpoint: Checkpoint, options: ExecutorOptions, max_tokens: int | None
+    ) -> tuple[ModelConfig, int, EncoderRunner]:
+        """-> the model's config, the longest text in tokens, and the runner. `max_tokens` is the checkpoint's own
+        limit, which counts unless max_model_len is given."""
+        check_backend(options)
+        warn_of_dtype(options, "float16")
+        options = resolve_quantization(options, checkpoint)
+        decoder = decoder_of(checkpoint.config.architecture)
+        if decoder is not None:
+            checkpoint = as_decoder(checkpoint, decoder)
+        generators: tuple[Purpose, ...] = ("generate",) if decoder is not None else ()
+        module = family(checkpoint.config.architecture, *generators, "embed", "score")
+        config = read_model_config(module, checkpoint.config)
+        length = longest(config, options.max_model_len)
+        if options.max_model_len is None and max_tokens is not None:
+            length = min(length, max_tokens)
+
+        def load(ops: Any, checkpoint: Checkpoint) -> LoadedModel:
+            if decoder is not None:
+                return load_headless(ops, module, checkpoint, length)
+            return module.load(ops, checkpoint, config, length)
+
+        ops = self._new_ops(options, config)
+        ops, model = self._load_model(ops, load, checkpoint, config, options.kv_dtype)
+        runner = EncoderRunner(
+            ops,
+            model,
+            max_tokens=options.max_num_batched_tokens,
+            max_rows=options.max_num_seqs,
+            max_model_len=length,
+            kv_dtype=options.kv_dtype,
+        )
+        return config, length, runner
+
+    def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> Any:
+        """CUDA graphs are for decode steps; fp16 on a CPU means weights of fp16."""
+        return new_ops(options, graphs=False, fp16_weights=options.dtype == "float16")
+
+    def _load_model(
+        self, ops: Any, load: Load, checkpoint: Checkpoint, config: ModelConfig, kv_dtype: str
+    ) -> tuple[Any, LoadedModel]:
+        """-> the op set of the model, and the model"""
+        return ops, load(ops, checkpoint)
+
+    def stop(self) -> None:
+        """End what runs beside this process: nothing, on one device."""
 
     @property
     def dimensions(self) -> int:
@@ -95,40 +148,6 @@ def truncate_embedding(embedding: Float32, dimensions: int) -> Float32:
     if not 0 < dimensions <= len(embedding):
         raise BadRequest(f"dimensions is {dimensions}", f"vectors have {len(embedding)}", param="dimensions")
     return unit_length(embedding[:dimensions])
-
-
-def _load(
-    checkpoint: Checkpoint, options: ExecutorOptions, max_tokens: int | None
-) -> tuple[ModelConfig, int, EncoderRunner]:
-    """-> the model's config, the longest text in tokens, and the runner. `max_tokens` is the checkpoint's own limit,
-    which counts unless max_model_len is given."""
-    check_backend(options)
-    warn_of_dtype(options, "float16")
-    options = resolve_quantization(options, checkpoint)
-    # CUDA graphs are for decode steps; fp16 on a CPU means weights of fp16.
-    ops = new_ops(options, graphs=False, fp16_weights=options.dtype == "float16")
-    decoder = decoder_of(checkpoint.config.architecture)
-    if decoder is not None:
-        checkpoint = as_decoder(checkpoint, decoder)
-    generators: tuple[Purpose, ...] = ("generate",) if decoder is not None else ()
-    module = family(checkpoint.config.architecture, *generators, "embed", "score")
-    config = read_model_config(module, checkpoint.config)
-    length = longest(config, options.max_model_len)
-    if options.max_model_len is None and max_tokens is not None:
-        length = min(length, max_tokens)
-    if decoder is not None:
-        model = load_headless(ops, module, checkpoint, length)
-    else:
-        model = module.load(ops, checkpoint, config, length)
-    runner = EncoderRunner(
-        ops,
-        model,
-        max_tokens=options.max_num_batched_tokens,
-        max_rows=options.max_num_seqs,
-        max_model_len=length,
-        kv_dtype=options.kv_dtype,
-    )
-    return config, length, runner
 
 
 def _scores_through_sigmoid(config: CheckpointConfig, given: str | None) -> bool:

@@ -85,13 +85,13 @@ class LocalExecutor:
             length = longest(config, options.max_model_len)
             self._model = self._load_model(model_family, checkpoint, config, spec, length)
             self._adapters = self._new_adapters(self._ops, self._model)
-            self._draft = draft.load(self._ops, self._model) if draft else None
+            self._draft = self._load_draft(draft) if draft else None
             return self._size(config, spec, self._gpu_room(spec))
         weight_bytes = checkpoint.nbytes if options.weight_bytes is None else options.weight_bytes
         free = max(available_memory() - weight_bytes - (draft.nbytes if draft else 0), 0)
         size = self._size(config, spec, min(free // (2 * self._num_engines), MAX_DEFAULT_CACHE_BYTES))
         self._model = self._load_model(model_family, checkpoint, config, spec, size.max_model_len)
-        self._draft = draft.load(self._ops, self._model) if draft else None
+        self._draft = self._load_draft(draft) if draft else None
         self._adapters = self._new_adapters(self._ops, self._model)
         return size
 
@@ -103,6 +103,14 @@ class LocalExecutor:
     ) -> LoadedModel:
         """`spec`: of the KV cache."""
         return family.load(self._ops, checkpoint, config, max_model_len)
+
+    def _load_draft(self, draft: "DraftCheckpoint | HeadCheckpoint") -> "LoadedModel | DraftHead":
+        return draft.load(self._ops, self._model)
+
+    @property
+    def _draft_ops(self) -> Any:
+        """Of what drafts."""
+        return self._ops
 
     def allocate(self, size: KVSize) -> Capacity:
         options, config = self.options, self._model.config
@@ -199,7 +207,7 @@ class LocalExecutor:
             return None
         drafting = self._draft
         context = ProposerContext(
-            self._ops,
+            self._draft_ops,
             self._model,
             size,
             self.options.max_num_seqs,

@@ -8,7 +8,7 @@ vocabulary, whose token i is the target's token i + d2t[i]. Formats: EAGLE's own
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -206,8 +206,7 @@ def _tokens(checkpoint: Checkpoint, c: EagleConfig) -> Int32 | None:
                 f"{checkpoint.path} has {c.draft_vocab:,} of {c.vocab:,} tokens, and no d2t to tell which"
             )
         return None
-    assert isinstance(checkpoint, HuggingFaceCheckpoint)
-    offsets = checkpoint.integers("d2t").astype(np.int64)
+    offsets = cast(HuggingFaceCheckpoint, checkpoint).integers("d2t").astype(np.int64)
     if offsets.shape != (c.draft_vocab,):
         raise BadCheckpoint(f"{checkpoint.path}: d2t is {[*offsets.shape]}, and draft_vocab_size is {c.draft_vocab}")
     tokens = np.arange(c.draft_vocab) + offsets

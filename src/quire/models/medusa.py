@@ -8,7 +8,7 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -100,8 +100,7 @@ def load(
 def _tokens(checkpoint: Checkpoint, c: MedusaConfig) -> Int32 | None:
     if TOKEN_MAP not in checkpoint.names():
         return None
-    assert isinstance(checkpoint, HuggingFaceCheckpoint)
-    tokens = checkpoint.integers(TOKEN_MAP).ravel().astype(np.int64)
+    tokens = cast(HuggingFaceCheckpoint, checkpoint).integers(TOKEN_MAP).ravel().astype(np.int64)
     if not len(tokens) or tokens.min() < 0 or tokens.max() >= c.vocab or len(np.unique(tokens)) != len(tokens):
         raise BadCheckpoint(f"{checkpoint.path}: {TOKEN_MAP} does not name some of {c.vocab} tokens")
     return tokens.astype(np.int32)

@@ -652,10 +652,11 @@ class OpSet(Protocol):
     #
     # Several processes may compute a model together (`ops/ranks`): each has some outputs of every matrix. The ops
     # above take a rank's part as `cut`, the last argument: of `embedding`, the rows of its table; of `logits`, the
-    # outputs of its head; of `moe`, the columns of gate, of up and so of the hidden values that it computes. Their
-    # results are those of all ranks, but for `moe`, which gives the outputs that its `down` has. A rank may have some
-    # of the query heads that share a KV head: `paged_attention` and `cross_attention` are told that `group` heads share
-    # each KV head, and that q begins with the head after the first `skipped` of its group.
+    # outputs of its head; of `moe`, the columns of gate, of up and so of the hidden values that it computes, or as
+    # `experts` the experts that it has. Their results are those of all ranks, but for a `moe` with a `cut`, which gives
+    # the outputs that its `down` has. A rank may have some of the query heads that share a KV head: `paged_attention`
+    # and `cross_attention` are told that `group` heads share each KV head, and that q begins with the head after the
+    # first `skipped` of its group.
 
     def all_gather(self, x: Value, cuts: "Sequence[Cut]") -> Value:
         """x [T, n]: this rank's columns of each of some values that lie side by side -> all columns of all of them.

@@ -29,6 +29,7 @@ class PlannedModel:
     copies: list[int]  # bytes that are held beside each of these while it is packed
     table_bytes: int  # of embedding tables, as they are stored
     vector_bytes: int  # fp32: norms and biases
+    checkpoint: Checkpoint
     _steps: dict[tuple[StepShape, KVSpec], StepCounter] = field(default_factory=dict)
 
     @property
@@ -70,4 +71,5 @@ def plan_model(
         copies=counter.copies,
         table_bytes=counter.table_bytes,
         vector_bytes=vectors + counter.biases_bytes,
+        checkpoint=checkpoint,
     )

@@ -7,14 +7,23 @@ from typing import Any, Literal
 import numpy as np
 
 from quire.core.encode_request import EncodeInput
-from quire.models.config import EncoderConfig
+from quire.models.config import EncoderConfig, ModelConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import Float32, OpSet, StepBatch
+from quire.ops.opset import Float32, KVSpec, OpSet, StepBatch
 from quire.runtime.kv import kv_spec
 
 BLOCK_SIZE = 16
 
 Wanted = Literal["first", "last", "all"]  # tokens of a text
+
+
+def encoder_spec(config: ModelConfig, kv_dtype: str = "auto") -> KVSpec:
+    """Of the pages of a decoder; a bidirectional model has none."""
+    layers = 0 if config.bidirectional else config.kv_layers
+    spec = replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers)
+    if spec.states:  # every text starts without one, and none goes on from what it leaves
+        spec = replace(spec, states=replace(spec.states, num_slots=1))
+    return spec
 
 
 class EncoderRunner:
@@ -34,11 +43,8 @@ class EncoderRunner:
         self._step_tokens, self._max_rows, self._max_model_len = max_tokens, max_rows, max_model_len
         self._kinds = config.segments if isinstance(config, EncoderConfig) else 1
         self._max_position = config.max_position
-        layers = 0 if config.bidirectional else config.kv_layers
         step_tokens = max(max_tokens, max_model_len)
-        spec = replace(kv_spec(config, BLOCK_SIZE, kv_dtype), num_layers=layers)
-        if spec.states:  # every text starts without one, and none goes on from what it leaves
-            spec = replace(spec, states=replace(spec.states, num_slots=1))
+        spec = encoder_spec(config, kv_dtype)
         self._has_slots = spec.states is not None
         cache = ops.new_cache(spec, -(-step_tokens // BLOCK_SIZE) + max_rows)
         self._program = ops.compile(model.forward, cache, step_tokens, max_rows, max_model_len)

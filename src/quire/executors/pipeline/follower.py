@@ -17,8 +17,8 @@ from quire.executors.backends import new_ops
 from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.links import LinkClosed, receiver, sender
 from quire.executors.pipeline.stage import StageExecutor, own_options
-from quire.executors.ranks.follower import FollowerExecutor, follow
-from quire.executors.ranks.messages import FromRank, RunStep, ToRank
+from quire.executors.ranks.follower import FollowerExecutor, follow, move_blocks, started_options
+from quire.executors.ranks.messages import FromRank, MoveBlocks, RunStep, StartRank, ToRank
 from quire.models.config import ModelConfig
 from quire.ops.compiled import native
 from quire.ops.opset import KVSpec, StepBatch
@@ -39,6 +39,9 @@ class StageFollowerOps(StageOps):
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> StageCache:
         self.caches.append(super().new_cache(spec, num_blocks, num_host_blocks))
         return self.caches[-1]
+
+    def move_blocks(self, message: MoveBlocks) -> None:
+        move_blocks(self.caches, message)
 
     def compile(self, *args: Any, **named: Any) -> Any:
         self.programs.append(super().compile(*args, **named))
@@ -94,7 +97,11 @@ def main(file: int, memory: int, *files_and_ids: int) -> int:
     *links, rank, size, parent = files_and_ids
     after, before = linked(links)
     group = RankGroup(memory, rank, size)
-    return follow(file, group, parent, lambda path, options: StageFollower(path, options, group, after, before))
+
+    def new_follower(start: StartRank) -> StageFollower:
+        return StageFollower(start.path, started_options(start), group, after, before)
+
+    return follow(file, group, parent, new_follower)
 
 
 if __name__ == "__main__":

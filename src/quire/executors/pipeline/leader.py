@@ -17,7 +17,8 @@ from quire.executors.pipeline.processes import StageProcesses
 from quire.executors.pipeline.stage import StageExecutor, check_pipeline, num_micro_batches, own_options
 from quire.executors.pipeline.step_queue import QueuedCall, QueuedLogits, QueuedSampler, StepQueue
 from quire.executors.protocol import Capacity
-from quire.executors.ranks.leader import LeaderAdapters, RanksExecutor, Tell, telling
+from quire.executors.ranks.leader import LeaderAdapters, RanksExecutor
+from quire.executors.ranks.leader_ops import Tell, telling
 from quire.executors.ranks.messages import PutRankAdapter, RunStep
 from quire.executors.ranks.processes import OnLoss
 from quire.models.config import ModelConfig

@@ -7,9 +7,9 @@ import os
 import sys
 from dataclasses import replace
 
-from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.follower import StageFollower, linked
-from quire.executors.ranks.follower import follow
+from quire.executors.ranks.follower import follow, started_options
+from quire.executors.ranks.messages import StartRank
 from quire.ops.ranks.group import RankGroup
 
 
@@ -18,9 +18,9 @@ def main(model: str, threads: int, file: int, memory: int, *files_and_ids: int) 
     after, before = linked(links)
     group = RankGroup(memory, rank, size)
 
-    def new_follower(path: str, options: ExecutorOptions) -> StageFollower:
+    def new_follower(start: StartRank) -> StageFollower:
         """The engine's path is of no use here."""
-        own = replace(options, threads=size * threads)  # which stages divide
+        own = replace(started_options(start), threads=size * threads)  # which stages divide
         return StageFollower(model, own, group, after, before)
 
     return follow(file, group, parent, new_follower)

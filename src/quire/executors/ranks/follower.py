@@ -10,17 +10,19 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire.core.errors import QuireError
 from quire.executors.options import ExecutorOptions
+from quire.executors.ranks.encoder import RankEncoder
 from quire.executors.ranks.messages import (
     AllocateRank,
     FromRank,
     LoadRankAdapter,
     MoveBlocks,
+    PutHiddenStates,
     PutRankAdapter,
     RankFailed,
     RankLoaded,
@@ -44,18 +46,47 @@ from quire.runtime.kv import KVSize
 class FollowerOps(RankOps):
     """Keeps what rank 0 calls by number."""
 
-    def __init__(self, ops: Any, index: Any) -> None:
-        super().__init__(ops, index)
+    def __init__(self, ops: Any, index: Any, expert_parallel: bool = False) -> None:
+        super().__init__(ops, index, expert_parallel)
         self.caches: list[RankCache] = []
         self.programs: list[Any] = []
+        self.hidden_states: list[Any] = []
+        self._moves = ops.group.counters()
 
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> RankCache:
-        self.caches.append(super().new_cache(spec, num_blocks, num_host_blocks))
-        return self.caches[-1]
+        cache = super().new_cache(spec, num_blocks, num_host_blocks)
+        if num_host_blocks:
+            self.share_host_blocks(cache, num_host_blocks)
+        self.caches.append(cache)
+        return cache
+
+    def move_blocks(self, message: MoveBlocks) -> None:
+        move_blocks(self.caches, message)
+        self._moves[self.index.rank] += 1
 
     def compile(self, *args: Any, **named: Any) -> Any:
         self.programs.append(super().compile(*args, **named))
         return self.programs[-1]
+
+    def new_hidden_states(self, num_rows: int, num_columns: int) -> Any:
+        self.hidden_states.append(self.backend.new_hidden_states(num_rows, num_columns))
+        return self.hidden_states[-1]
+
+
+def move_blocks(caches: Sequence[Any], message: MoveBlocks) -> None:
+    assert message.how in ("copy", "swap_out", "swap_in", "move"), message.how
+    getattr(caches[message.cache], message.how)(message.pairs)
+
+
+class FollowerEncoder(RankEncoder):
+    ops_type = FollowerOps
+
+    def do(self, message: ToRank) -> FromRank | None:
+        if isinstance(message, StartRank):
+            return RankReady()
+        assert isinstance(message, RunStep), message
+        self._ops.programs[message.program].run(message.batch())
+        return None
 
 
 class FollowerExecutor(RankExecutor):
@@ -66,9 +97,11 @@ class FollowerExecutor(RankExecutor):
         match message:
             case RunStep():
                 self._ops.programs[message.program].run(message.batch())
-            case MoveBlocks(cache, how, pairs):
-                assert how in ("copy", "swap_out", "swap_in", "move"), how
-                getattr(self._ops.caches[cache], how)(pairs)
+            case MoveBlocks():
+                self._ops.move_blocks(message)
+            case PutHiddenStates(hidden, program):
+                rows, lines = message.places
+                self._ops.hidden_states[hidden].put(rows, self._ops.programs[program], lines)
             case PutRankAdapter(slot, key):
                 self.adapters.put(slot, key)
             case LoadRankAdapter(key, path):
@@ -86,23 +119,26 @@ class FollowerExecutor(RankExecutor):
         return None
 
 
+Follower = FollowerExecutor | FollowerEncoder
+
+
 def main(file: int, memory: int, rank: int, size: int, parent: int) -> int:
     group = RankGroup(memory, rank, size)
-    return follow(file, group, parent, lambda path, options: FollowerExecutor(path, options, group))
+    return follow(file, group, parent, lambda start: _new_executor(start, group))
 
 
-def follow(file: int, group: RankGroup, parent: int, new_executor: Callable[[str, Any], FollowerExecutor]) -> int:
+def follow(file: int, group: RankGroup, parent: int, new_executor: Callable[[StartRank], Follower]) -> int:
     """Do what rank 0 says, until its end of the socket `file` is closed. -> the exit status"""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides when to stop
     logging.basicConfig(level=logging.ERROR)  # rank 0 has the same to say
     group.native.start_heartbeat(parent)
     channel = Channel(socket.socket(fileno=file))
-    executor: FollowerExecutor | None = None
+    executor: Follower | None = None
     for message in _messages(channel):
-        if isinstance(message, StartRank):
-            executor = new_executor(message.path, ExecutorOptions(**message.options))  # type: ignore[arg-type]
-        assert executor is not None, message
         try:
+            if isinstance(message, StartRank):
+                executor = new_executor(message)
+            assert executor is not None, message
             answer = executor.do(message)
         except native.RankLost:
             return 0  # rank 0 knows
@@ -111,6 +147,16 @@ def follow(file: int, group: RankGroup, parent: int, new_executor: Callable[[str
         if answer is not None:
             channel.send(encode(answer))
     return 0
+
+
+def started_options(start: StartRank) -> ExecutorOptions:
+    return ExecutorOptions(**{**start.options, "speculation": start.speculation})  # type: ignore[arg-type]
+
+
+def _new_executor(start: StartRank, group: RankGroup) -> Follower:
+    if start.encodes:
+        return FollowerEncoder(Path(start.path), started_options(start), group)
+    return FollowerExecutor(start.path, started_options(start), group)
 
 
 def _messages(channel: Channel) -> Iterator[ToRank]:

@@ -1,33 +1,32 @@
 """Rank 0: the executor of an engine whose model is computed by several processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
+from quire.executors.ranks.leader_ops import LeaderCache, LeaderOps, Tell
 from quire.executors.ranks.messages import (
     AllocateRank,
     LoadRankAdapter,
-    MoveBlocks,
     PutRankAdapter,
     RankLoaded,
     RemoveRankAdapter,
-    RunStep,
     StartRank,
 )
 from quire.executors.ranks.processes import OnLoss, RankProcesses, die_like
 from quire.executors.ranks.rank import RankExecutor, check_ranks
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
-from quire.ops.compiled import native
-from quire.ops.opset import KVSpec, OpSet, Program, StepBatch
-from quire.ops.ranks.opset import RankCache, RankOps
+from quire.ops.opset import KVCache, OpSet
+from quire.ops.ranks.opset import RankOps
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.kv import KVSize
 
-Tell = Callable[[Any], None]
+if TYPE_CHECKING:
+    from quire.runtime.disk_tier import DiskTier
 
 
 class RanksExecutor(RankExecutor):
@@ -54,14 +53,15 @@ class RanksExecutor(RankExecutor):
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> RankOps:
         self._check(options, config)
         self._start(RankProcesses)
-        ops = super()._new_ops(options, config)
-        return LeaderOps(ops.backend, ops.index, self.ranks)
+        return LeaderOps.leading(super()._new_ops(options, config), self.ranks)
 
     def _start(self, new_processes: Callable[[int, OnLoss], RankProcesses]) -> None:
         self._ranks = new_processes(self.num_ranks, die_like if self._dies_with_ranks else None)
         self.group = self.ranks.group
-        given = {**asdict(replace(self.options, speculation=None)), "speculation": None}
-        self.ranks.tell(StartRank(str(Path(self.path).absolute()), given))
+        drafting = self.options.speculation
+        if drafting and not (drafting.model or drafting.head):
+            drafting = None  # rank 0 drafts alone
+        self.ranks.tell(StartRank(*start_arguments(self.path, self.options), drafting))
 
     def load(self) -> KVSize:
         """What the rank with the least room has room for."""
@@ -96,6 +96,15 @@ class RanksExecutor(RankExecutor):
             self._ranks.stop()
             self._ranks = None
 
+    def _new_store(self, size: KVSize, cache: KVCache) -> "DiskTier | None":
+        """A file has the parts of all ranks of a block, one behind the other."""
+        if (root := self._disk_path(self._model.config)) is None:
+            return None
+        from quire.executors.disk import open_disk_tier
+
+        assert isinstance(cache, LeaderCache)
+        return open_disk_tier(root, self.path, self.options, size, cache.host_buffers, cache.rank_bytes)
+
     # -- LoRA adapters
 
     def _new_adapters(self, ops: OpSet, model: LoadedModel) -> LoraAdapters | None:
@@ -128,52 +137,6 @@ class LeaderAdapters(LoraAdapters):
         super().put(slot, key)
 
 
-class LeaderOps(RankOps):
-    """What its caches and programs do, those of the other ranks do too."""
-
-    def __init__(self, ops: Any, index: Any, ranks: RankProcesses) -> None:
-        super().__init__(ops, index)
-        self._ranks = ranks
-        self._num_caches = self._num_programs = 0
-
-    def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> RankCache:
-        self._num_caches += 1
-        own = super().new_cache(spec, num_blocks, num_host_blocks)
-        return LeaderCache(own, self._num_caches - 1, self._ranks.tell)
-
-    def compile(self, *args: Any, **named: Any) -> "LeaderProgram":
-        self._num_programs += 1
-        return LeaderProgram(super().compile(*args, **named), self._num_programs - 1, self._ranks)
-
-
-class LeaderCache(RankCache):
-    def __init__(self, cache: RankCache, number: int, tell: Tell) -> None:
-        super().__init__(cache.spec, cache.own)
-        for how in ("copy", "swap_out", "swap_in", "move"):
-            setattr(self, how, telling(how, getattr(cache.own, how), number, tell))
-
-
-def telling(how: str, own: Callable[[Any], None], number: int, tell: Tell) -> Callable[[Any], None]:
-    def move(pairs: Sequence[tuple[int, int]]) -> None:
-        tell(MoveBlocks(number, how, list(pairs)))
-        own(pairs)
-
-    return move
-
-
-class LeaderProgram:
-    takes_trees = False
-    kept = None
-
-    def __init__(self, own: Program, number: int, ranks: RankProcesses) -> None:
-        self._own, self._number, self._ranks = own, number, ranks
-
-    def run(self, batch: StepBatch) -> Any:
-        """-> logits of all ranks"""
-        if self._ranks.lost:
-            raise self._ranks.lost
-        self._ranks.tell(RunStep.of(self._number, batch))
-        try:
-            return self._own.run(batch)
-        except native.RankLost:
-            raise self._ranks.reason() from None
+def start_arguments(path: str | Path, options: ExecutorOptions) -> tuple[str, dict[str, Any]]:
+    """Of `StartRank`."""
+    return str(Path(path).absolute()), asdict(replace(options, speculation=None))

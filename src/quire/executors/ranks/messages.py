@@ -8,13 +8,16 @@ import numpy as np
 from quire.core import errors
 from quire.core.errors import EngineFailed, QuireError
 from quire.ops.opset import Int32, StepBatch
+from quire.runtime.spec.config import SpecConfig
 
 
 class StartRank(msgspec.Struct, tag=True):
-    """Load the weights. -> RankLoaded"""
+    """Load the weights. -> RankLoaded; or RankReady, of a model that encodes"""
 
     path: str
     options: dict[str, str | int | float | bool | None]  # fields of ExecutorOptions
+    speculation: SpecConfig | None = None  # where a model or a head drafts
+    encodes: bool = False
 
 
 class AllocateRank(msgspec.Struct, tag=True):
@@ -39,6 +42,8 @@ class RunStep(msgspec.Struct, tag=True, omit_defaults=True):
     adapters: bytes | None = None
     source_lens: bytes | None = None
     source_tables: bytes | None = None
+    ancestors: bytes | None = None  # 64-bit words
+    hidden_rows: bytes | None = None
 
     @classmethod
     def of(cls, program: int, batch: StepBatch) -> "RunStep":
@@ -46,20 +51,20 @@ class RunStep(msgspec.Struct, tag=True, omit_defaults=True):
         return cls(program, **{name: array.tobytes() for name, array in given.items() if array is not None})
 
     def batch(self) -> StepBatch:
-        arrays = {name: _int32(getattr(self, name)) for name in _ARRAYS}
-        num_seqs = len(arrays["context_lens"])  # type: ignore[arg-type]
+        arrays = {name: _array(name, getattr(self, name)) for name in _ARRAYS}
+        num_seqs = len(arrays["context_lens"])
         for name in ("block_tables", "source_tables"):
             table = arrays[name]
             arrays[name] = None if table is None else table.reshape(num_seqs, -1)
-        return StepBatch(**arrays)  # type: ignore[arg-type]
+        return StepBatch(**arrays)
 
 
-_OPTIONAL = ("adapters", "source_lens", "source_tables")
+_OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows")
 _ARRAYS = ("ids", "positions", "slots", "seq_starts", "context_lens", "block_tables", "logit_rows", *_OPTIONAL)
 
 
-def _int32(data: bytes | None) -> Int32 | None:
-    return None if data is None else np.frombuffer(data, np.int32)
+def _array(name: str, data: bytes | None) -> Any:
+    return None if data is None else np.frombuffer(data, np.int64 if name == "ancestors" else np.int32)
 
 
 class MoveBlocks(msgspec.Struct, tag=True):
@@ -68,6 +73,19 @@ class MoveBlocks(msgspec.Struct, tag=True):
     cache: int
     how: str  # "copy", "swap_out" or "swap_in"
     pairs: list[tuple[int, int]]
+
+
+class PutHiddenStates(msgspec.Struct, tag=True):
+    """Copy `lines` of what a program kept to `rows` of some hidden states, which are numbered as they were made."""
+
+    hidden: int
+    program: int
+    rows: bytes
+    lines: bytes
+
+    @property
+    def places(self) -> tuple[Int32, Int32]:
+        return np.frombuffer(self.rows, np.int32), np.frombuffer(self.lines, np.int32)
 
 
 class LoadRankAdapter(msgspec.Struct, tag=True):
@@ -117,7 +135,8 @@ class RankFailed(msgspec.Struct, tag=True):
         return error
 
 
-ToRank = StartRank | AllocateRank | RunStep | MoveBlocks | LoadRankAdapter | PutRankAdapter | RemoveRankAdapter
+RankAdapter = LoadRankAdapter | PutRankAdapter | RemoveRankAdapter
+ToRank = StartRank | AllocateRank | RunStep | MoveBlocks | PutHiddenStates | RankAdapter
 FromRank = RankLoaded | RankReady | RankFailed
 
 _encoder = msgspec.msgpack.Encoder()

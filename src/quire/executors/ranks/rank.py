@@ -2,22 +2,31 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from quire.core.errors import Unsupported
+from quire.core.errors import BadRequest, Unsupported
 from quire.executors.backends import new_ops
+from quire.executors.draft_checkpoint import DraftCheckpoint, HeadCheckpoint
 from quire.executors.local import LocalExecutor
 from quire.executors.options import ExecutorOptions
-from quire.executors.ranks.shapes import trace_roles
+from quire.executors.ranks.shapes import trace, trace_head, trace_roles
 from quire.models.config import ModelConfig, Seq2SeqConfig
+from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KVCache, KVSpec
 from quire.ops.ranks.cuts import RankIndex, check_size
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankOps
+from quire.runtime.kv import KVSize, kv_spec
 from quire.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from quire.runtime.disk_tier import DiskTier
+
+Ops = TypeVar("Ops", bound=RankOps)
 
 
 class RankExecutor(LocalExecutor):
@@ -30,15 +39,50 @@ class RankExecutor(LocalExecutor):
         self.group = group
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> RankOps:
-        index, total = RankIndex(self.group.rank, self.group.size), options.threads or num_threads()
-        own = replace(options, threads=own_threads(total, index))
-        return self.ops_type(new_ops(own, group=self.group), index)
+        return new_rank_ops(self.ops_type, options, self.group)
 
     def _load_model(
         self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int
     ) -> LoadedModel:
-        self._ops.begin(trace_roles(family, checkpoint, config, spec, max_model_len))
+        def load_target(ops: Any, checkpoint: Checkpoint) -> LoadedModel:
+            return family.load(ops, checkpoint, config, max_model_len)
+
+        self._trace_head = partial(trace_head, load_target=load_target, checkpoint=checkpoint, spec=spec)
+        roles = trace(load_target, checkpoint, config, spec)
+        if self.options.enable_expert_parallel and not roles.num_experts:
+            raise BadRequest(
+                f"enable_expert_parallel, and a `{config.architecture}` has no experts",
+                "leave it out",
+                param="enable_expert_parallel",
+            )
+        self._ops = self._ops.for_model(roles)
         return super()._load_model(family, checkpoint, config, spec, max_model_len)
+
+    def _load_draft(self, draft: DraftCheckpoint | HeadCheckpoint) -> LoadedModel | DraftHead:
+        """Divided among the ranks as the target is."""
+        if isinstance(draft, HeadCheckpoint):
+            roles = self._trace_head(draft)
+        else:
+            check_size(self.group.size, draft.config.heads, "the draft model")
+            spec = kv_spec(draft.config, self.options.block_size, self.options.kv_dtype)
+            roles = trace_roles(draft.family, draft.checkpoint, draft.config, spec, draft.max_model_len)
+        self._ops_of_draft = self._ops.for_model(roles)
+        return draft.load(self._ops_of_draft, self._model)
+
+    def _new_store(self, size: KVSize, cache: KVCache) -> "DiskTier | None":
+        """Rank 0 reads and writes the blocks of all."""
+        return None
+
+    @property
+    def _draft_ops(self) -> Any:
+        return self._ops_of_draft if self._draft else self._ops
+
+
+def new_rank_ops(kind: type[Ops], options: ExecutorOptions, group: RankGroup, **more: Any) -> Ops:
+    """`more`: of `new_ops`."""
+    index, total = RankIndex(group.rank, group.size), options.threads or num_threads()
+    own = replace(options, threads=own_threads(total, index))
+    return kind(new_ops(own, group=group, **more), index, options.enable_expert_parallel)
 
 
 def own_threads(total: int, index: RankIndex) -> int:
@@ -58,11 +102,9 @@ def check_ranks(options: ExecutorOptions, size: int, config: Any = None) -> None
         raise Unsupported("several ranks share memory as Linux has it", "leave out tensor_parallel_size")
     if options.on_gpu:
         raise Unsupported(f"tensor_parallel_size is {size}, and a model runs on one GPU", "use device cpu")
-    if options.kv_disk_path:
-        raise Unsupported("a KV cache of several ranks is not kept on disk", "leave out kv_disk_path")
-    if options.speculation is not None and options.speculation.model:
-        raise Unsupported("several ranks have no draft model", "use the speculative method ngram or suffix")
-    if config is not None and config.has_states:
+    if options.kv_transfer is not None:
+        raise Unsupported("KV blocks of several ranks are not sent to other engines", "leave out tensor_parallel_size")
+    if config is not None and config.states is not None:
         raise Unsupported("a model with states is not divided among ranks", "leave out tensor_parallel_size")
     if config is not None:
         heads = [config.heads, *([config.encoder_heads] if isinstance(config, Seq2SeqConfig) else [])]

@@ -1,19 +1,27 @@
-"""A checkpoint known by its shapes, and what a model's forward pass uses its matrices for."""
+"""A checkpoint known by its shapes, and what forward passes use its matrices for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from quire.executors.draft_checkpoint import HeadCheckpoint
 from quire.models.config import ModelConfig
+from quire.models.loading import LoadedModel
 from quire.models.registry import Family
+from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.recorder import SymbolicBatch
-from quire.ops.opset import KVSpec
+from quire.ops.opset import Int32, KVSpec
 from quire.ops.ranks.roles import RoleOps, RoleRecorder, Roles
 from quire.ops.tensors import F32, StoredTensor
+from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.delegating_checkpoint import DelegatingCheckpoint
 from quire.weights.dummy_checkpoint import DummyCheckpoint
+
+Load = Callable[[Any, Checkpoint], LoadedModel]  # (ops, checkpoint)
 
 
 class CheckpointShapes(DelegatingCheckpoint):
@@ -23,6 +31,9 @@ class CheckpointShapes(DelegatingCheckpoint):
         shape = self.shape(name)
         return StoredTensor(name, shape, F32, _ones(shape), dummy=True)
 
+    def integers(self, name: str) -> Int32:
+        return self._checkpoint.integers(name)  # type: ignore[attr-defined, no-any-return]
+
     def drop_pages(self) -> None: ...
 
 
@@ -31,15 +42,52 @@ def _ones(shape: Sequence[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint
     return np.broadcast_to(row, (prod(shape[:-1]), len(row)))
 
 
+def shapes_of(checkpoint: Checkpoint) -> Checkpoint:
+    """Another one with the same shapes. One without weights has those that a model file last asked for."""
+    return replace(checkpoint) if isinstance(checkpoint, DummyCheckpoint) else CheckpointShapes(checkpoint)
+
+
 def trace_roles(family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int) -> Roles:
     """`spec`: of the cache of all ranks."""
-    if isinstance(checkpoint, DummyCheckpoint):
-        shapes: Checkpoint = DummyCheckpoint(checkpoint.path)
-    else:
-        shapes = CheckpointShapes(checkpoint)
-    ops = RoleOps(group=1 if spec.latent else config.heads // config.kv_heads)
-    model = family.load(ops, shapes, config, max_model_len)  # type: ignore[arg-type]
+
+    def load(ops: Any, shapes: Checkpoint) -> LoadedModel:
+        return family.load(ops, shapes, config, max_model_len)
+
+    return trace(load, checkpoint, config, spec)
+
+
+def trace(load: Load, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec) -> Roles:
+    """Of the model that `load` loads."""
+    ops = RoleOps(_group(config, spec))
+    model = load(ops, shapes_of(checkpoint))
     for forward in (model.forward, model.encode):
         if forward is not None:
             forward(RoleRecorder(spec, ops.roles), SymbolicBatch())  # type: ignore[arg-type]
     return ops.roles
+
+
+def trace_head(head: HeadCheckpoint, load_target: Load, checkpoint: Checkpoint, spec: KVSpec) -> Roles:
+    """Of the weights of a head, which may read some of the target's. `spec`: of the target's cache."""
+    ops = RoleOps(1)
+    target = load_target(ops, shapes_of(checkpoint))
+    before = replace(ops.roles, matrices=list(ops.roles.matrices), tables=list(ops.roles.tables))
+    loaded = replace(head, checkpoint=shapes_of(head.checkpoint)).load(ops, target)  # type: ignore[arg-type]
+    roles = ops.roles
+    if loaded.config is not None:
+        spec = kv_spec(loaded.config, spec.block_size, spec.dtype)
+        roles.group = _group(loaded.config, spec)
+    hidden = NativeHiddenStates(np.zeros((1, loaded.columns), np.float32))
+    for forward in loaded.forwards:
+        forward(RoleRecorder(spec, roles, hidden), SymbolicBatch())  # type: ignore[arg-type]
+    return Roles(
+        roles.matrices[len(before.matrices) :],
+        roles.tables[len(before.tables) :],
+        {number - before.num_experts for number in roles.gates},
+        roles.num_experts - before.num_experts,
+        roles.group,
+    )
+
+
+def _group(config: ModelConfig, spec: KVSpec) -> int:
+    """Query heads that share a KV head of the cache."""
+    return 1 if spec.latent else config.heads // config.kv_heads

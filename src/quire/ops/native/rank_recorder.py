@@ -11,7 +11,7 @@ from quire.ops.native.recorder import RecordedLogits, RecordedTable, Recorder, S
 from quire.ops.native.scan_recorder import Emit, RecordedColumns, ViewOf, new_value
 from quire.ops.native.shared_values import SharedValues
 from quire.ops.opset import Activation, Float32, KVSpec, Routing
-from quire.ops.ranks.cuts import Cut
+from quire.ops.ranks.cuts import Cut, whole
 from quire.ops.tensors import PackedExperts, PackedWeight
 
 
@@ -62,13 +62,20 @@ class RankRecorder(Recorder):
     def moe(
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
         routing: Routing, kind: Activation, correction: Float32 | None = None, cut: Cut | None = None,
+        experts: Cut | None = None,
     ) -> RecordedColumns:  # fmt: skip
+        args = x, router_logits, gate_up, down, routing, kind, correction
+        if experts is not None:
+            assert gate_up.num_experts == down.num_experts == experts.count and router_logits.columns == experts.total
+            outputs = new_value(routing.top_k * down.num_outputs)
+            self.shared.storages.add(outputs.storage)
+            return self._moe(*args, outputs=outputs, first_expert=experts.first)
         if cut is None:
-            return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
+            return super().moe(*args)
         assert gate_up.num_outputs == 2 * cut.count and down.num_inputs == cut.total
         hidden = new_value(routing.top_k * cut.total)
         self.shared.storages.add(hidden.storage)
-        return self._moe(x, router_logits, gate_up, down, routing, kind, correction, hidden, cut.first)
+        return self._moe(*args, hidden, cut.first)
 
     def logits(
         self,
@@ -79,17 +86,35 @@ class RankRecorder(Recorder):
         vocabulary: DraftVocabulary | None = None,
         cut: Cut | None = None,
     ) -> RecordedLogits:
-        if cut is None:
+        if cut is None and not self.shared.storages:
             return super().logits(x, head, batch, softcap, vocabulary)
         assert x.columns == head.num_inputs, f"{x.columns} columns and a head of {head.num_inputs} inputs"
 
+        own = cut or whole(head.num_outputs)
+        self.shared.logits = cut is not None
+        return self._end_together(
+            x,
+            lambda tape, view: tape.logits(
+                view(x), head.packed, head.bias, softcap, first_column=own.first, num_columns=own.total
+            ),
+            RecordedLogits(own.total, vocabulary),
+        )
+
+    def rows(self, x: RecordedColumns, batch: Any) -> RecordedLogits:
+        if not self.shared.storages:
+            return super().rows(x, batch)
+
+        return self._end_together(x, lambda tape, view: tape.rows(view(x)), RecordedLogits(x.columns))
+
+    def _end_together(self, x: RecordedColumns, emit_last: Emit, taken: RecordedLogits) -> RecordedLogits:
+        """Ranks meet at the end of a step, before one of them writes shared values of the next."""
+
         def emit(tape: Any, view: ViewOf) -> None:
-            tape.logits(view(x), head.packed, head.bias, softcap, first_column=cut.first, num_columns=cut.total)
+            emit_last(tape, view)
             tape.rank_barrier()
 
-        self.shared.logits = True
         self.shared.barriers.add(len(self.uses))
-        return self._take(x, emit, RecordedLogits(cut.total))
+        return self._take(x, emit, taken)
 
     def _at_barrier(self, use: Use, emit: Emit) -> None:
         self.shared.barriers.add(len(self.uses))

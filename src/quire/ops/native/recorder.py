@@ -294,15 +294,18 @@ class Recorder(ScanRecorder):
         correction: Float32 | None,
         hidden: RecordedColumns | None = None,
         first_hidden: int = 0,
+        outputs: RecordedColumns | None = None,
+        first_expert: int = 0,
     ) -> RecordedColumns:
-        """`hidden`: where ranks write hidden values, this one from column `first_hidden` of each route on."""
+        """`hidden`: where ranks write hidden values, this one from column `first_hidden` of each route on. `outputs`:
+        where ranks write the outputs of their experts, this one of those from `first_expert` on."""
         assert x.columns == gate_up.num_inputs, f"{x.columns} columns and experts of {gate_up.num_inputs} inputs"
-        assert router_logits.columns == gate_up.num_experts
-        assert correction is None or correction.shape == (gate_up.num_experts,)
-        routing.check(gate_up.num_experts)
+        assert router_logits.columns == gate_up.num_experts or outputs
+        assert correction is None or correction.shape == (router_logits.columns,)
+        routing.check(router_logits.columns)
         out = new_value(down.num_outputs)
         return self._record(
-            (x, router_logits, *([hidden] if hidden else [])),
+            (x, router_logits, *(shared for shared in (hidden, outputs) if shared)),
             out,
             lambda tape, view: tape.moe(
                 view(x),
@@ -325,6 +328,8 @@ class Recorder(ScanRecorder):
                 out=view(out),
                 hidden=view(hidden) if hidden else None,
                 first_hidden=first_hidden,
+                outputs=view(outputs) if outputs else None,
+                first_expert=first_expert,
             ),
             barrier=True,
             any_rows=True,

@@ -54,6 +54,11 @@ class RankIndex:
         own = head_ranges(heads, kv_heads, self.size)[self.rank]
         return _heads(own.first, own.count, heads, columns)
 
+    def experts(self, total: int) -> Cut:
+        """The experts of this rank, of which there are as many as ranks at least."""
+        first, last = total * self.rank // self.size, total * (self.rank + 1) // self.size
+        return Cut(first, last - first, total)
+
     def sharing(self, heads: int, kv_heads: int) -> dict[str, int]:
         """How this rank's query heads share its KV heads, as `OpSet.paged_attention` takes it; empty: all alike."""
         own, group = head_ranges(heads, kv_heads, self.size)[self.rank], heads // kv_heads
@@ -109,12 +114,12 @@ def _heads(first: int, count: int, heads: int, columns: int) -> Cut:
     return Cut(first * unit, count * unit, columns, unit)
 
 
-def check_size(size: int, heads: int) -> None:
+def check_size(size: int, heads: int, model: str = "the model") -> None:
     """Refuse more ranks than heads, or than a group has room for."""
     most = min(heads, MAX_RANKS)
     if size > most:
         raise BadRequest(
-            f"tensor_parallel_size is {size}, and the model has {heads} attention heads, which are not divided"
+            f"tensor_parallel_size is {size}, and {model} has {heads} attention heads, which are not divided"
             if most == heads
             else f"tensor_parallel_size is {size}, and there are {MAX_RANKS} ranks at most",
             f"use 1 to {most}",

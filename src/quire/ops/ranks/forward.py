@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from quire.core.errors import Unsupported
 from quire.ops.opset import Activation, KVSpec, Routing, Value
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
@@ -33,6 +34,7 @@ class RankWeight(PackedWeight):
 @dataclass(frozen=True, slots=True, eq=False)
 class RankExperts(PackedExperts):
     cut: Cut | None = None  # of the outputs, or of gate and of up; None: all outputs
+    experts: Cut | None = None  # None: all experts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +57,11 @@ class RankForward:
         """`spec`: of the cache of all ranks. `group`: query heads that share a KV head of it."""
         self._ops, self._index, self._spec = ops, index, spec
         self._heads = group * spec.num_kv_heads
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise Unsupported(f"the model's `{name}` is not divided among ranks", "leave out tensor_parallel_size")
 
     # -- between all columns and this rank's
 
@@ -98,13 +105,23 @@ class RankForward:
     def adapt(self, y: RankValue, x: RankValue, slots: Any, batch: Any) -> RankValue:
         return RankValue(self._ops.adapt(y.local, self._all(x), slots.bind(y.cuts), batch), y.cuts)
 
-    def logits(self, x: RankValue, head: PackedWeight, batch: Any, softcap: float = 0.0) -> Value:
+    def logits(
+        self, x: RankValue, head: PackedWeight, batch: Any, softcap: float = 0.0, vocabulary: Any = None
+    ) -> Value:
         assert isinstance(head, RankWeight) and len(head.cuts) <= 1
         cut = {"cut": head.cuts[0]} if head.cuts else {}
-        return self._ops.logits(self._all(x), head, batch, softcap, **cut)
+        return self._ops.logits(self._all(x), head, batch, softcap, vocabulary, **cut)
 
-    def tap(self, x: RankValue, index: int) -> None:
-        """No head drafts where a model has several ranks."""
+    def tap(self, x: RankValue, index: int) -> None: ...
+
+    def keep(self, x: RankValue, batch: Any) -> None:
+        self._ops.keep(self._all(x), batch)
+
+    def hidden_states(self, batch: Any) -> RankValue:
+        return RankValue(self._ops.hidden_states(batch))
+
+    def concat(self, parts: Sequence[RankValue]) -> RankValue:
+        return RankValue(self._ops.concat([self._all(part) for part in parts]))
 
     def rows(self, x: RankValue, batch: Any) -> Value:
         return self._ops.rows(self._all(x), batch)
@@ -120,8 +137,10 @@ class RankForward:
         kind: Activation, correction: Any = None,
     ) -> RankValue:  # fmt: skip
         assert isinstance(gate_up, RankExperts) and isinstance(down, RankExperts)
-        hidden = {} if gate_up.cut is None else {"cut": gate_up.cut}
         args = self._all(x), self._all(router_logits), gate_up, down, routing, kind, correction
+        if gate_up.experts is not None:
+            return RankValue(self._ops.moe(*args, experts=gate_up.experts))
+        hidden = {} if gate_up.cut is None else {"cut": gate_up.cut}
         return RankValue(self._ops.moe(*args, **hidden), () if down.cut is None else (down.cut,))
 
     # -- by heads
@@ -183,6 +202,14 @@ class RankForward:
 
     # -- column by column
 
+    def causal_conv(self, x: RankValue, weight: Any, bias: Any, batch: Any, layer: int) -> RankValue:
+        cut = self._index.even(self._columns(x))
+        mixed = self._ops.causal_conv(self._own(x, cut), weight, _own_part(bias, cut, cut.total), batch, layer)
+        return RankValue(mixed, () if cut.is_whole else (cut,))
+
+    def mul(self, x: RankValue, y: RankValue) -> RankValue:
+        return self._by_column(self._ops.mul, x, y)
+
     def split(self, x: RankValue, sizes: Sequence[int]) -> tuple[RankValue, ...]:
         """Of a divided value: at the bounds of its fields."""
         if not x.cuts:
@@ -237,20 +264,14 @@ class RankForward:
     def add(self, x: RankValue, y: RankValue) -> RankValue:
         return self._by_column(self._ops.add, x, y)
 
-    def mul(self, x: RankValue, y: RankValue) -> RankValue:
-        return self._by_column(self._ops.mul, x, y)
-
     def _by_column(self, op: Callable[[Value, Value], Value], x: RankValue, y: RankValue) -> RankValue:
-        """Where a rank has all columns of one and some of the other, it takes these, and the result is gathered."""
+        """Where a rank has all columns of one and some of the other, it computes these, and the result is gathered."""
         cuts = x.cuts or y.cuts
         if x.cuts == y.cuts:
             return RankValue(op(x.local, y.local), cuts)
         if (x.cuts and y.cuts) or len(cuts) > 1:
             return RankValue(op(self._all(x), self._all(y)))
         return RankValue(op(self._own(x, cuts[0]), self._own(y, cuts[0])), cuts)
-
-    def concat(self, parts: Sequence[RankValue]) -> RankValue:
-        return RankValue(self._ops.concat([self._all(part) for part in parts]))
 
 
 def _heads_of(cut: Cut, vector: Any) -> Any:

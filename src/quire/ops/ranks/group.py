@@ -36,6 +36,10 @@ class RankGroup:
         self._end += length
         return np.frombuffer(memory, np.uint8)
 
+    def counters(self) -> NDArray[np.int64]:
+        """One for each rank, which it alone writes."""
+        return self.allocate(8 * self.size).view(np.int64)[: self.size]
+
     def barrier(self) -> None:
         """Wait until all ranks are here."""
         if not self.native.barrier():

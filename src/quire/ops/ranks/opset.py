@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from itertools import accumulate
-from typing import Any, TypeVar
+from itertools import accumulate, pairwise
+from typing import Any, Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.core.errors import BadRequest
 from quire.ops.opset import Float32, HiddenStates, Keep, KVCache, KVSpec, Program, Sampler
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
@@ -18,15 +22,20 @@ Packed = TypeVar("Packed")
 class RankOps:
     """Weights are numbered in the order in which they are packed, as in the trace that `roles` come from."""
 
-    def __init__(self, ops: Any, index: RankIndex) -> None:
-        """`ops`: of a backend that gathers among the ranks of its group."""
-        self.backend, self.index = ops, index
-        self.begin(Roles())
-
-    def begin(self, roles: Roles) -> None:
-        """The weights of a model that has these roles come next."""
-        self._roles = roles
+    def __init__(self, ops: Any, index: RankIndex, expert_parallel: bool = False) -> None:
+        """`ops`: of a backend that gathers among the ranks of its group. `expert_parallel`: a rank has whole experts,
+        and not a part of each."""
+        self.backend, self.index, self.expert_parallel = ops, index, expert_parallel
+        self._roles = Roles()
         self._num_matrices = self._num_experts = self._num_tables = 0
+
+    def for_model(self, roles: Roles) -> Self:
+        """For the weights, caches and programs of a model that has these roles."""
+        ops = object.__new__(type(self))
+        ops.__dict__.update(self.__dict__)
+        ops._roles = roles
+        ops._num_matrices = ops._num_experts = ops._num_tables = 0
+        return ops
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
@@ -57,6 +66,8 @@ class RankOps:
     ) -> PackedExperts:
         is_gate = self._num_experts in self._roles.gates
         self._num_experts += 1
+        if self.expert_parallel:
+            return self._pack_own_experts(experts, biases)
         outputs = sum(part.num_rows for part in experts[0])
         cut = self.index.even(outputs // 2 if is_gate else outputs)
         if cut.is_whole:
@@ -65,6 +76,20 @@ class RankOps:
         own = [_own_rows(parts, ranges) for parts in experts]
         own_biases = None if biases is None else [_own_rows(parts, ranges) for parts in biases]
         return _as(RankExperts, self.backend.pack_experts(own, own_biases), cut=cut)
+
+    def _pack_own_experts(
+        self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None
+    ) -> PackedExperts:
+        cut = self.index.experts(len(experts))
+        if len(experts) < self.index.size:
+            raise BadRequest(
+                f"enable_expert_parallel, and {len(experts)} experts for {self.index.size} ranks",
+                f"use a tensor_parallel_size of 1 to {len(experts)}, or leave out enable_expert_parallel",
+                param="enable_expert_parallel",
+            )
+        own = slice(cut.first, cut.first + cut.count)
+        packed = self.backend.pack_experts(experts[own], biases and biases[own])
+        return _as(RankExperts, packed, experts=cut)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         cut = self.index.heads(len(heads), len(heads), len(heads))
@@ -85,14 +110,38 @@ class RankOps:
     def vector(self, tensor: StoredTensor) -> Any:
         return self.backend.vector(tensor)
 
+    def conv_weight(self, tensor: StoredTensor) -> Any:
+        cut = self.index.even(tensor.shape[0])
+        return self.backend.conv_weight(tensor.part(cut.first, cut.count))
+
     def biases(self, table: Float32) -> Any:
         return self.backend.biases(table)
 
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> "RankCache":
-        """`spec`: of all ranks. A latent cache is the same on every rank."""
+        """`spec`: of all ranks."""
+        return RankCache(spec, self.backend.new_cache(self.own_spec(spec), num_blocks, num_host_blocks))
+
+    def own_spec(self, spec: KVSpec, index: RankIndex | None = None) -> KVSpec:
+        """Of a rank's part of a cache: of this one's, if none is named. A latent cache is the same on every rank."""
+        index = index or self.index
         heads = self._roles.group * spec.num_kv_heads
-        own = self.index.kv_heads(spec.num_kv_heads, heads, spec.num_kv_heads).count
-        return RankCache(spec, self.backend.new_cache(replace(spec, num_kv_heads=own), num_blocks, num_host_blocks))
+        own = replace(spec, num_kv_heads=index.kv_heads(spec.num_kv_heads, heads, spec.num_kv_heads).count)
+        if spec.conv is not None:
+            own = replace(own, conv=replace(spec.conv, channels=index.even(spec.conv.channels).count))
+        return own
+
+    def share_host_blocks(self, cache: "RankCache", num_host_blocks: int) -> list[NDArray[np.uint8]]:
+        """Let the host blocks of all ranks lie in memory that they have in common. -> those of each [blocks, bytes]"""
+        size = self.index.size
+        widths = [self.own_spec(cache.spec, RankIndex(rank, size)).block_bytes for rank in range(size)]
+        bounds = [num_host_blocks * end for end in accumulate(widths, initial=0)]
+        memory = self.backend.group.allocate(bounds[-1])
+        parts = [
+            memory[first:end].reshape(num_host_blocks, width)
+            for (first, end), width in zip(pairwise(bounds), widths, strict=True)
+        ]
+        cache.own.move_host(parts[self.index.rank])  # type: ignore[attr-defined]
+        return parts
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         sampler: Sampler = self.backend.new_sampler(num_rows, vocab_size)
@@ -111,14 +160,13 @@ class RankOps:
         hidden: HiddenStates | None = None,
     ) -> Program:
         assert isinstance(cache, RankCache), "the cache was made by another op set"
-        assert hidden is None, "no head drafts where a model has several ranks"
         group = self._roles.group
 
         def own_part(ops: Any, batch: Any) -> Any:
             return forward(RankForward(ops, self.index, cache.spec, group), batch)
 
         args = own_part, cache.own, max_tokens, max_rows, max_model_len, sampler, sources
-        program: Program = self.backend.compile(*args)
+        program: Program = self.backend.compile(*args, hidden=hidden)
         return program
 
 

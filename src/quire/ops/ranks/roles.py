@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.liveness import Storage
 from quire.ops.native.recorder import RecordedFrequencies, RecordedTable, Recorder, SymbolicBatch
 from quire.ops.native.scan_recorder import Emit, RecordedColumns
-from quire.ops.opset import Activation, Float32, Keep, KVSpec, Routing
+from quire.ops.opset import Activation, Float32, Int32, Keep, KVSpec, Routing
 from quire.ops.ranks.cuts import Cut, RankIndex, whole
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
@@ -103,6 +104,12 @@ class RoleOps:
     def vector(self, tensor: StoredTensor) -> Float32:
         return np.zeros(int(np.prod(tensor.shape)), np.float32)
 
+    def conv_weight(self, tensor: StoredTensor) -> Float32:
+        return np.zeros((tensor.num_columns, tensor.shape[0]), np.float32)
+
+    def draft_vocabulary(self, tokens: Int32, vocab: int) -> None:
+        """It decides nothing."""
+
     def table(self, tensor: StoredTensor) -> RecordedTable:
         self.roles.tables.append(False)
         return _NumberedTable(tensor.type.name, tensor.data, None, tensor.num_columns, len(self.roles.tables) - 1)
@@ -120,8 +127,9 @@ class _NumberedTable(RecordedTable):
 
 
 class RoleRecorder(Recorder):
-    def __init__(self, spec: KVSpec, roles: Roles) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: KVSpec, roles: Roles, hidden: NativeHiddenStates | None = None) -> None:
+        """`hidden`: what the forward pass of a head reads."""
+        super().__init__(spec, hidden=hidden)
         self._roles = roles
         self._origins: dict[Storage, tuple[int, int]] = {}  # a value -> the matrix, and the output of its first column
 

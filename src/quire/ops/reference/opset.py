@@ -296,17 +296,23 @@ class TorchOps:
         kind: Activation,
         correction: Tensor | None = None,
         cut: Cut | None = None,
+        experts: Cut | None = None,
     ) -> Tensor:
         ids, weights = choose_experts(router_logits, routing, correction)  # [T, top_k] each
-        outputs = x.new_empty(*ids.shape, down.num_outputs)  # of every route
-        for expert in ids.unique().tolist():
+        outputs = x.new_zeros(*ids.shape, down.num_outputs)  # of every route
+        first = 0 if experts is None else experts.first
+        own = (ids >= first) & (ids < first + gate_up.num_experts)
+        is_gated = cut is not None or gate_up.num_outputs != down.num_inputs
+        activate = self.activate_and_mul if is_gated else self.activate
+        for expert in ids[own].unique().tolist():
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
-            biases = [None if experts.biases is None else experts.biases[expert] for experts in (gate_up, down)]
-            activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
+            biases = [None if w.biases is None else w.biases[expert - first] for w in (gate_up, down)]
             taken = x[rows] * weights[rows, ranks, None] if routing.weigh_inputs else x[rows]
-            hidden = activate(F.linear(taken, gate_up.packed[expert], biases[0]), kind)
+            hidden = activate(F.linear(taken, gate_up.packed[expert - first], biases[0]), kind)
             hidden = hidden if cut is None else self.all_gather(hidden, [cut])
-            outputs[rows, ranks] = F.linear(hidden, down.packed[expert], biases[1])
+            outputs[rows, ranks] = F.linear(hidden, down.packed[expert - first], biases[1])
+        if experts is not None:
+            outputs = self._ranks.all_rows(outputs.flatten(0, 1), own.flatten()).view_as(outputs)
         return (outputs if routing.weigh_inputs else outputs * weights[..., None]).sum(dim=1)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
