@@ -483,10 +483,10 @@ def pulled(hub: Hub, name: str = REPO) -> dict[str, object]:
 def test_a_model_that_is_not_supported_is_refused_before_its_weights_come(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    (source / "config.json").write_text(json.dumps(LLAMA | {"architectures": ["MambaForCausalLM"]}))
+    (source / "config.json").write_text(json.dumps(LLAMA | {"architectures": ["RwkvForCausalLM"]}))
     (source / "model.safetensors").write_bytes(bytes(4096))
     with fake_hub(source) as hub:
-        assert "the architecture `MambaForCausalLM` is not supported" in str(pulled(hub)["error"])
+        assert "the architecture `RwkvForCausalLM` is not supported" in str(pulled(hub)["error"])
         assert hub.sent == ["config.json"]
 
 

@@ -175,13 +175,13 @@ def test_a_head_goes_on_after_steps_without_drafts(made: Any) -> None:
 def logits_heard(proposer: Any) -> list[np.ndarray]:
     """The logits that drafts are drawn from, one entry a draft."""
     heard: list[np.ndarray] = []
-    draw = proposer._sampler.draw
+    begin = proposer._sampler.begin
 
-    def listen(logits: Any, rows: Any) -> Any:
-        heard.append(on_host(logits)[: len(rows)])
-        return draw(logits, rows)
+    def listen(logits: Any, rows: Any, masks: Any = None) -> Any:
+        heard.append(on_host(logits)[: len(rows)].copy())
+        return begin(logits, rows, masks)
 
-    proposer._sampler.draw = listen
+    proposer._sampler.begin = listen
     return heard
 
 

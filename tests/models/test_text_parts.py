@@ -69,8 +69,6 @@ CASES: Cases = {
     "smolvlm": (SmolVLMConfig, {"text_config": TINY | {"model_type": "llama"}, "vision_config": SIGLIP} | UNTIED),
     "internvl": (
         InternVLConfig,
-    Lfm2Config,
-    LlamaConfig,
         {"text_config": TINY | {"model_type": "qwen2"},
          "vision_config": SIGLIP | {"image_size": [16, 16], "patch_size": [8, 8]}} | UNTIED,
     ),

@@ -97,6 +97,7 @@ def test_activations() -> None:
         Activation.RELU_SQUARED: np.maximum(x, 0) ** 2,
         Activation.QUICK_GELU: x * sigmoid(1.702 * x),
         Activation.TANH: np.tanh(x),
+        Activation.SIGMOID: sigmoid(x),
         Activation.ELU: np.where(x > 0, x, np.expm1(x)),
         Activation.CLAMPED_SWIGLU: np.minimum(x, 7) * sigmoid(1.702 * np.minimum(x, 7)),
     }

@@ -7,7 +7,7 @@ ROOT = Path(server.__path__[0])
 
 # Top to bottom. A room imports itself and what stands after it.
 ROOMS = ["launch", "serve", "app", "batch", "routes", "dialects", "app_state", "http", "observe", "access"]
-ROOMS += ["options", "errors"]
+ROOMS += ["options", "errors", "heap", "ray_registration"]
 DIALECTS = {path.name for path in (ROOT / "dialects").iterdir() if path.is_dir()}
 
 

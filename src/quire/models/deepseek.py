@@ -364,13 +364,14 @@ def attention(
     nope, rope = c.heads * c.nope_dim, c.heads * c.rope_dim
     attn_in = ops.linear(x, layer.attn_in)
     if layer.query_up is None:
-        queries, latent, k_rope = ops.split(attn_in, (nope + rope, c.latent, c.rope_dim))
+        q_nope, q_rope, latent, k_rope = ops.split(attn_in, (nope, rope, c.latent, c.rope_dim))
     else:
         q_latent, latent, k_rope = ops.split(attn_in, (c.q_lora_rank, c.latent, c.rope_dim))
         queries = ops.linear(ops.rms_norm(q_latent, layer.query_norm, LATENT_EPS), layer.query_up)
+        q_nope, q_rope = ops.split(queries, (nope, rope))
     if c.query_growth:
-        queries = ops.scale_by_position(queries, batch.positions, c.query_growth.growth, c.query_growth.length)
-    q_nope, q_rope = ops.split(queries, (nope, rope))
+        growth, length = c.query_growth.growth, c.query_growth.length
+        q_nope, q_rope = (ops.scale_by_position(q, batch.positions, growth, length) for q in (q_nope, q_rope))
     latent = ops.rms_norm(latent, layer.latent_norm, LATENT_EPS)
     ops.write_latent(latent, rotated(k_rope), batch, index)
     q_latent = ops.linear_heads(q_nope, layer.key_up)
