@@ -60,13 +60,13 @@ class PoisonedEncoder(EncoderExecutor):
 
 
 if __name__ == "__main__":
-    import quire.engine.encoder_engine
     import quire.engine.engine
+    import quire.executors.encoder
     import quire.executors.local
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     quire.executors.local.Runner = PoisonedRunner  # type: ignore[misc]
     quire.engine.process.Engine = PoisonedEngine  # type: ignore[misc]
     quire.engine.engine.GrammarCompiler = PoisonedCompiler  # type: ignore[misc]
-    quire.engine.encoder_engine.EncoderExecutor = PoisonedEncoder  # type: ignore[misc]
+    quire.executors.encoder.EncoderExecutor = PoisonedEncoder  # type: ignore[misc]
     sys.exit(process.main(int(sys.argv[1]), int(sys.argv[2])))

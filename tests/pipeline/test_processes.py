@@ -86,13 +86,14 @@ def check_that_streams_go_on(model: Path, victim: Callable[[int], int], **option
     requests = [
         GenerateRequest(
             id=f"r{number}",
-            params=SamplingParams(max_tokens=100, temperature=0.8, seed=number, ignore_eos=True),
+            params=SamplingParams(max_tokens=300, temperature=0.8, seed=number, ignore_eos=True),
             prompt=f"Chapter {number}. ",
         )
         for number in range(8)
     ]
     llm = LLM(model)
-    undisturbed = [llm.generate(one.prompt or "", one.params)[0].outputs[0].token_ids for one in requests]
+    outputs = llm.generate([one.prompt or "" for one in requests], [one.params for one in requests])
+    undisturbed = [output.outputs[0].token_ids for output in outputs]
 
     async def main() -> None:
         async with EngineClient(EngineOptions(model=str(model), **options)) as client:
