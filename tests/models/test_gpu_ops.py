@@ -78,6 +78,7 @@ def test_keys_and_values_may_be_codes(model, kept, bound):
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's, of what happens to be in memory
 def test_a_step_may_be_tried_out_and_written_nowhere(model):
     checkpoint = open_checkpoint(model)
     kind = family(checkpoint.config.architecture)
