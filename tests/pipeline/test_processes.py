@@ -140,4 +140,6 @@ def test_more_stages_than_layers_are_refused(tiny_model: Path) -> None:
         LLM(tiny_model, pipeline_parallel_size=3)
     with pytest.raises(Unsupported, match=r"both tensor_parallel_size and pipeline_parallel_size.*\n.*leave out one"):
         LLM(tiny_model, tensor_parallel_size=2, pipeline_parallel_size=2)
+    with pytest.raises(Unsupported, match=r"stages have all experts.*\n.*leave out enable_expert_parallel"):
+        LLM(tiny_model, enable_expert_parallel=True, pipeline_parallel_size=2)
     assert not stages(os.getpid())

@@ -67,6 +67,8 @@ def check_pipeline(options: ExecutorOptions, size: int, config: Any = None) -> N
         raise Unsupported("several stages share memory as Linux has it", hint)
     if options.on_gpu:
         raise Unsupported(f"pipeline_parallel_size is {size}, and a model runs on one GPU", "use device cpu")
+    if options.enable_expert_parallel:
+        raise Unsupported("stages have all experts of their layers", "leave out enable_expert_parallel, or use -tp")
     if options.kv_disk_path:
         raise Unsupported("a KV cache of several stages is not kept on disk", "leave out kv_disk_path")
     if options.kv_transfer is not None:
