@@ -61,7 +61,7 @@ def answers(llm: LLM) -> list[Any]:
 
 
 def speculating(path: Path, config: dict[str, Any], **options: Any) -> LLM:
-    llm = LLM(path, speculative_config=config, **{"max_model_len": 128, **options})
+    llm = LLM(path, speculative_config=config, **{"device": "cpu", "max_model_len": 128, **options})
     make_drafts_free(llm.engine._scheduler.speculation)
     return llm
 
@@ -82,7 +82,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def plain(made: Made) -> Callable[[Path], list[Any]]:
-    return cache(lambda path: answers(LLM(path, max_model_len=128)))
+    return cache(lambda path: answers(LLM(path, device="cpu", max_model_len=128)))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_an_adapter_changes_the_target_alone(made: Made, tmp_path: Path) -> None
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     llm = speculating(path, config, enable_lora=True)
-    expected = tokens(LLM(path, max_model_len=128, enable_lora=True))
+    expected = tokens(LLM(path, device="cpu", max_model_len=128, enable_lora=True))
     assert tokens(llm) == expected and expected[0] != expected[1]
     assert llm.engine.stats().draft_tokens > 10
 

@@ -49,7 +49,7 @@ def answers(llm: LLM, temperature: float) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plain(bigrams: Path) -> Callable[[float], list[Any]]:
-    llm = LLM(bigrams, max_model_len=160)
+    llm = LLM(bigrams, device="cpu", max_model_len=160)
     return cache(lambda temperature: answers(llm, temperature))
 
 

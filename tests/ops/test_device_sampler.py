@@ -438,6 +438,32 @@ def test_trees_are_walked_as_the_specification_does(wishes):
     pair.check_draw(bell(3, seed=9), [0, 1, 2])
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"top_k": 5, "top_p": 0.9}])
+def test_steps_that_are_repeated_draw_on(params):
+    """Where logits are at the same place in every step, a GPU captures what is launched: the numbers of rows, their
+    drafts and which of them are right still change."""
+    pair, rows = Pair(5), [0, 1, 2, 3]
+    for row in range(5):
+        pair.admit(row, replace(PLAIN, seed=row, **(params if row < 4 else {})), [1, 2])
+    place = torch.empty(12, VOCAB, device=DEVICE)
+    for step in range(8):
+        logits = bell(12, seed=step)
+        place.copy_(logits)
+        truth = TorchSampler(5, VOCAB)
+        for row in rows:
+            of_row = pair.spec._rows[row]
+            truth.admit(row, of_row.params, of_row.tokens, 2)
+        right = [[draw_line(truth, row, logits, 3 * row + depth) for depth in range(2)] for row in rows]
+        drafts = [[token if (row + step) % 3 else 0 for token in right[row]] for row in rows]
+        actual = [one.tokens for one in pair.device.verify(place, rows, drafts)()]
+        assert actual == [one.tokens for one in pair.spec.verify(logits, rows, drafts)()]
+        several = rows[: 2 + step % 2]
+        place.copy_(logits.flip(0))
+        actual = [one.tokens for one in pair.device.draw(place[: len(several)], several)]
+        assert actual == [one.tokens for one in pair.spec.draw(logits.flip(0)[: len(several)], several)]
+    assert len(pair.device._graphs._graphs) >= 2 * CUDA
+
+
 # -- mistakes --------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """From options to an executor: the one place that chooses where a model is computed."""
 
+import os
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,11 +166,15 @@ def score_tokens(path: Path, tokenizer: "Tokenizer") -> tuple[int, int] | None:
 
 
 def uses_gpu(device: str) -> bool:
-    """auto: where there is a driver, and torch to reach it with. Nothing is imported to find out."""
+    """auto: where there is a driver, torch to reach it with, and a GPU that this process may see. Nothing is imported
+    to find out."""
     driver, torch = Path("/dev/nvidiactl").exists(), find_spec("torch") is not None and find_spec("triton") is not None
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
     if device == "cuda":
+        if hidden:
+            raise Unsupported("CUDA_VISIBLE_DEVICES hides all GPUs", "unset it, or use device cpu")
         if not driver:
             raise Unsupported("there is no NVIDIA driver on this machine", "use device cpu")
         if not torch:
             raise Unsupported("computing on a GPU needs torch and triton", "pip install 'quire[gpu]'")
-    return device != "cpu" and driver and torch
+    return device != "cpu" and driver and torch and not hidden

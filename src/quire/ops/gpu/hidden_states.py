@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,8 @@ class GpuHiddenStates:
     def put(self, rows: Int32, program: Program, lines: Int32) -> None:
         """Queued on the stream: the next step may overwrite what was kept."""
         assert program.kept is not None, "the program keeps no hidden states"
-        targets, sources = (
-            torch.from_numpy(index).to(self.rows.device, torch.int64, non_blocking=True) for index in (rows, lines)
-        )
+        both = torch.from_numpy(np.stack([rows, lines]).astype(np.int64))
+        both = both.pin_memory() if self.rows.is_cuda else both
+        targets, sources = both.to(self.rows.device, non_blocking=True)
         with torch.inference_mode():
             self.rows.index_copy_(0, targets, program.kept.index_select(0, sources).to(self.rows.dtype))

@@ -23,6 +23,7 @@ MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are
 ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere, and for tables of other widths
 PREFILL_GRAPH_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
 TREE_GRAPH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)  # tokens
+MAX_DRAFTED_ROWS = 256  # logits of a step whose drafts are verified by a graph, if there are fewer sequences
 MAX_SLOWDOWN = 1.03  # times the milliseconds of a larger size: a size within it keeps its graph, as times vary
 
 
@@ -62,19 +63,26 @@ def split_aligned(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 class GraphInputs:
-    """The arrays of a step of at most T tokens in S sequences: in pinned memory, and on the device where the graph
-    reads them. If it `decodes`, every sequence has one token. With `max_queries` above 1, drafts may be trees, and a
-    sequence that has one has at most that many tokens.
+    """The arrays of a step of at most T tokens in S sequences, R of which have logits: in pinned memory, and on the
+    device where the graph reads them. If it `decodes`, every sequence has one token. With `max_queries` above 1, drafts
+    may be trees, and a sequence that has one has at most that many tokens.
 
     The host has two sets, used in turn: while one is being copied, the next step is written into the other."""
 
     def __init__(
-        self, num_tokens: int, num_seqs: int, width: int, device: torch.device, decodes: bool, max_queries: int = 1
+        self,
+        num_tokens: int,
+        num_seqs: int,
+        width: int,
+        device: torch.device,
+        decodes: bool,
+        max_queries: int = 1,
+        num_rows: int | None = None,  # as many as sequences
     ) -> None:
         pinned = device.type == "cuda"
-        self.max_queries = max_queries
+        self.max_queries, self.num_rows = max_queries, num_rows or num_seqs
         num_words = num_tokens if max_queries > 1 else 0
-        self._sizes = [2 * num_words, *[num_tokens] * 5, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
+        self._sizes = [2 * num_words, *[num_tokens] * 5, num_seqs, self.num_rows, num_seqs + 1, num_seqs * width]
         length = sum(map(round_up, self._sizes))
         self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._sent = [torch.cuda.Event() for _ in self._hosts] if pinned else []
@@ -99,8 +107,8 @@ class GraphInputs:
         self.tensors = self._views(self._device)
 
     def _views(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """ancestors [T] int64 (of trees), ids, positions, slots, adapters, hidden_rows [T], context_lens, logit_rows
-        [S], seq_starts [S + 1], block_tables [S, W]"""
+        """ancestors [T] int64 (of trees), ids, positions, slots, adapters, hidden_rows [T], context_lens [S],
+        logit_rows [R], seq_starts [S + 1], block_tables [S, W]"""
         words, *lines, tables = split_aligned(flat, self._sizes)
         return words.view(torch.int64), *lines, tables.view(self.num_seqs, self.width)
 
@@ -256,7 +264,10 @@ class GpuProgram:
             return None
         graphs = self._prefill_graphs if batch.ancestors is None else self._tree_graphs
         fitting = (graph for size, graph in graphs.items() if size >= n)
-        return next((graph for graph in fitting if graph.inputs.num_seqs >= rows), None)
+        num_seqs = len(batch.context_lens)
+        return next(
+            (graph for graph in fitting if graph.inputs.num_seqs >= num_seqs and graph.inputs.num_rows >= rows), None
+        )
 
     def _warm_up_prefill(self, max_rows: int) -> None:
         """Compile the kernels of steps with prompts, so that the first prompt does not wait seconds for them."""
@@ -273,7 +284,15 @@ class GpuProgram:
         sizes = [n for n in PREFILL_GRAPH_SIZES if n <= self._max_tokens]
         self._prefill_graphs = self._drop_slower(
             self._capture(
-                GraphInputs(size, min(size, max_rows), self._width, self._device, decodes=False), with_adapters=False
+                GraphInputs(
+                    size,
+                    min(size, max_rows),
+                    self._width,
+                    self._device,
+                    decodes=False,
+                    num_rows=min(size, max(max_rows, MAX_DRAFTED_ROWS)),
+                ),
+                with_adapters=False,
             )
             for size in reversed(sizes)
         )
@@ -281,7 +300,13 @@ class GpuProgram:
         self._tree_graphs = self._drop_slower(
             self._capture(
                 GraphInputs(
-                    size, size, self._width, self._device, decodes=False, max_queries=min(self._tree_queries, WORD_BITS)
+                    size,
+                    min(size, max_rows),
+                    self._width,
+                    self._device,
+                    decodes=False,
+                    max_queries=min(self._tree_queries, WORD_BITS),
+                    num_rows=size,
                 ),
                 with_adapters=False,
             )

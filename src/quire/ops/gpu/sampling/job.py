@@ -99,12 +99,30 @@ class Filters(NamedTuple):
         )
 
 
+class Scratch:
+    """What a launch of so many lines writes and reads."""
+
+    def __init__(self, lines: int, vocab: int, tiles: int, open_capacity: int, device: torch.device) -> None:
+        self._shape, self._open_capacity, self._device = (lines, vocab, tiles), open_capacity, device
+        self.tile_maxima, self.tile_times = torch.empty((2, lines, tiles), dtype=torch.int64, device=device)
+        self.filters: Filters | None = None
+        self.edits: Edits | None = None
+
+    def reserve(self, filters: bool, edits: bool) -> None:
+        lines, vocab, tiles = self._shape
+        if filters and self.filters is None:
+            self.filters = Filters.allocate(lines, tiles, self._open_capacity, self._device)
+        if edits and self.edits is None:
+            self.edits = Edits.allocate(lines, vocab, tiles, self._device)
+
+
 class LineArgs(NamedTuple):
     """A step's lines as kernels take them: the logits that `load_line` reads, and their maxima."""
 
     logits: Tensor
     stride: int
     rows: Tensor
+    depths: Tensor
     params: Tensor
     edited: Tensor | None
     tile_maxima: Tensor
@@ -116,6 +134,7 @@ class Job:
 
     logits: Tensor  # [>= lines, vocab] fp32 or bf16; the last axis is contiguous
     rows: Tensor  # [>= lines] int32
+    depths: Tensor  # [>= lines] int32: how many tokens after the row's next one a line samples
     lines: int
     split: Split
     params: Tensor  # [num_rows, FIELDS] int64
@@ -148,7 +167,9 @@ class Job:
     @property
     def line_args(self) -> LineArgs:
         edited = self.edits.logits if self.edits else None
-        return LineArgs(self.logits, self.logits.stride(0), self.rows, self.params, edited, self.tile_maxima)
+        return LineArgs(
+            self.logits, self.logits.stride(0), self.rows, self.depths, self.params, edited, self.tile_maxima
+        )
 
 
 @triton.jit

@@ -43,8 +43,9 @@ def race(job: Job) -> None:
     _race[(job.tiles, job.lines)](job.line_args, job.tile_times, job.filters, job.vocab, **job.options)
 
 
-def pick(job: Job, tokens: Tensor, last: Tensor, *, sampled: bool) -> None:
-    """Write the sampled tokens [lines] and last [rows], both int32, and advance the states of the rows."""
+def pick(job: Job, tokens: Tensor, last: Tensor, *, sampled: bool, advances: bool) -> None:
+    """Write the sampled tokens [lines], int32. If it advances the states of the rows, every row has one line, and
+    last [rows], int32, is written, too."""
     _pick[(job.lines,)](
         job.line_args,
         job.marks,
@@ -55,6 +56,7 @@ def pick(job: Job, tokens: Tensor, last: Tensor, *, sampled: bool) -> None:
         last,
         job.vocab,
         job.tiles,
+        int(advances),
         SAMPLED=sampled,
         **job.options,
     )
@@ -113,12 +115,13 @@ def _race(
         tl.store(tile_times + line * num_tiles + tile, NEVER)
         return
     ids = tile * TILE + tl.arange(0, TILE)
-    position, is_edited = tl.load(row_params + NUM_TOKENS), needs_edits(row_params)
+    position = tl.load(row_params + NUM_TOKENS) + tl.load(lines.depths + line)
+    is_edited = needs_edits(row_params)
     times = _times(lines, line, row_params, position, is_edited, best, filters, ids, vocab, EDITED)
     tl.store(tile_times + line * num_tiles + tile, tl.min(times, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["advances"])
 def _pick(
     lines,  # LineArgs
     marks,
@@ -129,6 +132,7 @@ def _pick(
     last,  # [rows]
     vocab,
     num_tiles,
+    advances,
     TILE: tl.constexpr,
     EDITED: tl.constexpr,
     SAMPLED: tl.constexpr,
@@ -139,7 +143,8 @@ def _pick(
         tl.store(tokens + line, 0)
         return
     row_params = lines.params + row * FIELDS
-    flags, position = tl.load(row_params + FLAGS), tl.load(row_params + NUM_TOKENS)
+    flags, num_tokens = tl.load(row_params + FLAGS), tl.load(row_params + NUM_TOKENS)
+    position = num_tokens + tl.load(lines.depths + line)
     is_edited = needs_edits(row_params)  # before the state advances: `line_max` has a barrier between
     greedy = (flags & GREEDY) != 0
     best = line_max(lines.tile_maxima, line, num_tiles)
@@ -148,7 +153,8 @@ def _pick(
         greedy = greedy | True
     if unpack_key(best) == NEG_INF_KEY:
         tl.store(tokens + line, BROKEN)
-        tl.store(last + row, 0)  # a next step of this row is discarded, and must read inside its tables
+        if advances != 0:
+            tl.store(last + row, 0)  # a next step of this row is discarded, and must read inside its tables
         return
     token = unpack_id(best)
     if SAMPLED and greedy == 0:
@@ -159,8 +165,9 @@ def _pick(
         times = _times(lines, line, row_params, position, is_edited, best, filters, ids, vocab, EDITED)
         token = tl.min(tl.where(times == least, ids, MAX_ID), axis=0)
     tl.store(tokens + line, token)
-    tl.store(last + row, token)
-    tl.store(row_params + NUM_TOKENS, position + 1)
-    if marks is not None and (flags & PENALIZED) != 0:
-        mark = marks + row * vocab + token
-        tl.store(mark, (tl.load(mark) | SEEN) + 1)
+    if advances != 0:
+        tl.store(last + row, token)
+        tl.store(row_params + NUM_TOKENS, num_tokens + 1)
+        if marks is not None and (flags & PENALIZED) != 0:
+            mark = marks + row * vocab + token
+            tl.store(mark, (tl.load(mark) | SEEN) + 1)

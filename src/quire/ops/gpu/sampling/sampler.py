@@ -2,7 +2,10 @@
 
 `launch` is a few kernels without synchronization or allocation, so it may be captured in a graph. `last` holds the
 token sampled last for each row: the next step may read it before the host has seen it. Rows with features that no
-kernel has are sampled by the CPU's sampler: their logits are copied, and the step waits for them."""
+kernel has are sampled by the CPU's sampler: their logits are copied, and the step waits for them.
+
+Drafts are verified by one launch: which token a line samples is known from its logits and its position alone. Only
+where logits are edited it depends on the tokens before, and those rows are sampled level by level."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -13,9 +16,12 @@ from torch import Tensor
 
 from quire.core.draft_tree import ROOT, child_with, depths
 from quire.core.plan import SampledRow
+from quire.ops.gpu.attention.pages import next_power_of_two
+from quire.ops.gpu.sampling.accept import DraftLines, accept
 from quire.ops.gpu.sampling.cutoff import find_cutoffs
 from quire.ops.gpu.sampling.filter import bracket_cutoffs
-from quire.ops.gpu.sampling.job import MAX_TILES, Edits, Filters, Job, Split
+from quire.ops.gpu.sampling.graphs import LaunchGraphs
+from quire.ops.gpu.sampling.job import MAX_TILES, Job, Scratch, Split
 from quire.ops.gpu.sampling.logprobs import Wanted, begin_logprobs, to_host
 from quire.ops.gpu.sampling.pick import pick, race
 from quire.ops.gpu.sampling.rows import DeviceRows, Features, features_of
@@ -31,11 +37,18 @@ MAX_VOCAB = 1 << 19  # 2**19 weights of 2**44 fill 63 bits
 EDIT_FEATURES = Features.BIASED | Features.MARKED | Features.WATERMARKED
 MAX_SMALL_BATCH = 8
 SMALLEST_TILE = MAX_VOCAB // MAX_TILES.value
+MAX_LINES_AT_ONCE = 2048  # of drafts: scratch of 16 KiB each
+MIN_SCRATCH = 64  # lines
 
 
 def split_for(lines: int) -> Split:
     """A few lines have small tiles, so that the whole device works on them."""
     return Split(tile=SMALLEST_TILE, warps=4) if lines <= MAX_SMALL_BATCH else Split(tile=4096, warps=8)
+
+
+def padded(count: int) -> int:
+    """Lines of a launch that may become a graph: there are few sizes, and a line without a row costs nothing."""
+    return next_power_of_two(count) if count <= MAX_SMALL_BATCH else -(-count // 16) * 16
 
 
 class DeviceSampler:
@@ -62,12 +75,10 @@ class DeviceSampler:
         self._params: dict[int, RowParams] = {}
         self._features: dict[int, int] = {}  # Features as plain integers: their union is fast
         self._host = NativeSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
-        self._tile_maxima, self._tile_times = torch.empty(
-            (2, num_rows, self._tiles), dtype=torch.int64, device=self.device
-        )
+        self._graphs = LaunchGraphs(self.device)
+        self._scratch = {0: self._new_scratch(padded(num_rows))}  # by lines of drafts, up to powers of two; 0: without
+        self._no_depths = torch.zeros(padded(num_rows), dtype=torch.int32, device=self.device)
         self.last = self._rows.last
-        self._filters: Filters | None = None
-        self._edits: Edits | None = None
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -109,10 +120,10 @@ class DeviceSampler:
     def reserve(self, features: Features) -> None:
         """Allocate what the features need and do not have yet. It never moves, so captured graphs stay valid."""
         self._rows.reserve(features)
-        if features & Features.FILTERED and self._filters is None:
-            self._filters = Filters.allocate(self.num_rows, self._tiles, self._open_capacity, self.device)
-        if features & EDIT_FEATURES and self._edits is None:
-            self._edits = Edits.allocate(self.num_rows, self.vocab_size, self._tiles, self.device)
+        self._scratch[0].reserve(bool(features & Features.FILTERED), bool(features & EDIT_FEATURES))
+
+    def _new_scratch(self, lines: int) -> Scratch:
+        return Scratch(lines, self.vocab_size, self._tiles, self._open_capacity, self.device)
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Compile the kernels of common requests, for a few lines and for more, so that the first request does not
@@ -126,6 +137,7 @@ class DeviceSampler:
                 Features.SAMPLED | Features.FILTERED,
             ):
                 self.launch(logits, padding, lines, features)
+        self._verify_at_once(logits, [-1], [[0]], [()])
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
@@ -136,17 +148,19 @@ class DeviceSampler:
 
         `features` may be more than the rows need. Before capturing a graph, reserve the features."""
         assert not self._rows.has_pending, "upload() comes before launch()"
-        assert logits.stride(1) == 1 and num_rows <= self.num_rows
+        assert logits.stride(1) == 1 and num_rows <= padded(self.num_rows)
         self.reserve(features)
-        tokens = torch.empty(num_rows, dtype=torch.int32, device=self.device)
-        job = self._job(logits, rows, num_rows, features)
+        return self._launch(self._job(logits, rows, self._no_depths, num_rows, features, self._scratch[0]), features)
+
+    def _launch(self, job: Job, features: Features, *, advances: bool = True) -> Tensor:
+        tokens = torch.empty(job.lines, dtype=torch.int32, device=self.device)
         find_tile_maxima(job)
         if features & Features.FILTERED:
             bracket_cutoffs(job)
             find_cutoffs(job)
         if features & Features.SAMPLED:
             race(job)
-        pick(job, tokens, self.last, sampled=bool(features & Features.SAMPLED))
+        pick(job, tokens, self.last, sampled=bool(features & Features.SAMPLED), advances=advances)
         return tokens
 
     def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
@@ -156,8 +170,12 @@ class DeviceSampler:
         self._check_lines(logits, rows, len(rows))
         self.upload()
         permitted = logits if masks is None else apply_masks(logits, masks)
-        on_device = [-1 if self._features[row] & Features.ON_HOST else row for row in rows]
-        tokens = self.launch(permitted, self._rows.send(on_device, torch.int32), len(rows), self.needs(rows))
+        features, lines = self.needs(rows), padded(len(rows))
+        self.reserve(features)
+        on_device = np.full(lines, -1, np.int32)
+        on_device[: len(rows)] = [-1 if self._features[row] & Features.ON_HOST else row for row in rows]
+        key = permitted.data_ptr(), permitted.stride(0), permitted.dtype, lines, features
+        tokens = self._graphs.run(key, on_device, lambda of_lines: self.launch(permitted, of_lines, lines, features))
         spans = [(line, line + 1) for line in range(len(rows))]
         return self._finish(logits, rows, [[]] * len(rows), None, spans, tokens, masks)
 
@@ -169,47 +187,71 @@ class DeviceSampler:
         masks: Masks | None = None,
         parents: Sequence[Sequence[int]] | None = None,
     ) -> Callable[[], list[SampledRow]]:
-        """Draft by draft, without waiting: the device decides which rows go on, and in a tree with which child."""
+        """Without waiting: the device decides which drafts are accepted."""
         spans = list(pairwise(accumulate((1 + len(of_row) for of_row in drafts), initial=0)))  # of lines
-        self._check_lines(logits, rows, spans[-1][1])
+        num_lines = spans[-1][1]
+        self._check_lines(logits, rows, num_lines)
         self.upload()
         permitted = logits if masks is None else apply_masks(logits, masks)
-        tokens = torch.zeros(len(logits), dtype=torch.int32, device=self.device)
-        on_device = [-1 if self._features[row] & Features.ON_HOST else row for row in rows]
-        alive = self._rows.send(on_device, torch.int32)
-        if parents is not None and any(parents):
-            tokens = self._walk_trees(permitted, rows, drafts, parents, spans, alive)
-            return self._finish(logits, rows, drafts, parents, spans, tokens, masks)
-        for depth in range(1 + max(map(len, drafts))):
-            left = [index for index, of_row in enumerate(drafts) if len(of_row) >= depth]  # rows with a line here
-            lines = self._rows.send([spans[index][0] + depth for index in left], torch.int64)
-            of_left = self._rows.send(left, torch.int64)
-            features = self.needs(rows[index] for index in left)
-            drawn = self.launch(permitted[lines], alive[of_left], len(left), features)
-            tokens.index_copy_(0, lines, drawn)
-            next_drafts = [drafts[index][depth] if len(drafts[index]) > depth else -1 for index in left]
-            accepted = drawn == self._rows.send(next_drafts, torch.int32)
-            alive.index_copy_(0, of_left, torch.where(accepted, alive[of_left], -1))
-        return self._finish(logits, rows, drafts, None, spans, tokens, masks)
+        trees = parents or [()] * len(rows)
+        is_many = num_lines > MAX_LINES_AT_ONCE
+        on_device = [index for index, row in enumerate(rows) if not self._features[row] & Features.ON_HOST]
+        by_level = [index for index in on_device if is_many or self._features[rows[index]] & EDIT_FEATURES]
+        at_once = dict.fromkeys(set(on_device).difference(by_level))
+        tokens = torch.zeros(num_lines, dtype=torch.int32, device=self.device)
+        if at_once:
+            of_lines = [row if index in at_once else -1 for index, row in enumerate(rows)]
+            tokens = self._verify_at_once(permitted, of_lines, drafts, trees)[:num_lines]
+        if by_level:
+            walked = [(rows[index], drafts[index], trees[index], spans[index][0]) for index in by_level]
+            tokens = tokens + self._verify_by_level(permitted, *zip(*walked, strict=True))
+        return self._finish(logits, rows, drafts, parents, spans, tokens, masks)
 
-    def _walk_trees(
+    def _verify_at_once(
         self,
         permitted: Tensor,
         rows: Sequence[int],
         drafts: Sequence[Sequence[int]],
         parents: Sequence[Sequence[int]],
-        spans: Sequence[tuple[int, int]],
-        alive: Tensor,
     ) -> Tensor:
-        """Level by level, from the line of one node to that of the child that was sampled. -> tokens [lines]"""
+        """All lines of the rows that are not negative. -> tokens [>= lines]; 0 for the other lines"""
+        features = self.needs(row for row in rows if row >= 0)
+        lines = DraftLines.pack(rows, drafts, parents, padded(len(permitted)), padded(len(rows)))
+        size = max(MIN_SCRATCH, next_power_of_two(lines.num_lines))
+        if size not in self._scratch:
+            self._scratch[size] = self._new_scratch(size)
+        scratch = self._scratch[size]
+        scratch.reserve(bool(features & Features.FILTERED), edits=False)
+
+        def launch(flat: Tensor) -> Tensor:
+            of_lines, depth_of_lines, *_ = lines.split(flat)[0]
+            job = self._job(permitted, of_lines, depth_of_lines, lines.num_lines, features, scratch)
+            tokens = self._launch(job, features, advances=False)
+            accept(lines, flat, tokens, self.last, self._rows.params)
+            return tokens
+
+        where = permitted.data_ptr(), permitted.stride(0), permitted.dtype
+        key = *where, lines.num_lines, lines.num_seqs, lines.max_nodes, lines.max_depth, features
+        return self._graphs.run(key, lines.flat, launch)
+
+    def _verify_by_level(
+        self,
+        permitted: Tensor,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        firsts: Sequence[int],
+    ) -> Tensor:
+        """From the line of one node to that of the child that was sampled. -> tokens [lines]; 0 where none was"""
         trees = [tree or range(ROOT, len(of_row) - 1) for tree, of_row in zip(parents, drafts, strict=True)]
-        width = max(map(len, drafts))
-        padded = [[*of_row, *[-1] * (width - len(of_row))] for of_row in drafts]
+        width = max(1, *map(len, drafts))
+        nodes_of_rows = [[*of_row, *[-1] * (width - len(of_row))] for of_row in drafts]
         above = [[*tree, *[width] * (width - len(tree))] for tree in trees]  # no node has the parent `width`
-        of_nodes = self._rows.send([x for line in padded for x in line], torch.int32).view(len(rows), width)
-        parent_of_nodes = self._rows.send([x for line in above for x in line], torch.int64).view(len(rows), width)
-        first_lines = self._rows.send([first for first, _ in spans], torch.int64)
+        of_nodes = self._rows.send(nodes_of_rows, torch.int32)
+        parent_of_nodes = self._rows.send(above, torch.int64)
+        first_lines = self._rows.send(firsts, torch.int64)
         nodes = torch.full_like(first_lines, ROOT)
+        alive = self._rows.send(rows, torch.int32)
         void = len(permitted)  # where rows that have ended write
         tokens = torch.zeros(void + 1, dtype=torch.int32, device=self.device)
         features = self.needs(rows)
@@ -289,20 +331,23 @@ class DeviceSampler:
         wanted: dict[int, Wanted] = dict.fromkeys(range(len(targets)), (num_top, ()))
         return begin_logprobs(logits, wanted, self._rows.send(targets, torch.int64))()
 
-    def _job(self, logits: Tensor, rows: Tensor, lines: int, features: Features) -> Job:
+    def _job(
+        self, logits: Tensor, rows: Tensor, depth_of_lines: Tensor, lines: int, features: Features, scratch: Scratch
+    ) -> Job:
         return Job(
             logits,
             rows,
+            depth_of_lines,
             lines,
             self._split or split_for(lines),
             self._rows.params,
             self._rows.bias if features & Features.BIASED else None,
             self._rows.marks if features & Features.MARKED else None,
             self.last if features & Features.WATERMARKED else None,
-            self._tile_maxima,
-            self._tile_times,
-            self._edits if features & EDIT_FEATURES else None,
-            self._filters if features & Features.FILTERED else None,
+            scratch.tile_maxima,
+            scratch.tile_times,
+            scratch.edits if features & EDIT_FEATURES else None,
+            scratch.filters if features & Features.FILTERED else None,
         )
 
     # -- checks --------------------------------------------------------------------------------------------------
