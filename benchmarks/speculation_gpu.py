@@ -1,10 +1,12 @@
 """What drafts give on a GPU: a model's shape with random weights and a head whose drafts are accepted as often as told.
 
     python -m benchmarks.speculation_gpu [--length 2.9] [--drafts 3] [--sequences 1 64 256] [--quantization fp8]
+    python -m benchmarks.speculation_gpu --tree-nodes 32 --sequences 1 8      milliseconds of steps with trees
 
 The shape of Llama 3.1 8B and that of an EAGLE-3 head for it. Acceptance is synthetic: the tokens are not the model's,
 and their number is; every pass of the model and of the head is computed. One engine after the other, each with the
-same requests; a figure is the median of the rounds. Times are those of decoding.
+same requests; a figure is the median of the rounds. Times are those of decoding. With --tree-nodes, trees are beside
+chains, and drafts are accepted as they happen to be: hardly ever, so that a token is a step.
 
 Prints a table and ends in one line of JSON."""
 
@@ -93,6 +95,19 @@ def measure(folder: Path, args: argparse.Namespace, config: dict[str, Any] | Non
     return found
 
 
+def configs(args: argparse.Namespace, head: str) -> dict[str, dict[str, Any] | None]:
+    """The two engines that are compared, by name."""
+    chain: dict[str, Any] = {"method": "eagle3", "model": head, "num_speculative_tokens": args.drafts}
+    per_batch_size = "num_speculative_tokens_per_batch_size"
+    if args.tree_nodes:
+        sizes = [1, max(args.sequences)]
+        tree = {**chain, "tree_nodes": args.tree_nodes, per_batch_size: [[*sizes, args.tree_nodes]]}
+        return {"chains": {**chain, per_batch_size: [[*sizes, args.drafts]]}, "trees": tree}
+    accepted = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": args.length}
+    fixed = {per_batch_size: [[1, max(args.sequences), args.drafts]]} if args.fixed else {}
+    return {"without": None, "with": {**chain, **accepted, **fixed}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=float, default=2.9, help="tokens of a step, on average")
@@ -101,28 +116,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fixed", action="store_true", help="drafts at all sizes, whether they pay or not")
+    parser.add_argument("--tree-nodes", type=int, default=0, help="compare trees of so many drafts with chains")
     parser.add_argument("--quantization", choices=["fp8"])
     args = parser.parse_args()
     result: dict[str, dict[int, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_head(folder / "head", write_target(folder / "target"))
-        config: dict[str, Any] = {
-            "method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": args.drafts,
-            "rejection_sample_method": "synthetic", "synthetic_acceptance_length": args.length,
-        }  # fmt: skip
-        if args.fixed:
-            config["num_speculative_tokens_per_batch_size"] = [[1, max(args.sequences), args.drafts]]
-        for kind, given in (("without", None), ("with", config)):
+        for kind, given in configs(args, str(folder / "head")).items():
             result[kind] = measure(folder, args, given)
             gc.collect()
             torch.cuda.empty_cache()
-    print(f"{'sequences':>9} {'without':>9} {'with':>9} {'times':>6} {'of drafts':>10}")
+    first, second = result
+    print(f"{'sequences':>9} {first:>9} {second:>9} {'times':>6} {'of drafts':>10} {'ms a step':>16}")
     for sequences in args.sequences:
-        plain, drafted = result["without"][sequences], result["with"][sequences]
+        both = result[first][sequences], result[second][sequences]
+        steps = [1e3 * sequences * (1 - one["of drafts"]) / one["rate"] for one in both]
         print(
-            f"{sequences:9} {plain['rate']:9.0f} {drafted['rate']:9.0f} {drafted['rate'] / plain['rate']:6.2f} "
-            f"{drafted['of drafts']:10.0%}"
+            f"{sequences:9} {both[0]['rate']:9.0f} {both[1]['rate']:9.0f} {both[1]['rate'] / both[0]['rate']:6.2f} "
+            f"{both[1]['of drafts']:10.0%} {steps[0]:7.2f} {steps[1]:8.2f}"
         )
     print(json.dumps({"benchmark": "speculation_gpu", "machine": describe(), **vars(args), **result}))
 
