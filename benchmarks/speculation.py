@@ -40,6 +40,20 @@ CODE = """class Point:
         return Point(self.x * other.x, self.y * other.y)
 
     def"""
+QUESTIONS = [
+    "How do I keep bread fresh for longer?",
+    "What should I see in Lisbon in two days?",
+    "Explain how a bicycle stays upright.",
+    "Write a short letter to a neighbour about a broken fence.",
+    "What are good habits for learning a language?",
+    "Why is the sky red in the evening?",
+    "How can a small shop find more customers?",
+    "What is the difference between a virus and a bacterium?",
+    "Give me a plan for a week of simple dinners.",
+    "How does a refrigerator work?",
+    "What did people trade along the Silk Road?",
+    "How do I ask my manager for a day off?",
+]
 PEOPLE = {
     "type": "array",
     "minItems": 12,
@@ -84,6 +98,11 @@ class Text:
     temperature: float = 0.0
     structured: Structured | None = None
 
+    def numbered(self, number: int, user: int) -> str:
+        """The prompt of that user in that round: no two are the same."""
+        question = QUESTIONS[(number + 5 * user) % len(QUESTIONS)]
+        return f"{number}.{user + 1} {self.prompt}".replace("{question}", question)
+
 
 TEXTS = {
     "copied text": Text(f"{PASSAGE}\n\n{PASSAGE}\n\n"),
@@ -96,6 +115,7 @@ TEXTS = {
         0.7,
         Structured("json_schema", json.dumps(CALLS)),
     ),
+    "open chat": Text("\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"),
     "story": Text("Once upon a time, in a village by the sea, there lived an old man who", 0.8),
 }
 
@@ -120,7 +140,7 @@ def run(llm: LLM, text: Text, users: int, tokens: int, number: int) -> Round:
         )
         for user in range(users)
     ]
-    outputs = llm.generate([f"{number}.{user + 1} {text.prompt}" for user in range(users)], params)
+    outputs = llm.generate([text.numbered(number, user) for user in range(users)], params)
     records = [output.metrics for output in outputs]
     firsts = [record.first_token for record in records if record and record.first_token is not None]
     lasts = [record.last_token for record in records if record and record.last_token is not None]
