@@ -14,6 +14,7 @@ import pytest
 from client import poisoned_engine
 from engine.tiny_encoders import TEXTS, save_encoder
 from quire import LLM, AsyncEngine, Embedder, SamplingParams
+from quire.client import engine_router
 from quire.client.embed_request import EmbedRequest
 from quire.client.engine_client import EngineClient
 from quire.client.engine_group import EngineGroup, new_service
@@ -104,6 +105,23 @@ def test_streams_of_a_killed_engine_go_on_at_another(tiny_model: Path, undisturb
             killing = asyncio.create_task(kill_at_random(group, kills))
             await asyncio.gather(*(read_until(group, killing, number, undisturbed) for number in range(NUM_STREAMS)))
             assert metrics.restarts == kills and metrics.finished["error"] == 0 and metrics.retried > 0
+
+    run(main())
+
+
+def test_a_request_does_not_come_back_to_an_engine_that_it_was_taken_from(
+    tiny_model: Path, undisturbed: list[Answer]
+) -> None:
+    """That engine still has to tell that it was cancelled there."""
+
+    async def main() -> None:
+        async with group_of(tiny_model) as group:
+            first, second = group.decode
+            stream = await first.submit(request(0))
+            engine_router._move(stream, first, second)
+            os.kill(second.engine_pid, signal.SIGKILL)
+            tokens = [token async for event in stream for token in event.token_ids]
+            assert [tokens] == undisturbed[0] and stream.owner is second
 
     run(main())
 

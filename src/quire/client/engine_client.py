@@ -284,11 +284,16 @@ class EngineClient:
         """Another engine goes on with it."""
         self.request_ended(request)
         if self.state == "ready":
+            request.left.add(self._engine)
             self._engine.send(Cancel(request.id, None))
+
+    def has_left(self, request: InFlight) -> bool:
+        """Whether it was taken from this engine process, whose messages of then could be taken for those of now."""
+        return self._engine in request.left
 
     def adopt(self, request: InFlight) -> None:
         """Go on with a request that another engine had."""
-        request.owner, request.moved = self, True
+        request.owner = self
         self._begin(request)
 
     # -- what requests in flight say

@@ -83,12 +83,12 @@ class EngineRouter:
 
     def _engine_died(self, dead: _Member) -> None:
         """Its requests go on elsewhere at once, but for those that it may have died of: these wait for its successor,
-        so that they take no other engine with them."""
+        so that they take no other engine with them. So do those that were taken from all others."""
         self._known.forget(dead.bit)
         others = [member for member in self._members if member is not dead and member.client.state == "ready"]
         num_moved = 0
         for request in _unsuspected(dead.client) if others else []:
-            able = [member for member in others if _has_adapter(member.client, request)]
+            able = [member for member in others if _can_adopt(member.client, request)]
             if able:
                 _move(request, dead.client, _least_busy(able).client)
                 num_moved += 1
@@ -96,16 +96,15 @@ class EngineRouter:
             log.warning("an engine died: %d of its requests go on in others", num_moved)
 
     def _stepped(self, member: _Member, scheduler: SchedulerStats) -> None:
-        """The first request that waits there goes to an engine where none waits. It moves once: messages of an engine
-        that it came back to could be taken for those of the first time."""
+        """The first request that waits there goes to an engine where none waits."""
         if not scheduler.waiting or member.client.state != "ready":
             return
-        waiting = [request for request in _waiting(member.client) if not request.moved]
+        waiting = [request for request in _waiting(member.client) if not request.left]
         for other in self._members:
             if not waiting or not _has_room(other.client):
                 continue
             request = min(waiting, key=lambda request: request.live.request.priority)
-            if _has_adapter(other.client, request):
+            if _can_adopt(other.client, request):
                 _move(request, member.client, other.client)
                 waiting.remove(request)
 
@@ -140,10 +139,10 @@ def _least_busy(members: Sequence[_Member]) -> _Member:
     return min(members, key=lambda member: (member.load, member.client.tokens_in_flight))
 
 
-def _has_adapter(client: EngineClient, request: InFlight) -> bool:
-    """One that was unloaded meanwhile is only where its requests are."""
+def _can_adopt(client: EngineClient, request: InFlight) -> bool:
+    """Not where it has been already. An adapter that was unloaded meanwhile is only where its requests are."""
     key = request.live.request.adapter if isinstance(request, GenerateStream) else ""
-    return not key or key in client.adapters.named
+    return not client.has_left(request) and (not key or key in client.adapters.named)
 
 
 def _move(request: InFlight, source: EngineClient, target: EngineClient) -> None:

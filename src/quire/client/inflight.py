@@ -30,7 +30,7 @@ class InFlight(Protocol):
     num_kills: int  # engines that were killed from outside while they worked on it, since it last gained output
     waiting: bool  # it has no output yet
     owner: "RequestOwner"  # the client of its engine
-    moved: bool  # it was given from one engine to another
+    left: set[object]  # engine processes that it was taken from: they may still tell of it
 
     @property
     def record(self) -> RequestRecord | None:
@@ -78,7 +78,7 @@ class GenerateStream:
         self.crashes: Counter[int] = Counter()
         self.num_kills = 0
         self.waiting = True
-        self.owner, self.moved = owner, False
+        self.owner, self.left = owner, set()
         self._last_token: dict[int, float] = {}  # when each sample last gained one
         self._queue: asyncio.Queue[TextEvent | QuireError] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
@@ -186,7 +186,7 @@ class EncodeFuture:
         self._results: dict[int, bytes] = {}  # fp32, by text
         self._submitted: list[int] = []  # texts that the engine has been given
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.owner, self.moved = owner, False
+        self.owner, self.left = owner, set()
 
     @property
     def finished(self) -> bool:

@@ -71,7 +71,7 @@ def accept(lines: DraftLines, flat: Tensor, tokens: Tensor, last: Tensor, params
 
 
 @triton.jit(do_not_specialize=["max_depth"])
-def _accept(tokens, drafts, parents, firsts, counts, rows, last, params, max_depth, NODES: tl.constexpr):
+def _accept(tokens, drafts, parents, firsts, counts, rows, last, of_rows, max_depth, NODES: tl.constexpr):
     seq = tl.program_id(0)
     row = tl.load(rows + seq).to(tl.int64)
     if row < 0:
@@ -90,5 +90,5 @@ def _accept(tokens, drafts, parents, firsts, counts, rows, last, params, max_dep
         token = tl.load(tokens + first + node)
     broken = token == BROKEN
     tl.store(last + row, tl.where(broken, 0, token))  # a next step of a broken row must read inside its tables
-    num_tokens = params + row * FIELDS + NUM_TOKENS
+    num_tokens = of_rows + row * FIELDS + NUM_TOKENS
     tl.store(num_tokens, tl.load(num_tokens) + tl.where(broken, num_sampled - 1, num_sampled))
