@@ -165,3 +165,19 @@ def test_a_head_of_another_model_is_refused(default_model: Path, made: Made) -> 
         LLM(default_model, speculative_config={"model": made("speculators")[1]["model"]})
     with pytest.raises(QuireError, match="without layers that predict further tokens"):
         LLM(default_model, spec_method="mtp")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_drafts_that_follow_each_other_on_a_gpu_are_those_of_single_steps(made: Made) -> None:
+    path, config = made("EAGLE-3")
+    given = {"device": "cuda", "batch_invariant": True, "max_model_len": 128}
+    counts = []
+    for chained in (True, False):
+        llm = speculating(path, config, **given)
+        program = llm.engine.executor.runner.proposer._methods[0][1]._program  # type: ignore[attr-defined]
+        assert program.chain is not None
+        if not chained:
+            program.chain = None
+        answers(llm)
+        counts.append((llm.engine.stats().draft_tokens, llm.engine.stats().accepted_tokens))
+    assert counts[0] == counts[1] and counts[0][1] > 10

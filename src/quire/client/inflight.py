@@ -186,7 +186,8 @@ class EncodeFuture:
         self._results: dict[int, bytes] = {}  # fp32, by text
         self._submitted: list[int] = []  # texts that the engine has been given
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.owner, self.left = owner, set()
+        self.owner = owner
+        self.left: set[object] = set()
 
     @property
     def finished(self) -> bool:

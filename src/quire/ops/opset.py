@@ -236,10 +236,6 @@ class Sampler(Protocol):
     temperature, without the filters; masked tokens are no candidates, but count in its sum.
     docs/sampling.md defines each step."""
 
-    # Whether `begin` returns before the tokens are known: a program compiled with this sampler reads ~row as the token
-    # that was sampled last for the row.
-    queues: bool
-
     def admit(
         self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
     ) -> None:
@@ -377,9 +373,22 @@ class Program(Protocol):
 
     takes_trees: bool  # whether a batch may have `ancestors`, and a token then has the bits that a chain would give it
     kept: Any  # [T, columns] the hidden states that the last run kept (`OpSet.keep`), valid until the next; or None
+    chain: "Chain | None"  # where steps may follow each other without the host
 
     def run(self, batch: StepBatch) -> Any:
         """-> logits [R, vocab] fp32, valid until the next run."""
+
+
+class Chain(Protocol):
+    """Steps of one token for each of these rows, drawn by the sampler that the program was compiled with."""
+
+    def takes(self, rows: Sequence[int]) -> bool:
+        """Whether the sampler can draw these rows without the host."""
+
+    def run(self, batch: StepBatch, rows: Sequence[int], count: int) -> "Callable[[], list[list[int]]]":
+        """The arrays are those of the first of `count` steps; ids below zero are rows, whose token was sampled last.
+        Each later step reads, in the same row of hidden states, what the one before kept. The result waits, and has the
+        tokens of each step: below zero where none could be sampled."""
 
 
 class HiddenStates(Protocol):

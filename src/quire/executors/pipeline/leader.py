@@ -23,7 +23,7 @@ from quire.executors.ranks.messages import PutRankAdapter, RunStep
 from quire.executors.ranks.processes import OnLoss
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import KVSpec, OpSet, Program, Sampler, StepBatch
+from quire.ops.opset import Chain, KVSpec, OpSet, Program, Sampler, StepBatch
 from quire.ops.stages.opset import StageCache, StageOps
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.kv import KVSize
@@ -152,6 +152,7 @@ class QueuedAdapters(LeaderAdapters):
 class QueuedProgram:
     takes_trees = False
     kept = None
+    chain: Chain | None = None
 
     def __init__(self, own: Program, link: Receiver, processes: StageProcesses, queue: StepQueue) -> None:
         self._own, self._link, self._processes, self._queue = own, link, processes, queue

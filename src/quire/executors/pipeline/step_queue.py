@@ -65,8 +65,6 @@ class QueuedLogprobs:
 class QueuedSampler:
     """A `Sampler` whose calls wait for the logits they are about."""
 
-    queues = False
-
     def __init__(self, own: Sampler, queue: StepQueue) -> None:
         self._own, self._queue = own, queue
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quire.executors.ranks.messages import MoveBlocks, PutHiddenStates, RunStep
 from quire.executors.ranks.processes import RankProcesses
 from quire.ops.compiled import native
-from quire.ops.opset import HiddenStates, Int32, KVSpec, Program, StepBatch
+from quire.ops.opset import Chain, HiddenStates, Int32, KVSpec, Program, StepBatch
 from quire.ops.ranks.opset import RankCache, RankOps
 
 Tell = Callable[[Any], None]
@@ -108,6 +108,7 @@ class LeaderProgram:
     def __init__(self, own: Program, number: int, ranks: RankProcesses) -> None:
         self.own, self.number, self._ranks = own, number, ranks
         self.takes_trees, self.kept = own.takes_trees, own.kept
+        self.chain: Chain | None = None
 
     def run(self, batch: StepBatch) -> Any:
         """-> logits of all ranks"""

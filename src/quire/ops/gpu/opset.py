@@ -193,7 +193,7 @@ class GpuOps:
             max_tokens,
             max_rows,
             max_model_len,
-            last=None if sampler is None else sampler.last,
+            sampler=sampler,
             graphs=self.graphs and not sources,
             batch_invariant=self.batch_invariant,
             tree_nodes=tree_nodes,

@@ -16,8 +16,10 @@ from quire.ops.gpu.attention.pages import Runs, next_power_of_two
 from quire.ops.gpu.attention.paths import Paths, split_trees
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.chain import DraftChain
 from quire.ops.gpu.hidden_states import GpuHiddenStates
-from quire.ops.opset import WORD_BITS, Int32, StepBatch
+from quire.ops.gpu.sampling.sampler import DeviceSampler
+from quire.ops.opset import WORD_BITS, Chain, Int32, StepBatch
 
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
 ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere, and for tables of other widths
@@ -209,19 +211,24 @@ class GpuProgram:
         max_rows: int,
         max_model_len: int,
         *,
-        last: Tensor | None = None,  # the token sampled last for each row, for ids below zero
+        sampler: DeviceSampler | None = None,  # ids below zero are the tokens that it has sampled last
         graphs: bool = False,
         batch_invariant: bool = False,
         hidden: GpuHiddenStates | None = None,
         tree_nodes: int = 0,
     ) -> None:
         self.takes_trees = not cache.spec.latent
-        self._last, self._batch_invariant, self._hidden = last, batch_invariant, hidden
+        self._last = None if sampler is None else sampler.last
+        self._batch_invariant, self._hidden = batch_invariant, hidden
         self.kept: Tensor | None = None
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
         self._device = cache.k.device
         self._max_model_len = max_model_len
         self._width = round_up(-(-max_model_len // cache.spec.block_size))
+        self.chain: Chain | None = None
+        if sampler is not None and hidden is not None:
+            limits = max_model_len, self._width, batch_invariant
+            self.chain = DraftChain(forward, cache, sampler, hidden, *limits)
         self._pool: tuple[int, int] | None = None  # memory of the graphs, shared: one is replayed at a time
         self._decode_graphs: dict[bool, dict[int, CapturedGraph]] = {}  # by whether tokens have adapters, then by size
         self._prefill_graphs: dict[int, CapturedGraph] = {}

@@ -14,7 +14,7 @@ from quire.ops.native.rank_recorder import RankRecorder
 from quire.ops.native.recorder import RecordedLogits, SymbolicBatch
 from quire.ops.native.scan_recorder import RecordedColumns
 from quire.ops.native.shared_values import own_uses, shared_uses
-from quire.ops.opset import Float32, StepBatch
+from quire.ops.opset import Chain, Float32, StepBatch
 
 if TYPE_CHECKING:
     from quire.ops.ranks.group import RankGroup
@@ -91,6 +91,7 @@ class NativeProgram:
                 size=prod(states.shape),
             )
         self.takes_trees = states is None
+        self.chain: Chain | None = None
         for emit in recorder.emits:
             emit(self._tape, view)
         self._held = (recorder.emits, cache, group, arena, quantized)  # the tape points into their weights and pages

@@ -14,8 +14,6 @@ from quire.ops.sampled_row import Logprobs, sampled_row
 class NativeSampler:
     """Rows are distributed over `num_threads` threads (0: OpenMP's default). Tokens do not depend on the number."""
 
-    queues = False
-
     def __init__(self, num_rows: int, vocab_size: int, num_threads: int = 0) -> None:
         self._sampler = native.Sampler(num_rows, vocab_size, num_threads)
         self._no_masks = Masks([], np.empty((0, -(-vocab_size // 32)), np.uint32))

@@ -13,6 +13,7 @@ from torch import Tensor
 from quire.ops.dequantize import dequantize
 from quire.ops.opset import (
     Activation,
+    Chain,
     Float32,
     HiddenStates,
     Int32,
@@ -436,6 +437,7 @@ class TorchProgram:
         )
         self.kept: Tensor | None = None
         self.takes_trees = cache.spec.states is None
+        self.chain: Chain | None = None
 
     def run(self, batch: StepBatch) -> Tensor:
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"

@@ -36,8 +36,6 @@ class SamplerRow:
 
 
 class TorchSampler:
-    queues = False
-
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self.num_rows = num_rows
         self.vocab_size = vocab_size

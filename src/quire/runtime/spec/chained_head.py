@@ -1,8 +1,9 @@
 """Drafts of a head with a decoder layer (EAGLE, EAGLE-3, MTP): one after the other, or one level of a tree after the
 other, each from the head's own hidden state of the one before."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -123,14 +124,17 @@ class ChainedHead(HeadProposer):
     # ---- chains
 
     def _draft(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
-        """Where the sampler does not wait, all steps are queued before the first draft is known."""
         batch = self._unread(texts, self._num_tokens)
         rows, tables = list(texts), batch.block_tables
-        waits: list[Callable[[], dict[int, int]]] = []
-        for number in range(max(counts[row] for row in rows)):
+        count = max(counts[row] for row in rows)
+        if count > 1 and self._program.chain is not None and self._program.chain.takes(rows):
+            return self._draft_at_once(batch, texts, counts)
+        drafts: dict[int, list[int]] = {row: [] for row in texts}
+        for number in range(count):
             before = {row: line for line, row in enumerate(rows)}
-            waits.append(self._begin(self._program, batch, rows))
-            last = {row: ~row for row in rows} if self._sampler.queues else waits[-1]()
+            last = self._draw(self._program, batch, rows)
+            for row, token in last.items():
+                drafts[row].append(token)
             rows = [row for row in last if counts[row] > number + 1]
             if not rows:
                 break
@@ -141,11 +145,26 @@ class ChainedHead(HeadProposer):
             positions = np.array([len(texts[row]) - 1 + number for row in rows], np.int32)
             ids = np.array([last[row] for row in rows], np.int32)
             batch = replace(self._blocks.next(tables, positions, ids), hidden_rows=places)
-        drafts: dict[int, list[int]] = {row: [] for row in texts}
-        for number, wait in enumerate(waits):
-            for row, token in wait().items():
-                if len(drafts[row]) == number:  # else the one before is missing
-                    drafts[row].append(token)
+        return drafts
+
+    def _draft_at_once(
+        self, batch: StepBatch, texts: Mapping[int, Int32], counts: Mapping[int, int]
+    ) -> dict[int, list[int]]:
+        """The same without the host: all steps are queued before the first draft is known, for each row as many as the
+        longest has."""
+        rows, chain = list(texts), self._program.chain
+        assert chain is not None
+        first = self._begin(self._program, batch, rows)
+        places = self._draft_places(rows, 0)
+        self._hidden.put(places, self._program, batch.logit_rows)
+        positions = np.array([len(texts[row]) - 1 for row in rows], np.int32)
+        ids = np.array([~row for row in rows], np.int32)
+        step = replace(self._blocks.next(batch.block_tables, positions, ids), hidden_rows=places)
+        later = self._timed(chain.run(step, rows, count := max(counts[row] for row in rows) - 1), len(rows), count)
+        drafts = {row: [token] for row, token in first().items()}
+        for line, tokens in zip(rows, zip(*later(), strict=True), strict=True):
+            if line in drafts:
+                drafts[line] += takewhile(lambda token: token >= 0, tokens[: counts[line] - 1])
         return drafts
 
     def _draft_places(self, rows: Sequence[int], number: int) -> Int32:

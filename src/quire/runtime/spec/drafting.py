@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from math import exp, inf
 from typing import Generic, TypeVar
 
@@ -14,6 +13,7 @@ from quire.runtime.sampling import row_params
 from quire.runtime.spec.proposer import Proposer, ProposerContext
 
 DraftedRow = TypeVar("DraftedRow")
+Result = TypeVar("Result")
 Candidates = list[tuple[int, float]]  # tokens and their probabilities
 
 
@@ -62,16 +62,21 @@ class DraftingProposer(Proposer, Generic[DraftedRow]):
 
     def _begin(self, program: Program, batch: StepBatch, rows: Sequence[int]) -> Callable[[], dict[int, int]]:
         """The same without waiting, where the sampler does not wait."""
+        wait = self._timed(self._sampler.begin(program.run(batch)[: len(rows)], rows), len(batch.ids))
+        return lambda: {one.row: one.tokens[0] for one in wait() if one.tokens}
+
+    def _timed(self, wait: Callable[[], Result], num_tokens: int, num_steps: int = 1) -> Callable[[], Result]:
+        """Note what the steps take that have just been queued, each of so many tokens."""
         begin = time.perf_counter()
-        wait = self._sampler.begin(program.run(batch)[: len(rows)], rows)
 
-        def drawn() -> dict[int, int]:
-            tokens = {one.row: one.tokens[0] for one in wait() if one.tokens}
-            self._steps.append((len(batch.ids), time.perf_counter() - max(begin, self._drawn)))
+        def done() -> Result:
+            result = wait()
+            seconds = time.perf_counter() - max(begin, self._drawn)
+            self._steps += [(num_tokens, seconds / num_steps)] * num_steps
             self._drawn = time.perf_counter()
-            return tokens
+            return result
 
-        return cache(drawn)  # it may be asked for again
+        return done
 
     def _most_likely(self, program: Program, batch: StepBatch, count: int) -> list[Candidates]:
         """One step: for each line of logits, the most likely tokens."""

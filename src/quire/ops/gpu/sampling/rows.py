@@ -4,7 +4,6 @@ Copies come from pinned memory and nothing waits for them: work on one stream ke
 
 import struct
 from collections.abc import Sequence
-from enum import IntFlag
 from math import ceil, inf, nan
 
 import numpy as np
@@ -17,8 +16,9 @@ from quire.ops.reference.filters import MAX_WEIGHT  # a number of the specificat
 from quire.ops.row_params import RowParams
 
 
-class Features(IntFlag):
-    """What a row needs of the sampler. A step's features are the union of its rows'."""
+class Features:
+    """What a row needs of the sampler: bits. A step's features are the union of its rows'. (An IntFlag would cost a
+    step a tenth of a millisecond.)"""
 
     GREEDY = 0  # the greatest logit
     SAMPLED = 1  # temperature and min_p
@@ -29,7 +29,7 @@ class Features(IntFlag):
     ON_HOST = 32  # rows that the CPU's sampler samples for: see `_is_on_host`
 
 
-def features_of(params: RowParams, vocab: int) -> Features:
+def features_of(params: RowParams, vocab: int) -> int:
     if _is_on_host(params):
         return Features.ON_HOST
     features, flags = Features.GREEDY, _flags(params)
@@ -100,7 +100,7 @@ class DeviceRows:
     def retire(self, row: int) -> None:
         self._pending.pop(row, None)
 
-    def reserve(self, features: Features) -> None:
+    def reserve(self, features: int) -> None:
         shape = (self.num_rows, self.vocab)
         if features & Features.BIASED and self.bias is None:
             self.bias = torch.empty(shape, dtype=torch.float32, device=self.device)
@@ -111,14 +111,14 @@ class DeviceRows:
         """Send the rows admitted since the last upload. Before a step's `launch`, or the replay of its graph."""
         if not self._pending:
             return
-        fields = [
-            _fields(params, len(tokens), num_prompt, self.vocab)
-            for params, tokens, num_prompt in self._pending.values()
+        lines = [
+            [row, int(tokens[-1]) if len(tokens) else 0, *_fields(params, len(tokens), num_prompt, self.vocab)]
+            for row, (params, tokens, num_prompt) in self._pending.items()
         ]
-        rows = self.send(list(self._pending), torch.int64)
-        self.params.index_copy_(0, rows, self.send(fields, torch.int64))
-        last = [int(tokens[-1]) if len(tokens) else 0 for _, tokens, _ in self._pending.values()]
-        self.last.index_copy_(0, rows, self.send(last, torch.int32))
+        columns = self.send(lines, torch.int64)
+        rows, last, fields = columns[:, 0], columns[:, 1], columns[:, 2:]
+        self.params.index_copy_(0, rows, fields)
+        self.last.index_copy_(0, rows, last.int())
         for row, (params, tokens, num_prompt) in self._pending.items():
             features = features_of(params, self.vocab)
             self.reserve(features)

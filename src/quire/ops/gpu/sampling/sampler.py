@@ -54,8 +54,6 @@ def padded(count: int) -> int:
 class DeviceSampler:
     """Implements `Sampler`. `split` and `open_capacity` change the speed, and never a token."""
 
-    queues = True
-
     def __init__(
         self,
         num_rows: int,
@@ -73,7 +71,7 @@ class DeviceSampler:
         assert self._tiles <= MAX_TILES.value
         self._rows = DeviceRows(num_rows, vocab_size, self.device)
         self._params: dict[int, RowParams] = {}
-        self._features: dict[int, int] = {}  # Features as plain integers: their union is fast
+        self._features: dict[int, int] = {}  # bits of Features
         self._host = NativeSampler(num_rows, vocab_size)  # holds the rows that are sampled on the host
         self._graphs = LaunchGraphs(self.device)
         self._scratch = {0: self._new_scratch(padded(num_rows))}  # by lines of drafts, up to powers of two; 0: without
@@ -95,7 +93,7 @@ class DeviceSampler:
             self._host.admit(row, params, tokens, num_prompt, mu)
         else:
             self._rows.admit(row, params, tokens, num_prompt)
-        self._params[row], self._features[row] = params, features.value
+        self._params[row], self._features[row] = params, features
 
     def retire(self, row: int) -> None:
         """Nothing is sent: a row is overwritten when it is admitted again."""
@@ -110,14 +108,14 @@ class DeviceSampler:
         graph."""
         self._rows.upload()
 
-    def needs(self, rows: Iterable[int]) -> Features:
+    def needs(self, rows: Iterable[int]) -> int:
         """The features of these rows. With Features.ON_HOST among them, only `draw` serves all rows."""
         features = 0
         for row in rows:
             features |= self._features[row]
-        return Features(features)
+        return features
 
-    def reserve(self, features: Features) -> None:
+    def reserve(self, features: int) -> None:
         """Allocate what the features need and do not have yet. It never moves, so captured graphs stay valid."""
         self._rows.reserve(features)
         self._scratch[0].reserve(bool(features & Features.FILTERED), bool(features & EDIT_FEATURES))
@@ -141,7 +139,7 @@ class DeviceSampler:
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
-    def launch(self, logits: Tensor, rows: Tensor, num_rows: int, features: Features) -> Tensor:
+    def launch(self, logits: Tensor, rows: Tensor, num_rows: int, features: int) -> Tensor:
         """Sample for the first num_rows lines of logits [R, vocab], fp32 or bf16; line i belongs to rows[i] (int32, on
         the device), and is skipped if that is negative. -> tokens [num_rows] int32 on the device: BROKEN where no token
         could be sampled, 0 for skipped lines.
@@ -152,7 +150,7 @@ class DeviceSampler:
         self.reserve(features)
         return self._launch(self._job(logits, rows, self._no_depths, num_rows, features, self._scratch[0]), features)
 
-    def _launch(self, job: Job, features: Features, *, advances: bool = True) -> Tensor:
+    def _launch(self, job: Job, features: int, *, advances: bool = True) -> Tensor:
         tokens = torch.empty(job.lines, dtype=torch.int32, device=self.device)
         find_tile_maxima(job)
         if features & Features.FILTERED:
@@ -332,7 +330,7 @@ class DeviceSampler:
         return begin_logprobs(logits, wanted, self._rows.send(targets, torch.int64))()
 
     def _job(
-        self, logits: Tensor, rows: Tensor, depth_of_lines: Tensor, lines: int, features: Features, scratch: Scratch
+        self, logits: Tensor, rows: Tensor, depth_of_lines: Tensor, lines: int, features: int, scratch: Scratch
     ) -> Job:
         return Job(
             logits,

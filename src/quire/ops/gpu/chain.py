@@ -1,0 +1,100 @@
+"""Steps that follow each other without the host: each reads the token that the one before sampled, and the hidden state
+that it kept. All of them are one CUDA graph, and one copy brings their arrays."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.gpu.attention.pages import Runs
+from quire.ops.gpu.batch import GpuBatch, TokenIds
+from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.hidden_states import GpuHiddenStates
+from quire.ops.gpu.sampling.graphs import LaunchGraphs
+from quire.ops.gpu.sampling.logprobs import to_host
+from quire.ops.gpu.sampling.rows import Features
+from quire.ops.gpu.sampling.sampler import DeviceSampler, padded
+from quire.ops.opset import Int32, StepBatch
+
+ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere
+
+
+class DraftChain:
+    """`width`: blocks of a table."""
+
+    def __init__(
+        self,
+        forward: Callable[[GpuBatch], Tensor],
+        cache: GpuCache,
+        sampler: DeviceSampler,
+        hidden: GpuHiddenStates,
+        max_model_len: int,
+        width: int,
+        batch_invariant: bool,
+    ) -> None:
+        self._forward, self._cache, self._sampler, self._hidden = forward, cache, sampler, hidden
+        self._max_model_len, self._width, self._batch_invariant = max_model_len, width, batch_invariant
+        self._graphs = LaunchGraphs(cache.k.device)
+
+    def takes(self, rows: Sequence[int]) -> bool:
+        return not self._sampler.needs(rows) & Features.ON_HOST
+
+    def run(self, batch: StepBatch, rows: Sequence[int], count: int) -> Callable[[], list[list[int]]]:
+        features = self._sampler.needs(rows)
+        arrays = self._arrays(batch, rows, count)
+        sizes = [-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays]
+        flat = np.zeros(sum(sizes), np.int32)
+        for part, array in zip(np.split(flat, np.cumsum(sizes)[:-1]), arrays, strict=True):
+            part[: array.size] = array.ravel()
+
+        def launch(on_device: Tensor) -> Tensor:
+            parts = zip(on_device.split(sizes), arrays, strict=True)
+            return self._steps([part[: array.size].view(array.shape) for part, array in parts], features)
+
+        with torch.inference_mode():
+            key = len(arrays[0]), count, features
+            tokens = to_host(self._graphs.run(key, flat, launch)[:, : len(rows)])
+        return lambda: tokens()[0].tolist()
+
+    def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int) -> list[Int32]:
+        """rows, ids, positions, context_lens, hidden_rows [S], seq_starts [S + 1], slots [count, S], block_tables
+        [S, W]; S is padded: no row, slot -1, an empty context, and the last of the hidden states."""
+        n, s = len(rows), padded(len(rows))
+        of_seqs = np.zeros((5, s), np.int32)
+        of_seqs[0], of_seqs[4] = -1, len(self._hidden.rows) - 1
+        assert batch.hidden_rows is not None
+        of_seqs[:, :n] = np.array([rows, batch.ids, batch.positions, batch.positions + 1, batch.hidden_rows])
+        positions = batch.positions + np.arange(count, dtype=np.int32)[:, None]  # [count, n]
+        size = self._cache.spec.block_size
+        slots = np.full((count, s), -1, np.int32)
+        slots[:, :n] = batch.block_tables[np.arange(n), positions // size] * size + positions % size
+        tables = np.zeros((s, self._width), np.int32)
+        used = min(batch.block_tables.shape[1], self._width)
+        tables[:n, :used] = batch.block_tables[:, :used]
+        return [*of_seqs, np.arange(s + 1, dtype=np.int32), slots, tables]
+
+    def _steps(self, arrays: Sequence[Tensor], features: int) -> Tensor:
+        """-> the tokens of each step [count, S]"""
+        rows, ids, positions, context_lens, places, seq_starts, slots, tables = arrays
+        tokens, targets = [], places.long()
+        for number, of_step in enumerate(slots):
+            step = GpuBatch(
+                TokenIds(ids, self._sampler.last),
+                positions + number,
+                of_step.contiguous(),
+                Runs(seq_starts, torch.where(context_lens > 0, context_lens + number, 0), tables),
+                seq_starts[:-1],
+                self._cache,
+                self._max_model_len,
+                decodes=True,
+                prefills=False,
+                batch_invariant=self._batch_invariant,
+                all_logits=True,
+                hidden=self._hidden.rows[places],
+            )
+            tokens.append(self._sampler.launch(self._forward(step), rows, len(rows), features))
+            assert step.kept is not None, "the program keeps no hidden states"
+            if number + 1 < len(slots):
+                self._hidden.rows.index_copy_(0, targets, step.kept.to(self._hidden.rows.dtype))
+        return torch.stack(tokens)
