@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire.core.errors import Unsupported
 from quire.ops.dequantize import NF4_VALUES, dequantize
-from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int8, pack_zero_points
 from quire.ops.gpu.linear.quantized_weights import ActOrderWeight, can_concatenate, can_keep_quantized, load_quantized
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.moe.moe import Experts, ScaledExperts, can_stack_scaled, stack_scaled
@@ -33,6 +33,7 @@ FLOATS = {
 GROUP, MIN_GROUP = 128, 16  # inputs that share a scale; rows that are no multiple of MIN_GROUP stay floats
 NF4_GROUP = 64
 FP8_MAX = 448.0
+MIN_FP16 = 2.0**-24  # a scale that fp16 does not round to 0
 DUMMY_STD = 0.02  # of random weights: about that of a model before training
 
 
@@ -126,18 +127,19 @@ def _groups(w: Tensor) -> Tensor:
 
 def _to_int8(w: Tensor) -> GroupedWeight:
     groups = _groups(w)
-    scales = (groups.abs().amax(2) / 127).clamp(min=1e-8).half()
+    scales = (groups.abs().amax(2) / 127).clamp(min=MIN_FP16).half()
     q = (groups / scales.float()[..., None]).round().clamp(-127, 127)
     return pack_int8(q.to(torch.int8).flatten(1), scales)
 
 
 def _to_int4(w: Tensor) -> GroupedWeight:
+    """With a zero point for each group, as GPTQ and AWQ files have them."""
     groups = _groups(w)
-    low, high = groups.amin(2), groups.amax(2)
-    scales = ((high - low) / 15).clamp(min=1e-8).half()
-    offsets = low.half()
-    q = ((groups - offsets.float()[..., None]) / scales.float()[..., None]).round().clamp(0, 15)
-    return pack_int4(q.to(torch.uint8).flatten(1), scales, offsets)
+    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    scales = ((high - low) / 15).clamp(min=MIN_FP16).half()
+    points = (-low / scales.float()).round().clamp(0, 15)
+    q = ((groups / scales.float()[..., None]).round() + points[..., None]).clamp(0, 15)
+    return pack_zero_points(q.to(torch.uint8).flatten(1), scales, points)
 
 
 def _to_nf4(w: Tensor) -> GroupedWeight:

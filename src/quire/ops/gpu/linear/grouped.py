@@ -17,7 +17,7 @@ from torch import Tensor
 from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of
+from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of, scaled_planes, zeros_of
 from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.split_k import finish, output_args
@@ -35,6 +35,7 @@ class GroupedConfig(NamedTuple):
     serial: bool  # as in StreamConfig
     warps: int
     stages: int
+    fold: bool = False  # scales go into the weights, which are rounded to 16 bits as `dequantize` does
 
 
 CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}  # block_m: (block_n, warps, stages)
@@ -113,7 +114,7 @@ def grouped_kernel(
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
     shares = 1 if config.serial else config.splits
     asm = asm_for(weight, x.dtype)
-    x_sums = group_sums(x, weight, config.block_m, overlap) if weight.has_offsets else None
+    x_sums = group_sums(x, weight, config.block_m, overlap) if weight.has_offsets and not config.fold else None
     _grouped_kernel[(tiles_n, shares, tiles_m)](
         x,
         kernel_args(weight, asm),
@@ -131,6 +132,8 @@ def grouped_kernel(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         STAGES=config.stages,
+        FOLD=config.fold,
+        HAS_OFFSETS=weight.has_offsets,
         OVERLAP=overlap,
         num_warps=config.warps,
         **kernel_constants(weight, asm),
@@ -157,6 +160,8 @@ def _grouped_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
     OVERLAP: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -187,7 +192,8 @@ def _grouped_kernel(
         first = (tl.program_id(1) * TURNS + turn) * split_chunks
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
-            scales = load_scales(weight, chunk, rows, N, GROUP, PLANES * WIDTH, x_sum_ptr is not None)
+            scales = load_scales(weight, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS or ZERO < 0)
+            zeros = zeros_of(scales, GROUPS, ZERO)
             x_sums = ()
             if x_sum_ptr is not None:
                 for number in tl.static_range(GROUPS):
@@ -195,7 +201,9 @@ def _grouped_kernel(
             offsets = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
             words = tl.load(weight.words + offsets, eviction_policy="evict_first")
             high = None if weight.high is None else tl.load(weight.high + offsets, eviction_policy="evict_first")
-            planes = unpack(words, high, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
+            planes = unpack(words, high, zeros, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
+            if FOLD:
+                planes = scaled_planes(planes, scales, GROUPS, HAS_OFFSETS)
             for number in tl.static_range(GROUPS):
                 k = (chunk * GROUPS + number) * RUN + tl.arange(0, RUN)
                 if WHOLE_CHUNKS:
@@ -203,11 +211,21 @@ def _grouped_kernel(
                 else:
                     x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
                 w = take_planes(planes, number * PLANES // GROUPS, PLANES // GROUPS)
-                sums += tl.dot(w, x, input_precision="ieee") * scale_of(scales, number)[:, None]
+                if FOLD:
+                    sums = wait_for_dot(tl.dot(w, x, sums, input_precision="ieee"), ASM)
+                else:
+                    sums += tl.dot(w, x, input_precision="ieee") * scale_of(scales, number)[:, None]
                 if x_sum_ptr is not None:
                     sums += offset_of(scales, number)[:, None] * x_sums[number][None, :]
         total += sums
     finish(total, to, outputs, tokens, N, M, SHARES)
+
+
+@triton.jit
+def wait_for_dot(sums, ASM: tl.constexpr):
+    """No instruction: sums that something else than a dot product takes are waited for. A product that is in flight
+    while the loop goes on, with weights in registers, would make the assembler wait for every instruction of it."""
+    return sums if ASM == "" else tl.inline_asm_elementwise("", "=f,0", [sums], tl.float32, is_pure=True, pack=1)
 
 
 def group_sums(x: Tensor, weight: GroupedWeight, tile: int, overlap: bool = False) -> Tensor:

@@ -2,7 +2,8 @@
 
     stored                 becomes                                    scale, offset
     Q4_0, Q4_1, Q8_0       4- or 8-bit integers in groups             as stored
-    Q4_Z                   4-bit integers in groups                   fp16, fp32: scale * zero point has up to 16 bits
+    Q4_Z                   4-bit integers in groups                   fp16, with zero points; fp32 offsets where a zero
+                                                                      is no small integer
     Q4_F, Q8_F, Q8_M       4- or 8-bit integers in groups             as stored
     NF4, FP4, IQ4_NL       4-bit indices into a codebook              as stored
     FP8                    e4m3, a scale an output or 128 x 128       as stored
@@ -19,7 +20,14 @@ import torch
 from torch import Tensor
 
 from quire.ops.dequantize import FP4_VALUES, IQ4_VALUES, NF4_VALUES
-from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
+from quire.ops.gpu.linear.grouped_layout import (
+    GroupedWeight,
+    are_zero_points,
+    pack_codebook4,
+    pack_int4,
+    pack_int8,
+    pack_zero_points,
+)
 from quire.ops.gpu.linear.k_quants import K_QUANTS
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.tensors import FP8, StoredTensor
@@ -123,7 +131,10 @@ def _q4_1(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
 
 def _q4_z(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
     scales, zeros = _merge_groups(*(_floats(blocks, offset, np.float16, device) for offset in (0, 2)))
-    return pack_int4(_nibbles(blocks, 4, device), scales, -scales.float() * zeros.float())
+    q = _nibbles(blocks, 4, device)
+    if are_zero_points(zeros):
+        return pack_zero_points(q, scales, zeros)
+    return pack_int4(q, scales, -scales.float() * zeros.float())
 
 
 def _q4_f(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
