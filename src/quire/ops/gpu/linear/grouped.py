@@ -6,8 +6,6 @@ applied to its sums: nothing is rounded but the result. Offsets are multiplied w
 which a small kernel computes before. One row goes without tensor cores, as 16-bit integers (grouped_gemv.py). From some
 hundred rows on it is cheaper to dequantize the whole matrix to 16 bits and use cuBLAS."""
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -15,27 +13,18 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.dequantize import dequantize
+from quire.ops.gpu.linear.grouped_config import GroupedConfig
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of, scaled_planes, zeros_of
 from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
-from quire.ops.gpu.linear.split_k import finish, output_args
+from quire.ops.gpu.linear.split_k import finish, opaque, output_args
 from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 MAX_KERNEL_ROWS = 128  # beyond it, dequantize and cuBLAS
 MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile where rows are to be batch invariant
-
-
-class GroupedConfig(NamedTuple):
-    block_m: int  # tokens a program
-    block_n: int  # outputs a program
-    splits: int  # of K
-    serial: bool  # as in StreamConfig
-    warps: int
-    stages: int
-    fold: bool = False  # scales go into the weights, which are rounded to 16 bits as `dequantize` does
 
 
 CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}  # block_m: (block_n, warps, stages)
@@ -135,7 +124,7 @@ def grouped_kernel(
         FOLD=config.fold,
         HAS_OFFSETS=weight.has_offsets,
         OVERLAP=overlap,
-        num_warps=config.warps,
+        **config.launch_options,
         **kernel_constants(weight, asm),
         **overlap_options(overlap),
     )
@@ -212,20 +201,14 @@ def _grouped_kernel(
                     x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
                 w = take_planes(planes, number * PLANES // GROUPS, PLANES // GROUPS)
                 if FOLD:
-                    sums = wait_for_dot(tl.dot(w, x, sums, input_precision="ieee"), ASM)
+                    # Not in flight while the loop goes on: the assembler would wait for every instruction of it.
+                    sums = opaque(tl.dot(w, x, sums, input_precision="ieee"), ASM)
                 else:
                     sums += tl.dot(w, x, input_precision="ieee") * scale_of(scales, number)[:, None]
                 if x_sum_ptr is not None:
                     sums += offset_of(scales, number)[:, None] * x_sums[number][None, :]
         total += sums
     finish(total, to, outputs, tokens, N, M, SHARES)
-
-
-@triton.jit
-def wait_for_dot(sums, ASM: tl.constexpr):
-    """No instruction: sums that something else than a dot product takes are waited for. A product that is in flight
-    while the loop goes on, with weights in registers, would make the assembler wait for every instruction of it."""
-    return sums if ASM == "" else tl.inline_asm_elementwise("", "=f,0", [sums], tl.float32, is_pure=True, pack=1)
 
 
 def group_sums(x: Tensor, weight: GroupedWeight, tile: int, overlap: bool = False) -> Tensor:

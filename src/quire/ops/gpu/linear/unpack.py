@@ -55,7 +55,15 @@ def kernel_constants(weight: GroupedWeight, asm: str) -> dict[str, Any]:
 
 @triton.jit
 def unpack(
-    words, high, zeros, like, codebook, BITS: tl.constexpr, ZERO: tl.constexpr, CODEBOOK: tl.constexpr, ASM: tl.constexpr
+    words,
+    high,
+    zeros,
+    like,
+    codebook,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    CODEBOOK: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     """words int32 [n, width], and None or further bits of their values, and a tuple of zero points [n] of the groups ->
     a tuple of planes, in the dtype of `like`"""
@@ -106,9 +114,7 @@ def _unpack_from_zeros(words, zeros, like, ASM: tl.constexpr):
     for number in tl.static_range(len(zeros)):
         less = (zeros[number] | EXPONENT).to(tl.int16).to(d, bitcast=True)
         arguments = append(arguments, less[:, None])
-    return tl.inline_asm_elementwise(
-        ASM, CONSTRAINTS, list(arguments), (d, d, d, d, d, d, d, d), is_pure=True, pack=2
-    )
+    return tl.inline_asm_elementwise(ASM, CONSTRAINTS, list(arguments), (d, d, d, d, d, d, d, d), is_pure=True, pack=2)
 
 
 @triton.jit

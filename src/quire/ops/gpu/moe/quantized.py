@@ -32,7 +32,10 @@ class QuantizedExperts:
 
 
 def can_stack(parts: Sequence[GroupedWeight]) -> bool:
-    kinds = {(w.bits, w.group, w.width, w.zero, w.has_zero_points, w.has_offsets, w.codebook, *map(_dtype, _tensors(w))) for w in parts}
+    kinds = {
+        (w.bits, w.group, w.width, w.zero, w.has_zero_points, w.has_offsets, w.codebook, *map(_dtype, _tensors(w)))
+        for w in parts
+    }
     return len(kinds) == 1
 
 
