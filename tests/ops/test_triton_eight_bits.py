@@ -23,7 +23,7 @@ from quire.ops.gpu.linear.w4a8 import LOOK_UP, W4A8Weight, pack_w4a8, w4a8_kerne
 from quire.ops.gpu.moe.quantized import stack_experts
 from quire.ops.gpu.weights import QUANTIZERS, load_experts, load_segments
 from quire.ops.reference import quantized_linear as plain
-from quire.ops.tensors import F32, Q8_F, StoredTensor, stored_floats
+from quire.ops.tensors import F32, Q8_F, stored_floats
 from quire.weights.blocks import int4_blocks, int8_blocks
 
 pytestmark = pytest.mark.slow

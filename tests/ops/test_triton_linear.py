@@ -12,7 +12,8 @@ from quire.ops.dequantize import dequantize as plain_numbers
 from quire.ops.gpu.linear import unpack as quant_unpack
 from quire.ops.gpu.linear.dequantize import dequantize, dequantize_rows
 from quire.ops.gpu.linear.gemv import GemvConfig, linear_gemv
-from quire.ops.gpu.linear.grouped import MAX_KERNEL_ROWS, grouped_config, grouped_linear
+from quire.ops.gpu.linear.grouped import MAX_KERNEL_ROWS, grouped_linear
+from quire.ops.gpu.linear.grouped_config import grouped_config
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
 from quire.ops.gpu.linear.linear import LinearKernel, choose_kernel, linear, num_splits

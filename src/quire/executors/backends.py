@@ -49,7 +49,9 @@ def resolve_quantization(options: ExecutorOptions, checkpoint: Checkpoint) -> Ex
     if wanted is None or (stored and wanted != asked):
         raise BadRequest(
             f"quantization is {asked}, and the checkpoint is {stored or 'not quantized'}",
-            "leave quantization out" if stored else "leave it out, or quantize to int8, int4, nf4 or, on a GPU, fp8, w8a8 or w4a8",
+            "leave quantization out"
+            if stored
+            else "leave it out, or quantize to int8, int4, nf4 or, on a GPU, fp8, w8a8 or w4a8",
             param="quantization",
         )
     if wanted in ON_GPU_ONLY and options.backend == "native":

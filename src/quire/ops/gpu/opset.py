@@ -21,6 +21,7 @@ from quire.ops.gpu.attention.pages import Scoring
 from quire.ops.gpu.attention.self_attention import self_attention
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.deferred import (
     ColumnSlice,
     DeferredHeadLinear,
@@ -186,6 +187,7 @@ class GpuOps:
         assert isinstance(cache, GpuCache) and (sampler is None or isinstance(sampler, DeviceSampler))
         assert hidden is None or isinstance(hidden, GpuHiddenStates)
         if sampler is not None and self.graphs and self.device.type == "cuda":
+            compile_ahead([partial(sampler.warm_up, self.dtype)])
             sampler.warm_up(self.dtype)
         return GpuProgram(
             partial(forward, self),
@@ -203,9 +205,11 @@ class GpuOps:
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
         """Bytes left for pages: this process's share of the device, less what it holds and the peak of a step."""
         program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
+        step = dry_run_batch([max_tokens], spec.block_size, sources)
+        compile_ahead([partial(program.run, step)])
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        program.run(dry_run_batch([max_tokens], spec.block_size, sources))
+        program.run(step)
         torch.cuda.synchronize()
         peak: int = torch.cuda.max_memory_allocated() - held
         torch.cuda.empty_cache()

@@ -35,7 +35,7 @@ from quire.weights.raw import RawTensors
 FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "mixed-precision",
 )  # fmt: skip
-ACTIVATIONS = {("int", 8): "int8", ("float", 8): "fp8"}  # by type and bits
+ACTIVATIONS = {"int8": "int8", "float8": "fp8"}  # by type and bits
 NOT_NEEDED = (".input_scale", ".input_zero_point", ".weight_zero_point", ".weight_g_idx")
 
 
@@ -64,7 +64,7 @@ def _activations(quantization: CheckpointConfig, bits: int) -> str:
     for name in quantization.dict("config_groups", {}):
         if groups.section(name).section("weights").int("num_bits", 8) == bits:
             inputs = groups.section(name).dict("input_activations", {})
-            kinds.add(ACTIVATIONS.get((inputs.get("type"), inputs.get("num_bits")), ""))
+            kinds.add(ACTIVATIONS.get(f"{inputs.get('type')}{inputs.get('num_bits')}", ""))
     return kinds.pop() if len(kinds) == 1 else ""
 
 

@@ -1,12 +1,13 @@
 """Weights quantized to 4 to 8 bits in groups, laid out for grouped.py.
 
     integers      w = scale * (q - zero) + offset     q 0 .. 15, or 0 .. 63 with high bits; int8: -128 .. 127, zero 0
-    zero points   w = scale * (q - zero point)     q 0 .. 15, an integer of its own for each group
+    zero points   w = scale * (q - zero point)        q 0 .. 15, an integer of its own for each group
     codebook      w = scale * codebook[q]             16 values: NF4, FP4, MXFP4, IQ4_NL
 
 Scale, zero point and offset belong to a group of neighbouring inputs of one output. Without the others, zero = 8 is
 what symmetric formats mean. A zero point is subtracted while values are unpacked, which costs nothing; an offset is
-multiplied with the sum of the group's activations. Nothing is rounded on the way in, so these are exact (larger groups take fewer bits):
+multiplied with the sum of the group's activations. Nothing is rounded on the way in, so these are exact (larger groups
+take fewer bits):
 
     stored as              bits a weight  q      zero  group  scale  offset
     Q4_0, symmetric GPTQ   4.5            int4   8     32     fp16   none
@@ -26,11 +27,11 @@ are taken one after the other, meets runs of `width` neighbouring inputs, and no
 Where values have more than 4 bits, the others lie in `high`, in smaller words with planes of their own.
 
 Where scales are small, those of an output's chunk lie together, each followed by its offset (or its zero point, in 16
-bits), and are loaded as words: fp16 beside 4-bit values, and the bytes or six bits of K-quants. K-quants have two levels: scales and offsets are
-multiplied with super-scales, of which there is one for 256 inputs. Six bits lie as they do in files: of a word's four
-bytes the low bits are the scales of groups 0 .. 3, of the next word's the offsets; groups 4 .. 7 have four bits in the
-last word, a scale's and then an offset's in each byte, and two on top of the others. A super-scale has 32 bits, as
-loads of fewer cannot be in flight while others are worked on."""
+bits), and are loaded as words: fp16 beside 4-bit values, and the bytes or six bits of K-quants. K-quants have two
+levels: scales and offsets are multiplied with super-scales, of which there is one for 256 inputs. Six bits lie as they
+do in files: of a word's four bytes the low bits are the scales of groups 0 .. 3, of the next word's the offsets; groups
+4 .. 7 have four bits in the last word, a scale's and then an offset's in each byte, and two on top of the others. A
+super-scale has 32 bits, as loads of fewer cannot be in flight while others are worked on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

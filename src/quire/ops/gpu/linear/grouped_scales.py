@@ -14,8 +14,8 @@ LARGE_BITS = tl.constexpr(0x4B000080)
 
 @triton.jit
 def load_scales(w, chunk, rows, N, GROUP: tl.constexpr, CHUNK: tl.constexpr, HAS_OFFSETS: tl.constexpr):
-    """w: GroupedArgs, CHUNK: inputs of a chunk -> what `scale_of`, `offset_of` and `zeros_of` take. Zero points lie where
-    offsets do."""
+    """w: GroupedArgs, CHUNK: inputs of a chunk -> what `scale_of`, `offset_of` and `zeros_of` take. Zero points lie
+    where offsets do."""
     scales, offsets, super_scales = (), (), ()
     GROUPS: tl.constexpr = max(CHUNK // GROUP, 1)
     if w.scales.dtype.element_ty.is_floating():

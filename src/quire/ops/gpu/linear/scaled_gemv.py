@@ -3,9 +3,9 @@
 
 Values are taken four at a time, as words of 32 bits: one instruction converts two of them to fp16, another multiplies
 and adds two. The product of two fp8 values is a multiple of 2**-18 below 2**18. x is divided by 64 beforehand, so these
-products are exact in fp16, and two of them are added there before they go into fp32. Of int8, one instruction multiplies
-four values and adds the products to a sum of 32 bits. While a step is multiplied, the
-weights of the next one are in flight."""
+products are exact in fp16, and two of them are added there before they go into fp32. Of int8, one instruction
+multiplies four values and adds the products to a sum of 32 bits. While a step is multiplied, the weights of the next
+one are in flight."""
 
 from typing import NamedTuple
 

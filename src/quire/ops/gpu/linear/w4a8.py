@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.grouped_config import GroupedConfig
+from quire.ops.gpu.linear.grouped_config import MAX_PARALLEL_ROWS, GroupedConfig, Tile, best_splits
 from quire.ops.gpu.linear.grouped_layout import GroupedArgs, GroupedWeight, pack_int4
 from quire.ops.gpu.linear.grouped_scales import append, load_scales, scale_of
-from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
+from quire.ops.gpu.linear.linear import num_splits
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.split_k import finish, opaque, output_args
 from quire.ops.gpu.linear.unpack import take_planes
@@ -24,9 +24,13 @@ from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 MIN_WIDTH = 32  # words of a chunk: a tensor core takes 32 inputs in fp8 at least
 MAX_RUN = 128  # inputs whose products Hopper adds up with some 14 bits
-MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile where rows are to be batch invariant
-# block_m: (block_n, warps, stages)
-CONFIGS = {16: (64, 4, 4), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}
+# By the most rows.
+TILES = {
+    16: Tile(16, 64, 4, 4, 4),
+    32: Tile(32, 64, 4, 4, 3),
+    64: Tile(64, 64, 4, 3, 3, 168),
+    1 << 30: Tile(128, 128, 8, 3, 1),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,14 +88,13 @@ def w4a8_linear(
 
 
 def w4a8_config(M: int, weight: W4A8Weight, batch_invariant: bool = False) -> GroupedConfig:
+    """Batch invariant: the inner sum is cut by (outputs, inputs) alone."""
     N, K = weight.num_outputs, weight.shuffled.num_inputs
-    block_m = next(block for block in CONFIGS if block >= M or block == max(CONFIGS))
-    block_n, warps, stages = CONFIGS[block_m]
-    splits = num_splits(N, K)
-    if M > MAX_PARALLEL_ROWS and not batch_invariant:
-        tiles = triton.cdiv(M, block_m) * triton.cdiv(N, block_n)
-        splits = min(splits, max(PROGRAMS // tiles, 1))
-    return GroupedConfig(block_m, block_n, splits, M > MAX_PARALLEL_ROWS and batch_invariant, warps, stages)
+    tile = next(tile for most, tile in TILES.items() if most >= M)
+    programs = triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n)
+    splits = num_splits(N, K) if batch_invariant else best_splits(programs, weight.shuffled.num_chunks, tile.resident)
+    serial = batch_invariant and M > MAX_PARALLEL_ROWS
+    return GroupedConfig(tile.block_m, tile.block_n, splits, serial, tile.warps, tile.stages, tile.registers)
 
 
 def w4a8_kernel(
