@@ -25,7 +25,7 @@ from quire.ops.gpu.linear.split_k import finish, opaque, output_args
 from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
-MAX_KERNEL_ROWS = 128  # beyond it, dequantize and cuBLAS
+MAX_KERNEL_ROWS = 256  # beyond it, dequantize and cuBLAS
 
 
 def wants_int16_input(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
