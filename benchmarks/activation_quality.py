@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=4, help=f"of {CHUNK} tokens")
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     arguments = parser.parse_args()
-    path = resolve_model(arguments.model)
+    path = resolve_model(arguments.model).path
     text = "\n\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
     ids = Tokenizer.load(path).encode(text[: arguments.chunks * CHUNK * 6], add_special_tokens=False)
     chunks = [ids[i * CHUNK : (i + 1) * CHUNK] for i in range(arguments.chunks)]
