@@ -12,7 +12,8 @@ from benchmarks.gpu.measuring import Calls, Ceilings, check, copies, print_faste
 from benchmarks.gpu.shapes import SHAPES, splits_to_try
 from quire.ops.dequantize import dequantize as plain_numbers
 from quire.ops.gpu.linear.dequantize import dequantize
-from quire.ops.gpu.linear.grouped import GroupedConfig, grouped_kernel, grouped_linear
+from quire.ops.gpu.linear.grouped import grouped_kernel, grouped_linear
+from quire.ops.gpu.linear.grouped_config import GroupedConfig
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.quantize_rows import quantize_rows

@@ -132,7 +132,8 @@ def test_a_token_has_the_same_logits_however_it_is_computed(checkpoint: Path, dt
 
 
 @pytest.mark.parametrize(
-    ("quantization", "kept"), [("int8", "int8"), *([("int4", None), ("fp8", "fp8")] if ON_GPU else [])]
+    ("quantization", "kept"),
+    [("int8", "int8"), *([("int4", None), ("w8a8", None), ("w4a8", None), ("fp8", "fp8")] if ON_GPU else [])],
 )
 def test_so_it_has_with_codes(checkpoint: Path, quantization: str, kept: str | None) -> None:
     check(compiled(checkpoint, DTYPES[0], quantization, kept))

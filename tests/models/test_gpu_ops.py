@@ -61,7 +61,14 @@ def model(tmp_path_factory):
 @pytest.mark.verifies("safetensors", backend="gpu", architecture="LlamaForCausalLM")
 @pytest.mark.parametrize(
     ("dtype", "quantization", "bound"),
-    [("float32", None, 1e-5), ("float16", None, 5e-3), ("float16", "int8", 2e-2), ("float16", "int4", 0.3)],
+    [
+        ("float32", None, 1e-5),
+        ("float16", None, 5e-3),
+        ("float16", "int8", 2e-2),
+        ("float16", "int4", 0.3),
+        ("float16", "w4a8", 0.3),
+        *([("float16", "w8a8", 3e-2)] if DEVICE == "cuda" else []),
+    ],
 )
 def test_logits_are_those_of_plain_torch(model, dtype, quantization, bound):
     steps = steps_of(256, **({} if dtype == "float32" else SHORT))

@@ -18,7 +18,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 ATTENTION = ["triton_attention", "triton_latent", "triton_self_attention", "triton_step", "draft_trees", "block_copy"]
-OTHERS = ["triton_elementwise", "triton_linear", "triton_low_rank", "triton_routing"]
+OTHERS = ["triton_elementwise", "triton_linear", "triton_eight_bits", "triton_low_rank", "triton_routing"]
 WRONG = """
 import torch, triton, triton.language as tl
 

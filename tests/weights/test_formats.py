@@ -115,6 +115,25 @@ def test_the_threshold_of_outliers_comes_with_the_weights_of_llm_int8(
         assert checkpoint.tensor("model.embed_tokens.weight").threshold == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "inputs", "activations"),
+    [
+        ("w8a8", {"type": "int", "num_bits": 8, "dynamic": True}, "int8"),
+        ("w8a8", {"type": "int", "num_bits": 8, "dynamic": False, "strategy": "tensor"}, "int8"),
+        ("w8a8", None, ""),
+        ("packed-4", {"type": "float", "num_bits": 8}, "fp8"),
+        ("packed-4", {"type": [], "num_bits": {}}, ""),
+    ],
+)
+def test_checkpoints_for_8_bit_activations_say_so_of_their_weights(
+    tmp_path: Path, name: str, inputs: dict | None, activations: str
+) -> None:
+    weights = FORMATS[name].config["config_groups"]["group_0"]["weights"]
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}}
+    write_model(tmp_path, name, {"config_groups": groups})
+    assert open_checkpoint(tmp_path).tensor(MATRIX).activations == activations
+
+
 def test_a_threshold_below_zero_is_named(tmp_path: Path) -> None:
     write_model(tmp_path, "bitsandbytes-int8", {"llm_int8_threshold": -1.0})
     with pytest.raises(BadCheckpoint, match=r"llm_int8_threshold is -1\.0"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
+from quire.engine.options import QUANTIZE
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
 
 THIS = "this"  # the name of this machine
@@ -21,7 +22,7 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="a model that is here, or a config.json")
     parser.add_argument("--shape", metavar="NAME", help="a well-known model by its sizes, without its files")
     parser.add_argument("--format", metavar="NAME", help="how its weights are stored, for --shape and config.json")
-    parser.add_argument("--quantization", choices=("fp8", "int8", "int4", "nf4"), help="as `quire serve` has it")
+    parser.add_argument("--quantization", choices=QUANTIZE, help="as `quire serve` has it")
     parser.add_argument("--hardware", metavar="NAME", help="another machine than this one")
     if several_degrees:
         words = "devices that share every matrix; several, as 2,4,8: a table of what each would gain"
@@ -75,11 +76,12 @@ def count_model(
     is_shape: bool = False,
 ) -> "PlannedModel":  # fmt: skip
     """Of a path, a name of the hub, a config.json or, with `is_shape`, a shape."""
+    from quire.executors.backends import ON_GPU_ONLY
     from quire.planning.packed_bytes import packing_of
     from quire.planning.planned_model import plan_model
 
-    if quantization == "fp8" and not hardware.is_gpu:
-        raise UsageError("--quantization is fp8, which is for GPUs", "on a CPU, use int8, int4 or nf4")
+    if quantization in ON_GPU_ONLY and not hardware.is_gpu:
+        raise UsageError(f"--quantization is {quantization}, which is for GPUs", "on a CPU, use int8, int4 or nf4")
     checkpoint, short = _checkpoint(name, format_name, is_shape)
     return plan_model(short, checkpoint, packing_of(checkpoint.config, on_gpu=hardware.is_gpu), quantization)
 

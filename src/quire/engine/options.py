@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.engine")
 
-QUANTIZE = ("fp8", "int8", "int4", "nf4")  # what a plain checkpoint can be quantized to while it is loaded
+# What a plain checkpoint can be quantized to while it is loaded.
+QUANTIZE = ("fp8", "int8", "int4", "nf4", "w8a8", "w4a8")
 # What a checkpoint can be quantized as: the keys of FORMATS in weights/formats, and GGUF.
 STORED = ("gptq", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "eetq", "hqq", "mxfp4", "bitnet", "gguf")
 _FLOATS = {"half": "float16", "float": "float32"} | {
@@ -123,7 +124,8 @@ class EngineOptions:
     )
     quantization: str | None = option(
         None,
-        f"quantize the weights of a plain checkpoint while they are loaded: {', '.join(QUANTIZE)} (fp8 on a GPU only); "
+        f"quantize the weights of a plain checkpoint while they are loaded: {', '.join(QUANTIZE)} (fp8, "
+        "w8a8 and w4a8, which quantize activations too, on a GPU only); "
         "or what the checkpoint is, such as awq or gptq, which is found out anyway",
         choices=(*QUANTIZE, *STORED),
         synonyms=_SAME_FORMAT,

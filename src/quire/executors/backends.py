@@ -31,7 +31,11 @@ def check_backend(options: ExecutorOptions) -> None:
 
 
 # Names of formats that ask for a quantization of ours where the checkpoint is plain.
-_IN_FLIGHT = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nf4": "nf4", "bitsandbytes": "nf4", "eetq": "int8"}
+_IN_FLIGHT = {name: name for name in ("fp8", "int8", "int4", "nf4", "w8a8", "w4a8")} | {
+    "bitsandbytes": "nf4",
+    "eetq": "int8",
+}
+ON_GPU_ONLY = ("fp8", "w8a8", "w4a8")
 _SAME = {"fbgemm_fp8": "fp8"}  # two names of one format
 
 
@@ -45,11 +49,13 @@ def resolve_quantization(options: ExecutorOptions, checkpoint: Checkpoint) -> Ex
     if wanted is None or (stored and wanted != asked):
         raise BadRequest(
             f"quantization is {asked}, and the checkpoint is {stored or 'not quantized'}",
-            "leave quantization out" if stored else "leave it out, or quantize to int8, int4, nf4 or, on a GPU, fp8",
+            "leave quantization out"
+            if stored
+            else "leave it out, or quantize to int8, int4, nf4 or, on a GPU, fp8, w8a8 or w4a8",
             param="quantization",
         )
-    if wanted == "fp8" and options.backend == "native":
-        raise Unsupported("quantization fp8 is for GPUs", "on a CPU, use int8, int4 or nf4")
+    if wanted in ON_GPU_ONLY and options.backend == "native":
+        raise Unsupported(f"quantization {wanted} is for GPUs", "on a CPU, use int8, int4 or nf4")
     return replace(options, quantization=wanted)
 
 

@@ -71,7 +71,8 @@ class StoredTensor:
     `data` is uint8 [rows, row_bytes]; rows are all axes but the last, flattened. `row_order`: row i of the tensor is
     the stored row row_order[i]. `column_order`: stored column i is column column_order[i] of the tensor (act-order); a
     matmul takes its inputs in that order. `threshold`: backends that quantize activations to 8 bits leave inputs of
-    this magnitude and more in floats; 0: they quantize all."""
+    this magnitude and more in floats; 0: they quantize all. `activations`: "int8" or "fp8" where the checkpoint is made
+    for inputs that are quantized to it, a scale a token; backends may do so."""
 
     name: str
     shape: tuple[int, ...]
@@ -81,6 +82,7 @@ class StoredTensor:
     dummy: bool = False  # random weights, for benchmarks: `data` is one row over and over
     column_order: NDArray[np.int32] | None = None
     threshold: float = 0.0
+    activations: str = ""
 
     @property
     def num_rows(self) -> int:

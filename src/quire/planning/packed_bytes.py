@@ -22,7 +22,7 @@ NATIVE_BITS = {
 # Bits of a value, bits of its group's scale and offset, and weights of a group: as formats usually have them, where
 # neighbours with one scale are merged (ops/gpu/linear/quantized_weights.py).
 _GPU_GROUPED = {
-    "Q4_0": (4, 16, 32), "Q4_1": (4, 32, 32), "Q8_0": (8, 16, 32), "Q4_Z": (4, 48, 128), "Q4_F": (4, 64, 64),
+    "Q4_0": (4, 16, 32), "Q4_1": (4, 32, 32), "Q8_0": (8, 16, 32), "Q4_Z": (4, 32, 128), "Q4_F": (4, 64, 64),
     "Q8_F": (8, 32, 128), "Q8_M": (8, 64, 128), "NF4": (4, 32, 64), "FP4": (4, 32, 64), "IQ4_NL": (4, 16, 32),
     "Q5_0": (8, 32, 32), "Q5_1": (8, 64, 32), "IQ4_XS": (4, 32, 32), "MXFP4": (4, 32, 32), "NVFP4": (8, 32, 16),
     "IQ1_S": (4, 32, 32), "IQ1_M": (8, 32, 16), "IQ2_XXS": (4, 32, 32), "IQ2_XS": (8, 32, 16), "IQ2_S": (8, 32, 16),
@@ -34,7 +34,7 @@ _GPU_FLOAT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 # What `--quantization` makes of float matrices: a storage type on a CPU, (bits, bits of a group, group) on a GPU.
 NATIVE_QUANTIZED = {"int8": "Q8_0", "int4": "Q4_1", "nf4": "NF4"}
-GPU_QUANTIZED = {"int8": (8, 16, 128), "int4": (4, 32, 128), "nf4": (4, 32, 64)}
+GPU_QUANTIZED = {"int8": (8, 16, 128), "int4": (4, 32, 128), "nf4": (4, 32, 64), "w4a8": (4, 16, 128)}
 
 
 class PackedFormat(Protocol):
@@ -86,10 +86,13 @@ class GpuFormat:
         if self.dtype == "float32":
             return self._floats(numbers)
         if quantization is not None and tensor.type in _FLOATS and tensor.num_columns % 16 == 0:
-            if quantization == "fp8":
-                return "FP8", numbers + 4 * tensor.num_rows
+            if quantization in ("fp8", "w8a8"):
+                return "FP8" if quantization == "fp8" else quantization, numbers + 4 * tensor.num_rows
             bits, fields, group = GPU_QUANTIZED[quantization]
-            return quantization, _grouped(tensor, bits, fields, gcd(tensor.num_columns, group))
+            if quantization == "w4a8" and tensor.num_columns % 32:
+                return self._floats(numbers)
+            widths = (32,) if quantization == "w4a8" else (16, 32)
+            return quantization, _grouped(tensor, bits, fields, gcd(tensor.num_columns, group), widths)
         if name == "FP8":
             return name, numbers + 4 * tensor.num_rows
         if name in _GPU_K_BITS:
@@ -109,10 +112,10 @@ class GpuFormat:
         return self.dtype, numbers * _GPU_FLOAT_BYTES[self.dtype]
 
 
-def _grouped(tensor: StoredTensor, bits: int, field_bits: int, group: int) -> int:
+def _grouped(tensor: StoredTensor, bits: int, field_bits: int, group: int, widths: tuple[int, ...] = (16, 32)) -> int:
     """Rows are padded to whole chunks of words (ops/gpu/linear/grouped_layout.py)."""
     planes, columns = 32 // bits, tensor.num_columns
-    chunks = [planes * width for width in (16, 32) if width <= group]
+    chunks = [planes * width for width in widths if width <= group]
     chunk = min(chunks, key=lambda size: (-columns % size, -size))
     padded = -(-columns // chunk) * chunk
     return tensor.num_rows * (padded * bits + -(-padded // group) * field_bits) // 8

@@ -21,6 +21,7 @@ from quire.ops.gpu.attention.pages import Scoring
 from quire.ops.gpu.attention.self_attention import self_attention
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.deferred import (
     ColumnSlice,
     DeferredHeadLinear,
@@ -44,6 +45,7 @@ from quire.ops.gpu.linear.quantize_rows import QuantizedRows, Target, quantize_r
 from quire.ops.gpu.linear.quantized_weights import ActOrderWeight, can_keep_quantized, load_quantized
 from quire.ops.gpu.linear.scaled import ScaledWeight, scaled_linear
 from quire.ops.gpu.linear.split_k import new_tickets
+from quire.ops.gpu.linear.w4a8 import W4A8Weight, w4a8_linear
 from quire.ops.gpu.moe.moe import moe_mlp
 from quire.ops.gpu.moe.routing import route
 from quire.ops.gpu.norm import (
@@ -57,7 +59,7 @@ from quire.ops.gpu.norm import (
 from quire.ops.gpu.pointwise import activate_elements, soft_cap_
 from quire.ops.gpu.program import GpuProgram, dry_run_batch
 from quire.ops.gpu.sampling.sampler import DeviceSampler
-from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments
+from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments, quantization_for
 from quire.ops.opset import (
     Activation,
     Float32,
@@ -68,7 +70,6 @@ from quire.ops.opset import (
     KVSpec,
     Routing,
     Sampler,
-    quantization_of,
 )
 from quire.ops.reference.rope import (  # torch formulas: nothing to gain by a kernel
     Frequencies,
@@ -113,7 +114,7 @@ class GpuOps:
     def pack(
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
     ) -> PackedWeight:
-        segments = load_segments(parts, self.dtype, self.device, quantization_of(self.quantization, keep))
+        segments = load_segments(parts, self.dtype, self.device, quantization_for(parts, self.quantization, keep))
         vector = torch.cat([self.vector(part) for part in bias]).to(self.dtype) if bias else None
         return PackedWeight(
             num_outputs=sum(part.num_rows for part in parts),
@@ -186,6 +187,7 @@ class GpuOps:
         assert isinstance(cache, GpuCache) and (sampler is None or isinstance(sampler, DeviceSampler))
         assert hidden is None or isinstance(hidden, GpuHiddenStates)
         if sampler is not None and self.graphs and self.device.type == "cuda":
+            compile_ahead([partial(sampler.warm_up, self.dtype)])
             sampler.warm_up(self.dtype)
         return GpuProgram(
             partial(forward, self),
@@ -203,9 +205,11 @@ class GpuOps:
     def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
         """Bytes left for pages: this process's share of the device, less what it holds and the peak of a step."""
         program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
+        step = dry_run_batch([max_tokens], spec.block_size, sources)
+        compile_ahead([partial(program.run, step)])
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        program.run(dry_run_batch([max_tokens], spec.block_size, sources))
+        program.run(step)
         torch.cuda.synchronize()
         peak: int = torch.cuda.max_memory_allocated() - held
         torch.cuda.empty_cache()
@@ -301,11 +305,14 @@ class GpuOps:
         if isinstance(w, ScaledWeight):
             quantized = self._quantize(x, w.q.dtype, 128 if w.by_blocks else 0)
             return scaled_linear(quantized, w, bias, self.dtype, **self._gemm_options)
+        if isinstance(w, W4A8Weight):
+            rows = self._quantize(x, torch.float8_e4m3fn, 0)
+            return w4a8_linear(rows, w, bias, self.dtype, **self._gemm_options)
         if isinstance(w, GroupedWeight):
             num_rows = num_rows_of(x)
             in_int16 = wants_int16_input(num_rows, w, self.batch_invariant)
-            rows = self._quantize(x, torch.int16, x_group(w)) if in_int16 else materialize(x)
-            return grouped_linear(rows, w, bias, self.dtype, **self._gemm_options)
+            input = self._quantize(x, torch.int16, x_group(w)) if in_int16 else materialize(x)
+            return grouped_linear(input, w, bias, self.dtype, **self._gemm_options)
         return linear(materialize(x), w, bias, **self._gemm_options)
 
     def _quantize(self, x: Tensor | DeferredRows, dtype: torch.dtype, group: int) -> QuantizedRows:
@@ -566,4 +573,4 @@ def _layer_norm_of_groups(
 def _num_outputs(segment: Segment) -> int:
     if isinstance(segment, ScaledWeight):
         return len(segment.q)
-    return segment.num_outputs if isinstance(segment, GroupedWeight | ActOrderWeight) else len(segment)
+    return segment.num_outputs if isinstance(segment, GroupedWeight | ActOrderWeight | W4A8Weight) else len(segment)

@@ -4,9 +4,12 @@ There are graphs for steps that only decode and graphs for steps with prompts, e
 trees of drafts where a speculative method makes them. A step is padded to the next larger size. A size that is slower
 than a larger one has no graph. The arrays of a step travel in one copy from pinned memory."""
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,9 +20,12 @@ from quire.ops.gpu.attention.paths import Paths, split_trees
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.chain import DraftChain
+from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.opset import WORD_BITS, Chain, Int32, StepBatch
+
+log = logging.getLogger("quire.gpu")
 
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
 ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere, and for tables of other widths
@@ -238,8 +244,11 @@ class GpuProgram:
         self._adapts = False  # whether the forward pass asks for adapters
         if graphs and self._device.type == "cuda":
             with torch.inference_mode():
+                compile_ahead(self._passes(max_rows))
+                began = time.monotonic()
                 self._capture_all(max_rows)
                 self._warm_up_prefill(max_rows)
+                log.info("CUDA graphs captured in %.1f s", time.monotonic() - began)
 
     def run(self, batch: StepBatch) -> Tensor:
         """-> logits [R, vocab], valid until the next run."""
@@ -276,12 +285,29 @@ class GpuProgram:
             (graph for graph in fitting if graph.inputs.num_seqs >= num_seqs and graph.inputs.num_rows >= rows), None
         )
 
-    def _warm_up_prefill(self, max_rows: int) -> None:
-        """Compile the kernels of steps with prompts, so that the first prompt does not wait seconds for them."""
+    def _passes(self, max_rows: int) -> Iterator[Callable[[], object]]:
+        """What is captured and warmed up later: all but trees and adapters."""
+        for size in [n for n in PREFILL_GRAPH_SIZES if n <= self._max_tokens]:
+            inputs = self._prefill_inputs(size, max_rows)
+            yield partial(self._forward, self._batch_from(inputs, with_adapters=False))
+        for size in decode_graph_sizes(min(max_rows, self._max_tokens)):
+            inputs = GraphInputs(size, size, self._width, self._device, decodes=True)
+            yield partial(self._forward, self._batch_from(inputs, with_adapters=False))
+        for step in self._prefill_steps(max_rows):
+            yield partial(self._forward, self._on_device(step))
+
+    def _prefill_inputs(self, size: int, max_rows: int) -> GraphInputs:
+        num_rows = min(size, max(max_rows, MAX_DRAFTED_ROWS))
+        return GraphInputs(size, min(size, max_rows), self._width, self._device, decodes=False, num_rows=num_rows)
+
+    def _prefill_steps(self, max_rows: int) -> list[StepBatch]:
         others = min(WARMUP_DECODE_TOKENS, max_rows - 1, self._max_tokens // 2)
         prompt = min(self._max_tokens - others, self._max_model_len)
-        for lengths in ([prompt], [prompt] + [1] * others):
-            step = dry_run_batch(lengths, self._cache.spec.block_size)
+        return [dry_run_batch(lengths, self._cache.spec.block_size) for lengths in ([prompt], [prompt] + [1] * others)]
+
+    def _warm_up_prefill(self, max_rows: int) -> None:
+        """Compile the kernels of steps with prompts, so that the first prompt does not wait seconds for them."""
+        for step in self._prefill_steps(max_rows):
             self._forward(self._on_device(step))
             if self._adapts:
                 self._forward(self._on_device(replace(step, adapters=np.zeros_like(step.ids))))
@@ -290,18 +316,7 @@ class GpuProgram:
         """The largest first: the others fit into its memory."""
         sizes = [n for n in PREFILL_GRAPH_SIZES if n <= self._max_tokens]
         self._prefill_graphs = self._drop_slower(
-            self._capture(
-                GraphInputs(
-                    size,
-                    min(size, max_rows),
-                    self._width,
-                    self._device,
-                    decodes=False,
-                    num_rows=min(size, max(max_rows, MAX_DRAFTED_ROWS)),
-                ),
-                with_adapters=False,
-            )
-            for size in reversed(sizes)
+            self._capture(self._prefill_inputs(size, max_rows), with_adapters=False) for size in reversed(sizes)
         )
         sizes = [n for n in TREE_GRAPH_SIZES if n <= self._max_tokens and self._tree_queries > 1]
         self._tree_graphs = self._drop_slower(

@@ -1,10 +1,12 @@
 """From stored tensors to weights on the GPU: 16-bit floats, quantized in groups, or 8 bits with scales.
 
 The types of linear/quantized_weights.py stay quantized; other quantized types become floats of the activations' type. A
-float checkpoint can be quantized while it is loaded: fp8 (one scale an output), int8 and int4 (groups of 128 inputs),
-nf4 (groups of 64). The same holds for experts, except that experts with act-order become floats."""
+float checkpoint can be quantized while it is loaded: fp8 and w8a8 (8 bits on both sides, one scale an output), int8,
+int4 and w4a8 (groups of 128 inputs), nf4 (groups of 64). The same holds for experts, except that experts with act-order
+become floats, and that experts of w8a8 and w4a8 have 16-bit activations."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import gcd
 from typing import TypeAlias
 
@@ -14,14 +16,21 @@ from torch import Tensor
 
 from quire.core.errors import Unsupported
 from quire.ops.dequantize import NF4_VALUES, dequantize
-from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
-from quire.ops.gpu.linear.quantized_weights import ActOrderWeight, can_concatenate, can_keep_quantized, load_quantized
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int8, pack_zero_points
+from quire.ops.gpu.linear.quantized_weights import (
+    ActOrderWeight,
+    can_concatenate,
+    can_keep_quantized,
+    load_quantized,
+)
 from quire.ops.gpu.linear.scaled import ScaledWeight
+from quire.ops.gpu.linear.w4a8 import W4A8Weight, pack_w4a8
 from quire.ops.gpu.moe.moe import Experts, ScaledExperts, can_stack_scaled, stack_scaled
 from quire.ops.gpu.moe.quantized import QuantizedExperts, can_stack, stack_experts
+from quire.ops.opset import Keep, quantization_of
 from quire.ops.tensors import BF16, F8_E4M3, F8_E5M2, F16, F32, StoredTensor
 
-Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight | ActOrderWeight
+Segment: TypeAlias = Tensor | GroupedWeight | ScaledWeight | ActOrderWeight | W4A8Weight
 
 FLOATS = {
     F32.name: torch.float32,
@@ -33,6 +42,8 @@ FLOATS = {
 GROUP, MIN_GROUP = 128, 16  # inputs that share a scale; rows that are no multiple of MIN_GROUP stay floats
 NF4_GROUP = 64
 FP8_MAX = 448.0
+MIN_FP16 = 2.0**-24  # a scale that fp16 does not round to 0
+EXPERT_QUANTIZATION = {"w8a8": "int8", "w4a8": "int4"}
 DUMMY_STD = 0.02  # of random weights: about that of a model before training
 
 
@@ -48,10 +59,19 @@ def load_floats(tensor: StoredTensor, dtype: torch.dtype, device: torch.device) 
     return torch.from_numpy(np.array(data)).to(device).view(stored).to(dtype).reshape(tensor.shape)
 
 
+def quantization_for(parts: Sequence[StoredTensor], requested: str | None, keep: Keep) -> str | None:
+    """As `quantization_of`. With w4a8, what is quantized already and keeps its bits stays as it is."""
+    if requested == "w4a8" and keep is not Keep.NOTHING and parts[0].type.name not in FLOATS:
+        return None
+    return quantization_of(requested, keep)
+
+
 def load_segments(
     parts: Sequence[StoredTensor], dtype: torch.dtype, device: torch.device, quantization: str | None
 ) -> list[Segment]:
     """Stack the rows of the parts; neighbours of one kind are one segment."""
+    if quantization == "w4a8" and parts[0].type.name not in FLOATS:  # activations alone are quantized here
+        parts, quantization = [replace(part, activations="fp8") for part in parts], None
     if quantization is not None:
         if not all(part.type.name in FLOATS for part in parts):
             raise Unsupported(f"{parts[0].name} is quantized already", "leave out `quantization`")
@@ -88,7 +108,8 @@ def load_experts(
 ) -> Experts:
     """Stack each expert's parts. Experts stay quantized, or are quantized, where all are of one kind; else all become
     floats [experts, outputs, inputs]."""
-    all_parts = [part for parts in experts for part in parts]
+    all_parts = [replace(part, activations="") for parts in experts for part in parts]
+    quantization = EXPERT_QUANTIZATION.get(quantization or "", quantization)
     if quantization is not None or all(can_keep_quantized(part, dtype) for part in all_parts):
         segments = [load_segments([part], dtype, device, quantization)[0] for part in all_parts]
         if (stacked := _stack(segments, len(experts))) is not None:
@@ -119,6 +140,11 @@ def _to_fp8(w: Tensor) -> ScaledWeight:
     return ScaledWeight((w.float() / scales).to(torch.float8_e4m3fn), scales[:, 0].contiguous())
 
 
+def _to_w8a8(w: Tensor) -> ScaledWeight:
+    scales = w.abs().amax(1, keepdim=True).float().clamp(min=1e-12) / 127
+    return ScaledWeight((w.float() / scales).round().to(torch.int8), scales[:, 0].contiguous())
+
+
 def _groups(w: Tensor) -> Tensor:
     """[outputs, groups, inputs of a group]: groups of 128, or of the largest power of two that divides a row."""
     return w.float().unflatten(1, (-1, gcd(w.shape[1], GROUP)))
@@ -126,18 +152,29 @@ def _groups(w: Tensor) -> Tensor:
 
 def _to_int8(w: Tensor) -> GroupedWeight:
     groups = _groups(w)
-    scales = (groups.abs().amax(2) / 127).clamp(min=1e-8).half()
+    scales = (groups.abs().amax(2) / 127).clamp(min=MIN_FP16).half()
     q = (groups / scales.float()[..., None]).round().clamp(-127, 127)
     return pack_int8(q.to(torch.int8).flatten(1), scales)
 
 
 def _to_int4(w: Tensor) -> GroupedWeight:
+    """With a zero point for each group, as GPTQ and AWQ files have them."""
     groups = _groups(w)
-    low, high = groups.amin(2), groups.amax(2)
-    scales = ((high - low) / 15).clamp(min=1e-8).half()
-    offsets = low.half()
-    q = ((groups - offsets.float()[..., None]) / scales.float()[..., None]).round().clamp(0, 15)
-    return pack_int4(q.to(torch.uint8).flatten(1), scales, offsets)
+    low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    scales = ((high - low) / 15).clamp(min=MIN_FP16).half()
+    points = (-low / scales.float()).round().clamp(0, 15)
+    q = ((groups / scales.float()[..., None]).round() + points[..., None]).clamp(0, 15)
+    return pack_zero_points(q.to(torch.uint8).flatten(1), scales, points)
+
+
+def _to_w4a8(w: Tensor) -> Segment:
+    """Symmetric: the greatest of a group becomes 7, or the least -8."""
+    if w.shape[1] % 32:
+        return w
+    groups = _groups(w)
+    scales = torch.maximum(groups.amax(2) / 7, groups.amin(2) / -8).clamp(min=MIN_FP16).half()
+    q = (groups / scales.float()[..., None]).round().clamp(-8, 7) + 8
+    return pack_w4a8(q.to(torch.uint8).flatten(1), scales)
 
 
 def _to_nf4(w: Tensor) -> GroupedWeight:
@@ -154,4 +191,6 @@ QUANTIZERS: dict[str, Callable[[Tensor], Segment]] = {
     "int8": _to_int8,
     "int4": _to_int4,
     "nf4": _to_nf4,
+    "w8a8": _to_w8a8,
+    "w4a8": _to_w4a8,
 }

@@ -13,8 +13,10 @@
 
     weight_packed uint8 [N, K / 2] with weight_scale uint8 [N, K / 32]: MXFP4, as gpt-oss has it (mxfp4.py)
 
-Static scales of activations and of the KV cache are not needed: both are computed at run time."""
+A scheme whose activations have 8 bits says so of its tensors (`StoredTensor.activations`). Static scales of activations
+and of the KV cache are not needed: both are computed at run time."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -33,6 +35,7 @@ from quire.weights.raw import RawTensors
 FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "mixed-precision",
 )  # fmt: skip
+ACTIVATIONS = {"int8": "int8", "float8": "fp8"}  # by type and bits
 NOT_NEEDED = (".input_scale", ".input_zero_point", ".weight_zero_point", ".weight_g_idx")
 
 
@@ -42,14 +45,34 @@ def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTe
     derived = {}
     for module in modules_with(raw, ".weight_packed"):
         is_mxfp4 = raw.dtype(f"{module}.weight_packed") == "U8"
-        derived[f"{module}.weight"] = _mxfp4(raw, module) if is_mxfp4 else _packed(raw, module, schemes)
+        packed = _mxfp4(raw, module) if is_mxfp4 else _packed(raw, module, schemes)
+        derived[f"{module}.weight"] = packed if is_mxfp4 else _with_activations(packed, _activations(quantization, 4))
     for module in modules_with(raw, ".weight_scale"):
         if f"{module}.weight" in raw:
             is_fp8 = raw.dtype(f"{module}.weight") == "F8_E4M3"
             derived[f"{module}.weight"] = (
-                float8(raw, module, ".weight_scale", _block(schemes)) if is_fp8 else _bytes(raw, module, schemes)
+                float8(raw, module, ".weight_scale", _block(schemes))
+                if is_fp8
+                else _with_activations(_bytes(raw, module, schemes), _activations(quantization, 8))
             )
     return derived
+
+
+def _activations(quantization: CheckpointConfig, bits: int) -> str:
+    """What the activations of weights of so many bits are quantized to; nothing where groups differ."""
+    groups, kinds = quantization.section("config_groups"), set()
+    for name in quantization.dict("config_groups", {}):
+        if groups.section(name).section("weights").int("num_bits", 8) == bits:
+            inputs = groups.section(name).dict("input_activations", {})
+            kinds.add(ACTIVATIONS.get(f"{inputs.get('type')}{inputs.get('num_bits')}", ""))
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _with_activations(derived: DerivedTensor, activations: str) -> DerivedTensor:
+    def derive() -> StoredTensor:
+        return replace(derived.derive(), activations=activations)
+
+    return replace(derived, derive=derive) if activations else derived
 
 
 def _schemes(quantization: CheckpointConfig) -> list[CheckpointConfig]:

@@ -14,6 +14,7 @@ from quire.cli.parser import UsageError
 from quire.core.errors import QuireError, Unsupported
 from quire.engine.engine import Engine
 from quire.engine.options import QUANTIZE
+from quire.executors.backends import ON_GPU_ONLY
 from quire.hub import resolve_model
 
 TITLE = "formats of one model"
@@ -111,7 +112,7 @@ def find_variants(lab: Lab) -> tuple[list[Variant], str]:
             raise UsageError("a file is given twice", "give several formats of one model")
         return [Variant(name, {"model": file}) for name, file in zip(names, lab.files, strict=True)], "files"
     if lab.options.quantization is None and _can_quantize(lab):
-        methods = [method for method in QUANTIZE if lab.on_gpu or method != "fp8"]
+        methods = [method for method in QUANTIZE if lab.on_gpu or method not in ON_GPU_ONLY]
         stored = Variant("as stored")
         return [stored, *(Variant(m, {"quantization": m}) for m in methods)], "weights quantized while they are loaded"
     if lab.model.latent:

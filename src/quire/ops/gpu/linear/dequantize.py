@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import load_scales, offset_of, scale_of
+from quire.ops.gpu.linear.grouped_scales import load_scales, offset_of, scale_of, zeros_of
 from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, unpack
 
 BLOCK_N = 64  # outputs a program
@@ -77,11 +77,12 @@ def _dequantize_kernel(
     columns = tl.arange(0, WIDTH)
     PLANES: tl.constexpr = 32 // BITS
     GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
-    scales = load_scales(weight, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS)
+    scales = load_scales(weight, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS or ZERO < 0)
+    zeros = zeros_of(scales, GROUPS, ZERO)
     offsets = (rows * tl.num_programs(1) + chunk)[:, None] * WIDTH + columns[None, :]
     high = None if weight.high is None else tl.load(weight.high + offsets)
     like = tl.zeros((1,), out_ptr.dtype.element_ty)
-    planes = unpack(tl.load(weight.words + offsets), high, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
+    planes = unpack(tl.load(weight.words + offsets), high, zeros, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
     for plane in tl.static_range(PLANES):
         w = planes[plane].to(tl.float32) * scale_of(scales, plane * GROUPS // PLANES)[:, None]
         if HAS_OFFSETS:

@@ -3,10 +3,10 @@
 
 Quantized values go into the tensor cores as they are, small integers that bf16 holds exactly, and a group's scale is
 applied to its sums: nothing is rounded but the result. Offsets are multiplied with the sum of the group's activations,
-which a small kernel computes before. One row goes without tensor cores, as 16-bit integers (grouped_gemv.py). From some
-hundred rows on it is cheaper to dequantize the whole matrix to 16 bits and use cuBLAS."""
-
-from typing import NamedTuple
+which a small kernel computes before. Where there are more than some rows and many scales, values are multiplied with
+them while they are unpacked (`fold`), and rounded to 16 bits: the weights that `dequantize` gives. One row goes without
+tensor cores, as 16-bit integers (grouped_gemv.py). From some hundred rows on it is cheaper to dequantize the whole
+matrix to 16 bits and use cuBLAS."""
 
 import torch
 import torch.nn.functional as F
@@ -15,32 +15,17 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.ops.gpu.linear.dequantize import dequantize
+from quire.ops.gpu.linear.grouped_config import GroupedConfig, grouped_config
 from quire.ops.gpu.linear.grouped_gemv import GroupedGemvConfig, can_gemv, grouped_gemv, x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of
-from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
+from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of, scaled_planes, zeros_of
+from quire.ops.gpu.linear.linear import PROGRAMS
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
-from quire.ops.gpu.linear.split_k import finish, output_args
+from quire.ops.gpu.linear.split_k import finish, opaque, output_args
 from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
-MAX_KERNEL_ROWS = 128  # beyond it, dequantize and cuBLAS
-MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile where rows are to be batch invariant
-
-
-class GroupedConfig(NamedTuple):
-    block_m: int  # tokens a program
-    block_n: int  # outputs a program
-    splits: int  # of K
-    serial: bool  # as in StreamConfig
-    warps: int
-    stages: int
-
-
-CONFIGS = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}  # block_m: (block_n, warps, stages)
-# (block_m, block_n, warps, stages) for more than 32 rows where a chunk has eight groups of 32: loading their scales
-# takes long, so more outputs share a program's activations. With offsets there are no registers for 64 tokens.
-MANY_SCALES, MANY_SCALES_AND_OFFSETS = (64, 128, 8, 3), (32, 128, 4, 3)
+MAX_KERNEL_ROWS = 256  # beyond it, dequantize and cuBLAS
 
 
 def wants_int16_input(num_rows: int, weight: GroupedWeight, batch_invariant: bool = False) -> bool:
@@ -82,23 +67,6 @@ def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:
     return GroupedGemvConfig(16, 8, depth if weight.group >= 64 else depth // 2)
 
 
-def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
-    """Two tiles of rows need half the splits to fill the device, unless sums must not depend on M."""
-    splits = num_splits(weight.num_outputs, weight.num_inputs)
-    many = M > MAX_PARALLEL_ROWS
-    if many and not batch_invariant:
-        splits = max(splits // 2, 1)
-    small_groups = weight.group == weight.width == 32
-    too_large = weight.has_offsets and weight.high is not None  # Q5_K: 128 outputs would not fit in registers
-    if M > 32 and small_groups and weight.bits == 4 and not weight.codebook and not too_large:
-        block_m, block_n, warps, stages = MANY_SCALES_AND_OFFSETS if weight.has_offsets else MANY_SCALES
-    else:
-        max_block_m = 32 if small_groups and weight.has_offsets else 64
-        block_m = next(block for block in CONFIGS if block >= M or block == max_block_m)
-        block_n, warps, stages = CONFIGS[block_m]
-    return GroupedConfig(block_m, block_n, splits, many and batch_invariant, warps, stages)
-
-
 def grouped_kernel(
     x: Tensor,
     weight: GroupedWeight,
@@ -113,7 +81,7 @@ def grouped_kernel(
     tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
     shares = 1 if config.serial else config.splits
     asm = asm_for(weight, x.dtype)
-    x_sums = group_sums(x, weight, config.block_m, overlap) if weight.has_offsets else None
+    x_sums = group_sums(x, weight, config.block_m, overlap) if weight.has_offsets and not config.fold else None
     _grouped_kernel[(tiles_n, shares, tiles_m)](
         x,
         kernel_args(weight, asm),
@@ -131,8 +99,10 @@ def grouped_kernel(
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
         STAGES=config.stages,
+        FOLD=config.fold,
+        HAS_OFFSETS=weight.has_offsets,
         OVERLAP=overlap,
-        num_warps=config.warps,
+        **config.launch_options,
         **kernel_constants(weight, asm),
         **overlap_options(overlap),
     )
@@ -157,6 +127,8 @@ def _grouped_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
     OVERLAP: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -175,7 +147,8 @@ def _grouped_kernel(
     TURNS: tl.constexpr = SPLITS // SHARES
     PLANES: tl.constexpr = 32 // BITS
     GROUPS: tl.constexpr = max(PLANES * WIDTH // GROUP, 1)  # a chunk
-    RUN: tl.constexpr = PLANES * WIDTH // GROUPS  # inputs of a chunk that share a scale
+    DOTS: tl.constexpr = max(PLANES * WIDTH // 128, 1) if FOLD else GROUPS  # a chunk
+    RUN: tl.constexpr = PLANES * WIDTH // DOTS  # inputs of a chunk that are multiplied at once
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     if OVERLAP:
         first_chunk = tl.minimum(tl.program_id(1) * TURNS * split_chunks, chunks - 1)
@@ -187,7 +160,8 @@ def _grouped_kernel(
         first = (tl.program_id(1) * TURNS + turn) * split_chunks
         sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for chunk in tl.range(first, tl.minimum(first + split_chunks, chunks), num_stages=STAGES):
-            scales = load_scales(weight, chunk, rows, N, GROUP, PLANES * WIDTH, x_sum_ptr is not None)
+            scales = load_scales(weight, chunk, rows, N, GROUP, PLANES * WIDTH, HAS_OFFSETS or ZERO < 0)
+            zeros = zeros_of(scales, GROUPS, ZERO)
             x_sums = ()
             if x_sum_ptr is not None:
                 for number in tl.static_range(GROUPS):
@@ -195,15 +169,21 @@ def _grouped_kernel(
             offsets = (rows * chunks + chunk)[:, None] * WIDTH + columns[None, :]
             words = tl.load(weight.words + offsets, eviction_policy="evict_first")
             high = None if weight.high is None else tl.load(weight.high + offsets, eviction_policy="evict_first")
-            planes = unpack(words, high, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
-            for number in tl.static_range(GROUPS):
-                k = (chunk * GROUPS + number) * RUN + tl.arange(0, RUN)
+            planes = unpack(words, high, zeros, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
+            if FOLD:
+                planes = scaled_planes(planes, scales, GROUPS, HAS_OFFSETS)
+            for number in tl.static_range(DOTS):
+                k = (chunk * DOTS + number) * RUN + tl.arange(0, RUN)
                 if WHOLE_CHUNKS:
                     x = tl.load(x_rows + k[:, None], mask=present, other=0.0)
                 else:
                     x = tl.load(x_rows + k[:, None], mask=present & (k < K)[:, None], other=0.0)
-                w = take_planes(planes, number * PLANES // GROUPS, PLANES // GROUPS)
-                sums += tl.dot(w, x, input_precision="ieee") * scale_of(scales, number)[:, None]
+                w = take_planes(planes, number * PLANES // DOTS, PLANES // DOTS)
+                if FOLD:
+                    # Not in flight while the loop goes on: the assembler would wait for every instruction of it.
+                    sums = opaque(tl.dot(w, x, sums, input_precision="ieee"), ASM)
+                else:
+                    sums += tl.dot(w, x, input_precision="ieee") * scale_of(scales, number)[:, None]
                 if x_sum_ptr is not None:
                     sums += offset_of(scales, number)[:, None] * x_sums[number][None, :]
         total += sums

@@ -16,6 +16,7 @@ from torch import Tensor
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import append, as_bytes, byte, fp16_at
 from quire.ops.gpu.linear.quantize_rows import PAIRED, QuantizedRows
+from quire.ops.gpu.linear.unpack import ZERO_POINTS
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 
 WIDTH = tl.constexpr(32)  # words of a chunk: PAIRED inputs
@@ -65,7 +66,7 @@ def grouped_gemv(
         N,
         chunks,
         GROUP=weight.group,
-        ZERO=weight.zero,
+        ZERO=ZERO_POINTS if weight.has_zero_points else weight.zero,
         HAS_OFFSETS=weight.has_offsets,
         BLOCK_N=config.block_n,
         WARPS=config.warps,
@@ -82,8 +83,9 @@ def grouped_gemv(
 
 
 def _scales(weight: GroupedWeight) -> Tensor:
-    """Words of six-bit scales, pairs of fp16 (scale and offset), or fp16."""
-    return weight.scales.view(torch.int32 if weight.has_offsets else torch.float16)
+    """Words of six-bit scales, pairs of fp16 (scale and offset) or fp16 and zero point, or fp16."""
+    in_pairs = weight.has_offsets or weight.has_zero_points
+    return weight.scales.view(torch.int32 if in_pairs else torch.float16)
 
 
 def x_group(weight: GroupedWeight) -> int:
@@ -225,6 +227,9 @@ def _add_step(
             elif HAS_OFFSETS:
                 acc += part * fp16_at(scales[2 * pair + second], 0)
                 acc += x_sum * fp16_at(scales[2 * pair + second], 16)
+            elif ZERO < 0:
+                word = scales[2 * pair + second]
+                acc += (part - byte(word, 2) * x_sum) * fp16_at(word, 0)
             else:
                 acc += (part - ZERO * x_sum) * scales[2 * pair + second].to(tl.float32)
     if SUPER_SCALED:

@@ -1,15 +1,19 @@
 """Weights quantized to 4 to 8 bits in groups, laid out for grouped.py.
 
-    integers   w = scale * (q - zero) + offset     q 0 .. 15, or 0 .. 63 with high bits; int8: -128 .. 127, zero 0
-    codebook   w = scale * codebook[q]             16 values: NF4, FP4, MXFP4, IQ4_NL
+    integers      w = scale * (q - zero) + offset     q 0 .. 15, or 0 .. 63 with high bits; int8: -128 .. 127, zero 0
+    zero points   w = scale * (q - zero point)        q 0 .. 15, an integer of its own for each group
+    codebook      w = scale * codebook[q]             16 values: NF4, FP4, MXFP4, IQ4_NL
 
-Scale and offset belong to a group of neighbouring inputs of one output. Without an offset, zero = 8 is what symmetric
-formats mean. Nothing is rounded on the way in, so these are exact (larger groups take fewer bits):
+Scale, zero point and offset belong to a group of neighbouring inputs of one output. Without the others, zero = 8 is
+what symmetric formats mean. A zero point is subtracted while values are unpacked, which costs nothing; an offset is
+multiplied with the sum of the group's activations. Nothing is rounded on the way in, so these are exact (larger groups
+take fewer bits):
 
     stored as              bits a weight  q      zero  group  scale  offset
     Q4_0, symmetric GPTQ   4.5            int4   8     32     fp16   none
     Q4_1                   5              int4   0     32     fp16   fp16
-    GPTQ, AWQ              5.5            int4   0     32     fp16   fp32: -scale * zero point has up to 16 bits
+    GPTQ, AWQ              5              int4   point 32     fp16   none
+    HQQ, zeros not whole   5.5            int4   0     32     fp16   fp32: -scale * zero has up to 16 bits
     Q8_0, W8A16            8.5            int8   0     32     fp16   none
     Q2_K                   5.13           int4   0     16     int8   int8, both times super-scales
     Q3_K                   4.63           int4   8     16     int8   none
@@ -22,15 +26,15 @@ a chunk of planes * width inputs: plane p of word i is input p * width + i of th
 are taken one after the other, meets runs of `width` neighbouring inputs, and no lane needs what another has loaded.
 Where values have more than 4 bits, the others lie in `high`, in smaller words with planes of their own.
 
-Where scales are small, those of an output's chunk lie together, each followed by its offset, and are loaded as words:
-fp16 beside 4-bit values, and the bytes or six bits of K-quants. K-quants have two levels: scales and offsets are
-multiplied with super-scales, of which there is one for 256 inputs. Six bits lie as they do in files: of a word's four
-bytes the low bits are the scales of groups 0 .. 3, of the next word's the offsets; groups 4 .. 7 have four bits in the
-last word, a scale's and then an offset's in each byte, and two on top of the others. A super-scale has 32 bits, as
-loads of fewer cannot be in flight while others are worked on."""
+Where scales are small, those of an output's chunk lie together, each followed by its offset (or its zero point, in 16
+bits), and are loaded as words: fp16 beside 4-bit values, and the bytes or six bits of K-quants. K-quants have two
+levels: scales and offsets are multiplied with super-scales, of which there is one for 256 inputs. Six bits lie as they
+do in files: of a word's four bytes the low bits are the scales of groups 0 .. 3, of the next word's the offsets; groups
+4 .. 7 have four bits in the last word, a scale's and then an offset's in each byte, and two on top of the others. A
+super-scale has 32 bits, as loads of fewer cannot be in flight while others are worked on."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -40,6 +44,7 @@ WIDTHS = (16, 32, 64)  # words of a chunk. 16: the least K that tensor cores tak
 MAX_AUTO_WIDTH = 32  # with 64, the planes of a tile take more registers than 64 tokens leave
 HIGH_WORDS = {1: torch.uint8, 2: torch.int16}
 SUPER_BLOCK = 256  # inputs that share a super-scale
+MAX_ZERO_POINT = 127  # 128 + q - 128 - point is exact in bf16
 
 
 class GroupedArgs(NamedTuple):
@@ -69,6 +74,7 @@ class GroupedWeight:
     high: Tensor | None = None  # [N, chunks, width] uint8 or int16: one or two more bits of 8 planes
     zero: int = 0
     codebook: tuple[float, ...] = ()  # 16 values; empty: integers
+    has_zero_points: bool = False  # beside the scales, in place of `zero`
 
     @property
     def num_chunks(self) -> int:
@@ -93,6 +99,18 @@ def pack_int4(q: Tensor, scales: Tensor, offsets: Tensor | None = None, zero: in
     """q [N, K] uint8 of 0 .. 15, scales and offsets [N, K / group]. A `width` of 0 is chosen here."""
     assert zero in (0, 8)
     return _pack(4, q, scales, offsets, zero, (), width)
+
+
+def pack_zero_points(q: Tensor, scales: Tensor, points: Tensor) -> GroupedWeight:
+    """q [N, K] uint8 of 0 .. 15, scales [N, K / group] fp16, points of the same shape that `are_zero_points`"""
+    assert scales.dtype == torch.float16
+    as_halves = points.to(torch.int16).view(torch.float16)
+    return replace(_pack(4, q, scales, as_halves, 0, (), 0), has_offsets=False, has_zero_points=True)
+
+
+def are_zero_points(zeros: Tensor) -> bool:
+    whole = zeros.round().clamp(0, MAX_ZERO_POINT)
+    return bool(torch.equal(whole, zeros))
 
 
 def pack_codebook4(q: Tensor, scales: Tensor, codebook: Sequence[float], width: int = 0) -> GroupedWeight:

@@ -14,7 +14,8 @@ LARGE_BITS = tl.constexpr(0x4B000080)
 
 @triton.jit
 def load_scales(w, chunk, rows, N, GROUP: tl.constexpr, CHUNK: tl.constexpr, HAS_OFFSETS: tl.constexpr):
-    """w: GroupedArgs, CHUNK: inputs of a chunk -> what `scale_of` and `offset_of` take"""
+    """w: GroupedArgs, CHUNK: inputs of a chunk -> what `scale_of`, `offset_of` and `zeros_of` take. Zero points lie
+    where offsets do."""
     scales, offsets, super_scales = (), (), ()
     GROUPS: tl.constexpr = max(CHUNK // GROUP, 1)
     if w.scales.dtype.element_ty.is_floating():
@@ -48,6 +49,31 @@ def scale_of(loaded, NUMBER: tl.constexpr):
 @triton.jit
 def offset_of(loaded, NUMBER: tl.constexpr):
     return _number(loaded, NUMBER, 1)
+
+
+@triton.jit
+def zeros_of(loaded, GROUPS: tl.constexpr, ZERO: tl.constexpr):
+    """The zero points of the chunk's groups, int32 each; without zero points, nothing."""
+    zeros = ()
+    if ZERO < 0:
+        words = loaded[0]
+        PER_WORD: tl.constexpr = words[0].dtype.primitive_bitwidth // 32
+        for number in tl.static_range(GROUPS):
+            word = words[number // PER_WORD] >> (number % PER_WORD * 32 + 16)
+            zeros = append(zeros, word.to(tl.int32) & 0x7F)
+    return zeros
+
+
+@triton.jit
+def scaled_planes(planes, loaded, GROUPS: tl.constexpr, HAS_OFFSETS: tl.constexpr):
+    """Planes of values -> planes of weights, in the same 16 bits: each is computed in fp32 and rounded once."""
+    scaled = ()
+    for plane in tl.static_range(len(planes)):
+        w = planes[plane].to(tl.float32) * scale_of(loaded, plane * GROUPS // len(planes))[:, None]
+        if HAS_OFFSETS:
+            w += offset_of(loaded, plane * GROUPS // len(planes))[:, None]
+        scaled = append(scaled, w.to(planes[plane].dtype))
+    return scaled
 
 
 @triton.jit

@@ -2,10 +2,13 @@
 
     stored                 becomes                                    scale, offset
     Q4_0, Q4_1, Q8_0       4- or 8-bit integers in groups             as stored
-    Q4_Z                   4-bit integers in groups                   fp16, fp32: scale * zero point has up to 16 bits
+    Q4_Z                   4-bit integers in groups                   fp16, with zero points; fp32 offsets where a zero
+                                                                      is no small integer
     Q4_F, Q8_F, Q8_M       4- or 8-bit integers in groups             as stored
     NF4, FP4, IQ4_NL       4-bit indices into a codebook              as stored
     FP8                    e4m3, a scale an output or 128 x 128       as stored
+    Q8_0, Q8_F by output   int8, where activations are to be int8     fp32
+    Q4_0                   4-bit integers for fp8 activations, where activations are to be fp8
     Q2_K .. Q6_K           4- to 6-bit integers in groups             bytes and super-scales, as stored
     Q5_0, IQ4_XS, ..       4- or 8-bit integers or indices            fp32, decoded by the CPU's kernels
 
@@ -19,10 +22,18 @@ import torch
 from torch import Tensor
 
 from quire.ops.dequantize import FP4_VALUES, IQ4_VALUES, NF4_VALUES
-from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_codebook4, pack_int4, pack_int8
+from quire.ops.gpu.linear.grouped_layout import (
+    GroupedWeight,
+    are_zero_points,
+    pack_codebook4,
+    pack_int4,
+    pack_int8,
+    pack_zero_points,
+)
 from quire.ops.gpu.linear.k_quants import K_QUANTS
 from quire.ops.gpu.linear.scaled import ScaledWeight
-from quire.ops.tensors import FP8, StoredTensor
+from quire.ops.gpu.linear.w4a8 import W4A8Weight, can_shuffle, shuffle_words
+from quire.ops.tensors import FP8, Q8_0, Q8_F, StoredTensor
 
 BLOCK, MAX_GROUP = 32, 128  # weights of a block; of a group that is merged from blocks of equal scales
 FP8_BLOCK = 128  # the side of the squares that fp8 scales may belong to
@@ -54,7 +65,7 @@ def can_keep_quantized(tensor: StoredTensor, dtype: torch.dtype) -> bool:
 
 def load_quantized(
     parts: Sequence[StoredTensor], device: torch.device
-) -> GroupedWeight | ScaledWeight | ActOrderWeight:
+) -> GroupedWeight | ScaledWeight | ActOrderWeight | W4A8Weight:
     """One matrix of parts that `can_concatenate`."""
     stacked = replace(
         parts[0],
@@ -62,18 +73,38 @@ def load_quantized(
         data=np.concatenate([p.data if p.row_order is None else p.data[p.row_order] for p in parts]),
         row_order=None,
     )
+    if (by_output := _int8_by_output(stacked, device)) is not None:
+        return by_output
     keep = KEPT.get(stacked.type.name)
     weight = keep(_blocks(stacked), device) if keep is not None else _decoded(stacked, device)
     if stacked.column_order is None:
-        return weight
+        return for_fp8_rows(weight) if stacked.activations == "fp8" else weight
     assert isinstance(weight, GroupedWeight)
     return ActOrderWeight(weight, torch.from_numpy(stacked.column_order.astype(np.int64)).to(device))
+
+
+def for_fp8_rows(weight: GroupedWeight | ScaledWeight) -> GroupedWeight | ScaledWeight | W4A8Weight:
+    """As W4A8 where the weight can be; else as it is."""
+    return shuffle_words(weight) if isinstance(weight, GroupedWeight) and can_shuffle(weight) else weight
+
+
+def _int8_by_output(tensor: StoredTensor, device: torch.device) -> ScaledWeight | None:
+    """None where activations are not to be int8, or an output has several scales."""
+    if tensor.activations != "int8" or tensor.type not in (Q8_0, Q8_F) or tensor.column_order is not None:
+        return None
+    scale = np.float16 if tensor.type is Q8_0 else np.float32
+    blocks = _blocks(tensor)
+    scales = _floats(blocks, 0, scale, device).float()
+    if not torch.equal(scales, scales[:, :1].expand_as(scales)):
+        return None
+    return ScaledWeight(_bytes(blocks, np.dtype(scale).itemsize, device), scales[:, 0].contiguous())
 
 
 def can_concatenate(a: StoredTensor, b: StoredTensor) -> bool:
     """Whether the rows of `b` may follow those of `a`. Squares of fp8 scales must end where the rows of `a` end."""
     orders = [t.column_order.tobytes() if t.column_order is not None else b"" for t in (a, b)]
-    return a.type == b.type and orders[0] == orders[1] and (a.type is not FP8 or a.num_rows % FP8_BLOCK == 0)
+    alike = a.type == b.type and a.activations == b.activations and orders[0] == orders[1]
+    return alike and (a.type is not FP8 or a.num_rows % FP8_BLOCK == 0)
 
 
 def _blocks(tensor: StoredTensor) -> np.ndarray:
@@ -123,7 +154,10 @@ def _q4_1(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
 
 def _q4_z(blocks: np.ndarray, device: torch.device) -> GroupedWeight:
     scales, zeros = _merge_groups(*(_floats(blocks, offset, np.float16, device) for offset in (0, 2)))
-    return pack_int4(_nibbles(blocks, 4, device), scales, -scales.float() * zeros.float())
+    q = _nibbles(blocks, 4, device)
+    if are_zero_points(zeros):
+        return pack_zero_points(q, scales, zeros)
+    return pack_int4(q, scales, -scales.float() * zeros.float())
 
 
 def _q4_f(blocks: np.ndarray, device: torch.device) -> GroupedWeight:

@@ -7,8 +7,8 @@
 
 Activations are quantized for any number of rows, one included: it is what the checkpoint's author measured, and fp8
 goes into the tensor cores without an instruction spent on it. Hopper accumulates fp8 with some 14 bits, so every 128
-inputs the sums are added up in fp32. int8 sums are exact. One row of fp8 goes without tensor cores (scaled_gemv.py),
-unless rows are to be batch invariant."""
+inputs the sums are added up in fp32. int8 sums are exact. One row goes without tensor cores (scaled_gemv.py), unless
+rows are to be batch invariant."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.linear import num_splits
+from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.scaled_gemv import ScaledGemvConfig, scaled_gemv
 from quire.ops.gpu.linear.split_k import finish, output_args
@@ -26,6 +26,7 @@ from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 BLOCK_K = 128  # inputs a step, and the side of a block of scales
 MAX_STREAM_ROWS = 64  # beyond it cuBLAS, where rows have scales
+MAX_INT8_KERNEL_ROWS = 512  # of int8: cuBLAS leaves sums of 32 bits, which another kernel has to read
 MAX_NARROW_ROWS, MAX_NARROW_OUTPUTS = 128, 8192  # but cuBLAS does not split K, and so few tiles fill half of the device
 
 
@@ -42,7 +43,7 @@ class ScaledWeight:
 
     @property
     def can_gemv(self) -> bool:
-        return not self.by_blocks and self.q.dtype == torch.float8_e4m3fn and self.q.shape[1] % 4 == 0
+        return not self.by_blocks and self.q.shape[1] % 4 == 0
 
     @property
     def nbytes(self) -> int:
@@ -61,6 +62,7 @@ class ScaledConfig(NamedTuple):
 # block_m: (block_n, warps, stages)
 CONFIGS = {16: (64, 4, 6), 32: (64, 4, 6), 64: (64, 4, 5)}
 LARGE_CONFIG = (128, 8, 4)  # (block_n, warps, stages) for more rows
+INT8_CONFIG = (128, 128, 8, 4)  # (block_m, block_n, warps, stages) for more rows of int8
 GEMV = ScaledGemvConfig(block_n=4, block_k=2048, warps=4)
 
 
@@ -79,7 +81,8 @@ def scaled_linear(
     if M == 0:
         return x.q.new_empty(0, len(weight.q), dtype=dtype)
     narrow = M <= MAX_NARROW_ROWS and len(weight.q) <= MAX_NARROW_OUTPUTS
-    if M > MAX_STREAM_ROWS and not narrow and not batch_invariant and not weight.by_blocks:
+    most = MAX_INT8_KERNEL_ROWS if weight.q.dtype == torch.int8 else MAX_STREAM_ROWS
+    if most < M and not narrow and not batch_invariant and not weight.by_blocks:
         return _cublas(x, weight, bias, dtype)
     if M == 1 and weight.can_gemv and not batch_invariant:
         return scaled_gemv(x, weight.q, weight.scales, bias, dtype, GEMV, overlap)
@@ -92,6 +95,10 @@ def scaled_config(M: int, weight: ScaledWeight, batch_invariant: bool) -> Scaled
     if MAX_STREAM_ROWS < M <= MAX_NARROW_ROWS and len(weight.q) <= MAX_NARROW_OUTPUTS and not batch_invariant:
         return ScaledConfig(64, CONFIGS[64][0], max(splits // 2, 1), False, *CONFIGS[64][1:])
     many = M > MAX_STREAM_ROWS
+    if many and weight.q.dtype == torch.int8 and not batch_invariant and not weight.by_blocks:
+        block_m, block_n, warps, stages = INT8_CONFIG
+        tiles = triton.cdiv(M, block_m) * triton.cdiv(len(weight.q), block_n)
+        return ScaledConfig(block_m, block_n, min(splits, max(PROGRAMS // tiles, 1)), False, warps, stages)
     block_m = next(block for block in CONFIGS if block >= M or block == 64)
     block_n, warps, stages = LARGE_CONFIG if many else CONFIGS[block_m]
     return ScaledConfig(block_m, block_n, splits if batch_invariant or not many else 1, many, warps, stages)

@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""GEMV, y = w @ x for one row x, both in fp8, without tensor cores.
+"""GEMV, y = w @ x for one row x, both in fp8 or both in int8, without tensor cores.
 
 Values are taken four at a time, as words of 32 bits: one instruction converts two of them to fp16, another multiplies
 and adds two. The product of two fp8 values is a multiple of 2**-18 below 2**18. x is divided by 64 beforehand, so these
-products are exact in fp16, and two of them are added there before they go into fp32. While a step is multiplied, the
-weights of the next one are in flight."""
+products are exact in fp16, and two of them are added there before they go into fp32. Of int8, one instruction
+multiplies four values and adds the products to a sum of 32 bits. While a step is multiplied, the weights of the next
+one are in flight."""
 
 from typing import NamedTuple
 
@@ -59,9 +60,9 @@ def scaled_gemv(
     config: ScaledGemvConfig,
     overlap: bool = False,
 ) -> Tensor:
-    """x one row of K, q [N, K] float8_e4m3fn, scales [N] -> [1, N]. K is a multiple of 4."""
+    """x one row of K, q [N, K] float8_e4m3fn or int8, scales [N] -> [1, N]. K is a multiple of 4."""
     N, K = q.shape
-    assert x.q.shape == (1, K) and x.q.dtype == q.dtype == torch.float8_e4m3fn and K % 4 == 0
+    assert x.q.shape == (1, K) and x.q.dtype == q.dtype and q.dtype in (torch.float8_e4m3fn, torch.int8) and K % 4 == 0
     assert x.scales.shape == (1, 1) and q.is_contiguous()
     out = torch.empty(1, N, dtype=dtype, device=q.device)
     _scaled_gemv_kernel[(triton.cdiv(N, config.block_n),)](
@@ -75,6 +76,7 @@ def scaled_gemv(
         K // 4,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k // 4,
+        INTEGER=q.dtype == torch.int8,
         ASM=not triton.knobs.runtime.interpret,
         OVERLAP=overlap,
         num_warps=config.warps,
@@ -95,6 +97,7 @@ def _scaled_gemv_kernel(
     K,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    INTEGER: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -106,14 +109,15 @@ def _scaled_gemv_kernel(
     w_next = _load(w_rows, columns, K)
     scales = tl.load(w_scale_ptr + outputs, mask=inside, other=0.0)
     wait_for_inputs(OVERLAP)
-    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.int32 if INTEGER else tl.float32)
     for first in range(0, K, BLOCK_K):
         w = w_next
         k = columns + first
         w_next = _load(w_rows, k + BLOCK_K, K)
         x = tl.load(x_ptr + k, mask=k < K, other=0)[None, :]
-        acc = add_dot4(acc, w, x, ASM)
-    y = tl.sum(acc, axis=1) * (scales * tl.load(x_scale_ptr) * X_DIVISOR)
+        acc = add_dot4_int8(acc, w, x, ASM) if INTEGER else add_dot4(acc, w, x, ASM)
+    DIVISOR: tl.constexpr = 1.0 if INTEGER else X_DIVISOR
+    y = tl.sum(acc, axis=1).to(tl.float32) * (scales * tl.load(x_scale_ptr) * DIVISOR)
     if bias_ptr is not None:
         y += tl.load(bias_ptr + outputs, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + outputs, y.to(out_ptr.dtype.element_ty), mask=inside)
@@ -135,6 +139,19 @@ def add_dot4(acc, w, x, ASM: tl.constexpr):
     else:
         for byte in tl.static_range(4):
             acc += _fp8_at(w, byte) * (_fp8_at(x, byte) / X_DIVISOR)
+    return acc
+
+
+@triton.jit
+def add_dot4_int8(acc, w, x, ASM: tl.constexpr):
+    """acc int32 + w * x. w [n, k] and x [1, k]: words of four int8 values"""
+    if ASM:
+        acc = tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [w, x, acc], tl.int32, is_pure=True, pack=1
+        )
+    else:
+        for byte in tl.static_range(4):
+            acc += ((w << (24 - 8 * byte)) >> 24) * ((x << (24 - 8 * byte)) >> 24)
     return acc
 
 

@@ -44,6 +44,13 @@ def output_args(
 
 
 @triton.jit
+def opaque(x, ASM: tl.constexpr):
+    """x fp32, in no instruction: the compiler does not look through it. A dot product is waited for, and a factor is
+    not made part of the addition that follows."""
+    return x if ASM == "" else tl.inline_asm_elementwise("", "=f,0", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def finish(acc, to, outputs, tokens, N, M, SHARES: tl.constexpr):
     """acc [outputs, tokens], the sums of this program's share of the inputs, become out [M, N], bias added.
 

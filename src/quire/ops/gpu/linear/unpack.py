@@ -18,6 +18,7 @@ import triton.language as tl
 from quire.ops.gpu.linear.grouped_layout import HIGH_WORDS, GroupedArgs, GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import append
 
+ZERO_POINTS = -1  # as `ZERO`: each group has its own
 HIGH_BITS = {dtype: bits for bits, dtype in HIGH_WORDS.items()}
 
 
@@ -30,6 +31,8 @@ def asm_for(weight: GroupedWeight, dtype: torch.dtype) -> str:
         return _int8(dtype)
     if weight.codebook:
         return _codebook(dtype, weight.codebook)
+    if weight.has_zero_points:
+        return _zero_points(dtype, max(weight.chunk // weight.group, 1))
     return _integers(dtype, weight.zero, 0 if weight.high is None else HIGH_BITS[weight.high.dtype])
 
 
@@ -44,7 +47,7 @@ def kernel_constants(weight: GroupedWeight, asm: str) -> dict[str, Any]:
         "BITS": weight.bits,
         "GROUP": weight.group,
         "WIDTH": weight.width,
-        "ZERO": weight.zero,
+        "ZERO": ZERO_POINTS if weight.has_zero_points else weight.zero,
         "CODEBOOK": bool(weight.codebook),
         "ASM": asm,
     }
@@ -52,9 +55,18 @@ def kernel_constants(weight: GroupedWeight, asm: str) -> dict[str, Any]:
 
 @triton.jit
 def unpack(
-    words, high, like, codebook, BITS: tl.constexpr, ZERO: tl.constexpr, CODEBOOK: tl.constexpr, ASM: tl.constexpr
+    words,
+    high,
+    zeros,
+    like,
+    codebook,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    CODEBOOK: tl.constexpr,
+    ASM: tl.constexpr,
 ):
-    """words int32, and None or further bits of their values -> a tuple of planes, in the dtype of `like`"""
+    """words int32 [n, width], and None or further bits of their values, and a tuple of zero points [n] of the groups ->
+    a tuple of planes, in the dtype of `like`"""
     d = like.dtype
     if ASM == "":
         planes = ()
@@ -67,11 +79,15 @@ def unpack(
                 values = tl.load(codebook + q).to(d)
             elif BITS == 8:
                 values = ((q ^ 128) - 128).to(tl.float32).to(d)
+            elif ZERO < 0:
+                values = (q - zeros[plane * len(zeros) // 8][:, None]).to(tl.float32).to(d)
             else:
                 values = (q - ZERO).to(tl.float32).to(d)
             planes = append(planes, values)
     elif BITS == 8:
         planes = tl.inline_asm_elementwise(ASM, "=r,=r,=r,=r,r,r", [words], (d, d, d, d), is_pure=True, pack=2)
+    elif ZERO < 0:
+        planes = _unpack_from_zeros(words, zeros, like, ASM)
     elif high is None:
         planes = tl.inline_asm_elementwise(
             ASM, "=r,=r,=r,=r,=r,=r,=r,=r,r,r", [words], (d, d, d, d, d, d, d, d), is_pure=True, pack=2
@@ -86,6 +102,19 @@ def unpack(
             pack=2,
         )
     return planes
+
+
+@triton.jit
+def _unpack_from_zeros(words, zeros, like, ASM: tl.constexpr):
+    """The large number and the zero point are one float, made of the bits of both."""
+    d = like.dtype
+    EXPONENT: tl.constexpr = 0xC300 if d == tl.bfloat16 else 0xE400  # -128, -1024
+    CONSTRAINTS: tl.constexpr = "=r,=r,=r,=r,=r,=r,=r,=r,r,r" + ",r" * len(zeros)
+    arguments = (words,)
+    for number in tl.static_range(len(zeros)):
+        less = (zeros[number] | EXPONENT).to(tl.int16).to(d, bitcast=True)
+        arguments = append(arguments, less[:, None])
+    return tl.inline_asm_elementwise(ASM, CONSTRAINTS, list(arguments), (d, d, d, d, d, d, d, d), is_pure=True, pack=2)
 
 
 @triton.jit
@@ -124,6 +153,18 @@ def _integers(dtype: torch.dtype, zero: int, high_bits: int) -> str:
             lines.append(f"shr.u32 h, $10, {right};" if right >= 0 else f"shl.b32 h, $10, {-right};")
             lines.append(f"lop3.b32 s, h, 0x{mask << 16 | mask:08X}, s, 0xEA;")
         lines.append(f"{fma} ${plane}, s, one, less;")
+    return _block(lines)
+
+
+@cache
+def _zero_points(dtype: torch.dtype, groups: int) -> str:
+    """Words $8, $9 -> planes $0 .. $7; what each group subtracts is in both halves of $10, $11, ..."""
+    exponent, fma, constants = _magic(dtype, 0)
+    lines = [*constants, ".reg .b32 a, s;"]
+    for plane in range(8):
+        lines.append("shr.u32 a, a, 4;" if plane % 4 else f"prmt.b32 a, $8, $9, {('0x5410', '0x7632')[plane // 4]};")
+        lines.append(f"lop3.b32 s, a, 0x000F000F, {exponent}, 0xEA;")
+        lines.append(f"{fma} ${plane}, s, one, ${10 + plane * groups // 8};")
     return _block(lines)
 
 

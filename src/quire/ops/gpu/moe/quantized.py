@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.ops.gpu.activation import activate_times
 from quire.ops.gpu.linear.grouped import group_sums
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
-from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of
+from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of, zeros_of
 from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
 
 MAX_TILE_ROUTES = 64
@@ -32,7 +32,10 @@ class QuantizedExperts:
 
 
 def can_stack(parts: Sequence[GroupedWeight]) -> bool:
-    kinds = {(w.bits, w.group, w.width, w.zero, w.has_offsets, w.codebook, *map(_dtype, _tensors(w))) for w in parts}
+    kinds = {
+        (w.bits, w.group, w.width, w.zero, w.has_zero_points, w.has_offsets, w.codebook, *map(_dtype, _tensors(w)))
+        for w in parts
+    }
     return len(kinds) == 1
 
 
@@ -203,14 +206,15 @@ def _gemm(
     like = tl.zeros((1,), x_ptr.dtype.element_ty)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for chunk in tl.range(0, chunks, num_stages=STAGES):
-        scales = load_scales(weight, chunk, outputs, all_outputs, GROUP, PLANES * WIDTH, HAS_OFFSETS)
+        scales = load_scales(weight, chunk, outputs, all_outputs, GROUP, PLANES * WIDTH, HAS_OFFSETS or ZERO < 0)
+        zeros = zeros_of(scales, GROUPS, ZERO)
         x_sums = ()
         if x_sum_ptr is not None:
             for number in tl.static_range(GROUPS):
                 x_sums = append(x_sums, tl.load(x_sum_ptr + (chunk * GROUPS + number) * x_sum_stride + rows))
         offsets = (outputs * chunks + chunk)[:, None] * WIDTH + columns[None, :]
         high = None if weight.high is None else tl.load(weight.high + offsets)
-        planes = unpack(tl.load(weight.words + offsets), high, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
+        planes = unpack(tl.load(weight.words + offsets), high, zeros, like, weight.codebook, BITS, ZERO, CODEBOOK, ASM)
         for number in tl.static_range(GROUPS):
             k = (chunk * GROUPS + number) * RUN + tl.arange(0, RUN)
             inside = present[None, :] if WHOLE_CHUNKS else present[None, :] & (k < K)[:, None]
