@@ -38,7 +38,6 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
 
-BACKENDS = [backend for backend in BACKENDS if backend != "gpu"]  # which has no states
 KINDS = ["linear_attention", "full_attention", "linear_attention"]
 CALM = {"initializer_range": 0.15}  # with more, transformers' own chunks are off by more than the tolerance
 HYBRID = {"num_hidden_layers": 3, "layer_types": KINDS, "head_dim": 24}

@@ -17,6 +17,14 @@ from quire.ops.gpu.attention.paths import Paths, split_trees
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.hidden_states import GpuHiddenStates
+from quire.ops.gpu.states.segments import (
+    SegmentInputs,
+    are_independent,
+    has_states,
+    segments_on_device,
+    taps_of,
+    with_segments,
+)
 from quire.ops.opset import WORD_BITS, Int32, StepBatch
 
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
@@ -69,9 +77,12 @@ class GraphInputs:
     The host has two sets, used in turn: while one is being copied, the next step is written into the other."""
 
     def __init__(
-        self, num_tokens: int, num_seqs: int, width: int, device: torch.device, decodes: bool, max_queries: int = 1
-    ) -> None:
+        self, num_tokens: int, num_seqs: int, width: int, device: torch.device, decodes: bool, max_queries: int = 1,
+        state_taps: int | None = None,
+    ) -> None:  # fmt: skip
         pinned = device.type == "cuda"
+        has_states = state_taps is not None
+        self.segments = SegmentInputs(num_tokens, num_seqs, state_taps, device, decodes) if has_states else None
         self.max_queries = max_queries
         num_words = num_tokens if max_queries > 1 else 0
         self._sizes = [2 * num_words, *[num_tokens] * 5, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
@@ -132,6 +143,8 @@ class GraphInputs:
         self._device.copy_(self._hosts[0], non_blocking=True)
         if self._sent:
             self._sent[0].record()
+        if self.segments is not None:
+            self.segments.send(batch)
 
 
 def _max_queries(batch: StepBatch) -> int:
@@ -207,7 +220,8 @@ class GpuProgram:
         hidden: GpuHiddenStates | None = None,
         tree_nodes: int = 0,
     ) -> None:
-        self.takes_trees = not cache.spec.latent
+        self._state_taps = taps_of(cache.spec) if has_states(cache.spec) else None
+        self.takes_trees = not cache.spec.latent and self._state_taps is None
         self._last, self._batch_invariant, self._hidden = last, batch_invariant, hidden
         self.kept: Tensor | None = None
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
@@ -234,6 +248,8 @@ class GpuProgram:
     def _run(self, batch: StepBatch) -> Tensor:
         n = batch.num_tokens
         assert n <= self._max_tokens, f"{n} tokens, compiled for {self._max_tokens}"
+        if self._state_taps is not None:
+            batch = with_segments(batch, self._cache.spec)
         if captured := self._graph_for(batch):
             captured.inputs.send(batch)
             captured.graph.replay()
@@ -247,7 +263,7 @@ class GpuProgram:
     def _graph_for(self, batch: StepBatch) -> CapturedGraph | None:
         """The smallest graph that holds the step, if there is one."""
         n, rows = batch.num_tokens, len(batch.logit_rows)
-        if len(batch.context_lens) == n == rows:
+        if len(batch.context_lens) == n == rows and (batch.states is None or are_independent(batch.states)):
             graphs = self._decode_graphs.get(batch.adapters is not None, {})
             return next((graph for size, graph in graphs.items() if size >= n), None)
         if batch.adapters is not None or batch.source_lens is not None:
@@ -264,6 +280,7 @@ class GpuProgram:
         prompt = min(self._max_tokens - others, self._max_model_len)
         for lengths in ([prompt], [prompt] + [1] * others):
             step = dry_run_batch(lengths, self._cache.spec.block_size)
+            step = step if self._state_taps is None else with_segments(step, self._cache.spec)
             self._forward(self._on_device(step))
             if self._adapts:
                 self._forward(self._on_device(replace(step, adapters=np.zeros_like(step.ids))))
@@ -273,7 +290,15 @@ class GpuProgram:
         sizes = [n for n in PREFILL_GRAPH_SIZES if n <= self._max_tokens]
         self._prefill_graphs = self._drop_slower(
             self._capture(
-                GraphInputs(size, min(size, max_rows), self._width, self._device, decodes=False), with_adapters=False
+                GraphInputs(
+                    size,
+                    min(size, max_rows),
+                    self._width,
+                    self._device,
+                    decodes=False,
+                    state_taps=self._state_taps,
+                ),
+                with_adapters=False,
             )
             for size in reversed(sizes)
         )
@@ -288,7 +313,8 @@ class GpuProgram:
             for size in reversed(sizes)
         )
         sizes = decode_graph_sizes(min(max_rows, self._max_tokens))
-        inputs = [GraphInputs(size, size, self._width, self._device, decodes=True) for size in reversed(sizes)]
+        given = {"decodes": True, "state_taps": self._state_taps}
+        inputs = [GraphInputs(size, size, self._width, self._device, **given) for size in reversed(sizes)]
         self._decode_graphs[False] = self._drop_slower(self._capture(one, with_adapters=False) for one in inputs)
         if self._adapts:  # steps without adapters have graphs without them
             self._decode_graphs[True] = self._drop_slower(self._capture(one, with_adapters=True) for one in inputs)
@@ -337,6 +363,7 @@ class GpuProgram:
             ancestors=words if inputs.max_queries > 1 else None,
             max_queries=inputs.max_queries,
             hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
+            segments=None if inputs.segments is None else inputs.segments.segments,
         )
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
@@ -382,6 +409,7 @@ class GpuProgram:
             max_queries=max_queries,
             hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
             sources=None if batch.source_lens is None else self._sources(batch, counts, positions, slots),
+            segments=None if self._state_taps is None else segments_on_device(batch, self._state_taps, self._device),
         )
 
     def _sources(self, batch: StepBatch, counts: Int32, positions: Tensor, slots: Tensor) -> GpuBatch:
