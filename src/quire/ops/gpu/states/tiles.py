@@ -79,7 +79,7 @@ def _inverse_kernel(
     """The inverse of 1 + the strict lower triangle of beta_i (c_i / c_j) (k_i . k_j), for a tile and a head."""
     tile, head = tl.program_id(0), tl.program_id(1)
     index, row = tl.arange(0, TILE), tl.arange(0, ROWS)
-    token = tile.to(tl.int64) * TILE + index
+    token = (tile * TILE + index).to(tl.int64)
     inside = token < num_tokens
     key = key_head_of(head, HEADS, KEY_HEADS, TILED) * KEY_DIM + row
     mask = inside[:, None] & (row < KEY_DIM)[None]
@@ -100,7 +100,7 @@ def _inverse_kernel(
         weights = tl.sum(tl.where(index[:, None] == i, matrix, 0.0), axis=0)
         line = tl.sum(weights[:, None] * inverse, axis=0)
         inverse = tl.where(index[:, None] == i, inverse - line[None], inverse)
-    place = (tile.to(tl.int64) * HEADS + head) * TILE * TILE
+    place = (tile * HEADS + head).to(tl.int64) * TILE * TILE
     tl.store(inverses + place + index[:, None] * TILE + index[None], inverse)
 
 
@@ -132,7 +132,7 @@ def _tiles_kernel(
         size: tl.constexpr = HEADS * KEY_DIM * VALUE_DIM
         state = tl.load(slots + source * size + place, mask=in_state & (source >= 0), other=0.0)
         for tile in range(first // TILE, tl.cdiv(end, TILE)):
-            token = tile.to(tl.int64) * TILE + index
+            token = (tile * TILE + index).to(tl.int64)
             inside = (token >= first) & (token < end)
             is_key = inside[:, None] & is_row[None]
             keys = tl.load(k + token[:, None] * k_stride + key[None], mask=is_key, other=0.0).to(tl.float32)
@@ -148,7 +148,7 @@ def _tiles_kernel(
             kept = tl.exp(logs)[:, None]
             if HAS_BETA:
                 old = tl.dot(keys, state, input_precision=PRECISION)
-                inverse_at = inverses + (tile.to(tl.int64) * HEADS + head) * TILE * TILE
+                inverse_at = inverses + (tile * HEADS + head).to(tl.int64) * TILE * TILE
                 both = inside[:, None] & inside[None]
                 inverse = tl.load(inverse_at + index[:, None] * TILE + index[None], mask=both, other=0.0)
                 added = tl.dot(inverse, factor[:, None] * (values - kept * old), input_precision=PRECISION)
