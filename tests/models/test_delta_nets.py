@@ -66,7 +66,7 @@ EXPERTS = {
 KIMI = {
     "num_hidden_layers": 3,
     "layer_types": KINDS,
-    "kv_lora_rank": 40,
+    "kv_lora_rank": 32,  # a power of two, as on GPUs
     "qk_nope_head_dim": 20,
     "qk_rope_head_dim": 12,
     "v_head_dim": 28,

@@ -85,9 +85,10 @@ class StateOps:
         self, q: GpuValue, k: GpuValue, v: GpuValue, gates: Gates, batch: GpuBatch, layer: int, tiled: bool = False
     ) -> Tensor:
         slots, segments = _states(batch).recurrent[layer], _segments(batch)
-        in_tiles = not self.batch_invariant and takes_tiles(gates, slots.shape[2], segments)
+        q, k, v = (materialize(x) for x in (q, k, v))
+        in_tiles = not self.batch_invariant and takes_tiles(q, gates, slots.shape[2], segments)
         attend = attend_tiles if in_tiles else attend_tokens
-        return attend(*map(materialize, (q, k, v)), gates, slots, segments, tiled)
+        return attend(q, k, v, gates, slots, segments, tiled)
 
     def mamba_scan(
         self, x: GpuValue, dt: GpuValue, b: GpuValue, c: GpuValue, weights: MambaWeights, batch: GpuBatch, layer: int

@@ -9,7 +9,8 @@ substitution, which is exact where keys repeat; a second one goes through the ti
 
 Tiles begin at multiples of 64 tokens of the step, wherever segments do: of a triangular matrix, a block on the diagonal
 has the block of the inverse as its inverse. Sums depend on where a segment begins, so `batch_invariant` does without
-this file. Operands of dots are tf32 (or fp32, if activations are), sums and states fp32."""
+this file. Keys and queries go into tensor cores as they are, in 16 bits; a state, and what is added to it, as the sum
+of two such numbers, so that no error stays in a state that its keys did not bring along. Sums are fp32."""
 
 import torch
 import triton
@@ -19,15 +20,15 @@ from torch import Tensor
 from quire.ops.gpu.states.linear_attention import Decays, Gates, check, key_head_of, new_output, token_gates
 from quire.ops.gpu.states.segments import TILE, DeviceSegments
 
-MAX_KEY_DIM = 256  # a tile of keys and one of a state fit into shared memory
+MAX_KEY_BYTES = 512  # of a token: tiles of keys and of queries fit into shared memory
 VALUE_COLUMNS = 32  # of a state, a program
 MIN_DOT = 16
 FAR = tl.constexpr(1e18)
 
 
-def takes_tiles(gates: Gates, key_dim: int, segments: DeviceSegments) -> bool:
+def takes_tiles(q: Tensor, gates: Gates, key_dim: int, segments: DeviceSegments) -> bool:
     """Rows with decays of their own (Kimi) have no quotients that stay in range."""
-    return segments.long and gates.kind != Decays.ROW and key_dim <= MAX_KEY_DIM
+    return segments.long and gates.kind != Decays.ROW and key_dim * q.element_size() <= MAX_KEY_BYTES
 
 
 def attend_tiles(
@@ -37,9 +38,10 @@ def attend_tiles(
     (T, _), (_, heads, key_dim, value_dim) = v.shape, slots.shape
     check(q, k, v, gates, slots)
     out = new_output(v, segments)
-    rows, precision = max(triton.next_power_of_2(key_dim), MIN_DOT), "ieee" if q.dtype == torch.float32 else "tf32"
+    assert q.dtype == k.dtype, f"q in {q.dtype}, k in {k.dtype}"
+    rows = max(triton.next_power_of_2(key_dim), MIN_DOT)
     shape = {"HEADS": heads, "KEY_HEADS": q.shape[1] // key_dim, "KEY_DIM": key_dim, "TILED": tiled}
-    options = {**shape, "KIND": int(gates.kind), "TILE": TILE, "ROWS": rows, "PRECISION": precision}
+    options = {**shape, "KIND": int(gates.kind), "TILE": TILE, "ROWS": rows}
     inverses = out
     if gates.beta is not None:
         inverses = torch.empty(triton.cdiv(T, TILE), heads, TILE, TILE, dtype=torch.float32, device=v.device)
@@ -66,6 +68,7 @@ def attend_tiles(
         COLUMNS=columns,
         **options,
         num_warps=4,
+        num_stages=2 if key_dim * q.element_size() <= MAX_KEY_BYTES // 2 else 1,  # tiles of keys in shared memory
     )
     return out
 
@@ -74,7 +77,7 @@ def attend_tiles(
 def _inverse_kernel(
     k, k_stride, decay, decay_stride, beta, beta_stride, before, inverses, num_tokens,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, TILED: tl.constexpr, KIND: tl.constexpr,
-    TILE: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The inverse of 1 + the strict lower triangle of beta_i (c_i / c_j) (k_i . k_j), for a tile and a head."""
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -83,7 +86,7 @@ def _inverse_kernel(
     inside = token < num_tokens
     key = key_head_of(head, HEADS, KEY_HEADS, TILED) * KEY_DIM + row
     mask = inside[:, None] & (row < KEY_DIM)[None]
-    keys = tl.load(k + token[:, None] * k_stride + key[None], mask=mask, other=0.0).to(tl.float32)
+    keys = tl.load(k + token[:, None] * k_stride + key[None], mask=mask, other=0.0)
     log, factor = token_gates(
         decay, decay_stride, beta, beta_stride, beta, beta, 0.0, 0.0, token, head, inside, KIND, True
     )
@@ -92,7 +95,7 @@ def _inverse_kernel(
     run = tl.cumsum(starts.to(tl.int32), axis=0)  # tokens of another run may not be numbers
     lower = (index[:, None] > index[None]) & (run[:, None] == run[None])
     shares = tl.exp(tl.where(lower, logs[:, None] - logs[None], float("-inf")))
-    products = tl.dot(keys, tl.trans(keys), input_precision=PRECISION)
+    products = tl.dot(keys, tl.trans(keys), input_precision="ieee")
     matrix = tl.where(lower, factor[:, None] * shares * products, 0.0)
     matrix = tl.where(tl.abs(matrix) < FAR, matrix, 0.0)  # no other run sees what is no number
     inverse = tl.where(index[:, None] == index[None], 1.0, 0.0)
@@ -110,7 +113,6 @@ def _tiles_kernel(
     max_delta, inverses, slots, out, table, chain_starts,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TILED: tl.constexpr,
     KIND: tl.constexpr, HAS_BETA: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     chain, head = tl.program_id(0), tl.program_id(1)
     index, row = tl.arange(0, TILE), tl.arange(0, ROWS)
@@ -135,8 +137,8 @@ def _tiles_kernel(
             token = (tile * TILE + index).to(tl.int64)
             inside = (token >= first) & (token < end)
             is_key = inside[:, None] & is_row[None]
-            keys = tl.load(k + token[:, None] * k_stride + key[None], mask=is_key, other=0.0).to(tl.float32)
-            queries = tl.load(q + token[:, None] * q_stride + key[None], mask=is_key, other=0.0).to(tl.float32)
+            keys = tl.load(k + token[:, None] * k_stride + key[None], mask=is_key, other=0.0)
+            queries = tl.load(q + token[:, None] * q_stride + key[None], mask=is_key, other=0.0)
             is_value = inside[:, None] & is_column[None]
             values = tl.load(v + token[:, None] * v_stride + value[None], mask=is_value, other=0.0).to(tl.float32)
             log, factor = token_gates(
@@ -147,20 +149,42 @@ def _tiles_kernel(
             total = tl.sum(log, axis=0)
             kept = tl.exp(logs)[:, None]
             if HAS_BETA:
-                old = tl.dot(keys, state, input_precision=PRECISION)
+                old = _product(keys, state)
                 inverse_at = inverses + (tile * HEADS + head).to(tl.int64) * TILE * TILE
                 both = inside[:, None] & inside[None]
                 inverse = tl.load(inverse_at + index[:, None] * TILE + index[None], mask=both, other=0.0)
-                added = tl.dot(inverse, factor[:, None] * (values - kept * old), input_precision=PRECISION)
+                added = _product_of_floats(inverse, factor[:, None] * (values - kept * old), keys.dtype)
             else:
                 added = factor[:, None] * values
             past = (index[:, None] >= index[None]) & inside[None]
             shares = tl.exp(tl.where(past, logs[:, None] - logs[None], float("-inf")))
-            scores = shares * tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-            result = kept * tl.dot(queries, state, input_precision=PRECISION)
-            result += tl.dot(scores, added, input_precision=PRECISION) + skipped * values
+            scores = shares * tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            result = kept * _product(queries, state) + skipped * values
+            result += _product_of_floats(scores, added, keys.dtype)
             outputs = out + token[:, None] * (HEADS * VALUE_DIM) + value[None]
             tl.store(outputs, result.to(out.dtype.element_ty), mask=is_value)
-            left = tl.trans(keys * tl.exp(total - logs)[:, None])
-            state = tl.exp(total) * state + tl.dot(left, added, input_precision=PRECISION)
+            left = added * tl.exp(total - logs)[:, None]
+            state = tl.exp(total) * state + _product(tl.trans(keys), left)
         tl.store(slots + target * size + place, state, mask=in_state & (target >= 0))
+
+
+@triton.jit
+def _product(x, y):
+    """x . y, where y is fp32: in 16 bits, as the sum of two numbers."""
+    if x.dtype == tl.float32:
+        result = tl.dot(x, y, input_precision="ieee")
+    else:
+        high = y.to(x.dtype)
+        low = (y - high.to(tl.float32)).to(x.dtype)
+        result = tl.dot(x, low, tl.dot(x, high))
+    return result
+
+
+@triton.jit
+def _product_of_floats(x, y, INPUTS: tl.constexpr):
+    """x . y, both fp32: as tf32, unless inputs are fp32."""
+    if INPUTS == tl.float32:
+        result = tl.dot(x, y, input_precision="ieee")
+    else:
+        result = tl.dot(x, y, input_precision="tf32")
+    return result
