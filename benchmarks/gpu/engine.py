@@ -116,11 +116,43 @@ GPT_OSS_20B: dict[str, Any] = {
     },
     "vocab_size": 201088,
 }
+QWEN3_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 151936,
+}
 SHAPES = {
     "llama-8b": LLAMA_8B,
     "deepseek-v2-lite": DEEPSEEK_V2_LITE,
     "qwen3-30b-a3b": QWEN3_30B_A3B,
     "gpt-oss-20b": GPT_OSS_20B,
+    "qwen3-next": QWEN3_NEXT,  # 80B-A3B: with --quantization int4
+    "qwen3-next-half": {**QWEN3_NEXT, "num_hidden_layers": 24},  # in bf16
 }
 
 

@@ -8,8 +8,7 @@ import pytest
 from fakes import make_drafts_free
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
-from quire.ops.opset import KVSpec, StateSpec
-from quire.runtime.kv import check_gpu_spec
+from quire.ops.opset import StateSpec
 
 SHARED = "A quire is four sheets of paper or parchment folded to form eight leaves. "
 PROMPTS = [SHARED, SHARED + "Then the binder sews them.", SHARED + "It is read.", "x", "In the beginning was the word"]
@@ -151,8 +150,6 @@ def test_what_states_cannot_do_is_refused_by_name(hybrid: Path, tmp_path: Path) 
         LLM(hybrid, swap_space=0.01)
     with pytest.raises(DoesNotFit, match="the recurrent states of a sequence and of a prefix need"):
         LLM(hybrid, kv_cache_memory_bytes=2 * SLOT_BYTES)
-    with pytest.raises(Unsupported, match="recurrent states on a GPU"):
-        check_gpu_spec(KVSpec(1, 1, 16, 16, "float16", states=StateSpec(1, (1, 2, 3))))
 
 
 def test_a_model_without_attention_has_no_draft_model(mamba: Path, tiny_model: Path) -> None:

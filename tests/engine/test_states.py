@@ -8,10 +8,9 @@ import pytest
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core import kv_tiers
 from quire.core.errors import BadRequest, Unsupported
-from quire.ops.opset import ConvSpec, KVSpec
+from quire.ops.opset import ConvSpec
 from quire.runtime import disk_tier
 from quire.runtime.disk_tier import DiskTier
-from quire.runtime.kv import check_gpu_spec
 
 SHARED = "A quire is four sheets of paper or parchment folded to form eight leaves. "
 PROMPTS = [SHARED, SHARED + "Then the binder sews them.", SHARED + "It is read.", "x", "In the beginning was the word"]
@@ -116,8 +115,6 @@ def test_what_states_cannot_do_is_refused_by_name(hybrid: Path) -> None:
         LLM(hybrid).beam_search(["x"], BeamSearchParams(beam_width=2, max_tokens=4))
     with pytest.raises(Unsupported, match="speculative decoding with a `Lfm2ForCausalLM`"):
         LLM(hybrid, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
-    with pytest.raises(Unsupported, match="causal convolutions on a GPU"):
-        check_gpu_spec(KVSpec(1, 1, 16, 16, "float16", conv=CONV))
 
 
 def test_a_hybrid_does_not_draft(hybrid: Path, tiny_model: Path) -> None:

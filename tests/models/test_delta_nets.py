@@ -38,7 +38,6 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
 
-BACKENDS = [backend for backend in BACKENDS if backend != "gpu"]  # which has no states
 KINDS = ["linear_attention", "full_attention", "linear_attention"]
 CALM = {"initializer_range": 0.15}  # with more, transformers' own chunks are off by more than the tolerance
 HYBRID = {"num_hidden_layers": 3, "layer_types": KINDS, "head_dim": 24}
@@ -67,7 +66,7 @@ EXPERTS = {
 KIMI = {
     "num_hidden_layers": 3,
     "layer_types": KINDS,
-    "kv_lora_rank": 40,
+    "kv_lora_rank": 32,  # a power of two, as on GPUs
     "qk_nope_head_dim": 20,
     "qk_rope_head_dim": 12,
     "v_head_dim": 28,

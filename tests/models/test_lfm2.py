@@ -12,7 +12,6 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import lfm2
 from quire.weights.config import CheckpointConfig
 
-BACKENDS = [backend for backend in BACKENDS if backend != "gpu"]  # which has no causal convolution
 HYBRID = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "full_attention", "conv", "full_attention"],

@@ -34,7 +34,6 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
 
-BACKENDS = [backend for backend in BACKENDS if backend != "gpu"]  # which has no recurrences
 MAMBA2 = {"num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": 2, "chunk_size": 8}
 HYBRID = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_chunk_size": 8}
 ODD = {  # heads of 20 columns, states of 12

@@ -19,6 +19,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 ATTENTION = ["triton_attention", "triton_latent", "triton_self_attention", "triton_step", "draft_trees", "block_copy"]
 OTHERS = ["triton_elementwise", "triton_linear", "triton_eight_bits", "triton_low_rank", "triton_routing"]
+STATES = ["triton_states", "triton_state_ops"]
 WRONG = """
 import torch, triton, triton.language as tl
 
@@ -51,7 +52,7 @@ def test_a_kernel_that_the_interpreter_takes_is_refused(tmp_path: Path) -> None:
     assert list(found["refused"]) == ["test_wrong.wrong"] and "tl.load(shift)" in found["refused"]["test_wrong.wrong"]
 
 
-@pytest.mark.parametrize(("names", "least"), [(ATTENTION, 10), (OTHERS, 18)])
+@pytest.mark.parametrize(("names", "least"), [(ATTENTION, 10), (OTHERS, 18), (STATES, 10)])
 def test_all_kernels_are_taken(names: list[str], least: int) -> None:
     found = translate(*(f"tests/ops/test_{name}.py" for name in names))
     assert found["refused"] == {}

@@ -71,10 +71,6 @@ def _check_int8(config: ModelConfig, block_size: int) -> None:
 
 def check_gpu_spec(spec: KVSpec) -> None:
     """Refuse what the GPU's kernels do not support."""
-    if spec.conv:
-        raise Unsupported("a model with causal convolutions on a GPU", "use device cpu")
-    if spec.states:
-        raise Unsupported("a model with recurrent states on a GPU", "use device cpu")
     if spec.block_size & (spec.block_size - 1):
         raise BadRequest(
             f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"

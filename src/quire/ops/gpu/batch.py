@@ -16,6 +16,7 @@ from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.deferred import ColumnSlice
 from quire.ops.gpu.linear.lora import sort_by_slot
 from quire.ops.gpu.moe.moe import RoutedTokens
+from quire.ops.gpu.states.segments import DeviceSegments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +50,7 @@ class GpuBatch:
     hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
     kept: Tensor | None = None  # [T, columns] rows that the forward pass keeps
     sources: "GpuBatch | None" = None  # for cross-attention: each token is a sequence whose context is its source
+    segments: DeviceSegments | None = None  # of models with states
     pending_kv: tuple[int, ColumnSlice, ColumnSlice] | None = None  # layer, k and v (or latent, k_rope)
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
     _prefill_plan: PrefillPlan | None = None
@@ -62,7 +64,7 @@ class GpuBatch:
         return self._tokens_by_slot
 
     def pages(self, layer: int) -> Pages:
-        k, v, *scales = (page[layer] for page in self.cache.pages)
+        k, v, *scales = (page[layer] for page in self.cache.kv_pages)
         k_scales, v_scales = scales or (None, None)
         return Pages(k, v, k_scales, v_scales, *self.cache.spec.fp8_scales_of(layer))
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from quire.core.errors import DoesNotFit
 from quire.ops.gpu.block_copy import BESIDE, copy_blocks
 from quire.ops.gpu.pinned import pinned
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KVSpec, StateSpec
 from quire.ops.reference.cache import TorchCache, page_layout, zero_pages  # the layout is the specification's
+from quire.ops.reference.states import TorchStates
 
 ALIGNMENT = 256  # bytes
 
@@ -26,6 +27,17 @@ class GpuCache(TorchCache):
         self._beside = torch.cuda.Stream(device) if self._has_cuda else None
         self._saved: torch.cuda.Event | None = None  # the last swap to the host, until it is joined
         super().__init__(spec, num_blocks, num_host_blocks, device)
+
+    def _allocate_slots(self, states: StateSpec, device: str) -> TorchStates:
+        try:
+            return super()._allocate_slots(states, device)
+        except torch.OutOfMemoryError as error:
+            free, _ = torch.cuda.mem_get_info()
+            raise DoesNotFit(
+                f"{states.num_slots} state slots need {states.num_slots * states.slot_bytes / 2**30:.2f} GiB, and "
+                f"{free / 2**30:.2f} GiB of the GPU's memory are free",
+                "ask for less kv_cache_memory_bytes, or leave it out: what fits is taken",
+            ) from error
 
     def _allocate(self, num_blocks: int, device: str) -> tuple[Tensor, ...]:
         try:

@@ -10,8 +10,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from quire.ops.gpu.head_norm import norm_heads
 from quire.ops.gpu.linear.heads import linear_heads
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
+from quire.ops.opset import Activation
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +51,43 @@ class DeferredRows:
         return self._quantized[dtype, group]
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class ActivatedRows(DeferredRows):
+    """An activation of `source`, which a multiplication may do on the way."""
+
+    source: Tensor
+    kind: Activation
+
+
+@dataclass(slots=True, eq=False)
+class DeferredConv:
+    """A causal convolution, which an activation behind it becomes a part of. It writes states: it runs once."""
+
+    num_rows: int
+    compute: Callable[[Activation | None], Tensor]
+    _result: Tensor | None = None
+
+    def tensor(self) -> Tensor:
+        if self._result is None:
+            self._result = self.compute(None)
+        return self._result
+
+    def activated(self, kind: Activation) -> Tensor:
+        assert self._result is None, "a convolution is activated before it is used"
+        self._result = self.compute(kind)
+        return self._result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeferredDecay:
+    """exp(log): what a token leaves of a state. Its kernels want the logarithm, in fp32."""
+
+    log: Tensor
+
+    def tensor(self) -> Tensor:
+        return self.log.exp()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorm:
     """Every head is divided by its root mean square, and multiplied with `weight` [head_dim]."""
@@ -60,7 +99,7 @@ class HeadNorm:
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnSlice:
     """Neighbouring columns of a projection: q, k or v. First `norm` and then `angles` are still to be applied to every
-    head, by the kernel that writes K and V."""
+    head, by the kernel that writes K and V; where there is none, the norm is a kernel of its own."""
 
     whole: Tensor  # [T, columns]
     first: int
@@ -69,8 +108,10 @@ class ColumnSlice:
     angles: Tensor | None = None
 
     def tensor(self) -> Tensor:
-        assert self.norm is None and self.angles is None, "heads are normed and rotated where K and V are written"
-        return self.stored()
+        assert self.angles is None, "heads are rotated where K and V are written"
+        if self.norm is None:
+            return self.stored()
+        return norm_heads(self.stored(), self.norm.weight, self.norm.eps, len(self.norm.weight))
 
     def stored(self) -> Tensor:
         """The columns as the projection leaves them."""
@@ -97,7 +138,7 @@ class DeferredHeadLinear:
         linear_heads(heads, self.w, out, batch_invariant=self.batch_invariant)
 
 
-GpuValue: TypeAlias = Tensor | DeferredSum | DeferredRows | ColumnSlice
+GpuValue: TypeAlias = Tensor | DeferredSum | DeferredRows | ColumnSlice | DeferredConv | DeferredDecay
 
 
 def materialize(x: GpuValue | DeferredHeadLinear) -> Tensor:
@@ -113,8 +154,10 @@ def as_columns(x: GpuValue) -> ColumnSlice:
 
 def num_rows_of(x: GpuValue) -> int:
     match x:
-        case DeferredRows():
+        case DeferredRows() | DeferredConv():
             return x.num_rows
+        case DeferredDecay():
+            return len(x.log)
         case DeferredSum():
             return len(x.y)
         case ColumnSlice():

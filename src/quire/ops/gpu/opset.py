@@ -23,7 +23,9 @@ from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.deferred import (
+    ActivatedRows,
     ColumnSlice,
+    DeferredConv,
     DeferredHeadLinear,
     DeferredRows,
     DeferredSum,
@@ -34,6 +36,7 @@ from quire.ops.gpu.deferred import (
     num_rows_of,
 )
 from quire.ops.gpu.embedding import embedding
+from quire.ops.gpu.head_norm import norm_heads
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.linear.dequantize import dequantize_rows
 from quire.ops.gpu.linear.grouped import grouped_linear, wants_int16_input
@@ -59,6 +62,7 @@ from quire.ops.gpu.norm import (
 from quire.ops.gpu.pointwise import activate_elements, soft_cap_
 from quire.ops.gpu.program import GpuProgram, dry_run_batch
 from quire.ops.gpu.sampling.sampler import DeviceSampler
+from quire.ops.gpu.states.opset import StateOps
 from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments, quantization_for
 from quire.ops.opset import (
     Activation,
@@ -82,7 +86,7 @@ GRAPH_BYTES = 3 * 2**29  # reserved for graphs and the sampler's tables, which a
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-class GpuOps:
+class GpuOps(StateOps):
     def __init__(
         self,
         device: str = "cuda",
@@ -148,9 +152,6 @@ class GpuOps:
     def table(self, tensor: StoredTensor) -> Tensor | GroupedWeight:
         quantized = load_quantized([tensor], self.device) if can_keep_quantized(tensor, self.dtype) else None
         return quantized if isinstance(quantized, GroupedWeight) else load_floats(tensor, self.dtype, self.device)
-
-    def conv_weight(self, tensor: StoredTensor) -> Tensor:
-        raise Unsupported("a model with causal convolutions on a GPU", "use device cpu")
 
     def biases(self, table: Float32) -> Tensor:
         return torch.tensor(table, dtype=torch.float32, device=self.device).contiguous()
@@ -225,7 +226,11 @@ class GpuOps:
         return embedding(tokens, table, last=last)
 
     def rms_norm(self, x: GpuValue, weight: Tensor, eps: float, groups: int = 1) -> DeferredRows | ColumnSlice:
-        assert groups == 1, "only models with recurrent states norm in groups, and those run on a CPU"
+        if groups > 1:
+            parts = materialize(x)
+            return _rows(len(parts), partial(norm_heads, parts, weight, eps, len(weight) // groups), self._overlap)
+        if isinstance(x, Tensor) and len(weight) < x.shape[1]:
+            x = as_columns(x)
         if isinstance(x, ColumnSlice) and x.angles is not None:  # a norm after the rotation: no kernel has that order
             heads = rotate_heads(x.stored().unflatten(-1, (-1, len(weight))), x.angles).float()
             normed = heads * (heads.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
@@ -329,9 +334,10 @@ class GpuOps:
     def linear_heads(self, x: Tensor | ColumnSlice, w: PackedHeads) -> DeferredHeadLinear:
         return DeferredHeadLinear(materialize(x), w.packed, self.batch_invariant)
 
-    def split(self, x: Tensor, sizes: Sequence[int]) -> tuple[ColumnSlice, ...]:
+    def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[ColumnSlice, ...]:
+        whole = materialize(x)
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
-        return tuple(ColumnSlice(x, first, size) for first, size in zip(firsts, sizes, strict=True))
+        return tuple(ColumnSlice(whole, first, size) for first, size in zip(firsts, sizes, strict=True))
 
     def rope_angles(self, positions: Tensor, frequencies: Frequencies) -> Tensor:
         return rope_angles(positions, frequencies)
@@ -449,7 +455,11 @@ class GpuOps:
         _, latent, k_rope = batch.pending_kv
         batch.pending_kv = None
         spec, angles = batch.cache.spec, q_rope.angles
-        assert angles is not None and k_rope.angles is angles, "q and k have the same angles"
+        assert k_rope.angles is angles, "q and k have the same angles"
+        if angles is None:  # Kimi Linear: nothing is rotated
+            half = (spec.head_dim - spec.latent) // 2
+            angles = torch.ones(len(batch.slots), 2 * half, device=self.device)
+            angles[:, half:] = 0.0
         num_heads = q_rope.size // (spec.head_dim - spec.latent)
         q = q_rope.whole.new_empty(len(batch.slots), num_heads, spec.head_dim)
         if isinstance(q_latent, DeferredHeadLinear):
@@ -469,8 +479,18 @@ class GpuOps:
         )
         return batch.attend_latent(q, layer, scale).flatten(1)
 
-    def activate(self, x: Tensor, kind: Activation) -> DeferredRows:
-        return _rows(len(x), partial(activate_elements, x, kind), self._overlap)
+    def activate(self, x: GpuValue, kind: Activation) -> GpuValue:
+        if isinstance(x, DeferredConv):
+            return x.activated(kind)
+        source = materialize(x)
+        rows = ActivatedRows(
+            len(source),
+            partial(activate_elements, source, kind),
+            lambda dtype, group: quantize_rows(rows.tensor(), dtype, group, self._overlap),
+            source=source,
+            kind=kind,
+        )
+        return rows
 
     def activate_and_mul(self, x: Tensor, kind: Activation) -> DeferredRows:
         return DeferredRows(
@@ -493,7 +513,8 @@ class GpuOps:
             raise Unsupported("experts whose inputs are weighed (Llama 4) have no GPU kernel", "use device cpu")
         ids, weights = route(router_logits, routing, correction)
         biases = gate_up.biases, down.biases
-        return moe_mlp(materialize(x), ids, weights, gate_up.packed, down.packed, kind, *biases)
+        gated = gate_up.num_outputs != down.num_inputs
+        return moe_mlp(materialize(x), ids, weights, gate_up.packed, down.packed, kind, *biases, gated)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()

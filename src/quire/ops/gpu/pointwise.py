@@ -22,6 +22,17 @@ def activate_elements(x: Tensor, kind: Activation) -> Tensor:
     return out
 
 
+def gate_rows(x: Tensor, gate: Tensor, kind: Activation) -> Tensor:
+    """x and gate [rows, n], both may be strided -> x * activate(gate) [rows, n]"""
+    rows, n = x.shape
+    assert gate.shape == x.shape and x.stride(1) == gate.stride(1) == 1, f"{x.shape}, {gate.shape}"
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if rows:
+        grid = rows, triton.cdiv(n, BLOCK)
+        _gate_kernel[grid](x, gate, out, n, x.stride(0), gate.stride(0), KIND=int(kind), BLOCK=BLOCK)
+    return out
+
+
 def soft_cap_(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), in place."""
     assert x.is_contiguous()
@@ -36,6 +47,15 @@ def _activate_kernel(x_ptr, out_ptr, n, x_stride, KIND: tl.constexpr, BLOCK: tl.
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + row * x_stride + columns, mask=columns < n, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * n + columns, activate(x, KIND).to(out_ptr.dtype.element_ty), mask=columns < n)
+
+
+@triton.jit
+def _gate_kernel(x_ptr, gate_ptr, out_ptr, n, x_stride, gate_stride, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * x_stride + columns, mask=columns < n, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_stride + columns, mask=columns < n, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * n + columns, (x * activate(gate, KIND)).to(out_ptr.dtype.element_ty), mask=columns < n)
 
 
 @triton.jit

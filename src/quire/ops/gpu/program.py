@@ -23,6 +23,14 @@ from quire.ops.gpu.chain import DraftChain
 from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.sampler import DeviceSampler
+from quire.ops.gpu.states.segments import (
+    SegmentInputs,
+    are_independent,
+    has_states,
+    segments_on_device,
+    taps_of,
+    with_segments,
+)
 from quire.ops.opset import WORD_BITS, Chain, Int32, StepBatch
 
 log = logging.getLogger("quire.gpu")
@@ -86,9 +94,12 @@ class GraphInputs:
         decodes: bool,
         max_queries: int = 1,
         num_rows: int | None = None,  # as many as sequences
+        state_taps: int | None = None,
     ) -> None:
         pinned = device.type == "cuda"
         self.max_queries, self.num_rows = max_queries, num_rows or num_seqs
+        has_states = state_taps is not None
+        self.segments = SegmentInputs(num_tokens, num_seqs, state_taps, device, decodes) if has_states else None
         num_words = num_tokens if max_queries > 1 else 0
         self._sizes = [2 * num_words, *[num_tokens] * 5, num_seqs, self.num_rows, num_seqs + 1, num_seqs * width]
         length = sum(map(round_up, self._sizes))
@@ -148,6 +159,8 @@ class GraphInputs:
         self._device.copy_(self._hosts[0], non_blocking=True)
         if self._sent:
             self._sent[0].record()
+        if self.segments is not None:
+            self.segments.send(batch)
 
 
 def _max_queries(batch: StepBatch) -> int:
@@ -223,7 +236,8 @@ class GpuProgram:
         hidden: GpuHiddenStates | None = None,
         tree_nodes: int = 0,
     ) -> None:
-        self.takes_trees = not cache.spec.latent
+        self._state_taps = taps_of(cache.spec) if has_states(cache.spec) else None
+        self.takes_trees = not cache.spec.latent and self._state_taps is None
         self._last = None if sampler is None else sampler.last
         self._batch_invariant, self._hidden = batch_invariant, hidden
         self.kept: Tensor | None = None
@@ -258,6 +272,8 @@ class GpuProgram:
     def _run(self, batch: StepBatch) -> Tensor:
         n = batch.num_tokens
         assert n <= self._max_tokens, f"{n} tokens, compiled for {self._max_tokens}"
+        if self._state_taps is not None:
+            batch = with_segments(batch, self._cache.spec)
         if captured := self._graph_for(batch):
             captured.inputs.send(batch)
             captured.graph.replay()
@@ -271,7 +287,7 @@ class GpuProgram:
     def _graph_for(self, batch: StepBatch) -> CapturedGraph | None:
         """The smallest graph that holds the step, if there is one."""
         n, rows = batch.num_tokens, len(batch.logit_rows)
-        if len(batch.context_lens) == n == rows:
+        if len(batch.context_lens) == n == rows and (batch.states is None or are_independent(batch.states)):
             graphs = self._decode_graphs.get(batch.adapters is not None, {})
             return next((graph for size, graph in graphs.items() if size >= n), None)
         if batch.adapters is not None or batch.source_lens is not None:
@@ -291,19 +307,24 @@ class GpuProgram:
             inputs = self._prefill_inputs(size, max_rows)
             yield partial(self._forward, self._batch_from(inputs, with_adapters=False))
         for size in decode_graph_sizes(min(max_rows, self._max_tokens)):
-            inputs = GraphInputs(size, size, self._width, self._device, decodes=True)
+            inputs = self._decode_inputs(size)
             yield partial(self._forward, self._batch_from(inputs, with_adapters=False))
         for step in self._prefill_steps(max_rows):
             yield partial(self._forward, self._on_device(step))
 
     def _prefill_inputs(self, size: int, max_rows: int) -> GraphInputs:
         num_rows = min(size, max(max_rows, MAX_DRAFTED_ROWS))
-        return GraphInputs(size, min(size, max_rows), self._width, self._device, decodes=False, num_rows=num_rows)
+        given = {"num_rows": num_rows, "state_taps": self._state_taps}
+        return GraphInputs(size, min(size, max_rows), self._width, self._device, decodes=False, **given)
+
+    def _decode_inputs(self, size: int) -> GraphInputs:
+        return GraphInputs(size, size, self._width, self._device, decodes=True, state_taps=self._state_taps)
 
     def _prefill_steps(self, max_rows: int) -> list[StepBatch]:
         others = min(WARMUP_DECODE_TOKENS, max_rows - 1, self._max_tokens // 2)
         prompt = min(self._max_tokens - others, self._max_model_len)
-        return [dry_run_batch(lengths, self._cache.spec.block_size) for lengths in ([prompt], [prompt] + [1] * others)]
+        steps = [dry_run_batch(lengths, self._cache.spec.block_size) for lengths in ([prompt], [prompt] + [1] * others)]
+        return steps if self._state_taps is None else [with_segments(step, self._cache.spec) for step in steps]
 
     def _warm_up_prefill(self, max_rows: int) -> None:
         """Compile the kernels of steps with prompts, so that the first prompt does not wait seconds for them."""
@@ -335,7 +356,7 @@ class GpuProgram:
             for size in reversed(sizes)
         )
         sizes = decode_graph_sizes(min(max_rows, self._max_tokens))
-        inputs = [GraphInputs(size, size, self._width, self._device, decodes=True) for size in reversed(sizes)]
+        inputs = [self._decode_inputs(size) for size in reversed(sizes)]
         self._decode_graphs[False] = self._drop_slower(self._capture(one, with_adapters=False) for one in inputs)
         if self._adapts:  # steps without adapters have graphs without them
             self._decode_graphs[True] = self._drop_slower(self._capture(one, with_adapters=True) for one in inputs)
@@ -384,6 +405,7 @@ class GpuProgram:
             ancestors=words if inputs.max_queries > 1 else None,
             max_queries=inputs.max_queries,
             hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
+            segments=None if inputs.segments is None else inputs.segments.segments,
         )
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
@@ -429,6 +451,7 @@ class GpuProgram:
             max_queries=max_queries,
             hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
             sources=None if batch.source_lens is None else self._sources(batch, counts, positions, slots),
+            segments=None if self._state_taps is None else segments_on_device(batch, self._state_taps, self._device),
         )
 
     def _sources(self, batch: StepBatch, counts: Int32, positions: Tensor, slots: Tensor) -> GpuBatch:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KVSpec, StateSpec
 from quire.ops.reference.states import TorchStates
 
 DTYPES = {
@@ -30,11 +30,14 @@ class TorchCache:
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
-        self.slots = TorchStates(spec.states, device) if spec.states else None
+        self.slots = self._allocate_slots(spec.states, device) if spec.states else None
         self.pages = self._allocate(num_blocks, device)
         self.host_pages = self._allocate_on_host(num_host_blocks)
         self.kv_pages, self.states = (self.pages[:-1], self.pages[-1]) if spec.conv else (self.pages, torch.empty(0))
         self.k, self.v = _keys_and_values(spec, self.pages)
+
+    def _allocate_slots(self, states: StateSpec, device: str) -> TorchStates:
+        return TorchStates(states, device)
 
     def _allocate(self, num_blocks: int, device: str) -> tuple[Tensor, ...]:
         return zero_pages(self.spec, num_blocks, device)

@@ -23,6 +23,7 @@ from quire.ops.gpu.activation import activate_times
 from quire.ops.gpu.linear.quantize_rows import quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.moe.quantized import MAX_TILE_ROUTES, QuantizedExperts, quantized_expert_gemm
+from quire.ops.gpu.pointwise import activate_elements
 from quire.ops.opset import Activation
 
 BLOCK_K = 128  # inputs a step where there are scales, and the side of a block of them
@@ -86,9 +87,10 @@ def moe_mlp(
     activation: Activation = Activation.SILU,
     gate_up_biases: Tensor | None = None,
     down_biases: Tensor | None = None,
+    gated: bool = True,
 ) -> Tensor:
     """x [T, H]; ids [T, k] int32 and weights [T, k] fp32; gate_up [E, 2 I, H], down [E, H, I], biases [E, 2 I] and
-    [E, H] fp32 -> [T, H].
+    [E, H] fp32 -> [T, H]. If experts are not `gated`, gate_up is [E, I, H], and its outputs are activated.
 
     An id outside 0 .. E is an expert of another device: it adds nothing."""
     T, k = expert_ids.shape
@@ -98,7 +100,12 @@ def moe_mlp(
     E, inner = _size(down)
     routed = sort_by_expert(expert_ids, E, tile_block(T * k, E, MAX_TILE_ROUTES if quantized else 128))
     hidden = x.new_empty(T * k, inner)
-    _launch(x, gate_up, gate_up_biases, expert_weights, hidden, routed, routes_a_row=k, activation=int(activation))
+    if gated:
+        _launch(x, gate_up, gate_up_biases, expert_weights, hidden, routed, routes_a_row=k, activation=int(activation))
+    else:
+        ones = torch.ones_like(expert_weights)
+        _launch(x, gate_up, gate_up_biases, ones, hidden, routed, routes_a_row=k, activation=-1)
+        hidden = activate_elements(hidden, activation)
     parts = x.new_empty(T * k, x.shape[1])
     _launch(hidden, down, down_biases, expert_weights, parts, routed, routes_a_row=1, activation=-1)
     return _add_routes(parts, expert_ids, E)

@@ -1,0 +1,187 @@
+"""Where the tokens of a step find states and leave them, as the kernels read it.
+
+`StepBatch.states` has segments of tokens in order; a later one may continue what an earlier one leaves. Segments that
+depend on each other form a chain, which one program goes through from its first segment to its last; chains run at the
+same time. A convolution needs the last few inputs only: it finds them through `before`, and all tokens run at the same
+time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.ops.opset import Int32, KVSpec, StepBatch
+
+ALIGNMENT = 16  # int32: arrays begin at whole 64 bytes
+NO_STATE = -1  # the slot of a segment that starts from zeros, or leaves nothing
+TILE = 64  # tokens that kernels with tensor cores take at once
+
+
+class SegmentArrays(NamedTuple):
+    """On the host, of G segments in C chains."""
+
+    table: Int32  # [G, 4] first token, end, source, target; chain after chain
+    chain_starts: Int32  # [C + 1] segments of a chain
+    num_near: Int32  # [C] so many segments at the beginning of a chain reach a slot within `taps - 1` tokens
+    before: Int32  # [T] the token before each; -1: there is none; -2 - slot: the state in that slot
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceSegments:
+    """`SegmentArrays` on the device. Of padding, chains have no segments, and tokens nothing before them."""
+
+    table: Tensor
+    chain_starts: Tensor
+    num_near: Tensor
+    before: Tensor
+    single: bool  # every chain is one segment of one token, in order
+    long: bool  # a segment may fill tiles of tensor cores
+
+    @property
+    def num_chains(self) -> int:
+        return len(self.num_near)
+
+
+def has_states(spec: KVSpec) -> bool:
+    return spec.states is not None or spec.conv is not None
+
+
+def taps_of(spec: KVSpec) -> int:
+    if spec.conv is not None:
+        return spec.conv.taps
+    return spec.states.conv_taps if spec.states is not None else 1
+
+
+def with_segments(batch: StepBatch, spec: KVSpec) -> StepBatch:
+    """The batch with `states`: of convolutions whose states are in blocks, segments end where blocks do, and a slot is
+    a block. A batch that names no slots reads and leaves nothing: a dry run."""
+    if spec.conv is not None:
+        return replace(batch, states=_segments_of_blocks(batch, spec.block_size))
+    if batch.states is None:
+        nothing = np.full(len(batch.context_lens), NO_STATE, np.int32)
+        return replace(batch, states=np.stack([batch.seq_starts[1:], nothing, nothing], axis=1))
+    return batch
+
+
+def _segments_of_blocks(batch: StepBatch, block_size: int) -> Int32:
+    positions, ends = batch.positions, (batch.positions + 1) % block_size == 0
+    counts = np.diff(batch.seq_starts)
+    ends[batch.seq_starts[1:][counts > 0] - 1] = True
+    last = np.flatnonzero(ends)
+    first = np.concatenate([[0], last[:-1] + 1])
+    rows = np.repeat(np.arange(len(counts)), counts)[first]
+    places = np.maximum(positions[first] - 1, 0) // block_size
+    sources = np.where(positions[first] > 0, batch.block_tables[rows, places], NO_STATE)
+    targets = np.where(batch.slots[last] >= 0, batch.slots[last] // block_size, NO_STATE)
+    return np.stack([last + 1, sources, targets], axis=1).astype(np.int32)
+
+
+def segment_arrays(states: Int32, taps: int) -> SegmentArrays:
+    """`states` [G, 3] as in `StepBatch`."""
+    ends, sources, targets = states.T
+    firsts = np.concatenate([[0], ends[:-1]]).astype(np.int32)
+    writers = _writers(sources.tolist(), targets.tolist())
+    chains, reach, num_chains = [], [], 0  # `reach`: tokens back from the end of a segment to the slot it goes back to
+    for count, writer in zip((ends - firsts).tolist(), writers, strict=True):
+        chains.append(num_chains if writer < 0 else chains[writer])
+        reach.append(count if writer < 0 else count + reach[writer])
+        num_chains += writer < 0
+    near = np.array(reach) < taps - 1
+    chain = np.array(chains)
+    order = np.lexsort((~near, chain))  # stable: a near segment depends on near ones only
+    before = np.arange(-1, ends[-1] - 1, dtype=np.int32)
+    written = np.array(writers)
+    before[firsts] = np.where(written >= 0, ends[written] - 1, np.where(sources >= 0, -2 - sources, -1))
+    return SegmentArrays(
+        np.stack([firsts, ends, sources, targets], axis=1)[order],
+        np.concatenate([[0], np.cumsum(np.bincount(chain))]).astype(np.int32),
+        np.bincount(chain, weights=near).astype(np.int32),
+        before,
+    )
+
+
+def _writers(sources: Sequence[int], targets: Sequence[int]) -> list[int]:
+    """The segment of this step that leaves what each starts from, or -1."""
+    last: dict[int, int] = {}
+    writers = []
+    for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        writers.append(last.get(source, -1) if source >= 0 else -1)
+        if target >= 0:
+            last[target] = index
+    return writers
+
+
+def are_independent(states: Int32) -> bool:
+    """Whether no segment continues another."""
+    return max(_writers(states[:, 1].tolist(), states[:, 2].tolist())) < 0
+
+
+def segments_on_device(batch: StepBatch, taps: int, device: torch.device) -> DeviceSegments:
+    assert batch.states is not None
+    arrays = segment_arrays(batch.states, taps)
+    sizes = [array.size for array in arrays]
+    flat = torch.empty(sum(map(_round_up, sizes)), dtype=torch.int32, pin_memory=device.type == "cuda")
+    for part, array in zip(_views(flat, sizes), arrays, strict=True):
+        part.numpy()[:] = array.ravel()
+    table, *others = _views(flat.to(device, non_blocking=True), sizes)
+    longest = int(np.diff(arrays.table[:, :2]).max())
+    single = len(arrays.num_near) == batch.num_tokens
+    return DeviceSegments(table.view(-1, 4), *others, single, long=longest >= TILE)
+
+
+class SegmentInputs:
+    """The segments of a step of at most T tokens in C chains: in pinned memory, and on the device where a graph reads
+    them. The host has two sets, used in turn: while one is copied, the next step is written into the other."""
+
+    def __init__(self, num_tokens: int, num_chains: int, taps: int, device: torch.device, single: bool) -> None:
+        pinned = device.type == "cuda"
+        self._taps, self._num_tokens, self._single = taps, num_tokens, single
+        self._sizes = [4 * num_tokens, num_chains + 1, num_chains, num_tokens]
+        length = sum(map(_round_up, self._sizes))
+        self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._sent = [torch.cuda.Event() for _ in self._hosts] if pinned else []
+        self._arrays = [[view.numpy() for view in _views(host, self._sizes)] for host in self._hosts]
+        for arrays in self._arrays:
+            self._pad(arrays, 0, 0, 0)
+        self._device = self._hosts[0].to(device)
+        table, *others = _views(self._device, self._sizes)
+        self.segments = DeviceSegments(table.view(num_tokens, 4), *others, single, num_tokens >= TILE)
+
+    def _pad(self, arrays: list[Int32], num_tokens: int, num_segments: int, num_chains: int) -> None:
+        """Of what follows the tokens and chains of a step. In a step that decodes, a padding token is a segment that
+        starts from zeros and leaves nothing."""
+        table, chain_starts, num_near, before = arrays
+        before[num_tokens:], num_near[num_chains:] = NO_STATE, 0
+        chain_starts[num_chains + 1 :] = chain_starts[num_chains]
+        table.reshape(-1, 4)[num_segments:] = (0, 0, NO_STATE, NO_STATE)
+        if self._single:
+            rows = np.arange(num_tokens, self._num_tokens)
+            table.reshape(-1, 4)[num_tokens:, :2] = np.stack([rows, rows + 1], axis=1)
+            chain_starts[num_chains + 1 :] = rows + 1
+
+    def send(self, batch: StepBatch) -> None:
+        for pair in (self._hosts, self._arrays, self._sent):
+            pair.reverse()
+        if self._sent:
+            self._sent[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
+        assert batch.states is not None
+        sent, arrays = segment_arrays(batch.states, self._taps), self._arrays[0]
+        for array, values in zip(arrays, sent, strict=True):
+            array[: values.size] = values.ravel()
+        self._pad(arrays, batch.num_tokens, len(sent.table), len(sent.num_near))
+        self._device.copy_(self._hosts[0], non_blocking=True)
+        if self._sent:
+            self._sent[0].record()
+
+
+def _views(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Consecutive arrays of these sizes, each aligned."""
+    parts = flat.split([_round_up(size) for size in sizes])
+    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
+def _round_up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
