@@ -98,8 +98,9 @@ class GraphInputs:
     ) -> None:
         pinned = device.type == "cuda"
         self.max_queries, self.num_rows = max_queries, num_rows or num_seqs
-        has_states = state_taps is not None
-        self.segments = SegmentInputs(num_tokens, num_seqs, state_taps, device, decodes) if has_states else None
+        self.segments: SegmentInputs | None = None
+        if state_taps is not None:
+            self.segments = SegmentInputs(num_tokens, num_seqs, state_taps, device, decodes)
         num_words = num_tokens if max_queries > 1 else 0
         self._sizes = [2 * num_words, *[num_tokens] * 5, num_seqs, self.num_rows, num_seqs + 1, num_seqs * width]
         length = sum(map(round_up, self._sizes))
@@ -314,8 +315,8 @@ class GpuProgram:
 
     def _prefill_inputs(self, size: int, max_rows: int) -> GraphInputs:
         num_rows = min(size, max(max_rows, MAX_DRAFTED_ROWS))
-        given = {"num_rows": num_rows, "state_taps": self._state_taps}
-        return GraphInputs(size, min(size, max_rows), self._width, self._device, decodes=False, **given)
+        num_seqs, taps = min(size, max_rows), self._state_taps
+        return GraphInputs(size, num_seqs, self._width, self._device, False, num_rows=num_rows, state_taps=taps)
 
     def _decode_inputs(self, size: int) -> GraphInputs:
         return GraphInputs(size, size, self._width, self._device, decodes=True, state_taps=self._state_taps)
