@@ -1,5 +1,6 @@
 """Where a run computes: with numpy and native kernels on the CPU, or with torch on a GPU (quantize/gpu)."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -183,5 +184,7 @@ def find_device(asked: str) -> Device:
         raise QuantizeError(f"--device is cuda, and {missing}", "use --device cpu, or `pip install quire[gpu]`")
     if asked == "cpu" or not (driver and torch):
         return CPU()
+    # Read when torch is imported: the sizes of arrays vary, and what is free must not lie in pieces.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     device: Device = import_module("quire.quantize.gpu.device").TorchDevice("cuda")
     return device

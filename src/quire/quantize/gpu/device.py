@@ -30,7 +30,7 @@ from quire.weights.checkpoint import Checkpoint
 
 BATCH_TOKENS = 8192  # computed at once
 ACTIVATION_BYTES = 4  # a token has inputs and outputs of the widest layer, in 16 bits, and half as much besides
-WORKERS = 4  # tensors that are read, encoded and written at once
+WORKERS = 8  # tensors that are read, encoded and written at once
 STAGING_BYTES = 32 << 20
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

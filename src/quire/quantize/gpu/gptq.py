@@ -34,10 +34,8 @@ def rounding_order(moments: Tensor, group: int, options: GPTQOptions) -> TorchRo
     order = input_order(diagonal.cpu().numpy(), group, options.order)
     order_on = torch.from_numpy(order).to(moments.device)
     dead = (diagonal <= 0)[order_on]
-    inputs = len(order)
     in_order = moments if options.order == "inputs" else moments[order_on][:, order_on]
     factor = _inverse_factor(in_order, dead, options.damping)
-    assert factor.shape == (inputs, inputs)
     return TorchRoundingOrder(order, order_on, factor, diagonal[order_on].clamp(min=1e-12), dead)
 
 
@@ -51,9 +49,13 @@ def _inverse_factor(moments: Tensor, dead: Tensor, damping: float) -> Tensor:
         diagonal += share * mean
         lower, failed = torch.linalg.cholesky_ex(matrix)
         if not int(failed):
-            identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-            del matrix, diagonal
-            return torch.linalg.solve_triangular(lower, identity, upper=False).flip(0, 1).float()
+            size, device = len(matrix), matrix.device
+            del matrix, diagonal  # these are the largest arrays of a run
+            inverted = torch.linalg.solve_triangular(
+                lower, torch.eye(size, dtype=torch.float64, device=device), upper=False
+            )
+            del lower
+            return inverted.float().flip(0, 1)
     raise QuantizeError(
         "the second moments of a layer's inputs cannot be inverted", "use more --calibration-tokens or a larger --damping"
     )
