@@ -2,9 +2,9 @@
 
     python -m benchmarks.quantize_gpu [--shape 8b] [--tokens 262144] [--json result.json]
 
-The checkpoint is made in a temporary folder (`--folder` keeps it): its weights are normal numbers in bf16, so nothing is
-said about quality. Its tokenizer has a token for each byte, and the text is random letters. Each method runs in a process
-of its own, as a user starts it; what a run reads is in the page cache, which making the checkpoint filled."""
+The checkpoint is made in a temporary folder (`--folder` keeps it): its weights are normal numbers in bf16, so nothing
+is said about quality. Its tokenizer has a token for each byte, and the text is random letters. Each method runs in a
+process of its own, as a user starts it; what a run reads is in the page cache, which making the checkpoint filled."""
 
 import argparse
 import json
@@ -48,7 +48,8 @@ import sys
 from quire.cli.main import main
 code = main(sys.argv[1:])
 torch = sys.modules.get("torch")
-print("{PEAK}", torch.cuda.max_memory_reserved() if torch is not None and torch.cuda.is_available() else 0, file=sys.stderr)
+used = torch.cuda.max_memory_reserved() if torch is not None and torch.cuda.is_available() else 0
+print("{PEAK}", used, file=sys.stderr)
 sys.exit(code)
 """
 

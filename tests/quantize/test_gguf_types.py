@@ -67,7 +67,9 @@ def test_zeros_and_single_weights_stay_what_they_are(name: str) -> None:
     x[1, 7] = 1.0
     ours = dequantize(stored_as("w", x, name))
     assert not ours[0].any()
-    near = 0.2 if name in GRID_TYPES or name in TERNARY_TYPES else 0.01  # grids have no zeros: those beside it count too
+    near = (
+        0.2 if name in GRID_TYPES or name in TERNARY_TYPES else 0.01
+    )  # grids have no zeros: those beside it count too
     assert np.isclose(ours[1, 7], 1.0, rtol=near) and np.abs(ours[1]).argmax() == 7
 
 

@@ -65,7 +65,9 @@ def test_16_bits_between_ops_change_sums_little(plain_llama: Path) -> None:
         assert np.abs(ours.sums[name] - sums).sum() < 0.02 * sums.sum()
 
 
-@pytest.mark.parametrize("method", ["W4A16", "W4A16_ASYM", "W3A16", "W8A8", "GPTQ", "AWQ", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NF4"])
+@pytest.mark.parametrize(
+    "method", ["W4A16", "W4A16_ASYM", "W3A16", "W8A8", "GPTQ", "AWQ", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NF4"]
+)
 def test_weights_are_encoded_as_on_the_cpu(method: str) -> None:
     w = RNG.normal(size=(160, 384)).astype(np.float32)
     w[3, 128:256] = 0
@@ -147,7 +149,7 @@ def test_scaled_models_compute_the_same_on_the_device(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_no_numbers_are_refused_by_name() -> None:
-    with pytest.raises(BadCheckpoint, match="'a.weight' has 1 weights that are not numbers"):
+    with pytest.raises(BadCheckpoint, match=r"'a\.weight' has 1 weights that are not numbers"):
         in_fp32().read(stored_floats("a.weight", np.array([[1, np.nan]], np.float32)))
 
 

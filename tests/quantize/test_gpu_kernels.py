@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.quantize.gpu.gptq import round_block, round_block_compiled, round_block_plain
+from quire.quantize.gpu.round_block import round_block, round_block_compiled, round_block_plain
 
 NAME = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -14,9 +14,9 @@ from quire.executors.options import ExecutorOptions
 from quire.ops.dequantize import dequantize
 from quire.quantize.calibration import collect_importance, default_text, sequences
 from quire.quantize.command import CalibrationOptions, quantize
+from quire.quantize.device import CPU
 from quire.quantize.float8 import to_e4m3
 from quire.quantize.floats import read_floats
-from quire.quantize.device import CPU
 from quire.quantize.gptq import GPTQOptions, gptq, rounding_order
 from quire.quantize.integers import IntegerGrid, to_nearest
 from quire.quantize.methods import LINEAR_METHODS, FormatOptions, method_name

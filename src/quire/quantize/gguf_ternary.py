@@ -65,7 +65,7 @@ def ternary_blocks(x: Floats, weights: Floats, group: int, size: int) -> Ternary
     """x and weights [n, 256]. `group`: weights that share a scale; `size`: a sign of the eighth."""
     scales = _searched(x, weights, group, size)
     d = scales.max(1, keepdims=True) / IQ1_UNITS[-1]
-    indices = rounded((scales * inverse(d) - 1) / 2, 0, 7).astype(np.uint8)
+    indices = rounded((scales * inverse(d) - np.float32(1)) * np.float32(0.5), 0, 7).astype(np.uint8)
     units = np.repeat(IQ1_UNITS[indices], group, axis=1)
     entries, values, negative = _nearest(x * inverse(d * units), weights, size)
     values = values * units
@@ -111,7 +111,11 @@ def _digits(x: Floats, weights: Floats) -> tuple[NDArray[np.float16], Bytes]:
 def tq1_0(x: Floats, weights: Floats) -> Bytes:
     """Five digits a byte, which is a fraction in base 3: its next digit is the integer part of 3 times it."""
     d, digits = _digits(x, weights)
-    runs = (digits[:, :160].reshape(-1, 5, 32), digits[:, 160:240].reshape(-1, 5, 16), digits[:, 240:].reshape(-1, 4, 4))
+    runs = (
+        digits[:, :160].reshape(-1, 5, 32),
+        digits[:, 160:240].reshape(-1, 5, 16),
+        digits[:, 240:].reshape(-1, 4, 4),
+    )
     powers = np.array([81, 27, 9, 3, 1], np.uint16)[:, None]
     packed = []
     for run in runs:
@@ -121,7 +125,7 @@ def tq1_0(x: Floats, weights: Floats) -> Bytes:
 
 
 def tq2_0(x: Floats, weights: Floats) -> Bytes:
-    """Two bits a weight: of every 128, weights 0-31 are in the lowest bits of 32 bytes, 32-63 in the next, and so on."""
+    """Two bits a weight: of every 128, weights 0-31 are in the lowest bits of 32 bytes, 32-63 in the next, ..."""
     d, digits = _digits(x, weights)
     runs = digits.reshape(len(x), 2, 4, 32)
     q = runs[:, :, 0] | runs[:, :, 1] << 2 | runs[:, :, 2] << 4 | runs[:, :, 3] << 6

@@ -121,7 +121,8 @@ def _inverse_factor(moments: Floats, dead: NDArray[np.bool_], damping: float) ->
         except np.linalg.LinAlgError:
             continue
     raise QuantizeError(
-        "the second moments of a layer's inputs cannot be inverted", "use more --calibration-tokens or a larger --damping"
+        "the second moments of a layer's inputs cannot be inverted",
+        "use more --calibration-tokens or a larger --damping",
     )
 
 

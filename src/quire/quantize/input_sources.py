@@ -37,7 +37,7 @@ class InputSources:
         self._vectors[id(vector)] = (vector, name, values.tobytes())
 
     def came_from_norm(self, out: Any, *vectors: Any) -> None:
-        """`vectors`: weight and bias. Where one is not the checkpoint's, or serves several heads, there is no source."""
+        """`vectors`: weight and bias. If one is not the checkpoint's, or serves several heads, there is no source."""
         known = [self._vectors.get(id(vector)) for vector in vectors if len(vector) == out.shape[1]]
         stored = tuple((entry[1], entry[2]) for entry in known if entry is not None)
         source = InputSource(stored) if vectors and len(stored) == len(vectors) else None

@@ -44,9 +44,7 @@ class Quality:
         return asdict(self)
 
 
-def last_states(
-    checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], device: Device | None = None
-) -> Logits:
+def last_states(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], device: Device | None = None) -> Logits:
     return (device or CPU()).logits(checkpoint, sequences)
 
 

@@ -59,7 +59,7 @@ class TorchDevice:
         return values
 
     def _copied(self, data: NDArray[np.uint8]) -> Tensor:
-        """Bytes of the mapped file, by way of a page-locked buffer of this thread: other memory is copied far slower."""
+        """Bytes of the mapped file, by way of a page-locked buffer of this thread: other memory is copied slower."""
         if self._name == "cpu":
             return torch.from_numpy(np.array(data)).flatten()
         if not hasattr(self._local, "staging"):

@@ -20,7 +20,7 @@ SEARCHED_VALUES = 1 << 26  # candidates times weights, computed at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TorchIntegers(GroupedIntegers):
-    """`values_on` and `scales_on`, `zeros_on`: the same as q, scales and zeros, on the device. Of q, only what a format
+    """`q_on`, `scales_on`, `zeros_on`: the same as q, scales and zeros, on the device. Of q, only what a format
     packs comes to the host."""
 
     q_on: Tensor | None = None
@@ -34,7 +34,7 @@ class TorchIntegers(GroupedIntegers):
         shape = np.broadcast_to(np.uint8(0), tuple(q.shape))  # of which only the shape is read
         return cls(bits, shape, scales.cpu().numpy(), zeros.cpu().numpy(), groups, q, scales, zeros)
 
-    def values(self) -> Tensor:  # type: ignore[override]
+    def values(self) -> Tensor:
         assert self.q_on is not None and self.scales_on is not None and self.zeros_on is not None
         scales, zeros = self.scales_on.float(), self.zeros_on.float()
         if self.groups is not None:

@@ -1,5 +1,5 @@
-"""Forward passes of several batches that meet at every matmul: each matrix is read, and quantized, once, when the inputs
-of all batches have been observed.
+"""Forward passes of several batches that meet at every matmul: each matrix is read, and quantized, once, when the
+inputs of all batches have been observed.
 
 Every pass has a thread of its own, and one thread runs at a time: the threads only keep the passes' places."""
 
@@ -86,7 +86,9 @@ def run_in_lockstep(
         while (parts := passes[0].parts) is not None:
             names = [part.name for part in parts]
             for each in passes[1:]:
-                assert each.parts is not None and [part.name for part in each.parts] == names, "batches take other paths"
+                assert each.parts is not None and [part.name for part in each.parts] == names, (
+                    "batches take other paths"
+                )
             matrices = hook.weights(parts)
             for each in passes:
                 each.resume(matrices)

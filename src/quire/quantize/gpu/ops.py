@@ -178,12 +178,13 @@ class ObservedOps(TorchOps):
         (_, k, v), self._kv = self._kv, None
         out = []
         for span in batch.spans:
-            heads = [x[span].unflatten(-1, (-1, head_dim)) for x in (q, k)]
-            heads.append(v[span].unflatten(-1, (heads[1].shape[1], -1)))
+            queries, keys = (x[span].unflatten(-1, (-1, head_dim)) for x in (q, k))
+            values = v[span].unflatten(-1, (keys.shape[1], -1))
             if window or softcap or slopes is not None or sinks is not None:
-                attended = attention(*(x.float() for x in heads), scale, window, softcap, slopes, sinks)
+                scoring = (scale, window, softcap, slopes, sinks)
+                attended = attention(queries.float(), keys.float(), values.float(), *scoring)
             else:
-                attended = _causal(*heads, scale)
+                attended = _causal(queries, keys, values, scale)
             out.append(attended.to(self.dtype).flatten(1))
         return torch.cat(out)
 
@@ -237,30 +238,31 @@ class ObservedOps(TorchOps):
     ) -> Tensor:
         heads = dt.shape[1]
         slots = self._slots(heads, b.shape[1] // weights.groups, x.shape[1] // heads)
-        values = (value.float() for value in (x, dt, b, c))
-        return mamba2_scan(*values, weights, slots, batch.segments).to(self.dtype)
+        x, dt, b, c = (value.float() for value in (x, dt, b, c))
+        return mamba2_scan(x, dt, b, c, weights, slots, batch.segments).to(self.dtype)
 
     def mamba_scan(
         self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: MambaWeights, batch: Any, layer: int
     ) -> Tensor:
         slots = self._slots(b.shape[1], x.shape[1])
-        return mamba_scan(*(value.float() for value in (x, dt, b, c)), weights, slots, batch.segments).to(self.dtype)
+        x, dt, b, c = (value.float() for value in (x, dt, b, c))
+        return mamba_scan(x, dt, b, c, weights, slots, batch.segments).to(self.dtype)
 
     def delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: Any, layer: int, key_dim: int,
         tiled: bool = False,
     ) -> Tensor:  # fmt: skip
         slots = self._slots(beta.shape[1], key_dim, v.shape[1] // beta.shape[1])
-        values = (value.float() for value in (q, k, v, decay, beta))
-        return attend_states(*values, slots, batch.segments, tiled).to(self.dtype)
+        q, k, v, decay, beta = (value.float() for value in (q, k, v, decay, beta))
+        return attend_states(q, k, v, decay, beta, slots, batch.segments, tiled).to(self.dtype)
 
     def linear_attention(
         self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, batch: Any, layer: int, key_dim: int
     ) -> Tensor:
         heads = q.shape[1] // key_dim
         slots = self._slots(heads, key_dim, v.shape[1] // heads)
-        values = (value.float() for value in (q, k, v))
-        return attend_states(*values, decay.expand(len(v), -1), None, slots, batch.segments).to(self.dtype)
+        q, k, v = (value.float() for value in (q, k, v))
+        return attend_states(q, k, v, decay.expand(len(v), -1), None, slots, batch.segments).to(self.dtype)
 
     def _slots(self, *shape: int) -> Tensor:
         return torch.zeros(1, *shape, device=self.device)
