@@ -54,7 +54,7 @@ def smallest_mix(sizes: Iterable[Mapping[str, int]], budget: int) -> int:
     smallest = sum(min(formats.values()) for formats in sizes)
     if smallest > budget:
         raise QuantizeError(
-            f"the smallest mix takes {smallest / 1e6:,.1f} MB, {(smallest - budget) / 1e6:,.3f} MB more than are left for it",
+            f"the smallest mix takes {smallest / 1e6:,.1f} MB, {(smallest - budget) / 1e6:,.3f} MB more than are left",
             "ask for that much more, or name smaller formats with --methods",
         )
     return smallest
