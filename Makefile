@@ -10,7 +10,7 @@
 # .venv-build  cmake, ninja, auditwheel
 # .venv-llama  llama.cpp, for make bench
 # .venv-vllm   vLLM, for make bench
-# .venv-llmcompressor, .venv-gptqmodel  on top of .venv-dev, for make bench-quantize
+# .venv-llmcompressor, .venv-gptqmodel, .venv-auto-round  on top of .venv-dev, for make bench-quantize
 
 PYTHON ?= python3
 MODEL ?=
@@ -35,6 +35,7 @@ LLAMA_VERSION := 0.3.36
 VLLM_VERSION := 0.32.0
 LLMCOMPRESSOR := .venv-llmcompressor/.installed-0.14.0
 GPTQMODEL := .venv-gptqmodel/.installed-7.7.0
+AUTOROUND := .venv-auto-round/.installed-0.16.1
 LLAMA_PYTHON ?= .venv-llama/bin/python
 LLAMA_SERVER ?= .venv-llama/bin/llama-server
 VLLM_PYTHON ?= .venv-vllm/bin/python
@@ -106,7 +107,7 @@ bench: build $(VENV_DEV) $(PEERS) model
 bench-parts: build $(VENV_DEV) model
 	.venv-dev/bin/python -m benchmarks.parts --llama-python $(LLAMA_PYTHON)
 
-bench-quantize: build $(VENV_DEV) $(LLAMA) $(LLMCOMPRESSOR) $(GPTQMODEL) model
+bench-quantize: build $(VENV_DEV) $(LLAMA) $(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOROUND) model
 	.venv-dev/bin/python -m benchmarks.quantize $(ARGS)
 
 $(VENV_BUILD): tools/check_build.py
@@ -166,10 +167,11 @@ $(VLLM):
 	@PYTHON=$(PYTHON) benchmarks/peers/install_vllm.sh .venv-vllm $(VLLM_VERSION) 2.13.0
 	@touch $@
 
-$(LLMCOMPRESSOR) $(GPTQMODEL): $(VENV_DEV)
+$(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOROUND): $(VENV_DEV)
 	@echo "installing into $(@D), to compare with (minutes; GPTQModel may bring a torch of its own)" >&2
 	@benchmarks/peers/install_quantizer.sh $(@D) .venv-dev $(@D:.venv-%=%)==$(@F:.installed-%=%)
 	@touch $@
 
 clean:
-	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-llmcompressor .venv-gptqmodel
+	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-llmcompressor .venv-gptqmodel \
+		.venv-auto-round

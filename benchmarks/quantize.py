@@ -1,4 +1,4 @@
-"""`quire quantize` beside llama.cpp, llm-compressor and GPTQModel: seconds, memory, bytes, and what is lost.
+"""`quire quantize` beside llama.cpp, llm-compressor, GPTQModel and AutoRound: seconds, memory, bytes, and what is lost.
 
     python -m benchmarks.quantize [MODEL] --peers llama.cpp llm-compressor gptqmodel --tokens 16384 --json result.json
 
@@ -52,8 +52,9 @@ class Quantized:
     quality: dict[str, Any]
 
 
-def cases(importance: Path) -> dict[str, dict[str, list[str]]]:
-    """Case -> tool -> its arguments, with {source}, {out} and {ids} to be filled in."""
+def cases(importance: Path, group_size: int) -> dict[str, dict[str, list[str]]]:
+    """Case -> tool -> its arguments, with {source}, {out} and {ids} to be filled in. `group_size`: of W4A16."""
+    group = ["--group-size", str(group_size)]
     quire = ["{source}", "{out}", "--report-tokens", "0", "-q", "--method"]
     calibrated = ["--calibrate", "{text}", "--calibration-tokens", "{tokens}"]
     return {
@@ -68,11 +69,15 @@ def cases(importance: Path) -> dict[str, dict[str, list[str]]]:
             "llama.cpp": ["--imatrix", str(importance), "{source}", "{out}", "IQ4_XS"],
         },
         "FP8_DYNAMIC": {"quire": [*quire, "FP8_DYNAMIC"], "llm-compressor": ["{source}", "{out}", "FP8_DYNAMIC"]},
-        "W4A16, nearest": {"quire": [*quire, "W4A16", *calibrated], "llm-compressor": ["{source}", "{out}", "W4A16"]},
+        "W4A16, nearest": {
+            "quire": [*quire, "W4A16", *group, *calibrated],
+            "llm-compressor": ["{source}", "{out}", "W4A16", *group],
+        },
         "W4A16, GPTQ": {
-            "quire": [*quire, "W4A16", "--algorithm", "gptq", *calibrated],
-            "llm-compressor": ["{source}", "{out}", "W4A16", "--gptq", "{ids}"],
-            "gptqmodel": ["{source}", "{out}", "{ids}"],
+            "quire": [*quire, "W4A16", "--algorithm", "gptq", *group, *calibrated],
+            "llm-compressor": ["{source}", "{out}", "W4A16", "--gptq", "{ids}", *group],
+            "gptqmodel": ["{source}", "{out}", "{ids}", *group],
+            "autoround": ["{source}", "{out}", "{ids}", *group],
         },
     }
 
@@ -142,6 +147,7 @@ def tools(arguments: argparse.Namespace) -> dict[str, Tool]:
         (Tool("llama.cpp", (arguments.llama_quantize,), gguf=True), arguments.llama_quantize),
         (_worker("llm-compressor", arguments.llmcompressor_python), arguments.llmcompressor_python),
         (_worker("gptqmodel", arguments.gptqmodel_python), arguments.gptqmodel_python),
+        (_worker("autoround", arguments.autoround_python), arguments.autoround_python),
     ]
     for tool, needed in candidates:
         if tool.name not in arguments.peers:
@@ -172,10 +178,12 @@ def line(row: Quantized) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
-    parser.add_argument("--peers", nargs="*", default=["llama.cpp", "llm-compressor", "gptqmodel"])
+    parser.add_argument("--peers", nargs="*", default=["llama.cpp", "llm-compressor", "gptqmodel", "autoround"])
     parser.add_argument("--llama-quantize", default=".venv-llama/bin/llama-quantize")
     parser.add_argument("--llmcompressor-python", default=".venv-llmcompressor/bin/python")
     parser.add_argument("--gptqmodel-python", default=".venv-gptqmodel/bin/python")
+    parser.add_argument("--autoround-python", default=".venv-auto-round/bin/python")
+    parser.add_argument("--group-size", type=int, default=128, help="of W4A16: a divisor of the model's widths")
     parser.add_argument("--tokens", type=int, default=16384, help="to calibrate with")
     parser.add_argument("--measured-tokens", type=int, default=2048)
     parser.add_argument("--cases", nargs="*", help="some of the table; default: all")
@@ -189,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows, failures = [], {}
     with tempfile.TemporaryDirectory(prefix="quire-bench-quantize-") as folder:
         bench = Bench(model, Path(folder), arguments.tokens, arguments.measured_tokens)
-        for case, by_tool in cases(bench.importance).items():
+        for case, by_tool in cases(bench.importance, arguments.group_size).items():
             if arguments.cases and case not in arguments.cases:
                 continue
             for name, given in by_tool.items():
@@ -218,6 +226,7 @@ def _result(
         "machine": describe(),
         "calibration_tokens": arguments.tokens,
         "measured_tokens": arguments.measured_tokens,
+        "group_size": arguments.group_size,
         "rows": [asdict(row) for row in rows],
         "failures": dict(failures),
     }

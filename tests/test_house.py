@@ -17,7 +17,7 @@ STDLIB_ONLY = {"core"}
 NO_ARRAYS = {"gateway", "server", "cli"}  # they know text and HTTP
 GATEWAY_IMPORTS = ("gateway", "core", "server.access", "server.errors", "server.http.tcp_socket")
 GATEWAY_IMPORTS += ("server.http.json_size", "server.observe", "server.prompt_reader")
-TORCH_ALLOWED = {"ops/reference", "ops/gpu", "train"}
+TORCH_ALLOWED = {"ops/reference", "ops/gpu", "quantize/gpu", "train"}
 
 
 @cache

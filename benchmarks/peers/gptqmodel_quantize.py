@@ -1,4 +1,4 @@
-"""A checkpoint in GPTQ's layout, 4 bits in groups of 128, run by an interpreter that has gptqmodel.
+"""A checkpoint in GPTQ's layout, 4 bits in groups, run by an interpreter that has gptqmodel.
 
     python -m benchmarks.peers.gptqmodel_quantize SOURCE OUT IDS.json
 
@@ -15,9 +15,10 @@ if __name__ == "__main__":
     parser.add_argument("source")
     parser.add_argument("out")
     parser.add_argument("ids", type=Path)
+    parser.add_argument("--group-size", type=int, default=128)
     args = parser.parse_args()
     ids = json.loads(args.ids.read_text())
-    model = GPTQModel.load(args.source, QuantizeConfig(bits=4, group_size=128, sym=True), device="cpu")
+    model = GPTQModel.load(args.source, QuantizeConfig(bits=4, group_size=args.group_size, sym=True), device="cpu")
     rows = [{"input_ids": sequence, "attention_mask": [1] * len(sequence)} for sequence in ids]
     model.quantize(rows, batch_size=1)
     model.save(args.out)

@@ -1,6 +1,6 @@
 """A checkpoint in one of llm-compressor's schemes, run by an interpreter that has llmcompressor.
 
-    python -m benchmarks.peers.llmcompressor_quantize SOURCE OUT W4A16 [--gptq IDS.json]
+    python -m benchmarks.peers.llmcompressor_quantize SOURCE OUT W4A16 [--gptq IDS.json] [--group-size 64]
 
 IDS.json: sequences of token ids, to calibrate with."""
 
@@ -23,9 +23,13 @@ if __name__ == "__main__":
     parser.add_argument("out")
     parser.add_argument("scheme")
     parser.add_argument("--gptq", type=Path)
+    parser.add_argument("--group-size", type=int, default=128, help="of W4A16")
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.source, dtype=torch.float16, device_map="cpu")
     common = {"targets": "Linear", "scheme": args.scheme, "ignore": ["lm_head"]}
+    if args.scheme == "W4A16" and args.group_size != 128:
+        integers = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": args.group_size}
+        common = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": integers}}, "ignore": ["lm_head"]}
     if args.gptq is None:
         oneshot(model=model, recipe=QuantizationModifier(**common))
     else:

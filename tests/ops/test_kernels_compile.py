@@ -57,3 +57,8 @@ def test_all_kernels_are_taken(names: list[str], least: int) -> None:
     found = translate(*(f"tests/ops/test_{name}.py" for name in names))
     assert found["refused"] == {}
     assert len(found["translated"]) >= least
+
+
+def test_the_kernels_of_quantize_are_taken() -> None:
+    found = translate("tests/quantize/test_gpu_kernels.py")
+    assert found["refused"] == {} and len(found["translated"]) == 1

@@ -11,6 +11,7 @@ import torch
 from quantize.plain_models import FAMILIES, RECURRENT, VOCAB, write_plain
 from quire.quantize.calibration import collect_importance, default_text, sequences
 from quire.quantize.command import CalibrationOptions, cut_to, quantize
+from quire.quantize.device import CPU
 from quire.quantize.eager_model import EagerModel
 from quire.quantize.eager_ops import EagerLogits, StoredWeights
 from quire.quantize.gguf_plan import gguf_tensors
@@ -40,15 +41,14 @@ def test_the_forward_pass_has_the_logits_of_transformers(name: str, tmp_path: Pa
 
 def test_sums_are_those_of_the_inputs_of_each_layer(plain_llama: Path) -> None:
     checkpoint = open_checkpoint(plain_llama)
-    importance = collect_importance(checkpoint, IDS, "ids", lambda *_: None)
+    importance = collect_importance(checkpoint, IDS, "ids", CPU(), lambda *_: None)
     seen: dict[str, np.ndarray] = {}
 
-    class Inputs:
-        def weights(self, parts, x, source=None):  # type: ignore[no-untyped-def]
+    class Inputs(StoredWeights):
+        def observe(self, parts, x, source=None):  # type: ignore[no-untyped-def]
             seen.update({part.name: x for part in parts})
-            return StoredWeights().weights(parts, x)
 
-    EagerModel(checkpoint, 140, Inputs())(IDS)  # type: ignore[arg-type]
+    EagerModel(checkpoint, 140, Inputs())(IDS)
     assert importance.sums.keys() == seen.keys()
     name = "model.layers.1.mlp.down_proj.weight"
     assert np.allclose(importance.of(name), (seen[name] ** 2).mean(0), rtol=1e-4)
@@ -57,7 +57,7 @@ def test_sums_are_those_of_the_inputs_of_each_layer(plain_llama: Path) -> None:
 
 def test_an_imatrix_is_written_as_llama_cpp_does_and_read_back(plain_llama: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(plain_llama)
-    importance = collect_importance(checkpoint, IDS, "ids.txt", lambda *_: None)
+    importance = collect_importance(checkpoint, IDS, "ids.txt", CPU(), lambda *_: None)
     tensors = gguf_tensors(checkpoint)
     path = tmp_path / "imatrix.gguf"
     assert write_imatrix(path, importance, tensors, 2, 40) == 15
@@ -113,7 +113,7 @@ def test_importance_lowers_the_divergence_of_the_default_model(default_model: Pa
     """Of its dequantized weights: the file is a 4-bit one. To keep this quick, three layers are quantized and run."""
     checkpoint = FirstLayers(open_checkpoint(default_model), 3)
     used, held_out = sequences(default_model, default_text()[:60_000], 64, 192)
-    importance = collect_importance(checkpoint, used, "the default text", lambda *_: None)
+    importance = collect_importance(checkpoint, used, "the default text", CPU(), lambda *_: None)
     measured = cut_to(held_out, 64)
     original = last_states(checkpoint, measured)
     losses = []

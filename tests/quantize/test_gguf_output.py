@@ -116,6 +116,8 @@ def test_i_quants_have_the_types_that_llama_cpp_gives() -> None:
         parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_down")
         return [tensor_type(method, f"blk.{layer}.{part}.weight", (4096, 4096), context) for part in parts]
 
+    assert types("IQ1_S", 9) == ["IQ1_S", "IQ1_S", "Q4_K", "IQ2_XXS", "IQ1_S", "IQ1_S"]
+    assert types("TQ1_0", 0) == ["TQ1_0"] * 6
     assert types("IQ2_XXS", 0) == ["IQ2_XXS", "IQ2_XXS", "Q4_K", "IQ2_XXS", "IQ2_XXS", "Q2_K"]
     assert types("IQ2_M", 9) == ["IQ2_S", "IQ2_S", "Q4_K", "IQ3_S", "IQ2_S", "IQ2_S"]
     assert types("IQ3_XXS", 9) == ["IQ2_S", "IQ2_S", "Q4_K", "IQ3_S", "IQ3_XXS", "IQ3_XXS"]

@@ -8,6 +8,7 @@ from quire.ops.compiled import native
 from quire.ops.dequantize import dequantize
 from quire.quantize.gguf_grids import GRID_TYPES
 from quire.quantize.gguf_plan import stored_as
+from quire.quantize.gguf_ternary import TERNARY_TYPES
 from quire.quantize.gguf_types import ENCODERS, bf16
 from quire.quantize.search import offset_scales, symmetric_scales
 
@@ -16,6 +17,7 @@ ERRORS = {
     "F32": 0, "F16": 3e-4, "BF16": 2e-3, "Q4_0": 0.088, "Q4_1": 0.08, "Q5_0": 0.044, "Q5_1": 0.039, "Q8_0": 0.0056,
     "IQ4_NL": 0.077, "MXFP4": 0.12, "Q2_K": 0.28, "Q3_K": 0.156, "Q4_K": 0.073, "Q5_K": 0.037, "Q6_K": 0.018,
     "IQ4_XS": 0.077, "IQ3_S": 0.15, "IQ3_XXS": 0.182, "IQ2_S": 0.26, "IQ2_XS": 0.29, "IQ2_XXS": 0.335,
+    "IQ1_S": 0.47, "IQ1_M": 0.45, "TQ1_0": 0.5, "TQ2_0": 0.5,
 }  # fmt: skip
 
 
@@ -65,7 +67,9 @@ def test_zeros_and_single_weights_stay_what_they_are(name: str) -> None:
     x[1, 7] = 1.0
     ours = dequantize(stored_as("w", x, name))
     assert not ours[0].any()
-    near = 0.2 if name in GRID_TYPES else 0.01  # grids have no zeros: those beside it count too
+    near = (
+        0.2 if name in GRID_TYPES or name in TERNARY_TYPES else 0.01
+    )  # grids have no zeros: those beside it count too
     assert np.isclose(ours[1, 7], 1.0, rtol=near) and np.abs(ours[1]).argmax() == 7
 
 
@@ -85,3 +89,11 @@ def test_searched_scales_lose_less_than_the_whole_range() -> None:
     scale, offset = offset_scales(x, counts, 15, free=True)
     with_offset = np.clip(np.rint((x - offset) / scale), 0, 15) * scale + offset
     assert ((with_offset - x) ** 2).sum() < ((searched - x) ** 2).sum()
+
+
+@pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0"])
+def test_models_of_three_values_lose_nothing(name: str) -> None:
+    x = (np.random.default_rng(5).integers(-1, 2, (4, 512)) * 0.375).astype(np.float32)
+    tensor = stored_as("w", x, name)
+    assert np.array_equal(dequantize(tensor), x)
+    assert np.array_equal(tensor.data.reshape(-1), gguf.quantize(x, gguf.GGMLQuantizationType[name]).reshape(-1))

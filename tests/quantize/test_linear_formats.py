@@ -14,9 +14,10 @@ from quire.executors.options import ExecutorOptions
 from quire.ops.dequantize import dequantize
 from quire.quantize.calibration import collect_importance, default_text, sequences
 from quire.quantize.command import CalibrationOptions, quantize
+from quire.quantize.device import CPU
 from quire.quantize.float8 import to_e4m3
 from quire.quantize.floats import read_floats
-from quire.quantize.gptq import GPTQOptions, gptq, second_moments
+from quire.quantize.gptq import GPTQOptions, gptq, rounding_order
 from quire.quantize.integers import IntegerGrid, to_nearest
 from quire.quantize.methods import LINEAR_METHODS, FormatOptions, method_name
 from quire.quantize.plan import QuantizeOptions
@@ -95,10 +96,10 @@ def test_gptq_loses_less_of_what_layers_compute(plain_llama: Path) -> None:
     w = read_floats(open_checkpoint(plain_llama).tensor(Q_PROJ))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(512, w.shape[1])).astype(np.float32) @ rng.normal(size=(w.shape[1],) * 2).astype(np.float32)
-    moments = second_moments(x)
+    moments = CPU().add_moments(None, x) / len(x)
     grid = IntegerGrid(3, 64, symmetric=True)
     nearest = to_nearest(w, grid, np.diagonal(moments).copy()).values()
-    chosen = gptq(w, moments, grid, GPTQOptions()).values()
+    chosen = gptq(w, rounding_order(moments, 64, GPTQOptions()), grid, GPTQOptions()).values()
     lost = [float((((v - w) @ moments) * (v - w)).sum()) for v in (nearest, chosen)]
     assert lost[1] < 0.8 * lost[0]
 
@@ -131,7 +132,7 @@ def test_static_scales_of_inputs_and_of_the_kv_cache(plain_llama: Path, tmp_path
     assert group["input_activations"]["strategy"] == "tensor" and group["input_activations"]["dynamic"] is False
     stored = load_file(tmp_path / "out" / "model.safetensors")
     used, _ = sequences(plain_llama, default_text(), 64, 256)
-    importance = collect_importance(open_checkpoint(plain_llama), used, "", lambda *_: None)
+    importance = collect_importance(open_checkpoint(plain_llama), used, "", CPU(), lambda *_: None)
     largest = importance.largest[Q_PROJ]
     scale = stored[Q_PROJ.replace(".weight", ".input_scale")]
     assert scale.shape == (1,) and np.isclose(float(scale[0]), largest / 448, rtol=1e-6)
@@ -174,10 +175,11 @@ def test_gptq_in_the_order_of_groups_keeps_them_and_loses_less(bits: int) -> Non
     rng = np.random.default_rng(0)
     w = rng.normal(size=(64, 256)).astype(np.float32)
     x = rng.normal(size=(512, 256)) @ rng.normal(size=(256, 256)) * rng.lognormal(0, 1, 256)
-    moments, grid = second_moments(x.astype(np.float32)), IntegerGrid(bits, 64, symmetric=True)
+    moments, grid = CPU().add_moments(None, x.astype(np.float32)) / 512, IntegerGrid(bits, 64, symmetric=True)
     lost = {}
     for order in ("inputs", "group", "activation"):
-        integers = gptq(w, moments, grid, GPTQOptions(order=order))
+        options = GPTQOptions(order=order)
+        integers = gptq(w, rounding_order(moments, 64, options), grid, options)
         error = integers.values() - w
         lost[order] = float(((error @ moments) * error).sum())
         assert (integers.groups is None) == (order != "activation")

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from quantize.plain_models import FAMILIES, VOCAB, write_plain
 from quire.quantize import smoothing
 from quire.quantize.command import CalibrationOptions, quantize
+from quire.quantize.device import CPU
 from quire.quantize.eager_model import EagerModel
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.integers import IntegerGrid
@@ -33,7 +34,7 @@ def test_a_scaled_model_computes_the_same(family: str, algorithm: str, tmp_path:
     assert family in FAMILIES
     write_plain(tmp_path, family)
     checkpoint = open_checkpoint(tmp_path)
-    scaled, _ = smoothed(checkpoint, algorithm, GRID, IDS, "ids", lambda *_: None)
+    scaled, _ = smoothed(checkpoint, algorithm, GRID, IDS, "ids", CPU(), lambda *_: None)
     before, after = (last_states(each, IDS).rows(0, 65) for each in (checkpoint, scaled))
     assert np.abs(before - after).max() < 1e-4 * np.abs(before).max()
     for part in ("mlp.down_proj", "self_attn.k_proj"):
@@ -44,7 +45,7 @@ def test_a_scaled_model_computes_the_same(family: str, algorithm: str, tmp_path:
 def test_inputs_that_experts_share_are_not_scaled(tmp_path: Path) -> None:
     write_plain(tmp_path, "Mixtral")
     checkpoint = open_checkpoint(tmp_path)
-    scaled, _ = smoothed(checkpoint, "smoothquant", GRID, IDS, "ids", lambda *_: None)
+    scaled, _ = smoothed(checkpoint, "smoothquant", GRID, IDS, "ids", CPU(), lambda *_: None)
     tensors = ((name, checkpoint.tensor(name), scaled.tensor(name)) for name in checkpoint.names())
     changed = {name for name, before, after in tensors if not np.array_equal(before.data, after.data)}
     assert {name.split(".")[3] for name in changed} == {"self_attn", "input_layernorm"}
@@ -77,10 +78,10 @@ def test_outliers_cost_less_with_awq(method: str, tmp_path: Path) -> None:
 
 def test_smoothquant_evens_out_the_inputs(tmp_path: Path) -> None:
     """The largest input of a layer is what a token's 8 bits have to span."""
-    hook = InputStatistics()
+    hook = InputStatistics(CPU())
     EagerModel(open_checkpoint(with_outliers(tmp_path)), 64, hook)(IDS)
     group = next(group for group in hook.scalable() if group.source.vectors)
-    scales = smoothquant_scales(group)
+    scales = smoothquant_scales(group, CPU())
 
     def spread(largest: np.ndarray) -> float:
         return float(largest.max() / np.median(largest))

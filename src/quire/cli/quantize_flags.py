@@ -57,6 +57,12 @@ def add_flags(parser: Parser) -> None:
     add("--kv-cache-scales", action="store_true", help="of compressed-tensors: calibrated scales of an fp8 KV cache")
     add("--lora", metavar="PATH", help="an adapter to merge first")
     add("--requantize", "--allow-requantize", action="store_true", help="even if the model is quantized already")
+    add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto takes a GPU where there is one and torch",
+    )
     add("--report-tokens", type=int, metavar="N", help="to measure the quality on (default: 1024); 0: do not")
     add("--table", action="store_true", help="compare methods on MODEL, without an output")
     add("--methods", metavar="LIST", help=f"of --table (default: {TABLE_METHODS}); of a mix: formats to choose from")
@@ -68,6 +74,7 @@ def add_flags(parser: Parser) -> None:
 
 
 def make_run(arguments: Namespace, source: Path, out: Path, method: str) -> "QuantizeRun":
+    from quire.quantize.device import find_device
     from quire.quantize.methods import FormatOptions, method_name
     from quire.quantize.plan import QuantizeOptions
     from quire.quantize.run import QuantizeRun
@@ -91,7 +98,7 @@ def make_run(arguments: Namespace, source: Path, out: Path, method: str) -> "Qua
         act_order=arguments.act_order == "activation",
         double_quantization=arguments.double_quantization,
     )
-    return QuantizeRun(source, out, options, formats)
+    return QuantizeRun(source, out, options, formats, device=find_device(arguments.device))
 
 
 def mix_target(arguments: Namespace) -> "MixTarget | None":

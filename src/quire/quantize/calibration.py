@@ -1,27 +1,22 @@
 """Texts become token sequences, and a forward pass over them tells how large the inputs of each linear layer are."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from quire.ops.tensors import StoredTensor
-from quire.quantize.eager_model import EagerModel
-from quire.quantize.eager_ops import InputSource
-from quire.quantize.floats import Floats, read_floats
+from quire.quantize.device import Array, Device, Report
+from quire.quantize.floats import Floats
+from quire.quantize.input_sources import InputSource
 from quire.quantize.plan import Importance, QuantizeError
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.checkpoint import Checkpoint
 
-BATCH_TOKENS = 4096  # computed at once
 MIN_TOKENS = 64
 HELD_OUT = 10  # the last tenth of the text is kept for measuring
 MAX_TEXT_BYTES = 64 << 20
 CHARACTERS_A_TOKEN = 6  # of a long text, kept for each token that is needed
 HELD_OUT_TOKENS = 8192
 WINDOWS = 32
-
-Report = Callable[[str, float, float], None]
 
 
 def default_text() -> str:
@@ -87,42 +82,39 @@ def _spread(text: str, limit: int) -> str:
 class ImportanceSums:
     """A hook that sums the squares of the inputs of every linear layer."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, Floats] = {}
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._sums: dict[str, Array] = {}
+        self._largest: dict[str, Array] = {}
         self.counts: dict[str, int] = {}
-        self.largest: dict[str, float] = {}
 
-    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
-        squares = np.einsum("ij,ij->j", x, x) if len(x) else np.zeros(x.shape[1], np.float32)
-        largest = float(max(x.max(), -x.min())) if len(x) else 0.0
+    def observe(self, parts: Sequence[StoredTensor], x: Array, source: InputSource | None = None) -> None:
         for part in parts:
-            self.largest[part.name] = max(self.largest.get(part.name, 0.0), largest)
-            self.sums[part.name] = self.sums.get(part.name, np.float32(0)) + squares
             self.counts[part.name] = self.counts.get(part.name, 0) + len(x)
-        return [read_floats(part) for part in parts]
+        if not len(x):
+            return
+        squares, largest = self._device.squares(x), abs(x).max()
+        for part in parts:
+            known = self._sums.get(part.name)
+            self._sums[part.name] = squares if known is None else known + squares
+            most = self._largest.get(part.name)
+            self._largest[part.name] = largest if most is None else self._device.maximum(most, largest)
 
+    def weights(self, parts: Sequence[StoredTensor]) -> Sequence[Array]:
+        return [self._device.read(part) for part in parts]
 
-def batches(all_sequences: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    batch: list[Sequence[int]] = []
-    for sequence in all_sequences:
-        batch.append(sequence)
-        if sum(map(len, batch)) >= BATCH_TOKENS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    @property
+    def sums(self) -> dict[str, Floats]:
+        return {name: self._device.numpy(vector) for name, vector in self._sums.items()}
+
+    @property
+    def largest(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self._largest.items()}
 
 
 def collect_importance(
-    checkpoint: Checkpoint, all_sequences: Sequence[Sequence[int]], source: str, report: Report
+    checkpoint: Checkpoint, all_sequences: Sequence[Sequence[int]], source: str, device: Device, report: Report
 ) -> Importance:
-    hook = ImportanceSums()
-    forward = EagerModel(checkpoint, max(map(len, all_sequences)), hook)
-    total, done = sum(map(len, all_sequences)), 0
-    report("calibrating", 0, total)
-    for batch in batches(all_sequences):
-        forward(batch)
-        checkpoint.drop_pages()
-        done += sum(map(len, batch))
-        report("calibrating", done, total)
-    return Importance(hook.sums, hook.counts, source, hook.largest, forward.kv_largest)
+    hook = ImportanceSums(device)
+    kv_largest = device.observe(checkpoint, all_sequences, hook, report)
+    return Importance(hook.sums, hook.counts, source, hook.largest, kv_largest)

@@ -7,10 +7,10 @@ from typing import Any
 
 from quire.quantize import quality
 from quire.quantize.calibration import collect_importance, read_text, sequences
-from quire.quantize.eager_ops import EagerLogits
+from quire.quantize.device import Device, Logits, Report
 from quire.quantize.gguf_plan import gguf_tensors
 from quire.quantize.gptq import GPTQOptions
-from quire.quantize.gptq_pass import GPTQPass, check_activations, run_gptq
+from quire.quantize.gptq_pass import GPTQPass
 from quire.quantize.imatrix import read_imatrix, write_imatrix
 from quire.quantize.methods import LINEAR_METHODS
 from quire.quantize.mix import MixTarget
@@ -18,7 +18,7 @@ from quire.quantize.mix_plan import MixPlan
 from quire.quantize.output import PartialOutput
 from quire.quantize.plan import Importance, QuantizeError, WritePlan, count
 from quire.quantize.quality import Quality
-from quire.quantize.run import QuantizeRun, Report, Written, write
+from quire.quantize.run import QuantizeRun, Written, write
 from quire.quantize.smoothing import smoothed
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -100,7 +100,7 @@ def quantize(
         notes.append(mix.note)
     losses: dict[str, float] = {}
     written = _write(run, chosen, checkpoint, options, calibrated, source, report, notes, losses)
-    result = _measure(checkpoint, written.plan.out, held_out, measured, report) if measured else None
+    result = _measure(checkpoint, written.plan.out, held_out, measured, run.device, report) if measured else None
     return QuantizeResult(written, result, losses, notes)
 
 
@@ -134,7 +134,7 @@ def _importance(
         return read_imatrix(calibration.imatrix, gguf_tensors(checkpoint))
     if not calibration.wanted or (algorithm == "gptq" and not run.options.kv_scales):
         return Importance()
-    importance = collect_importance(checkpoint, calibrated, source, report)
+    importance = collect_importance(checkpoint, calibrated, source, run.device, report)
     if calibration.save_imatrix is not None:
         tensors = gguf_tensors(checkpoint)
         write_imatrix(calibration.save_imatrix, importance, tensors, len(calibrated), calibration.length)
@@ -149,13 +149,13 @@ def _write(
     if algorithm in SMOOTHING:
         grid = run.forms.usual.grid if run.forms is not None else None
         assert grid is not None
-        weights, importance = smoothed(checkpoint, algorithm, grid, calibrated, source, report)
+        weights, importance = smoothed(checkpoint, algorithm, grid, calibrated, source, run.device, report)
         run = replace(run, importance=importance)
     plan = run.plan(weights)
     if algorithm == "gptq":
         return _write_gptq(run, plan, checkpoint, options, calibrated, report, notes, losses)
     notes += _unseen(plan, run.importance)
-    return write(plan, run.settings(), report)
+    return write(plan, run.settings(), report, device=run.device)
 
 
 def _write_gptq(
@@ -165,17 +165,17 @@ def _write_gptq(
     forms = run.forms
     assert forms is not None
     tasks = {name: task for task in plan.tasks if task.type in LINEAR_METHODS for name in task.published}
-    check_activations(checkpoint, sum(map(len, calibrated)))
+    run.device.check_activations(checkpoint, sum(map(len, calibrated)))
 
     def first(output: PartialOutput, there: set[str]) -> None:
-        hook = GPTQPass(tasks, forms, options, output, there, report)
-        run_gptq(checkpoint, hook, calibrated)
+        hook = GPTQPass(tasks, forms, options, output, there, run.device, report)
+        run.device.observe(checkpoint, calibrated, hook, None, together=True)
         losses.update(hook.losses)
         if hook.unseen:
             notes.append(f"{len(hook.unseen)} layers had no inputs and are rounded to nearest: {hook.unseen[0]}, ...")
 
     settings = {**run.settings(), "gptq": repr(options), "tokens": [sum(map(sum, calibrated)), len(calibrated)]}
-    return write(plan, settings, report, first)
+    return write(plan, settings, report, first, run.device)
 
 
 def _unseen(plan: WritePlan, importance: Importance) -> list[str]:
@@ -195,12 +195,14 @@ def _measured_tokens(calibration: CalibrationOptions, num_weights: int) -> int:
     return DEFAULT_MEASURED_TOKENS if num_weights <= MEASURED_WEIGHTS else 0
 
 
-def _measure(original: Checkpoint, out: Path, held_out: list[list[int]], num_tokens: int, report: Report) -> Quality:
+def _measure(
+    original: Checkpoint, out: Path, held_out: list[list[int]], num_tokens: int, device: Device, report: Report
+) -> Quality:
     chosen = cut_to(held_out, num_tokens)
     report("measuring", 0, 3)
-    first = quality.last_states(original, chosen)
+    first = quality.last_states(original, chosen, device)
     report("measuring", 1, 3)
-    second = quality.last_states(open_checkpoint(out), chosen)
+    second = quality.last_states(open_checkpoint(out), chosen, device)
     report("measuring", 2, 3)
     compared = quality.compare(first, second, chosen)
     report("measuring", 3, 3)
@@ -230,7 +232,7 @@ class MethodComparison:
         self._importance = _importance(
             run, self._checkpoint, calibration, "nearest", self._calibrated, source, report
         )  # fmt: skip
-        self._original = quality.last_states(self._checkpoint, self._measured)
+        self._original = quality.last_states(self._checkpoint, self._measured, run.device)
 
     def original(self) -> dict[str, Any]:
         weights = sum(count(self._checkpoint.shape(name)) for name in self._checkpoint.names())
@@ -244,10 +246,10 @@ class MethodComparison:
         plan = _write(
             run, chosen, self._checkpoint, options, self._calibrated, "text", self._report, [], {}
         ).plan  # fmt: skip
-        states = quality.last_states(open_checkpoint(plan.out), self._measured)
+        states = quality.last_states(open_checkpoint(plan.out), self._measured, run.device)
         return self._figures(run.options.method, plan.nbytes, plan.bits_a_weight, states), plan.out
 
-    def _figures(self, method: str, nbytes: int, bits: float, states: EagerLogits) -> dict[str, Any]:
+    def _figures(self, method: str, nbytes: int, bits: float, states: Logits) -> dict[str, Any]:
         compared = quality.compare(self._original, states, self._measured)
         return {
             "method": method,

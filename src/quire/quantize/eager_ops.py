@@ -7,7 +7,7 @@ KV cache: keys and values live as long as their layer."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,33 +18,31 @@ from quire.quantize.eager_attention import AttentionHeads
 from quire.quantize.eager_scans import mamba2_scan, mamba_scan
 from quire.quantize.eager_states import linear_attention
 from quire.quantize.floats import Floats, read_floats
+from quire.quantize.input_sources import InputSource, InputSources
 from quire.quantize.routing import routed
 from quire.quantize.threads import in_threads, row_spans
 
-MAX_LOGIT_ROWS = 256  # computed at once
-
-
-@dataclass(frozen=True, slots=True)
-class InputSource:
-    """Where the inputs of a matmul come from, if dividing them there is exact: the weights of a norm, or the rows of a
-    linear layer that is multiplied with an activated gate."""
-
-    vectors: tuple[tuple[str, bytes], ...] = ()  # stored name, and values as the model has them
-    rows_of: str | None = None
-
 
 class MatmulHook(Protocol):
-    """Sees every linear layer with its inputs, and may give other weights in place of the stored ones."""
+    """Sees the inputs of every linear layer, and may give other weights in place of the stored ones."""
 
-    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
-        """The matrices [outputs, inputs] of linear layers that share the input x [rows, inputs]."""
+    def observe(self, parts: Sequence[StoredTensor], x: Any, source: InputSource | None = None) -> None:
+        """Linear layers that share the input x [rows, inputs]; in a pass over several batches, once for each."""
+
+    def weights(self, parts: Sequence[StoredTensor]) -> Sequence[Any]:
+        """Their matrices [outputs, inputs], when all inputs have been observed."""
 
 
 class StoredWeights:
-    """The hook that changes nothing."""
+    """The hook that changes nothing. `read`: the values of a tensor."""
 
-    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
-        return [read_floats(part) for part in parts]
+    def __init__(self, read: Callable[[StoredTensor], Any] = read_floats) -> None:
+        self._read = read
+
+    def observe(self, parts: Sequence[StoredTensor], x: Any, source: InputSource | None = None) -> None: ...
+
+    def weights(self, parts: Sequence[StoredTensor]) -> Sequence[Any]:
+        return [self._read(part) for part in parts]
 
 
 class OutputProbe(Protocol):
@@ -112,10 +110,7 @@ class EagerOps:
     def __init__(self, hook: MatmulHook | None = None, probe: OutputProbe | None = None) -> None:
         self.hook, self.probe = hook or StoredWeights(), probe
         self.linears: list[LinearUse] = []
-        self._vectors: dict[int, tuple[str, Floats]] = {}  # by id, which the array keeps
-        self._normal: tuple[Floats | None, InputSource | None] = (None, None)  # the last output of a norm
-        self._linear: tuple[Floats | None, str | None] = (None, None)  # that of gate and up, and the name of up
-        self._product: tuple[Floats | None, InputSource | None] = (None, None)  # of an activated gate and up
+        self._sources = InputSources()
         self._kv: tuple[int, Floats, Floats] = (-1, np.empty(0, np.float32), np.empty(0, np.float32))
         self.kv_largest: dict[int, tuple[float, float]] = {}  # by layer: the largest magnitudes of keys and values
 
@@ -145,7 +140,7 @@ class EagerOps:
 
     def vector(self, tensor: StoredTensor) -> Floats:
         values = read_floats(tensor).reshape(-1)
-        self._vectors[id(values)] = (tensor.name, values)
+        self._sources.add_vector(values, tensor.name, values)
         return values
 
     def table(self, tensor: StoredTensor) -> StoredTensor:
@@ -176,7 +171,7 @@ class EagerOps:
         parts = x.reshape(len(x), -1, groups, len(weight) // groups)
         mean = np.mean(np.square(parts), axis=3, keepdims=True)
         normal: Floats = (parts / np.sqrt(mean + np.float32(eps)) * weight.reshape(groups, -1)).reshape(x.shape)
-        self._normal = (normal, self._norm_source(x, weight))
+        self._sources.came_from_norm(normal, weight)
         return normal
 
     def layer_norm(self, x: Floats, weight: Floats | None, bias: Floats | None, eps: float, groups: int = 1) -> Floats:
@@ -188,34 +183,20 @@ class EagerOps:
             normal *= np.tile(weight, x.shape[1] // len(weight))
         if bias is not None:
             normal += np.tile(bias, x.shape[1] // len(bias))
-        self._normal = (normal, self._norm_source(x, weight, *([] if bias is None else [bias])))
+        vectors = (weight,) if bias is None else (weight, bias)
+        self._sources.came_from_norm(normal, *(vectors if weight is not None else ()))
         return normal
-
-    def _norm_source(self, x: Floats, *vectors: Floats | None) -> InputSource | None:
-        """None where a vector is not one of the checkpoint's, or serves several heads."""
-        stored = []
-        for vector in vectors:
-            if vector is None or id(vector) not in self._vectors or len(vector) != x.shape[1]:
-                return None
-            name, values = self._vectors[id(vector)]
-            stored.append((name, values.tobytes()))
-        return InputSource(tuple(stored))
-
-    def _source(self, x: Floats) -> InputSource | None:
-        for output, source in (self._normal, self._product):
-            if x is output:
-                return source
-        return None
 
     def linear(self, x: Floats, w: PackedWeight) -> Floats:
         out = np.empty((len(x), w.num_outputs), np.float32)
         first = 0
-        for matrix in self.hook.weights(w.packed, x, self._source(x)):
+        self.hook.observe(w.packed, x, self._sources.of(x))
+        for matrix in self.hook.weights(w.packed):
             matmul(x, matrix, out[:, first : first + len(matrix)])
             first += len(matrix)
         if self.probe is not None:
             self.probe.linear(w.packed, x, out, np.arange(len(x)))
-        self._linear = (out, w.packed[1].name if len(w.packed) == 2 and _halves(w.packed) else None)
+        self._sources.came_from_linear(out, w.packed)
         return out if w.bias is None else np.add(out, w.bias, out=out)
 
     def linear_heads(self, x: Floats, w: PackedHeads) -> Floats:
@@ -274,8 +255,7 @@ class EagerOps:
             gate = np.minimum(gate, 7)
             return gate * _sigmoid(np.float32(1.702) * gate) * (np.clip(up, -7, 7) + 1)
         product = ACTIVATIONS[kind](gate) * up
-        output, name = self._linear
-        self._product = (product, InputSource(rows_of=name) if output is x and name else None)
+        self._sources.came_from_gate(product, x)
         return product
 
     def moe(
@@ -283,7 +263,7 @@ class EagerOps:
         kind: Activation, correction: Floats | None = None,
     ) -> Floats:  # fmt: skip
         experts, shares = routed(router_logits, routing, correction)
-        source = self._source(x)
+        source = self._sources.of(x)
         out = np.zeros((len(x), down.num_outputs), np.float32)
         activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
         for expert in range(gate_up.num_experts):
@@ -299,8 +279,8 @@ class EagerOps:
     def _expert(
         self, x: Floats, w: PackedExperts, expert: int, tokens: NDArray[np.intp], source: InputSource | None = None
     ) -> Floats:
-        matrices = self.hook.weights(w.packed[expert], x, source)
-        out = np.concatenate([matmul(x, matrix) for matrix in matrices], axis=1)
+        self.hook.observe(w.packed[expert], x, source)
+        out = np.concatenate([matmul(x, matrix) for matrix in self.hook.weights(w.packed[expert])], axis=1)
         if self.probe is not None:
             self.probe.linear(w.packed[expert], x, out, tokens)
         return out if w.biases is None else out + w.biases[expert]
@@ -359,11 +339,8 @@ class EagerOps:
         return mamba_scan(x, dt, b, c, weights, batch.spans)
 
     def logits(self, x: Floats, head: PackedWeight, batch: EagerBatch, softcap: float = 0.0) -> EagerLogits:
-        return EagerLogits(x, self.hook.weights(head.packed, x), head.bias, softcap, head.packed, self.probe)
-
-
-def _halves(parts: Sequence[StoredTensor]) -> bool:
-    return parts[0].shape == parts[1].shape
+        self.hook.observe(head.packed, x)
+        return EagerLogits(x, self.hook.weights(head.packed), head.bias, softcap, head.packed, self.probe)
 
 
 def _sigmoid(x: Floats) -> Floats:

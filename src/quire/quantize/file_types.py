@@ -28,6 +28,10 @@ FILE_TYPES = {
     "Q5_K_S": (16, "Q5_K"),
     "Q5_K_M": (17, "Q5_K"),
     "Q6_K": (18, "Q6_K"),
+    "IQ1_S": (24, "IQ1_S"),
+    "IQ1_M": (31, "IQ1_M"),
+    "TQ1_0": (36, "TQ1_0"),
+    "TQ2_0": (37, "TQ2_0"),
     "IQ2_XXS": (19, "IQ2_XXS"),
     "IQ2_XS": (20, "IQ2_XS"),
     "IQ2_S": (28, "IQ2_XS"),
@@ -44,8 +48,11 @@ SHORT_NAMES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}  # as llama
 
 # Where a row is not whole blocks of 256.
 FALLBACKS = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
-FALLBACKS |= dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "IQ4_NL")
+FALLBACKS |= dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "IQ4_NL")
+FALLBACKS |= {"TQ1_0": "Q4_0", "TQ2_0": "Q4_0"}
 TWO_BITS = {
+    "IQ1_S": "Q2_K",
+    "IQ1_M": "Q2_K",
     "IQ2_XXS": "Q2_K",
     "IQ2_XS": "Q2_K",
     "IQ2_S": "IQ3_S",
@@ -93,7 +100,7 @@ def _chosen(method: str, name: str, shape: tuple[int, ...], context: FileTypeCon
             return "Q8_0"
         return "Q5_K" if method in TWO_BITS or method == "IQ3_XXS" else "Q6_K"
     if name == "token_embd.weight":
-        chosen = "IQ3_S" if method == "IQ3_XXS" else TWO_BITS.get(method, most)
+        chosen = {"IQ3_XXS": "IQ3_S", "TQ1_0": "Q4_K", "TQ2_0": "Q4_K"}.get(method, TWO_BITS.get(method, most))
         return context.table_type or (most if context.pure else chosen)
     if method == "MXFP4_MOE":
         return "MXFP4" if len(shape) > 2 else "Q8_0"
@@ -178,6 +185,7 @@ def _output(method: str, most: str, layer: int, context: FileTypeContext) -> str
     if context.num_experts == 8:
         return "Q5_K" if method in FIVE_BITS_OF_8_EXPERTS or method in TWO_BITS else most
     choices = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K", "IQ3_XXS": "IQ3_S", "IQ3_M": "Q4_K"}
+    choices |= {"IQ1_S": "IQ2_XXS", "IQ1_M": "IQ2_XXS"}
     return choices.get(method, "IQ3_S" if method in ("IQ2_S", "IQ2_M") else most)
 
 

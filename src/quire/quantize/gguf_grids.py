@@ -55,7 +55,7 @@ class GridBlocks:
 
 
 @cache
-def halves(name: str) -> NDArray[np.uint8]:
+def grid_halves(name: str) -> NDArray[np.uint8]:
     base, digits = GRIDS[name]
     powers = base ** np.arange(digits // 2)
     parts = grid(name).reshape(-1, 2, digits // 2)
@@ -66,7 +66,7 @@ def halves(name: str) -> NDArray[np.uint8]:
 def _nearest(x: Floats, weights: Floats, kind: GridType) -> tuple[NDArray[np.int32], Floats]:
     """Magnitudes in units of the grid [groups, size] -> entries, and the magnitudes they stand for."""
     entries = nearest_in_grid(
-        x.reshape(-1, kind.digits), weights.reshape(-1, kind.digits), kind.values, halves(kind.name)
+        x.reshape(-1, kind.digits), weights.reshape(-1, kind.digits), kind.values, grid_halves(kind.name)
     )
     return entries, kind.values[grid(kind.name)[entries]].reshape(x.shape)
 

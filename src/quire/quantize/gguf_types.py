@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from quire.ops.compiled import native
 from quire.ops.dequantize import E2M1_VALUES, IQ4_VALUES
 from quire.quantize.gguf_grids import GRID_TYPES, grid_blocks
+from quire.quantize.gguf_ternary import TERNARY_TYPES
 from quire.quantize.search import (
     Floats,
     codebook_scales,
@@ -276,6 +277,11 @@ def _on_grid(name: str) -> Encoder:
     return lambda x, importance: stored(grid_blocks(x, error_weights(x, importance), kind))
 
 
+def _ternary(name: str) -> Encoder:
+    encode = TERNARY_TYPES[name]
+    return lambda x, importance: encode(x, error_weights(x, importance))
+
+
 ENCODERS: dict[str, Encoder] = {
     "F32": _f32,
     "F16": _f16,
@@ -294,4 +300,5 @@ ENCODERS: dict[str, Encoder] = {
     "Q6_K": _q6_k,
     "IQ4_XS": _iq4_xs,
     **{name: _on_grid(name) for name in GRID_TYPES},
+    **{name: _ternary(name) for name in TERNARY_TYPES},
 }

@@ -6,14 +6,15 @@ follow, as far as the second moments of the calibration's inputs allow (Frantar 
 
 Layers are quantized in the order of the forward pass, with inputs that come out of the layers quantized before."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.quantize.integers import GroupedIntegers, IntegerGrid, ranges
+from quire.quantize.plan import QuantizeError
 from quire.quantize.search import Floats, inverse
-from quire.quantize.threads import in_threads, row_spans
 
 # What is rounded first: inputs as they are; those with the largest second moments ("activation", whose groups are then
 # no runs of inputs); or the same within groups, the groups that matter most first ("group"), which stay as they are.
@@ -29,23 +30,31 @@ class GPTQOptions:
     search: bool = True  # ranges are chosen by weighted search
 
 
-def second_moments(x: Floats) -> NDArray[np.float32]:
-    """X^T X / rows"""
-    sums = in_threads(lambda span: x[span].T @ x[span], row_spans(len(x)))
-    total: Floats = sum(sums[1:], start=sums[0])
-    return total / np.float32(len(x))
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundingOrder:
+    """What layers that share their inputs share: the order in which inputs are rounded, and, in that order, the factor
+    U, the second moments of inputs, and which inputs are always 0."""
+
+    order: NDArray[np.intp]
+    factor: Floats
+    importance: Floats
+    dead: NDArray[np.bool_]
 
 
-def gptq(w: Floats, moments: Floats, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:
-    """`moments` [inputs, inputs]: of the inputs, as `second_moments` gives them."""
+def rounding_order(moments: Floats, group: int, options: GPTQOptions) -> RoundingOrder:
+    """`moments` [inputs, inputs]: X^T X over the number of rows. `group`: inputs that share a scale."""
+    diagonal = np.diagonal(moments).copy()
+    order = input_order(diagonal, group, options.order)
+    dead = (diagonal <= 0)[order]
+    factor = _inverse_factor(moments[np.ix_(order, order)], dead, options.damping)
+    return RoundingOrder(order, factor, np.maximum(diagonal[order], np.float32(1e-12)), dead)
+
+
+def gptq(w: Floats, shared: RoundingOrder, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:
     outputs, inputs = w.shape
     size = grid.group_of(inputs)
-    diagonal = np.diagonal(moments).copy()
-    dead = diagonal <= 0
-    order = _order(diagonal, size, options.order)
-    factor = _inverse_factor(moments[np.ix_(order, order)], dead[order], options.damping)
-    weights = np.where(dead, np.float32(0), w)[:, order]
-    importance = np.maximum(diagonal[order], np.float32(1e-12))
+    factor, importance = shared.factor, shared.importance
+    weights = np.where(shared.dead, np.float32(0), w[:, shared.order])
     q = np.empty((outputs, inputs), np.uint8)
     scales = np.empty((outputs, inputs // size), np.float16)
     zeros = np.empty((outputs, inputs // size), np.uint8)
@@ -71,14 +80,22 @@ def gptq(w: Floats, moments: Floats, grid: IntegerGrid, options: GPTQOptions) ->
             errors[:, index - first] = error
             block[:, index - first + 1 :] -= error[:, None] * factor[index, index + 1 : last]
         weights[:, last:] -= errors @ factor[first:last, last:]
+    back, groups, places = original_order(shared.order, size, options.order)
+    return GroupedIntegers(grid.bits, q[:, back], scales[:, places], zeros[:, places], groups)
+
+
+def original_order(
+    order: NDArray[np.intp], size: int, name: str
+) -> tuple[NDArray[np.intp], NDArray[np.int32] | None, NDArray[np.intp]]:
+    """-> where each input was rounded, the group of each input if groups are no runs of inputs, and the groups in the
+    order in which they are stored."""
     back = np.argsort(order)
-    if options.order == "activation":
-        return GroupedIntegers(grid.bits, q[:, back], scales, zeros, (back // size).astype(np.int32))
-    groups = back[::size] // size  # when each group was rounded
-    return GroupedIntegers(grid.bits, q[:, back], scales[:, groups], zeros[:, groups])
+    if name == "activation":
+        return back, (back // size).astype(np.int32), np.arange(len(order) // size)
+    return back, None, back[::size] // size
 
 
-def _order(diagonal: Floats, size: int, name: str) -> NDArray[np.intp]:
+def input_order(diagonal: Floats, size: int, name: str) -> NDArray[np.intp]:
     if name == "inputs":
         return np.arange(len(diagonal))
     if name == "activation":
@@ -89,20 +106,31 @@ def _order(diagonal: Floats, size: int, name: str) -> NDArray[np.intp]:
 
 
 def _inverse_factor(moments: Floats, dead: NDArray[np.bool_], damping: float) -> Floats:
-    """The upper Cholesky factor of the inverse, with as much damping as it needs."""
+    """U: upper triangular, U^T U is the inverse of the moments, with as much damping as that needs.
+
+    Backwards, the moments are L L^T, and U is the inverse of L backwards."""
     matrix = moments.astype(np.float64)
     index = np.arange(len(matrix))
     matrix[index[dead], index[dead]] = 1.0
     mean = float(np.mean(np.diagonal(matrix)))
-    matrix[index, index] += damping * mean
-    share = damping
-    while True:
+    for share in damping_shares(damping):
+        matrix[index, index] += share * mean
         try:
-            inverted = np.linalg.inv(np.linalg.cholesky(matrix))
-            return np.linalg.cholesky(inverted.T @ inverted).T.astype(np.float32)
+            lower = np.linalg.cholesky(matrix[::-1, ::-1])
+            return np.linalg.inv(lower)[::-1, ::-1].astype(np.float32)
         except np.linalg.LinAlgError:
-            if share > MAX_DAMPING:
-                raise
-            more = max(share, 1e-3) * 9
-            matrix[index, index] += more * mean
-            share += more
+            continue
+    raise QuantizeError(
+        "the second moments of a layer's inputs cannot be inverted",
+        "use more --calibration-tokens or a larger --damping",
+    )
+
+
+def damping_shares(damping: float) -> Iterator[float]:
+    """What is added to the diagonal, attempt after attempt, as shares of its mean."""
+    yield damping
+    total = damping
+    while total <= MAX_DAMPING:
+        more = max(total, 1e-3) * 9
+        yield more
+        total += more

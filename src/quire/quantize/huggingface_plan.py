@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.ops.opset import Keep
 from quire.quantize import float8
+from quire.quantize.device import Device
 from quire.quantize.eager_model import linear_layers
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gguf_plan import READ_WEIGHTS, encode_rows
@@ -19,6 +20,7 @@ from quire.quantize.methods import LinearFormats
 from quire.quantize.output import PlannedTensor
 from quire.quantize.plan import Importance, QuantizeError, QuantizeOptions, Task, WritePlan, count
 from quire.quantize.safetensors_files import planned, safetensors_layouts
+from quire.quantize.smoothing import read_weights
 from quire.weights.checkpoint import Checkpoint
 
 FLOATS = ("F32", "F16", "BF16")
@@ -31,6 +33,7 @@ def plan_huggingface(
     options: QuantizeOptions,
     forms: LinearFormats | None,
     importance: Importance,
+    device: Device,
 ) -> WritePlan:
     """`forms`: None for a plain conversion, to the dtype that is the method."""
     dtype = options.method if forms is None else options.dtype or _dtype(checkpoint)
@@ -44,7 +47,7 @@ def plan_huggingface(
     tasks = []
     for name in checkpoint.names():
         if forms is not None and name in chosen:
-            tasks.append(_linear_task(checkpoint, name, chosen[name], forms, importance))
+            tasks.append(_linear_task(checkpoint, name, chosen[name], forms, importance, device))
         else:
             tasks.append(_plain_task(checkpoint, name, dtype, convert=forms is None))
     if options.kv_scales:
@@ -89,13 +92,14 @@ def _dtype(checkpoint: Checkpoint) -> str:
 
 
 def _linear_task(
-    checkpoint: Checkpoint, name: str, shape: tuple[int, int], forms: LinearFormats, importance: Importance
-) -> Task:
+    checkpoint: Checkpoint, name: str, shape: tuple[int, int], forms: LinearFormats, importance: Importance,
+    device: Device,
+) -> Task:  # fmt: skip
     module, form = _module(name), forms.of(name)
     outputs = tuple(planned(f"{module}.{part}", dtype, *size) for part, (dtype, size) in form.shapes(*shape).items())
 
     def pieces() -> Iterator[tuple[str, int, Any]]:
-        encoded = form.encode(read_floats(checkpoint.tensor(name)), importance.of(name))
+        encoded = device.encode(form, read_weights(checkpoint, name, device), importance.of(name))
         if form.static_inputs:
             encoded = {**encoded, "input_scale": _fp8_scale(importance.largest.get(name, 0.0))}
         yield from linear_pieces(module, encoded)

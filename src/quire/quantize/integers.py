@@ -4,6 +4,7 @@
 
 Scales are fp16 numbers, so that every reader multiplies with the same."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,18 @@ class GroupedIntegers:
         scales, zeros = self.scales.astype(np.float32)[:, groups], self.zeros.astype(np.float32)[:, groups]
         return scales * (self.q.astype(np.float32) - zeros)
 
+    def packed_inputs(self) -> NDArray[np.int32]:
+        """[outputs, words of inputs]"""
+        return packed(self.q, self.bits)
+
+    def packed_outputs(self, order: Sequence[int]) -> NDArray[np.int32]:
+        """[inputs, words of 8 outputs], those of a word in another order"""
+        return _packed_outputs(self.q, order)
+
+    def signed(self) -> NDArray[np.int8]:
+        """Of 8 bits with a zero point of 128: q - 128."""
+        return (self.q ^ 128).view(np.int8)
+
 
 def ranges(x: Floats, grid: IntegerGrid, weights: Floats | None) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
     """Scales and zero points [groups, 1] of weights [groups, size]. With `weights`, how much each error counts, the
@@ -109,9 +122,11 @@ def packed(values: NDArray[Any], bits: int) -> NDArray[np.int32]:
     values = np.ascontiguousarray(values, np.uint8)
     if 8 % bits == 0:
         each = 8 // bits
-        padded = np.pad(values, ((0, 0), (0, -values.shape[1] % (32 // bits)))).reshape(len(values), -1, each)
-        shifts = np.arange(0, 8, bits, dtype=np.uint8)
-        in_bytes: NDArray[np.uint8] = np.bitwise_or.reduce(padded << shifts, axis=2).astype(np.uint8)
+        if missing := -values.shape[1] % (32 // bits):
+            values = np.pad(values, ((0, 0), (0, missing)))
+        in_bytes = values[:, ::each].copy()
+        for place in range(1, each):
+            in_bytes |= values[:, place::each] << np.uint8(place * bits)
         return in_bytes.view(np.int32)
     stream = np.unpackbits(values[..., None], axis=2, bitorder="little")[..., :bits].reshape(len(values), -1)
     stream = np.pad(stream, ((0, 0), (0, -stream.shape[1] % 32)))
@@ -128,31 +143,32 @@ def gptq_tensors(integers: GroupedIntegers, *, second_version: bool) -> dict[str
         groups = (np.arange(inputs) // (inputs // integers.scales.shape[1])).astype(np.int32)
     zeros = np.ascontiguousarray(integers.zeros.T)
     return {
-        "qweight": np.ascontiguousarray(packed(integers.q, integers.bits).T),
+        "qweight": np.ascontiguousarray(integers.packed_inputs().T),
         "qzeros": packed(zeros if second_version else zeros - np.uint8(1), integers.bits),
         "scales": np.ascontiguousarray(integers.scales.T),
         "g_idx": groups,
     }
 
 
-AWQ_ORDER = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # outputs of a word
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # outputs of a word
+
+
+def _packed_outputs(values: NDArray[np.uint8], order: Sequence[int]) -> NDArray[np.int32]:
+    by_word = values.T.reshape(values.shape[1], -1, 8)[..., list(order)]
+    return packed(by_word.reshape(values.shape[1], -1), 4)
 
 
 def awq_tensors(integers: GroupedIntegers) -> dict[str, NDArray[Any]]:
-    def mixed(values: NDArray[np.uint8]) -> NDArray[np.int32]:
-        by_word = values.T.reshape(values.shape[1], -1, 8)[..., AWQ_ORDER]
-        return packed(by_word.reshape(values.shape[1], -1), 4)
-
     return {
-        "qweight": mixed(integers.q),
-        "qzeros": mixed(integers.zeros),
+        "qweight": integers.packed_outputs(AWQ_ORDER),
+        "qzeros": _packed_outputs(integers.zeros, AWQ_ORDER),
         "scales": np.ascontiguousarray(integers.scales.T),
     }
 
 
 def packed_tensors(integers: GroupedIntegers, *, symmetric: bool) -> dict[str, NDArray[Any]]:
     tensors: dict[str, NDArray[Any]] = {
-        "weight_packed": packed(integers.q, integers.bits),
+        "weight_packed": integers.packed_inputs(),
         "weight_scale": integers.scales,
         "weight_shape": np.array(integers.q.shape, np.int64),
     }
@@ -165,4 +181,4 @@ def packed_tensors(integers: GroupedIntegers, *, symmetric: bool) -> dict[str, N
 
 
 def int8_tensors(integers: GroupedIntegers) -> dict[str, NDArray[Any]]:
-    return {"weight": (integers.q ^ 128).view(np.int8), "weight_scale": integers.scales}
+    return {"weight": integers.signed(), "weight_scale": integers.scales}

@@ -39,6 +39,7 @@ class LinearFormat:
     grid: IntegerGrid | None = None  # of integers, which GPTQ may choose
     store: Callable[[GroupedIntegers], Encoded] | None = None
     static_inputs: bool = False  # with the scale of a layer's inputs, from the calibration
+    fp8_by: str | None = None  # of fp8: what shares a scale
 
 
 # -- integers ----------------------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ def fp8(by: str, static_inputs: bool = False) -> LinearFormat:
         return tensors | ({"input_scale": ("F32", (1,))} if static_inputs else {})
 
     config = compressed("float-quantized", settings, activations)
-    return LinearFormat(config, shapes, lambda w, importance: encode(w), static_inputs=static_inputs)
+    return LinearFormat(config, shapes, lambda w, importance: encode(w), static_inputs=static_inputs, fp8_by=by)
 
 
 def mxfp4() -> LinearFormat:

@@ -54,8 +54,8 @@ def smallest_mix(sizes: Iterable[Mapping[str, int]], budget: int) -> int:
     smallest = sum(min(formats.values()) for formats in sizes)
     if smallest > budget:
         raise QuantizeError(
-            f"the smallest mix takes {smallest / 1e6:,.1f} MB, and {max(budget, 0) / 1e6:,.1f} MB are left for it",
-            "ask for more, or name smaller formats with --methods",
+            f"the smallest mix takes {smallest / 1e6:,.1f} MB, {(smallest - budget) / 1e6:,.3f} MB more than are left",
+            "ask for that much more, or name smaller formats with --methods",
         )
     return smallest
 

@@ -9,9 +9,11 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,8 +60,9 @@ class PartialOutput:
         self.folder = out.with_name(out.name + ".partial")
         self._places = {name: (file.name, *place) for file in files for name, place in file.places.items()}
         self._checksums: dict[str, int] = {}
-        self._open: dict[str, BinaryIO] = {}
+        self._open: dict[str, FileIO] = {}
         self._journal: BinaryIO | None = None
+        self._lock = threading.Lock()  # of the journal: tensors may be written by several threads
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +93,7 @@ class PartialOutput:
             self._start_over(first)
         self._check_space()
         for file in self._files:
-            self._open[file.name] = (self.folder / file.name).open("r+b" if done else "w+b")
+            self._open[file.name] = (self.folder / file.name).open("r+b" if done else "w+b", buffering=0)
             if not done:
                 self._open[file.name].write(file.header)
                 self._open[file.name].truncate(file.size)
@@ -145,10 +148,8 @@ class PartialOutput:
             view = memoryview(data).cast("B")
             file, offset, size = self._places[name]
             assert first == written.get(name, 0) and first + len(view) <= size, f"{name}: bytes {first} of {size}"
-            stream = self._open[file]
             try:
-                stream.seek(offset + first)
-                stream.write(view)
+                _write_at(self._open[file].fileno(), view, offset + first)
             except OSError as error:
                 raise OutputError(
                     f"{self.folder / file} cannot be written: {error.strerror}", "what is done is kept: run it again"
@@ -157,10 +158,9 @@ class PartialOutput:
             written[name] = first + len(view)
         short = {name for name, size in written.items() if size != self._places[name][2]}
         assert not short, f"{short} are not whole"
-        for file in {self._places[name][0] for name in written}:
-            self._open[file].flush()
-        self._append(checksums)
-        self._checksums |= checksums
+        with self._lock:
+            self._append(checksums)
+            self._checksums |= checksums
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         assert self._journal is not None
@@ -172,7 +172,6 @@ class PartialOutput:
         missing = self._places.keys() - self._checksums.keys()
         assert not missing, f"{len(missing)} tensors are not written: {sorted(missing)[:3]}"
         for stream in self._open.values():
-            stream.flush()
             os.fsync(stream.fileno())
         if self._small is None:
             for file in reversed(self._files):  # the first split last: without it, the others are no model
@@ -192,6 +191,12 @@ class PartialOutput:
         """What is done stays in the partial output, for another run."""
         for stream in (*self._open.values(), *([self._journal] if self._journal else [])):
             stream.close()
+
+
+def _write_at(file: int, view: memoryview, offset: int) -> None:
+    while len(view):
+        count = os.pwrite(file, view, offset)
+        view, offset = view[count:], offset + count
 
 
 def check_free(out: Path, source: Path) -> None:

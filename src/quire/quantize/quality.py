@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.quantize.eager_model import EagerModel
-from quire.quantize.eager_ops import MAX_LOGIT_ROWS, EagerLogits
+from quire.quantize.device import CPU, Device, Logits
 from quire.quantize.floats import Floats
 from quire.weights.checkpoint import Checkpoint
+
+MAX_LOGIT_ROWS = 256  # computed at once
 
 Doubles = NDArray[np.float64]
 
@@ -43,11 +44,11 @@ class Quality:
         return asdict(self)
 
 
-def last_states(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]]) -> EagerLogits:
-    return EagerModel(checkpoint, max(map(len, sequences)))(sequences)
+def last_states(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], device: Device | None = None) -> Logits:
+    return (device or CPU()).logits(checkpoint, sequences)
 
 
-def compare(first: EagerLogits, second: EagerLogits, sequences: Sequence[Sequence[int]]) -> Quality:
+def compare(first: Logits, second: Logits, sequences: Sequence[Sequence[int]]) -> Quality:
     """`first`: the original's. Both forward passes are fp32: what differs is the weights alone."""
     targets = np.concatenate([[*sequence[1:], -1] for sequence in sequences])  # the last token predicts none
     divergences, losses, other_losses, same = [], [], [], []

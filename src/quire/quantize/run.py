@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import DoesNotFit
+from quire.quantize.device import CPU, Device, Report
 from quire.quantize.gguf_plan import is_quantized, plan_gguf
 from quire.quantize.huggingface_plan import plan_huggingface
 from quire.quantize.merged import merged
@@ -19,8 +20,6 @@ from quire.weights.formats import stored_format
 WORKING_COPIES = 8  # of a tensor as fp32, at most, while it is encoded
 CHUNKED_WEIGHTS = 1 << 24  # a GGUF tensor is encoded at most so many weights at a time
 
-Report = Callable[[str, float, float], None]  # (phase, done, of): called often
-
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRun:
@@ -31,6 +30,7 @@ class QuantizeRun:
     options: QuantizeOptions
     formats: FormatOptions = field(default_factory=FormatOptions)
     importance: Importance = field(default_factory=Importance)
+    device: Device = field(default_factory=CPU)
 
     @property
     def to_gguf(self) -> bool:
@@ -60,7 +60,7 @@ class QuantizeRun:
             plan = plan_gguf(checkpoint, copies_keys, self.out, self.options, self.importance)
             check_free(plan.out, self.source)
             return plan
-        return plan_huggingface(checkpoint, self.out, self.options, self.forms, self.importance)
+        return plan_huggingface(checkpoint, self.out, self.options, self.forms, self.importance, self.device)
 
     def _check(self) -> None:
         method, source = self.options.method, find_checkpoint(self.source)
@@ -88,6 +88,7 @@ class QuantizeRun:
             "options": repr(self.options),
             "formats": repr(self.formats),
             "importance": vectors,
+            "device": self.device.kind,
         }
 
 
@@ -102,6 +103,7 @@ def write(
     settings: Mapping[str, Any],
     report: Report,
     first: Callable[[PartialOutput, set[str]], None] | None = None,
+    device: Device | None = None,
 ) -> Written:
     """`first` writes tasks of its own, such as those that need a forward pass; it is told which tensors are there."""
     _check_memory(plan)
@@ -111,19 +113,27 @@ def write(
         resumed = sum(task.is_in(there) for task in plan.tasks)
         if first is not None:
             first(output, there)
-        done = 0
-        report("writing", 0, plan.num_weights)
-        for task in plan.tasks:
-            if not task.is_in(there):
-                output.write(task.pieces)
-                if task.finish is not None:
-                    task.finish()
-            done += task.num_weights
-            report("writing", done, plan.num_weights)
+        _write_tasks(output, plan, there, device or CPU(), report)
         output.finish()
     finally:
         output.close()
     return Written(plan, resumed)
+
+
+def _write_tasks(output: PartialOutput, plan: WritePlan, there: set[str], device: Device, report: Report) -> None:
+    missing = [task for task in plan.tasks if not task.is_in(there)]
+    done = plan.num_weights - sum(task.num_weights for task in missing)
+    report("writing", done, plan.num_weights)
+
+    def written(task: Task) -> Task:
+        output.write(task.pieces)
+        return task
+
+    for task in device.each(written, missing):
+        if task.finish is not None:
+            task.finish()
+        done += task.num_weights
+        report("writing", done, plan.num_weights)
 
 
 def _check_memory(plan: WritePlan) -> None:

@@ -9,19 +9,19 @@ divided instead.
 
 Which layers can be scaled is seen in a forward pass; another checks that the scaled model computes the same."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from quire.ops.tensors import StoredTensor, stored_floats
-from quire.quantize.calibration import ImportanceSums, batches
-from quire.quantize.eager_model import EagerModel
-from quire.quantize.eager_ops import InputSource
+from quire.quantize.calibration import ImportanceSums
+from quire.quantize.device import CPU, Array, Device, Logits, Report
+from quire.quantize.eager_ops import StoredWeights
 from quire.quantize.floats import Floats, read_floats
-from quire.quantize.integers import IntegerGrid, to_nearest
+from quire.quantize.input_sources import InputSource
+from quire.quantize.integers import IntegerGrid
 from quire.quantize.plan import Importance, QuantizeError
-from quire.quantize.quality import last_states
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.delegating_checkpoint import DelegatingCheckpoint
 
@@ -30,8 +30,6 @@ EXPONENTS = np.arange(20) / 20
 CHECKED_TOKENS = 32
 TOLERANCE = 1e-3  # of the largest logit
 
-Report = Callable[[str, float, float], None]
-
 
 @dataclass(slots=True)
 class ScaledInputs:
@@ -39,62 +37,66 @@ class ScaledInputs:
 
     source: InputSource
     parts: tuple[StoredTensor, ...]
-    mean: Floats
-    largest: Floats
-    sample: list[Floats] = field(default_factory=list)
+    mean: Array
+    largest: Array
+    sample: list[Array] = field(default_factory=list)
 
 
 class InputStatistics(ImportanceSums):
     """A hook: sums of squares, and of inputs that can be divided, their magnitudes and a sample."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
         self.groups: dict[InputSource, ScaledInputs] = {}
         self._shared: set[InputSource] = set()  # inputs that several matmuls take
 
-    def weights(self, parts: Sequence[StoredTensor], x: Floats, source: InputSource | None = None) -> Sequence[Floats]:
+    def observe(self, parts: Sequence[StoredTensor], x: Array, source: InputSource | None = None) -> None:
+        super().observe(parts, x)
         if source is not None and len(x):
             self._add(source, tuple(parts), x)
-        return super().weights(parts, x)
 
-    def _add(self, source: InputSource, parts: tuple[StoredTensor, ...], x: Floats) -> None:
-        sums, largest = np.abs(x).sum(0), np.abs(x).max(0)
-        rows = x[:: max(len(x) * 4 // SAMPLE_ROWS, 1)].copy()
+    def _add(self, source: InputSource, parts: tuple[StoredTensor, ...], x: Array) -> None:
+        sums, largest = self._device.magnitudes(x)
         known = self.groups.get(source)
         if known is None:
-            self.groups[source] = ScaledInputs(source, parts, sums, largest, [rows])
+            known = self.groups[source] = ScaledInputs(source, parts, sums, largest)
         elif {part.name for part in known.parts} != {part.name for part in parts}:
             self._shared.add(source)
+            return
         else:
             known.mean = known.mean + sums
-            known.largest = np.maximum(known.largest, largest)
-            if sum(map(len, known.sample)) < SAMPLE_ROWS:
-                known.sample.append(rows)
+            known.largest = self._device.maximum(known.largest, largest)
+        if sum(map(len, known.sample)) < SAMPLE_ROWS:
+            rows = x[:: max(len(x) * 4 // SAMPLE_ROWS, 1)]
+            known.sample.append(self._device.numpy(rows).copy())
 
     def scalable(self) -> list[ScaledInputs]:
         return [group for source, group in self.groups.items() if source not in self._shared]
 
 
-def awq_scales(group: ScaledInputs, grid: IntegerGrid) -> Floats:
-    matrices = [read_floats(part) for part in group.parts]
-    x = np.concatenate(group.sample)[:SAMPLE_ROWS]
-    mean = np.maximum(group.mean / max(float(group.mean.mean()), 1e-30), np.float32(1e-4))
+def awq_scales(group: ScaledInputs, grid: IntegerGrid, device: Device) -> Floats:
+    matrices = [device.read(part) for part in group.parts]
+    x = device.array(np.concatenate(group.sample)[:SAMPLE_ROWS])
+    mean = device.numpy(group.mean)
+    mean = np.maximum(mean / max(float(mean.mean()), 1e-30), np.float32(1e-4))
     best, chosen = np.inf, np.ones(mean.shape, np.float32)
     for exponent in EXPONENTS:
         scales = (mean**exponent).astype(np.float32)
         scales /= np.sqrt(scales.max() * scales.min())
+        s = device.array(scales)
         loss = 0.0
         for w in matrices:
-            error = to_nearest(w * scales, grid, None).values() / scales - w
-            loss += float(np.square(x @ error.T).sum())
+            error = device.nearest(w * s, grid).values() / s - w
+            loss += float(((x @ error.T) ** 2).sum())
         if loss < best:
             best, chosen = loss, scales
     return chosen
 
 
-def smoothquant_scales(group: ScaledInputs) -> Floats:
-    columns = np.max([np.abs(read_floats(part)).max(0) for part in group.parts], axis=0)
-    ratio = np.maximum(group.largest, np.float32(1e-5)) / np.maximum(columns, np.float32(1e-5))
+def smoothquant_scales(group: ScaledInputs, device: Device) -> Floats:
+    columns = np.max([device.numpy(device.magnitudes(device.read(part))[1]) for part in group.parts], axis=0)
+    largest = device.numpy(group.largest)
+    ratio = np.maximum(largest, np.float32(1e-5)) / np.maximum(columns, np.float32(1e-5))
     scales: Floats = np.sqrt(ratio).astype(np.float32)
     even: Floats = scales / np.exp(np.log(scales).mean())
     return even
@@ -124,28 +126,53 @@ class ScaledCheckpoint(DelegatingCheckpoint):
             )
         if name not in self._columns and name not in self._rows:
             return tensor
-        weights = read_floats(tensor).reshape(tensor.shape)
-        if name in self._columns:
-            weights = weights * self._columns[name]
-        if name in self._rows:
-            s = self._rows[name]
-            weights = weights / (s if weights.ndim == 1 else s[:, None])
-        return stored_floats(name, weights)
+        if len(tensor.shape) == 1:
+            return stored_floats(name, read_floats(tensor).reshape(-1) / self._rows[name])
+        return stored_floats(name, self.matrix(tensor, CPU()))
+
+    def unscaled(self, name: str) -> StoredTensor:
+        return self._checkpoint.tensor(name)
+
+    def matrix(self, tensor: StoredTensor, device: Device) -> Array:
+        """`tensor`: of the checkpoint that is scaled."""
+        weights = device.read(tensor)
+        if tensor.name in self._columns:
+            weights = weights * device.array(self._columns[tensor.name])
+        if tensor.name in self._rows:
+            weights = weights / device.array(self._rows[tensor.name])[:, None]
+        return weights
+
+    def logits(self, sequences: Sequence[Sequence[int]], device: Device) -> Logits:
+        """Of the scaled model, with one of its matrices in memory at a time."""
+        hook = StoredWeights(lambda part: self.matrix(part, device))
+        return device.logits(_ScaledVectors(self._checkpoint, self), sequences, hook)
+
+
+class _ScaledVectors(DelegatingCheckpoint):
+    """Matrices are as they were."""
+
+    def __init__(self, checkpoint: Checkpoint, scaled: ScaledCheckpoint) -> None:
+        super().__init__(checkpoint)
+        self._scaled = scaled
+
+    def tensor(self, name: str) -> StoredTensor:
+        return (self._scaled if len(self.shape(name)) == 1 else self._checkpoint).tensor(name)
+
+
+def read_weights(checkpoint: Checkpoint, name: str, device: Device) -> Array:
+    """A matrix of a checkpoint; of a scaled one, scaled on the device."""
+    if isinstance(checkpoint, ScaledCheckpoint):
+        return checkpoint.matrix(checkpoint.unscaled(name), device)
+    return device.read(checkpoint.tensor(name))
 
 
 def smoothed(
     checkpoint: Checkpoint, algorithm: str, grid: IntegerGrid, sequences: Sequence[Sequence[int]], source: str,
-    report: Report,
+    device: Device, report: Report,
 ) -> tuple[ScaledCheckpoint, Importance]:  # fmt: skip
     """The scaled checkpoint, and the importance of its inputs."""
-    hook = InputStatistics()
-    forward = EagerModel(checkpoint, max(map(len, sequences)), hook)
-    total, done = sum(map(len, sequences)), 0
-    report("calibrating", 0, total)
-    for batch in batches(sequences):
-        forward(batch)
-        done += sum(map(len, batch))
-        report("calibrating", done, total)
+    hook = InputStatistics(device)
+    device.observe(checkpoint, sequences, hook, report)
     groups = hook.scalable()
     if not groups:
         raise QuantizeError(
@@ -154,21 +181,24 @@ def smoothed(
         )
     scales: dict[InputSource, tuple[ScaledInputs, Floats]] = {}
     report("scaling", 0, len(groups))
-    sums = dict(hook.sums)
+    sums = hook.sums
     for index, group in enumerate(groups, 1):
-        chosen = awq_scales(group, grid) if algorithm == "awq" else smoothquant_scales(group)
+        chosen = awq_scales(group, grid, device) if algorithm == "awq" else smoothquant_scales(group, device)
         scales[group.source] = (group, chosen)
         for part in group.parts:
             sums[part.name] = sums[part.name] / (chosen * chosen)
         report("scaling", index, len(groups))
     scaled = ScaledCheckpoint(checkpoint, scales)
-    _check_equal(checkpoint, scaled, [[*sequences[0][:CHECKED_TOKENS]]])
+    _check_equal(checkpoint, scaled, [[*sequences[0][:CHECKED_TOKENS]]], device)
     return scaled, Importance(sums, hook.counts, source)
 
 
-def _check_equal(checkpoint: Checkpoint, scaled: Checkpoint, sequences: Sequence[Sequence[int]]) -> None:
+def _check_equal(
+    checkpoint: Checkpoint, scaled: ScaledCheckpoint, sequences: Sequence[Sequence[int]], device: Device
+) -> None:
     count = len(sequences[0])
-    before, after = (last_states(each, sequences).rows(0, count) for each in (checkpoint, scaled))
+    before = device.logits(checkpoint, sequences).rows(0, count)
+    after = scaled.logits(sequences, device).rows(0, count)
     if (difference := float(np.abs(before - after).max() / np.abs(before).max())) > TOLERANCE:
         raise QuantizeError(
             f"scaled, a `{checkpoint.config.architecture}` computes something else (by {difference:.2g} of its largest "

@@ -1,0 +1,190 @@
+"""Where a run computes: with numpy and native kernels on the CPU, or with torch on a GPU (quantize/gpu)."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from quire.core.errors import DoesNotFit
+from quire.ops.opset import Keep
+from quire.ops.tensors import StoredTensor
+from quire.quantize.eager_model import EagerModel, linear_layers
+from quire.quantize.eager_ops import MatmulHook
+from quire.quantize.floats import Floats, read_floats
+from quire.quantize.gptq import GPTQOptions, gptq, rounding_order
+from quire.quantize.integers import GroupedIntegers, IntegerGrid, to_nearest
+from quire.quantize.linear_formats import Encoded, LinearFormat
+from quire.quantize.plan import QuantizeError
+from quire.quantize.threads import in_threads, row_spans
+from quire.runtime.available_memory import available_memory
+from quire.weights.checkpoint import Checkpoint
+
+Array = Any  # of numpy on the CPU, of torch on a GPU
+Report = Callable[[str, float, float], None]  # (phase, done, of): called often
+Item = TypeVar("Item")
+
+BATCH_TOKENS = 4096  # computed at once
+ACTIVATION_COPIES = 3  # inputs and outputs of the widest layer, and what is computed of them
+
+
+class Logits(Protocol):
+    """Of all tokens of a forward pass, computed some rows at a time."""
+
+    def rows(self, first: int, last: int) -> Floats: ...
+
+
+class Device(Protocol):
+    """`kind`: what is chosen may differ from kind to kind, as sums are rounded otherwise."""
+
+    kind: str
+
+    def read(self, tensor: StoredTensor) -> Array:
+        """fp32 [rows, columns], checked to be numbers."""
+
+    def array(self, values: Floats) -> Array: ...
+
+    def numpy(self, array: Array) -> Floats: ...
+
+    def squares(self, x: Array) -> Array:
+        """x [rows, inputs] -> the sums of squares [inputs]"""
+
+    def magnitudes(self, x: Array) -> tuple[Array, Array]:
+        """The sums and the largest of |x| [inputs]"""
+
+    def maximum(self, x: Array, y: Array) -> Array: ...
+
+    def add_moments(self, moments: Array | None, x: Array) -> Array:
+        """moments + X^T X; `moments` may be changed."""
+
+    def rounding_order(self, moments: Array, group: int, options: GPTQOptions) -> Any: ...
+
+    def gptq(self, w: Array, shared: Any, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers: ...
+
+    def nearest(self, w: Array, grid: IntegerGrid) -> GroupedIntegers: ...
+
+    def encode(self, form: LinearFormat, w: Array, importance: Floats | None) -> Encoded: ...
+
+    def observe(
+        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook, report: Report | None,
+        *, together: bool = False,
+    ) -> dict[int, tuple[float, float]]:  # fmt: skip
+        """Forward passes over all sequences -> the largest keys and values by layer. `together`: a matmul's weights are
+        asked for when the inputs of all sequences have been observed."""
+
+    def logits(
+        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook | None = None
+    ) -> Logits:
+        """In fp32."""
+
+    def check_activations(self, checkpoint: Checkpoint, num_tokens: int) -> None:
+        """Raises where the activations of all tokens at once do not fit in memory."""
+
+    def each(self, work: Callable[[Item], Item], items: Sequence[Item]) -> Iterator[Item]:
+        """Do the work of all items, perhaps of several at once -> items, as they are done."""
+
+
+class CPU:
+    """Numpy, native kernels, and the op set of `eager_ops.py`."""
+
+    kind = "cpu"
+
+    def read(self, tensor: StoredTensor) -> Floats:
+        return read_floats(tensor)
+
+    def array(self, values: Floats) -> Floats:
+        return values
+
+    def numpy(self, array: Floats) -> Floats:
+        return array
+
+    def squares(self, x: Floats) -> Floats:
+        sums: Floats = np.einsum("ij,ij->j", x, x)
+        return sums
+
+    def magnitudes(self, x: Floats) -> tuple[Floats, Floats]:
+        magnitude = np.abs(x)
+        return magnitude.sum(0), magnitude.max(0)
+
+    def maximum(self, x: Floats, y: Floats) -> Floats:
+        return np.maximum(x, y)
+
+    def add_moments(self, moments: Floats | None, x: Floats) -> Floats:
+        sums = in_threads(lambda span: x[span].T @ x[span], row_spans(len(x)))
+        total: Floats = sum(sums[1:], start=sums[0] if moments is None else moments + sums[0])
+        return total
+
+    def rounding_order(self, moments: Floats, group: int, options: GPTQOptions) -> Any:
+        return rounding_order(moments, group, options)
+
+    def gptq(self, w: Floats, shared: Any, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:
+        return gptq(w, shared, grid, options)
+
+    def nearest(self, w: Floats, grid: IntegerGrid) -> GroupedIntegers:
+        return to_nearest(w, grid, None)
+
+    def encode(self, form: LinearFormat, w: Floats, importance: Floats | None) -> Encoded:
+        return form.encode(w, importance)
+
+    def observe(
+        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook, report: Report | None,
+        *, together: bool = False,
+    ) -> dict[int, tuple[float, float]]:  # fmt: skip
+        forward = EagerModel(checkpoint, max(map(len, sequences)), hook)
+        total, done = sum(map(len, sequences)), 0
+        for batch in [sequences] if together else batches(sequences, BATCH_TOKENS):
+            if report is not None:
+                report("calibrating", done, total)
+            forward(batch)
+            checkpoint.drop_pages()
+            done += sum(map(len, batch))
+        return forward.kv_largest
+
+    def logits(
+        self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook | None = None
+    ) -> Logits:
+        return EagerModel(checkpoint, max(map(len, sequences)), hook)(sequences)
+
+    def check_activations(self, checkpoint: Checkpoint, num_tokens: int) -> None:
+        check_activations(checkpoint, num_tokens, 4 * ACTIVATION_COPIES, available_memory())
+
+    def each(self, work: Callable[[Item], Item], items: Sequence[Item]) -> Iterator[Item]:
+        return map(work, items)
+
+
+def batches(sequences: Sequence[Sequence[int]], num_tokens: int) -> Iterator[list[Sequence[int]]]:
+    """Of at least `num_tokens` tokens, but for the last."""
+    batch: list[Sequence[int]] = []
+    for sequence in sequences:
+        batch.append(sequence)
+        if sum(map(len, batch)) >= num_tokens:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def check_activations(checkpoint: Checkpoint, num_tokens: int, bytes_a_column: int, free: int) -> None:
+    widest = max(sum(use.shape) for use in linear_layers(checkpoint).values() if use.keep is Keep.NOTHING)
+    if (needed := bytes_a_column * widest * num_tokens) > free:
+        raise DoesNotFit(
+            f"GPTQ of {num_tokens} tokens needs {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free",
+            f"use `--calibration-tokens {num_tokens * free // needed // 2}`",
+        )
+
+
+def find_device(asked: str) -> Device:
+    """`asked`: "auto" takes a GPU where there is one and torch."""
+    driver, torch = Path("/dev/nvidiactl").exists(), find_spec("torch") is not None and find_spec("triton") is not None
+    if asked == "cuda" and not (driver and torch):
+        missing = "there is no NVIDIA driver" if not driver else "torch and triton are not installed"
+        raise QuantizeError(f"--device is cuda, and {missing}", "use --device cpu, or `pip install quire[gpu]`")
+    if asked == "cpu" or not (driver and torch):
+        return CPU()
+    # Read when torch is imported: the sizes of arrays vary, and what is free must not lie in pieces.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    device: Device = import_module("quire.quantize.gpu.device").TorchDevice("cuda")
+    return device

@@ -1,0 +1,1 @@
+"""Quantizing with torch on a GPU. Nothing else of this floor imports torch."""
