@@ -50,8 +50,6 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
             check_is_model(draft)
             check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))
-    if options.tensor_parallel_size > 1 and options.num_stages > 1:
-        raise Unsupported("both tensor_parallel_size and pipeline_parallel_size are above 1", "leave out one of them")
     if options.stage_addresses:  # this machine has a part of the weights
         given = replace(given, weight_bytes=file_bytes(path) // options.num_stages)
     else:

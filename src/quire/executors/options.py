@@ -34,6 +34,7 @@ class ExecutorOptions:
     batch_invariant: bool = False
     max_loras: int = 0  # adapters in one step; 0: LoRA is not enabled
     max_lora_rank: int = 64
+    tensor_parallel_size: int = 1  # ranks, of the model or of each of its stages
     enable_expert_parallel: bool = False
     speculation: "SpecConfig | None" = None
     weight_bytes: int | None = None  # what the weights will take; None: as much as their files

@@ -1,6 +1,6 @@
 """Rank 0: the executor of an engine whose model is computed by several processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,13 +72,7 @@ class RanksExecutor(RankExecutor):
             self.stop()
             raise
         self._others_bytes = sum(one.weight_bytes for one in others)
-        sizes: list[KVSize | RankLoaded] = [own, *others]
-        return KVSize(
-            own.spec,
-            min(one.num_blocks for one in sizes),
-            min(one.num_host_blocks for one in sizes),
-            min(one.max_model_len for one in sizes),
-        )
+        return smallest(own, others)
 
     def allocate(self, size: KVSize) -> Capacity:
         try:
@@ -135,6 +129,17 @@ class LeaderAdapters(LoraAdapters):
     def put(self, slot: int, key: str) -> None:
         self._tell(PutRankAdapter(slot, key))
         super().put(slot, key)
+
+
+def smallest(own: KVSize, others: Sequence[RankLoaded]) -> KVSize:
+    """The KV cache that all have room for."""
+    sizes: list[KVSize | RankLoaded] = [own, *others]
+    return KVSize(
+        own.spec,
+        min(one.num_blocks for one in sizes),
+        min(one.num_host_blocks for one in sizes),
+        min(one.max_model_len for one in sizes),
+    )
 
 
 def start_arguments(path: str | Path, options: ExecutorOptions) -> tuple[str, dict[str, Any]]:

@@ -41,7 +41,7 @@ class LeaderOps(RankOps):
         return LeaderCache(cache, next(self._caches), self._moves, host)
 
     def compile(self, *args: Any, **named: Any) -> "LeaderProgram":
-        if (hidden := named.get("hidden")) is not None:
+        if isinstance(hidden := named.get("hidden"), LeaderHiddenStates):
             named["hidden"] = hidden.own
         return LeaderProgram(super().compile(*args, **named), next(self._programs), self._ranks)
 

@@ -20,6 +20,7 @@ from quire.ops.opset import KVCache, KVSpec
 from quire.ops.ranks.cuts import RankIndex, check_size
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankOps
+from quire.ops.ranks.roles import Roles
 from quire.runtime.kv import KVSize, kv_spec
 from quire.weights.checkpoint import Checkpoint
 
@@ -49,12 +50,7 @@ class RankExecutor(LocalExecutor):
 
         self._trace_head = partial(trace_head, load_target=load_target, checkpoint=checkpoint, spec=spec)
         roles = trace(load_target, checkpoint, config, spec)
-        if self.options.enable_expert_parallel and not roles.num_experts:
-            raise BadRequest(
-                f"enable_expert_parallel, and a `{config.architecture}` has no experts",
-                "leave it out",
-                param="enable_expert_parallel",
-            )
+        check_experts(self.options, config, roles)
         self._ops = self._ops.for_model(roles)
         return super()._load_model(family, checkpoint, config, spec, max_model_len)
 
@@ -83,6 +79,15 @@ def new_rank_ops(kind: type[Ops], options: ExecutorOptions, group: RankGroup, **
     index, total = RankIndex(group.rank, group.size), options.threads or num_threads()
     own = replace(options, threads=own_threads(total, index))
     return kind(new_ops(own, group=group, **more), index, options.enable_expert_parallel)
+
+
+def check_experts(options: ExecutorOptions, config: ModelConfig, roles: Roles) -> None:
+    if options.enable_expert_parallel and not roles.num_experts:
+        raise BadRequest(
+            f"enable_expert_parallel, and a `{config.architecture}` has no experts",
+            "leave it out",
+            param="enable_expert_parallel",
+        )
 
 
 def own_threads(total: int, index: RankIndex) -> int:
