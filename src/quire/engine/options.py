@@ -186,6 +186,10 @@ class EngineOptions:
         "where `quire stage` listens on other machines: the addresses of all stages but the last, in order",
         metavar="HOST:PORT,...",
     )
+    cpu_layers: int = option(
+        0, "layers, the first ones, that the CPU computes where the others are on a GPU which has no room for all"
+    )
+    gpu_layers: int | None = option(None, "the same by the other side: layers, the last ones, that are on the GPU")
     data_parallel_size: int = option(
         1,
         "engines that each have the whole model, behind one address: a request goes where its prefix is cached, or "
@@ -225,6 +229,17 @@ class EngineOptions:
                 f"{len(self.stage_addresses)} stages beside the last",
                 f"use {self.num_stages}, or leave it out",
                 param="pipeline_parallel_size",
+            )
+        if self.cpu_layers and self.gpu_layers is not None:
+            raise BadRequest(
+                "cpu_layers and gpu_layers are both given, and say the same of one model", "give one of them",
+                param="cpu_layers",
+            )
+        if (self.cpu_layers or self.gpu_layers) and self.num_stages > 1:
+            raise BadRequest(
+                f"pipeline_parallel_size is {self.num_stages}, and layers on a CPU and a GPU are stages of one process",
+                "leave out cpu_layers and gpu_layers, or pipeline_parallel_size",
+                param="cpu_layers",
             )
         _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
         if self.kv_events is not None and not self.enable_prefix_caching:
@@ -402,5 +417,7 @@ _MIN_VALUES = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
+    "cpu_layers": 0,
+    "gpu_layers": 0,
     "gpu_memory_utilization": 0.01,
 }

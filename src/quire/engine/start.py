@@ -1,5 +1,6 @@
 """From options to an executor: the one place that chooses where a model is computed."""
 
+import logging
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from quire.runtime.pooling import PoolingMode
     from quire.runtime.score_head import ScoreTokens
     from quire.text.tokenizers.tokenizer import Tokenizer
+
+log = logging.getLogger("quire.engine")
 
 _PROBE = "Is it 1,024 km?\n    def f(x): return x ** 2  # naïve Übung, 東京, Привет 🙂"
 
@@ -44,6 +47,9 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
     if options.task in ("embed", "score"):
         raise Unsupported(f"task is {options.task}, and this model is to generate", "use Embedder, or leave task out")
     given = executor_options(options)
+    cpu_layers = num_cpu_layers(path, options, given)
+    if cpu_layers is None:  # all of them
+        given, cpu_layers = replace(given, backend="native"), 0
     if given.speculation and given.speculation.model:
         draft = resolve_model(given.speculation.model).path
         if not given.speculation.head:  # a head has no tokenizer
@@ -54,6 +60,10 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
         given = replace(given, weight_bytes=file_bytes(path) // options.num_stages)
     else:
         given = replace(given, weight_bytes=planned_weight_bytes(path, given))
+    if cpu_layers:
+        from quire.executors.cpu_layers import CpuLayersExecutor
+
+        return CpuLayersExecutor(path, given, cpu_layers)
     if options.num_stages > 1:
         from quire.executors.pipeline.leader import PipelineExecutor
 
@@ -63,6 +73,24 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
     from quire.executors.ranks.leader import RanksExecutor
 
     return RanksExecutor(path, given, options.tensor_parallel_size, dies_with_ranks)
+
+
+def num_cpu_layers(path: Path, options: EngineOptions, given: ExecutorOptions) -> int | None:
+    """Layers that the CPU computes beside a GPU; None: all of them."""
+    if not options.cpu_layers and options.gpu_layers is None:
+        return 0
+    if not given.on_gpu:
+        log.warning("cpu_layers and gpu_layers have no effect without a GPU: all layers are on the CPU")
+        return 0
+    if options.gpu_layers is None:
+        return options.cpu_layers
+    if options.gpu_layers == 0:
+        return None
+    from quire.models.registry import family, read_model_config
+    from quire.weights.checkpoint import open_checkpoint
+
+    config = open_checkpoint(path).config
+    return max(read_model_config(family(config.architecture), config).layers - options.gpu_layers, 0)
 
 
 def new_encoder(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.ops.opset import Int32, Program
+from quire.ops.opset import Float32, Int32, Program
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,3 +20,7 @@ class GpuHiddenStates:
         )
         with torch.inference_mode():
             self.rows.index_copy_(0, targets, program.kept.index_select(0, sources).to(self.rows.dtype))
+
+    def load(self, values: Float32) -> None:
+        """Returns when the values may be overwritten."""
+        self.rows[: len(values)].copy_(torch.from_numpy(values))

@@ -200,9 +200,16 @@ class GpuOps:
             hidden=hidden,
         )
 
-    def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
+    def room(
+        self,
+        forward: Callable[[Any, Any], Any],
+        spec: KVSpec,
+        max_tokens: int,
+        sources: bool = False,
+        hidden: GpuHiddenStates | None = None,
+    ) -> int:
         """Bytes left for pages: this process's share of the device, less what it holds and the peak of a step."""
-        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
+        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens, hidden=hidden)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         program.run(dry_run_batch([max_tokens], spec.block_size, sources))
