@@ -190,6 +190,14 @@ class EngineOptions:
         0, "layers, the first ones, that the CPU computes where the others are on a GPU which has no room for all"
     )
     gpu_layers: int | None = option(None, "the same by the other side: layers, the last ones, that are on the GPU")
+    offload_weights: float = option(
+        0.0,
+        "GiB of weights that a GPU need not hold: they are in host memory, and copied to it while it computes the "
+        "layers before them",
+    )
+    offload_folder: str | None = option(
+        None, "where offloaded weights are kept that host memory has no room for", metavar="PATH"
+    )
     data_parallel_size: int = option(
         1,
         "engines that each have the whole model, behind one address: a request goes where its prefix is cached, or "
@@ -240,6 +248,12 @@ class EngineOptions:
                 f"pipeline_parallel_size is {self.num_stages}, and layers on a CPU and a GPU are stages of one process",
                 "leave out cpu_layers and gpu_layers, or pipeline_parallel_size",
                 param="cpu_layers",
+            )
+        if self.offload_weights and (self.cpu_layers or self.gpu_layers is not None or self.num_stages > 1):
+            raise BadRequest(
+                "offload_weights is for a model whose layers are all on one GPU",
+                "leave it out, or cpu_layers, gpu_layers and pipeline_parallel_size",
+                param="offload_weights",
             )
         _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
         if self.kv_events is not None and not self.enable_prefix_caching:
@@ -418,6 +432,7 @@ _MIN_VALUES = {
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
     "cpu_layers": 0,
+    "offload_weights": 0,
     "gpu_layers": 0,
     "gpu_memory_utilization": 0.01,
 }

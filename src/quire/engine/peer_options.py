@@ -54,9 +54,6 @@ _FILES = Only(_OFF, "models are kept in the Hugging Face cache: set HF_HOME, or 
 _ROPE = Only(_OFF, "positions are scaled as the checkpoint says")
 _CODE = Only(_OFF, "no code is loaded from outside")
 _DRAFTS = Only(_OFF, "speculative decoding is set with speculative_config, or spec_method and spec_tokens")
-_OFFLOADING = Only(
-    ("0", "0.0", *_OFF), "weights stay on their device; kv_offloading_size and swap_space are for the KV cache"
-)
 
 _VLLM: dict[str, PeerOption] = {
     "allowed_headers": NoEffect("every header is allowed"),
@@ -71,7 +68,7 @@ _VLLM: dict[str, PeerOption] = {
     "compilation_config": _KERNELS,
     "config": Only((), "give flags, or QUIRE_ environment variables"),
     "config_format": Only(("auto", "hf"), "config.json and GGUF metadata are read"),
-    "cpu_offload_gb": _OFFLOADING,
+    "cpu_offload_gb": Renamed("offload_weights"),
     "cuda_graph_sizes": _GRAPHS,
     "cudagraph_capture_sizes": _GRAPHS,
     "data_parallel_backend": Renamed("distributed_executor_backend"),
@@ -278,7 +275,6 @@ _TRANSFORMERS: dict[str, PeerOption] = {
     "local_files_only": Only(_OFF, "set HF_HUB_OFFLINE=1", switch=True),
     "low_cpu_mem_usage": NoEffect("weights are mapped while they are packed", switch=True),
     "max_memory": Only(_OFF, _ONE_MODEL.reason),
-    "offload_folder": Only(_OFF, _OFFLOADING.reason),
     "quantization_config": Only(_OFF, "set quantization to int8, int4, nf4 or fp8"),
     "torch_dtype": Renamed("dtype"),
     "use_auth_token": Only(("true", *_OFF), "set HF_TOKEN"),

@@ -60,6 +60,10 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
         given = replace(given, weight_bytes=file_bytes(path) // options.num_stages)
     else:
         given = replace(given, weight_bytes=planned_weight_bytes(path, given))
+    if given.offload_weight_bytes:
+        from quire.executors.offload import OffloadExecutor
+
+        return OffloadExecutor(path, given)
     if cpu_layers:
         from quire.executors.cpu_layers import CpuLayersExecutor
 
@@ -150,6 +154,7 @@ def executor_options(options: EngineOptions) -> ExecutorOptions:
         "kv_disk_bytes",
         "max_loras",
         "weight_bytes",
+        "offload_weight_bytes",
     }
     return ExecutorOptions(
         backend="cuda" if uses_gpu(options.device) else "native",
@@ -157,6 +162,7 @@ def executor_options(options: EngineOptions) -> ExecutorOptions:
         offload_bytes=int(options.kv_offloading_size * 2**30),
         kv_disk_bytes=int(options.kv_disk_size * 2**30),
         max_loras=options.num_loras,
+        offload_weight_bytes=int(options.offload_weights * 2**30),
         **{name: getattr(options, name) for name in shared},
     )
 

@@ -92,6 +92,7 @@ def new_ops(
             batch_invariant=options.batch_invariant,
             graphs=graphs and not options.enforce_eager,
             utilization=options.gpu_memory_utilization,
+            overlap=not options.offload_weight_bytes,  # no kernel begins before a copy that it waits for has ended
         )
     if options.backend == "torch":
         return op_set(threads=options.threads, group=group)

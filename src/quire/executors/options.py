@@ -21,6 +21,8 @@ class ExecutorOptions:
     kv_cache_memory_bytes: int | None = None
     swap_space_bytes: int = 0
     offload_bytes: int = 0  # of host memory for prefixes
+    offload_weight_bytes: int = 0  # of weights that a GPU need not hold
+    offload_folder: str | None = None  # where those are that host memory has no room for
     kv_disk_path: str | None = None
     kv_disk_bytes: int = 0
     kv_transfer: "TransferConfig | None" = None
