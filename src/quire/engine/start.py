@@ -108,6 +108,16 @@ def new_encoder(
     """Where a model that encodes texts is computed. `tokens`: see `score_tokens`. `dies_with_ranks`: as in
     `new_executor`."""
     given = executor_options(options)
+    if options.num_stages > 1:
+        raise Unsupported("several stages are for models that generate", "leave out pipeline_parallel_size")
+    cpu_layers = num_cpu_layers(path, options, given)
+    if cpu_layers or given.offload_weight_bytes:
+        raise Unsupported(
+            "layers on the CPU and offloaded weights are for models that generate",
+            "leave out cpu_layers, gpu_layers and offload_weights",
+        )
+    if cpu_layers is None:
+        given = replace(given, backend="native")
     if options.tensor_parallel_size == 1:
         from quire.executors.encoder import EncoderExecutor
 

@@ -16,7 +16,7 @@ from quire.executors.pipeline.stage_ranks import StageRanks, ranks_received
 from quire.executors.protocol import Capacity
 from quire.executors.ranks.processes import OnLoss, die_like
 from quire.executors.ranks.rank import check_experts, check_ranks, num_threads, own_threads
-from quire.executors.ranks.shapes import CheckpointShapes, trace_roles
+from quire.executors.ranks.shapes import shapes_of, trace_roles
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
@@ -31,7 +31,6 @@ from quire.ops.stages.parts import StagePart, check_stages, divide
 from quire.ops.stages.trace import ModelTrace, TraceForward, TraceOps
 from quire.runtime.kv import KVSize
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.dummy_checkpoint import DummyCheckpoint
 
 StageOpsType = TypeVar("StageOpsType", bound=StageOps)
 
@@ -48,10 +47,8 @@ def own_options(options: ExecutorOptions, index: int, size: int) -> ExecutorOpti
 
 def trace_model(family: Family, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> ModelTrace:
     """What each layer of a model has."""
-    is_dummy = isinstance(checkpoint, DummyCheckpoint)
-    shapes = DummyCheckpoint(checkpoint.path) if is_dummy else CheckpointShapes(checkpoint)
     ops = TraceOps()
-    model = family.load(ops, shapes, config, max_model_len)
+    model = family.load(ops, shapes_of(checkpoint), config, max_model_len)
     model.forward(TraceForward(ops.trace), SymbolicBatch())
     return ops.trace
 
