@@ -44,7 +44,9 @@ def test_hidden_states_go_from_one_op_set_to_another(deep_model: Path) -> None:
     for backend, cpu_layers in (("native", 0), ("torch", 2), ("native", 2)):
         llm = llm_of(deep_model, backend, cpu_layers) if cpu_layers else LLM(deep_model)
         outputs = llm.generate(PROMPTS, params)
-        found.append([{token: top.logprob for token, top in output.outputs[0].logprobs[0].items()} for output in outputs])
+        found.append(
+            [{token: top.logprob for token, top in output.outputs[0].logprobs[0].items()} for output in outputs]
+        )
         llm.engine.stop()
     assert found[0] == found[2] != found[1], "torch rounds otherwise"
     for ours, theirs in zip(found[0], found[1], strict=True):

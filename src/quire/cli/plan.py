@@ -153,9 +153,7 @@ def _scale_stages(arguments: Namespace, given: Sequence[int]) -> None:
     hardware = read_hardware(arguments)
     model = read_model(arguments, hardware)
     setup = _setup(arguments, hardware)  # the largest number: refused where there is one device
-    one = make_plan(
-        model, model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments), replace(setup, pp=1)
-    )
+    one = make_plan(model, model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments), replace(setup, pp=1))
     found = stage_scaling(one, sorted({1, *given}))
     print(json.dumps({"scaling": as_json(found)}, indent=2) if arguments.json else as_text(found))
 

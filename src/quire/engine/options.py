@@ -240,7 +240,8 @@ class EngineOptions:
             )
         if self.cpu_layers and self.gpu_layers is not None:
             raise BadRequest(
-                "cpu_layers and gpu_layers are both given, and say the same of one model", "give one of them",
+                "cpu_layers and gpu_layers are both given, and say the same of one model",
+                "give one of them",
                 param="cpu_layers",
             )
         if (self.cpu_layers or self.gpu_layers) and self.num_stages > 1:
@@ -248,6 +249,12 @@ class EngineOptions:
                 f"pipeline_parallel_size is {self.num_stages}, and layers on a CPU and a GPU are stages of one process",
                 "leave out cpu_layers and gpu_layers, or pipeline_parallel_size",
                 param="cpu_layers",
+            )
+        if self.offload_folder and not self.offload_weights:
+            raise BadRequest(
+                "offload_folder is given, and no weights are offloaded",
+                "give offload_weights, or leave it out",
+                param="offload_folder",
             )
         if self.offload_weights and (self.cpu_layers or self.gpu_layers is not None or self.num_stages > 1):
             raise BadRequest(

@@ -61,7 +61,7 @@ class CpuLayersExecutor(LocalExecutor):
             return self.options.kv_cache_memory_bytes
         cpu = min(available_memory() // (2 * self._num_engines), MAX_DEFAULT_CACHE_BYTES)
         rooms = {self._ops.first.part: cpu, self._ops.part: super()._gpu_room(spec)}
-        return min(room * spec.block_bytes // part.own_spec(spec).block_bytes for part, room in rooms.items())
+        return min(int(room * spec.block_bytes // part.own_spec(spec).block_bytes) for part, room in rooms.items())
 
     def _new_adapters(self, ops: OpSet, model: LoadedModel) -> LoraAdapters | None:
         if not self.options.max_loras:

@@ -131,4 +131,3 @@ def as_json(degrees: list[StagesPlan]) -> list[dict[str, Any]]:
         }
         for one in degrees
     ]
-

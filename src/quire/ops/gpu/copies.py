@@ -50,7 +50,7 @@ class HostStore:
         try:
             if self._file is None:
                 assert self._folder is not None
-                self._file = tempfile.TemporaryFile(dir=self._folder)
+                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115  (closed with the store)
                 weakref.finalize(self, self._file.close)
             offset = self._file.seek(0, os.SEEK_END)
             self._file.write(data.numpy().data)

@@ -65,8 +65,8 @@ class LayerCopies:
                 self._begin(place)
         if (before := self._places.get(layer - 1)) is not None:
             self._begin(before + NUM_BUFFERS)
-        if (place := self._places.get(layer)) is not None:
-            self._copies.wait(self._copied.pop(place))
+        if layer in self._places:
+            self._copies.wait(self._copied.pop(self._places[layer]))
 
     def _begin(self, place: int) -> None:
         if place < len(self._pairs):
@@ -147,9 +147,7 @@ class OffloadOps:
         ends = [sum(_aligned(len(one.stored)) for one in self._offloaded[layer]) for layer in layers]
         device = self._offloaded[layers[0]][0].on_device.device
         buffers = [torch.empty(max(ends), dtype=torch.uint8, device=device) for _ in range(NUM_BUFFERS)]
-        pairs = [
-            _placed(self._offloaded[layer], buffers[place % NUM_BUFFERS]) for place, layer in enumerate(layers)
-        ]
+        pairs = [_placed(self._offloaded[layer], buffers[place % NUM_BUFFERS]) for place, layer in enumerate(layers)]
         new_copies = ThreadCopies if self._store.on_disk else DirectCopies
         self._copies = LayerCopies(layers, pairs, new_copies(device))
         self._copies.store = self._store  # it unpins its memory when it goes
