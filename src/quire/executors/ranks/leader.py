@@ -20,6 +20,7 @@ from quire.executors.ranks.processes import OnLoss, RankProcesses, die_like
 from quire.executors.ranks.rank import RankExecutor, check_ranks
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
+from quire.ops.compiled import native
 from quire.ops.opset import KVCache, OpSet
 from quire.ops.ranks.opset import RankOps
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
@@ -66,13 +67,21 @@ class RanksExecutor(RankExecutor):
     def load(self) -> KVSize:
         """What the rank with the least room has room for."""
         try:
-            own = super().load()
+            own = self._load_own()
             others = [answer for answer in self.ranks.answers() if isinstance(answer, RankLoaded)]
         except BaseException:
             self.stop()
             raise
         self._others_bytes = sum(one.weight_bytes for one in others)
         return smallest(own, others)
+
+    def _load_own(self) -> KVSize:
+        """On GPUs, ranks meet while they load: one that cannot says why."""
+        try:
+            return super().load()
+        except native.RankLost:
+            self.ranks.answers()
+            raise self.ranks.reason() from None
 
     def allocate(self, size: KVSize) -> Capacity:
         try:

@@ -107,7 +107,11 @@ class LeaderHiddenStates:
 class LeaderProgram:
     def __init__(self, own: Program, number: int, ranks: RankProcesses) -> None:
         self.own, self.number, self._ranks = own, number, ranks
-        self.takes_trees, self.kept = own.takes_trees, own.kept
+        self.takes_trees = own.takes_trees
+
+    @property
+    def kept(self) -> Any:
+        return self.own.kept
 
     def run(self, batch: StepBatch) -> Any:
         """-> logits of all ranks"""

@@ -54,6 +54,18 @@ class RankExecutor(LocalExecutor):
         self._ops = self._ops.for_model(roles)
         return super()._load_model(family, checkpoint, config, spec, max_model_len)
 
+    @property
+    def _ahead(self) -> int:
+        """Ranks are sent the tokens that rank 0 has sampled: a step waits for the one before."""
+        return 0
+
+    def _gpu_room(self, spec: KVSpec) -> int:
+        """Of the KV cache of all ranks, of which each has its part."""
+        room = super()._gpu_room(spec)
+        if self.options.kv_cache_memory_bytes is not None:
+            return room
+        return room * spec.block_bytes // self._ops.own_spec(spec).block_bytes
+
     def _load_draft(self, draft: DraftCheckpoint | HeadCheckpoint) -> LoadedModel | DraftHead:
         """Divided among the ranks as the target is."""
         if isinstance(draft, HeadCheckpoint):
@@ -101,12 +113,24 @@ def num_threads() -> int:
     return compute_threads()
 
 
+def _check_gpu_ranks(options: ExecutorOptions) -> None:
+    given = {
+        "enable_lora": options.max_loras,
+        "kv_disk_path": options.kv_disk_path,
+        "enable_expert_parallel": options.enable_expert_parallel,
+        "offload_weights": options.offload_weight_bytes,
+        "a draft model or head": options.speculation and (options.speculation.model or options.speculation.head),
+    }
+    if names := [name for name, value in given.items() if value]:
+        raise Unsupported(f"{' and '.join(names)} with ranks on GPUs", f"leave out {names[0]}, or use device cpu")
+
+
 def check_ranks(options: ExecutorOptions, size: int, config: Any = None) -> None:
     """Refuse what ranks cannot do; with the model's configuration, more ranks than its heads can be cut into."""
     if not hasattr(os, "memfd_create"):
         raise Unsupported("several ranks share memory as Linux has it", "leave out tensor_parallel_size")
     if options.on_gpu:
-        raise Unsupported(f"tensor_parallel_size is {size}, and a model runs on one GPU", "use device cpu")
+        _check_gpu_ranks(options)
     if options.kv_transfer is not None:
         raise Unsupported("KV blocks of several ranks are not sent to other engines", "leave out tensor_parallel_size")
     if config is not None and config.states is not None:

@@ -198,7 +198,12 @@ class GpuOps:
             batch_invariant=self.batch_invariant,
             tree_nodes=tree_nodes,
             hidden=hidden,
+            agree=self._agree_on_sizes,
         )
+
+    def _agree_on_sizes(self, sizes: list[int]) -> list[int]:
+        """Which sizes of steps have CUDA graphs."""
+        return sizes
 
     def room(
         self,

@@ -206,7 +206,9 @@ class GpuProgram:
         batch_invariant: bool = False,
         hidden: GpuHiddenStates | None = None,
         tree_nodes: int = 0,
+        agree: Callable[[list[int]], list[int]] = lambda sizes: sizes,  # on sizes that have a graph: of several ranks
     ) -> None:
+        self._agree = agree
         self.takes_trees = not cache.spec.latent
         self._last, self._batch_invariant, self._hidden = last, batch_invariant, hidden
         self.kept: Tensor | None = None
@@ -295,7 +297,7 @@ class GpuProgram:
 
     def _drop_slower(self, graphs: Iterable[CapturedGraph]) -> dict[int, CapturedGraph]:
         by_size = {graph.inputs.num_tokens: graph for graph in graphs}
-        kept = drop_slower_sizes({size: graph.milliseconds() for size, graph in by_size.items()})
+        kept = self._agree(drop_slower_sizes({size: graph.milliseconds() for size, graph in by_size.items()}))
         return {size: by_size[size] for size in kept}
 
     def _capture(self, inputs: GraphInputs, with_adapters: bool) -> CapturedGraph:
