@@ -3,6 +3,7 @@
 python -m pytest tests/models/test_offload.py (on a GPU, or with Triton's interpreter and plain torch)"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from models.gpu_steps import BLOCK, LENGTH, run_steps
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.engine.options import EngineOptions
-from quire.executors.offload import OffloadExecutor, choose_layers
+from quire.executors.offload import OffloadExecutor, choose_layers, expected_bytes
 from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.stage import trace_model
 from quire.models.registry import family
@@ -156,6 +157,14 @@ def test_layers_are_chosen_at_equal_distances() -> None:
     assert choose_layers(traced_layers(8), 8, 850, 600) == [(layer, [layer]) for layer in range(8)]
     with pytest.raises(BadRequest, match=r"8 layers of about .* less two buffers.*\n.*use at most"):
         choose_layers(traced_layers(8), 8, 850, 601)
+
+
+def test_bytes_are_those_of_the_device() -> None:
+    """A checkpoint of fp32 becomes bf16, one of 4 bits stays, and one may be quantized or have no weights at all."""
+    options = ExecutorOptions(backend="cuda", offload_weight_bytes=1)
+    assert expected_bytes(options, 1000, 4000) == 2000 == expected_bytes(options, 1000, 0)
+    assert expected_bytes(options, 1000, 600) == 600
+    assert expected_bytes(replace(options, quantization="int4"), 1000, 2000) == 531.25
 
 
 def test_weights_that_layers_share_stay() -> None:

@@ -6,7 +6,6 @@ python -m pytest tests/ranks/test_gpu_ranks.py"""
 import os
 import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen3Config
+from transformers import Qwen3Config
 
 from engine.gpu_serving import NUM_NEW, VOCAB, engine, run, save_llama
 from models.checking import PROMPT, TINY, random_model
@@ -80,11 +79,10 @@ class OnOneDevice(OneProcess):
         self._load(GpuOps(**OPTIONS), path, None)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(ON_GPU, reason="kernels are interpreted here")
-@pytest.mark.parametrize("config", [LlamaConfig, Qwen3Config])
-def test_ranks_give_the_bits_of_one_device(config: Callable[..., Any], tmp_path: Path) -> None:
-    random_model(config(**{**TINY, "num_hidden_layers": 2}), seed=3).save_pretrained(tmp_path)
+def test_ranks_give_the_bits_of_one_device(tmp_path: Path) -> None:
+    """Of a model whose heads are normed."""
+    random_model(Qwen3Config(**{**TINY, "num_hidden_layers": 1}), seed=3).save_pretrained(tmp_path)
     alone, ranks = OnOneDevice(tmp_path), GpuRanks(tmp_path, 2)
     prompt = PROMPT[:9]
     for start, ids in ((0, prompt[:8]), (8, prompt)):
@@ -163,5 +161,5 @@ def test_a_killed_rank_ends_the_step_with_a_reason(tmp_path: Path) -> None:
     with engine(save_llama(tmp_path, 64), tensor_parallel_size=2) as served:
         [rank] = followers(os.getpid())
         os.kill(rank, signal.SIGKILL)
-        with pytest.raises(EngineFailed, match="rank 1 of 2 .* was killed by signal 9"):
+        with pytest.raises(EngineFailed, match=r"rank 1 of 2 .* was killed by signal 9"):
             run(served, [Request(id="r", prompt_ids=[1, 2, 3], params=params)])

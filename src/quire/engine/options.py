@@ -173,7 +173,7 @@ class EngineOptions:
         None, "threads that compute (default: as many as CPUs this process may use, one less from 12 on)"
     )
     tensor_parallel_size: int = option(
-        1, "processes that compute the model together, each with a part of every matrix; on a CPU"
+        1, "processes that compute the model together, each with a part of every matrix; on a CPU, or a GPU for each"
     )
     enable_expert_parallel: bool = option(
         False, "each of these processes has whole experts of a MoE model, instead of a part of every expert"

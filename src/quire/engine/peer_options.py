@@ -42,7 +42,9 @@ _NEGATED = {"true": False, "false": True}
 _AUTOMATIC = {"0": None, "-1": None, "auto": None}
 _KV_TYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "q8_0": "int8"}
 
-_ONE_MODEL = Only(("1", "none"), "a model runs on one GPU, or on the CPUs of one machine: tensor_parallel_size")
+_ONE_MODEL = Only(
+    ("1", "none"), "ranks are on one machine, stages may be on several: tensor_parallel_size, pipeline_stages"
+)
 _ONE_MACHINE = NoEffect("there is one process that computes, on this machine")
 _CHUNKS = NoEffect("prompts are always computed in chunks of max_num_batched_tokens beside the answers", switch=True)
 _KERNELS = NoEffect("kernels are chosen by what the machine has")

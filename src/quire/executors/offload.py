@@ -28,6 +28,7 @@ HOST_SHARE = 0.8  # of the free memory of the host that weights may take
 NUM_BUFFERED = 2  # layers that the device has buffers for
 # Bits of a weight that is quantized while it is loaded, with its scales.
 QUANTIZED_BITS = {"fp8": 8.0, "int8": 8.13, "int4": 4.25, "nf4": 4.5}
+FLOAT_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 
 
 class OffloadExecutor(LocalExecutor):
@@ -50,8 +51,7 @@ class OffloadExecutor(LocalExecutor):
         self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int
     ) -> LoadedModel:
         traced = trace_model(family, checkpoint, config, max_model_len)
-        bits = QUANTIZED_BITS.get(self.options.quantization or "")
-        num_bytes = sum(traced.sizes) * bits / 8 if bits else float(checkpoint.nbytes)
+        num_bytes = expected_bytes(self.options, sum(traced.sizes), checkpoint.nbytes)
         layers = choose_layers(traced, config.layers, num_bytes, self.options.offload_weight_bytes)
         self._ops.begin(layers)
         model = super()._load_model(family, checkpoint, config, spec, max_model_len)
@@ -75,6 +75,14 @@ class OffloadExecutor(LocalExecutor):
     @property
     def _draft_ops(self) -> Any:
         return self._ops.backend
+
+
+def expected_bytes(options: ExecutorOptions, num_weights: int, stored_bytes: int) -> float:
+    """Of the matrices on the device: as they are stored, unless they are converted. No weight is loaded yet."""
+    if bits := QUANTIZED_BITS.get(options.quantization or ""):
+        return num_weights * bits / 8
+    floats = num_weights * FLOAT_BYTES[options.gpu_dtype]  # wider ones are converted
+    return min(stored_bytes, floats) if stored_bytes else floats
 
 
 def choose_layers(

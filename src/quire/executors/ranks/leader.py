@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.core.plan import StepOutput
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.executors.ranks.leader_ops import LeaderCache, LeaderOps, Tell
@@ -91,7 +92,16 @@ class RanksExecutor(RankExecutor):
         except BaseException:
             self.stop()
             raise
+        if self.options.on_gpu:
+            self.collect = self._checked_collect
         return replace(capacity, weight_bytes=capacity.weight_bytes + self._others_bytes)
+
+    def _checked_collect(self) -> StepOutput:
+        """What a GPU computes while a rank is gone is no output: it goes on without it."""
+        output = self.runner.collect()
+        if self.ranks.lost:
+            raise self.ranks.lost
+        return output
 
     def stop(self) -> None:
         super().stop()

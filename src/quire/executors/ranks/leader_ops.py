@@ -107,11 +107,7 @@ class LeaderHiddenStates:
 class LeaderProgram:
     def __init__(self, own: Program, number: int, ranks: RankProcesses) -> None:
         self.own, self.number, self._ranks = own, number, ranks
-        self.takes_trees = own.takes_trees
-
-    @property
-    def kept(self) -> Any:
-        return self.own.kept
+        self.takes_trees, self.kept = own.takes_trees, own.kept
 
     def run(self, batch: StepBatch) -> Any:
         """-> logits of all ranks"""
@@ -119,6 +115,8 @@ class LeaderProgram:
             raise self._ranks.lost
         self._ranks.tell(RunStep.of(self.number, batch))
         try:
-            return self.own.run(batch)
+            logits = self.own.run(batch)
         except native.RankLost:
             raise self._ranks.reason() from None
+        self.kept = self.own.kept
+        return logits

@@ -64,7 +64,7 @@ class RankExecutor(LocalExecutor):
         room = super()._gpu_room(spec)
         if self.options.kv_cache_memory_bytes is not None:
             return room
-        return room * spec.block_bytes // self._ops.own_spec(spec).block_bytes
+        return int(room * spec.block_bytes // self._ops.own_spec(spec).block_bytes)
 
     def _load_draft(self, draft: DraftCheckpoint | HeadCheckpoint) -> LoadedModel | DraftHead:
         """Divided among the ranks as the target is."""

@@ -4,6 +4,7 @@ Where each rank has a GPU of its own, NCCL gathers, through torch, and CUDA grap
 gather through memory of the host: NCCL refuses them. A gather moves columns and adds nothing up, so results have the
 bits of one device wherever a matmul's outputs do not depend on how many there are."""
 
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT = timedelta(minutes=5)  # until all ranks have come to the first gather
 POLL_SECONDS = 0.01
+LOOK_INTERVAL = 0.1  # seconds
 MAX_SIZES = 255  # of graphs
 MAX_FIELDS = 16  # of a value that is cut
 
@@ -64,6 +66,13 @@ class GroupExchange:
         self._processes, self._group = processes, group
         self._table = group.allocate(16 * group.size * MAX_FIELDS).view(np.int64)
         self._known: dict[tuple[Cut, ...], list[list[tuple[int, int]]]] = {}
+        threading.Thread(target=self._abort_with_group, name="ranks of GPUs", daemon=True).start()
+
+    def _abort_with_group(self) -> None:
+        """A gather on the device would wait for ever for a rank that is gone."""
+        while not self._group.native.aborted:
+            time.sleep(LOOK_INTERVAL)
+        self._processes.abort()
 
     def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
         """Parts may differ in size: all are sent as wide as the widest."""
@@ -140,7 +149,7 @@ class GpuRankOps(GpuOps):
         if self.group.rank == 0:
             self._sizes[0], self._sizes[1 : 1 + len(sizes)] = len(sizes), sizes
         self.group.barrier()
-        agreed = self._sizes[1 : 1 + self._sizes[0]].tolist()
+        agreed = [int(size) for size in self._sizes[1 : 1 + self._sizes[0]]]
         self.group.barrier()
         return agreed
 

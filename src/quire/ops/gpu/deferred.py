@@ -105,7 +105,7 @@ class DeferredHeadLinear:
 
     @property
     def columns(self) -> int:
-        return self.w.shape[0] * self.w.shape[1]
+        return int(self.w.shape[0] * self.w.shape[1])
 
     def write(self, out: Tensor) -> None:
         """out [T, heads, outputs]"""

@@ -13,6 +13,7 @@ from quire.core.errors import DoesNotFit
 
 log = logging.getLogger("quire.gpu")
 
+LOGGED_BYTES = 2**30
 PORTABLE_AND_MAPPED = 1 | 2  # flags of cudaHostRegister: for all contexts, with an address on the device
 
 
@@ -37,7 +38,8 @@ def pinned(num_bytes: int, owner: object, option: str = "swap_space") -> Tensor:
             "ask for less, or raise the limit on locked memory (`ulimit -l`)",
         )
     weakref.finalize(owner, _unpin, pages).atexit = False  # the finalizer holds the memory
-    log.info("pinned %s of memory for %s in %.1f s", size, option, time.perf_counter() - begin)
+    level = logging.INFO if num_bytes >= LOGGED_BYTES else logging.DEBUG
+    log.log(level, "pinned %s of memory for %s in %.1f s", size, option, time.perf_counter() - begin)
     return pages
 
 
