@@ -4,8 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig
 
+from models.checking import TINY, random_model
+from models.gpu_steps import BLOCK, LENGTH, logits_of, run_steps
 from models.lora_files import adapter
 from quire import LLM, LoRARequest, SamplingParams
 from quire.core.errors import BadRequest, Unsupported
@@ -14,6 +19,15 @@ from quire.engine.options import EngineOptions
 from quire.engine.start import executor_options, load_tokenizer
 from quire.executors.cpu_layers import CpuLayersExecutor
 from quire.executors.options import ExecutorOptions
+from quire.executors.pipeline.stage import trace_model
+from quire.models.registry import family
+from quire.ops.gpu.opset import GpuOps
+from quire.ops.native import NativeOps
+from quire.ops.reference import TorchOps
+from quire.ops.stages.parts import divide_at
+from quire.ops.stages.two_devices import TwoDeviceOps
+from quire.runtime.kv import kv_spec
+from quire.weights.checkpoint import open_checkpoint
 from ranks.test_processes import PROMPTS, texts
 
 
@@ -52,6 +66,29 @@ def test_hidden_states_go_from_one_op_set_to_another(deep_model: Path) -> None:
     for ours, theirs in zip(found[0], found[1], strict=True):
         assert ours.keys() == theirs.keys()
         assert all(abs(ours[token] - theirs[token]) < 0.01 for token in ours)
+
+
+def test_the_op_set_of_a_gpu_goes_on_where_the_cpu_ends(tmp_path: Path) -> None:
+    """On a GPU, or with Triton's interpreter. Room for the KV cache is measured with its layers alone."""
+    random_model(LlamaConfig(**{**TINY, "num_hidden_layers": 2}), seed=3).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    kind = family(checkpoint.config.architecture)
+    config = kind.config(checkpoint.config)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ops: Any = TwoDeviceOps(NativeOps(1), GpuOps(device, dtype="float32", graphs=False))
+    ops.begin_both(divide_at(trace_model(kind, checkpoint, config, LENGTH), 2, 1), 64, config.hidden)
+    ops.first_forward = kind.load(ops.first, checkpoint, config, LENGTH).forward
+    loaded, spec = kind.load(ops, checkpoint, config, LENGTH), kv_spec(config, BLOCK, "float32")
+    make = np.random.default_rng(2)
+    steps = [
+        [(make.integers(0, 96, 4), 0), (make.integers(0, 96, 1), 0)],
+        [(make.integers(0, 96, 1), 4 - 3 * i) for i in (0, 1)],
+    ]
+    found = run_steps(ops, loaded.forward, spec, steps)
+    expected = logits_of(TorchOps(threads=1), tmp_path, "float32", steps)
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+    if device == "cuda":
+        assert ops.room(loaded.forward, spec, 64) > 0
 
 
 def test_adapters_are_on_both_devices(deep_model: Path, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def check_pipeline(options: ExecutorOptions, size: int, config: Any = None) -> N
     if not hasattr(os, "memfd_create"):
         raise Unsupported("several stages share memory as Linux has it", hint)
     if options.on_gpu:
-        raise Unsupported(f"pipeline_parallel_size is {size}, and a model runs on one GPU", "use device cpu")
+        raise Unsupported(f"pipeline_parallel_size is {size}, and stages are on CPUs", "use device cpu, or -tp")
     if options.tensor_parallel_size > 1:
         check_ranks(options, options.tensor_parallel_size, config)
     elif options.enable_expert_parallel:

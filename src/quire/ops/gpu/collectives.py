@@ -37,7 +37,7 @@ MAX_SIZES = 255  # of graphs
 MAX_FIELDS = 16  # of a value that is cut
 
 
-class Exchange(Protocol):
+class ColumnExchange(Protocol):
     in_graphs: bool  # whether CUDA graphs can have it
 
     def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
@@ -103,7 +103,7 @@ class GroupExchange:
         return self._known[cuts]
 
 
-def new_exchange(group: "RankGroup", device: torch.device) -> Exchange:
+def new_exchange(group: "RankGroup", device: torch.device) -> ColumnExchange:
     """`device`: of this rank."""
     if device.type != "cuda" or torch.cuda.device_count() < group.size:
         return HostExchange(group)
@@ -135,7 +135,7 @@ class GpuRankOps(GpuOps):
 
     divides_tables = False  # every rank looks tokens up itself: no gather
 
-    def __init__(self, group: "RankGroup", exchange: Exchange, **options: Any) -> None:
+    def __init__(self, group: "RankGroup", exchange: ColumnExchange, **options: Any) -> None:
         """`options`: of GpuOps."""
         options["graphs"] = options.get("graphs", True) and exchange.in_graphs
         super().__init__(**options)
