@@ -11,6 +11,7 @@ from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
 from quire.core.transfer_config import TransferConfig, read_transfer_config
 from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
+from quire.engine.placement import check_placement
 from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -231,37 +232,7 @@ class EngineOptions:
             if value is not None and value < minimum:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
-        if self.stage_addresses and self.pipeline_parallel_size not in (1, self.num_stages):
-            raise BadRequest(
-                f"pipeline_parallel_size is {self.pipeline_parallel_size}, and pipeline_stages names "
-                f"{len(self.stage_addresses)} stages beside the last",
-                f"use {self.num_stages}, or leave it out",
-                param="pipeline_parallel_size",
-            )
-        if self.cpu_layers and self.gpu_layers is not None:
-            raise BadRequest(
-                "cpu_layers and gpu_layers are both given, and say the same of one model",
-                "give one of them",
-                param="cpu_layers",
-            )
-        if (self.cpu_layers or self.gpu_layers) and self.num_stages > 1:
-            raise BadRequest(
-                f"pipeline_parallel_size is {self.num_stages}, and layers on a CPU and a GPU are stages of one process",
-                "leave out cpu_layers and gpu_layers, or pipeline_parallel_size",
-                param="cpu_layers",
-            )
-        if self.offload_folder and not self.offload_weights:
-            raise BadRequest(
-                "offload_folder is given, and no weights are offloaded",
-                "give offload_weights, or leave it out",
-                param="offload_folder",
-            )
-        if self.offload_weights and (self.cpu_layers or self.gpu_layers is not None or self.num_stages > 1):
-            raise BadRequest(
-                "offload_weights is for a model whose layers are all on one GPU",
-                "leave it out, or cpu_layers, gpu_layers and pipeline_parallel_size",
-                param="offload_weights",
-            )
+        check_placement(self)
         _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise BadRequest(
