@@ -2,7 +2,7 @@
 # make build   compile native/ and put the module into src/quire     make check   format, lint, types, import rules
 # make wheel   dist/: a wheel that needs no compiler, an sdist       make trials  the randomized tests, ten times as long
 # make bench   Quire beside its peers                                make fleet   a gateway and two engines, on this machine
-# make bench-quantize   its quantizer beside theirs
+# make bench-quantize   its quantizer beside theirs                  make bench-many   ranks on several GPUs
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with; imports quire from src/
@@ -48,7 +48,7 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
 .PHONY: serve fleet model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
-	bench bench-parts bench-quantize clean
+	bench bench-parts bench-quantize bench-many clean
 
 serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
@@ -109,6 +109,9 @@ bench-parts: build $(VENV_DEV) model
 
 bench-quantize: build $(VENV_DEV) $(LLAMA) $(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOROUND) model
 	.venv-dev/bin/python -m benchmarks.quantize $(ARGS)
+
+bench-many: build $(VENV_DEV)
+	.venv-dev/bin/python -m benchmarks.gpu.many $(ARGS)
 
 $(VENV_BUILD): tools/check_build.py
 	@$(PYTHON) tools/check_build.py

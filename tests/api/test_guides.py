@@ -97,7 +97,8 @@ def test_options_of_other_engines_are_known_by_their_names(caplog: pytest.LogCap
     [
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size is 0"),
-        ({"cpu_offload_gb": 8}, "cpu_offload_gb is 8"),
+        ({"cpu_offload_gb": -8}, "offload_weights is -8"),
+        ({"offload_folder": "/tmp"}, "no weights are offloaded.*\n.*offload_weights"),
         ({"hf_overrides": {"rope_theta": 1}}, "hf_overrides is"),
         ({"distributed_executor_backend": "dask"}, "distributed_executor_backend is 'dask'"),
         ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm is EAGLE.*\n.*spec_method"),
@@ -178,6 +179,6 @@ def test_advice_for_transformers_is_taken_or_refused_by_name() -> None:
     assert EngineOptions.of({"dtype": torch.float16}).dtype == "float16"
     assert EngineOptions.of({"load_in_8bit": True}).quantization == "int8"
     assert EngineOptions.of({"load_in_4bit": True, "low_cpu_mem_usage": True}).quantization == "nf4"
-    for name, value in {"device_map": {"": 1}, "offload_folder": "/tmp", "quantization_config": object()}.items():
+    for name, value in {"device_map": {"": 1}, "quantization_config": object()}.items():
         with pytest.raises(BadRequest, match=f"{name} is .*not possible here"):
             EngineOptions.of({name: value})

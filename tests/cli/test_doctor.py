@@ -82,7 +82,7 @@ def test_sockets_nodes_and_gpus_are_counted_and_several_have_a_hint(
     found = machine.devices(tmp_path)
     nodes = [machine.NumaNode(cpus, 8 << 30) for cpus in (3, 2, 0)]
     assert found == machine.Devices(2, nodes, ["NVIDIA H200"] * 2)
-    assert found.tensor_parallel_size == 2
+    assert found.tensor_parallel_size == found.pipeline_parallel_size == 2
     text = doctor._describe_devices(
         {
             "sockets": found.sockets,
@@ -92,8 +92,8 @@ def test_sockets_nodes_and_gpus_are_counted_and_several_have_a_hint(
         }
     )
     assert "3 NUMA nodes (3 CPUs with 8 GiB, 2 CPUs with 8 GiB, 0 CPUs with 8 GiB), 2 GPUs (NVIDIA H200)" in text
-    assert "try --data-parallel-size 2 or -tp 2: an engine or a rank for each NUMA node" in text
-    assert text.endswith("an engine on each GPU with --data-parallel-size 2")
+    assert "try --data-parallel-size 2, -tp 2 or -pp 2: an engine, a rank or a stage for each NUMA node" in text
+    assert "an engine on each GPU with --data-parallel-size 2; models larger than a GPU with --offload-weights" in text
     alone = machine.devices(tmp_path / "nowhere")
     assert (alone, alone.tensor_parallel_size) == (machine.Devices(1, [], []), 1)
     assert alone.advice == "-tp 1: all CPUs share one memory"

@@ -67,6 +67,7 @@ def test_llama_server() -> None:
         max_num_batched_tokens=256,
         kv_cache_dtype="int8",
         served_model_name="x",
+        gpu_layers=99,
     )
     assert server == ServerOptions(host="0.0.0.0", port=8080)
     assert read("-hf owner/name:Q4_K_M -c 0 -fa --ctx-size 0 -np -1")[0] == EngineOptions(model="owner/name:Q4_K_M")
@@ -95,7 +96,7 @@ def test_sglang() -> None:
     [
         ("--sharded true", "--sharded is true"),
         ("--nnodes 2", "--nnodes is 2.*\n.*tensor_parallel_size"),
-        ("--cpu-offload-gb 4", "--cpu-offload-gb is 4"),
+        ("--cpu-offload-gb much", "`much` is not a number"),
         ("--temp 0.5", "--override-generation-config"),
         ("--top-k 5", "--override-generation-config"),
         ("-n 64", "-n is 64.*\n.*--override-generation-config"),

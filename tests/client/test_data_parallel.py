@@ -297,6 +297,9 @@ def test_cpus_and_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch
     assert cpu_shares(2, 3) == [[], []] and cpu_shares(8, None) == [[]] * 8
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     assert gpu_shares(2) == [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
+    assert gpu_shares(1, ranks=2) == [{"CUDA_VISIBLE_DEVICES": "3,5"}]
+    with pytest.raises(Unsupported, match=r"data_parallel_size is 2 with 2 ranks each, and \d GPUs are visible"):
+        gpu_shares(2, ranks=2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr("quire.client.machine_shares.DRIVER", tmp_path)
     with pytest.raises(Unsupported, match="data_parallel_size is 2, and 0 GPUs are visible"):

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from models.checking import BLOCK_SIZE, MAX_LEN
-from quire.executors.pipeline.stage import trace_parts
+from quire.executors.pipeline.stage import trace_model
 from quire.models.registry import family
 from quire.ops.native import NativeOps
 from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.stages.opset import StageOps
-from quire.ops.stages.parts import StagePart
+from quire.ops.stages.parts import StagePart, divide
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
@@ -24,7 +24,7 @@ class Stage:
         module = family(checkpoint.config.architecture)
         config = module.config(checkpoint.config)
         ops = StageOps(NativeOps(1))
-        self.part: StagePart = trace_parts(module, checkpoint, config, MAX_LEN, size)[index]
+        self.part: StagePart = divide(trace_model(module, checkpoint, config, MAX_LEN), config.layers, size)[index]
         ops.begin(self.part)
         self.received = NativeHiddenStates(np.zeros((MAX_LEN, config.hidden), np.float32))
         ops.received = self.received if index else None

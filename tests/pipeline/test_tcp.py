@@ -20,6 +20,7 @@ from quire.executors.pipeline import greeting
 from quire.executors.pipeline.greeting import FetchHidden, GreetStage, files_digest, new_greeting
 from ranks.test_processes import exists, followers, texts, wait_until
 
+RANK = b"quire.executors.pipeline.rank_follower"
 FOLLOWER = b"quire.executors.pipeline.remote_follower"
 
 
@@ -58,6 +59,16 @@ def test_tokens_are_those_of_one_process_over_tcp(deep_model: Path, listeners: l
     llm.engine.stop()
     assert len(children) == 2
     wait_until(lambda: not any(exists(child) for child in children))
+
+
+def test_a_stage_elsewhere_may_have_several_ranks(deep_model: Path, listeners: list[Listener]) -> None:
+    expected = texts(LLM(deep_model))
+    llm = LLM(deep_model, pipeline_stages=listeners[0].address, tensor_parallel_size=2)
+    assert texts(llm) == expected
+    [child] = listeners[0].children
+    [rank] = followers(child, RANK)
+    llm.engine.stop()
+    wait_until(lambda: not exists(child) and not exists(rank))
 
 
 def test_a_stage_that_hangs_is_ended_by_its_listener(deep_model: Path, listeners: list[Listener]) -> None:

@@ -56,6 +56,23 @@ def test_several_degrees_are_a_table_that_says_it_is_predicted(capsys: pytest.Ca
     assert [row["tp"] for row in rows] == [1, 2, 4, 8, 16] and rows[0]["gain"] == 1 < rows[2]["gain"] < 4
 
 
+def test_stages_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """Four stages of 8 users each have a quarter of the weights, and wait for the one that has the head."""
+    flags = ["plan", "--shape", "llama-3.1-8b", "--hardware", "h100", "--pp", "2,4", "--users", "32"]
+    assert main(flags) == 0
+    said = capsys.readouterr().out
+    assert "pipeline parallel: predicted from data sheets, not measured" in said and "(p-1)/(m+p-1)" in said
+    assert main([*flags, "--json"]) == 0
+    one, two, four = json.loads(capsys.readouterr().out)["scaling"]
+    assert (one["pp"], one["gain"], one["bubble"], one["bubble_when_emptied"]) == (1, 1, 0, 0)
+    assert sum(four["layers"]) == 32 and four["bubble_when_emptied"] == pytest.approx(3 / 7)
+    assert 0 <= four["bubble"] < 0.15 and four["bytes_per_device"] < 0.4 * one["bytes_per_device"]
+    assert two["gain"] > four["gain"] * 0.9, "smaller steps read the weights again: stages gain memory, not speed"
+    assert main(["plan", "--shape", "llama-3.1-8b", "--hardware", "h100", "--pp", "2,4", "--json"]) == 0
+    _, two, four = json.loads(capsys.readouterr().out)["scaling"]
+    assert four["bubble"] == pytest.approx(0.75, abs=0.01), "one user alone: three of four devices wait"
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -70,7 +87,10 @@ def test_several_degrees_are_a_table_that_says_it_is_predicted(capsys: pytest.Ca
         (["--shape", "qwen3-8b", "--max-loras", "-1"], "num_loras is -1"),
         (["--shape", "qwen3-8b", "--price", "-1"], "price is -1"),
         (["--shape", "qwen3-8b", "--tp", "0"], "--tp is 0"),
-        (["--shape", "qwen3-8b", "--pp", "0"], "pp is 0"),
+        (["--shape", "qwen3-8b", "--pp", "0"], "--pp is 0"),
+        (["--shape", "qwen3-8b", "--pp", "2,4", "--tp", "2"], "leave out --slo and --tp"),
+        (["--shape", "qwen3-8b", "--hardware", "h100", "--pp", "2,64"], "the model has 36 layers"),
+        (["--shape", "qwen3-8b", "--hardware", "graviton4", "--pp", "2,4"], "one device"),
         (["--shape", "qwen3-8b", "--rate", "-2"], "rate is -2"),
         (["--shape", "qwen3-8b", "--slo", "ttft=fast", "--rate", "2"], "500ms"),
         (["--shape", "qwen3-8b", "--slo", "ttft=1s", "--rate", "-2"], "rate is -2"),

@@ -20,7 +20,7 @@ from models.checking import TINY, random_model
 from quire import Embedder
 from quire.client.embed_request import EmbedRequest
 from quire.client.engine_client import EngineClient
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, Unsupported
 from quire.engine.options import EngineOptions
 from quire.executors.encoder import EncoderExecutor
 from quire.executors.options import ExecutorOptions
@@ -107,3 +107,10 @@ def test_a_killed_rank_loses_no_text(encoder: Path) -> None:
 def test_more_ranks_than_heads_are_refused(checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(BadRequest, match=r"tensor_parallel_size is 5, and the model has 4 attention heads"):
         RanksEncoder(checkpoint("bert"), OPTIONS, 5)
+
+
+def test_stages_and_layers_elsewhere_are_refused(encoder: Path) -> None:
+    with pytest.raises(Unsupported, match=r"several stages are for models that generate.*\n.*pipeline_parallel_size"):
+        Embedder(encoder, pipeline_parallel_size=2)
+    with pytest.raises(Unsupported, match=r"offloaded weights are for models that generate"):
+        Embedder(encoder, offload_weights=1)

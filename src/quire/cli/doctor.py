@@ -51,6 +51,7 @@ def examine() -> dict[str, Any]:
             "numa_nodes": [{"cpus": node.cpus, "memory": node.memory} for node in devices.nodes],
             "gpus": devices.gpus,
             "tensor_parallel_size": devices.tensor_parallel_size,
+            "pipeline_parallel_size": devices.pipeline_parallel_size,
             "advice": devices.advice,
         },
         "memory": {"total": memory.total, "available": memory.available, "limit": memory.limit},

@@ -93,8 +93,16 @@ class Devices:
         size, gpus = self.tensor_parallel_size, len(self.gpus)
         text = "-tp 1: all CPUs share one memory"
         if size > 1:
-            text = f"try --data-parallel-size {size} or -tp {size}: an engine or a rank for each NUMA node"
-        return f"{text}; an engine on each GPU with --data-parallel-size {gpus}" if gpus > 1 else text
+            text = f"try --data-parallel-size {size}, -tp {size} or -pp {size}: an engine, a rank or a stage for each "
+            text += "NUMA node"
+        if gpus > 1:
+            text += f"; an engine on each GPU with --data-parallel-size {gpus}"
+        return text + "; models larger than a GPU with --offload-weights or --cpu-layers" if gpus else text
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        """One stage for each NUMA node, as with ranks: of many users, stages send less to each other."""
+        return self.tensor_parallel_size
 
 
 def devices(root: Path = Path("/")) -> Devices:

@@ -11,6 +11,7 @@ from quire.cli.parser import Parser, UsageError
 from quire.cli.planning_flags import (
     add_target_flags,
     count_model,
+    degrees,
     hardware_called,
     kv_dtype,
     read_hardware,
@@ -31,6 +32,7 @@ EXAMPLES = """\
   quire plan --shape llama-3.1-70b --format awq --hardware h100 --tp 2 --users 64
   quire plan --shape qwen3-8b --hardware h200 --users 32 --explain
   quire plan --shape llama-3.1-70b --hardware h100 --tp 2,4,8 --users 64    what each number of GPUs would gain
+  quire plan --shape llama-3.1-70b --hardware h100 --pp 2,4,8 --users 64    the same, with some layers on each
   quire plan --shape llama-3.1-70b --format fp8 --hardware h100 --tp 2 --draft-model llama-3.2-1b --explain
   quire plan --shape llama-3.1-8b --hardware this,l4,h100 --slo ttft=500ms,tpot=40ms --rate 20
   quire plan --calibrate ./model.gguf                        time its steps here, for `quire simulate`
@@ -46,7 +48,8 @@ def run(argv: Sequence[str]) -> int:
         EXAMPLES,
     )
     add_target_flags(parser, several_degrees=True)
-    parser.add_argument("--pp", type=int, default=1, metavar="N", help="stages of layers, one device after the other")
+    words = "stages of layers, one device after the other; several, as 2,4,8: a table of what each would gain"
+    parser.add_argument("--pp", type=degrees, default=(1,), metavar="N[,N]", help=words)
     load = parser.add_argument_group("load")
     load.add_argument("--users", type=int, default=1, metavar="N", help="requests in flight at once (default: 1)")
     load.add_argument("--context", type=int, metavar="N", help="tokens of a user at most (default: prompt and output)")
@@ -73,9 +76,11 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse(argv)
-    given, arguments.tp = arguments.tp, max(arguments.tp)
-    if min(given) < 1 or len(set(given)) < len(given):
-        raise UsageError(f"--tp is {','.join(map(str, given))}", "name numbers of at least 1, each once")
+    given, stages = arguments.tp, arguments.pp
+    for flag, numbers in (("--tp", given), ("--pp", stages)):
+        if min(numbers) < 1 or len(set(numbers)) < len(numbers):
+            raise UsageError(f"{flag} is {','.join(map(str, numbers))}", "name numbers of at least 1, each once")
+    arguments.tp, arguments.pp = max(given), max(stages)
     if arguments.list:
         print(_known())
     elif arguments.calibrate:
@@ -84,6 +89,10 @@ def run(argv: Sequence[str]) -> int:
         print(calibrate_target(arguments))
     elif arguments.slo and len(given) > 1:
         raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
+    elif len(stages) > 1 and (arguments.slo or arguments.tp > 1):
+        raise UsageError("--pp names several numbers of devices", "leave out --slo and --tp")
+    elif len(stages) > 1:
+        _scale_stages(arguments, stages)
     elif arguments.slo:
         _search(arguments)
     elif len(given) > 1:
@@ -133,6 +142,19 @@ def _scale(arguments: Namespace, given: Sequence[int]) -> None:
     kv, load = model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments)
     setups = [replace(_setup(arguments, hardware), tp=tp) for tp in sorted({1, *given})]
     found = scaling([make_plan(model, kv, load, setup) for setup in setups])
+    print(json.dumps({"scaling": as_json(found)}, indent=2) if arguments.json else as_text(found))
+
+
+def _scale_stages(arguments: Namespace, given: Sequence[int]) -> None:
+    """One device beside each number of stages."""
+    from quire.planning.plan import make_plan
+    from quire.planning.stage_scaling import as_json, as_text, stage_scaling
+
+    hardware = read_hardware(arguments)
+    model = read_model(arguments, hardware)
+    setup = _setup(arguments, hardware)  # the largest number: refused where there is one device
+    one = make_plan(model, model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments), replace(setup, pp=1))
+    found = stage_scaling(one, sorted({1, *given}))
     print(json.dumps({"scaling": as_json(found)}, indent=2) if arguments.json else as_text(found))
 
 

@@ -34,7 +34,7 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
 
 
 def degrees(text: str) -> tuple[int, ...]:
-    """Of --tp: numbers with commas between them."""
+    """Of --tp and --pp: numbers with commas between them."""
     return tuple(int(number) for number in text.split(","))
 
 

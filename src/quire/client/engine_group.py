@@ -87,7 +87,10 @@ class EngineGroup:
             self._cluster = RayCluster(count, options.threads, options.device == "cuda")
             return [partial(RayEngine, self._cluster)] * count
         if uses_gpu(options.device):
-            return [partial(EngineProcess, (), environment) for environment in gpu_shares(count)]
+            return [
+                partial(EngineProcess, (), environment)
+                for environment in gpu_shares(count, options.tensor_parallel_size)
+            ]
         return [partial(EngineProcess, cpus) for cpus in cpu_shares(count, options.threads)]
 
     # -- starting and stopping

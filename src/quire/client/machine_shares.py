@@ -27,14 +27,15 @@ def cpu_shares(num_engines: int, threads: int | None) -> list[list[int]]:
     return [cpus[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
-def gpu_shares(num_engines: int) -> list[Mapping[str, str]]:
-    """The environment of each engine: it sees one GPU."""
+def gpu_shares(num_engines: int, ranks: int = 1) -> list[Mapping[str, str]]:
+    """The environment of each engine: it sees one GPU for each of its ranks."""
     given = os.environ.get(VISIBLE)
     gpus = [str(number) for number in range(len(list(DRIVER.glob("*"))))] if given is None else given.split(",")
     gpus = [gpu for gpu in gpus if gpu]
-    if num_engines > len(gpus):
+    if num_engines * ranks > len(gpus):
+        of_ranks = f" with {ranks} ranks each" if ranks > 1 else ""
         raise Unsupported(
-            f"data_parallel_size is {num_engines}, and {len(gpus)} GPUs are visible",
-            f"use data_parallel_size {max(len(gpus), 1)}, or device cpu",
+            f"data_parallel_size is {num_engines}{of_ranks}, and {len(gpus)} GPUs are visible",
+            f"use data_parallel_size {max(len(gpus) // ranks, 1)}, or device cpu",
         )
-    return [{VISIBLE: gpu} for gpu in gpus[:num_engines]]
+    return [{VISIBLE: ",".join(gpus[first : first + ranks])} for first in range(0, num_engines * ranks, ranks)]

@@ -11,6 +11,7 @@ from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
 from quire.core.transfer_config import TransferConfig, read_transfer_config
 from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
+from quire.engine.placement import check_placement
 from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ class EngineOptions:
         None, "threads that compute (default: as many as CPUs this process may use, one less from 12 on)"
     )
     tensor_parallel_size: int = option(
-        1, "processes that compute the model together, each with a part of every matrix; on a CPU"
+        1, "processes that compute the model together, each with a part of every matrix; on a CPU, or a GPU for each"
     )
     enable_expert_parallel: bool = option(
         False, "each of these processes has whole experts of a MoE model, instead of a part of every expert"
@@ -187,6 +188,18 @@ class EngineOptions:
         None,
         "where `quire stage` listens on other machines: the addresses of all stages but the last, in order",
         metavar="HOST:PORT,...",
+    )
+    cpu_layers: int = option(
+        0, "layers, the first ones, that the CPU computes where the others are on a GPU which has no room for all"
+    )
+    gpu_layers: int | None = option(None, "the same by the other side: layers, the last ones, that are on the GPU")
+    offload_weights: float = option(
+        0.0,
+        "GiB of weights that a GPU need not hold: they are in host memory, and copied to it while it computes the "
+        "layers before them",
+    )
+    offload_folder: str | None = option(
+        None, "where offloaded weights are kept that host memory has no room for", metavar="PATH"
     )
     data_parallel_size: int = option(
         1,
@@ -221,13 +234,7 @@ class EngineOptions:
             if value is not None and value < minimum:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
-        if self.stage_addresses and self.pipeline_parallel_size not in (1, self.num_stages):
-            raise BadRequest(
-                f"pipeline_parallel_size is {self.pipeline_parallel_size}, and pipeline_stages names "
-                f"{len(self.stage_addresses)} stages beside the last",
-                f"use {self.num_stages}, or leave it out",
-                param="pipeline_parallel_size",
-            )
+        check_placement(self)
         _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise BadRequest(
@@ -404,5 +411,8 @@ _MIN_VALUES = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
+    "cpu_layers": 0,
+    "offload_weights": 0,
+    "gpu_layers": 0,
     "gpu_memory_utilization": 0.01,
 }

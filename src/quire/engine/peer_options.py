@@ -42,7 +42,9 @@ _NEGATED = {"true": False, "false": True}
 _AUTOMATIC = {"0": None, "-1": None, "auto": None}
 _KV_TYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "q8_0": "int8"}
 
-_ONE_MODEL = Only(("1", "none"), "a model runs on one GPU, or on the CPUs of one machine: tensor_parallel_size")
+_ONE_MODEL = Only(
+    ("1", "none"), "ranks are on one machine, stages may be on several: tensor_parallel_size, pipeline_stages"
+)
 _ONE_MACHINE = NoEffect("there is one process that computes, on this machine")
 _CHUNKS = NoEffect("prompts are always computed in chunks of max_num_batched_tokens beside the answers", switch=True)
 _KERNELS = NoEffect("kernels are chosen by what the machine has")
@@ -54,9 +56,6 @@ _FILES = Only(_OFF, "models are kept in the Hugging Face cache: set HF_HOME, or 
 _ROPE = Only(_OFF, "positions are scaled as the checkpoint says")
 _CODE = Only(_OFF, "no code is loaded from outside")
 _DRAFTS = Only(_OFF, "speculative decoding is set with speculative_config, or spec_method and spec_tokens")
-_OFFLOADING = Only(
-    ("0", "0.0", *_OFF), "weights stay on their device; kv_offloading_size and swap_space are for the KV cache"
-)
 
 _VLLM: dict[str, PeerOption] = {
     "allowed_headers": NoEffect("every header is allowed"),
@@ -71,7 +70,7 @@ _VLLM: dict[str, PeerOption] = {
     "compilation_config": _KERNELS,
     "config": Only((), "give flags, or QUIRE_ environment variables"),
     "config_format": Only(("auto", "hf"), "config.json and GGUF metadata are read"),
-    "cpu_offload_gb": _OFFLOADING,
+    "cpu_offload_gb": Renamed("offload_weights"),
     "cuda_graph_sizes": _GRAPHS,
     "cudagraph_capture_sizes": _GRAPHS,
     "data_parallel_backend": Renamed("distributed_executor_backend"),
@@ -205,7 +204,6 @@ _LLAMA_SERVER: dict[str, PeerOption] = {
     "embedding": Renamed("task", {"true": "embed", "false": "generate"}, switch=True),
     "embeddings": Renamed("task", {"true": "embed", "false": "generate"}, switch=True),
     "flash_attn": _KERNELS,
-    "gpu_layers": NoEffect("all layers are on the device: set device to cpu or cuda"),
     "hf_file": Only(_OFF, "write the file behind the repository: --model OWNER/NAME:FILE"),
     "hf_repo": Renamed("model"),
     "jinja": NoEffect("chat templates are always Jinja", switch=True),
@@ -213,7 +211,7 @@ _LLAMA_SERVER: dict[str, PeerOption] = {
     "mlock": NoEffect("packed weights are in memory, and the file is not read again", switch=True),
     "mmap": NoEffect("weights are mapped while they are packed", switch=True),
     "model_draft": _DRAFTS,
-    "n_gpu_layers": NoEffect("all layers are on the device: set device to cpu or cuda"),
+    "n_gpu_layers": Renamed("gpu_layers", {"-1": None, "auto": None, "all": None}),
     "n_parallel": Renamed("max_num_seqs", _AUTOMATIC),
     "n_predict": Renamed("max_tokens", _AUTOMATIC),
     "num_predict": Renamed("max_tokens", _AUTOMATIC),
@@ -279,7 +277,6 @@ _TRANSFORMERS: dict[str, PeerOption] = {
     "local_files_only": Only(_OFF, "set HF_HUB_OFFLINE=1", switch=True),
     "low_cpu_mem_usage": NoEffect("weights are mapped while they are packed", switch=True),
     "max_memory": Only(_OFF, _ONE_MODEL.reason),
-    "offload_folder": Only(_OFF, _OFFLOADING.reason),
     "quantization_config": Only(_OFF, "set quantization to int8, int4, nf4 or fp8"),
     "torch_dtype": Renamed("dtype"),
     "use_auth_token": Only(("true", *_OFF), "set HF_TOKEN"),

@@ -112,8 +112,6 @@ def _serve_encoder(path: Path, options: EngineOptions, server: "_Server", active
         raise Unsupported("speculation is for models that generate", f"leave out {', '.join(SPECULATION)}")
     if options.kv_events:
         raise Unsupported("KV events are for models that generate", "leave out kv_events_config")
-    if options.num_stages > 1:
-        raise Unsupported("several stages are for models that generate", "leave out pipeline_parallel_size")
     if options.kv_transfer:
         raise Unsupported("KV transfers are for models that generate", "leave out kv_transfer_config")
     from quire.engine.encoder_engine import EncoderEngine

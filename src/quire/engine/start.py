@@ -1,5 +1,6 @@
 """From options to an executor: the one place that chooses where a model is computed."""
 
+import logging
 import os
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from quire.runtime.pooling import PoolingMode
     from quire.runtime.score_head import ScoreTokens
     from quire.text.tokenizers.tokenizer import Tokenizer
+
+log = logging.getLogger("quire.engine")
 
 _PROBE = "Is it 1,024 km?\n    def f(x): return x ** 2  # naïve Übung, 東京, Привет 🙂"
 
@@ -45,18 +48,27 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
     if options.task in ("embed", "score"):
         raise Unsupported(f"task is {options.task}, and this model is to generate", "use Embedder, or leave task out")
     given = executor_options(options)
+    cpu_layers = num_cpu_layers(path, options, given)
+    if cpu_layers is None:  # all of them
+        given, cpu_layers = replace(given, backend="native"), 0
     if given.speculation and given.speculation.model:
         draft = resolve_model(given.speculation.model).path
         if not given.speculation.head:  # a head has no tokenizer
             check_is_model(draft)
             check_same_vocabulary(path, draft, options)
         given = replace(given, speculation=replace(given.speculation, model=str(draft)))
-    if options.tensor_parallel_size > 1 and options.num_stages > 1:
-        raise Unsupported("both tensor_parallel_size and pipeline_parallel_size are above 1", "leave out one of them")
     if options.stage_addresses:  # this machine has a part of the weights
         given = replace(given, weight_bytes=file_bytes(path) // options.num_stages)
     else:
         given = replace(given, weight_bytes=planned_weight_bytes(path, given))
+    if given.offload_weight_bytes:
+        from quire.executors.offload import OffloadExecutor
+
+        return OffloadExecutor(path, given)
+    if cpu_layers:
+        from quire.executors.cpu_layers import CpuLayersExecutor
+
+        return CpuLayersExecutor(path, given, cpu_layers)
     if options.num_stages > 1:
         from quire.executors.pipeline.leader import PipelineExecutor
 
@@ -66,6 +78,24 @@ def new_executor(path: Path, options: EngineOptions, dies_with_ranks: bool = Fal
     from quire.executors.ranks.leader import RanksExecutor
 
     return RanksExecutor(path, given, options.tensor_parallel_size, dies_with_ranks)
+
+
+def num_cpu_layers(path: Path, options: EngineOptions, given: ExecutorOptions) -> int | None:
+    """Layers that the CPU computes beside a GPU; None: all of them."""
+    if not options.cpu_layers and options.gpu_layers is None:
+        return 0
+    if not given.on_gpu:
+        log.warning("cpu_layers and gpu_layers have no effect without a GPU: all layers are on the CPU")
+        return 0
+    if options.gpu_layers is None:
+        return options.cpu_layers
+    if options.gpu_layers == 0:
+        return None
+    from quire.models.registry import family, read_model_config
+    from quire.weights.checkpoint import open_checkpoint
+
+    config = open_checkpoint(path).config
+    return max(read_model_config(family(config.architecture), config).layers - options.gpu_layers, 0)
 
 
 def new_encoder(
@@ -79,6 +109,16 @@ def new_encoder(
     """Where a model that encodes texts is computed. `tokens`: see `score_tokens`. `dies_with_ranks`: as in
     `new_executor`."""
     given = executor_options(options)
+    if options.num_stages > 1:
+        raise Unsupported("several stages are for models that generate", "leave out pipeline_parallel_size")
+    cpu_layers = num_cpu_layers(path, options, given)
+    if cpu_layers or given.offload_weight_bytes:
+        raise Unsupported(
+            "layers on the CPU and offloaded weights are for models that generate",
+            "leave out cpu_layers, gpu_layers and offload_weights",
+        )
+    if cpu_layers is None:
+        given = replace(given, backend="native")
     if options.tensor_parallel_size == 1:
         from quire.executors.encoder import EncoderExecutor
 
@@ -125,6 +165,7 @@ def executor_options(options: EngineOptions) -> ExecutorOptions:
         "kv_disk_bytes",
         "max_loras",
         "weight_bytes",
+        "offload_weight_bytes",
     }
     return ExecutorOptions(
         backend="cuda" if uses_gpu(options.device) else "native",
@@ -132,6 +173,7 @@ def executor_options(options: EngineOptions) -> ExecutorOptions:
         offload_bytes=int(options.kv_offloading_size * 2**30),
         kv_disk_bytes=int(options.kv_disk_size * 2**30),
         max_loras=options.num_loras,
+        offload_weight_bytes=int(options.offload_weights * 2**30),
         **{name: getattr(options, name) for name in shared},
     )
 

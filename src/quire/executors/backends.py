@@ -91,13 +91,22 @@ def new_ops(
     module, name = BACKENDS[options.backend]
     op_set = getattr(import_module(module), name)
     if options.on_gpu:
+        given: dict[str, Any] = {}
+        utilization = options.gpu_memory_utilization
+        if group is not None:
+            from quire.ops.gpu.collectives import rank_arguments
+
+            op_set, given = rank_arguments(group)
+            utilization /= given.pop("sharing")
         return op_set(
+            **given,
             threads=options.threads,
             quantization=options.quantization,
             dtype=options.gpu_dtype,
             batch_invariant=options.batch_invariant,
             graphs=graphs and not options.enforce_eager,
-            utilization=options.gpu_memory_utilization,
+            utilization=utilization,
+            overlap=not options.offload_weight_bytes,  # no kernel begins before a copy that it waits for has ended
         )
     if options.backend == "torch":
         return op_set(threads=options.threads, group=group)

@@ -21,6 +21,8 @@ class ExecutorOptions:
     kv_cache_memory_bytes: int | None = None
     swap_space_bytes: int = 0
     offload_bytes: int = 0  # of host memory for prefixes
+    offload_weight_bytes: int = 0  # of weights that a GPU need not hold
+    offload_folder: str | None = None  # where those are that host memory has no room for
     kv_disk_path: str | None = None
     kv_disk_bytes: int = 0
     kv_transfer: "TransferConfig | None" = None
@@ -34,6 +36,7 @@ class ExecutorOptions:
     batch_invariant: bool = False
     max_loras: int = 0  # adapters in one step; 0: LoRA is not enabled
     max_lora_rank: int = 64
+    tensor_parallel_size: int = 1  # ranks, of the model or of each of its stages
     enable_expert_parallel: bool = False
     speculation: "SpecConfig | None" = None
     weight_bytes: int | None = None  # what the weights will take; None: as much as their files

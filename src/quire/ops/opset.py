@@ -397,6 +397,9 @@ class HiddenStates(Protocol):
     def put(self, rows: Int32, program: Program, lines: Int32) -> None:
         """Copy `lines` of what the last run of the program kept to `rows`."""
 
+    def load(self, values: Float32) -> None:
+        """Copy values [n, columns] of the host to the first n rows."""
+
 
 class OpSet(Protocol):
     """What a backend implements. `Any` stands for values that only the backend looks into."""

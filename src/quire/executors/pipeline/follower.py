@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from quire.executors.backends import new_ops
 from quire.executors.options import ExecutorOptions
-from quire.executors.pipeline.links import LinkClosed, receiver, sender
+from quire.executors.pipeline.links import LinkClosed, sender
 from quire.executors.pipeline.stage import StageExecutor, own_options
 from quire.executors.ranks.follower import FollowerExecutor, follow, move_blocks, started_options
-from quire.executors.ranks.messages import FromRank, MoveBlocks, RunStep, StartRank, ToRank
+from quire.executors.ranks.messages import FromRank, MoveBlocks, RankAdapter, RunStep, StartRank, ToRank
 from quire.models.config import ModelConfig
 from quire.ops.compiled import native
 from quire.ops.opset import KVSpec, StepBatch
@@ -60,22 +59,32 @@ class StageFollower(StageExecutor, FollowerExecutor):
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> StageFollowerOps:  # type: ignore[override]
         own = own_options(options, self.stage, self.group.size)
-        ops = self._connect(StageFollowerOps(new_ops(own)), options, config)
+        ops = self._connect(StageFollowerOps(self._new_backend(own)), options, config)
         after, before = self._ends
         assert self.handed_on is not None
         self._after = sender(after, self.handed_on)
-        self._before = None if before is None or self.received is None else receiver(before, self.received)
+        self._before = None if before is None or self.received is None else self._receiver(before, ops)
         return ops
 
     def do(self, message: ToRank) -> FromRank | None:
         if not isinstance(message, RunStep):
-            return super().do(message)
+            return self._do_together(message)
         try:
             self._run(self._ops.programs[message.program], message.batch())
         except LinkClosed as error:
             time.sleep(NOTICE_SECONDS)
             raise native.RankLost("a neighbour is gone") from error
         return None
+
+    def _do_together(self, message: ToRank) -> FromRank | None:
+        """What rank 0 of a stage is told of adapters, it tells the others."""
+        if self.members is None or not isinstance(message, RankAdapter):
+            return super().do(message)
+        self.members.tell(message)
+        answer = super().do(message)
+        if answer is not None:
+            self.members.answers()
+        return answer
 
     def _run(self, program: Any, batch: StepBatch) -> None:
         step, num_rows = self._num_steps, batch.num_tokens

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.plan import StepOutput, StepPlan
-from quire.executors.backends import new_ops
 from quire.executors.options import ExecutorOptions
-from quire.executors.pipeline.links import LinkClosed, Receiver, receiver
+from quire.executors.pipeline.links import LinkClosed, Receiver
 from quire.executors.pipeline.processes import StageProcesses
 from quire.executors.pipeline.stage import StageExecutor, check_pipeline, num_micro_batches, own_options
 from quire.executors.pipeline.step_queue import QueuedCall, QueuedLogits, QueuedSampler, StepQueue
 from quire.executors.protocol import Capacity
 from quire.executors.ranks.leader import LeaderAdapters, RanksExecutor
 from quire.executors.ranks.leader_ops import Tell, telling
-from quire.executors.ranks.messages import PutRankAdapter, RunStep
-from quire.executors.ranks.processes import OnLoss
+from quire.executors.ranks.messages import LoadRankAdapter, PutRankAdapter, RemoveRankAdapter, RunStep
+from quire.executors.ranks.processes import OnLoss, die_like
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.ops.opset import Chain, KVSpec, OpSet, Program, Sampler, StepBatch
@@ -54,9 +53,8 @@ class PipelineExecutor(StageExecutor, RanksExecutor):
         self._start(self._new_processes)
         assert isinstance(self.ranks, StageProcesses) and self.ranks.last_end is not None
         own = options if self._addresses else own_options(options, self.stage, self.num_ranks)
-        ops = self._connect(PipelineOps(new_ops(own), self.ranks), options, config)
-        assert self.received is not None
-        ops.link = receiver(self.ranks.last_end, self.received)
+        ops = self._connect(PipelineOps(self._new_backend(own), self.ranks), options, config)
+        ops.link = self._receiver(self.ranks.last_end, ops)
         return ops
 
     def _new_processes(self, size: int, on_loss: OnLoss) -> StageProcesses:
@@ -66,6 +64,10 @@ class PipelineExecutor(StageExecutor, RanksExecutor):
         from quire.executors.pipeline.remote import RemoteStages
 
         return RemoteStages(self._addresses, files_digest(Path(self.path)), on_loss)
+
+    @property
+    def _on_loss(self) -> OnLoss:
+        return die_like if self._dies_with_ranks else None
 
     @property
     def _ahead(self) -> int:
@@ -90,7 +92,16 @@ class PipelineExecutor(StageExecutor, RanksExecutor):
         if not self.options.max_loras:
             return None
         slots = self.options.max_loras, self.options.max_lora_rank
-        return QueuedAdapters(ops, model, *slots, self.ranks.tell, self._ops.queue)
+        tell_members = self.members.tell if self.members else lambda message: None
+        return QueuedAdapters(ops, model, *slots, self.ranks.tell, tell_members, self._ops.queue)
+
+    def add_adapter(self, key: str, loaded: LoadedAdapter) -> None:
+        """The other ranks of this stage learn of it at once: one that is to be removed first is, before that."""
+        if self.members:
+            self._ops.queue.put(lambda: None).result()
+            self.members.tell(LoadRankAdapter(key, self._paths[loaded.digest]))
+            self.members.answers()
+        super().add_adapter(key, loaded)
 
 
 class PipelineOps(StageOps):
@@ -133,20 +144,36 @@ class QueuedAdapters(LeaderAdapters):
     """What is removed while a step in flight waits for its turn is still there for it."""
 
     def __init__(
-        self, ops: OpSet, model: LoadedModel, num_slots: int, max_rank: int, tell: Tell, queue: StepQueue
+        self,
+        ops: OpSet,
+        model: LoadedModel,
+        num_slots: int,
+        max_rank: int,
+        tell: Tell,
+        tell_members: Tell,
+        queue: StepQueue,
     ) -> None:
+        """`tell`: the other stages. `tell_members`: the other ranks of this one."""
         super().__init__(ops, model, num_slots, max_rank, tell)
-        self._queue = queue
+        self._tell_members, self._queue = tell_members, queue
 
     def add(self, key: str, loaded: LoadedAdapter) -> None:
         self._queue.put(lambda: LoraAdapters.add(self, key, loaded))
 
     def remove(self, key: str) -> None:
-        self._queue.put(lambda: LoraAdapters.remove(self, key))
+        def call() -> None:
+            self._tell_members(RemoveRankAdapter(key))
+            LoraAdapters.remove(self, key)
+
+        self._queue.put(call)
 
     def put(self, slot: int, key: str) -> None:
+        def call() -> None:
+            self._tell_members(PutRankAdapter(slot, key))
+            LoraAdapters.put(self, slot, key)
+
         self._tell(PutRankAdapter(slot, key))
-        self._queue.put(lambda: LoraAdapters.put(self, slot, key))
+        self._queue.put(call)
 
 
 class QueuedProgram:

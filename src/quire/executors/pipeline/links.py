@@ -65,6 +65,20 @@ def receiver(end: socket.socket, slots: HiddenSlots) -> Receiver:
     return StageLink(end, slots) if end.family == socket.AF_UNIX else TcpReceiver(end, slots)
 
 
+class RankReceiver:
+    """To a stage of several ranks: hidden states go on to memory that all of them map. One step of theirs is computed
+    at a time, so there is one slot."""
+
+    def __init__(self, received: Receiver, slots: HiddenSlots, rows: Float32) -> None:
+        """`rows`: that memory [max_tokens, columns]."""
+        self._received, self._slots, self._rows = received, slots, rows
+
+    def receive(self, step: int, num_rows: int, check: Callable[[], None] = lambda: None) -> Int32:
+        self._received.receive(step, num_rows, check)
+        self._rows[:num_rows] = self._slots.of_step(step, num_rows)
+        return np.arange(num_rows, dtype=np.int32)
+
+
 class StageLink:
     """One end of a socket between neighbours, and the slots that both map."""
 

@@ -1,17 +1,22 @@
 """What every stage does: load its layers of a model, allocate its part of the KV cache."""
 
 import os
+import socket
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from quire.core.errors import Unsupported
+from quire.executors.backends import new_ops
 from quire.executors.local import LocalExecutor
 from quire.executors.options import ExecutorOptions
-from quire.executors.pipeline.links import HiddenSlots
-from quire.executors.ranks.rank import num_threads, own_threads
-from quire.executors.ranks.shapes import CheckpointShapes
+from quire.executors.pipeline.links import HiddenSlots, RankReceiver, Receiver, receiver
+from quire.executors.pipeline.stage_ranks import StageRanks, ranks_received
+from quire.executors.protocol import Capacity
+from quire.executors.ranks.processes import OnLoss, die_like
+from quire.executors.ranks.rank import check_experts, check_ranks, num_threads, own_threads
+from quire.executors.ranks.shapes import shapes_of, trace_roles
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
@@ -20,11 +25,12 @@ from quire.ops.native.recorder import SymbolicBatch
 from quire.ops.opset import KVSpec
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup
+from quire.ops.ranks.roles import Roles
 from quire.ops.stages.opset import StageOps
 from quire.ops.stages.parts import StagePart, check_stages, divide
-from quire.ops.stages.trace import TraceForward, TraceOps
+from quire.ops.stages.trace import ModelTrace, TraceForward, TraceOps
+from quire.runtime.kv import KVSize
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.dummy_checkpoint import DummyCheckpoint
 
 StageOpsType = TypeVar("StageOpsType", bound=StageOps)
 
@@ -39,16 +45,39 @@ def own_options(options: ExecutorOptions, index: int, size: int) -> ExecutorOpti
     return replace(options, threads=own_threads(options.threads or num_threads(), RankIndex(index, size)))
 
 
-def trace_parts(
-    family: Family, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int, size: int
-) -> list[StagePart]:
-    """How a model is divided into stages."""
-    is_dummy = isinstance(checkpoint, DummyCheckpoint)
-    shapes = DummyCheckpoint(checkpoint.path) if is_dummy else CheckpointShapes(checkpoint)
+def trace_model(family: Family, checkpoint: Checkpoint, config: ModelConfig, max_model_len: int) -> ModelTrace:
+    """What each layer of a model has."""
     ops = TraceOps()
-    model = family.load(ops, shapes, config, max_model_len)
+    model = family.load(ops, shapes_of(checkpoint), config, max_model_len)
     model.forward(TraceForward(ops.trace), SymbolicBatch())
-    return divide(ops.trace, config.layers, size)
+    return ops.trace
+
+
+def begin_stage(
+    ops: StageOps,
+    options: ExecutorOptions,
+    family: Family,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    spec: KVSpec,
+    max_model_len: int,
+    stage: int,
+    num_stages: int,
+) -> None:
+    """The weights of the model come next, of which `ops` packs those of one stage."""
+    traced = trace_model(family, checkpoint, config, max_model_len)
+    part = divide(traced, config.layers, num_stages)[stage]
+    if options.tensor_parallel_size > 1:
+        roles = trace_roles(family, checkpoint, config, spec, max_model_len)
+        check_experts(options, config, roles)
+        ops.backend = ops.backend.for_model(own_roles(roles, traced, part))
+    ops.begin(part)
+
+
+def own_roles(roles: Roles, traced: ModelTrace, part: StagePart) -> Roles:
+    """Of the weights of one stage, for ranks that have parts of them."""
+    matrices, experts, tables = (traced.own_numbers(kind, part.weights) for kind in ("matrix", "experts", "table"))
+    return roles.only(matrices, experts, tables)
 
 
 def shared_slots(group: RankGroup, config: ModelConfig, max_tokens: int) -> list[HiddenSlots]:
@@ -66,9 +95,11 @@ def check_pipeline(options: ExecutorOptions, size: int, config: Any = None) -> N
     if not hasattr(os, "memfd_create"):
         raise Unsupported("several stages share memory as Linux has it", hint)
     if options.on_gpu:
-        raise Unsupported(f"pipeline_parallel_size is {size}, and a model runs on one GPU", "use device cpu")
-    if options.enable_expert_parallel:
-        raise Unsupported("stages have all experts of their layers", "leave out enable_expert_parallel, or use -tp")
+        raise Unsupported(f"pipeline_parallel_size is {size}, and stages are on CPUs", "use device cpu, or -tp")
+    if options.tensor_parallel_size > 1:
+        check_ranks(options, options.tensor_parallel_size, config)
+    elif options.enable_expert_parallel:
+        raise Unsupported("a stage of one rank has all experts", "leave out enable_expert_parallel, or use -tp")
     if options.kv_disk_path:
         raise Unsupported("a KV cache of several stages is not kept on disk", "leave out kv_disk_path")
     if options.kv_transfer is not None:
@@ -87,6 +118,7 @@ class StageExecutor(LocalExecutor):
     """One of several stages. Processes are numbered as ranks are: 0 is the engine's, which has the last stage."""
 
     group: RankGroup
+    members: StageRanks | None = None  # the other ranks of this stage
     received: HiddenSlots | None  # where the hidden states of the stage before are; None: this is the first
     handed_on: HiddenSlots | None  # where those for the next stage are put; None: this is the last
 
@@ -95,16 +127,67 @@ class StageExecutor(LocalExecutor):
         """From 0 on."""
         return (self.group.rank - 1) % self.group.size
 
+    @property
+    def _on_loss(self) -> OnLoss:
+        """What happens when another rank of this stage is gone: a stage ends as that rank did."""
+        return die_like
+
+    def _new_backend(self, options: ExecutorOptions) -> Any:
+        """`options`: with the threads of this stage. Several ranks have an op set as one process has."""
+        if options.tensor_parallel_size == 1:
+            return new_ops(options)
+        given = replace(self.options, threads=options.threads)
+        self.members = StageRanks(self.path, given, self.stage, self.group.size, self._on_loss)
+        return self.members.new_ops(options)
+
+    def _receiver(self, end: socket.socket, ops: StageOps) -> Receiver:
+        assert self.received is not None and ops.received is not None
+        received = receiver(end, self.received)
+        return RankReceiver(received, self.received, ops.received.rows) if self.members else received  # type: ignore[attr-defined]
+
     def _connect(self, ops: StageOpsType, options: ExecutorOptions, config: ModelConfig) -> StageOpsType:
         shared = shared_slots(self.group, config, options.max_num_batched_tokens)
         slots: list[HiddenSlots | None] = [None, *shared, None]
         self.received, self.handed_on = slots[self.stage], slots[self.stage + 1]
-        ops.received = None if self.received is None else NativeHiddenStates(self.received.rows)
+        if self.received is not None:
+            ops.received = NativeHiddenStates(self.received.rows)
+            if self.members:
+                ops.received = ranks_received(self.members.group, options.max_num_batched_tokens, config.hidden)
         return ops
+
+    def load(self) -> KVSize:
+        try:
+            own = super().load()
+            return self.members.smallest(own) if self.members else own
+        except BaseException:
+            self.stop()
+            raise
+
+    def allocate(self, size: KVSize) -> Capacity:
+        if self.members is None:
+            return super().allocate(size)
+        try:
+            self.members.allocate(size)
+            capacity = super().allocate(size)
+            self.members.answers()
+        except BaseException:
+            self.stop()
+            raise
+        return capacity
+
+    @property
+    def weight_bytes(self) -> int:
+        return super().weight_bytes + (self.members.weight_bytes if self.members else 0)
+
+    def stop(self) -> None:
+        super().stop()
+        if self.members:
+            self.members.stop()
+            self.members = None
 
     def _load_model(
         self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int
     ) -> LoadedModel:
-        parts = trace_parts(family, checkpoint, config, max_model_len, self.group.size)
-        self._ops.begin(parts[self.stage])
-        return LocalExecutor._load_model(self, family, checkpoint, config, spec, max_model_len)
+        given = family, checkpoint, config, spec, max_model_len
+        begin_stage(self._ops, self.options, *given, stage=self.stage, num_stages=self.group.size)
+        return LocalExecutor._load_model(self, *given)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from quire.core.errors import Unsupported
 from quire.executors.encoder import EncoderExecutor, Load
 from quire.executors.options import ExecutorOptions
 from quire.executors.ranks.leader import start_arguments
@@ -63,6 +64,8 @@ class RanksEncoder(RankEncoder):
     ) -> None:
         """`dies_with_ranks`: see RanksExecutor."""
         check_ranks(options, size)
+        if options.on_gpu:
+            raise Unsupported(f"tensor_parallel_size is {size}, and a GPU encodes alone", "use device cpu")
         self._path, self._options, self._size = path, options, size
         self._dies_with_ranks = dies_with_ranks
         self._ranks: RankProcesses | None = None

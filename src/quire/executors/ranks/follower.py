@@ -113,7 +113,11 @@ class FollowerExecutor(RankExecutor):
                 self.allocate(KVSize(self.size.spec, num_blocks, num_host_blocks, max_model_len))
                 return RankReady()
             case StartRank():
-                self.size = self.load()
+                try:
+                    self.size = self.load()
+                except QuireError:
+                    self.group.native.abort()  # others may wait for this one
+                    raise
                 size = self.size
                 return RankLoaded(size.num_blocks, size.num_host_blocks, size.max_model_len, self.weight_bytes)
         return None

@@ -1,10 +1,11 @@
 """Rank 0: the executor of an engine whose model is computed by several processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quire.core.plan import StepOutput
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Capacity
 from quire.executors.ranks.leader_ops import LeaderCache, LeaderOps, Tell
@@ -20,6 +21,7 @@ from quire.executors.ranks.processes import OnLoss, RankProcesses, die_like
 from quire.executors.ranks.rank import RankExecutor, check_ranks
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
+from quire.ops.compiled import native
 from quire.ops.opset import KVCache, OpSet
 from quire.ops.ranks.opset import RankOps
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
@@ -66,19 +68,21 @@ class RanksExecutor(RankExecutor):
     def load(self) -> KVSize:
         """What the rank with the least room has room for."""
         try:
-            own = super().load()
+            own = self._load_own()
             others = [answer for answer in self.ranks.answers() if isinstance(answer, RankLoaded)]
         except BaseException:
             self.stop()
             raise
         self._others_bytes = sum(one.weight_bytes for one in others)
-        sizes: list[KVSize | RankLoaded] = [own, *others]
-        return KVSize(
-            own.spec,
-            min(one.num_blocks for one in sizes),
-            min(one.num_host_blocks for one in sizes),
-            min(one.max_model_len for one in sizes),
-        )
+        return smallest(own, others)
+
+    def _load_own(self) -> KVSize:
+        """On GPUs, ranks meet while they load: one that cannot says why."""
+        try:
+            return super().load()
+        except native.RankLost:
+            self.ranks.answers()
+            raise self.ranks.reason() from None
 
     def allocate(self, size: KVSize) -> Capacity:
         try:
@@ -88,7 +92,16 @@ class RanksExecutor(RankExecutor):
         except BaseException:
             self.stop()
             raise
+        if self.options.on_gpu:
+            self.collect = self._checked_collect
         return replace(capacity, weight_bytes=capacity.weight_bytes + self._others_bytes)
+
+    def _checked_collect(self) -> StepOutput:
+        """What a GPU computes while a rank is gone is no output: it goes on without it."""
+        output = self.runner.collect()
+        if self.ranks.lost:
+            raise self.ranks.lost
+        return output
 
     def stop(self) -> None:
         super().stop()
@@ -135,6 +148,17 @@ class LeaderAdapters(LoraAdapters):
     def put(self, slot: int, key: str) -> None:
         self._tell(PutRankAdapter(slot, key))
         super().put(slot, key)
+
+
+def smallest(own: KVSize, others: Sequence[RankLoaded]) -> KVSize:
+    """The KV cache that all have room for."""
+    sizes: list[KVSize | RankLoaded] = [own, *others]
+    return KVSize(
+        own.spec,
+        min(one.num_blocks for one in sizes),
+        min(one.num_host_blocks for one in sizes),
+        min(one.max_model_len for one in sizes),
+    )
 
 
 def start_arguments(path: str | Path, options: ExecutorOptions) -> tuple[str, dict[str, Any]]:

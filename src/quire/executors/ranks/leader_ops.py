@@ -41,7 +41,7 @@ class LeaderOps(RankOps):
         return LeaderCache(cache, next(self._caches), self._moves, host)
 
     def compile(self, *args: Any, **named: Any) -> "LeaderProgram":
-        if (hidden := named.get("hidden")) is not None:
+        if isinstance(hidden := named.get("hidden"), LeaderHiddenStates):
             named["hidden"] = hidden.own
         return LeaderProgram(super().compile(*args, **named), next(self._programs), self._ranks)
 
@@ -116,6 +116,8 @@ class LeaderProgram:
             raise self._ranks.lost
         self._ranks.tell(RunStep.of(self.number, batch))
         try:
-            return self.own.run(batch)
+            logits = self.own.run(batch)
         except native.RankLost:
             raise self._ranks.reason() from None
+        self.kept = self.own.kept
+        return logits

@@ -18,6 +18,8 @@ class StartRank(msgspec.Struct, tag=True):
     options: dict[str, str | int | float | bool | None]  # fields of ExecutorOptions
     speculation: SpecConfig | None = None  # where a model or a head drafts
     encodes: bool = False
+    stage: int = 0  # whose layers it has a part of
+    num_stages: int = 1
 
 
 class AllocateRank(msgspec.Struct, tag=True):

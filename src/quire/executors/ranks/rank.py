@@ -20,6 +20,7 @@ from quire.ops.opset import KVCache, KVSpec
 from quire.ops.ranks.cuts import RankIndex, check_size
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankOps
+from quire.ops.ranks.roles import Roles
 from quire.runtime.kv import KVSize, kv_spec
 from quire.weights.checkpoint import Checkpoint
 
@@ -49,14 +50,21 @@ class RankExecutor(LocalExecutor):
 
         self._trace_head = partial(trace_head, load_target=load_target, checkpoint=checkpoint, spec=spec)
         roles = trace(load_target, checkpoint, config, spec)
-        if self.options.enable_expert_parallel and not roles.num_experts:
-            raise BadRequest(
-                f"enable_expert_parallel, and a `{config.architecture}` has no experts",
-                "leave it out",
-                param="enable_expert_parallel",
-            )
+        check_experts(self.options, config, roles)
         self._ops = self._ops.for_model(roles)
         return super()._load_model(family, checkpoint, config, spec, max_model_len)
+
+    @property
+    def _ahead(self) -> int:
+        """Ranks are sent the tokens that rank 0 has sampled: a step waits for the one before."""
+        return 0
+
+    def _gpu_room(self, spec: KVSpec) -> int:
+        """Of the KV cache of all ranks, of which each has its part."""
+        room = super()._gpu_room(spec)
+        if self.options.kv_cache_memory_bytes is not None:
+            return room
+        return int(room * spec.block_bytes // self._ops.own_spec(spec).block_bytes)
 
     def _load_draft(self, draft: DraftCheckpoint | HeadCheckpoint) -> LoadedModel | DraftHead:
         """Divided among the ranks as the target is."""
@@ -85,6 +93,15 @@ def new_rank_ops(kind: type[Ops], options: ExecutorOptions, group: RankGroup, **
     return kind(new_ops(own, group=group, **more), index, options.enable_expert_parallel)
 
 
+def check_experts(options: ExecutorOptions, config: ModelConfig, roles: Roles) -> None:
+    if options.enable_expert_parallel and not roles.num_experts:
+        raise BadRequest(
+            f"enable_expert_parallel, and a `{config.architecture}` has no experts",
+            "leave it out",
+            param="enable_expert_parallel",
+        )
+
+
 def own_threads(total: int, index: RankIndex) -> int:
     """The threads of one rank: about as many as of every other, and one at least."""
     return max(1, total * (index.rank + 1) // index.size - total * index.rank // index.size)
@@ -96,12 +113,24 @@ def num_threads() -> int:
     return compute_threads()
 
 
+def _check_gpu_ranks(options: ExecutorOptions) -> None:
+    given = {
+        "enable_lora": options.max_loras,
+        "kv_disk_path": options.kv_disk_path,
+        "enable_expert_parallel": options.enable_expert_parallel,
+        "offload_weights": options.offload_weight_bytes,
+        "a draft model or head": options.speculation and (options.speculation.model or options.speculation.head),
+    }
+    if names := [name for name, value in given.items() if value]:
+        raise Unsupported(f"{' and '.join(names)} with ranks on GPUs", f"leave out {names[0]}, or use device cpu")
+
+
 def check_ranks(options: ExecutorOptions, size: int, config: Any = None) -> None:
     """Refuse what ranks cannot do; with the model's configuration, more ranks than its heads can be cut into."""
     if not hasattr(os, "memfd_create"):
         raise Unsupported("several ranks share memory as Linux has it", "leave out tensor_parallel_size")
     if options.on_gpu:
-        raise Unsupported(f"tensor_parallel_size is {size}, and a model runs on one GPU", "use device cpu")
+        _check_gpu_ranks(options)
     if options.kv_transfer is not None:
         raise Unsupported("KV blocks of several ranks are not sent to other engines", "leave out tensor_parallel_size")
     if config is not None and config.states is not None:

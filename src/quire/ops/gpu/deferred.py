@@ -29,6 +29,10 @@ class DeferredSum:
             self.total = materialize(self.x) + self.y
         return self.total
 
+    @property
+    def columns(self) -> int:
+        return int(self.y.shape[1])
+
 
 @dataclass(slots=True, eq=False)
 class DeferredRows:
@@ -49,6 +53,10 @@ class DeferredRows:
         if (dtype, group) not in self._quantized:
             self._quantized[dtype, group] = self.compute_quantized(dtype, group)
         return self._quantized[dtype, group]
+
+    @property
+    def columns(self) -> int:
+        return int(self.tensor().shape[1])
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -117,6 +125,10 @@ class ColumnSlice:
         """The columns as the projection leaves them."""
         return self.whole[:, self.first : self.first + self.size]
 
+    @property
+    def columns(self) -> int:
+        return self.size
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeferredHeadLinear:
@@ -131,6 +143,10 @@ class DeferredHeadLinear:
         out = self.x.new_empty(len(self.x), *self.w.shape[:2])
         self.write(out)
         return out.flatten(1)
+
+    @property
+    def columns(self) -> int:
+        return int(self.w.shape[0] * self.w.shape[1])
 
     def write(self, out: Tensor) -> None:
         """out [T, heads, outputs]"""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.opset import Int32, Program
+from quire.ops.opset import Float32, Int32, Program
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,3 +21,7 @@ class GpuHiddenStates:
         targets, sources = both.to(self.rows.device, non_blocking=True)
         with torch.inference_mode():
             self.rows.index_copy_(0, targets, program.kept.index_select(0, sources).to(self.rows.dtype))
+
+    def load(self, values: Float32) -> None:
+        """Returns when the values may be overwritten."""
+        self.rows[: len(values)].copy_(torch.from_numpy(values))

@@ -201,11 +201,23 @@ class GpuOps(StateOps):
             batch_invariant=self.batch_invariant,
             tree_nodes=tree_nodes,
             hidden=hidden,
+            agree=self._agree_on_sizes,
         )
 
-    def room(self, forward: Callable[[Any, Any], Any], spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
+    def _agree_on_sizes(self, sizes: list[int]) -> list[int]:
+        """Which sizes of steps have CUDA graphs."""
+        return sizes
+
+    def room(
+        self,
+        forward: Callable[[Any, Any], Any],
+        spec: KVSpec,
+        max_tokens: int,
+        sources: bool = False,
+        hidden: GpuHiddenStates | None = None,
+    ) -> int:
         """Bytes left for pages: this process's share of the device, less what it holds and the peak of a step."""
-        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens)
+        program = GpuProgram(partial(forward, self), self.new_cache(spec, 1), max_tokens, 1, max_tokens, hidden=hidden)
         step = dry_run_batch([max_tokens], spec.block_size, sources)
         compile_ahead([partial(program.run, step)])
         torch.cuda.reset_peak_memory_stats()

@@ -236,11 +236,13 @@ class GpuProgram:
         batch_invariant: bool = False,
         hidden: GpuHiddenStates | None = None,
         tree_nodes: int = 0,
+        agree: Callable[[list[int]], list[int]] = lambda sizes: sizes,  # on sizes that have a graph: of several ranks
     ) -> None:
         self._state_taps = taps_of(cache.spec) if has_states(cache.spec) else None
         self.takes_trees = not cache.spec.latent and self._state_taps is None
         self._last = None if sampler is None else sampler.last
         self._batch_invariant, self._hidden = batch_invariant, hidden
+        self._agree = agree
         self.kept: Tensor | None = None
         self._forward, self._cache, self._max_tokens = forward, cache, max_tokens
         self._device = cache.k.device
@@ -364,7 +366,7 @@ class GpuProgram:
 
     def _drop_slower(self, graphs: Iterable[CapturedGraph]) -> dict[int, CapturedGraph]:
         by_size = {graph.inputs.num_tokens: graph for graph in graphs}
-        kept = drop_slower_sizes({size: graph.milliseconds() for size, graph in by_size.items()})
+        kept = self._agree(drop_slower_sizes({size: graph.milliseconds() for size, graph in by_size.items()}))
         return {size: by_size[size] for size in kept}
 
     def _capture(self, inputs: GraphInputs, with_adapters: bool) -> CapturedGraph:

@@ -16,6 +16,9 @@ class NativeHiddenStates:
         assert program.kept is not None, "the program keeps no hidden states"
         self.rows[rows] = program.kept[lines]
 
+    def load(self, values: Float32) -> None:
+        self.rows[: len(values)] = values
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftVocabulary:

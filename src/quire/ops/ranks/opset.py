@@ -100,7 +100,7 @@ class RankOps:
         of_ids = self._roles.tables[self._num_tables]
         self._num_tables += 1
         cut = self.index.even(tensor.shape[0])
-        if not of_ids or cut.is_whole:
+        if not of_ids or cut.is_whole or not getattr(self.backend, "divides_tables", True):
             return RankTable(self.backend.table(tensor))
         return RankTable(self.backend.table(tensor.part(cut.first, cut.count)), cut)
 
@@ -131,7 +131,10 @@ class RankOps:
         return own
 
     def share_host_blocks(self, cache: "RankCache", num_host_blocks: int) -> list[NDArray[np.uint8]]:
-        """Let the host blocks of all ranks lie in memory that they have in common. -> those of each [blocks, bytes]"""
+        """Let the host blocks of all ranks lie in memory that they have in common. -> those of each [blocks, bytes];
+        none where the device has pinned memory of its own for them"""
+        if not hasattr(cache.own, "move_host"):
+            return []
         size = self.index.size
         widths = [self.own_spec(cache.spec, RankIndex(rank, size)).block_bytes for rank in range(size)]
         bounds = [num_host_blocks * end for end in accumulate(widths, initial=0)]
@@ -140,7 +143,7 @@ class RankOps:
             memory[first:end].reshape(num_host_blocks, width)
             for (first, end), width in zip(pairwise(bounds), widths, strict=True)
         ]
-        cache.own.move_host(parts[self.index.rank])  # type: ignore[attr-defined]
+        cache.own.move_host(parts[self.index.rank])
         return parts
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
@@ -160,14 +163,17 @@ class RankOps:
         hidden: HiddenStates | None = None,
     ) -> Program:
         assert isinstance(cache, RankCache), "the cache was made by another op set"
-        group = self._roles.group
-
-        def own_part(ops: Any, batch: Any) -> Any:
-            return forward(RankForward(ops, self.index, cache.spec, group), batch)
-
-        args = own_part, cache.own, max_tokens, max_rows, max_model_len, sampler, sources
+        args = self._own_part(forward, cache.spec), cache.own, max_tokens, max_rows, max_model_len, sampler, sources
         program: Program = self.backend.compile(*args, hidden=hidden)
         return program
+
+    def _own_part(self, forward: "Callable[[Any, Any], Any]", spec: KVSpec) -> "Callable[[Any, Any], Any]":
+        group = self._roles.group
+        return lambda ops, batch: forward(RankForward(ops, self.index, spec, group), batch)
+
+    def room(self, forward: "Callable[[Any, Any], Any]", spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
+        """Bytes that this rank's device has for its part of the KV cache. `spec`: of all ranks."""
+        return int(self.backend.room(self._own_part(forward, spec), self.own_spec(spec), max_tokens, sources))
 
 
 class RankCache:

@@ -74,6 +74,16 @@ class Roles:
     num_experts: int = 0  # matrices of experts
     group: int = 1  # query heads that share a KV head of the cache
 
+    def only(self, matrices: Sequence[int], experts: Sequence[int], tables: Sequence[int]) -> "Roles":
+        """Of some of the weights, each kind by its own numbers: a model of which the others are not packed."""
+        return Roles(
+            [self.matrices[number] for number in matrices],
+            [self.tables[number] for number in tables],
+            {place for place, number in enumerate(experts) if number in self.gates},
+            len(experts),
+            self.group,
+        )
+
 
 class RoleOps:
     """The part of `OpSet` that is called when a model is loaded."""

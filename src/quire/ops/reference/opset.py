@@ -80,6 +80,9 @@ class TorchHiddenStates:
         assert program.kept is not None, "the program keeps no hidden states"
         self.rows[torch.from_numpy(rows).long()] = program.kept[torch.from_numpy(lines).long()]
 
+    def load(self, values: Float32) -> None:
+        self.rows[: len(values)] = torch.from_numpy(values).to(self.rows.device)
+
 
 class TorchOps:
     def __init__(self, device: str = "cpu", threads: int | None = None, group: "RankGroup | None" = None) -> None:

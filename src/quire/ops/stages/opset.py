@@ -74,12 +74,17 @@ class StageOps:
         assert isinstance(cache, StageCache), "the cache was made by another op set"
         assert hidden is None and not sources, "no head drafts where a model has stages, and it has no encoder"
 
-        def own_part(ops: Any, batch: Any) -> Any:
-            return forward(StageForward(ops, self.part, batch), batch)
-
-        args = own_part, cache.own, max_tokens, max_rows, max_model_len, sampler
+        args = self._own_part(forward), cache.own, max_tokens, max_rows, max_model_len, sampler
         program: Program = self.backend.compile(*args, hidden=self.received)
         return program
+
+    def _own_part(self, forward: "Callable[[Any, Any], Any]") -> "Callable[[Any, Any], Any]":
+        return lambda ops, batch: forward(StageForward(ops, self.part, batch), batch)
+
+    def room(self, forward: "Callable[[Any, Any], Any]", spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
+        """Bytes that the device has for this stage's part of the KV cache. `spec`: of all layers."""
+        given = self._own_part(forward), self.part.own_spec(spec), max_tokens, sources
+        return int(self.backend.room(*given, hidden=self.received))
 
 
 class StageCache:

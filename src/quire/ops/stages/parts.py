@@ -48,15 +48,29 @@ def check_stages(size: int, num_layers: int) -> None:
 
 def divide(trace: ModelTrace, num_layers: int, size: int) -> list[StagePart]:
     """The parts of all stages: the largest has as few weights as possible."""
+    layers = _layers(trace, num_layers)
+    costs = [sum(trace.sizes[number] for number in layer.weights) for layer in layers]
+    return _parts(layers, [*_starts(tuple(costs), size), num_layers])
+
+
+def divide_at(trace: ModelTrace, num_layers: int, layer: int) -> list[StagePart]:
+    """The parts of two stages: the layers before `layer`, and the others."""
+    return _parts(_layers(trace, num_layers), [0, layer, num_layers])
+
+
+def _layers(trace: ModelTrace, num_layers: int) -> list[LayerTrace]:
+    """Of every layer. What comes before the first belongs to it, and to the last what comes after it."""
     if not trace.layers.keys() >= {*range(num_layers + 1)}:
         raise Unsupported("the layers of this model are not divided into stages", "leave out pipeline_parallel_size")
     indices = [[index] for index in range(num_layers)]
     indices[0].append(BEFORE_LAYERS)
     indices[-1] += [index for index in trace.layers if index >= num_layers]
-    layers = [_merged(trace, of_layer) for of_layer in indices]
-    costs = [sum(trace.sizes[number] for number in layer.weights) for layer in layers]
-    bounds = [*_starts(tuple(costs), size), num_layers]
-    parts = []
+    return [_merged(trace, of_layer) for of_layer in indices]
+
+
+def _parts(layers: list[LayerTrace], bounds: list[int]) -> list[StagePart]:
+    """`bounds`: the first layer of every stage, and the number of layers."""
+    num_layers, parts = len(layers), []
     for first, end in pairwise(bounds):
         own = layers[first:end]
         weights = frozenset[int]().union(*(layer.weights for layer in own))

@@ -3,11 +3,11 @@
 `TraceOps` loads nothing and numbers the weights in the order in which they are packed. `TraceForward` runs the model's
 forward pass on values without numbers. Its taps tell where a layer begins."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 from quire.core.errors import Unsupported
 from quire.ops.opset import Keep, OpSet
@@ -17,6 +17,7 @@ VALUE = object()  # stands for every value of a trace
 KV_OPS = ("write_kv", "paged_attention", "write_latent", "mla_attention")
 CONV_OPS = ("causal_conv",)
 BEFORE_LAYERS = -1
+WeightKind = Literal["matrix", "experts", "heads", "table"]
 
 
 @dataclass(slots=True)
@@ -32,11 +33,18 @@ class LayerTrace:
 class ModelTrace:
     sizes: list[int] = field(default_factory=list)  # of each weight: its numbers; 0 for tables, which are looked up
     layers: dict[int, LayerTrace] = field(default_factory=dict)  # by index; what comes before and after has its own
+    kinds: list[WeightKind] = field(default_factory=list)  # of each weight
 
-    def add(self, size: int) -> int:
+    def add(self, size: int, kind: WeightKind) -> int:
         """-> the number of the weight"""
         self.sizes.append(size)
+        self.kinds.append(kind)
         return len(self.sizes) - 1
+
+    def own_numbers(self, kind: WeightKind, weights: Set[int]) -> list[int]:
+        """Which of the weights of a kind, counted by themselves, are among `weights`."""
+        of_kind = [number for number, other in enumerate(self.kinds) if other == kind]
+        return [place for place, number in enumerate(of_kind) if number in weights]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +67,23 @@ class TraceOps:
     ) -> PackedWeight:
         absent = absent_weight(parts)
         return PackedWeight(
-            absent.num_outputs, absent.num_inputs, 0, self.trace.add(absent.num_outputs * absent.num_inputs)
+            absent.num_outputs, absent.num_inputs, 0, self.trace.add(absent.num_outputs * absent.num_inputs, "matrix")
         )
 
     def pack_experts(
         self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
     ) -> PackedExperts:
         w = absent_experts(experts)
-        number = self.trace.add(w.num_experts * w.num_outputs * w.num_inputs)
+        number = self.trace.add(w.num_experts * w.num_outputs * w.num_inputs, "experts")
         return PackedExperts(w.num_experts, w.num_outputs, w.num_inputs, 0, number)
 
     def pack_heads(self, heads: Sequence[StoredTensor]) -> PackedHeads:
         w = absent_heads(heads)
-        return PackedHeads(
-            w.num_heads, w.num_outputs, w.num_inputs, 0, self.trace.add(w.num_heads * w.num_outputs * w.num_inputs)
-        )
+        number = self.trace.add(w.num_heads * w.num_outputs * w.num_inputs, "heads")
+        return PackedHeads(w.num_heads, w.num_outputs, w.num_inputs, 0, number)
 
     def table(self, tensor: StoredTensor) -> TracedTable:
-        return TracedTable(self.trace.add(0))
+        return TracedTable(self.trace.add(0, "table"))
 
 
 def absent_weight(parts: Sequence[StoredTensor]) -> PackedWeight:

@@ -52,10 +52,11 @@ def linear(
     batch_invariant: bool = False,
     tickets: Tensor | None = None,
     overlap: bool = False,
+    all_outputs: int | None = None,
 ) -> Tensor:
     """x [M, K], w [N, K], bias [N] -> [M, N]; bf16 or fp16 with fp32 sums. `tickets` are those of
     `new_tickets`: without them, each call that needs some makes its own. With `overlap` it may start before x is
-    there."""
+    there. `all_outputs`: of the matrix that w has some rows of, for sums in the order of the whole one."""
     (M, K), N = x.shape, w.shape[0]
     if M == 0 or (x.dtype == torch.float32 and not batch_invariant):
         return F.linear(x, w, bias)
@@ -65,7 +66,7 @@ def linear(
     if kernel == LinearKernel.GEMV:
         return linear_gemv(x, w, bias, GEMV, overlap)
     if kernel == LinearKernel.STREAM:
-        return linear_stream(x, w, bias, stream_config(M, N, K), tickets, overlap)
+        return linear_stream(x, w, bias, stream_config(M, all_outputs or N, K), tickets, overlap)
     return F.linear(x, w, None if bias is None else bias.to(x.dtype))
 
 

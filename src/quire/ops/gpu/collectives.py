@@ -1,0 +1,218 @@
+"""Ranks whose op set is a GPU's: every rank has some outputs of each matrix, and gathers where all columns are needed.
+
+Where each rank has a GPU of its own, NCCL gathers, through torch, and CUDA graphs have it. Ranks that share a GPU
+gather through memory of the host: NCCL refuses them. A gather moves columns and adds nothing up, so results have the
+bits of one device wherever a matmul's outputs do not depend on how many there are."""
+
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quire.core.errors import EngineFailed, Unsupported
+from quire.ops.gpu.batch import GpuBatch
+from quire.ops.gpu.deferred import GpuValue, materialize
+from quire.ops.gpu.linear.linear import linear
+from quire.ops.gpu.opset import GpuOps
+from quire.ops.opset import Activation, Routing
+from quire.ops.ranks.cuts import Cut
+from quire.ops.reference.exchange import RankExchange
+from quire.ops.tensors import PackedExperts, PackedWeight
+
+if TYPE_CHECKING:
+    from quire.ops.ranks.group import RankGroup
+
+START_TIMEOUT = timedelta(minutes=5)  # until all ranks have come to the first gather
+POLL_SECONDS = 0.01
+LOOK_INTERVAL = 0.1  # seconds
+MAX_SIZES = 255  # of graphs
+MAX_FIELDS = 16  # of a value that is cut
+
+
+class ColumnExchange(Protocol):
+    in_graphs: bool  # whether CUDA graphs can have it
+
+    def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
+        """x [T, columns of this rank] -> [T, columns of all]"""
+
+
+class HostExchange:
+    """Through memory that all ranks map. It waits for the device, and is for ranks that share one."""
+
+    in_graphs = False
+
+    def __init__(self, group: "RankGroup") -> None:
+        self._exchange = RankExchange(group)
+
+    def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
+        """In fp32, which holds 16-bit floats exactly."""
+        return self._exchange.all_columns(x.float().cpu(), cuts).to(x.device, x.dtype)
+
+
+class GroupExchange:
+    """By a process group of torch's: NCCL."""
+
+    in_graphs = True
+
+    def __init__(self, processes: Any, group: "RankGroup") -> None:
+        self._processes, self._group = processes, group
+        self._table = group.allocate(16 * group.size * MAX_FIELDS).view(np.int64)
+        self._known: dict[tuple[Cut, ...], list[list[tuple[int, int]]]] = {}
+        threading.Thread(target=self._abort_with_group, name="ranks of GPUs", daemon=True).start()
+
+    def _abort_with_group(self) -> None:
+        """A gather on the device would wait for ever for a rank that is gone."""
+        while not self._group.native.aborted:
+            time.sleep(LOOK_INTERVAL)
+        self._processes.abort()
+
+    def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
+        """Parts may differ in size: all are sent as wide as the widest."""
+        places = self._places(tuple(cuts))
+        widest = max(sum(count for _, count in own) for own in places)
+        sent = F.pad(x, (0, widest - x.shape[1])).contiguous()
+        parts = sent.new_empty(self._group.size * len(sent), widest)
+        self._processes._allgather_base(parts, sent).wait()
+        out = x.new_empty(len(x), sum(cut.total for cut in cuts))
+        for part, own in zip(parts.view(self._group.size, len(sent), widest), places, strict=True):
+            start = 0
+            for first, count in own:
+                out[:, first : first + count] = part[:, start : start + count]
+                start += count
+        return out
+
+    def _places(self, cuts: tuple[Cut, ...]) -> list[list[tuple[int, int]]]:
+        """(first, count) of the columns of each rank. They are told once, before a graph is captured."""
+        if cuts not in self._known:
+            assert len(cuts) <= MAX_FIELDS
+            starts = accumulate((cut.total for cut in cuts), initial=0)
+            table = self._table[: 2 * self._group.size * MAX_FIELDS].reshape(self._group.size, MAX_FIELDS, 2)
+            own = [(start + cut.first, cut.count) for cut, start in zip(cuts, starts, strict=False)]
+            table[self._group.rank, : len(own)] = own
+            self._group.barrier()
+            self._known[cuts] = [[(int(a), int(b)) for a, b in table[r, : len(own)]] for r in range(self._group.size)]
+            self._group.barrier()
+        return self._known[cuts]
+
+
+def new_exchange(group: "RankGroup", device: torch.device) -> ColumnExchange:
+    """`device`: of this rank."""
+    if device.type != "cuda" or torch.cuda.device_count() < group.size:
+        return HostExchange(group)
+    from torch import distributed
+
+    options = distributed.ProcessGroupNCCL.Options()
+    return GroupExchange(distributed.ProcessGroupNCCL(_new_store(group), group.rank, group.size, options), group)
+
+
+def _new_store(group: "RankGroup") -> Any:
+    """Where ranks find each other: rank 0 listens, and leaves its port in memory that all map."""
+    from torch.distributed import TCPStore
+
+    ports = group.counters()
+    if group.rank == 0:
+        store = TCPStore("127.0.0.1", 0, group.size, is_master=True, wait_for_workers=False, timeout=START_TIMEOUT)
+        ports[0] = store.port
+        return store
+    end = time.monotonic() + START_TIMEOUT.total_seconds()
+    while not ports[0]:
+        if time.monotonic() > end:
+            raise EngineFailed(f"rank {group.rank} has not heard of rank 0 for {START_TIMEOUT.total_seconds():.0f} s")
+        time.sleep(POLL_SECONDS)
+    return TCPStore("127.0.0.1", int(ports[0]), group.size, is_master=False, timeout=START_TIMEOUT)
+
+
+class GpuRankOps(GpuOps):
+    """The op set of one rank. `cut` of an op: the part that this rank has."""
+
+    divides_tables = False  # every rank looks tokens up itself: no gather
+
+    def __init__(self, group: "RankGroup", exchange: ColumnExchange, **options: Any) -> None:
+        """`options`: of GpuOps."""
+        options["graphs"] = options.get("graphs", True) and exchange.in_graphs
+        super().__init__(**options)
+        self.group, self._exchange = group, exchange
+        self._sizes: NDArray[np.int64] | None = None  # how many, and which
+
+    def _agree_on_sizes(self, sizes: list[int]) -> list[int]:
+        """Those of rank 0: ranks wait for each other in a graph, so they replay the same."""
+        if self._sizes is None:
+            self._sizes = self.group.allocate(8 * (MAX_SIZES + 1)).view(np.int64)
+        if self.group.rank == 0:
+            self._sizes[0], self._sizes[1 : 1 + len(sizes)] = len(sizes), sizes
+        self.group.barrier()
+        agreed = [int(size) for size in self._sizes[1 : 1 + self._sizes[0]]]
+        self.group.barrier()
+        return agreed
+
+    def all_gather(self, x: GpuValue, cuts: Sequence[Cut]) -> Tensor:
+        return self._exchange.all_columns(materialize(x), cuts)
+
+    def linear(self, x: GpuValue, w: PackedWeight) -> Tensor:
+        """Where the batch must not matter, neither may the number of ranks: sums are divided as for all outputs."""
+        cuts: Sequence[Cut] = getattr(w, "cuts", ())
+        [segment] = w.packed if len(w.packed) == 1 else [None]
+        if not (cuts and self.batch_invariant and isinstance(segment, Tensor)):
+            return super().linear(x, w)
+        outputs = sum(cut.total for cut in cuts)
+        return linear(materialize(x), segment, w.bias, **self._gemm_options, all_outputs=outputs)
+
+    def logits(
+        self,
+        x: GpuValue,
+        head: PackedWeight,
+        batch: GpuBatch,
+        softcap: float = 0.0,
+        vocabulary: tuple[Tensor, int] | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        logits = super().logits(x, head, batch, softcap, vocabulary)
+        return logits if cut is None else self._exchange.all_columns(logits, [cut])
+
+    def paged_attention(
+        self, q: GpuValue, batch: GpuBatch, layer: int, head_dim: int, scale: float, *args: Any, **named: Any
+    ) -> GpuValue:
+        if named.keys() & {"group", "skipped"}:
+            raise Unsupported(
+                "KV heads that two ranks share unevenly have no GPU kernel",
+                "use a tensor_parallel_size that divides the model's KV heads",
+            )
+        return super().paged_attention(q, batch, layer, head_dim, scale, *args, **named)
+
+    def moe(
+        self,
+        x: GpuValue,
+        router_logits: Tensor,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        routing: Routing,
+        kind: Activation,
+        correction: Tensor | None = None,
+        **parts: Any,
+    ) -> Tensor:
+        if parts:
+            raise Unsupported("experts are not divided among ranks on GPUs", "leave out tensor_parallel_size")
+        return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
+
+
+def rank_arguments(group: "RankGroup") -> tuple[type[GpuRankOps], dict[str, Any]]:
+    """The op set of a rank, how it is made, and how many ranks share a GPU. Ranks take GPUs in turn."""
+    if not torch.cuda.is_available():
+        raise Unsupported("torch finds no GPU it can use", "use device cpu")
+    num_devices = torch.cuda.device_count()
+    device = torch.device("cuda", group.rank % num_devices)
+    torch.cuda.set_device(device)
+    return GpuRankOps, {
+        "group": group,
+        "exchange": new_exchange(group, device),
+        "device": str(device),
+        "sharing": -(-group.size // num_devices),
+    }
