@@ -1,6 +1,6 @@
 """Models with recurrent and convolution states on a GPU: the engine's equalities, and transformers' tokens.
 
-    python -m pytest tests/engine/test_gpu_states.py"""
+python -m pytest tests/engine/test_gpu_states.py"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -57,7 +57,10 @@ def test_a_dry_run_leaves_nothing() -> None:
 
 def test_a_graphs_segments_are_padded() -> None:
     inputs = GraphInputs(8, 4, 16, CPU, decodes=False, state_taps=4)
-    for counts, states in (([3, 2, 1], [(3, 1, 1), (5, 2, 2), (6, 3, 3)]), ([4, 1], [(2, -1, 4), (4, 4, 0), (5, 7, 7)])):
+    for counts, states in (
+        ([3, 2, 1], [(3, 1, 1), (5, 2, 2), (6, 3, 3)]),
+        ([4, 1], [(2, -1, 4), (4, 4, 0), (5, 7, 7)]),
+    ):
         batch = step(counts, counts)
         batch.states = np.array(states, np.int32)
         inputs.send(batch)

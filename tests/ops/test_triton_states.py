@@ -1,4 +1,4 @@
-"""Kernels that read and leave states, in Triton against plain torch: interpreted where there is no GPU, else compiled."""
+"""Kernels that read and leave states against plain torch: interpreted where there is no GPU, else compiled."""
 
 from typing import Any
 

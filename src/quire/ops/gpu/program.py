@@ -81,8 +81,9 @@ class GraphInputs:
         state_taps: int | None = None,
     ) -> None:  # fmt: skip
         pinned = device.type == "cuda"
-        has_states = state_taps is not None
-        self.segments = SegmentInputs(num_tokens, num_seqs, state_taps, device, decodes) if has_states else None
+        self.segments: SegmentInputs | None = None
+        if state_taps is not None:
+            self.segments = SegmentInputs(num_tokens, num_seqs, state_taps, device, decodes)
         self.max_queries = max_queries
         num_words = num_tokens if max_queries > 1 else 0
         self._sizes = [2 * num_words, *[num_tokens] * 5, *[num_seqs] * 2, num_seqs + 1, num_seqs * width]
@@ -313,8 +314,10 @@ class GpuProgram:
             for size in reversed(sizes)
         )
         sizes = decode_graph_sizes(min(max_rows, self._max_tokens))
-        given = {"decodes": True, "state_taps": self._state_taps}
-        inputs = [GraphInputs(size, size, self._width, self._device, **given) for size in reversed(sizes)]
+        inputs = [
+            GraphInputs(size, size, self._width, self._device, decodes=True, state_taps=self._state_taps)
+            for size in reversed(sizes)
+        ]
         self._decode_graphs[False] = self._drop_slower(self._capture(one, with_adapters=False) for one in inputs)
         if self._adapts:  # steps without adapters have graphs without them
             self._decode_graphs[True] = self._drop_slower(self._capture(one, with_adapters=True) for one in inputs)

@@ -41,9 +41,7 @@ def causal_conv(
         _step_kernel[(T, triton.cdiv(channels, block))](*given, segments.table, **options, BLOCK=block, num_warps=4)
         return out
     grid = triton.cdiv(T, TILE_TOKENS), triton.cdiv(channels, TILE_CHANNELS)
-    _outputs_kernel[grid](
-        *given, segments.before, T, **options, BLOCK_T=TILE_TOKENS, BLOCK=TILE_CHANNELS, num_warps=4
-    )
+    _outputs_kernel[grid](*given, segments.before, T, **options, BLOCK_T=TILE_TOKENS, BLOCK=TILE_CHANNELS, num_warps=4)
     if taps > 1:
         _write_states(x, slots, segments)
     return out
