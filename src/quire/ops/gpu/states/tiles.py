@@ -73,7 +73,7 @@ def attend_tiles(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _inverse_kernel(
     k, k_stride, decay, decay_stride, beta, beta_stride, before, inverses, num_tokens,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, TILED: tl.constexpr, KIND: tl.constexpr,
