@@ -111,7 +111,8 @@ CASES: Cases = {
         KimiLinearConfig,
         KIMI
         | {"n_group": 3, "topk_group": 2, "norm_topk_prob": False, "linear_conv_kernel_dim": 2, "q_lora_rank": 36}
-        | {"mlp_layer_types": ["dense", "dense", "sparse"], "n_shared_experts": 2},
+        | {"mlp_layer_types": ["dense", "dense", "sparse"], "n_shared_experts": 2}
+        | CALM,
     ),
     "olmo-hybrid": (OlmoHybridConfig, {"num_hidden_layers": 3, "layer_types": KINDS}),
     "olmo-hybrid-odd": (

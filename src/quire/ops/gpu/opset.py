@@ -504,11 +504,12 @@ class GpuOps(StateOps):
         )
         return rows
 
-    def activate_and_mul(self, x: Tensor, kind: Activation) -> DeferredRows:
+    def activate_and_mul(self, x: GpuValue, kind: Activation) -> DeferredRows:
+        rows = materialize(x)
         return DeferredRows(
-            len(x),
-            partial(activate_and_mul, x, kind, self._overlap),
-            lambda dtype, group: activate_and_mul_quantized(x, kind, dtype, group, self._overlap),
+            len(rows),
+            partial(activate_and_mul, rows, kind, self._overlap),
+            lambda dtype, group: activate_and_mul_quantized(rows, kind, dtype, group, self._overlap),
         )
 
     def moe(

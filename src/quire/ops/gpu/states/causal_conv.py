@@ -85,7 +85,7 @@ def _step_kernel(
         tl.store(new + (TAPS - 2) * channels, own, mask=inside & (target >= 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _outputs_kernel(
     x, x_stride, weight, bias, slots, out, channels, before, num_tokens,
     TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,

@@ -3,8 +3,9 @@
 attention, lightning attention and Mamba 2.
 
 All are S = decay * S; S = S + k u^T; output = q . S, where u is v, or in the delta rule beta * (v - k . S). In Mamba 2,
-k is b, q is c, v is delta * x, and skip * x is added to the output. Here tokens are taken one after the other, in fp32,
-by one program for some columns of a head's state: the same bits in steps of any size. tiles.py is faster for prompts."""
+k is b, q is c, v is delta * x, and skip * x is added to the output. Here tokens are taken one after the other, in
+fp32, by one program for some columns of a head's state: the same bits in steps of any size. For prompts tiles.py is
+faster."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -108,11 +109,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, gates: Gates, slots: Tensor) -> None:
 
 @triton.jit
 def key_head_of(head, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, TILED: tl.constexpr):
-    if TILED:
-        key_head = head % KEY_HEADS
-    else:
-        key_head = head // (HEADS // KEY_HEADS)
-    return key_head
+    return head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
 
 
 @triton.jit

@@ -93,8 +93,8 @@ class StateOps:
     def mamba_scan(
         self, x: GpuValue, dt: GpuValue, b: GpuValue, c: GpuValue, weights: MambaWeights, batch: GpuBatch, layer: int
     ) -> Tensor:
-        values = map(materialize, (x, dt, b, c))
-        return mamba_scan(*values, weights, _states(batch).recurrent[layer], _segments(batch))
+        x, dt, b, c = (materialize(value) for value in (x, dt, b, c))
+        return mamba_scan(x, dt, b, c, weights, _states(batch).recurrent[layer], _segments(batch))
 
 
 def _segments(batch: GpuBatch) -> DeviceSegments:

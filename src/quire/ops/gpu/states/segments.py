@@ -84,7 +84,9 @@ def segment_arrays(states: Int32, taps: int) -> SegmentArrays:
     ends, sources, targets = states.T
     firsts = np.concatenate([[0], ends[:-1]]).astype(np.int32)
     writers = _writers(sources.tolist(), targets.tolist())
-    chains, reach, num_chains = [], [], 0  # `reach`: tokens back from the end of a segment to the slot it goes back to
+    chains: list[int] = []
+    reach: list[int] = []  # tokens from the end of a segment back to the slot that it goes back to
+    num_chains = 0
     for count, writer in zip((ends - firsts).tolist(), writers, strict=True):
         chains.append(num_chains if writer < 0 else chains[writer])
         reach.append(count if writer < 0 else count + reach[writer])
@@ -126,10 +128,10 @@ def segments_on_device(batch: StepBatch, taps: int, device: torch.device) -> Dev
     flat = torch.empty(sum(map(_round_up, sizes)), dtype=torch.int32, pin_memory=device.type == "cuda")
     for part, array in zip(_views(flat, sizes), arrays, strict=True):
         part.numpy()[:] = array.ravel()
-    table, *others = _views(flat.to(device, non_blocking=True), sizes)
-    longest = int(np.diff(arrays.table[:, :2]).max())
+    table, chain_starts, num_near, before = _views(flat.to(device, non_blocking=True), sizes)
+    is_long = int(np.diff(arrays.table[:, :2]).max()) >= TILE
     single = len(arrays.num_near) == batch.num_tokens
-    return DeviceSegments(table.view(-1, 4), *others, single, long=longest >= TILE)
+    return DeviceSegments(table.view(-1, 4), chain_starts, num_near, before, single, is_long)
 
 
 class SegmentInputs:
@@ -147,8 +149,9 @@ class SegmentInputs:
         for arrays in self._arrays:
             self._pad(arrays, 0, 0, 0)
         self._device = self._hosts[0].to(device)
-        table, *others = _views(self._device, self._sizes)
-        self.segments = DeviceSegments(table.view(num_tokens, 4), *others, single, num_tokens >= TILE)
+        table, chain_starts, num_near, before = _views(self._device, self._sizes)
+        is_long = num_tokens >= TILE
+        self.segments = DeviceSegments(table.view(-1, 4), chain_starts, num_near, before, single, is_long)
 
     def _pad(self, arrays: list[Int32], num_tokens: int, num_segments: int, num_chains: int) -> None:
         """Of what follows the tokens and chains of a step. In a step that decodes, a padding token is a segment that

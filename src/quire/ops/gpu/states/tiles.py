@@ -67,13 +67,13 @@ def attend_tiles(
         HAS_BETA=gates.beta is not None,
         COLUMNS=columns,
         **options,
-        num_warps=4,
+        num_warps=4 if rows <= 128 else 8,
         num_stages=2 if key_dim * q.element_size() <= MAX_KEY_BYTES // 2 else 1,  # tiles of keys in shared memory
     )
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _inverse_kernel(
     k, k_stride, decay, decay_stride, beta, beta_stride, before, inverses, num_tokens,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, TILED: tl.constexpr, KIND: tl.constexpr,
@@ -153,14 +153,14 @@ def _tiles_kernel(
                 inverse_at = inverses + (tile * HEADS + head).to(tl.int64) * TILE * TILE
                 both = inside[:, None] & inside[None]
                 inverse = tl.load(inverse_at + index[:, None] * TILE + index[None], mask=both, other=0.0)
-                added = _product_of_floats(inverse, factor[:, None] * (values - kept * old), keys.dtype)
+                added = _product_of_floats(inverse, factor[:, None] * (values - kept * old), keys)
             else:
                 added = factor[:, None] * values
             past = (index[:, None] >= index[None]) & inside[None]
             shares = tl.exp(tl.where(past, logs[:, None] - logs[None], float("-inf")))
             scores = shares * tl.dot(queries, tl.trans(keys), input_precision="ieee")
             result = kept * _product(queries, state) + skipped * values
-            result += _product_of_floats(scores, added, keys.dtype)
+            result += _product_of_floats(scores, added, keys)
             outputs = out + token[:, None] * (HEADS * VALUE_DIM) + value[None]
             tl.store(outputs, result.to(out.dtype.element_ty), mask=is_value)
             left = added * tl.exp(total - logs)[:, None]
@@ -181,10 +181,7 @@ def _product(x, y):
 
 
 @triton.jit
-def _product_of_floats(x, y, INPUTS: tl.constexpr):
-    """x . y, both fp32: as tf32, unless inputs are fp32."""
-    if INPUTS == tl.float32:
-        result = tl.dot(x, y, input_precision="ieee")
-    else:
-        result = tl.dot(x, y, input_precision="tf32")
-    return result
+def _product_of_floats(x, y, keys):
+    """x . y, both fp32: as tf32, unless keys are fp32."""
+    PRECISION: tl.constexpr = "ieee" if keys.dtype == tl.float32 else "tf32"
+    return tl.dot(x, y, input_precision=PRECISION)
