@@ -12,9 +12,9 @@ from quantize.plain_models import VOCAB
 from quire.cli.main import main
 from quire.core.errors import QuireError
 from quire.quantize import mix_plan
-from quire.quantize.calibration import ImportanceSums
 from quire.quantize.command import CalibrationOptions, quantize
 from quire.quantize.eager_model import EagerModel
+from quire.quantize.eager_ops import StoredWeights
 from quire.quantize.floats import read_floats
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.mix import MixTarget, chosen_mix, predicted_loss
@@ -75,17 +75,12 @@ def test_tensors_are_measured_as_if_alone(plain_llama: Path) -> None:
     tensors = [MixTensor(name, (name,), {"20": 1, "40": 2}, "20") for name in names]
     found = measured_losses(checkpoint, tensors, IDS, rounding, lambda name: None, lambda *_: None)
 
-    class Rounded(ImportanceSums):
-        def __init__(self, name: str) -> None:
-            super().__init__()
-            self.name = name
-
-        def weights(self, parts, x, source=None):  # type: ignore[no-untyped-def]
-            return [rounding("20", read_floats(p), None) if p.name == self.name else read_floats(p) for p in parts]
+    def rounded(name: str) -> StoredWeights:
+        return StoredWeights(lambda p: rounding("20", read_floats(p), None) if p.name == name else read_floats(p))
 
     original = last_states(checkpoint, IDS)
     for name, tensor in zip(names[:3], found[:3], strict=True):
-        alone = compare(original, EagerModel(checkpoint, 64, Rounded(name))(IDS), IDS).kl.value
+        alone = compare(original, EagerModel(checkpoint, 64, rounded(name))(IDS), IDS).kl.value
         assert np.isclose(tensor.losses["20"], alone, rtol=1e-3), name
         assert 0.1 < tensor.losses["40"] / tensor.losses["20"] < 0.5  # half the step: about a quarter of the error
     assert found[3].losses["20"] > 1e-6  # rows of the table

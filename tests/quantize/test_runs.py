@@ -157,7 +157,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(
 def test_activations_that_do_not_fit_are_refused_with_a_number_that_does(
     plain_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.quantize.gptq_pass.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("quire.quantize.device.available_memory", lambda: 1 << 20)
     with pytest.raises(QuireError, match=r"GPTQ of 512 tokens needs 0\.0 GB") as caught:
         finished(run_of(plain_llama, tmp_path / "out", "GPTQ"))
     assert "--calibration-tokens 56" in caught.value.hint

@@ -135,12 +135,13 @@ class CPU:
     ) -> dict[int, tuple[float, float]]:  # fmt: skip
         forward = EagerModel(checkpoint, max(map(len, sequences)), hook)
         total, done = sum(map(len, sequences)), 0
+        said = report or (lambda *_: None)
+        said("calibrating", 0, total)
         for batch in [sequences] if together else batches(sequences, BATCH_TOKENS):
-            if report is not None:
-                report("calibrating", done, total)
             forward(batch)
             checkpoint.drop_pages()
             done += sum(map(len, batch))
+            said("calibrating", done, total)
         return forward.kv_largest
 
     def logits(

@@ -122,8 +122,9 @@ def write(
 
 def _write_tasks(output: PartialOutput, plan: WritePlan, there: set[str], device: Device, report: Report) -> None:
     missing = [task for task in plan.tasks if not task.is_in(there)]
-    done = plan.num_weights - sum(task.num_weights for task in missing)
-    report("writing", done, plan.num_weights)
+    total = plan.num_weights
+    done = total - sum(task.num_weights for task in missing)
+    report("writing", done, total)
 
     def written(task: Task) -> Task:
         output.write(task.pieces)
@@ -133,7 +134,7 @@ def _write_tasks(output: PartialOutput, plan: WritePlan, there: set[str], device
         if task.finish is not None:
             task.finish()
         done += task.num_weights
-        report("writing", done, plan.num_weights)
+        report("writing", done, total)
 
 
 def _check_memory(plan: WritePlan) -> None:
