@@ -30,6 +30,7 @@ class GGUFArchitecture:
     # GGUF name -> the config key that counts the heads.
     interleaved: Mapping[str, str] = field(default_factory=dict)
     biases: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor whose bias makes it true
+    layers_with: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor: lists the layers with it
     norm_offset: float = 0.0  # that the converter added to norm weights
     expects: Mapping[str, Any] = field(default_factory=dict)  # GGUF key -> the only value that is supported
     derive: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # config -> further keys

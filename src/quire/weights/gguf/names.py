@@ -320,7 +320,8 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
     match = _LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in row.layer_tensors:
         return None
-    layer, part, kind = match[1], match[2], match[3] or ""
+    layer, part = match[1], match[2]
+    kind = match[3] or (".weight" if part == "ffn_norm" else "")  # which files of Falcon-H1 leave out
     translated = row.layer_tensors[part]
     return TensorName(
         f"{row.layers}.{layer}.{translated}" + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
@@ -343,12 +344,18 @@ def translate_config(row: GGUFArchitecture, metadata: CheckpointConfig, tensors:
     _add_head_dims(values, metadata, prefix)
     if scaling := _rope_scaling(metadata, prefix):
         values["rope_scaling"] = scaling
-    for key, part in row.biases.items():
-        values[key] = f"blk.0.{part}.bias" in tensors
+    parts = {re.sub(r"^blk\.\d+\.", "", name) for name in tensors} if row.biases else set()
+    values |= {key: f"{part}.bias" in parts for key, part in row.biases.items()}
+    for key, part in row.layers_with.items():
+        values[key] = [layer for layer in range(metadata.int(f"{prefix}.block_count")) if _has(tensors, layer, part)]
     values["tie_word_embeddings"] = "output.weight" not in tensors
     values["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
     values["eos_token_id"] = end_ids(metadata)
     return values | dict(row.derive(CheckpointConfig(metadata.source, values)) if row.derive else {})
+
+
+def _has(tensors: Mapping[str, Any], layer: int, part: str) -> bool:
+    return f"blk.{layer}.{part}.weight" in tensors
 
 
 def end_ids(metadata: CheckpointConfig) -> list[int]:
