@@ -26,6 +26,7 @@ from quire.ops.opset import (
     Sampler,
     StepBatch,
     Value,
+    Wkv7Weights,
 )
 from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import paged_attention, self_attention
@@ -33,6 +34,7 @@ from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
 from quire.ops.reference.exchange import RankExchange
 from quire.ops.reference.linear_attention import attend_states
+from quire.ops.reference.wkv7 import wkv7
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.mamba import mamba2_scan, mamba_scan
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
@@ -333,9 +335,12 @@ class TorchOps:
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         return x * y
 
-    def causal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: TorchBatch, layer: int) -> Tensor:
+    def causal_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: TorchBatch, layer: int, first: int = 0
+    ) -> Tensor:
         if batch.cache.slots is not None:
-            return conv_in_slots(x, weight, bias, batch.cache.slots.conv[layer], batch.states)
+            slots = batch.cache.slots.conv[layer][:, :, first : first + x.shape[1]]
+            return conv_in_slots(x, weight, bias, slots, batch.states)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         return causal_conv(x, weight, bias, batch.cache, layer, *runs)
 
@@ -359,6 +364,11 @@ class TorchOps:
     ) -> Tensor:
         slots = batch.slots_of_states.recurrent[layer]
         return attend_states(q, k, v, decay.expand(len(v), -1), None, slots, batch.states)
+
+    def wkv7(
+        self, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, weights: Wkv7Weights, batch: TorchBatch, layer: int
+    ) -> Tensor:
+        return wkv7(r, w, k, v, a, weights, batch.slots_of_states.recurrent[layer], batch.states)
 
     def mamba_scan(
         self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: MambaWeights, batch: TorchBatch, layer: int

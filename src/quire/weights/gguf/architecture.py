@@ -32,6 +32,7 @@ class GGUFArchitecture:
     biases: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor whose bias makes it true
     layers_with: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor: lists the layers with it
     norm_offset: float = 0.0  # that the converter added to norm weights
+    norm_offsets: Mapping[str, float] = field(default_factory=dict)  # of layer tensors whose offset is another
     expects: Mapping[str, Any] = field(default_factory=dict)  # GGUF key -> the only value that is supported
     derive: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # config -> further keys
     layers: str = "model.layers"  # prefix of Hugging Face's names of layer tensors

@@ -18,11 +18,13 @@ from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
 from quire.weights.gguf.delta_names import DELTA_ARCHITECTURES
 from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
+from quire.weights.gguf.latest_names import LATEST_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
 from quire.weights.gguf.mamba_names import MAMBA_ARCHITECTURES
 from quire.weights.gguf.missing import MISSING_GGUF
 from quire.weights.gguf.newer_names import NEWER_ARCHITECTURES
 from quire.weights.gguf.older_names import OLDER_ARCHITECTURES
+from quire.weights.gguf.rwkv_names import RWKV_ARCHITECTURES
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -269,11 +271,13 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     ),
     **LLAMA_LIKE_ARCHITECTURES,
     **NEWER_ARCHITECTURES,
+    **LATEST_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
     **OLDER_ARCHITECTURES,
     **DELTA_ARCHITECTURES,
     **MAMBA_ARCHITECTURES,
+    **RWKV_ARCHITECTURES,
     **ENCODER_ARCHITECTURES,
 }
 
@@ -283,6 +287,7 @@ _SCALE = re.compile(r"blk\.(\d+)\.([\w.]+\.scale)")
 _WHOLE_NAMES = (
     *("_bias", ".sinks", ".correct_output_scale", ".layer_scalar"),
     *(".experts.gate_up_proj", ".experts.down_proj"),
+    *(".bias", ".x_x", ".x_k", ".k_k", ".k_a", ".r_k"),
 )
 
 
@@ -326,7 +331,9 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
     return TensorName(
         f"{row.layers}.{layer}.{translated}" + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
         row.interleaved.get(part),
-        row.norm_offset if part.endswith("_norm") and part != "ssm_norm" and kind == ".weight" else 0.0,
+        row.norm_offsets.get(part, row.norm_offset)
+        if part.endswith("_norm") and part != "ssm_norm" and kind == ".weight"
+        else 0.0,
         part == "ffn_gate_inp_shexp" or translated in row.one_row,
     )
 
