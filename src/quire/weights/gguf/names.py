@@ -326,7 +326,7 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
     if match is None or match[2] not in row.layer_tensors:
         return None
     layer, part = match[1], match[2]
-    kind = match[3] or (".weight" if part == "ffn_norm" else "")  # which files of Falcon-H1 leave out
+    kind = match[3] or (".weight" if part.endswith("_norm") else "")  # which files of Falcon-H1 and PLaMo 3 leave out
     translated = row.layer_tensors[part]
     return TensorName(
         f"{row.layers}.{layer}.{translated}" + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
