@@ -38,7 +38,7 @@ from models.checking import (
     rewritten,
 )
 from quire.models.alibi import alibi_slopes
-from quire.models.older_families import CODESHELL, REFACT, TELECHAT
+from quire.models.older_families import CODESHELL, TELECHAT
 from weights.gguf_files import finish, interleave
 
 Tensors = dict[str, np.ndarray]
@@ -163,9 +163,7 @@ def test_codeshell_is_starcoder2_with_q_k_and_v_in_one(
 @pytest.mark.parametrize("name", ["gemma3"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.verifies("safetensors", architecture="Plamo3ForCausalLM")
-def test_plamo_3_is_gemma_3_with_other_norms(
-    checkpoints: Checkpoints, backend: str, name: str, tmp_path: Path
-) -> None:
+def test_plamo_3_is_gemma_3_with_other_norms(checkpoints: Checkpoints, backend: str, name: str, tmp_path: Path) -> None:
     theirs = checkpoints(name)
     names = {
         "post_attention_layernorm": ("post_mixer_norm", 0.2),
@@ -267,9 +265,18 @@ GPT_KEYS |= {"layer_norm_epsilon": 1e-6}
 @pytest.mark.verifies("safetensors", architecture="GPTRefactForCausalLM")
 def test_refact_is_llama_with_alibi(backend: str, name: str, tmp_path: Path) -> None:
     kv, inner = HIDDEN // HEADS, 512
-    layer = {"ln_1": (HIDDEN,), "attn.q": (HIDDEN, HIDDEN), "attn.kv": (2 * kv, HIDDEN), "attn.c_proj": (HIDDEN, HIDDEN)}
+    layer = {
+        "ln_1": (HIDDEN,),
+        "attn.q": (HIDDEN, HIDDEN),
+        "attn.kv": (2 * kv, HIDDEN),
+        "attn.c_proj": (HIDDEN, HIDDEN),
+    }
     layer |= {"ln_2": (HIDDEN,), "mlp.gate_up_proj": (2 * inner, HIDDEN), "mlp.c_proj": (HIDDEN, inner)}
-    shapes = {"transformer.wte.weight": (96, HIDDEN), "lm_head.weight": (96, HIDDEN), "transformer.ln_f.weight": (HIDDEN,)}
+    shapes = {
+        "transformer.wte.weight": (96, HIDDEN),
+        "lm_head.weight": (96, HIDDEN),
+        "transformer.ln_f.weight": (HIDDEN,),
+    }
     for i in range(LAYERS):
         shapes |= {f"transformer.h.{i}.{part}.weight": shape for part, shape in layer.items()}
     values = GPT_KEYS | {"architectures": ["GPTRefactForCausalLM"], "tie_word_embeddings": False}

@@ -44,7 +44,9 @@ Weights = dict[str, torch.Tensor]
 def random_tensors(c: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     n, inner, vocab, size = (c[key] for key in ("hidden_size", "intermediate_size", "vocab_size", "head_dim"))
-    ranks = {part: c.get(f"{name}_low_rank_dim", 32) for part, name in zip("wavg", ("decay", "a", "v", "gate"), strict=True)}
+    ranks = {
+        part: c.get(f"{name}_low_rank_dim", 32) for part, name in zip("wavg", ("decay", "a", "v", "gate"), strict=True)
+    }
 
     def normal(*shape: int, scale: float = 0.3, mean: float = 0.0) -> np.ndarray:
         return rng.normal(mean, scale, shape).astype(np.float32)

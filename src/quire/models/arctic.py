@@ -78,7 +78,11 @@ def forward(c: MoeConfig, w: llama.LlamaWeights, ops: OpSet, batch: Any) -> Valu
         attended = llama.attention(c, layer, index, ops, normed(ops, x, layer.attn_norm, c.eps), angles, batch)
         h = ops.add(x, attended)
         fed = ops.add(h, llama.mlp(c, layer, ops, normed(ops, h, layer.mlp_norm, c.eps)))
-        x = fed if layer.router is None else ops.add(fed, experts(c, layer, ops, normed(ops, x, layer.expert_norm, c.eps)))
+        x = (
+            fed
+            if layer.router is None
+            else ops.add(fed, experts(c, layer, ops, normed(ops, x, layer.expert_norm, c.eps)))
+        )
     ops.tap(x, c.layers)
     x = normed(ops, x, w.norm, c.eps)
     ops.tap(x, c.layers + 1)

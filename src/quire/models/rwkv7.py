@@ -184,7 +184,9 @@ def forward(c: Rwkv7Config, top: Any, layers: list[Rwkv7Layer], ops: OpSet, batc
     first_value = None
     for index, layer in enumerate(layers):
         ops.tap(x, index)
-        mixed, first_value = time_mix(c, layer, ops, ops.layer_norm(x, *layer.attn_norm, c.eps), first_value, batch, index)
+        mixed, first_value = time_mix(
+            c, layer, ops, ops.layer_norm(x, *layer.attn_norm, c.eps), first_value, batch, index
+        )
         x = ops.add(x, mixed)
         x = ops.add(x, channel_mix(c, layer, ops, ops.layer_norm(x, *layer.mlp_norm, c.eps), batch, index))
     ops.tap(x, c.layers)

@@ -31,9 +31,7 @@ def linear_attention(
     return out.reshape(v.shape)
 
 
-def wkv7(
-    r: Floats, w: Floats, k: Floats, v: Floats, a: Floats, weights: Wkv7Weights, spans: Sequence[slice]
-) -> Floats:
+def wkv7(r: Floats, w: Floats, k: Floats, v: Floats, a: Floats, weights: Wkv7Weights, spans: Sequence[slice]) -> Floats:
     heads, size = weights.heads, r.shape[1] // weights.heads
 
     def by_head(x: Floats) -> Floats:

@@ -34,13 +34,13 @@ from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
 from quire.ops.reference.exchange import RankExchange
 from quire.ops.reference.linear_attention import attend_states
-from quire.ops.reference.wkv7 import wkv7
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.mamba import mamba2_scan, mamba_scan
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.reference.states import TorchStates
+from quire.ops.reference.wkv7 import wkv7
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 if TYPE_CHECKING:

@@ -42,6 +42,7 @@ from quire.weights.gguf.shared_names import (
     SHARED_EXPERT,
     SHARED_EXPERTS,
 )
+from quire.weights.gguf.t5_names import T5_ARCHITECTURES
 
 # Tensors that are lists in `rope_scaling` of Hugging Face.
 LONGROPE_TENSORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
@@ -279,15 +280,16 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     **MAMBA_ARCHITECTURES,
     **RWKV_ARCHITECTURES,
     **ENCODER_ARCHITECTURES,
+    **T5_ARCHITECTURES,
 }
 
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
+_LAYER_TENSOR = re.compile(r"(?:(enc|dec)\.)?blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
 _SCALE = re.compile(r"blk\.(\d+)\.([\w.]+\.scale)")
 # Ends of Hugging Face's names that have no ".weight" after them.
 _WHOLE_NAMES = (
     *("_bias", ".sinks", ".correct_output_scale", ".layer_scalar"),
     *(".experts.gate_up_proj", ".experts.down_proj"),
-    *(".bias", ".x_x", ".x_k", ".k_k", ".k_a", ".r_k"),
+    *(".weight", ".bias", ".x_x", ".x_k", ".k_k", ".k_a", ".r_k"),
 )
 
 
@@ -322,14 +324,16 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
         return TensorName(row.tensors[name], offset=row.norm_offset if name == "output_norm.weight" else 0.0)
     if (scale := _SCALE.fullmatch(name)) and scale[2] in row.layer_tensors:
         return TensorName(f"{row.layers}.{scale[1]}.{row.layer_tensors[scale[2]]}")
-    match = _LAYER_TENSOR.fullmatch(name)
-    if match is None or match[2] not in row.layer_tensors:
+    if (match := _LAYER_TENSOR.fullmatch(name)) is None:
         return None
-    layer, part = match[1], match[2]
-    kind = match[3] or (".weight" if part.endswith("_norm") else "")  # which files of Falcon-H1 and PLaMo 3 leave out
+    side, layer, part = match[1], match[2], match[3] if match[1] is None else f"{match[1]}.{match[3]}"
+    if part not in row.layer_tensors or (side and side not in row.sides):
+        return None
+    kind = match[4] or (".weight" if part.endswith("_norm") else "")  # which files of Falcon-H1 and PLaMo 3 leave out
     translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.layers}.{layer}.{translated}" + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
+        f"{row.sides[side] if side else row.layers}.{layer}.{translated}"
+        + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
         row.interleaved.get(part),
         row.norm_offsets.get(part, row.norm_offset)
         if part.endswith("_norm") and part != "ssm_norm" and kind == ".weight"
@@ -362,7 +366,8 @@ def translate_config(row: GGUFArchitecture, metadata: CheckpointConfig, tensors:
 
 
 def _has(tensors: Mapping[str, Any], layer: int, part: str) -> bool:
-    return f"blk.{layer}.{part}.weight" in tensors
+    side = part[:4] if part.startswith(("enc.", "dec.")) else ""
+    return f"{side}blk.{layer}.{part.removeprefix(side)}.weight" in tensors
 
 
 def end_ids(metadata: CheckpointConfig) -> list[int]:
