@@ -64,6 +64,7 @@ def _first_reader(directory: Path) -> Callable[[Path, CheckpointConfig, dict[str
         pieces.T5_FILE: pieces.read_t5,
         pieces.FAIRSEQ_FILE: pieces.read_fairseq,
         pieces.SOURCE_FILE: pieces.read_marian,
+        vocab_files.WORLD_FILE: vocab_files.read_world,
         vocab_files.MERGES_FILE: vocab_files.read_byte_pairs,
         vocab_files.WORDS_FILE: vocab_files.read_word_pieces,
     }
