@@ -13,6 +13,7 @@ import numpy as np
 
 from quire.core.errors import BadCheckpoint
 from quire.models.config import ModelConfig
+from quire.models.llama import normed
 from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpec, TensorSpecs, load_weights
 from quire.models.mamba2 import without_attention
 from quire.ops.dequantize import dequantize
@@ -95,8 +96,10 @@ class StoredWkv7:
             yield f"attn.g_norm.{kind}", (self.hidden,)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Wkv7Weights:
-        vectors = (ops.vector(stored_floats(tensor.name, dequantize(tensor).ravel())) for tensor in tensors)
-        return Wkv7Weights(*vectors, heads=self.heads, eps=self.eps * self.hidden / self.heads)
+        k_k, k_a, r_k, norm, bias = (
+            ops.vector(stored_floats(tensor.name, dequantize(tensor).ravel())) for tensor in tensors
+        )
+        return Wkv7Weights(k_k, k_a, r_k, norm, bias, self.heads, self.eps * self.hidden / self.heads)
 
 
 def stored_shape(checkpoint: Checkpoint, c: Rwkv7Config) -> Shape:
@@ -180,17 +183,16 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: Rwkv7Config, max_model_len:
 
 
 def forward(c: Rwkv7Config, top: Any, layers: list[Rwkv7Layer], ops: OpSet, batch: Any) -> Value:
-    x = ops.layer_norm(ops.embedding(batch.ids, top["embed"]), *top["embed_norm"], c.eps)
+    x = normed(ops, ops.embedding(batch.ids, top["embed"]), top["embed_norm"], c.eps)
     first_value = None
     for index, layer in enumerate(layers):
         ops.tap(x, index)
-        mixed, first_value = time_mix(
-            c, layer, ops, ops.layer_norm(x, *layer.attn_norm, c.eps), first_value, batch, index
-        )
+        h = normed(ops, x, layer.attn_norm, c.eps)
+        mixed, first_value = time_mix(c, layer, ops, h, first_value, batch, index)
         x = ops.add(x, mixed)
-        x = ops.add(x, channel_mix(c, layer, ops, ops.layer_norm(x, *layer.mlp_norm, c.eps), batch, index))
+        x = ops.add(x, channel_mix(c, layer, ops, normed(ops, x, layer.mlp_norm, c.eps), batch, index))
     ops.tap(x, c.layers)
-    x = ops.layer_norm(x, *top["norm"], c.eps)
+    x = normed(ops, x, top["norm"], c.eps)
     ops.tap(x, c.layers + 1)
     return ops.logits(x, top["head"], batch)
 

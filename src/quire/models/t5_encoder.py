@@ -31,11 +31,11 @@ def config(hf: CheckpointConfig) -> T5EncoderConfig:
     """The longest text is that of the checkpoint's training: more is possible, and the biases allow it."""
     whole = t5.config(hf.with_values({"decoder_start_token_id": hf.get("decoder_start_token_id", 0)}))
     length = hf.int("n_positions", 512)
-    names = ("architecture", "hidden", "heads", "kv_heads", "head_dim", "vocab", "intermediate", "eps", "gated")
-    names += ("activation", "buckets", "max_distance")
+    shared = ["architecture", "hidden", "heads", "kv_heads", "head_dim", "vocab", "intermediate", "eps", "gated"]
+    shared += ["activation", "buckets", "max_distance"]
     layers = whole.encoder_layers
     return T5EncoderConfig(
-        **{name: getattr(whole, name) for name in names},
+        **{name: getattr(whole, name) for name in shared},
         own_biases=hf.architecture == "UMT5EncoderModel",
         layers=layers,
         max_position=length,

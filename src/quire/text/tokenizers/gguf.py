@@ -178,8 +178,8 @@ def _longest_match(pieces: GGUFTokens) -> Vocabulary:
     tokens = [
         b"" if kind != NORMAL else escaped_bytes(token) for token, kind in zip(pieces.tokens, pieces.kinds, strict=True)
     ]
-    roles = {"bos": pieces.id("bos", 0), "eos": pieces.id("eos", 0)}
-    return _finish(pieces, LongestMatch(tokens), escaped_bytes, **roles, add_bos=False)
+    bos, eos = pieces.id("bos", 0), pieces.id("eos", 0)
+    return _finish(pieces, LongestMatch(tokens), escaped_bytes, bos=bos, eos=eos, add_bos=False)
 
 
 READERS: Mapping[str, Callable[[GGUFTokens], Vocabulary]] = {  # by `tokenizer.ggml.model`
