@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from transformers import T5Config, T5EncoderModel
+from transformers import MT5EncoderModel, PreTrainedModel, T5EncoderModel, UMT5EncoderModel
 
 from models.checking import BACKENDS, assert_close, make_ops
 from models.checking_seq2seq import ANSWER, SOURCE, Ours, ask_transformers, random_model
@@ -63,23 +63,36 @@ def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> 
 
 
 ENCODER = {"vocab_size": 96, "d_model": 64, "d_kv": 12, "d_ff": 80, "num_layers": 3, "num_heads": 4}
-ENCODERS = {"t5-encoder": {}, "t5-encoder-gated": {"feed_forward_proj": "gated-gelu", "num_layers": 2}}
+GATED_T5 = {"feed_forward_proj": "gated-gelu", "num_layers": 2}
+ENCODERS: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
+    "t5-encoder": (T5EncoderModel, {}),
+    "t5-encoder-gated": (T5EncoderModel, GATED_T5),
+    "mt5-encoder": (MT5EncoderModel, GATED_T5),
+    "umt5-encoder": (UMT5EncoderModel, {"num_layers": 2}),
+}
 
 
-@pytest.mark.verifies("safetensors", architecture="T5EncoderModel")
-@pytest.mark.parametrize("name", ENCODERS)
+def named(name: str) -> Any:
+    mark = pytest.mark.verifies("safetensors", architecture=ENCODERS[name][0].__name__)
+    return pytest.param(name, marks=mark)
+
+
+@pytest.mark.parametrize("name", [named(name) for name in ENCODERS])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_encoder_alone_embeds_texts(backend: str, name: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
-    model = T5EncoderModel(T5Config(**ENCODER | ENCODERS[name])).eval()
+    kind, options = ENCODERS[name]
+    model: Any = kind(kind.config_class(**ENCODER | options)).eval()
     for key, parameter in model.named_parameters():
         std = 0.25 * 12**-0.5 if key.endswith(".q.weight") else 0.25  # scores are not divided by anything
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=std)
     model.save_pretrained(tmp_path)
-    converted = write_gguf(tmp_path, tmp_path / "model.gguf", gguf.MODEL_ARCH.T5ENCODER)
+    paths = [tmp_path]
+    if kind is T5EncoderModel:
+        paths.append(write_gguf(tmp_path, tmp_path / "model.gguf", gguf.MODEL_ARCH.T5ENCODER))
     with torch.inference_mode():
         expected = [model(torch.tensor([text.ids])).last_hidden_state[0].numpy() for text in TEXTS]
-    for path in (tmp_path, converted):
+    for path in paths:
         for found, wanted in zip(embed(path, backend), expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-5 * np.abs(wanted).max())
 
