@@ -10,6 +10,7 @@
 namespace quire::QUIRE_ISA {
 
 void delta_rule(const DeltaTokens& tokens);  // delta_rule.cpp
+void wkv7(const WkvToken& token);            // wkv7.cpp
 void decay(const float* x, const float* bias, const float* rate, int64_t n, float* out);
 
 namespace {
@@ -112,6 +113,6 @@ void mamba(const MambaTokens& m) {
 }  // namespace
 
 extern const ScanKernels scan_kernels;
-const ScanKernels scan_kernels = {mamba2, mamba, delta_rule, decay};
+const ScanKernels scan_kernels = {mamba2, mamba, delta_rule, wkv7, decay};
 
 }  // namespace quire::QUIRE_ISA

@@ -51,6 +51,26 @@ void bind_scans(nb::class_<Tape>& tape) {
         },
         "x"_a, "dt"_a, "b"_a, "c"_a, "a"_a.noconvert(), "skip"_a.noconvert(), "layer"_a, "out"_a);
     tape.def(
+        "wkv7",
+        [](Tape& t, View r, View w, View k, View v, View a, Floats remove_scale, Floats learn_scale, Floats bonus,
+           Floats norm, Floats norm_bias, int64_t heads, float eps, int64_t layer, View out) {
+            const int64_t head_dim = r.columns / heads;
+            if (head_dim > quire::kMaxWkvDim)
+                throw std::invalid_argument("heads of RWKV have at most 256 columns, and not " +
+                                            std::to_string(head_dim));
+            const quire::Wkv7Weights weights{remove_scale.data(),
+                                             learn_scale.data(),
+                                             bonus.data(),
+                                             norm.data(),
+                                             norm_bias.data(),
+                                             heads,
+                                             head_dim,
+                                             eps};
+            t.add(quire::Wkv7{r, w, k, v, a, weights, layer, out});
+        },
+        "r"_a, "w"_a, "k"_a, "v"_a, "a"_a, "remove_scale"_a.noconvert(), "learn_scale"_a.noconvert(),
+        "bonus"_a.noconvert(), "norm"_a.noconvert(), "norm_bias"_a.noconvert(), "heads"_a, "eps"_a, "layer"_a, "out"_a);
+    tape.def(
         "decay",
         [](Tape& t, View x, Floats bias, Floats rate, View out) {
             t.add(quire::Decay{x, bias.data(), rate.data(), out});

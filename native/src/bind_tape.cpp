@@ -381,13 +381,16 @@ void bind_tape(nb::module_& m) {
             "mul", [](Tape& t, View x, View y, View out) { t.add(quire::Mul{x, y, out}); }, "x"_a, "y"_a, "out"_a)
         .def(
             "causal_conv",
-            [](Tape& t, View x, ConvWeight weight, std::optional<Floats> bias, int64_t layer, View out) {
+            [](Tape& t, View x, ConvWeight weight, std::optional<Floats> bias, int64_t layer, int64_t first,
+               int64_t state_channels, View out) {
                 const int64_t taps = weight.shape(0), channels = weight.shape(1);
                 if (taps < 1 || taps > quire::kMaxTaps)
                     throw std::invalid_argument("a convolution has 1 to 16 taps, and not " + std::to_string(taps));
-                t.add(quire::CausalConv{x, {weight.data(), data_of(bias), taps, channels}, layer, out});
+                t.add(quire::CausalConv{
+                    x, {weight.data(), data_of(bias), taps, channels, first, state_channels}, layer, out});
             },
-            "x"_a, "weight"_a.noconvert(), "bias"_a.none().noconvert(), "layer"_a, "out"_a)
+            "x"_a, "weight"_a.noconvert(), "bias"_a.none().noconvert(), "layer"_a, "first"_a, "state_channels"_a,
+            "out"_a)
         .def(
             "logits",
             [](Tape& t, View x, const Matrices& matrices, std::optional<Floats> bias, float softcap,

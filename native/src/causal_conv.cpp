@@ -27,11 +27,12 @@ void ConvRunner::run(int64_t first, int64_t end, int64_t context_len, const int3
 
 void ConvRunner::run(const SegmentedStates& s) const {
     if (columns_.first == columns_.last) return;
+    const auto state_in = [&](int64_t slot) { return s.states.conv(slot, layer_) + weights_.first + columns_.first; };
     int64_t first = 0;
     for (const Segment* segment = s.segments; segment < s.segments + s.num_segments; ++segment) {
-        const float* before = segment->source < 0 ? nullptr : s.states.conv(segment->source, layer_) + columns_.first;
+        const float* before = segment->source < 0 ? nullptr : state_in(segment->source);
         convolve(first, segment->end - first, before);
-        write_state(first, segment->end - first - 1, before, s.states.conv(segment->target, layer_) + columns_.first);
+        write_state(first, segment->end - first - 1, before, state_in(segment->target));
         first = segment->end;
     }
 }
@@ -50,7 +51,7 @@ void ConvRunner::convolve(int64_t first, int64_t count, const float* before) con
 // The rows of a state come from rows behind them, so they are copied in order: `state` may be `before`.
 void ConvRunner::write_state(int64_t first, int64_t i, const float* before, float* state) const {
     const int64_t rows = weights_.taps - 1, n = columns_.last - columns_.first;
-    for (int64_t row = 0; row < rows; ++row, state += weights_.channels) {
+    for (int64_t row = 0; row < rows; ++row, state += weights_.state_channels) {
         const float* from = input(first, i - rows + 1 + row, before);
         if (from)
             std::copy_n(from, n, state);

@@ -18,6 +18,7 @@ struct ConvWeights {
     const float* weight;  // [taps, channels], the oldest tap first
     const float* bias;    // [channels], or null
     int64_t taps, channels;
+    int64_t first, state_channels;  // the convolution's columns of a state slot begin at `first`, of `state_channels`
 };
 
 // One convolution of a step. Threads take columns: each reads and writes the states of its own. Sequences must be run
@@ -36,7 +37,7 @@ class ConvRunner {
     // The input of token first + i. Those before the step are in the state `before`; null: they are zeros.
     const float* input(int64_t first, int64_t i, const float* before) const {
         if (i >= 0) return x_.at(first + i) + columns_.first;
-        return before ? before + (weights_.taps - 1 + i) * weights_.channels : nullptr;
+        return before ? before + (weights_.taps - 1 + i) * weights_.state_channels : nullptr;
     }
     void convolve(int64_t first, int64_t count, const float* before) const;
     // The state after token first + i.

@@ -49,6 +49,15 @@ struct DeltaTokens {
     int64_t out_stride;
 };
 
+// One token of one head of RWKV 7.
+struct WkvToken {
+    const float *query, *decay, *recall, *erase, *key;  // [key_dim]
+    const float* value;                                 // [value_dim]
+    int64_t key_dim, value_dim;
+    float* state;  // [key_dim, value_dim]
+    float* out;    // [value_dim]
+};
+
 struct ScanKernels {
     // For each token: state = decay * state + (delta * b) x^T, and out = c^T state + skip * x. The sum runs over
     // columns in order.
@@ -59,6 +68,9 @@ struct ScanKernels {
     // For each token: state = decay * state, then state += k (beta * (v - k . state))^T, or += k v^T without a beta,
     // and out = q . state. Both sums run over the rows of the state in order; a column depends on no other.
     void (*delta_rule)(const DeltaTokens& tokens);
+    // state = decay * state + key value^T - erase (recall . state)^T, where the last is the state before, and out =
+    // query . state. Both sums run over the rows of the state in order; a column depends on no other.
+    void (*wkv7)(const WkvToken& token);
     // out = exp(-rate * softplus(x + bias)), [n] each; out may be x.
     void (*decay)(const float* x, const float* bias, const float* rate, int64_t n, float* out);
 };

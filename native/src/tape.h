@@ -25,6 +25,7 @@
 #include "self_attention.h"
 #include "shared_prefix.h"
 #include "thread_pool.h"
+#include "wkv7.h"
 
 namespace quire {
 
@@ -236,6 +237,12 @@ struct DeltaRule {
     int64_t layer;  // among those with states
     View out;
 };
+struct Wkv7 {
+    View r, w, k, v, a;
+    Wkv7Weights weights;
+    int64_t layer;  // among those with states
+    View out;
+};
 struct Logits {
     View x;
     Weight weight;
@@ -257,7 +264,7 @@ struct RankBarrier {};  // all ranks wait for each other
 using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
                         WriteKV, WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
                         MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Decay,
-                        DeltaRule, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
+                        DeltaRule, Wkv7, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -17,7 +17,7 @@ constexpr int64_t kMinDividedRows = 16;  // of a matmul, for ranks to quantize t
 // too: only attention reads them, after a barrier.)
 template <class T>
 constexpr bool kScans = std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> ||
-                        std::is_same_v<T, MambaScan> || std::is_same_v<T, DeltaRule>;
+                        std::is_same_v<T, MambaScan> || std::is_same_v<T, DeltaRule> || std::is_same_v<T, Wkv7>;
 template <class T>
 constexpr bool kReadsOwnRows =
     !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> && !std::is_same_v<T, Logits> &&
@@ -282,6 +282,11 @@ class TapeExecutor {
         delta_rule(segmented(op.layer), shape, rows(op.q, op.q), rows(op.k, op.k), rows(op.v, op.v),
                    op.decays ? TokenRows{op.decays, 0} : tokens(op.decay), tokens(op.beta), rows(op.out, op.out),
                    pool_);
+    }
+
+    void run(const Wkv7& op) {
+        wkv7(segmented(op.layer), op.weights, rows(op.r, op.r), rows(op.w, op.w), rows(op.k, op.k), rows(op.v, op.v),
+             rows(op.a, op.a), rows(op.out, op.out), pool_);
     }
 
     void run(const Linear& op) { multiply(op.weight, op.x, op.out.logits_only, row(op.out, 0), op.out.stride); }

@@ -510,9 +510,9 @@ def test_what_config_json_alone_tells_is_checked_first(
 def test_a_gguf_file_that_is_not_supported_is_refused_by_its_first_bytes(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    write_llama(source / "m-Q8_0.gguf", {"x": np.zeros((200, 256), np.float32)}, arch="mamba")
+    write_llama(source / "m-Q8_0.gguf", {"x": np.zeros((200, 256), np.float32)}, arch="rwkv6")
     with fake_hub(source) as hub:
-        assert "m-Q8_0.gguf is of the architecture 'mamba'" in str(pulled(hub, f"{REPO}:Q8_0")["error"])
+        assert "m-Q8_0.gguf is of the architecture 'rwkv6'" in str(pulled(hub, f"{REPO}:Q8_0")["error"])
         assert hub.sent == ["the beginning of m-Q8_0.gguf"]
 
 

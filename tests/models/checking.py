@@ -35,7 +35,7 @@ DEVICE = os.environ.get("QUIRE_TEST_DEVICE")  # of the GPU's op set, instead of 
 BACKENDS = ["torch", "native"] if DEVICE is None else ["gpu"]
 BLOCK_SIZE = 4
 MAX_LEN = 64
-NUM_GREEDY = 16  # over four blocks, and twice over every window
+NUM_GREEDY = int(os.environ.get("QUIRE_TEST_GREEDY", "16"))  # over four blocks, and twice over every window
 PROMPT = [3, 17, 17, 80, 5, 41, 9, 22, 64, 1, 33, 90, 2, 2, 50, 71, 6, 8, 95, 13]
 TINY = {
     "vocab_size": 96,

@@ -109,7 +109,11 @@ def write_gguf(
         )  # fmt: skip
         for kind in ("long", "short"):
             writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
-    pairwise = architecture.startswith(PAIRWISE) and called != "exaone" and architecture != "Llama4ForCausalLM"
+    pairwise = (
+        architecture.startswith(PAIRWISE)
+        and called not in ("exaone", "paddleocr")
+        and architecture != "Llama4ForCausalLM"
+    )
     tensors = load_file(source / "model.safetensors")
     if curves := {name: data.item() for name, data in tensors.items() if ".act_fn." in name}:  # Apertus
         for part, add in (

@@ -140,14 +140,15 @@ def test_a_file_computes_what_its_checkpoint_does(
 
 
 @pytest.mark.verifies("gguf", backend="torch", architecture="DeepseekForCausalLM")
-@pytest.mark.parametrize("name", ["deepseek-1"])
-def test_deepseek_1(deepseek_1: Theirs, name: str, tmp_path: Path) -> None:  # noqa: F811
+@pytest.mark.parametrize(("name", "called"), [("deepseek-1", "deepseek"), ("deepseek-ocr", "deepseek2-ocr")])
+def test_deepseek_1(deepseek_1: Theirs, name: str, called: str, tmp_path: Path) -> None:  # noqa: F811
+    """And the text of DeepSeek-OCR, whose queries and keys are as they were."""
     tensors = load_file(deepseek_1.path / "model.safetensors")
     for key, data in tensors.items():
         heads = {"q_proj": 4, "k_proj": 2}.get(key.split(".")[-2])
-        tensors[key] = interleave(data, heads) if heads else data
+        tensors[key] = interleave(data, heads) if heads and called == "deepseek" else data
     metadata = SIZES | EXPERTS | {"attention.head_count_kv": 2, "leading_dense_block_count": 1}
-    path = write(tmp_path / "model.gguf", "deepseek", metadata | {"expert_weights_scale": 1.0}, tensors)
+    path = write(tmp_path / "model.gguf", called, metadata | {"expert_weights_scale": 1.0}, tensors)
     assert_close(compute(make_ops("torch"), path)(PROMPT, 0), deepseek_1.prefill)
 
 

@@ -56,6 +56,20 @@ GRANITE = {
     "residual_multiplier": 0.7,
     "logits_scaling": 2.0,
 }
+FALCON_FACTORS = {
+    "mamba_d_ssm": 120,
+    "mamba_rms_norm": True,
+    "mamba_norm_before_gate": False,
+    "ssm_multipliers": [0.5, 1.5, 0.7, 1.3, 0.9],
+    "mlp_multipliers": [0.7, 1.4],
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 0.9,
+    "ssm_out_multiplier": 1.1,
+    "embedding_multiplier": 2.0,
+    "lm_head_multiplier": 0.5,
+}
 NEMOTRON = {
     "mamba_num_heads": 8,
     "mamba_head_dim": 24,
@@ -95,14 +109,8 @@ CASES: Cases = {
         HYBRID | GRANITE | {"num_local_experts": 4, "mamba_n_groups": 2, "position_embedding_type": "rope"},
     ),
     "falcon-h1": (FalconH1Config, HYBRID | {"mamba_d_ssm": 96, "mamba_n_heads": 6}),
-    "falcon-h1-factors": (
-        FalconH1Config,
-        ODD
-        | {"mamba_d_ssm": 120, "mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True}
-        | {"ssm_multipliers": [0.5, 1.5, 0.7, 1.3, 0.9], "mlp_multipliers": [0.7, 1.4], "key_multiplier": 0.6}
-        | {"attention_in_multiplier": 1.2, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 0.9}
-        | {"ssm_out_multiplier": 1.1, "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5},
-    ),
+    "falcon-h1-factors": (FalconH1Config, ODD | FALCON_FACTORS | {"projectors_bias": True}),
+    "falcon-h1-factors-converted": (FalconH1Config, ODD | FALCON_FACTORS | {"mamba_proj_bias": False}),
     "falcon-h1-norm-first": (
         FalconH1Config,
         HYBRID | {"mamba_d_ssm": None, "mamba_n_groups": 2, "mamba_rms_norm": True, "mamba_norm_before_gate": True},
@@ -148,6 +156,11 @@ CASES: Cases = {
     "falcon-mamba-odd": (FalconMambaConfig, {"hidden_size": 60, "intermediate_size": 120, "use_bias": True}),
 }
 
+CONVERTED = [
+    *("mamba2", "granite-4-h", "granite-4-h-experts-converted", "mamba", "falcon-mamba", "jamba", "jamba-dense"),
+    *("falcon-h1", "falcon-h1-factors-converted", "nemotron-h", "nemotron-h-experts", "nemotron-h-latent-experts"),
+]
+
 checkpoints = checkpoints_of(CASES)
 
 
@@ -161,7 +174,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 
 
 @pytest.mark.verifies("gguf")
-@pytest.mark.parametrize("name", ["mamba2", "granite-4-h", "granite-4-h-experts-converted"])
+@pytest.mark.parametrize("name", CONVERTED)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gguf_files_give_the_same_logits(
     checkpoints: Callable[[str], Theirs], backend: str, name: str, tmp_path: Path

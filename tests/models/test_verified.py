@@ -9,6 +9,7 @@ from quire.models.registry import PURPOSES
 
 # Other spellings of what is tested.
 ALIASES = {"MPTForCausalLM", "PhiMoEForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"}
+ALIASES |= {"TeleChatForCausalLM"}
 
 
 def test_the_table_of_families_is_that_of_the_tests(request: pytest.FixtureRequest) -> None:

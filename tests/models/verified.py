@@ -144,6 +144,16 @@ KNOWN_AS = {
     "JinaEmbeddingsV3Model": "jina-embeddings-v3",
     "JinaBertModel": "jina-embeddings-v2",
     "LlamaBidirectionalModel": "NVIDIA's retrievers",
+    "RWKV7ForCausalLM": "RWKV-7 World, Goose",
+    "ArcticForCausalLM": "Snowflake Arctic",
+    "JAISLMHeadModel": "JAIS 13B, 30B and the JAIS family",
+    "TeleChatForCausalLM": "7B, 12B",
+    "TeleChat2ForCausalLM": "3B to 115B",
+    "Plamo3ForCausalLM": "PLaMo 3",
+    "GPTRefactForCausalLM": "Refact 1.6B",
+    "CodeShellForCausalLM": "CodeShell 7B",
+    "MaincoderForCausalLM": "Maincoder 1B",
+    "T5EncoderModel": "Sentence-T5, GTR",
 }
 
 

@@ -217,8 +217,8 @@ def test_a_gguf_tokenizer_that_is_wrong_is_named(tmp_path: Path) -> None:
             Tokenizer.load(write_gguf(path, "gpt2", tokens, kinds, **extra))
     with pytest.raises(Unsupported, match="pre is 'martian'"):
         Tokenizer.load(write_gguf(path, "gpt2", ["a"], [1], tokenizer_pre="martian", token_merges=[]))
-    with pytest.raises(Unsupported, match="model is 'rwkv'"):
-        Tokenizer.load(write_gguf(path, "rwkv", ["a"], [1]))
+    with pytest.raises(Unsupported, match="model is 'plamo2'"):
+        Tokenizer.load(write_gguf(path, "plamo2", ["a"], [1]))
 
 
 def test_padding_tokens_of_a_vocabulary_are_no_text(tmp_path: Path) -> None:

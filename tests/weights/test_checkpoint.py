@@ -106,8 +106,8 @@ def test_gguf_rope_frequencies_are_a_tensor(tmp_path: Path, tensors: dict) -> No
 
 
 def test_gguf_of_another_kind_is_unsupported(tmp_path: Path, tensors: dict) -> None:
-    with pytest.raises(Unsupported, match="architecture 'mamba'"):
-        open_checkpoint(write_llama(tmp_path / "a.gguf", tensors, arch="mamba"))
+    with pytest.raises(Unsupported, match="architecture 'rwkv6'"):
+        open_checkpoint(write_llama(tmp_path / "a.gguf", tensors, arch="rwkv6"))
     with pytest.raises(Unsupported, match=r"qwen2\.expert_count is 8"):
         open_checkpoint(write_llama(tmp_path / "b.gguf", tensors, "qwen2", {"qwen2.expert_count": 8}))
     with pytest.raises(Unsupported, match=r"'blk\.0\.attn_sinks\.weight' is not one that LlamaForCausalLM has"):

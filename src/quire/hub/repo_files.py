@@ -13,7 +13,7 @@ _SETTINGS = (
     # tokenizers
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
     "vocab.json", "merges.txt", "vocab.txt", "target_vocab.json", "*.spm", "spiece.model", "sentencepiece.bpe.model",
-    "tekken.json",
+    "tekken.json", "rwkv_vocab_v20230424.txt",
     # how sentence-transformers makes an embedding of hidden states
     "modules.json", "sentence_*_config.json", "config_sentence_transformers.json",
 )  # fmt: skip

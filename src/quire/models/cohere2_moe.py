@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from quire.models import llama, moe
+from quire.models.deepseek import mtp_layers
 from quire.models.layer_patterns import experts_as_listed, window_except_every
 from quire.models.llama_families import translate
 from quire.models.loading import LayerNorm, LoadedModel, TensorSpec, TensorSpecs, Vector, load_weights
@@ -89,7 +90,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: Cohere2MoeConfig, max_model
         f"model.layers.{index}.": {**specs, "attn_norm": _norm(config, "input_layernorm")}
         for index, specs in enumerate(layers)
     }
-    unused = "|".join([llama.UNUSED, *(["lm_head.weight"] if config.tied else [])])
+    further = mtp_layers(config.layers, config.num_mtp_layers)
+    unused = "|".join([llama.UNUSED, *further, *(["lm_head.weight"] if config.tied else [])])
     top, loaded = load_weights(ops, checkpoint, top_specs, prefixed, unused)
     rope = ops.frequencies(*frequencies(config.rope, max_model_len))
     weights = llama.LlamaWeights(**top, layers=[moe.MoeLayer(**layer) for layer in loaded], rope=rope)

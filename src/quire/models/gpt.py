@@ -22,7 +22,7 @@ from quire.weights.config import REQUIRED, CheckpointConfig, Required
 QKV_UNGROUPED = "qkv_ungrouped"  # config key of GGUF files: their converter undoes the grouping of q, k and v by heads
 # Buffers of older exports: causal masks, rotary frequencies and sinusoidal positions.
 UNUSED = (
-    r".*\.(attn|attention|self_attention)\.(bias|masked_bias|causal_mask)|.*\.rotary_emb\.inv_freq"
+    r".*\.(attn|attention|self_attention)\.(bias|masked_bias|causal_mask)|.*\.rotary_emb\.inv_freq|.*\.relative_pe\.slopes"
     r"|(.*\.)?embed_positions\.weights"
 )
 

@@ -54,6 +54,7 @@ def config(hf: CheckpointConfig) -> JambaConfig:
         bias=hf.bool("mamba_proj_bias", False),
         norms="stored",
         norm_eps=fields["eps"],
+        converted=hf.bool("converted", False),
     )
     experts = {
         "num_experts": num_experts,
@@ -69,7 +70,9 @@ def config(hf: CheckpointConfig) -> JambaConfig:
 
 
 def _every(hf: CheckpointConfig, name: str, layers: range) -> list[bool]:
-    """Which layers are those of `name_period` and `name_offset`."""
+    """Which layers are those of `name_period` and `name_offset`; of a GGUF file, those that it lists."""
+    if (listed := hf.get(f"{name}s")) is not None:
+        return [layer in listed for layer in layers]
     period, offset = hf.int(f"{name}_period"), hf.int(f"{name}_offset")
     if period < 1:
         raise BadCheckpoint(f"{name}_period is {period}")

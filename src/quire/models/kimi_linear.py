@@ -52,6 +52,7 @@ RENAMED = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KimiLinearConfig(DeepseekConfig):
     delta: DeltaShape
+    converted: bool  # the checkpoint is a GGUF file
 
 
 def config(hf: CheckpointConfig) -> KimiLinearConfig:
@@ -66,7 +67,8 @@ def config(hf: CheckpointConfig) -> KimiLinearConfig:
     head_dim = section.int("head_dim", hf.int("linear_head_dim", 128))
     taps = section.int("short_conv_kernel_size", hf.int("linear_conv_kernel_dim", 4))
     shape = DeltaShape(heads, heads, head_dim, head_dim, taps, gate=Activation.SIGMOID)
-    return KimiLinearConfig(**hybrid_fields(fields, layer_kinds(hf, layers, _default_kinds(section, layers)), shape))
+    kinds = layer_kinds(hf, layers, _default_kinds(section, layers))
+    return KimiLinearConfig(**hybrid_fields(fields, kinds, shape), converted=hf.bool("converted", False))
 
 
 def _default_kinds(section: CheckpointConfig, layers: int) -> list[str]:
@@ -93,7 +95,8 @@ def delta_specs(c: KimiLinearConfig, split_conv: bool) -> TensorSpecs:
     s, prefix = c.delta, "self_attn"
     parts = {f"{prefix}.{name}_conv1d": s.key_size for name in "qkv"}
     conv = ConvWeight(parts if split_conv else {f"{prefix}.conv1d": s.channels}, s.taps)
-    rates = DecayRate(f"{prefix}.A_log", (1, 1, s.heads, 1), repeats=s.key_dim)
+    shape = (s.heads, 1) if c.converted else (1, 1, s.heads, 1)
+    rates = DecayRate(f"{prefix}.{'A' if c.converted else 'A_log'}", shape, s.key_dim, negated=c.converted)
     narrow = {f"{prefix}.f_a_proj": s.key_dim, f"{prefix}.g_a_proj": s.value_dim, f"{prefix}.b_proj": s.heads}
     return {
         "delta_in": Linear({f"{prefix}.{name}_proj": s.key_size for name in "qkv"}, c.hidden),

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import Unsupported
+from quire.models.alibi import alibi_slopes
 from quire.models.bidirectional_families import BIDIRECTIONAL_FAMILIES
 from quire.models.config import ModelConfig
 from quire.models.gating import mul_sigmoid
@@ -31,7 +32,7 @@ from quire.models.loading import (
     load_weights,
 )
 from quire.models.older_families import OLDER_FAMILIES
-from quire.models.qkv_order import deinterleaved_rope, ungrouped_qkv
+from quire.models.qkv_order import deinterleaved_rope, parted_kv, ungrouped_qkv
 from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
@@ -42,6 +43,7 @@ from quire.weights.config import CheckpointConfig
 
 LLAMA = LlamaFamily()
 FUSED_QKV = "self_attn.qkv_proj"
+APART = ("mlp.gate_proj", "mlp.up_proj")
 ROPE_FACTORS = "rope_freqs"  # in GGUF files only
 # A buffer in older exports, and layers that predict further tokens.
 UNUSED = r".*\.rotary_emb\.inv_freq|(model\.)?mtp(_layers)?\..*"
@@ -121,7 +123,7 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
         "local_rope": _local_rope(hf, rope, head_dim) if family.local_rope else None,
         "windows": tuple(map(_window_of_one_side, windows)) if bidirectional else windows,
         "bidirectional": bidirectional,
-        "rotated": family.rotated(hf, windows),
+        "rotated": (False,) * layers if family.alibi else family.rotated(hf, windows),
         "query_growth": query_growth(rope) if family.query_scaling else None,
         "activation": family.activations[hf.expect("hidden_act", *family.activations)],
         "tied": hf.bool("tie_word_embeddings", False),
@@ -130,6 +132,7 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
         "mlp_bias": hf.bool("mlp_bias", all_biases),
         "head_bias": family.head_bias and hf.bool("lm_head_bias", False),
         "qk_norms": family.qk_norms if _has_qk_norms(hf, family) else "none",
+        "slopes": alibi_slopes(heads) if family.alibi else (),
         **(family.scales(hf) if family.scales else {}),
     }
 
@@ -175,22 +178,22 @@ def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
     """`stored`: the tensor names of the checkpoint, which say whether q, k and v are fused."""
     f = c.family
     return {
-        **{ours: _norm(c, name) for ours, name in f.norms.items()},
+        **{ours: _norm(c, name, f.norm_offsets.get(ours)) for ours, name in f.norms.items()},
         "qkv": _qkv(c, stored),
         **_qk_norms(c),
         **_sub_norms(c),
         **({"sinks": Vector("self_attn", c.heads, f.sinks)} if f.sinks else {}),
         **({"gate": Linear({f.gate: c.q_size}, c.hidden)} if f.gate else {}),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size, bias=c.out_bias),
-        "gate_up": Linear(_gate_up(c), c.hidden, bias=c.mlp_bias),
-        "down": Linear({f.down: c.hidden}, c.intermediate, bias=c.mlp_bias),
+        "gate_up": Linear(_gate_up(c, stored), c.hidden, bias=c.mlp_bias),
+        "down": Linear({f.down: c.hidden}, c.intermediate, bias=c.mlp_bias or f.down_bias),
     }
 
 
-def _norm(c: LlamaConfig, name: str) -> Vector | LayerNorm:
+def _norm(c: LlamaConfig, name: str, offset: float | None = None) -> Vector | LayerNorm:
     if c.family.layer_norm:
         return LayerNorm(name, c.hidden, bias=c.family.norm_bias)
-    return Vector(name, c.hidden, offset=c.family.norm_offset)
+    return Vector(name, c.hidden, offset=c.family.norm_offset if offset is None else offset)
 
 
 def _qkv(c: LlamaConfig, stored: Container[str]) -> Linear:
@@ -199,6 +202,9 @@ def _qkv(c: LlamaConfig, stored: Container[str]) -> Linear:
         return Linear({FUSED_QKV: part}, c.hidden, bias=c.qkv_bias)
     orders = [_rope_order(c, heads) for heads in (c.heads, c.kv_heads)]
     q, k = (LinearPart(size, order) for size, order in zip((c.q_size, c.kv_size), orders, strict=True))
+    if c.family.kv and f"model.layers.0.{c.family.kv}.weight" in stored:
+        order = parted_kv(c.kv_heads, c.head_dim) if c.family.kv_by_head else None
+        return Linear({"self_attn.q_proj": q, c.family.kv: LinearPart(2 * c.kv_size, order)}, c.hidden, bias=c.qkv_bias)
     parts = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": LinearPart(c.kv_size)}
     return Linear(parts, c.hidden, bias=c.qkv_bias)
 
@@ -217,7 +223,8 @@ def _fused_order(c: LlamaConfig) -> NDArray[np.int32] | None:
 def _qk_norms(c: LlamaConfig) -> TensorSpecs:
     sizes = {"none": (), "heads": (c.head_dim, c.head_dim), "rows": (c.q_size, c.kv_size)}[c.qk_norms]
     named = zip(("q_norm", "k_norm"), (c.family.q_norm, c.family.k_norm), sizes, strict=False)
-    return {ours: Vector(name, size, offset=c.family.norm_offset) for ours, name, size in named}
+    order = _rope_order(c, 1) if c.qk_norms == "heads" else None
+    return {ours: Vector(name, size, offset=c.family.norm_offset, order=order) for ours, name, size in named}
 
 
 def _sub_norms(c: LlamaConfig) -> TensorSpecs:
@@ -225,9 +232,11 @@ def _sub_norms(c: LlamaConfig) -> TensorSpecs:
     return {ours: Vector(name, sizes[ours]) for ours, name in c.family.sub_norms.items()}
 
 
-def _gate_up(c: LlamaConfig) -> dict[str, int]:
+def _gate_up(c: LlamaConfig, stored: Container[str]) -> dict[str, int]:
     outputs = 2 * c.intermediate if c.family.gated else c.intermediate
-    return dict.fromkeys(c.family.gate_up, outputs // len(c.family.gate_up))
+    apart = c.family.gated and f"model.layers.0.{APART[0]}.weight" in stored  # as GGUF's converter may store them
+    names = APART if apart else c.family.gate_up
+    return dict.fromkeys(names, outputs // len(names))
 
 
 @dataclass(frozen=True, slots=True)

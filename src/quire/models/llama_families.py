@@ -54,6 +54,7 @@ class LlamaFamily:
     windows: Windows = full_attention  # where `layer_types` does not list them
     default_window: int = 0  # where config.json has no `sliding_window`; a null means that there is none
     rotated: Rotation = rope_everywhere
+    alibi: bool = False  # scores fall with distance, by slopes; queries and keys have no rope
     rope_interleaved: bool = False  # the checkpoint has the two columns of a rotary pair side by side
     rope_alpha: bool = False  # `alpha` of a dynamic rope scaling is a fixed NTK factor
     local_rope: bool = False  # layers with a window rotate by `rope_local_base_freq`, without scaling
@@ -75,14 +76,18 @@ class LlamaFamily:
     layer_norm: bool = False  # norms are layer norms, not RMS norms
     norm_bias: bool = True  # layer norms have biases
     norm_offset: float = 0.0  # added to stored norm weights
+    norm_offsets: Mapping[str, float] = field(default_factory=dict)  # of fields of LlamaLayer whose offset is another
     # Fields of LlamaLayer -> tensor names: norms of what the output and the down projection get.
     sub_norms: Mapping[str, str] = field(default_factory=dict)
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    kv: str | None = None  # the tensor of k and v, where they are one
+    kv_by_head: bool = False  # in it, the value of each head stands behind its key
     fused_qkv: bool = False  # q, k and v are always one tensor; else only if that tensor is stored
     grouped_qkv: bool = False  # in that tensor, each key head stands behind the query heads that share it
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")  # one name: gate and up are one tensor
     down: str = "mlp.down_proj"
+    down_bias: bool = False  # the down projection has a bias, whatever the others have
     gated: bool = True  # the feed-forward layer has a gate; else `gate_up` names the up projection
 
 
@@ -237,6 +242,7 @@ FAMILIES: Mapping[str, LlamaFamily] = {
         q_norm="self_attn.query_layernorm",
         k_norm="self_attn.key_layernorm",
     ),
+    "MaincoderForCausalLM": LlamaFamily(rope_interleaved=True, qk_norms="heads", qk_norms_after_rope=True),
     "ArceeForCausalLM": LlamaFamily(
         defaults={"hidden_act": "relu2"}, activations=dict(ACTIVATION_NAMES), gated=False, gate_up=("mlp.up_proj",)
     ),

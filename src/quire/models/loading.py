@@ -218,7 +218,7 @@ class StackedHeadLinear:
         return ops.pack_heads([as_floats(head) for head in _unstacked(tensor)])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Vector:
     """The weight of an RMS norm, or another tensor of one axis, stored as `name.suffix`."""
 
@@ -227,6 +227,7 @@ class Vector:
     suffix: str = "weight"
     offset: float = 0.0  # added to what is stored: Gemma's norms are stored less 1
     stored_as_row: bool = False  # [1, size]
+    order: NDArray[np.int32] | None = None  # number i is the stored number order[i]
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{self.name}.{self.suffix}", (1, self.size) if self.stored_as_row else (self.size,)
@@ -234,6 +235,7 @@ class Vector:
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
         (tensor,) = tensors
         tensor = tensor.squeezed() if self.stored_as_row else tensor
+        tensor = tensor if self.order is None else tensor.ordered(self.order)
         return ops.vector(_with_offset(tensor, self.offset) if self.offset else tensor)
 
 

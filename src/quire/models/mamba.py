@@ -33,6 +33,7 @@ def config(hf: CheckpointConfig) -> MambaConfig:
         bias=hf.bool("use_bias", False),
         norms="plain" if hf.architecture == "FalconMambaForCausalLM" else "none",
         norm_eps=hf.float("mixer_rms_eps", 1e-6),
+        converted=hf.bool("converted", False),
     )
     return MambaConfig(**without_attention(hf, hidden, layers), states=mamba.states(layers), mamba=mamba)
 

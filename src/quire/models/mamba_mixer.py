@@ -29,6 +29,7 @@ class MambaShape:
     bias: bool = False  # of the first and of the last linear layer
     norms: Literal["none", "stored", "plain"] = "none"  # of dt, b and c; plain ones have no weights
     norm_eps: float = 1e-6
+    converted: bool = False  # the checkpoint is a GGUF file
 
     def __post_init__(self) -> None:
         for name in ("channels", "columns", "rank"):
@@ -49,19 +50,22 @@ class MambaShape:
 
 @dataclass(frozen=True, slots=True)
 class StoredMambaScan:
-    """The weights of the recurrence: `name.A_log` [channels, columns] and `name.D` [channels]."""
+    """The weights of the recurrence: `name.A_log` [channels, columns] and `name.D` [channels]. GGUF files have
+    `name.A`, which is -exp(A_log)."""
 
     name: str
     channels: int
     columns: int
+    converted: bool
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield f"{self.name}.A_log", (self.channels, self.columns)
+        yield f"{self.name}.{'A' if self.converted else 'A_log'}", (self.channels, self.columns)
         yield f"{self.name}.D", (self.channels,)
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> MambaWeights:
-        a_log, skip = tensors
-        rates = -np.exp(dequantize(a_log).reshape(self.channels, self.columns))
+        stored, skip = tensors
+        a = dequantize(stored).reshape(self.channels, self.columns)
+        rates = a if self.converted else -np.exp(a)
         return MambaWeights(ops.biases(np.ascontiguousarray(rates.T)), ops.vector(skip))
 
 
@@ -69,10 +73,10 @@ def mixer_specs(m: MambaShape, hidden: int, name: str) -> TensorSpecs:
     """`name`: of the mixer in a layer."""
     specs: dict[str, TensorSpec] = {
         "mamba_in": Linear({f"{name}.in_proj": 2 * m.channels}, hidden, bias=m.bias),
-        "conv": StoredConv(f"{name}.conv1d", m.channels, m.taps),
+        "conv": StoredConv(f"{name}.conv1d", m.channels, m.taps, m.converted),
         "parameters": Linear({f"{name}.x_proj": m.rank + 2 * m.columns}, m.channels),
         "dt": Linear({f"{name}.dt_proj": m.channels}, m.rank, bias=True),
-        "scan": StoredMambaScan(name, m.channels, m.columns),
+        "scan": StoredMambaScan(name, m.channels, m.columns, m.converted),
         "mamba_out": Linear({f"{name}.out_proj": hidden}, m.channels, bias=m.bias),
     }
     if m.conv_bias:

@@ -4,11 +4,10 @@ An architecture that has a model file is never looked up here."""
 
 from collections.abc import Mapping
 
-RECURRENT = "recurrent layers"
+RECURRENT = "recurrent layers of its own kind"
 
 # Hugging Face's name -> what is missing.
 MISSING: Mapping[str, str] = {
-    "ArcticForCausalLM": "a feed-forward layer beside the experts that reads the layer's input",
     "ArcticLSTMSpeculatorPreTrainedModel": "drafting for another model",
     "BailingHybridForCausalLM": "linear attention",
     "BailingMoeV2_5ForCausalLM": "linear attention",
@@ -23,7 +22,6 @@ MISSING: Mapping[str, str] = {
     "HYV4ForCausalLM": "sparse attention",
     "IQuestLoopCoderForCausalLM": "layers that run twice",
     "InternLM2VEForCausalLM": "experts for tokens of images",
-    "JAISLMHeadModel": "ALiBi and a gate in GPT-2",
     "JetMoeForCausalLM": "experts of attention",
     "Kolibri1ForCausalLM": "experts chosen by corrected logits",
     "LagunaForCausalLM": "a softplus gate of attention",
@@ -35,15 +33,12 @@ MISSING: Mapping[str, str] = {
     "PanguUltraMoEForCausalLM": "norms of its own around MLA",
     "Phi4FlashForCausalLM": RECURRENT,
     "Plamo2ForCausalLM": RECURRENT,
-    "Plamo3ForCausalLM": "its own names of tensors",
     "RecurrentGemmaForCausalLM": RECURRENT,
     "RwkvForCausalLM": RECURRENT,
     "SolarForCausalLM": "connections that skip blocks of layers",
     "Step3TextForCausalLM": "factored queries",
     "Step3p5ForCausalLM": "experts whose activations are clamped",
     "Step3p7ForConditionalGeneration": "experts whose activations are clamped",
-    "TeleChat2ForCausalLM": "keys and values in one tensor, head by head",
-    "TeleChatForCausalLM": "keys and values in one tensor, head by head",
     "ZambaForCausalLM": RECURRENT,
     "ZayaForCausalLM": "convolutions in attention",
     "xLSTMForCausalLM": RECURRENT,

@@ -39,6 +39,7 @@ class NemotronHConfig(ModelConfig):
     shared_size: int  # of the experts that every token goes to, as one feed-forward layer
     latent_size: int  # columns of what experts read and give; 0: `hidden`
     routing: Routing | None
+    num_mtp_layers: int  # layers behind the last that predict further tokens, of a GGUF file
 
 
 def config(hf: CheckpointConfig) -> NemotronHConfig:
@@ -57,6 +58,7 @@ def config(hf: CheckpointConfig) -> NemotronHConfig:
         out_bias=hf.bool("mamba_proj_bias", bias),
         norm_groups=hf.int("n_groups", 8),
         dt_limit=dt_limit(hf),
+        converted=hf.bool("converted", False),
     )
     heads, length = hf.int("num_attention_heads"), hf.int("max_position_embeddings")
     activation = hf.expect("mlp_hidden_act", *ACTIVATIONS)
@@ -85,6 +87,7 @@ def config(hf: CheckpointConfig) -> NemotronHConfig:
         shared_size=hf.int("moe_shared_expert_intermediate_size", 0),
         latent_size=hf.int("moe_latent_size", 0),
         routing=grouped_sigmoid(hf) if MOE in kinds else None,
+        num_mtp_layers=hf.int("num_nextn_predict_layers", 0),
     )
 
 
@@ -158,7 +161,8 @@ class NemotronHLayer:
 def load(ops: OpSet, checkpoint: Checkpoint, config: NemotronHConfig, max_model_len: int) -> LoadedModel:
     checkpoint = RenamedCheckpoint.by_substring(checkpoint, RENAMED)
     layers = {f"backbone.layers.{index}.": specs for index, specs in enumerate(layer_specs(config))}
-    unused = r"mtp\..*" + ("|lm_head.weight" if config.tied else "")
+    further = [rf"backbone\.layers\.{config.layers + index}\..*" for index in range(config.num_mtp_layers)]
+    unused = "|".join([r"mtp\..*", *further, *(["lm_head.weight"] if config.tied else [])])
     top, loaded = load_weights(ops, checkpoint, mamba2.top_specs(config), layers, unused)
     weights = [NemotronHLayer(**layer) for layer in loaded]
     forward = partial(mamba2.forward, config, top, weights, partial(mix, config))

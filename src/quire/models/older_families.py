@@ -1,9 +1,10 @@
-"""Rows as in llama_families.py for families of 2023 and 2024 whose tensors have other names than Llama's."""
+"""Rows as in llama_families.py for families whose tensors have other names than Llama's."""
 
 from collections.abc import Mapping
 
 from quire.core.errors import BadCheckpoint
 from quire.models.activations import NAMES as ACTIVATION_NAMES
+from quire.models.layer_patterns import window_by_pattern
 from quire.models.llama_families import LlamaFamily
 from quire.weights.config import CheckpointConfig
 
@@ -29,6 +30,109 @@ def chatglm(hf: CheckpointConfig) -> CheckpointConfig:
     return hf.with_values(values)
 
 
+def refact(hf: CheckpointConfig) -> CheckpointConfig:
+    """Two thirds of four times the hidden size, in whole 256."""
+    size = 256 * -(-int(2 * 4 * hf.int("hidden_size") / 3) // 256)
+    return hf if "intermediate_size" in hf else hf.with_values({"intermediate_size": size})
+
+
+TELECHAT = LlamaFamily(
+    keys={
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "intermediate_size": "ffn_hidden_size",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "max_position_embeddings": "seq_length",
+    },
+    defaults={"hidden_act": "silu", "attention_out_bias": True},
+    expects={"embed_layernorm": (False, None), "apply_residual_connection_post_layernorm": (False, None)},
+    kv="self_attn.kv_proj",
+    kv_by_head=True,
+    down_bias=True,
+    renamed={
+        "transformer.word_embeddings.": "model.embed_tokens.",
+        "transformer.ln_f.": "model.norm.",
+        "transformer.h.": "model.layers.",
+        ".self_attention.query.": ".self_attn.q_proj.",
+        ".self_attention.key_value.": ".self_attn.kv_proj.",
+        ".self_attention.dense.": ".self_attn.o_proj.",
+    },
+)
+REFACT = LlamaFamily(
+    keys={
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "max_position_embeddings": "n_positions",
+        "rms_norm_eps": "layer_norm_epsilon",
+    },
+    defaults={"hidden_act": "silu", "num_key_value_heads": 1},
+    expects={"multi_query": (True, None)},
+    adapt=refact,
+    alibi=True,
+    kv="self_attn.kv_proj",
+    gate_up=("mlp.gate_up_proj",),
+    renamed={
+        "transformer.wte.": "model.embed_tokens.",
+        "transformer.ln_f.": "model.norm.",
+        "transformer.h.": "model.layers.",
+        ".ln_1.": ".input_layernorm.",
+        ".attn.q.": ".self_attn.q_proj.",
+        ".attn.kv.": ".self_attn.kv_proj.",
+        ".attn.c_proj.": ".self_attn.o_proj.",
+        ".ln_2.": ".post_attention_layernorm.",
+        ".mlp.c_proj.": ".mlp.down_proj.",
+    },
+)
+CODESHELL = LlamaFamily(
+    keys={
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "num_key_value_heads": "num_query_groups",
+        "intermediate_size": "n_inner",
+        "max_position_embeddings": "n_positions",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    },
+    defaults={"use_bias": True},
+    expects={"position_embedding_type": ("rope", None), "group_query_attention": (True, None)},
+    activations=dict(ACTIVATION_NAMES),
+    layer_norm=True,
+    fused_qkv=True,
+    gate_up=("mlp.c_fc",),
+    down="mlp.c_proj",
+    gated=False,
+    renamed={
+        "transformer.wte.": "model.embed_tokens.",
+        "transformer.ln_f.": "model.norm.",
+        "transformer.h.": "model.layers.",
+        ".ln_1.": ".input_layernorm.",
+        ".attn.c_attn.": ".self_attn.qkv_proj.",
+        ".attn.c_proj.": ".self_attn.o_proj.",
+        ".ln_2.": ".post_attention_layernorm.",
+    },
+)
+PLAMO3_NORMS = {
+    "attn_norm": "pre_mixer_norm",
+    "post_attn_norm": "post_mixer_norm",
+    "mlp_norm": "pre_mlp_norm",
+    "post_mlp_norm": "post_mlp_norm",
+}
+PLAMO_3 = LlamaFamily(  # of 2025
+    keys={"sliding_window": "window_size", "rope_local_base_freq": "rope_local_theta"},
+    defaults={"hidden_act": "silu", "sliding_window_pattern": 8},
+    expects={"rope_local_scaling": (None,)},
+    windows=window_by_pattern,
+    local_rope=True,
+    qk_norms="heads",
+    norms=PLAMO3_NORMS,
+    norm_offset=1.0,
+    norm_offsets={"post_attn_norm": 0.2, "post_mlp_norm": 5**-1.5},
+    fused_qkv=True,
+    gate_up=("mlp.gate_up_proj",),
+    renamed={"model.layers.layers.": "model.layers.", ".mixer.": ".self_attn."},
+)
 QWEN_1 = LlamaFamily(
     keys={"head_dim": "kv_channels", "rms_norm_eps": "layer_norm_epsilon", "rope_theta": "rotary_emb_base"},
     defaults={"hidden_act": "silu"},
@@ -92,6 +196,11 @@ OLDER_FAMILIES: Mapping[str, LlamaFamily] = {
     "ChatGLMForConditionalGeneration": CHATGLM,
     "InternLMForCausalLM": LlamaFamily(keys={"attention_bias": "bias"}),
     "OrionForCausalLM": LlamaFamily(layer_norm=True),
+    "TeleChatForCausalLM": TELECHAT,
+    "TeleChat2ForCausalLM": TELECHAT,
+    "GPTRefactForCausalLM": REFACT,
+    "Plamo3ForCausalLM": PLAMO_3,
+    "CodeShellForCausalLM": CODESHELL,
     "BitNetForCausalLM": LlamaFamily(
         defaults={"hidden_act": "relu2", "rope_theta": 500_000.0},
         activations=dict(ACTIVATION_NAMES),

@@ -15,6 +15,11 @@ def ungrouped_qkv(kv_heads: int, heads: int, head_dim: int) -> Order:
     return np.concatenate([grouped[:, :-2].ravel(), grouped[:, -2].ravel(), grouped[:, -1].ravel()])
 
 
+def parted_kv(kv_heads: int, head_dim: int) -> Order:
+    """For a tensor that has the value of each head behind its key."""
+    return np.arange(2 * kv_heads * head_dim, dtype=np.int32).reshape(kv_heads, 2, head_dim).swapaxes(0, 1).ravel()
+
+
 def deinterleaved_rope(heads: int, head_dim: int, rotary_dim: int) -> Order:
     """For a tensor that has rotary pairs side by side in the first `rotary_dim` rows of each head."""
     rows = np.arange(heads * head_dim, dtype=np.int32).reshape(heads, head_dim)

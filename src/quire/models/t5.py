@@ -138,7 +138,7 @@ def top_specs(c: T5Config, head: str) -> TensorSpecs:
     }
 
 
-def layer_specs(c: T5Config, index: int, feed_forward: int) -> TensorSpecs:
+def layer_specs(c: Any, index: int, feed_forward: int) -> TensorSpecs:
     """`feed_forward`: the index of the feed-forward part in a layer, which is the last."""
     biases = RelativePositionBias(f"layer.0.{BIASES}", c.heads, c.buckets, c.max_distance, both_ways=feed_forward == 1)
     ff = f"layer.{feed_forward}"
@@ -214,15 +214,19 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: T5Config, max_model_len: in
 
 
 def encode(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
-    x = ops.embedding(batch.ids, w.embed)
-    for layer in w.encoder:
+    x = encode_tokens(c, ops.embedding(batch.ids, w.embed), w.encoder, w.encoder_norm, ops, batch)
+    return write_source(c, [layer.cross_kv for layer in w.decoder], ops, x, batch)
+
+
+def encode_tokens(c: Any, x: Value, layers: Sequence[T5Layer], norm: Any, ops: OpSet, batch: Any) -> Value:
+    """`c`: a T5Config, or that of an encoder alone."""
+    for layer in layers:
         q, k, v = ops.split(ops.linear(ops.rms_norm(x, layer.attn_norm, c.eps), layer.qkv), (c.q_size,) * 3)
-        biases = w.encoder[0].biases if layer.biases is None else layer.biases
+        biases = layers[0].biases if layer.biases is None else layer.biases
         attended = ops.attention(q, k, v, batch, c.head_dim, 1.0, biases=biases)
         x = ops.add(x, ops.linear(attended, layer.out))
         x = ops.add(x, feed_forward(c, layer, ops, x))
-    x = ops.rms_norm(x, w.encoder_norm, c.eps)
-    return write_source(c, [layer.cross_kv for layer in w.decoder], ops, x, batch)
+    return ops.rms_norm(x, norm, c.eps)
 
 
 def forward(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
@@ -240,6 +244,6 @@ def forward(c: T5Config, w: T5Weights, ops: OpSet, batch: Any) -> Value:
     return ops.logits(x if c.logit_scale == 1 else ops.scale(x, c.logit_scale), w.head, batch)
 
 
-def feed_forward(c: T5Config, layer: T5Layer, ops: OpSet, x: Value) -> Value:
+def feed_forward(c: Any, layer: T5Layer, ops: OpSet, x: Value) -> Value:
     act = ops.activate_and_mul if c.gated else ops.activate
     return ops.linear(act(ops.linear(ops.rms_norm(x, layer.mlp_norm, c.eps), layer.up), c.activation), layer.down)

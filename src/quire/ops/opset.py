@@ -343,6 +343,19 @@ class MambaWeights:
     skip: Any
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Wkv7Weights:
+    """Vectors of `OpSet.vector`, one number a column of all heads."""
+
+    remove_scale: Any
+    learn_scale: Any
+    bonus: Any
+    norm: Any
+    norm_bias: Any
+    heads: int
+    eps: float  # of the norm of each head's output
+
+
 class Keep(Enum):
     """The precision that a matrix keeps when weights are quantized while they are loaded."""
 
@@ -596,7 +609,7 @@ class OpSet(Protocol):
     def mul(self, x: Value, y: Value) -> Value:
         """x * y, element by element."""
 
-    def causal_conv(self, x: Value, weight: Any, bias: Any, batch: Any, layer: int) -> Value:
+    def causal_conv(self, x: Value, weight: Any, bias: Any, batch: Any, layer: int, first: int = 0) -> Value:
         """x [T, channels] -> [T, channels]: bias + the sum over taps of weight[tap] * the input of the token taps - 1 -
         tap positions before, the oldest first. weight: `conv_weight`'s. Inputs before position 0 are zeros.
 
@@ -605,7 +618,7 @@ class OpSet(Protocol):
         the order of the batch: one may continue a block that another before it fills in this step.
 
         If the cache has state slots (`KVSpec.states`), the states are there, and `layer` counts the layers that have
-        them."""
+        them. Its channels are then those from `first` on, where a layer has several convolutions."""
 
     def mamba2_scan(
         self, x: Value, dt: Value, b: Value, c: Value, weights: "Mamba2Weights", batch: Any, layer: int
@@ -639,6 +652,16 @@ class OpSet(Protocol):
 
     def linear_attention(self, q: Value, k: Value, v: Value, decay: Any, batch: Any, layer: int, key_dim: int) -> Value:
         """Lightning attention: as `delta_rule`, with S = decay * S + k v^T. decay [heads]: a vector, for all tokens."""
+
+    def wkv7(
+        self, r: Value, w: Value, k: Value, v: Value, a: Value, weights: "Wkv7Weights", batch: Any, layer: int
+    ) -> Value:
+        """The time mixing of RWKV 7. r, w, k, v and a [T, heads * n] -> [T, heads * n], where the state S of a layer is
+        [heads, n, n], zero at first.
+
+        For each token and head: u = k * remove_scale, divided by its length; decay = exp(-exp(-0.5) * sigmoid(w)); and
+        k' = k * (1 + (a - 1) * learn_scale). Then S = decay * S + k' v^T - (u * a) (u . S)^T, with the S before on the
+        right; the output is the layer norm of r . S, and (the sum of r * k' * bonus) * v."""
 
     def concat(self, parts: Sequence[Value]) -> Value:
         """The columns of all parts, side by side."""

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing
+from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing, Wkv7Weights
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_attention import AttentionHeads
 from quire.quantize.eager_scans import mamba2_scan, mamba_scan
-from quire.quantize.eager_states import linear_attention
+from quire.quantize.eager_states import linear_attention, wkv7
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.input_sources import InputSource, InputSources
 from quire.quantize.routing import routed
@@ -305,7 +305,9 @@ class EagerOps:
     def mul(self, x: Floats, y: Floats) -> Floats:
         return x * y
 
-    def causal_conv(self, x: Floats, weight: Floats, bias: Floats | None, batch: EagerBatch, layer: int) -> Floats:
+    def causal_conv(
+        self, x: Floats, weight: Floats, bias: Floats | None, batch: EagerBatch, layer: int, first: int = 0
+    ) -> Floats:
         out = np.zeros_like(x) if bias is None else np.tile(bias, (len(x), 1))
         for span in batch.spans:
             for distance, row in enumerate(weight[::-1]):
@@ -327,6 +329,11 @@ class EagerOps:
         self, q: Floats, k: Floats, v: Floats, decay: Floats, batch: EagerBatch, layer: int, key_dim: int
     ) -> Floats:
         return linear_attention(q, k, v, np.tile(decay, (len(v), 1)), None, batch.spans, key_dim)
+
+    def wkv7(
+        self, r: Floats, w: Floats, k: Floats, v: Floats, a: Floats, weights: Wkv7Weights, batch: EagerBatch, layer: int
+    ) -> Floats:
+        return wkv7(r, w, k, v, a, weights, batch.spans)
 
     def mamba2_scan(
         self, x: Floats, dt: Floats, b: Floats, c: Floats, weights: Mamba2Weights, batch: EagerBatch, layer: int

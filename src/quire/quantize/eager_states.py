@@ -1,9 +1,10 @@
-"""Linear attention over whole sequences, in numpy: `delta_rule` and `linear_attention` of the op set."""
+"""Linear attention over whole sequences, in numpy: `delta_rule`, `linear_attention` and `wkv7` of the op set."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from quire.ops.opset import Wkv7Weights
 from quire.quantize.floats import Floats
 
 
@@ -28,3 +29,29 @@ def linear_attention(
             state += k[t, :, :, None] * added[:, None, :]
             out[t] = np.einsum("hk,hkv->hv", q[t], state)
     return out.reshape(v.shape)
+
+
+def wkv7(r: Floats, w: Floats, k: Floats, v: Floats, a: Floats, weights: Wkv7Weights, spans: Sequence[slice]) -> Floats:
+    heads, size = weights.heads, r.shape[1] // weights.heads
+
+    def by_head(x: Floats) -> Floats:
+        return x.reshape(*x.shape[:-1], heads, size)
+
+    decay = by_head(np.exp(-np.exp(np.float32(-0.5)) / (1 + np.exp(-w))))
+    recall = by_head(k * weights.remove_scale)
+    recall = recall / np.maximum(np.linalg.norm(recall, axis=-1, keepdims=True), np.float32(1e-12))
+    key = by_head(k * (1 + (a - 1) * weights.learn_scale))
+    queries, values, erase = by_head(r), by_head(v), recall * by_head(a)
+    out = np.empty_like(values)
+    for span in spans:
+        state = np.zeros((heads, size, size), np.float32)
+        for t in range(span.start, span.stop):
+            recalled = np.einsum("hk,hkv->hv", recall[t], state)
+            state = decay[t, :, :, None] * state + key[t, :, :, None] * values[t, :, None]
+            state -= erase[t, :, :, None] * recalled[:, None]
+            out[t] = np.einsum("hk,hkv->hv", queries[t], state)
+    centred = out - out.mean(-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + weights.eps)
+    bonus = (queries * key * by_head(weights.bonus)).sum(-1, keepdims=True) * values
+    both: Floats = normed.reshape(r.shape) * weights.norm + weights.norm_bias + bonus.reshape(r.shape)
+    return both

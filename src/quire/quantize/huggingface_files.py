@@ -19,7 +19,7 @@ from quire.weights.huggingface import read_json
 COPIED = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "added_tokens.json", "vocab.json", "merges.txt", "tekken.json", "spiece.model", "chat_template.jinja",
-    "chat_template.json", "LICENSE", "LICENSE.txt",
+    "rwkv_vocab_v20230424.txt", "chat_template.json", "LICENSE", "LICENSE.txt",
 )  # fmt: skip
 OURS = ("rotary_dim", "type_vocab_size")  # keys that only Quire's reader of GGUF gives
 MAX_COPIED_BYTES = 256 << 20

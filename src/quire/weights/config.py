@@ -63,6 +63,8 @@ ALIASES: Final[Mapping[str, str]] = {
     "Gemma3TextModel": "Gemma3Model",
     "Gemma3TextForSequenceClassification": "Gemma3ForSequenceClassification",
     "RWForCausalLM": "FalconForCausalLM",
+    "TelechatForCausalLM": "TeleChatForCausalLM",
+    "Rwkv7ForCausalLM": "RWKV7ForCausalLM",
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
     "BertForPreTraining": "BertForMaskedLM",
 }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.ops.native.liveness import Storage, Use
-from quire.ops.opset import ConvSpec, Float32, KVSpec, Mamba2Weights, MambaWeights, StateSpec
+from quire.ops.opset import ConvSpec, Float32, KVSpec, Mamba2Weights, MambaWeights, StateSpec, Wkv7Weights
 
 ViewOf = Callable[["RecordedColumns"], Any]  # the native View of a value
 Emit = Callable[[Any, ViewOf], None]  # adds one op to a native Tape
@@ -35,17 +35,21 @@ class ScanRecorder:
         self._spec = spec
 
     def causal_conv(
-        self, x: RecordedColumns, weight: Float32, bias: Float32 | None, batch: Any, layer: int
+        self, x: RecordedColumns, weight: Float32, bias: Float32 | None, batch: Any, layer: int, first: int = 0
     ) -> RecordedColumns:
-        conv, states = self._spec.conv, self._spec.states
+        conv, states, columns = self._spec.conv, self._spec.states, x.columns
         if states is not None:
             conv = ConvSpec(states.num_layers, states.conv_channels, states.conv_taps)
         assert conv is not None and 0 <= layer < conv.num_layers, f"convolution {layer} of {conv}"
-        assert weight.shape == (conv.taps, conv.channels) and x.columns == conv.channels, f"{weight.shape} in {conv}"
-        assert bias is None or bias.shape == (conv.channels,)
-        out = new_value(x.columns)
+        assert first + columns <= conv.channels and (states or columns == conv.channels), f"{columns} columns, {conv}"
+        assert weight.shape == (conv.taps, columns), f"{weight.shape} in {conv}"
+        assert bias is None or bias.shape == (columns,)
+        total, out = conv.channels, new_value(columns)
         return self._record(
-            (x,), out, lambda tape, view: tape.causal_conv(view(x), weight, bias, layer, view(out)), barrier=True
+            (x,),
+            out,
+            lambda tape, view: tape.causal_conv(view(x), weight, bias, layer, first, total, view(out)),
+            barrier=True,
         )
 
     def mamba2_scan(
@@ -149,6 +153,30 @@ class ScanRecorder:
             lambda tape, view: tape.delta_rule(
                 *map(view, (q, k, v)), None, decay, None, heads, key_dim, False, layer, view(out)
             ),
+            barrier=True,
+        )
+
+    def wkv7(
+        self,
+        r: RecordedColumns,
+        w: RecordedColumns,
+        k: RecordedColumns,
+        v: RecordedColumns,
+        a: RecordedColumns,
+        weights: Wkv7Weights,
+        batch: Any,
+        layer: int,
+    ) -> RecordedColumns:
+        spec, inputs = self._states(layer), (r, w, k, v, a)
+        columns, size = r.columns, r.columns // weights.heads
+        assert spec.shape == (weights.heads, size, size), f"{columns} columns of {weights.heads} heads in {spec}"
+        vectors = (weights.remove_scale, weights.learn_scale, weights.bonus, weights.norm, weights.norm_bias)
+        assert all(x.columns == columns for x in inputs) and all(x.shape == (columns,) for x in vectors)
+        out = new_value(columns)
+        return self._record(
+            inputs,
+            out,
+            lambda tape, view: tape.wkv7(*map(view, inputs), *vectors, weights.heads, weights.eps, layer, view(out)),
             barrier=True,
         )
 

@@ -202,7 +202,8 @@ class RankForward:
 
     # -- column by column
 
-    def causal_conv(self, x: RankValue, weight: Any, bias: Any, batch: Any, layer: int) -> RankValue:
+    def causal_conv(self, x: RankValue, weight: Any, bias: Any, batch: Any, layer: int, first: int = 0) -> RankValue:
+        assert first == 0, "models whose layers have several convolutions are not divided"
         cut = self._index.even(self._columns(x))
         mixed = self._ops.causal_conv(self._own(x, cut), weight, _own_part(bias, cut, cut.total), batch, layer)
         return RankValue(mixed, () if cut.is_whole else (cut,))

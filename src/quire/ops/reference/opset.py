@@ -27,6 +27,7 @@ from quire.ops.opset import (
     Sampler,
     StepBatch,
     Value,
+    Wkv7Weights,
 )
 from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.attention import paged_attention, self_attention
@@ -40,6 +41,7 @@ from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.reference.states import TorchStates
+from quire.ops.reference.wkv7 import wkv7
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 if TYPE_CHECKING:
@@ -337,9 +339,12 @@ class TorchOps:
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         return x * y
 
-    def causal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: TorchBatch, layer: int) -> Tensor:
+    def causal_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: TorchBatch, layer: int, first: int = 0
+    ) -> Tensor:
         if batch.cache.slots is not None:
-            return conv_in_slots(x, weight, bias, batch.cache.slots.conv[layer], batch.states)
+            slots = batch.cache.slots.conv[layer][:, :, first : first + x.shape[1]]
+            return conv_in_slots(x, weight, bias, slots, batch.states)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         return causal_conv(x, weight, bias, batch.cache, layer, *runs)
 
@@ -363,6 +368,11 @@ class TorchOps:
     ) -> Tensor:
         slots = batch.slots_of_states.recurrent[layer]
         return attend_states(q, k, v, decay.expand(len(v), -1), None, slots, batch.states)
+
+    def wkv7(
+        self, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, weights: Wkv7Weights, batch: TorchBatch, layer: int
+    ) -> Tensor:
+        return wkv7(r, w, k, v, a, weights, batch.slots_of_states.recurrent[layer], batch.states)
 
     def mamba_scan(
         self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, weights: MambaWeights, batch: TorchBatch, layer: int

@@ -1,5 +1,5 @@
-"""The tokenizer of a GGUF file: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), BPE of characters ("gemma4"), and
-of encoders WordPiece ("bert") or SentencePiece unigram ("t5")."""
+"""The tokenizer of a GGUF file: byte-level BPE ("gpt2"), SentencePiece BPE ("llama"), BPE of characters ("gemma4"), the
+longest match ("rwkv"), and of encoders WordPiece ("bert") or SentencePiece unigram ("t5")."""
 
 import re
 from array import array
@@ -14,6 +14,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.compiled import native
 from quire.text.tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
+from quire.text.tokenizers.longest_match import LongestMatch, escaped_bytes
 from quire.text.tokenizers.piece_backends import SPACE, SentencePieceBPE
 from quire.text.tokenizers.sentencepiece import unigram_backend
 from quire.text.tokenizers.sentencepiece_model import SentencePieceModel
@@ -173,10 +174,19 @@ def _word_pieces(pieces: GGUFTokens) -> Vocabulary:
     return _finish(pieces, backend, wordpiece, bos=first, eos=last, add_bos=True, add_eos=True, strips_space=True)
 
 
+def _longest_match(pieces: GGUFTokens) -> Vocabulary:
+    tokens = [
+        b"" if kind != NORMAL else escaped_bytes(token) for token, kind in zip(pieces.tokens, pieces.kinds, strict=True)
+    ]
+    bos, eos = pieces.id("bos", 0), pieces.id("eos", 0)
+    return _finish(pieces, LongestMatch(tokens), escaped_bytes, bos=bos, eos=eos, add_bos=False)
+
+
 READERS: Mapping[str, Callable[[GGUFTokens], Vocabulary]] = {  # by `tokenizer.ggml.model`
     "gpt2": _byte_level,
     "llama": _sentencepiece,
     "gemma4": _characters,
+    "rwkv": _longest_match,
     "bert": _word_pieces,
     "t5": _unigram,
 }
@@ -184,7 +194,7 @@ READERS: Mapping[str, Callable[[GGUFTokens], Vocabulary]] = {  # by `tokenizer.g
 
 def _finish(
     pieces: GGUFTokens,
-    backend: tokenizers.Tokenizer | SentencePieceBPE,
+    backend: tokenizers.Tokenizer | SentencePieceBPE | LongestMatch,
     token_bytes: TokenBytes,
     *,
     bos: int | None,

@@ -55,8 +55,8 @@ def _read_older_files(directory: Path, settings: CheckpointConfig, named: dict[s
 
 def _first_reader(directory: Path) -> Callable[[Path, CheckpointConfig, dict[str, str]], Vocabulary]:
     """Of the first file that is there."""
+    from quire.text.tokenizers import longest_match, tekken, vocab_files
     from quire.text.tokenizers import sentencepiece as pieces
-    from quire.text.tokenizers import tekken, vocab_files
 
     readers: dict[str, Callable[[Path, CheckpointConfig, dict[str, str]], Vocabulary]] = {
         tekken.TEKKEN_FILE: lambda directory, settings, named: tekken.read_tekken(directory),
@@ -64,6 +64,7 @@ def _first_reader(directory: Path) -> Callable[[Path, CheckpointConfig, dict[str
         pieces.T5_FILE: pieces.read_t5,
         pieces.FAIRSEQ_FILE: pieces.read_fairseq,
         pieces.SOURCE_FILE: pieces.read_marian,
+        longest_match.WORLD_FILE: vocab_files.read_world,
         vocab_files.MERGES_FILE: vocab_files.read_byte_pairs,
         vocab_files.WORDS_FILE: vocab_files.read_word_pieces,
     }

@@ -1,5 +1,5 @@
 """The tokenizer of a directory with a vocabulary in plain files instead of a tokenizer.json: `vocab.txt` of WordPiece,
-or `vocab.json` and `merges.txt` of byte-level BPE."""
+`vocab.json` and `merges.txt` of byte-level BPE, or RWKV's list of tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.text.tokenizers.gguf_pre_tokenizers import GPT2, QWEN2, PreTokenizerStyle
+from quire.text.tokenizers.longest_match import END, WORLD_FILE, LongestMatch, escaped_bytes, read_world_file
 from quire.text.tokenizers.token_bytes import TokenBytes, byte_level, wordpiece
 from quire.text.tokenizers.vocabulary import Vocabulary, refuse_damaged
 from quire.weights.config import CheckpointConfig
@@ -61,6 +62,18 @@ def read_word_pieces(directory: Path, settings: CheckpointConfig, named: Mapping
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     doubled = named["bos_token"] == FAIRSEQ_TOKENS["bos_token"]
     return _finish(directory, backend, vocab, named, settings, wordpiece, ends=True, doubled=doubled)
+
+
+def read_world(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:
+    """RWKV's, whose first token begins and ends texts where nothing else is named."""
+    return Vocabulary(
+        backend=LongestMatch(read_world_file(directory / WORLD_FILE)),
+        token_bytes=escaped_bytes,
+        strips_space=False,
+        added={0: END},
+        special_ids=frozenset([0]),
+        named={"bos_token": END, "eos_token": END, **named},
+    )
 
 
 def read_byte_pairs(directory: Path, settings: CheckpointConfig, named: Mapping[str, str]) -> Vocabulary:

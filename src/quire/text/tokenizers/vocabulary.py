@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import tokenizers
 
 from quire.core.errors import BadCheckpoint
+from quire.text.tokenizers.longest_match import LongestMatch
 from quire.text.tokenizers.piece_backends import MarianBackend, SentencePieceBPE
 from quire.text.tokenizers.token_bytes import TokenBytes
 
@@ -15,7 +16,7 @@ from quire.text.tokenizers.token_bytes import TokenBytes
 class Vocabulary:
     """A tokenizer as its files describe it."""
 
-    backend: tokenizers.Tokenizer | SentencePieceBPE | MarianBackend
+    backend: tokenizers.Tokenizer | SentencePieceBPE | MarianBackend | LongestMatch
     token_bytes: TokenBytes  # for tokens that are not in `added`
     strips_space: bool  # encoding adds a space before the text, and decoding removes it
     added: Mapping[int, str]  # tokens that are matched before the others, by their literal text

@@ -30,16 +30,25 @@ class GGUFArchitecture:
     # GGUF name -> the config key that counts the heads.
     interleaved: Mapping[str, str] = field(default_factory=dict)
     biases: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor whose bias makes it true
+    layers_with: Mapping[str, str] = field(default_factory=dict)  # config key -> layer tensor: lists the layers with it
     norm_offset: float = 0.0  # that the converter added to norm weights
+    norm_offsets: Mapping[str, float] = field(default_factory=dict)  # of layer tensors whose offset is another
     expects: Mapping[str, Any] = field(default_factory=dict)  # GGUF key -> the only value that is supported
     derive: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # config -> further keys
     layers: str = "model.layers"  # prefix of Hugging Face's names of layer tensors
+    # Prefixes where encoder and decoder have layers: of "enc.blk" and "dec.blk". Keys of `layer_tensors` are then
+    # "enc.NAME" and "dec.NAME".
+    sides: Mapping[str, str] = field(default_factory=dict)
     one_row: Container[str] = ()  # vectors that Hugging Face stores as [1, size]
     variants: Mapping[str, GGUFVariant] = field(default_factory=dict)  # by the layer tensor that a file has
 
     def of_file(self, tensors: Iterable[str]) -> "GGUFArchitecture":
         """The row for a file with these tensors."""
-        stored = {re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name) for name in tensors} if self.variants else set()
+        stored = (
+            {re.sub(r"(?:^|(?<=^enc\.)|(?<=^dec\.))blk\.\d+\.|\.(weight|bias)$", "", name) for name in tensors}
+            if self.variants
+            else set()
+        )
         constants, layer_tensors, biases = dict(self.constants), dict(self.layer_tensors), dict(self.biases)
         for variant in (variant for name, variant in self.variants.items() if name in stored):
             constants |= variant.constants

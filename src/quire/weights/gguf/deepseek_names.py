@@ -71,6 +71,14 @@ DEEPSEEK_LAYER = {
 }
 
 
+def mla_sizes(config: CheckpointConfig) -> dict[str, Any]:
+    key_length = config.int("key_length_mla" if "key_length_mla" in config else "key_length")
+    return {
+        "qk_nope_head_dim": key_length - config.int("qk_rope_head_dim"),
+        "v_head_dim": config.int("value_length_mla" if "value_length_mla" in config else "value_length"),
+    }
+
+
 def _deepseek(config: CheckpointConfig) -> dict[str, Any]:
     """The architecture, the sizes of heads, and YaRN's scale of scores."""
     derived: dict[str, Any]
@@ -82,9 +90,7 @@ def _deepseek(config: CheckpointConfig) -> dict[str, Any]:
         derived = {"topk_method": "group_limited_greedy" if config.int("n_group", 1) > 1 else "greedy"}
     # block_count includes the layers that predict further tokens.
     derived["num_hidden_layers"] = config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
-    key_length = config.int("key_length_mla" if "key_length_mla" in config else "key_length")
-    derived["qk_nope_head_dim"] = key_length - config.int("qk_rope_head_dim")
-    derived["v_head_dim"] = config.int("value_length_mla" if "value_length_mla" in config else "value_length")
+    derived |= mla_sizes(config)
     if (scaling := config.get("rope_scaling")) and scaling["rope_type"] == "yarn":
         # DeepSeek's mscale and mscale_all_dim are both ten times the file's value, and cancel out in cos and sin.
         mscale = {"mscale_all_dim": 10 * config.float("yarn_log_multiplier", 0.0)}

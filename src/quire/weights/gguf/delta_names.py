@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.weights.config import CheckpointConfig
-from quire.weights.gguf.architecture import GGUFArchitecture
+from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
+from quire.weights.gguf.deepseek_names import DEEPSEEK_KEYS, DEEPSEEK_LAYER, mla_sizes
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -58,7 +59,47 @@ def delta_net(config: CheckpointConfig) -> dict[str, Any]:
     }
 
 
+def kimi_linear(config: CheckpointConfig) -> dict[str, Any]:
+    """The number of key heads is listed for each layer: without any, it has a state."""
+    listed = list(config.get("num_key_value_heads", ()))
+    return mla_sizes(config) | {
+        "layer_types": ["full_attention" if heads else "linear_attention" for heads in listed],
+        "num_key_value_heads": config.int("num_attention_heads"),
+        "linear_num_heads": config.int("num_attention_heads"),
+    }
+
+
+KIMI_LINEAR = GGUFArchitecture(
+    name="KimiLinearForCausalLM",
+    keys={
+        **DEEPSEEK_KEYS,
+        "num_key_value_heads": "attention.head_count_kv",
+        "linear_head_dim": "kda.head_dim",
+        "linear_conv_kernel_dim": "ssm.conv_kernel",
+    },
+    constants={**CONSTANTS, "model_type": "kimi_linear", "norm_topk_prob": True},
+    tensors=OUTER_TENSORS,
+    layer_tensors={
+        **DEEPSEEK_LAYER,
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        **{f"ssm_conv1d_{part}": f"self_attn.{part}_conv1d" for part in "qkv"},
+        **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+        "ssm_beta": "self_attn.b_proj",
+        "ssm_a": "self_attn.A",
+        "ssm_dt": "self_attn.dt_bias",
+        "ssm_norm": "self_attn.o_norm",
+    },
+    derive=kimi_linear,
+    variants={
+        "attn_k_b": GGUFVariant(
+            {"split_kv_b": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
+        )
+    },
+)
+
 DELTA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "kimi-linear": KIMI_LINEAR,
     "qwen3next": GGUFArchitecture(
         name="Qwen3NextForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS, **DELTA_KEYS},

@@ -11,6 +11,7 @@ from quire.weights.gguf.shared_names import (
     GATED_LAYER,
     GEMMA_KEYS,
     HEAD_NORMS,
+    INTERLEAVED_QK,
     OUTER_TENSORS,
     PRE_AND_POST_NORMS,
 )
@@ -182,6 +183,15 @@ ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors=GATED_LAYER,
         expects={"attention.causal": False},
+    ),
+    "llama-embed": GGUFArchitecture(
+        name="LlamaBidirectionalModel",
+        keys=DECODER_KEYS,
+        constants={"model_type": "llama_bidirec", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=INTERLEAVED_QK,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
     ),
     "gemma-embedding": GGUFArchitecture(
         name="Gemma3Model",

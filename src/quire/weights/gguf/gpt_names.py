@@ -55,6 +55,25 @@ GPT_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         layer_tensors=GPT2_LAYER,
         layers="transformer.h",
     ),
+    "jais": GGUFArchitecture(  # the converter multiplies the embeddings and the head by their factors
+        name="JAISLMHeadModel",
+        keys={
+            **SIZES,
+            "n_inner": "feed_forward_length",
+            "layer_norm_epsilon": EPS,
+            "max_alibi_bias": "attention.max_alibi_bias",
+        },
+        constants={
+            "model_type": "jais",
+            "matrices_inputs_first": False,
+            "activation_function": "swiglu",
+            "position_embedding_type": "alibi",
+            "scale_qk_dot_by_d": True,
+        },
+        tensors=outer(token_embd="transformer.wte", output_norm="transformer.ln_f"),
+        layer_tensors={**GPT2_LAYER, "ffn_gate": "mlp.c_fc2"},
+        layers="transformer.h",
+    ),
     "starcoder": GGUFArchitecture(
         name="GPTBigCodeForCausalLM",
         keys={**SIZES, "n_inner": "feed_forward_length", "layer_norm_epsilon": EPS},

@@ -182,6 +182,20 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
     ),
     "hunyuan-dense": HUNYUAN,
+    "maincoder": GGUFArchitecture(
+        name="MaincoderForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "maincoder", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS},
+    ),
+    "refact": GGUFArchitecture(  # the converter splits k and v, gate and up
+        name="GPTRefactForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "gpt_refact", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+    ),
     "dots1": GGUFArchitecture(
         name="Dots1ForCausalLM",
         keys={

@@ -1,7 +1,8 @@
 """GGUF's names and keys -> Hugging Face's, one row an architecture, so that model files know one set of names.
 
 A row has the Hugging Face architecture, the config keys with their GGUF keys, and the tensors. To read another GGUF
-architecture, add its row to ARCHITECTURES. A dot in a config key leads into a nested object."""
+architecture, add its row to one of the files that ARCHITECTURES is made of. A dot in a config key leads into a nested
+object."""
 
 import re
 from array import array
@@ -12,277 +13,46 @@ from typing import Any
 
 from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
-from quire.weights.gguf import derived_config
-from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
+from quire.weights.gguf.architecture import GGUFArchitecture
+from quire.weights.gguf.common_names import COMMON_ARCHITECTURES
 from quire.weights.gguf.deepseek_names import DEEPSEEK_ARCHITECTURES
 from quire.weights.gguf.delta_names import DELTA_ARCHITECTURES
 from quire.weights.gguf.encoder_names import ENCODER_ARCHITECTURES
 from quire.weights.gguf.gpt_names import GPT_ARCHITECTURES
+from quire.weights.gguf.latest_names import LATEST_ARCHITECTURES
 from quire.weights.gguf.llama_like_names import LLAMA_LIKE_ARCHITECTURES
 from quire.weights.gguf.mamba_names import MAMBA_ARCHITECTURES
 from quire.weights.gguf.missing import MISSING_GGUF
 from quire.weights.gguf.newer_names import NEWER_ARCHITECTURES
 from quire.weights.gguf.older_names import OLDER_ARCHITECTURES
-from quire.weights.gguf.shared_names import (
-    DECODER_KEYS,
-    EXPERT_KEYS,
-    EXPERTS,
-    GATED_LAYER,
-    GEMMA_KEYS,
-    GLM_KEYS,
-    GRANITE_KEYS,
-    HEAD_NORMS,
-    INTERLEAVED_QK,
-    MIXTRAL_EXPERTS,
-    NEXTN,
-    OUTER_TENSORS,
-    PRE_AND_POST_NORMS,
-    SHARED_EXPERT,
-    SHARED_EXPERTS,
-)
+from quire.weights.gguf.rwkv_names import RWKV_ARCHITECTURES
+from quire.weights.gguf.t5_names import T5_ARCHITECTURES
 
 # Tensors that are lists in `rope_scaling` of Hugging Face.
 LONGROPE_TENSORS = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 
-# The rows of yes and no of the head.
-QWEN3_RERANKER = GGUFVariant({"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes", "1": "no"}})
-QWEN2 = GGUFArchitecture(
-    name="Qwen2ForCausalLM",
-    keys=DECODER_KEYS,
-    constants={"model_type": "qwen2", "hidden_act": "silu"},
-    tensors=OUTER_TENSORS,
-    layer_tensors=GATED_LAYER,
-)
-QWEN3 = GGUFArchitecture(
-    name="Qwen3ForCausalLM",
-    keys=DECODER_KEYS,
-    constants={"model_type": "qwen3", "hidden_act": "silu"},
-    tensors={**OUTER_TENSORS, "cls.output.weight": "score.weight"},
-    layer_tensors={**GATED_LAYER, **HEAD_NORMS},
-    biases={"attention_bias": "attn_q"},
-    variants={"cls.output": QWEN3_RERANKER},
-)
-QWEN3_MOE = GGUFArchitecture(
-    name="Qwen3MoeForCausalLM",
-    keys={**DECODER_KEYS, **EXPERT_KEYS},
-    constants={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
-    tensors=OUTER_TENSORS,
-    layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
-    biases={"attention_bias": "attn_q"},
-)
-
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture(  # and Mistral, SmolLM
-        name="LlamaForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "llama", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        interleaved=INTERLEAVED_QK,
-        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
-    ),
-    "llama with experts": GGUFArchitecture(
-        name="MixtralForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "mixtral", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS},
-        interleaved=INTERLEAVED_QK,
-    ),
-    "qwen2": QWEN2,
-    "qwen2vl": QWEN2,  # its text
-    "qwen3": QWEN3,
-    "qwen3vl": QWEN3,  # its text
-    "qwen2moe": GGUFArchitecture(
-        name="Qwen2MoeForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "qwen2_moe", "hidden_act": "silu", "norm_topk_prob": False},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERT},
-    ),
-    "qwen3moe": QWEN3_MOE,
-    "qwen3vlmoe": QWEN3_MOE,  # its text
-    "olmo2": GGUFArchitecture(
-        name="Olmo2ForCausalLM",
-        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
-        constants={"hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
-        biases={"attention_bias": "attn_q"},
-        derive=derived_config.olmo,
-    ),
-    "glm4moe": GGUFArchitecture(  # and Solar Open
-        name="Glm4MoeForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
-        constants={"model_type": "glm4_moe", "hidden_act": "silu", "first_k_dense_replace": 0},
-        tensors=OUTER_TENSORS,
-        layer_tensors={
-            **GATED_LAYER,
-            **HEAD_NORMS,
-            **EXPERTS,
-            **SHARED_EXPERTS,
-            "post_attention_norm": "post_attention_layernorm",
-            "exp_probs_b": "mlp.gate.e_score_correction_bias",
-            **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
-        },
-        biases={"attention_bias": "attn_q"},
-        expects={"expert_gating_func": 2},  # the sigmoid
-        derive=derived_config.glm,
-        variants={"attn_q_norm": GGUFVariant(constants={"use_qk_norm": True})},
-    ),
-    "exaone4": GGUFArchitecture(
-        name="Exaone4ForCausalLM",
-        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
-        constants={"model_type": "exaone4", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
-        derive=derived_config.exaone,
-    ),
-    "internlm2": GGUFArchitecture(  # the converter splits q, k and v
-        name="LlamaForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "llama", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        interleaved=INTERLEAVED_QK,
-        biases={"attention_bias": "attn_q"},
-    ),
-    "glm4": GGUFArchitecture(
-        name="Glm4ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "glm4", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={
-            **GATED_LAYER,
-            "post_attention_norm": "post_self_attn_layernorm",
-            "ffn_up": "mlp.gate_up_proj",
-            "post_ffw_norm": "post_mlp_layernorm",
-        },
-        biases={"attention_bias": "attn_q"},
-    ),
-    "ernie4_5": GGUFArchitecture(
-        name="Ernie4_5ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "ernie4_5", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        biases={"use_bias": "attn_q"},
-    ),
-    "seed_oss": GGUFArchitecture(
-        name="SeedOssForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "seed_oss", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, "post_attention_norm": "post_attention_layernorm"},
-        biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output", "mlp_bias": "ffn_up"},
-    ),
-    "olmoe": GGUFArchitecture(
-        name="OlmoeForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "olmoe", "hidden_act": "silu", "norm_topk_prob": False},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
-        expects={"attention.clamp_kqv": None},
-    ),
-    "gpt-oss": GGUFArchitecture(
-        name="GptOssForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True},
-        tensors=OUTER_TENSORS,
-        layer_tensors={
-            **GATED_LAYER,
-            **EXPERTS,
-            "attn_sinks": "self_attn.sinks",
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_gate_inp": "mlp.router",
-        },
-        derive=derived_config.gpt_oss,
-    ),
-    "granite": GGUFArchitecture(
-        name="GraniteForCausalLM",
-        keys=GRANITE_KEYS,
-        constants={"model_type": "granite", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        interleaved=INTERLEAVED_QK,
-        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
-        expects={"rope.scaling.finetuned": True},  # false stands for layers that do not rotate
-    ),
-    "granitemoe": GGUFArchitecture(
-        name="GraniteMoeForCausalLM",
-        keys={**GRANITE_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "granitemoe", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={
-            **GATED_LAYER,
-            **MIXTRAL_EXPERTS,
-            "ffn_gate_inp": "block_sparse_moe.router.layer",
-            "ffn_gate_shexp": "shared_mlp.gate_proj",
-            "ffn_up_shexp": "shared_mlp.up_proj",
-            "ffn_down_shexp": "shared_mlp.output_linear",
-        },
-        interleaved=INTERLEAVED_QK,
-        biases={"attention_bias": "attn_q"},
-        expects={"rope.scaling.finetuned": True},
-        variants={"ffn_gate_shexp": GGUFVariant({"architectures": ["GraniteMoeSharedForCausalLM"]})},
-    ),
-    "smollm3": GGUFArchitecture(
-        name="SmolLM3ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "smollm3", "hidden_act": "silu", "no_rope_layer_interval": 4},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        interleaved=INTERLEAVED_QK,
-    ),
-    "phi3": GGUFArchitecture(
-        name="Phi3ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "phi3", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    ),
-    "gemma": GGUFArchitecture(
-        name="GemmaForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        norm_offset=1.0,
-    ),
-    "gemma2": GGUFArchitecture(
-        name="Gemma2ForCausalLM",
-        keys=GEMMA_KEYS,
-        constants={"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **PRE_AND_POST_NORMS},
-        norm_offset=1.0,
-        derive=derived_config.gemma,
-    ),
-    "gemma3": GGUFArchitecture(
-        name="Gemma3ForCausalLM",
-        keys=GEMMA_KEYS,
-        constants={"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
-        norm_offset=1.0,
-        derive=derived_config.gemma,
-    ),
+    **COMMON_ARCHITECTURES,
     **LLAMA_LIKE_ARCHITECTURES,
     **NEWER_ARCHITECTURES,
+    **LATEST_ARCHITECTURES,
     **GPT_ARCHITECTURES,
     **DEEPSEEK_ARCHITECTURES,
     **OLDER_ARCHITECTURES,
     **DELTA_ARCHITECTURES,
     **MAMBA_ARCHITECTURES,
+    **RWKV_ARCHITECTURES,
     **ENCODER_ARCHITECTURES,
+    **T5_ARCHITECTURES,
 }
 
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
+_LAYER_TENSOR = re.compile(r"(?:(enc|dec)\.)?blk\.(\d+)\.([\w.]+?)(\.weight|\.bias)?")
 _SCALE = re.compile(r"blk\.(\d+)\.([\w.]+\.scale)")
 # Ends of Hugging Face's names that have no ".weight" after them.
 _WHOLE_NAMES = (
     *("_bias", ".sinks", ".correct_output_scale", ".layer_scalar"),
     *(".experts.gate_up_proj", ".experts.down_proj"),
+    *(".weight", ".bias", ".x_x", ".x_k", ".k_k", ".k_a", ".r_k"),
 )
 
 
@@ -317,15 +87,20 @@ def translate_name(row: GGUFArchitecture, name: str) -> TensorName | None:
         return TensorName(row.tensors[name], offset=row.norm_offset if name == "output_norm.weight" else 0.0)
     if (scale := _SCALE.fullmatch(name)) and scale[2] in row.layer_tensors:
         return TensorName(f"{row.layers}.{scale[1]}.{row.layer_tensors[scale[2]]}")
-    match = _LAYER_TENSOR.fullmatch(name)
-    if match is None or match[2] not in row.layer_tensors:
+    if (match := _LAYER_TENSOR.fullmatch(name)) is None:
         return None
-    layer, part, kind = match[1], match[2], match[3] or ""
+    side, layer, part = match[1], match[2], match[3] if match[1] is None else f"{match[1]}.{match[3]}"
+    if part not in row.layer_tensors or (side and side not in row.sides):
+        return None
+    kind = match[4] or (".weight" if part.endswith("_norm") else "")  # which files of Falcon-H1 and PLaMo 3 leave out
     translated = row.layer_tensors[part]
     return TensorName(
-        f"{row.layers}.{layer}.{translated}" + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
+        f"{row.sides[side] if side else row.layers}.{layer}.{translated}"
+        + ("" if f".{translated}".endswith(_WHOLE_NAMES) else kind),
         row.interleaved.get(part),
-        row.norm_offset if part.endswith("_norm") and part != "ssm_norm" and kind == ".weight" else 0.0,
+        row.norm_offsets.get(part, row.norm_offset)
+        if part.endswith("_norm") and part != "ssm_norm" and kind == ".weight"
+        else 0.0,
         part == "ffn_gate_inp_shexp" or translated in row.one_row,
     )
 
@@ -343,12 +118,19 @@ def translate_config(row: GGUFArchitecture, metadata: CheckpointConfig, tensors:
     _add_head_dims(values, metadata, prefix)
     if scaling := _rope_scaling(metadata, prefix):
         values["rope_scaling"] = scaling
-    for key, part in row.biases.items():
-        values[key] = f"blk.0.{part}.bias" in tensors
+    parts = {re.sub(r"^blk\.\d+\.", "", name) for name in tensors} if row.biases else set()
+    values |= {key: f"{part}.bias" in parts for key, part in row.biases.items()}
+    for key, part in row.layers_with.items():
+        values[key] = [layer for layer in range(metadata.int(f"{prefix}.block_count")) if _has(tensors, layer, part)]
     values["tie_word_embeddings"] = "output.weight" not in tensors
     values["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")
     values["eos_token_id"] = end_ids(metadata)
     return values | dict(row.derive(CheckpointConfig(metadata.source, values)) if row.derive else {})
+
+
+def _has(tensors: Mapping[str, Any], layer: int, part: str) -> bool:
+    side = part[:4] if part.startswith(("enc.", "dec.")) else ""
+    return f"{side}blk.{layer}.{part.removeprefix(side)}.weight" in tensors
 
 
 def end_ids(metadata: CheckpointConfig) -> list[int]:

@@ -1,4 +1,4 @@
-"""Rows of names.py for families of 2023 and 2024."""
+"""Rows of names.py for families of 2023 and 2024, and others with tensors of their own names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,11 +12,14 @@ from quire.weights.gguf.shared_names import (
     EXPERTS,
     GATED_LAYER,
     GLM_KEYS,
+    HEAD_NORMS,
     INTERLEAVED_QK,
+    MIXTRAL_EXPERTS,
     OUTER_TENSORS,
     SHARED_EXPERTS,
 )
 
+SOFTMAX = 1  # of expert_gating_func
 FUSED_LAYER = {part: name for part, name in GATED_LAYER.items() if part not in ("attn_q", "attn_k", "attn_v")}
 FUSED_LAYER |= {"attn_qkv": "self_attn.qkv_proj"}
 
@@ -94,6 +97,64 @@ OLDER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "ffn_up_exps": "ffn.experts.{}.v1",
             "ffn_down_exps": "ffn.experts.{}.w2",
         },
+    ),
+    "deepseek2-ocr": GGUFArchitecture(  # its text
+        name="DeepseekForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
+        constants={"model_type": "deepseek", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERTS},
+        expects={"expert_weights_scale": 1.0, "expert_gating_func": SOFTMAX},
+    ),
+    "arctic": GGUFArchitecture(
+        name="ArcticForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={
+            "model_type": "arctic",
+            "hidden_act": "silu",
+            "parallel_attn_mlp_res": True,
+            "use_residual": True,
+            "moe_layer_frequency": 1,
+        },
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **MIXTRAL_EXPERTS,
+            "ffn_norm": "residual_layernorm",
+            "ffn_norm_exps": "post_attention_layernorm",
+            "ffn_gate": "residual_mlp.w1",
+            "ffn_up": "residual_mlp.w3",
+            "ffn_down": "residual_mlp.w2",
+        },
+        interleaved=INTERLEAVED_QK,
+    ),
+    "codeshell": GGUFArchitecture(
+        name="CodeShellForCausalLM",
+        keys={**DECODER_KEYS, "layer_norm_epsilon": "attention.layer_norm_epsilon"},
+        constants={"model_type": "codeshell", "hidden_act": "gelu_pytorch_tanh"},
+        tensors={**OUTER_TENSORS, "output_norm.bias": "model.norm.bias"},
+        layer_tensors={**FUSED_LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+    ),
+    "plamo3": GGUFArchitecture(
+        name="Plamo3ForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            "sliding_window_pattern": "attention.sliding_window_pattern",
+            "rope_local_base_freq": "rope.freq_base_swa",
+        },
+        constants={"model_type": "plamo3", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **FUSED_LAYER,
+            **HEAD_NORMS,
+            "attn_norm": "pre_mixer_norm",
+            "post_attention_norm": "post_mixer_norm",
+            "ffn_norm": "pre_mlp_norm",
+            "post_ffw_norm": "post_mlp_norm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+        norm_offset=1.0,
+        norm_offsets={"post_attention_norm": 0.2, "post_ffw_norm": 5**-1.5},
     ),
     "minicpm3": GGUFArchitecture(
         name="MiniCPM3ForCausalLM",

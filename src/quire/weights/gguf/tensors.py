@@ -1,7 +1,7 @@
 """The tensor directory of a GGUF file: the offset of each tensor, checked before any tensor is read."""
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from math import prod
 
 import numpy as np
@@ -82,6 +82,8 @@ def _read_entry(cursor: Cursor, alignment: int) -> TensorEntry:
     shape = tuple(cursor.scalar("Q") for _ in range(num_dimensions))[::-1]
     if 0 in shape:
         raise cursor.bad(f"has the shape {list(shape)}")
+    if len(shape) == MAX_DIMENSIONS:  # outer axes of 1, which other writers leave out
+        shape = (*dropwhile((1).__eq__, shape[:-1]), shape[-1])
     number = cursor.scalar("I")
     if number not in TYPE_NAMES:
         raise cursor.bad(f"is of type {number}, which GGUF does not have")

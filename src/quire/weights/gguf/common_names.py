@@ -1,0 +1,248 @@
+"""Rows of names.py for the families that are read most: Llama, Qwen, Gemma, GLM, Granite, OLMo, Phi, gpt-oss."""
+
+from collections.abc import Mapping
+
+from quire.weights.gguf import derived_config
+from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
+from quire.weights.gguf.shared_names import (
+    DECODER_KEYS,
+    EXPERT_KEYS,
+    EXPERTS,
+    GATED_LAYER,
+    GEMMA_KEYS,
+    GLM_KEYS,
+    GRANITE_KEYS,
+    HEAD_NORMS,
+    INTERLEAVED_QK,
+    MIXTRAL_EXPERTS,
+    NEXTN,
+    OUTER_TENSORS,
+    PRE_AND_POST_NORMS,
+    SHARED_EXPERT,
+    SHARED_EXPERTS,
+)
+
+# The rows of yes and no of the head.
+QWEN3_RERANKER = GGUFVariant({"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes", "1": "no"}})
+QWEN2 = GGUFArchitecture(
+    name="Qwen2ForCausalLM",
+    keys=DECODER_KEYS,
+    constants={"model_type": "qwen2", "hidden_act": "silu"},
+    tensors=OUTER_TENSORS,
+    layer_tensors=GATED_LAYER,
+)
+QWEN3 = GGUFArchitecture(
+    name="Qwen3ForCausalLM",
+    keys=DECODER_KEYS,
+    constants={"model_type": "qwen3", "hidden_act": "silu"},
+    tensors={**OUTER_TENSORS, "cls.output.weight": "score.weight"},
+    layer_tensors={**GATED_LAYER, **HEAD_NORMS},
+    biases={"attention_bias": "attn_q"},
+    variants={"cls.output": QWEN3_RERANKER},
+)
+QWEN3_MOE = GGUFArchitecture(
+    name="Qwen3MoeForCausalLM",
+    keys={**DECODER_KEYS, **EXPERT_KEYS},
+    constants={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
+    tensors=OUTER_TENSORS,
+    layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+    biases={"attention_bias": "attn_q"},
+)
+
+COMMON_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "llama": GGUFArchitecture(  # and Mistral, SmolLM
+        name="LlamaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "llama", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=INTERLEAVED_QK,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+    ),
+    "llama with experts": GGUFArchitecture(
+        name="MixtralForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "mixtral", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS},
+        interleaved=INTERLEAVED_QK,
+    ),
+    "qwen2": QWEN2,
+    "qwen2vl": QWEN2,  # its text
+    "qwen3": QWEN3,
+    "qwen3vl": QWEN3,  # its text
+    "qwen2moe": GGUFArchitecture(
+        name="Qwen2MoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "qwen2_moe", "hidden_act": "silu", "norm_topk_prob": False},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERT},
+    ),
+    "qwen3moe": QWEN3_MOE,
+    "qwen3vlmoe": QWEN3_MOE,  # its text
+    "olmo2": GGUFArchitecture(
+        name="Olmo2ForCausalLM",
+        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
+        constants={"hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
+        biases={"attention_bias": "attn_q"},
+        derive=derived_config.olmo,
+    ),
+    "glm4moe": GGUFArchitecture(  # and Solar Open
+        name="Glm4MoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
+        constants={"model_type": "glm4_moe", "hidden_act": "silu", "first_k_dense_replace": 0},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **HEAD_NORMS,
+            **EXPERTS,
+            **SHARED_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+            "exp_probs_b": "mlp.gate.e_score_correction_bias",
+            **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
+        },
+        biases={"attention_bias": "attn_q"},
+        expects={"expert_gating_func": 2},  # the sigmoid
+        derive=derived_config.glm,
+        variants={"attn_q_norm": GGUFVariant(constants={"use_qk_norm": True})},
+    ),
+    "exaone4": GGUFArchitecture(
+        name="Exaone4ForCausalLM",
+        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
+        constants={"model_type": "exaone4", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
+        derive=derived_config.exaone,
+    ),
+    "internlm2": GGUFArchitecture(  # the converter splits q, k and v
+        name="LlamaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "llama", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=INTERLEAVED_QK,
+        biases={"attention_bias": "attn_q"},
+    ),
+    "glm4": GGUFArchitecture(
+        name="Glm4ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "glm4", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        biases={"attention_bias": "attn_q"},
+    ),
+    "ernie4_5": GGUFArchitecture(
+        name="Ernie4_5ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "ernie4_5", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        biases={"use_bias": "attn_q"},
+    ),
+    "seed_oss": GGUFArchitecture(
+        name="SeedOssForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "seed_oss", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, "post_attention_norm": "post_attention_layernorm"},
+        biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output", "mlp_bias": "ffn_up"},
+    ),
+    "olmoe": GGUFArchitecture(
+        name="OlmoeForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "olmoe", "hidden_act": "silu", "norm_topk_prob": False},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+        expects={"attention.clamp_kqv": None},
+    ),
+    "gpt-oss": GGUFArchitecture(
+        name="GptOssForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **EXPERTS,
+            "attn_sinks": "self_attn.sinks",
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.router",
+        },
+        derive=derived_config.gpt_oss,
+    ),
+    "granite": GGUFArchitecture(
+        name="GraniteForCausalLM",
+        keys=GRANITE_KEYS,
+        constants={"model_type": "granite", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=INTERLEAVED_QK,
+        biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
+        expects={"rope.scaling.finetuned": True},  # false stands for layers that do not rotate
+    ),
+    "granitemoe": GGUFArchitecture(
+        name="GraniteMoeForCausalLM",
+        keys={**GRANITE_KEYS, **EXPERT_KEYS},
+        constants={"model_type": "granitemoe", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **MIXTRAL_EXPERTS,
+            "ffn_gate_inp": "block_sparse_moe.router.layer",
+            "ffn_gate_shexp": "shared_mlp.gate_proj",
+            "ffn_up_shexp": "shared_mlp.up_proj",
+            "ffn_down_shexp": "shared_mlp.output_linear",
+        },
+        interleaved=INTERLEAVED_QK,
+        biases={"attention_bias": "attn_q"},
+        expects={"rope.scaling.finetuned": True},
+        variants={"ffn_gate_shexp": GGUFVariant({"architectures": ["GraniteMoeSharedForCausalLM"]})},
+    ),
+    "smollm3": GGUFArchitecture(
+        name="SmolLM3ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "smollm3", "hidden_act": "silu", "no_rope_layer_interval": 4},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        interleaved=INTERLEAVED_QK,
+    ),
+    "phi3": GGUFArchitecture(
+        name="Phi3ForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "phi3", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    ),
+    "gemma": GGUFArchitecture(
+        name="GemmaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+        norm_offset=1.0,
+    ),
+    "gemma2": GGUFArchitecture(
+        name="Gemma2ForCausalLM",
+        keys=GEMMA_KEYS,
+        constants={"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 4096},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **PRE_AND_POST_NORMS},
+        norm_offset=1.0,
+        derive=derived_config.gemma,
+    ),
+    "gemma3": GGUFArchitecture(
+        name="Gemma3ForCausalLM",
+        keys=GEMMA_KEYS,
+        constants={"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
+        norm_offset=1.0,
+        derive=derived_config.gemma,
+    ),
+}

@@ -1,0 +1,143 @@
+"""Rows of names.py for architectures of 2026, and for the text of models that read images."""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from quire.weights.config import CheckpointConfig
+from quire.weights.gguf.architecture import GGUFArchitecture
+from quire.weights.gguf.llama_like_names import HUNYUAN
+from quire.weights.gguf.newer_names import NEXTN_TENSORS, SIGMOID
+from quire.weights.gguf.shared_names import (
+    DECODER_KEYS,
+    EXPERT_KEYS,
+    EXPERTS,
+    GATED_LAYER,
+    GLM_KEYS,
+    HEAD_NORMS,
+    OUTER_TENSORS,
+    SHARED_EXPERTS,
+)
+
+SOFTMAX = 1  # of expert_gating_func
+PATTERN = {"sliding_window_pattern": "attention.sliding_window_pattern"}
+WHERE_EXPERTS = {"expert_layers": "ffn_gate_inp"}
+
+
+def layer_count(config: CheckpointConfig) -> int:
+    """block_count includes the layers that predict further tokens."""
+    return config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
+
+
+def layer_types(config: CheckpointConfig, layers: int, period: int = 4) -> list[str] | None:
+    """By a flag for each layer, or by the period of those without a window. None: there is no window."""
+    if not config.int("sliding_window", 0):
+        return None
+    pattern = config.get("sliding_window_pattern", period)
+    flags = pattern if isinstance(pattern, array) else [(layer + 1) % max(pattern, 1) for layer in range(layers)]
+    return ["sliding_attention" if local else "full_attention" for local in flags][:layers]
+
+
+def experts_where_stored(config: CheckpointConfig, layers: int) -> list[str]:
+    return ["sparse" if layer in config.list("expert_layers") else "dense" for layer in range(layers)]
+
+
+def _mellum(config: CheckpointConfig) -> dict[str, Any]:
+    return {"layer_types": layer_types(config, config.int("num_hidden_layers"))}
+
+
+def _cohere2_moe(config: CheckpointConfig) -> dict[str, Any]:
+    layers, size = layer_count(config), config.int("intermediate_size")
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": layer_types(config, layers),
+        "mlp_layer_types": experts_where_stored(config, layers),
+        "prefix_dense_intermediate_size": size,
+        "intermediate_size": config.int("moe_intermediate_size", size),
+        "expert_selection_fn": "softmax" if config.get("gating") == SOFTMAX else "sigmoid",
+    }
+
+
+def _hy_v3(config: CheckpointConfig) -> dict[str, Any]:
+    layers, size = layer_count(config), max(config.int("moe_intermediate_size"), 1)
+    return {
+        "num_hidden_layers": layers,
+        "mlp_layer_types": experts_where_stored(config, layers),
+        "num_shared_experts": config.int("shared_expert_intermediate_size", size) // size,
+    }
+
+
+def _hunyuan_vl(config: CheckpointConfig) -> dict[str, Any]:
+    """A file has the base of the frequencies, and the NTK factor beside it."""
+    alpha, width = config.float("rope_alpha", 0.0), config.int("head_dim")
+    if not alpha or width < 4:
+        return {}
+    return {"rope_theta": config.float("rope_theta") * alpha ** (width / (width - 2))}
+
+
+LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "mellum": GGUFArchitecture(
+        name="MellumForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            **EXPERT_KEYS,
+            **PATTERN,
+            "num_experts": "expert_count",
+            "rope_local_base_freq": "rope.freq_base_swa",
+        },
+        constants={"model_type": "mellum", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+        derive=_mellum,
+    ),
+    "cohere2moe": GGUFArchitecture(
+        name="Cohere2MoeForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            **EXPERT_KEYS,
+            **PATTERN,
+            "num_experts": "expert_count",
+            "num_shared_experts": "expert_shared_count",
+            "norm_topk_prob": "expert_weights_norm",
+            "layer_norm_eps": "attention.layer_norm_epsilon",
+            "logit_scale": "logit_scale",
+            "gating": "expert_gating_func",
+            "num_nextn_predict_layers": "nextn_predict_layers",
+        },
+        constants={"model_type": "cohere2_moe", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERTS, **NEXTN_TENSORS},
+        expects={"expert_weights_scale": None},
+        layers_with=WHERE_EXPERTS,
+        derive=_cohere2_moe,
+    ),
+    "hy_v3": GGUFArchitecture(
+        name="HYV3ForCausalLM",
+        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS, "num_experts": "expert_count"},
+        constants={"model_type": "hy_v3", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **HEAD_NORMS,
+            **EXPERTS,
+            **NEXTN_TENSORS,
+            "ffn_gate_inp": "mlp.router.gate",
+            "exp_probs_b": "mlp.expert_bias",
+            **{f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+        },
+        expects={"expert_gating_func": SIGMOID},
+        layers_with=WHERE_EXPERTS,
+        derive=_hy_v3,
+    ),
+    "hunyuan_vl": replace(  # its text
+        HUNYUAN, keys={**DECODER_KEYS, "rope_alpha": "rope.scaling.alpha"}, derive=_hunyuan_vl
+    ),
+    "paddleocr": GGUFArchitecture(  # its text: ERNIE 4.5 with the rope of Llama
+        name="LlamaForCausalLM",
+        keys=DECODER_KEYS,
+        constants={"model_type": "llama", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors=GATED_LAYER,
+    ),
+}

@@ -1,0 +1,175 @@
+"""Architectures of 2026 as llama.cpp's converter writes them, in F32, and Kimi Linear."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+from models.gguf_writing import stacked
+from weights.gguf_files import finish
+
+CALLED = {"mellum": "mellum", "hy_v3": "hy_v3", "cohere2_moe": "cohere2moe"}
+NAMES = {  # of a layer
+    "input_layernorm": "attn_norm",
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    **{f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+    **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.router.gate": "ffn_gate_inp",
+}
+OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def write_latest(source: Path, path: Path) -> Path:
+    """With a layer behind the last that predicts further tokens, where the family has any."""
+    c = json.loads((source / "config.json").read_text())
+    kind, layers = c["model_type"], c["num_hidden_layers"]
+    writer = gguf.GGUFWriter(path, CALLED[kind])
+    further = 0 if kind == "mellum" else 1
+    if further:
+        writer.add_nextn_predict_layers(1)
+        for part in ("nextn.eh_proj", "attn_q", "ffn_gate_inp"):
+            writer.add_tensor(f"blk.{layers}.{part}.weight", np.zeros((2, 4), np.float32))
+    add_sizes(writer, c, layers + further)
+    {"mellum": add_mellum, "hy_v3": add_hy_v3, "cohere2_moe": add_cohere}[kind](writer, c)
+    for name, data in stacked(load_file(source / "model.safetensors"), kind):
+        writer.add_tensor(translated(name), np.ascontiguousarray(data))
+    return finish(writer, path)
+
+
+def translated(name: str) -> str:
+    if name.endswith("mlp.expert_bias"):
+        return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
+    stem, _, kind = name.rpartition(".")
+    if stem in OUTER:
+        return f"{OUTER[stem]}.{kind}"
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", stem)
+    assert match is not None, name
+    return f"blk.{match[1]}.{NAMES[match[2]]}.{kind}"
+
+
+def add_sizes(writer: gguf.GGUFWriter, c: dict[str, Any], layers: int) -> None:
+    writer.add_block_count(layers)
+    writer.add_context_length(c["max_position_embeddings"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_feed_forward_length(c.get("prefix_dense_intermediate_size") or c["intermediate_size"])
+    writer.add_head_count(c["num_attention_heads"])
+    writer.add_head_count_kv(c["num_key_value_heads"])
+    rope = c["rope_parameters"]
+    full = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(full["rope_theta"])
+    if "sliding_attention" in rope:
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    if full["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+    width = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    if c.get("rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    writer.add_expert_count(c.get("num_experts") or c["num_local_experts"])
+    writer.add_expert_used_count(c["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
+
+
+def add_windows(writer: gguf.GGUFWriter, c: dict[str, Any]) -> None:
+    writer.add_sliding_window(c["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c["layer_types"]])
+
+
+def add_mellum(writer: gguf.GGUFWriter, c: dict[str, Any]) -> None:
+    add_windows(writer, c)
+
+
+def add_hy_v3(writer: gguf.GGUFWriter, c: dict[str, Any]) -> None:
+    writer.add_expert_shared_feed_forward_length(c["moe_intermediate_size"] * c["num_shared_experts"])
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(c["router_scaling_factor"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def add_cohere(writer: gguf.GGUFWriter, c: dict[str, Any]) -> None:
+    add_windows(writer, c)
+    if not c.get("rms_norm_eps"):
+        writer.add_layer_norm_eps(c["layer_norm_eps"])
+    writer.add_logit_scale(c["logit_scale"])
+    writer.add_rope_dimension_count(c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"])
+    writer.add_expert_weights_norm(c["norm_topk_prob"])
+    softmax = c["expert_selection_fn"] == "softmax"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX if softmax else gguf.ExpertGatingFuncType.SIGMOID)
+    if c["num_shared_experts"]:
+        writer.add_expert_shared_count(c["num_shared_experts"])
+
+
+def write_kimi(source: Path, path: Path) -> Path:
+    c, arch = json.loads((source / "config.json").read_text()), gguf.MODEL_ARCH.KIMI_LINEAR
+    latent, still, rope, value = (
+        c[key] for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_context_length(c["model_max_length"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_head_count(c["num_attention_heads"])
+    writer.add_head_count_kv([int(kind == "full_attention") for kind in c["layer_types"]])
+    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    writer.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
+    writer.add_kda_head_dim(c["linear_head_dim"])
+    writer.add_kv_lora_rank(latent)
+    writer.add_rope_dimension_count(rope)
+    writer.add_key_length(latent + rope)
+    writer.add_key_length_mla(still + rope)
+    writer.add_value_length_mla(value)
+    writer.add_expert_count(c["num_experts"])
+    writer.add_expert_used_count(c["num_experts_per_token"])
+    writer.add_expert_feed_forward_length(c["moe_intermediate_size"])
+    writer.add_expert_shared_count(c["num_shared_experts"])
+    writer.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
+    writer.add_expert_weights_scale(c["routed_scaling_factor"])
+    names = gguf.get_tensor_name_map(arch, c["num_hidden_layers"])
+    for name, data in stacked(as_published(load_file(source / "model.safetensors"), c), "kimi_linear"):
+        parts = {name: data}
+        if name.endswith("kv_b_proj.weight"):
+            k, v = np.split(data.reshape(-1, still + value, latent), [still], axis=1)
+            parts = {name.replace("kv_b_proj", "k_b_proj"): k.swapaxes(1, 2), name.replace("kv_b_proj", "v_b_proj"): v}
+        for part, numbers in parts.items():
+            writer.add_tensor(kimi_name(names, part), np.ascontiguousarray(numbers))
+    return finish(writer, path)
+
+
+def kimi_name(names: gguf.TensorNameMap, name: str) -> str:
+    name = name.replace(".dt_bias", ".dt_proj.bias").replace("e_score_correction_bias", "e_score_correction.bias")
+    translated = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert translated is not None, name
+    return translated
+
+
+def as_published(tensors: dict[str, np.ndarray], c: dict[str, Any]) -> dict[str, np.ndarray]:
+    """With convolutions of their own for q, k and v, of four axes, and -exp(A_log)."""
+    published = {}
+    for name, data in tensors.items():
+        name = name.replace(".self_attn.forget_gate.", ".self_attn.")
+        name = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)
+        if name.endswith("self_attn.conv1d.weight"):
+            for part, rows in zip("qkv", np.split(data, 3), strict=True):
+                published[name.replace("conv1d", f"{part}_conv1d")] = rows.reshape(1, len(rows), 1, -1)
+        elif name.endswith("_conv1d.weight"):
+            published[name] = data.reshape(1, len(data), 1, -1)
+        elif name.endswith("A_log"):
+            published[name] = -np.exp(data.reshape(1, 1, -1, 1))
+        else:
+            published[name] = data
+    return published

@@ -1,0 +1,85 @@
+"""GGUF files of architectures of 2026, of the text of models that read images, and of a few under another name."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import (
+    Cohere2MoeConfig,
+    HunYuanDenseV1Config,
+    HYV3Config,
+    KimiLinearConfig,
+    LlamaConfig,
+    MellumConfig,
+)
+
+from models.checking import PROMPT, TINY, Cases, assert_close, compute, make_ops, random_model
+from models.gguf_latest_writing import write_kimi, write_latest
+from models.gguf_writing import write_gguf
+from models.test_delta_nets import CALM, KIMI
+from models.test_gguf_families import logits_of
+from models.test_newer_families import BOTH_ROPES, EXPERTS, HALF_WINDOWS, ONE_DENSE
+from quire.weights.checkpoint import open_checkpoint
+
+ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
+COHERE = HALF_WINDOWS | {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 48}
+CASES: Cases = {
+    "mellum": (MellumConfig, EXPERTS | HALF_WINDOWS | {"head_dim": 24, "rope_parameters": BOTH_ROPES}),
+    "hy-v3": (HYV3Config, EXPERTS | ONE_DENSE | {"head_dim": 24, "router_scaling_factor": 1.5}),
+    "cohere2-moe": (
+        Cohere2MoeConfig,
+        COHERE | {"num_shared_experts": 1, "mlp_layer_types": ["dense", "sparse"], "rms_norm_eps": None}
+        | {"prefix_dense_intermediate_size": 80},
+    ),
+    "cohere2-moe-sigmoid": (
+        Cohere2MoeConfig,
+        COHERE | {"rms_norm_eps": 1e-6, "expert_selection_fn": "sigmoid", "norm_topk_prob": False},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.verifies("gguf", backend="torch")
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
+    config, options = CASES[name]
+    model = random_model(config(**TINY | options), seed=sum(map(ord, name)))
+    model.save_pretrained(tmp_path)
+    path = write_latest(tmp_path, tmp_path / "model.gguf")
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+
+
+@pytest.mark.verifies("gguf", architecture="KimiLinearForCausalLM")
+@pytest.mark.parametrize("name", ["kimi-linear"])
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_kimi_linear(name: str, backend: str, tmp_path: Path) -> None:
+    model = random_model(KimiLinearConfig(**TINY | KIMI | CALM | {"linear_num_heads": 4}), seed=5)
+    model.save_pretrained(tmp_path)
+    path = write_kimi(tmp_path, tmp_path / "model.gguf")
+    assert_close(compute(make_ops(backend), path)(PROMPT, 0), logits_of(model))
+
+
+SAME: dict[str, tuple[Any, dict[str, Any]]] = {
+    "paddleocr": (LlamaConfig, {}),
+    "hunyuan_vl": (HunYuanDenseV1Config, {"head_dim": 24, "rope_parameters": ALPHA}),
+}
+
+
+@pytest.mark.parametrize("called", SAME)
+def test_the_text_of_models_that_read_images(called: str, tmp_path: Path) -> None:
+    config, options = SAME[called]
+    model = random_model(config(**TINY | options), seed=2)
+    model.save_pretrained(tmp_path)
+    path = write_gguf(tmp_path, tmp_path / "model.gguf", called=called)
+    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+
+
+def test_llama_embed_is_llama_that_sees_the_tokens_after_a_token(tmp_path: Path) -> None:
+    random_model(LlamaConfig(**TINY), seed=2).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(write_gguf(tmp_path, tmp_path / "model.gguf", called="llama-embed"))
+    assert checkpoint.config.architecture == "LlamaBidirectionalModel"
+    stored = open_checkpoint(tmp_path)
+    for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"):
+        ours, theirs = (each.tensor(name) for each in (checkpoint, stored))
+        order = np.arange(len(theirs.data)) if ours.row_order is None else ours.row_order
+        assert np.array_equal(ours.data[order], theirs.data.reshape(ours.data.shape))
