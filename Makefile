@@ -53,6 +53,7 @@ serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
 
 fleet: $(VENV)
+	@.venv/bin/python -c 'import zmq' 2>/dev/null || .venv/bin/python $(PIP) install "$$(ls build/wheel/quire-*.whl)[events]"
 	@.venv/bin/python tools/fleet.py $(MODEL) --port $(FLEET_PORT) $(ARGS)
 
 model: $(VENV)
