@@ -2,7 +2,7 @@
 # make build   compile native/ and put the module into src/quire     make check   format, lint, types, import rules
 # make wheel   dist/: a wheel that needs no compiler, an sdist       make trials  the randomized tests, ten times as long
 # make bench   Quire beside its peers                                make fleet   a gateway and two engines, on this machine
-# make bench-quantize   its quantizer beside theirs
+# make bench-quantize   its quantizer beside theirs                  make bench-gateway   its gateway beside theirs
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with; imports quire from src/
@@ -10,6 +10,7 @@
 # .venv-build  cmake, ninja, auditwheel
 # .venv-llama  llama.cpp, for make bench
 # .venv-vllm   vLLM, for make bench
+# .venv-litellm, .venv-routers  LiteLLM; vllm-router and smg, for make bench-gateway
 # .venv-llmcompressor, .venv-gptqmodel  on top of .venv-dev, for make bench-quantize
 
 PYTHON ?= python3
@@ -35,6 +36,8 @@ LLAMA_VERSION := 0.3.36
 VLLM_VERSION := 0.32.0
 LLMCOMPRESSOR := .venv-llmcompressor/.installed-0.14.0
 GPTQMODEL := .venv-gptqmodel/.installed-7.7.0
+LITELLM := .venv-litellm/.installed-1.106.2
+ROUTERS := .venv-routers/.installed-0.1.16-1.13.0
 LLAMA_PYTHON ?= .venv-llama/bin/python
 LLAMA_SERVER ?= .venv-llama/bin/llama-server
 VLLM_PYTHON ?= .venv-vllm/bin/python
@@ -47,7 +50,7 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
 .PHONY: serve fleet model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
-	bench bench-parts bench-quantize clean
+	bench bench-parts bench-quantize bench-gateway clean
 
 serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
@@ -109,6 +112,10 @@ bench-parts: build $(VENV_DEV) model
 
 bench-quantize: build $(VENV_DEV) $(LLAMA) $(LLMCOMPRESSOR) $(GPTQMODEL) model
 	.venv-dev/bin/python -m benchmarks.quantize $(ARGS)
+
+bench-gateway: build $(VENV_DEV) $(LITELLM) $(ROUTERS)
+	.venv-dev/bin/python -m benchmarks.gateway --peer litellm=.venv-litellm/bin/litellm \
+		--peer vllm-router=.venv-routers/bin/vllm-router --peer smg=.venv-routers/bin/smg $(ARGS)
 
 $(VENV_BUILD): tools/check_build.py
 	@$(PYTHON) tools/check_build.py
@@ -172,5 +179,18 @@ $(LLMCOMPRESSOR) $(GPTQMODEL): $(VENV_DEV)
 	@benchmarks/peers/install_quantizer.sh $(@D) .venv-dev $(@D:.venv-%=%)==$(@F:.installed-%=%)
 	@touch $@
 
+$(LITELLM):
+	@echo "installing LiteLLM into .venv-litellm, to compare with (a minute)" >&2
+	@$(PYTHON) -m venv .venv-litellm
+	@.venv-litellm/bin/python $(PIP) install 'litellm[proxy]==1.106.2'
+	@touch $@
+
+$(ROUTERS):
+	@echo "installing vllm-router and smg into .venv-routers, to compare with" >&2
+	@$(PYTHON) -m venv .venv-routers
+	@.venv-routers/bin/python $(PIP) install vllm-router==0.1.16 smg==1.13.0
+	@touch $@
+
 clean:
-	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-llmcompressor .venv-gptqmodel
+	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-llmcompressor .venv-gptqmodel \
+		.venv-litellm .venv-routers

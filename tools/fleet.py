@@ -81,9 +81,7 @@ class Part:
             self.process.wait()
 
 
-def gateway_config(
-    ports: Ports, model: str, num_engines: int, has_events: bool, has_redis: bool, key: str = ""
-) -> str:
+def gateway_config(ports: Ports, model: str, num_engines: int, has_events: bool, has_redis: bool, key: str = "") -> str:
     """`key`: the only one, with a budget; without one, everyone may ask."""
     lines = [f"port = {ports.gateway}", f"admin_port = {ports.admin}", 'policy = "cache_aware"']
     if has_redis:
@@ -217,7 +215,9 @@ def check(parts: dict[str, Part], ports: Ports) -> None:
     if "prometheus" in parts:
         if promtool := shutil.which("promtool"):
             folder = parts["prometheus"].log.parent
-            print(subprocess.check_output([promtool, "check", "config", "prometheus.yml"], cwd=folder, text=True).strip())
+            print(
+                subprocess.check_output([promtool, "check", "config", "prometheus.yml"], cwd=folder, text=True).strip()
+            )
         for query in ("quire_gateway_requests_total", "quire_gateway_worker_ready == 1", "quire_num_requests_running"):
             wait_for_data(ports, query)
         if "redis" in parts:
