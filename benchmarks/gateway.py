@@ -23,7 +23,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-import psutil  # type: ignore[import-untyped]
 import uvloop
 
 from benchmarks.gateway_traffic import BODY, chunks_a_second, latencies, requests_a_second
