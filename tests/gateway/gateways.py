@@ -122,12 +122,12 @@ class Upstream:
     healthy: bool = True
     resumes: bool = False  # as Quire's servers do
     asked: list[Asked] = field(default_factory=list)
-    num_closed: int = 0  # connections that the gateway has closed while a script ran or waited
+    listener: socket.socket | None = None  # of another host
 
     def __post_init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.port = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._listener = self.listener or socket.create_server(("127.0.0.1", 0), backlog=128)
+        host, self.port = self._listener.getsockname()[:2]
+        self.url = f"http://{host}:{self.port}"
         self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 

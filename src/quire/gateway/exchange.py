@@ -226,6 +226,14 @@ class Exchange:
         else:
             self._attempt_failed(reason, died=True)
 
+    def worker_is_away(self) -> None:
+        """Health checks fail: behind a partition nothing says that the connection is dead. Go on elsewhere where that
+        is possible and the worker is silent, too; a stream that cannot go on waits for it."""
+        silent = self._loop.time() - self._last_heard > self._gateway.config.faults.connect_timeout / 2
+        if silent and (isinstance(self._relay.scanner, ResumableScanner) or not self._relay.is_passing):
+            self._cancel_upstream()
+            self._attempt_failed("does not answer", died=True)
+
     def _mark_worker(self) -> None:
         assert self.worker is not None
         if self._relay.status in FAILED_STATUSES:
