@@ -117,7 +117,17 @@ def main() -> None:
     )
     print(f"longest gap in a stream: {quantiles(calm.gaps)} undisturbed, {quantiles(kills.gaps)} ({AIM} is the aim)")
     print(f"{len(kills.problems)} lost", *kills.problems[:20], sep="\n  ")
-    print(json.dumps({"benchmark": "gateway_kills", "machine": describe(), "resumed": resumed, "calm": calm.gaps, **asdict(kills)}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "gateway_kills",
+                "machine": describe(),
+                "resumed": resumed,
+                "calm": calm.gaps,
+                **asdict(kills),
+            }
+        )
+    )
     if kills.problems:
         print(log)
         raise SystemExit(1)

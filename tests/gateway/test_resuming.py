@@ -173,7 +173,7 @@ def ask_named(running: RunningGateway, **headers: str) -> str:
 
 
 def test_a_named_stream_tells_where_it_is_and_goes_on_from_there(resumable: Resumable, tmp_path: Path) -> None:
-    running, first, second = resumable
+    running, first, _ = resumable
     whole = ask_named(running)
     assert texts(whole) == WORDS and ids(whole) == [1, 2, 3, 4]
     with gateway(f'[[workers]]\nurl = "{first.url}"\n', folder=tmp_path) as other:

@@ -61,7 +61,9 @@ class EventPrefixes:
         if not depth:
             return 0, 0
         last = blocks[depth - 1]
-        return depth, (held.get(last, 0) | new.get(last, 0) | old.get(last, 0)) & workers
+        having = (held.get(last, 0) | new.get(last, 0) | old.get(last, 0)) & workers
+        in_pool = having & ~self._index.demoted.get(last, 0)
+        return depth, in_pool or having  # what is in a tier below is quicker than computing, and slower than the pool
 
     def num_shared(self, blocks: Sequence[int]) -> int:
         if shared := self._shared:
