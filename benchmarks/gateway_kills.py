@@ -112,9 +112,7 @@ def main() -> None:
         with urllib.request.urlopen(f"{admin}/metrics") as answer:
             resumed = sum(map(float, re.findall(r"quire_gateway_resumes_total\{.*\} (\S+)", answer.read().decode())))
         log = gateway.said()
-    print(
-        f"{len(kills.pauses)} kills, {kills.read} streams of {args.tokens} tokens were read, {resumed:.0f} times one went on"
-    )
+    print(f"{len(kills.pauses)} kills, {kills.read} streams were read, {resumed:.0f} times one went on")
     print(f"longest gap in a stream: {quantiles(calm.gaps)} undisturbed, {quantiles(kills.gaps)} ({AIM} is the aim)")
     print(f"{len(kills.problems)} lost", *kills.problems[:20], sep="\n  ")
     print(

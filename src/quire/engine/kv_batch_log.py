@@ -68,7 +68,12 @@ class BatchLog:
         if isinstance(event, RemovedBlocks):
             return {"type": "BlockRemoved", "block_hashes": event.hashes, "medium": event.tier}
         if isinstance(event, KeptBlocks):  # as vLLM has it: their names alone
-            fields = {"parent_block_hash": None, "token_ids": [], "block_size": self._block_size, "lora_id": None}
+            fields: dict[str, Any] = {
+                "parent_block_hash": None,
+                "token_ids": [],
+                "block_size": self._block_size,
+                "lora_id": None,
+            }
             return {"type": "BlockStored", "block_hashes": event.hashes, **fields, "medium": event.tier}
         keys = namespace_keys(event.namespace) if event.namespace else []
         adapter = event.namespace[2].partition("#")[0] if event.namespace else ""
