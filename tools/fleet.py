@@ -28,6 +28,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SECONDS_TO_START = 300.0  # the first time, the model is downloaded
+SECONDS_TO_SHOW = 30.0  # until what was asked is in Prometheus
+# Metrics that this fleet does not have: its engines have no GPUs and no keys of their own.
+WITHOUT_DATA = ("quire_gpu_", "quire_tenant_")
+PACKAGES = {"redis": "redis-server", "prometheus": "prometheus"}  # of Debian and Ubuntu
+CHECK_KEY = "check"
+HEADERS = {"content-type": "application/json", "authorization": f"Bearer {CHECK_KEY}"}
 QUIRE = [sys.executable, "-m", "quire.cli.main"]
 
 
@@ -75,13 +81,17 @@ class Part:
             self.process.wait()
 
 
-def gateway_config(ports: Ports, model: str, num_engines: int, has_events: bool, has_redis: bool) -> str:
+def gateway_config(ports: Ports, model: str, num_engines: int, has_events: bool, has_redis: bool, key: str = "") -> str:
+    """`key`: the only one, with a budget; without one, everyone may ask."""
     lines = [f"port = {ports.gateway}", f"admin_port = {ports.admin}", 'policy = "cache_aware"']
     if has_redis:
         lines += ["[redis]", f'url = "redis://127.0.0.1:{ports.redis}/0"']
+    if key:
+        lines += ["[[keys]]", 'name = "check"', f'key = "{key}"', "monthly_budget = 1.0"]
     lines += ["[models.fleet]", f'targets = [{{model = "{served_name(model)}"}}]']
+    lines += [f'[models."{served_name(model)}"]', "price = {prompt = 0.1, cached = 0.05, output = 0.2}"]
     if has_events:
-        lines += [f'[models."{served_name(model)}"]', f"tokenizer = {json.dumps(model)}"]
+        lines += [f"tokenizer = {json.dumps(model)}"]
     for number in range(num_engines):
         lines += ["[[workers]]", f'name = "engine-{number}"', f'url = "http://127.0.0.1:{ports.engine(number)}"']
         if has_events:
@@ -117,7 +127,7 @@ def engine_command(ports: Ports, number: int, model: str, has_events: bool, flag
 
 
 @contextmanager
-def fleet(ports: Ports, model: str, num_engines: int, flags: list[str]) -> Iterator[dict[str, Part]]:
+def fleet(ports: Ports, model: str, num_engines: int, flags: list[str], key: str = "") -> Iterator[dict[str, Part]]:
     """Started, and ready. What is not installed is left out."""
     redis, prometheus = shutil.which("redis-server"), shutil.which("prometheus")
     has_events = find_spec("zmq") is not None
@@ -131,7 +141,8 @@ def fleet(ports: Ports, model: str, num_engines: int, flags: list[str]) -> Itera
             if redis:
                 command = [redis, "--port", str(ports.redis), "--bind", "127.0.0.1", "--save", ""]
                 parts["redis"] = Part("redis", command, folder)
-            (folder / "gateway.toml").write_text(gateway_config(ports, model, num_engines, has_events, bool(redis)))
+            config = gateway_config(ports, model, num_engines, has_events, bool(redis), key)
+            (folder / "gateway.toml").write_text(config)
             parts["gateway"] = Part("gateway", [*QUIRE, "gateway", "--config", "gateway.toml"], folder)
             if prometheus:
                 (folder / "prometheus.yml").write_text(prometheus_config(ports, num_engines))
@@ -170,7 +181,7 @@ def num_ready(ports: Ports) -> int:
 
 def get(url: str, body: dict[str, object] | None = None) -> dict[str, list[dict[str, object]]]:
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    request = urllib.request.Request(url, data, HEADERS)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)  # type: ignore[no-any-return]
 
@@ -185,8 +196,9 @@ def what_to_open(parts: dict[str, Part], ports: Ports) -> str:
     if "prometheus" in parts:
         lines.append(("Prometheus", f"http://127.0.0.1:{ports.prometheus}/alerts"))
     body = json.dumps({"model": "fleet", "max_tokens": 32, "messages": [{"role": "user", "content": "Hello"}]})
-    lines.append(("ask", f"curl http://127.0.0.1:{ports.gateway}/v1/chat/completions -d '{body}'"))
-    missing = [each for each in ("redis", "prometheus") if each not in parts]
+    asked = f"-H 'Content-Type: application/json' -d '{body}'"
+    lines.append(("ask", f"curl http://127.0.0.1:{ports.gateway}/v1/chat/completions {asked}"))
+    missing = [f"{each} (apt install {package})" for each, package in PACKAGES.items() if each not in parts]
     if find_spec("zmq") is None:
         missing.append("pyzmq (KV events: pip install 'quire[events]')")
     if missing:
@@ -195,39 +207,81 @@ def what_to_open(parts: dict[str, Part], ports: Ports) -> str:
 
 
 def check(parts: dict[str, Part], ports: Ports) -> None:
-    """Raises SystemExit unless the fleet answers, and its metrics arrive."""
+    """Raises SystemExit unless the fleet answers, its metrics arrive, and every panel of the dashboards shows some."""
     asked: dict[str, object] = {"model": "fleet", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
     for _ in range(4):
         answer = get(f"http://127.0.0.1:{ports.gateway}/v1/chat/completions", asked)
         print(f"answered: {answer['choices'][0]['message']['content']!r}")  # type: ignore[index]
     if "prometheus" in parts:
+        if promtool := shutil.which("promtool"):
+            folder = parts["prometheus"].log.parent
+            print(
+                subprocess.check_output([promtool, "check", "config", "prometheus.yml"], cwd=folder, text=True).strip()
+            )
         for query in ("quire_gateway_requests_total", "quire_gateway_worker_ready == 1", "quire_num_requests_running"):
             wait_for_data(ports, query)
+        if "redis" in parts:
+            wait_for_data(ports, "quire_gateway_redis_away == 0")
         check_dashboards(ports)
 
 
+def ask_in_every_way(ports: Ports, turn: int) -> None:
+    """So that every metric of gateway and engines moves: streams, a prompt that is cached, and mistakes."""
+    text = f"Tell me about the number {turn}. " + "It may be a long story of the sea. " * 20
+    asked: dict[str, object] = {"model": "fleet", "max_tokens": 8, "messages": [{"role": "user", "content": text}]}
+    unknown = {**asked, "model": "none"}
+    engine = ports.engine(turn % 2)
+    for port, body in ((ports.gateway, asked), (ports.gateway, {**asked, "stream": True}), (engine, unknown)):
+        ask(port, body)
+    ask(ports.gateway, unknown)
+
+
+def ask(port: int, body: dict[str, object]) -> None:
+    url, data = f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, HEADERS), timeout=60) as answer:
+            answer.read()
+    except urllib.error.HTTPError as error:
+        if error.code != 404:  # of a model that is not there
+            raise
+
+
+def dashboard_queries() -> list[str]:
+    files = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
+    found = [each for file in files for each in re.findall(r'"expr": ("(?:[^"\\]|\\.)*")', file.read_text())]
+    return [json.loads(each).replace("$__rate_interval", "10s").replace("$model", ".*") for each in found]
+
+
 def check_dashboards(ports: Ports) -> None:
-    """Every query of the dashboards is one that Prometheus takes."""
-    num_queries = num_with_data = 0
-    for file in sorted((ROOT / "deploy" / "grafana").glob("*.json")):
-        for expression in re.findall(r'"expr": ("(?:[^"\\]|\\.)*")', file.read_text()):
-            query = json.loads(expression).replace("$__rate_interval", "1m").replace("$model", ".*")
-            url = f"http://127.0.0.1:{ports.prometheus}/api/v1/query?query={urllib.parse.quote(query)}"
-            num_queries += 1
-            num_with_data += bool(get(url)["data"]["result"])  # type: ignore[call-overload]
-    print(f"{num_queries} queries of dashboards are good, {num_with_data} have data")
+    """Every query of the dashboards is one that Prometheus takes, and has data once requests of all kinds came."""
+    queries = dashboard_queries()
+    waiting = [query for query in queries if not any(name in query for name in WITHOUT_DATA)]
+    end, turn = time.monotonic() + SECONDS_TO_SHOW, 0
+    while waiting and time.monotonic() < end:
+        ask_in_every_way(ports, turn)
+        waiting = [query for query in waiting if not series(ports, query)]
+        turn += 1
+    for query in queries:
+        series(ports, query)  # those without data are good queries, too
+    if waiting:
+        raise SystemExit("\n  ".join(["queries of dashboards without data:", *waiting]))
+    print(f"{len(queries)} queries of dashboards are good; all that need no GPU and no keys of engines have data")
+
+
+def series(ports: Ports, query: str) -> list[dict[str, object]]:
+    url = f"http://127.0.0.1:{ports.prometheus}/api/v1/query?query={urllib.parse.quote(query)}"
+    return get(url)["data"]["result"]  # type: ignore[call-overload, no-any-return]
 
 
 def wait_for_data(ports: Ports, query: str) -> None:
-    url = f"http://127.0.0.1:{ports.prometheus}/api/v1/query?query={urllib.parse.quote(query)}"
-    end = time.monotonic() + 30
+    end = time.monotonic() + SECONDS_TO_SHOW
     while time.monotonic() < end:
         try:
-            result = get(url)["data"]["result"]  # type: ignore[call-overload]
+            found = series(ports, query)
         except urllib.error.URLError:
-            result = []
-        if result:
-            print(f"{query}: {len(result)} series")
+            found = []
+        if found:
+            print(f"{query}: {len(found)} series")
             return
         time.sleep(0.2)
     raise SystemExit(f"Prometheus has no data for {query}")
@@ -247,7 +301,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ports = Ports(args.port)
     try:
-        with fleet(ports, args.model, args.engines, flags) as parts:
+        with fleet(ports, args.model, args.engines, flags, CHECK_KEY if args.check else "") as parts:
             print(what_to_open(parts, ports), flush=True)
             if args.check:
                 check(parts, ports)

@@ -3,7 +3,11 @@
 import random
 
 from core.driven import LONG, Engine
+from fakes import FakeStore
 from quire.core.kv_events import (
+    DISK,
+    HOST,
+    POOL,
     KVEvents,
     RemovedBlocks,
     StoredBlocks,
@@ -89,3 +93,34 @@ def test_events_tell_what_the_tree_holds() -> None:
             mirror.apply(events.take())
             assert {name for event in mirror.events() for name in event.hashes} == tree_hashes(engine)
         assert len(mirror)
+
+
+def test_events_tell_what_tiers_hold() -> None:
+    """What the pool evicts is still told to be on the host or on disk, where it is."""
+    rng, store = random.Random(6), FakeStore()
+    engine, events = listened(num_blocks=20, num_host_blocks=24, store=store, offload=True)
+    tiers = engine.scheduler.tiers
+    assert tiers is not None
+    tiers.tell(events)
+    mirror, num_demoted = StoredMirror(), 0
+    for number in range(60):
+        prompt = [1, 2, 3, 4, 5, 6, 7, 8][: rng.randint(0, 8)] + [rng.randint(1, 3) for _ in range(rng.randint(1, 12))]
+        engine.add(str(number), prompt, max_tokens=rng.randint(1, 9), tenant=rng.choice(["", "t"]))
+        engine.finish()
+        if number == 40:
+            engine.scheduler.reset_prefix_cache("t")
+        mirror.apply(events.take())
+        places = {tier: {name for name, at in mirror.places().items() if tier in at} for tier in (POOL, HOST, DISK)}
+        assert places[POOL] == tree_hashes(engine)
+        assert places[HOST] == set(tiers._index._hashes.values())
+        assert len(places[DISK]) <= len(store.blocks)
+        num_demoted += len((places[HOST] | places[DISK]) - places[POOL])
+    assert num_demoted and places[DISK]
+    again = StoredMirror()
+    again.apply(mirror.events())
+    assert again.places() == mirror.places(), "a new listener knows the same"
+    store.blocks.clear()
+    engine.scheduler.reset_prefix_cache("")
+    engine.scheduler.reset_prefix_cache("t")
+    mirror.apply(events.take())
+    assert not len(mirror)

@@ -205,8 +205,16 @@ def test_every_alert_has_a_line_that_says_what_to_do() -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_promtool_takes_the_rules() -> None:
     files = [str(path) for path in (DEPLOY / "prometheus").glob("*alerts.yml")]
-    checked = subprocess.run(["promtool", "check", "rules", *files], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    for words in (["check", "rules", *files], ["test", "rules", str(DEPLOY / "prometheus" / "alerts-test.yml")]):
+        checked = subprocess.run(["promtool", *words], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_alert_is_tried() -> None:
+    tried = (DEPLOY / "prometheus" / "alerts-test.yml").read_text()
+    for file in (DEPLOY / "prometheus").glob("*alerts.yml"):
+        for rule in yaml.safe_load(file.read_text())["groups"][0]["rules"]:
+            assert f'alertname="{rule["alert"]}"' in tried
 
 
 def test_what_make_fleet_writes_is_good(tmp_path: Path) -> None:

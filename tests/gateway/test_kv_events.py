@@ -253,9 +253,61 @@ def test_batches_of_all_versions_of_vllm_are_read() -> None:
     assert not indexed(stored(), {"type": "AllBlocksCleared"}).blocks(0)
 
 
-def test_blocks_elsewhere_and_of_other_kinds_do_not_count() -> None:
-    assert not indexed(stored(medium="CPU"), stored(group_idx=1), {"type": "SomethingNew"}).blocks(0)
-    assert indexed(stored(), {"type": "BlockRemoved", "block_hashes": [11], "medium": "CPU"}).blocks(0) == set(PLAIN)
+def test_blocks_of_other_kinds_do_not_count() -> None:
+    assert not indexed(stored(group_idx=1), {"type": "SomethingNew"}).blocks(0)
+
+
+def removed(medium: str, *names: int) -> dict[str, object]:
+    return {"type": "BlockRemoved", "block_hashes": list(names), "medium": medium}
+
+
+def test_a_block_counts_until_it_is_in_no_tier() -> None:
+    """vLLM tells what it offloads by names alone."""
+    kept = stored(medium="CPU", token_ids=[], block_size=0, extra_keys=None)
+    index = indexed(stored(), kept, removed("GPU", 11, 12))
+    assert index.blocks(0) == set(PLAIN) == set(index.demoted)
+    index = indexed(stored(), kept, removed("GPU", 11, 12), removed("CPU", 12))
+    assert index.blocks(0) == {PLAIN[0]}
+    index = indexed(stored(), kept, removed("CPU", 11, 12))
+    assert index.blocks(0) == set(PLAIN) and not index.demoted
+    index = indexed(stored(), kept, removed("GPU", 11, 12), stored())
+    assert index.blocks(0) == set(PLAIN) and not index.demoted, "it is in the pool again"
+    assert not indexed(kept).blocks(0), "nothing is known of them but names"
+    assert indexed(stored(medium="DISK")).demoted.keys() == set(PLAIN)
+    assert indexed(stored(), removed("CPU", 11)).blocks(0) == set(PLAIN)
+    with pytest.raises(BadKVBatch, match="medium"):
+        indexed(stored(medium=3))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["store", "keep", "remove"]),
+            st.sampled_from(["GPU", "CPU", "DISK", "?"]),
+            st.integers(0, 5),
+        ),
+        max_size=60,
+    )
+)
+def test_places_are_those_of_a_plain_model(steps: list[tuple[str, str, int]]) -> None:
+    index, places = KVIndex(100), dict[int, set[str]]()
+    for kind, medium, number in steps:
+        if kind == "store":
+            event = stored(block_hashes=[number], token_ids=[number, number], medium=medium, extra_keys=[None])
+            places.setdefault(number, set()).add(medium)
+        elif kind == "keep":
+            event = stored(block_hashes=[number], token_ids=[], medium="CPU", extra_keys=None)
+            if number in places:
+                places[number].add("CPU")
+        else:
+            event = removed(medium, number)
+            places.get(number, set()).discard(medium)
+            places = {name: held for name, held in places.items() if held}
+        index.apply(0, decode_batch(msgspec.msgpack.encode([1.5, [event], 0])).events)
+        index.check()
+    named = {number: block_hashes(root_hash([]), [number, number], 2)[0] for number in range(6)}
+    assert index.blocks(0) == {named[number] for number in places}
+    assert index.demoted.keys() == {named[number] for number, held in places.items() if "GPU" not in held}
 
 
 def test_salts_adapters_and_images_tell_blocks_apart() -> None:

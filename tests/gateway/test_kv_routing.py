@@ -12,7 +12,7 @@ from quire.core.kv_events import KVEvents, block_hashes, root_hash
 from quire.core.prefix_tree import PrefixTree
 from quire.engine.kv_batch_log import BatchLog
 from quire.gateway.config import CacheAware, Faults, WorkerEntry
-from quire.gateway.kv_batches import BlockStored, decode_batch
+from quire.gateway.kv_batches import BlockRemoved, BlocksKept, BlockStored, decode_batch
 from quire.gateway.kv_index import KVIndex
 from quire.gateway.policies import CacheAwarePolicy, PickContext, Policy, RoundRobin
 from quire.gateway.prefix_index import EXPECTED_SECONDS, EventPrefixes
@@ -51,6 +51,23 @@ def test_the_worker_that_holds_most_is_found(prefixes: tuple[EventPrefixes, KVIn
     assert known.longest(blocks, 3) == (7, 2) and known.longest(blocks, 1) == (3, 1)
     index.clear(1)
     assert known.longest(blocks, 3) == (3, 1)
+
+
+def test_a_pool_is_asked_before_a_tier_and_a_tier_before_none(
+    prefixes: tuple[EventPrefixes, KVIndex, Clock],
+) -> None:
+    known, index, _ = prefixes
+    tokens = list(range(20))
+    blocks = block_hashes(root_hash([]), tokens, 2)
+    names: list[int | bytes] = list(blocks)
+    for worker in (0, 1):
+        held(index, worker, tokens)
+    index.apply(0, [BlocksKept(names, "DISK"), BlockRemoved(names)])
+    assert known.longest(blocks, 3) == (10, 2), "both have it, one of them at hand"
+    index.apply(1, [BlockRemoved(names)])
+    assert known.longest(blocks, 3) == (10, 1), "reading it is quicker than computing it"
+    index.apply(0, [BlockRemoved(names, "DISK")])
+    assert known.longest(blocks, 3) == (0, 0) and not index.demoted
 
 
 def test_what_was_just_sent_is_expected_for_a_while(prefixes: tuple[EventPrefixes, KVIndex, Clock]) -> None:

@@ -159,3 +159,63 @@ def test_streams_of_other_servers_are_not_wrapped(tmp_path: Path) -> None:
         assert '"bad_upstream"' in ask(running)
     assert "resume" not in other.asked[0].json
     other.close()
+
+
+# ---- a client that comes back, to this gateway or to another
+
+
+def ids(answer: str) -> list[int]:
+    return [int(line[4:]) for line in answer.splitlines() if line.startswith("id: ")]
+
+
+def ask_named(running: RunningGateway, **headers: str) -> str:
+    return running.chat(stream=True, user="one session", headers={"x-request-id": "mine", **headers}).text
+
+
+def test_a_named_stream_tells_where_it_is_and_goes_on_from_there(resumable: Resumable, tmp_path: Path) -> None:
+    running, first, _ = resumable
+    whole = ask_named(running)
+    assert texts(whole) == WORDS and ids(whole) == [1, 2, 3, 4]
+    with gateway(f'[[workers]]\nurl = "{first.url}"\n', folder=tmp_path) as other:
+        wait_for(lambda: all(worker["state"] == "ready" for worker in other.workers().values()))
+        again = ask_named(other, **{"last-event-id": "2"})
+        assert texts(again) == WORDS[2:] and ids(again) == [3, 4] and again.endswith("data: [DONE]\n\n")
+        asked = other.chat(stream=True, user="another", headers={"x-request-id": "mine"})
+        assert asked.status_code == 200
+    before, after, another = (each.json["resume"] for each in first.asked)
+    assert before["seed"] == after["seed"] != another["seed"], "the same request has the same seed at every gateway"  # type: ignore[index]
+    assert before["id"] == after["id"] and after["events"] == []  # type: ignore[index]
+
+
+def test_it_survives_its_worker_too_when_it_comes_back(resumable: Resumable) -> None:
+    running, first, second = resumable
+    first.script = dies_behind(told(0) + told(1))
+    answer = ask_named(running, **{"last-event-id": "1"})
+    assert texts(answer) == WORDS[1:] and ids(answer) == [2, 3, 4]
+    assert second.asked[0].json["resume"]["events"] == [[0], [1]]  # type: ignore[index]
+
+
+def test_a_place_that_is_not_there_ends_with_an_error(resumable: Resumable) -> None:
+    running, first, _ = resumable
+    assert "stream_not_found" in ask_named(running, **{"last-event-id": "9"}), "the answer has four tokens"
+    two = chunk(event("one two ") + b": quire 0,1\n\n")
+    first.script = dies_behind(two)
+    answer = ask_named(running, **{"last-event-id": "1"})
+    assert "stream_not_found" in answer and not texts(answer), "half of an event cannot be sent"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"last-event-id": "1"}, {"x-request-id": "a", "last-event-id": "-1"}, {"x-request-id": "a", "last-event-id": "x"}],
+)
+def test_a_place_that_cannot_be_is_refused(resumable: Resumable, headers: dict[str, str]) -> None:
+    answer = resumable[0].chat(stream=True, headers=headers)
+    assert answer.status_code == 400 and "Last-Event-ID" in answer.json()["error"]["message"]
+
+
+def test_other_servers_cannot_go_on(tmp_path: Path) -> None:
+    other = Upstream(dies_behind(chunk(event("a"))))
+    with gateway(f'[[workers]]\nurl = "{other.url}"\n', folder=tmp_path) as running:
+        answer = running.chat(stream=True, headers={"x-request-id": "a", "last-event-id": "1"})
+        assert answer.status_code == 502 and "go on" in answer.json()["error"]["message"]
+    other.close()

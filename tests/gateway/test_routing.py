@@ -118,6 +118,17 @@ def test_cache_aware_gives_way_to_load(make_workers: Make) -> None:
     assert policy.pick(workers, text) is not home
 
 
+def test_a_busy_worker_is_no_reason_to_leave_another(make_workers: Make) -> None:
+    workers, policy = make_workers(3), CacheAwarePolicy(CacheAware(balance_abs_threshold=4))
+    text = PickContext("t", b"a" * 10 * BLOCK_BYTES)
+    home = policy.pick(workers, text)
+    busy = next(worker for worker in workers if worker is not home)
+    for _ in range(50):
+        busy.begin(10)
+    home.begin(10_000)
+    assert policy.pick(workers, text) is home, "its prompt is there, and it has one request"
+
+
 def test_prefixes_are_bounded_and_forgotten() -> None:
     index = ApproximatePrefixes(max_blocks=10)
     blocks = prompt_blocks("t", b"x" * 8 * BLOCK_BYTES)

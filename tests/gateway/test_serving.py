@@ -1,6 +1,7 @@
 """The gateway in front of real engines: answers are the same, and streams survive the death of a server."""
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +12,7 @@ import openai
 import psutil
 import pytest
 
-from gateway.gateways import RunningGateway, gateway
+from gateway.gateways import RunningGateway, gateway, wait_for
 from serving.test_serving import SECONDS, Server, start
 
 pytestmark = pytest.mark.slow
@@ -72,8 +73,11 @@ def text_of(chunks: list[dict[str, object]]) -> str:
     return "".join(choice["delta"].get("content") or "" for each in chunks for choice in each["choices"])  # type: ignore
 
 
-def whole(engines: Engines, url: str, **fields: object) -> list[dict[str, object]]:
-    lines = engines.gateway.http.post(f"{url}/v1/chat/completions", json={**ASKED, **fields}).text.splitlines()
+def whole(
+    engines: Engines, url: str, headers: dict[str, str] | None = None, **fields: object
+) -> list[dict[str, object]]:
+    asked = engines.gateway.http.post(f"{url}/v1/chat/completions", json={**ASKED, **fields}, headers=headers)
+    lines = asked.text.splitlines()
     assert lines[-2] == "data: [DONE]"
     return list(events(iter(lines)))
 
@@ -86,6 +90,29 @@ def test_answers_are_those_of_the_engine(engines: Engines) -> None:
     with openai.OpenAI(base_url=f"{engines.gateway.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.chat.completions.create(model="smollm2", messages=PROMPT, max_tokens=12, seed=5)  # type: ignore
         assert answer.usage and answer.usage.completion_tokens == 12
+
+
+def test_a_stream_survives_the_death_of_its_gateway(engines: Engines, tmp_path: Path) -> None:
+    """The client comes back through another gateway, with its request id and the last id that it has seen."""
+    asked, named = {**ASKED, "max_tokens": 24}, {"x-request-id": "one-story"}
+    expected = text_of(whole(engines, engines.gateway.url, max_tokens=24, headers=named))
+    first, workers = "", "".join(f'[[workers]]\nurl = "{server.url}"\n' for server in engines.servers.values())
+    with gateway(workers, folder=tmp_path) as other:
+        wait_for(lambda: all(worker["state"] == "ready" for worker in other.workers().values()))
+        with (
+            suppress(httpx.RemoteProtocolError, httpx.ReadError),
+            httpx.stream("POST", f"{other.url}/v1/chat/completions", json=asked, headers=named) as answer,
+        ):
+            for line in answer.iter_lines():
+                first += line + "\n"
+                if line == "id: 8":
+                    other.kill()
+    assert "[DONE]" not in first, first
+    last_id = re.findall(r"id: (\d+)\n", first)[-1]
+    again = whole(engines, engines.gateway.url, max_tokens=24, headers={**named, "last-event-id": last_id})
+    begun = list(events(iter(first[: first.index("\n\n", first.index(f"id: {last_id}\n"))].splitlines())))
+    assert text_of(begun) + text_of(again) == expected and text_of(begun) and text_of(again)
+    assert {chunk["id"] for chunk in begun} == {chunk["id"] for chunk in again}
 
 
 def test_a_stream_survives_the_death_of_its_server(engines: Engines) -> None:

@@ -67,7 +67,8 @@ class EngineRouter:
         members = self._open()
         root = root_hash(namespace_keys((request.tenant, request.salt, adapter)))
         blocks = block_hashes(root, request.prompt_ids, BLOCK_TOKENS) if len(members) > 1 else []
-        member = pick_holder(self._known, members, blocks, self._thresholds, _least_busy) or _least_busy(members)
+        holder = pick_holder(self._known, members, blocks, self._thresholds, _least_busy)
+        member = holder[0] if holder is not None else _least_busy(members)
         self._known.insert(blocks, member.bit)
         return member.client
 

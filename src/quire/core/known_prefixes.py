@@ -85,7 +85,7 @@ class CacheThresholds(Protocol):
 
     @property
     def balance_abs_threshold(self) -> int:
-        """Requests by which the busiest may lead."""
+        """Requests by which a worker may lead the least busy one and still get more for its cache."""
 
     @property
     def balance_rel_threshold(self) -> float: ...
@@ -111,21 +111,27 @@ def pick_holder(
     blocks: Sequence[int],
     thresholds: CacheThresholds,
     least_busy: Callable[[Sequence[W]], W],
-) -> W | None:
-    """The worker that knows most of a prompt, unless that is little or it is much busier than the others.
+) -> tuple[W, int] | None:
+    """The worker that knows most of a prompt, and how many blocks it knows; None where that is little, or where it is
+    much busier than another.
 
     What many conversations have in common does not count: every worker learns that soon, and if it counted, all of them
     would go to the worker that had it first."""
-    if not _is_balanced([worker.load for worker in workers], thresholds):
-        return None
-    num_known, bits = known.longest(blocks, sum([worker.mask for worker in workers]))
+    masks = [worker.mask for worker in workers]
+    num_known, bits = known.longest(blocks, sum(masks))
     num_shared = known.num_shared(blocks[:num_known])
     num_own, num_own_known = len(blocks) - num_shared, num_known - num_shared
     if not num_own_known or num_own_known < thresholds.cache_threshold * num_own:
         return None
-    return least_busy([worker for worker in workers if worker.mask & bits])
+    if bits & (bits - 1):  # several
+        holder = least_busy([worker for worker in workers if worker.mask & bits])
+    else:
+        holder = workers[masks.index(bits)]
+    return None if _is_too_busy(holder.load, workers, thresholds) else (holder, num_known)
 
 
-def _is_balanced(loads: Sequence[float], thresholds: CacheThresholds) -> bool:
-    most, least = max(loads), min(loads)
-    return most - least <= thresholds.balance_abs_threshold or most <= thresholds.balance_rel_threshold * least
+def _is_too_busy(load: float, workers: Sequence[PrefixHolder], thresholds: CacheThresholds) -> bool:
+    if load <= thresholds.balance_abs_threshold:
+        return False
+    least = min([worker.load for worker in workers])
+    return load - least > thresholds.balance_abs_threshold and load > thresholds.balance_rel_threshold * least

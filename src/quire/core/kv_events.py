@@ -4,13 +4,16 @@ A block is named by a hash of its cache namespace and of all tokens up to its en
 tokens compute the same hash."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from quire.core.block_keys import BlockKey
 from quire.core.prefix_tree import Namespace, NamespaceRoot, PrefixNode
 
 HASH_BYTES = 8
+POOL, HOST, DISK = "GPU", "CPU", "DISK"  # where a block is, in vLLM's words: the pool is "GPU" whatever it lies on
+MAX_ON_DISK = 1 << 20  # blocks that are told to be on disk
 
 
 @dataclass(slots=True)
@@ -24,11 +27,20 @@ class StoredBlocks:
 
 
 @dataclass(slots=True)
+class KeptBlocks:
+    """Blocks of the pool that are in a tier below it, too."""
+
+    hashes: list[int]
+    tier: str
+
+
+@dataclass(slots=True)
 class RemovedBlocks:
     hashes: list[int]
+    tier: str = POOL
 
 
-KVEvent = StoredBlocks | RemovedBlocks
+KVEvent = StoredBlocks | KeptBlocks | RemovedBlocks
 
 
 def root_hash(keys: Iterable[str]) -> int:
@@ -58,10 +70,14 @@ def block_hashes(root: int, tokens: Sequence[int], block_size: int) -> list[int]
 
 
 class KVEvents:
-    """Collects what the prefix tree gains and loses until `take()`. Neighbours become one event."""
+    """Collects what the prefix tree and the tiers below it gain and lose until `take()`. Neighbours become one event.
+
+    The store evicts blocks from the disk by itself: that is noticed when the pool evicts them, too."""
 
     def __init__(self) -> None:
         self._events: list[KVEvent] = []
+        self._on_disk: set[int] = set()  # blocks that were told to be there
+        self.is_on_disk: Callable[[BlockKey], bool] = lambda key: False  # set where there is a disk
 
     def stored(self, node: PrefixNode) -> None:
         parent = node.parent
@@ -79,11 +95,40 @@ class KVEvents:
         last.tokens.append(node.tokens)
 
     def removed(self, node: PrefixNode) -> None:
+        self._remove(node.hash, POOL)
+        if node.hash in self._on_disk and not self.is_on_disk(node.key):
+            self._on_disk.discard(node.hash)
+            self._remove(node.hash, DISK)
+
+    def kept(self, hashed: int, tier: str) -> None:
+        """A block is in a tier below the pool, too."""
+        if not hashed or (tier == DISK and len(self._on_disk) >= MAX_ON_DISK):
+            return
+        if tier == DISK:
+            self._on_disk.add(hashed)
         last = self._events[-1] if self._events else None
-        if isinstance(last, RemovedBlocks):
-            last.hashes.append(node.hash)
+        if isinstance(last, KeptBlocks) and last.tier == tier:
+            last.hashes.append(hashed)
         else:
-            self._events.append(RemovedBlocks([node.hash]))
+            self._events.append(KeptBlocks([hashed], tier))
+
+    def lost(self, hashed: int) -> None:
+        """A block is no longer on the host."""
+        if hashed:
+            self._remove(hashed, HOST)
+
+    def disk_cleared(self) -> None:
+        """Of some tenant; what others have there is found again when they use it."""
+        if self._on_disk:
+            self._events.append(RemovedBlocks(list(self._on_disk), DISK))
+            self._on_disk.clear()
+
+    def _remove(self, hashed: int, tier: str) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, RemovedBlocks) and last.tier == tier:
+            last.hashes.append(hashed)
+        else:
+            self._events.append(RemovedBlocks([hashed], tier))
 
     def take(self) -> list[KVEvent]:
         events, self._events = self._events, []
@@ -95,6 +140,7 @@ class _StoredBlock:
     parent: int | None
     namespace: Namespace | None
     tokens: tuple[int, ...]
+    places: set[str] = field(default_factory=lambda: {POOL})
 
 
 class StoredMirror:
@@ -106,19 +152,40 @@ class StoredMirror:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def places(self) -> dict[int, frozenset[str]]:
+        """By block: pool, host, disk."""
+        return {name: frozenset(block.places) for name, block in self._blocks.items()}
+
     def apply(self, events: Iterable[KVEvent]) -> None:
         for event in events:
-            if isinstance(event, RemovedBlocks):
-                for name in event.hashes:
-                    self._blocks.pop(name, None)
-                continue
-            parent, namespace = event.parent, event.namespace
-            for name, tokens in zip(event.hashes, event.tokens, strict=True):
-                self._blocks[name] = _StoredBlock(parent, namespace, tokens)
-                parent, namespace = name, None
+            match event:
+                case StoredBlocks():
+                    self._store(event)
+                case KeptBlocks():
+                    for block in filter(None, map(self._blocks.get, event.hashes)):
+                        block.places.add(event.tier)
+                case RemovedBlocks():
+                    self._remove(event)
 
-    def events(self) -> Iterator[StoredBlocks]:
-        """A block comes after the one that it follows, unless that one was evicted before it."""
+    def _store(self, event: StoredBlocks) -> None:
+        parent, namespace = event.parent, event.namespace
+        for name, tokens in zip(event.hashes, event.tokens, strict=True):
+            old = self._blocks.get(name)
+            self._blocks[name] = _StoredBlock(parent, namespace, tokens)
+            if old is not None:
+                self._blocks[name].places |= old.places
+            parent, namespace = name, None
+
+    def _remove(self, event: RemovedBlocks) -> None:
+        for name in event.hashes:
+            if (block := self._blocks.get(name)) is not None:
+                block.places.discard(event.tier)
+                if not block.places:
+                    del self._blocks[name]
+
+    def events(self) -> Iterator[KVEvent]:
+        """A block comes after the one that it follows, unless that one was evicted before it; then, where they are
+        but for the pool."""
         last: StoredBlocks | None = None
         for name, block in self._blocks.items():
             if last is None or block.parent is None or block.parent != last.hashes[-1]:
@@ -129,3 +196,8 @@ class StoredMirror:
             last.tokens.append(block.tokens)
         if last is not None:
             yield last
+        for tier in (HOST, DISK):
+            if kept := [name for name, block in self._blocks.items() if tier in block.places]:
+                yield KeptBlocks(kept, tier)
+        if demoted := [name for name, block in self._blocks.items() if POOL not in block.places]:
+            yield RemovedBlocks(demoted)

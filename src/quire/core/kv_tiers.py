@@ -15,6 +15,7 @@ from typing import Protocol
 from quire.core.block_keys import BlockKey, child_key, root_key, tenant_digest
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
+from quire.core.kv_events import DISK, KVEvents
 from quire.core.plan import Fetch, StepPlan
 from quire.core.prefix_tree import Namespace, PrefixNode, PrefixTree
 from quire.core.records import TierStats
@@ -82,7 +83,8 @@ class KVTiers:
         self._host_stats, self._disk_stats = TierStats(), TierStats()  # of the disk: hits and seconds saved
         self.now = 0.0  # time.monotonic() of the last `expire`
         self._unsaved: dict[int, PrefixNode] = {}  # by block; an evicted node no longer has its block
-        self._saving: set[int] = set()  # host blocks that the store writes
+        self._saving: dict[int, PrefixNode] = {}  # by the host block that the store writes
+        self._listener: KVEvents | None = None
         self._saving_seconds = FIRST_SAVING_SECONDS  # that saving may still take beside steps
         self._fetches: dict[int, _FetchInFlight] = {}
         self._fetched_keys: Counter[BlockKey] = Counter()  # of fetches that a sequence waits for
@@ -130,17 +132,27 @@ class KVTiers:
             host = self._host.take()
             plan.swap_out.append((block, host))
             if self._keep:
-                self._index.insert(node.key, host)
+                self._index.insert(node.key, host, node.hash)
                 self._host_stats.written_bytes += self._block_bytes
             if self._store is not None:
                 self._host.hold(host)
-                self._saving.add(host)
+                self._saving[host] = node
                 plan.saves.append((host, node.key))
 
     def saved(self, host: int) -> None:
         """The store has written a host block, or has failed to."""
-        self._saving.remove(host)
+        node = self._saving.pop(host)
         self._host.release([host])
+        if self._listener is not None and self._is_on_disk(node.key):
+            self._listener.kept(node.hash, DISK)
+
+    def tell(self, listener: KVEvents) -> None:
+        """Tell of every block that comes to a tier or leaves it."""
+        self._listener = self._index.listener = listener
+        listener.is_on_disk = self._is_on_disk
+
+    def _is_on_disk(self, key: BlockKey) -> bool:
+        return self._store is not None and bool(self._store.find([key]))
 
     # ---- host to pool
 
@@ -317,10 +329,12 @@ class KVTiers:
         self._host.drop_cached(tenant)
         if self._store is not None:
             self._store.clear(tenant_digest(tenant))
+        if self._listener is not None:
+            self._listener.disk_cleared()
 
     def check(self) -> Counter[int]:
         """Assert every invariant. -> the references it holds to host blocks"""
-        refs = Counter(self._saving)
+        refs = Counter(self._saving.keys())
         for each in self._fetches.values():
             refs.update(host for _, host in each.fetch.blocks)
         waiting = [each for each in self._fetches.values() if each.seq.fetch is each.fetch]

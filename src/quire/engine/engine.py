@@ -120,6 +120,8 @@ class Engine:
             from quire.engine.kv_publisher import KVPublisher
 
             self._kv_events = self._scheduler.kv_blocks.tree.listener = KVEvents()
+            if self._scheduler.tiers is not None:
+                self._scheduler.tiers.tell(self._kv_events)
             self._kv_publisher = KVPublisher(events, options.block_size)
 
     @property
@@ -177,6 +179,8 @@ class Engine:
             events += expired
         if self._store is not None:
             self._scheduler.take_transfers(self._store.take_done())
+            if self._kv_events is not None:
+                self._kv_publisher.publish(self._kv_events.take())
         if self._transfers is not None:
             self._transfers.update()
         if self._scheduler.has_work and not (self.capacity.micro_batches > 1 and self._scheduler.awaits_output):

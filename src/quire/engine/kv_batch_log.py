@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from quire.core.kv_events import KVEvent, RemovedBlocks, StoredMirror, namespace_keys
+from quire.core.kv_events import POOL, KeptBlocks, KVEvent, RemovedBlocks, StoredMirror, namespace_keys
 
 SNAPSHOT = (1 << 64) - 1  # instead of the number of a batch
-MEDIUM = "GPU"  # vLLM's name of the pool that sequences run in, whatever it lies on
 SNAPSHOT_BLOCKS = 4096  # in one message, about
 CLEARED = {"type": "AllBlocksCleared"}
 
@@ -67,7 +66,15 @@ class BatchLog:
 
     def _wire(self, event: KVEvent) -> dict[str, Any]:
         if isinstance(event, RemovedBlocks):
-            return {"type": "BlockRemoved", "block_hashes": event.hashes, "medium": MEDIUM}
+            return {"type": "BlockRemoved", "block_hashes": event.hashes, "medium": event.tier}
+        if isinstance(event, KeptBlocks):  # as vLLM has it: their names alone
+            fields: dict[str, Any] = {
+                "parent_block_hash": None,
+                "token_ids": [],
+                "block_size": self._block_size,
+                "lora_id": None,
+            }
+            return {"type": "BlockStored", "block_hashes": event.hashes, **fields, "medium": event.tier}
         keys = namespace_keys(event.namespace) if event.namespace else []
         adapter = event.namespace[2].partition("#")[0] if event.namespace else ""
         return {
@@ -77,7 +84,7 @@ class BatchLog:
             "token_ids": list(chain.from_iterable(event.tokens)),
             "block_size": self._block_size,
             "lora_id": None,
-            "medium": MEDIUM,
+            "medium": POOL,
             "lora_name": adapter or None,
             "extra_keys": [keys or None, *([None] * (len(event.hashes) - 1))],
             "group_idx": 0,

@@ -143,7 +143,7 @@ class CacheAware(Table):
     """Thresholds of the policy `cache_aware`, as sgl-router has them."""
 
     cache_threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5  # of the prompt that has to be known at a worker
-    balance_abs_threshold: Count = 32  # requests by which the busiest may lead
+    balance_abs_threshold: Count = 32  # requests by which it may lead the least busy one
     balance_rel_threshold: Annotated[float, Meta(ge=1)] = 1.5
     max_blocks: Count = 1 << 18  # that the index remembers
 

@@ -4,14 +4,15 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
-from quire.core.errors import QuireError
+from quire.core.errors import BadRequest, QuireError
 from quire.gateway.client_connection import ClientConnection
+from quire.gateway.errors import BadUpstream, LostPlace, UpstreamTimeout
 from quire.gateway.event_scanner import EventScanner
 from quire.gateway.outgoing import OutgoingBody, outgoing_body, outgoing_head
 from quire.gateway.policies import PickContext
 from quire.gateway.relay import ResponseRelay, is_sse, is_stream
 from quire.gateway.request_facts import RequestFacts
-from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner
+from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner, read_last_event_id
 from quire.gateway.routes import OPENAI_STREAMS, RouteKind
 from quire.gateway.tenants import Tenant
 from quire.gateway.upstream import UpstreamConnection
@@ -30,14 +31,6 @@ MAX_FRUITLESS_RESUMES = 4  # one after the other: the stream itself may be what 
 SECONDS_BETWEEN_TRIES = 0.05
 MAX_DEATHS = 2  # of workers that had the request: a third does not get it
 CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
-
-
-class BadUpstream(QuireError):
-    status, code = 502, "bad_upstream"
-
-
-class UpstreamTimeout(QuireError):
-    status, code = 504, "upstream_timeout"
 
 
 class Exchange:
@@ -81,7 +74,7 @@ class Exchange:
         self.is_charged = False  # its tenant's share has paid for it
         self._num_deaths = 0
         can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
-        self._delivered = DeliveredStream() if can_resume else None
+        self._delivered = self._stream(can_resume)
         self._broken_at: float | None = None  # since then a stream waits for a worker that goes on with it
         self._num_fruitless = 0  # workers that were to go on with it and have added nothing
         self._is_paused = False
@@ -97,6 +90,19 @@ class Exchange:
         self._relay = ResponseRelay(
             connection, request, lambda: gateway.response_headers(self), lambda: self._keeps_alive
         )
+
+    def _stream(self, can_resume: bool) -> DeliveredStream | None:
+        """The stream that goes on when a worker dies. With a request id of the client, through another gateway, too."""
+        num_skipped = read_last_event_id(self.request.header(b"last-event-id"))
+        is_named = self.request.header(b"x-request-id") == self.id
+        if num_skipped and not (can_resume and is_named):
+            message = "Last-Event-ID is for a stream of one chat or completion, asked for with an x-request-id"
+            raise BadRequest(message, "send the request as before, with the same x-request-id")
+        if not can_resume:
+            return None
+        if not is_named:
+            return DeliveredStream()
+        return DeliveredStream.named(self.tenant.name, self.id, self.request.body, num_skipped)
 
     # -- admission
 
@@ -168,6 +174,15 @@ class Exchange:
             self._cancel_upstream()
             self._attempt_failed(f"answered {status}", died=False, is_failure=status != BUSY)
             return
+        if (
+            status == 200
+            and self._delivered is not None
+            and self._delivered.num_skipped
+            and not (resumes and self._outgoing.is_wrapped)
+        ):
+            self._cancel_upstream()
+            self._attempt_failed("cannot go on with a stream", died=False, is_failure=False)
+            return
         self._relay.begin(status, headers, self._scanner(headers, resumes))
 
     def _scanner(self, headers: Headers, resumes: bool) -> EventScanner | None:
@@ -182,12 +197,19 @@ class Exchange:
         if num_tokens := self._relay.push(data):
             self._broken_at, self._num_fruitless = None, 0
             self._count_tokens(num_tokens)
+        scanner = self._relay.scanner
+        if isinstance(scanner, ResumableScanner) and scanner.has_lost_place:
+            self._cancel_upstream()
+            self._break_off(LostPlace("the answer comes in other pieces than before", "ask from the beginning"))
 
     def response_ended(self) -> None:
         self._upstream = None
         scanner = self._relay.scanner
         if isinstance(scanner, ResumableScanner) and scanner.was_sent_away:
             self._attempt_failed("shuts down", died=True)
+            return
+        if isinstance(scanner, ResumableScanner) and scanner.is_short:
+            self._break_off(LostPlace("the answer is shorter than what Last-Event-ID says", "ask from the beginning"))
             return
         self._mark_worker()
         body = self._relay.finish()
@@ -203,6 +225,14 @@ class Exchange:
             self._connect()
         else:
             self._attempt_failed(reason, died=True)
+
+    def worker_is_away(self) -> None:
+        """Health checks fail: behind a partition nothing says that the connection is dead. Go on elsewhere where that
+        is possible and the worker is silent, too; a stream that cannot go on waits for it."""
+        silent = self._loop.time() - self._last_heard > self._gateway.config.faults.connect_timeout / 2
+        if silent and (isinstance(self._relay.scanner, ResumableScanner) or not self._relay.is_passing):
+            self._cancel_upstream()
+            self._attempt_failed("does not answer", died=True)
 
     def _mark_worker(self) -> None:
         assert self.worker is not None

@@ -99,6 +99,9 @@ class Gateway:
 
     def _worker_reset(self, worker: Worker) -> None:
         self.router.forget(worker)
+        if not worker.healthy:
+            for exchange in [each for each in self.in_flight if each.worker is worker]:
+                exchange.worker_is_away()
 
     # -- requests
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-MEDIA = (None, "GPU")  # where blocks lie that a request can share at once; offloaded ones do not count
+POOL = (None, "GPU")  # where blocks lie that a request can share at once; other media are tiers below it
 BlockName = int | bytes  # as the engine calls a block
 
 _STORED = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name")
@@ -29,11 +29,21 @@ class BlockStored:
     tokens: list[int]
     block_size: int
     extra_keys: list[list[Any]]  # by block: what tells it apart from one with the same tokens
+    tier: str = ""  # "": the pool
+
+
+@dataclass(slots=True)
+class BlocksKept:
+    """Blocks that are known by their names are in a tier below the pool, too."""
+
+    names: list[BlockName]
+    tier: str
 
 
 @dataclass(slots=True)
 class BlockRemoved:
     names: list[BlockName]
+    tier: str = ""
 
 
 @dataclass(slots=True)
@@ -41,7 +51,7 @@ class AllBlocksCleared:
     pass
 
 
-BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
+BlockEvent = BlockStored | BlocksKept | BlockRemoved | AllBlocksCleared
 
 
 @dataclass(slots=True)
@@ -78,15 +88,23 @@ def _event(raw: object) -> BlockEvent | None:
         raise BadKVBatch("an event is neither a map nor an array")
     if kind == "AllBlocksCleared":
         return AllBlocksCleared()
-    if kind not in ("BlockStored", "BlockRemoved") or given.get("medium") not in MEDIA or given.get("group_idx"):
+    if kind not in ("BlockStored", "BlockRemoved") or given.get("group_idx"):
         return None
+    medium = given.get("medium")
+    if not isinstance(medium, str | None):
+        raise BadKVBatch("medium is no text")
+    tier = "" if medium in POOL else medium or ""
     names = given.get("block_hashes")
     if not isinstance(names, list) or not names or not all(isinstance(name, int | bytes) for name in names):
         raise BadKVBatch("block_hashes is no list of hashes")
-    return BlockRemoved(names) if kind == "BlockRemoved" else _stored(names, given)
+    if kind == "BlockRemoved":
+        return BlockRemoved(names, tier)
+    if tier and not given.get("token_ids"):
+        return BlocksKept(names, tier)
+    return _stored(names, given, tier)
 
 
-def _stored(names: list[BlockName], given: dict[str, Any]) -> BlockStored:
+def _stored(names: list[BlockName], given: dict[str, Any], tier: str) -> BlockStored:
     parent, tokens, block_size = (given.get(name) for name in ("parent_block_hash", "token_ids", "block_size"))
     if not isinstance(parent, int | bytes | None):
         raise BadKVBatch("parent_block_hash is no hash")
@@ -100,4 +118,4 @@ def _stored(names: list[BlockName], given: dict[str, Any]) -> BlockStored:
         keys = [[key for key in each or [] if key != lora] if isinstance(each, list) else [] for each in extra]
     if lora is not None and parent is None and names:
         keys[0] = [f"lora:{lora}", *keys[0]]
-    return BlockStored(names, parent, tokens, block_size, keys)
+    return BlockStored(names, parent, tokens, block_size, keys, tier)

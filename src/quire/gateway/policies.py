@@ -90,10 +90,13 @@ class CacheAwarePolicy:
             known = self.exact
         else:
             blocks = prompt_blocks(context.namespace, context.prompt)
-        worker = pick_holder(known, workers, blocks, self._settings, lambda some: self._least.pick(some, context))
-        worker = worker or self._least.pick(workers, context)
-        if blocks:
+        holder = pick_holder(known, workers, blocks, self._settings, lambda some: self._least.pick(some, context))
+        if holder is not None:
+            worker, num_known = holder
+        else:
+            worker = self._least.pick(workers, context)
             num_known = known.longest(blocks, worker.mask)[0]
+        if blocks:
             context.predicted_hit = num_known / len(blocks)
             known.insert(blocks, worker.bit, num_known)
         return worker

@@ -50,15 +50,20 @@ class EventPrefixes:
         """Engines evict the last blocks of a prefix first, and what is expected follows what is held: a worker that has
         a block has all before it."""
         held, new, old = self._index.holders, self._expected, self._expected_before
-        depth, beyond, having = 0, len(blocks) + 1, 0
+        depth, beyond = 0, len(blocks) + 1
         while beyond - depth > 1:  # the first `depth` are held, the first `beyond` are not
             middle = (depth + beyond) // 2
             block = blocks[middle - 1]
-            if found := (held.get(block, 0) | new.get(block, 0) | old.get(block, 0)) & workers:
-                depth, having = middle, found
+            if held.get(block, 0) & workers or (new.get(block, 0) | old.get(block, 0)) & workers:
+                depth = middle
             else:
                 beyond = middle
-        return depth, having
+        if not depth:
+            return 0, 0
+        last = blocks[depth - 1]
+        having = (held.get(last, 0) | new.get(last, 0) | old.get(last, 0)) & workers
+        in_pool = having & ~self._index.demoted.get(last, 0)
+        return depth, in_pool or having  # what is in a tier below is quicker than computing, and slower than the pool
 
     def num_shared(self, blocks: Sequence[int]) -> int:
         if shared := self._shared:
@@ -76,9 +81,10 @@ class EventPrefixes:
         now = self._clock()
         if now - self._since > EXPECTED_SECONDS:
             self._expected_before, self._expected, self._since = self._expected, {}, now
-        expected, bit = self._expected, 1 << worker
-        for block in blocks[num_known:]:
-            expected[block] = expected.get(block, 0) | bit
+        expected, sent = self._expected, dict.fromkeys(blocks[num_known:], 1 << worker)
+        for block in expected.keys() & sent.keys():  # also sent to another
+            sent[block] |= expected[block]
+        expected.update(sent)
 
     def _note_follower(self, block: int, follower: int) -> None:
         seen = self._followers.get(block, ())

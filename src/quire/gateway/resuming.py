@@ -1,17 +1,22 @@
-"""Streams that go on at another worker: what was delivered, and the wrapper that the next worker gets."""
+"""Streams that go on at another worker, or through another gateway: what was delivered, and the wrapper that the next
+worker gets."""
 
 import random
 import time
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 from uuid import uuid4
 
 import msgspec
 
+from quire.core.errors import BadRequest
 from quire.gateway.event_scanner import EventScanner
 
 RESUME_HEADER = b"x-quire-resume"  # as the server has it
 MARK = b": quire "  # begins the comment that tells the tokens of the events before it
+
+MAX_SKIPPED = 1 << 20  # tokens
 
 _rng = random.SystemRandom()
 
@@ -24,6 +29,21 @@ class DeliveredStream:
     created: int = field(default_factory=lambda: int(time.time()))
     seed: int = field(default_factory=lambda: _rng.getrandbits(63))
     events: list[list[int]] = field(default_factory=list)
+    num_tokens: int = 0  # of these events
+    num_skipped: int = 0  # first tokens that the client has from another connection
+    tells_ids: bool = False  # each event is told with the number of tokens up to its end
+
+    @classmethod
+    def named(cls, tenant: str, request_id: str, body: bytes, num_skipped: int) -> "DeliveredStream":
+        """Of a client that names its request: every gateway gives the same request the same seed, so the same tokens
+        come again when the client comes back through another one."""
+        digest = blake2b(repr((tenant, request_id)).encode() + body, digest_size=24).digest()
+        seed = int.from_bytes(digest[16:]) >> 1
+        return cls(digest[:16].hex(), seed=seed, num_skipped=num_skipped, tells_ids=True)
+
+    def tell(self, tokens: list[int]) -> None:
+        self.events.append(tokens)
+        self.num_tokens += len(tokens)
 
     def wrap(self, body: bytes) -> bytes:
         resume: dict[str, Any] = {"id": self.id, "created": self.created, "seed": self.seed, "events": self.events}
@@ -37,25 +57,41 @@ class ResumableScanner(EventScanner):
         super().__init__(is_sse=True, drop_usage=drop_usage)
         self._delivered = delivered
         self._untold: list[bytes] = []  # events whose tokens have not been told
+        self.has_lost_place = False  # the client has a part of an event
 
     def feed(self, data: bytes) -> bytes:
         passed: list[bytes] = []
         for event in super().feed(data).split(b"\n\n")[:-1]:
             if event.startswith(MARK):
-                self._delivered.events.append([int(token) for token in event[len(MARK) :].split(b",")])
-                passed += self._untold
-                self._untold = []
+                passed += self._told([int(token) for token in event[len(MARK) :].split(b",")])
             elif event.startswith(b":") and not self._untold:
                 passed.append(event)  # a comment that keeps the connection alive
             else:
                 self._untold.append(event)
-        self.num_events = sum(map(len, self._delivered.events))
+        self.num_events = self._delivered.num_tokens
         return b"".join(event + b"\n\n" for event in passed)
+
+    def _told(self, tokens: list[int]) -> list[bytes]:
+        """-> the events that have these tokens, unless the client has them already"""
+        delivered, events = self._delivered, self._untold
+        self._untold, before = [], delivered.num_tokens
+        delivered.tell(tokens)
+        if before < delivered.num_skipped:
+            self.has_lost_place = self.has_lost_place or delivered.num_tokens > delivered.num_skipped
+            return []
+        if delivered.tells_ids and events:
+            events[-1] = b"id: %d\n" % delivered.num_tokens + events[-1]
+        return events
 
     def rest(self) -> bytes:
         """What ends the stream: nothing more is told behind it."""
         untold, self._untold = self._untold, []
         return b"".join(event + b"\n\n" for event in untold) + super().rest()
+
+    @property
+    def is_short(self) -> bool:
+        """The client says that it has more than there is."""
+        return self._delivered.num_tokens < self._delivered.num_skipped
 
     @property
     def was_sent_away(self) -> bool:
@@ -66,3 +102,12 @@ class ResumableScanner(EventScanner):
         """The worker is gone: what it did not tell the tokens of comes again from the next one."""
         self._untold = []
         super().rest()
+
+
+def read_last_event_id(value: str) -> int:
+    """How many tokens a client has that comes back. Raises BadRequest."""
+    if not value:
+        return 0
+    if not (value.isascii() and value.isdigit() and len(value) < 8 and int(value) <= MAX_SKIPPED):
+        raise BadRequest(f"the header Last-Event-ID is {value[:40]!r}", "send the last `id` that the stream had")
+    return int(value)

@@ -1,0 +1,17 @@
+"""Errors that the gateway alone has."""
+
+from quire.core.errors import QuireError
+
+
+class BadUpstream(QuireError):
+    status, code = 502, "bad_upstream"
+
+
+class UpstreamTimeout(QuireError):
+    status, code = 504, "upstream_timeout"
+
+
+class LostPlace(QuireError):
+    """Of a client that comes back with a part of its stream."""
+
+    status, code = 409, "stream_not_found"
