@@ -276,11 +276,13 @@ class FakeExecutor:
         peers: FakePrefillEngines | FakeDecodeEngines | None = None,
         has_states: bool = False,
         num_slots: int = 0,
+        num_host_slots: int = 0,
     ) -> None:
         """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`; with
         `trees`, more of them beside these. With `has_states` every block also holds, behind its slots, the hash of the
         text up to the block's last token. With `num_slots`, that hash is in state slots beside the blocks."""
         self.slots: list[int | None] = [None] * num_slots
+        self.host_slots: list[int | None] = [None] * num_host_slots
         self.store = store
         self._trees = trees
         # By step, what accepted drafts of trees have to move when the output is collected: (row, from, to) slots.
@@ -318,6 +320,7 @@ class FakeExecutor:
             window=self.window,
             has_states=self.has_states,
             num_slots=len(self.slots),
+            num_host_slots=len(self.host_slots),
         )
 
     def stop(self) -> None:
@@ -348,6 +351,10 @@ class FakeExecutor:
             self.host[host] = self.blocks[block][:]
         for host, block in plan.swap_in:
             self.blocks[block] = self.host[host][:]
+        for slot, host in plan.state_swap_out:
+            self.host_slots[host] = self.slots[slot]
+        for host, slot in plan.state_swap_in:
+            self.slots[slot] = self.host_slots[host]
         if self.store:
             self.store.begin(plan, self.host)
         if self.peers:

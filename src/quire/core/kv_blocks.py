@@ -14,7 +14,7 @@ from quire.core.prefix_tree import NO_STATE, PrefixNode, PrefixTree
 from quire.core.remote_prefills import PrefillEngines, RemotePrefills
 from quire.core.sequence import NEVER, NULL_BLOCK, Sequence
 from quire.core.sliding_window import SlidingWindow
-from quire.core.state_slots import StateSlots
+from quire.core.state_slots import StateSlots, swapped_states
 
 
 class KVBlocks:
@@ -37,6 +37,7 @@ class KVBlocks:
         has_states: bool = False,
         num_slots: int = 0,
         max_num_seqs: int = 0,
+        num_host_slots: int = 0,
     ) -> None:
         self.block_size = window.block_size
         self._has_states = has_states
@@ -44,7 +45,7 @@ class KVBlocks:
         self.tree = PrefixTree(self.block_size, has_gaps=window.size > 0)
         self.pool = BlockPool(num_blocks, self.tree)
         self.prefix_caching = prefix_caching
-        self.states = StateSlots(num_slots, max_num_seqs, self.tree) if num_slots else None
+        self.states = StateSlots(num_slots, max_num_seqs, self.tree, num_host_slots) if num_slots else None
         index = HostIndex()
         self.host = BlockPool(num_host_blocks, index)
         has_tiers = prefix_caching and not self.tree.has_gaps and not self.states and (store is not None or offload)
@@ -84,9 +85,11 @@ class KVBlocks:
         self.attach_prefix(seq)
         if self.num_reserved_blocks(seq) + num_reserved <= self.pool.num_available:
             return True
+        host_state, seq.host_state = seq.host_state, NO_STATE
         if before[0]:
             seq.host_blocks = {}  # it keeps them
         self.release(seq)
+        seq.host_state = host_state
         seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched, seq.num_remote = before
         return False
 
@@ -217,6 +220,8 @@ class KVBlocks:
             plan.swap_in.extend((host, seq.block_table[i]) for i, host in seq.host_blocks.items() if i >= first)
             self.host.release([host for i, host in seq.host_blocks.items() if i < first])
             seq.host_blocks = {}
+        if self.states and seq.host_state >= 0:
+            self.states.swap_in(seq, plan)
 
     def index_full_blocks(self, seq: Sequence) -> None:
         """Insert the blocks that the planned step fills into the tree, if all their tokens are known.
@@ -254,17 +259,25 @@ class KVBlocks:
             self.host.release([seq.host_blocks.pop(index)])
 
     def can_swap_out(self, seq: Sequence) -> bool:
-        return not self.states and 0 < len(seq.held_blocks) <= self.host.num_available
+        if self.states and not self.states.can_swap_out(seq):
+            return False
+        return 0 < len(self._computed_blocks(seq)) <= self.host.num_available
+
+    def _computed_blocks(self, seq: Sequence) -> list[int]:
+        """The blocks that it reads. With states, it may share more than it has computed."""
+        return seq.block_table[seq.num_freed : -(-seq.num_computed // self.block_size)]
 
     def swap_out(self, seq: Sequence, plan: StepPlan) -> None:
         """Move the computed blocks to the host, and release them on the device."""
         num_computed = seq.num_computed
-        host = {i: self.host.take() for i in range(seq.num_freed, len(seq.block_table))}
-        for block, host_block in zip(seq.held_blocks, host.values(), strict=True):
+        blocks = self._computed_blocks(seq)
+        host = {i: self.host.take() for i, _ in enumerate(blocks, seq.num_freed)}
+        for block, host_block in zip(blocks, host.values(), strict=True):
             self.host.hold(host_block)
             plan.swap_out.append((block, host_block))
+        host_state = self.states.swap_out(seq, plan) if self.states else NO_STATE
         self.release(seq)
-        seq.host_blocks, seq.num_computed = host, num_computed
+        seq.host_blocks, seq.host_state, seq.num_computed = host, host_state, num_computed
 
     def release(self, seq: Sequence) -> None:
         """Release all blocks of a sequence, on the device and on the host; none of its tokens is computed any more."""
@@ -286,6 +299,8 @@ class KVBlocks:
     def release_swapped(self, plan: StepPlan) -> None:
         """The output of a plan has come: its swaps are done."""
         self.host.release(_swapped(plan))
+        if self.states:
+            self.states.host.release(swapped_states(plan))
 
     def check(self, sequences: Iterable[Sequence], plans: Iterable[StepPlan]) -> None:
         """Assert every invariant of memory, given all live sequences and all plans in flight."""
@@ -299,11 +314,11 @@ class KVBlocks:
         if self.sends:
             for counted, more in zip((refs, host_refs), self.sends.check(), strict=True):
                 counted.update(more)
+        sequences, plans = list(sequences), list(plans)
+        if self.states:
+            self.states.check(sequences, plans, Counter())
         for plan in plans:
             host_refs.update(_swapped(plan))
-        sequences = list(sequences)
-        if self.states:
-            self.states.check(sequences)
         for seq in sequences:
             refs.update(seq.held_blocks)
             host_refs.update(seq.host_blocks.values())

@@ -59,17 +59,20 @@ class Fetch:
 
     id: int
     blocks: list[tuple[BlockKey, int]]  # (key, host block)
+    state: tuple[BlockKey, int] | None = None  # (key, host slot): the state after the last of the blocks, or before them
 
 
 @dataclass(slots=True)
 class RemotePrefill:
-    """Let another engine compute the keys and values of `tokens`, and put them into host blocks, in order."""
+    """Let another engine compute the keys and values of `tokens`, and put them into host blocks, in order; then the
+    state after the last token into a host slot."""
 
     id: int
     tokens: list[int]
     namespace: Namespace
     first: int  # the block of `tokens` that the first host block is for: those before it are here
     host_blocks: list[int]
+    host_slot: int = -1  # -1: the model has no state slots
 
 
 @dataclass(slots=True)
@@ -79,6 +82,14 @@ class BlockSend:
     host_block: int
     request_id: str  # of the prefill
     index: int  # of the block in its tokens
+
+
+@dataclass(slots=True)
+class StateSend:
+    """Send a host slot to the engine that has asked for a prefill, behind all blocks."""
+
+    host_slot: int
+    request_id: str  # of the prefill
 
 
 @dataclass(slots=True)
@@ -92,10 +103,14 @@ class StepPlan:
     retired: list[int] = field(default_factory=list)  # rows that the runner forgets
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
+    state_swap_out: list[tuple[int, int]] = field(default_factory=list)  # (state slot, host slot)
+    state_swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host slot, state slot)
     saves: list[tuple[int, BlockKey]] = field(default_factory=list)  # host blocks to write to the disk, by key
+    state_saves: list[tuple[int, BlockKey]] = field(default_factory=list)  # host slots, by the key of the last block
     fetches: list[Fetch] = field(default_factory=list)
     prefills: list[RemotePrefill] = field(default_factory=list)
     sends: list[BlockSend] = field(default_factory=list)
+    state_sends: list[StateSend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
     adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the LoRA adapter to load into it)
     admitted: list[Admission] = field(default_factory=list)

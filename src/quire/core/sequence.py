@@ -39,6 +39,7 @@ class Sequence:
         "fetch_seconds",
         "group",
         "host_blocks",
+        "host_state",
         "index_at",
         "key",
         "last_checkpoint",
@@ -90,6 +91,7 @@ class Sequence:
         self.draft_states: list[tuple[int, int]] = []  # (position, slot): before the drafts in flight and after each
         self.copy_from: int | None = None  # copy-on-write: a held block that the next block starts as a copy of
         self.host_blocks: dict[int, int] = {}  # swapped out, or arrived: index in the block table -> host block
+        self.host_state = NO_STATE  # swapped out, or arrived: the host slot of the state after `num_computed` tokens
         self.fetch: Fetch | None = None  # blocks from the disk that it waits for
         self.num_fetches = 0  # how often it has asked for blocks from the disk
         self.num_arrived = 0  # leading tokens that are computed if blocks that arrived on the host are swapped in

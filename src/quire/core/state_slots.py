@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from quire.core.block_pool import BlockPool
-from quire.core.plan import Run
+from quire.core.host_index import HostIndex
+from quire.core.plan import Run, StepPlan
 from quire.core.prefix_tree import NO_STATE, NamespaceRoot, PrefixNode, PrefixTree
 from quire.core.sequence import NEVER, Sequence
 
@@ -54,11 +55,13 @@ class StateSlots:
     What a plan reads or writes is not given to another sequence in the same plan: it is released when the next plan is
     made."""
 
-    def __init__(self, num_slots: int, max_num_seqs: int, tree: PrefixTree) -> None:
+    def __init__(self, num_slots: int, max_num_seqs: int, tree: PrefixTree, num_host_slots: int = 0) -> None:
         assert num_slots >= 3, f"{num_slots} state slots: a sequence needs two, and a checkpoint one"
         self.max_running = min(max_num_seqs, num_slots // 3)
         self.index = StateIndex()
         self.pool = BlockPool(num_slots, self.index)
+        self.host_index = HostIndex()  # of checkpoints that the host keeps
+        self.host = BlockPool(num_host_slots, self.host_index)
         self.block_size = tree.block_size
         tree.removed = self._forget
         self._released: list[int] = []  # by the plan in the making, or since it was made
@@ -81,6 +84,7 @@ class StateSlots:
         self.pool.hold(node.state)
         if seq.state >= 0:
             self.pool.release([seq.state])
+        self.drop_host_state(seq)
         seq.state = node.state
 
     def plan_run(self, seq: Sequence, run: Run) -> None:
@@ -184,6 +188,31 @@ class StateSlots:
                 self.pool.release([slot])
         seq.draft_states = []
 
+    # ---- swap
+
+    def can_swap_out(self, seq: Sequence) -> bool:
+        """Which of the states after its drafts is the one to continue from is not known while these are in flight."""
+        return not seq.draft_states and self.host.num_available > 0
+
+    def swap_out(self, seq: Sequence, plan: StepPlan) -> int:
+        """-> the host slot of its state, which the caller holds"""
+        host = self.host.take()
+        self.host.hold(host)  # one reference is the plan's
+        plan.state_swap_out.append((seq.state, host))
+        return host
+
+    def swap_in(self, seq: Sequence, plan: StepPlan) -> None:
+        """Let `seq` continue from its state on the host. The plan has its reference to the host slot from now on."""
+        assert seq.state == NO_STATE, "a sequence has two states to continue from"
+        seq.state = self.pool.take()
+        plan.state_swap_in.append((seq.host_state, seq.state))
+        seq.host_state = NO_STATE
+
+    def drop_host_state(self, seq: Sequence) -> None:
+        if seq.host_state >= 0:
+            self.host.release([seq.host_state])
+            seq.host_state = NO_STATE
+
     # ---- sequences end
 
     def release(self, seq: Sequence) -> None:
@@ -192,19 +221,33 @@ class StateSlots:
         elif seq.state >= 0:
             self.pool.release([seq.state])
         self.pool.release(list(seq.checkpoints.values()))
+        self.drop_host_state(seq)
         seq.state, seq.checkpoints, seq.draft_states = NO_STATE, {}, []
         seq.branch, seq.last_checkpoint = 0, None
 
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Assert every invariant, given all live sequences."""
+    def check(self, sequences: Iterable[Sequence], plans: Iterable[StepPlan], host_refs: Counter[int]) -> None:
+        """Assert every invariant, given all live sequences, all plans in flight and what others hold of the host."""
         self.pool.check()
+        self.host.check()
+        host_refs = host_refs.copy()
+        for plan in plans:
+            host_refs.update(swapped_states(plan))
         refs: Counter[int] = Counter(self._released)
         for seq in sequences:
             name = f"sample {seq.sample} of {seq.group.id}"
-            assert (seq.state >= 0) == (seq.num_computed > 0), f"{name} has {seq.num_computed} tokens and no state"
+            has_state = seq.state >= 0 or (seq.host_state >= 0 and not seq.num_arrived)
+            assert has_state == (seq.num_computed > 0), f"{name} has {seq.num_computed} tokens and no state"
+            host_refs.update([seq.host_state] if seq.host_state >= 0 else [])
             held = [slot for _, slot in seq.draft_states] or ([seq.state] if seq.state >= 0 else [])
             refs.update([*held, *seq.checkpoints.values()])
         for slot, count in enumerate(self.pool.refs):
             assert count == refs[slot], f"state slot {slot} has {count} references, and {refs[slot]} are known"
+        for slot, count in enumerate(self.host.refs):
+            assert count == host_refs[slot], f"host slot {slot} has {count} references, and {host_refs[slot]} are known"
         for node in self.index.walk():
             assert node.state in self.index, "a node and the state slot it names disagree"
+
+
+def swapped_states(plan: StepPlan) -> list[int]:
+    """The host slots that a plan has references to."""
+    return [*(host for _, host in plan.state_swap_out), *(host for host, _ in plan.state_swap_in)]

@@ -106,6 +106,7 @@ class Engine:
             offload=self.capacity.offload,
             block_bytes=self.capacity.cache_bytes // self.capacity.num_blocks,
             num_slots=self.capacity.num_slots,
+            num_host_slots=self.capacity.num_host_slots,
             prefill_engines=None if config is None or config.is_producer else cast("KVConsumer", transfer),
             block_sender=cast("KVProducer", transfer) if config is not None and config.is_producer else None,
         )

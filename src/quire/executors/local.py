@@ -141,6 +141,7 @@ class LocalExecutor:
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
             has_states=config.has_states,
             num_slots=size.num_slots,
+            num_host_slots=size.num_host_slots,
         )
 
     @property
@@ -173,7 +174,6 @@ class LocalExecutor:
         """State slots are neither swapped nor saved nor sent."""
         options = self.options
         given = {
-            "swap_space": options.swap_space_bytes,
             "kv_offloading_size": options.host_tier_bytes,
             "kv_disk_path": options.kv_disk_path,
             "kv_transfer_config": options.kv_transfer,

@@ -33,6 +33,7 @@ class Capacity:
     drafts: DraftPolicy | None = None  # how draft tokens are chosen; None: its outputs have none
     has_states: bool = False  # whether layers of the model have states, in the blocks or in slots
     num_slots: int = 0  # state slots
+    num_host_slots: int = 0  # to swap states to
     offload: bool = False  # whether host blocks keep prefixes
     window: int = 0  # the largest sliding window if every layer has one; 0: some layer attends to everything
 

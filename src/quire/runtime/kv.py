@@ -14,6 +14,9 @@ MAX_STAGED_BYTES = 2**30  # of host blocks on the way from and to the disk and o
 MIN_STAGED_BLOCKS = 16
 SLOTS_A_SEQUENCE = 6  # state slots for each sequence that may run: two of its own, the others for checkpoints
 MIN_SLOTS = 3
+SWAPPED_SHARE = 4  # a sequence that is swapped out is taken to have one in so many tokens of the longest
+STAGED_SLOTS = 8  # host slots on the way from and to the disk and other engines
+MIN_STAGED_SLOTS = 2
 GPU_MAX_HEAD_DIM = 512  # columns of a head: larger tiles do not fit a GPU's shared memory
 
 
@@ -27,6 +30,10 @@ class KVSize:
     @property
     def num_slots(self) -> int:
         return self.spec.states.num_slots if self.spec.states else 0
+
+    @property
+    def num_host_slots(self) -> int:
+        return self.spec.states.num_host_slots if self.spec.states else 0
 
     @property
     def cache_bytes(self) -> int:
@@ -129,11 +136,26 @@ def size_cache(
             f"a sequence of {length} tokens needs {_mib(seq_bytes)} of KV cache, and {_mib(cache_bytes)} hold {fits}",
             f"give kv_cache_memory_bytes {seq_bytes}, or ask for a smaller max_model_len",
         )
-    block_bytes = max(spec.block_bytes, 1)  # 0 where no layer has keys and values
-    num_host_blocks = swap_bytes // block_bytes + offload_bytes // block_bytes
-    if has_staging and not offload_bytes:
+    has_staging = has_staging and not offload_bytes
+    host_bytes = swap_bytes + offload_bytes
+    if spec.states:
+        num_host_slots = _num_host_slots(host_bytes, seq_bytes, slot_bytes)
+        host_bytes -= num_host_slots * slot_bytes
+        if has_staging:
+            num_host_slots += max(min(STAGED_SLOTS, MAX_STAGED_BYTES // slot_bytes), MIN_STAGED_SLOTS)
+        spec = replace(spec, states=replace(spec.states, num_host_slots=num_host_slots))
+    if spec.block_bytes:
+        num_host_blocks = host_bytes // spec.block_bytes
+    else:  # no layer has keys and values: blocks take no memory
+        num_host_blocks = num_blocks if host_bytes else 0
+    if has_staging:
         num_host_blocks += _num_staged(spec, seq_blocks)
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))
+
+
+def _num_host_slots(host_bytes: int, seq_bytes: int, slot_bytes: int) -> int:
+    """Host slots that go with the sequences that there is room for on the host."""
+    return host_bytes // (seq_bytes // SWAPPED_SHARE + slot_bytes)
 
 
 def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, max_num_seqs: int) -> int:
@@ -151,7 +173,8 @@ def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, max_num_seqs
 
 def _num_staged(spec: KVSpec, seq_blocks: int) -> int:
     """Host blocks on the way from and to the disk: those of two longest sequences, if they are not too large."""
-    return max(min(2 * seq_blocks, MAX_STAGED_BYTES // spec.block_bytes), MIN_STAGED_BLOCKS)
+    most = MAX_STAGED_BYTES // spec.block_bytes if spec.block_bytes else 2 * seq_blocks
+    return max(min(2 * seq_blocks, most), MIN_STAGED_BLOCKS)
 
 
 def longest(config: ModelConfig, asked: int | None) -> int:
