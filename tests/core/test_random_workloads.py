@@ -47,7 +47,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.num_slots:
-            self.window, self.trees, self.has_states, self.prefill_engines = 0, False, False, None
+            self.window, self.trees, self.has_states = 0, False, False
 
 
 @dataclass

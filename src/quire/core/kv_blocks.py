@@ -38,6 +38,7 @@ class KVBlocks:
         num_slots: int = 0,
         max_num_seqs: int = 0,
         num_host_slots: int = 0,
+        slot_bytes: int = 0,
     ) -> None:
         self.block_size = window.block_size
         self._has_states = has_states
@@ -45,17 +46,23 @@ class KVBlocks:
         self.tree = PrefixTree(self.block_size, has_gaps=window.size > 0)
         self.pool = BlockPool(num_blocks, self.tree)
         self.prefix_caching = prefix_caching
-        self.states = StateSlots(num_slots, max_num_seqs, self.tree, num_host_slots) if num_slots else None
+        self.states: StateSlots | None = None
+        if num_slots:
+            self.states = StateSlots(num_slots, max_num_seqs, self.tree, num_host_slots, num_host_blocks)
         index = HostIndex()
         self.host = BlockPool(num_host_blocks, index)
-        has_tiers = prefix_caching and not self.tree.has_gaps and not self.states and (store is not None or offload)
+        has_tiers = prefix_caching and not self.tree.has_gaps and (store is not None or offload)
         self.tiers: KVTiers | None = None
         if has_tiers:
-            self.tiers = KVTiers(self.tree, self.host, index, store, keep=offload, block_bytes=block_bytes)
+            sizes = {"block_bytes": block_bytes, "slot_bytes": slot_bytes}
+            self.tiers = KVTiers(self.tree, self.host, index, store, keep=offload, states=self.states, **sizes)
         self.remote: RemotePrefills | None = None
         if prefill_engines is not None:
-            self.remote = RemotePrefills(self.tree, self.pool, self.host, prefill_engines, prefix_caching)
-        self.sends = KVSends(self.pool, self.host, self.block_size, block_sender) if block_sender else None
+            pools = self.pool, self.host, self.states
+            self.remote = RemotePrefills(self.tree, *pools, prefill_engines, prefix_caching)
+        self.sends: KVSends | None = None
+        if block_sender:
+            self.sends = KVSends(self.pool, self.host, self.states, self.block_size, block_sender)
 
     def num_new_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """New blocks that `seq` needs until its block table covers `num_tokens`."""
@@ -82,10 +89,12 @@ class KVBlocks:
         """Attach the computed prefix of a waiting sequence if its other known tokens fit beside `num_reserved` blocks;
         else change nothing and return False."""
         before = seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched, seq.num_remote
+        host_state = seq.host_state
         self.attach_prefix(seq)
         if self.num_reserved_blocks(seq) + num_reserved <= self.pool.num_available:
             return True
-        host_state, seq.host_state = seq.host_state, NO_STATE
+        if host_state >= 0:
+            seq.host_state = NO_STATE  # it keeps it
         if before[0]:
             seq.host_blocks = {}  # it keeps them
         self.release(seq)
@@ -99,7 +108,10 @@ class KVBlocks:
         owner = seq.group.prompt_owner
         seq.index_at = self.block_size if self.prefix_caching else NEVER
         if self.states:
+            seq.num_computed = max(seq.num_computed, seq.num_arrived)
             self.extend_prefix_hit(seq)
+            if self.tiers:
+                self.tiers.hold_host_states(seq, len(seq.block_table))
         elif owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
             self.fork(seq, owner, self._fork_point(seq.group.num_prompt - 1))
         else:
@@ -221,7 +233,17 @@ class KVBlocks:
             self.host.release([host for i, host in seq.host_blocks.items() if i < first])
             seq.host_blocks = {}
         if self.states and seq.host_state >= 0:
-            self.states.swap_in(seq, plan)
+            self._swap_state_in(seq, self.states, plan)
+
+    def _swap_state_in(self, seq: Sequence, states: StateSlots, plan: StepPlan) -> None:
+        """Unless the tree has a later checkpoint by now. What came from beyond the slots is one, too."""
+        if seq.state >= 0:
+            states.drop_host_state(seq)
+            return
+        states.swap_in(seq, plan)
+        if seq.num_arrived:
+            self.index_full_blocks(seq)
+            states.attach_arrived(seq)
 
     def index_full_blocks(self, seq: Sequence) -> None:
         """Insert the blocks that the planned step fills into the tree, if all their tokens are known.
@@ -308,15 +330,15 @@ class KVBlocks:
         self.pool.check()
         self.host.check()
         refs: Counter[int] = Counter()
-        host_refs = self.tiers.check() if self.tiers else Counter[int]()
-        if self.remote:
-            host_refs.update(self.remote.check())
+        host_refs, slot_refs = Counter[int](), Counter[int]()
+        for part in (self.tiers, self.remote, self.sends):
+            if part is not None:
+                self._count_host(part.check(), host_refs, slot_refs)
         if self.sends:
-            for counted, more in zip((refs, host_refs), self.sends.check(), strict=True):
-                counted.update(more)
+            refs.update(self.sends.held_blocks())
         sequences, plans = list(sequences), list(plans)
         if self.states:
-            self.states.check(sequences, plans, Counter())
+            self.states.check(sequences, plans, slot_refs)
         for plan in plans:
             host_refs.update(_swapped(plan))
         for seq in sequences:
@@ -331,6 +353,12 @@ class KVBlocks:
             assert count == host_refs[block], (
                 f"host block {block} has {count} references, and {host_refs[block]} are known"
             )
+
+    def _count_host(self, ids: Counter[int], host_refs: Counter[int], slot_refs: Counter[int]) -> None:
+        """Divide references to the host between blocks and slots."""
+        for host, count in ids.items():
+            is_slot = host >= self.host.num_blocks
+            (slot_refs if is_slot else host_refs)[host - self.host.num_blocks if is_slot else host] += count
 
     def _check_table(self, seq: Sequence) -> None:
         name = f"sample {seq.sample} of {seq.group.id}"

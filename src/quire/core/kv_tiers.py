@@ -9,16 +9,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import Protocol
 
-from quire.core.block_keys import BlockKey, child_key, root_key, tenant_digest
+from quire.core.block_keys import BlockKey, child_key, root_key, state_key, tenant_digest
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
 from quire.core.plan import Fetch, StepPlan
 from quire.core.prefix_tree import Namespace, PrefixNode, PrefixTree
 from quire.core.records import TierStats
 from quire.core.sequence import Sequence
+from quire.core.state_slots import StateSlots
+from quire.core.state_tier import MAX_STATE_SAVES, StateTier, depth_of_checkpoint
 
 MAX_FETCHES = 2  # of one sequence: what precedes the fetched blocks may be evicted from the pool meanwhile
 PREFILL_MEMORY = 2048  # tokens after which a step with prompts counts half in the measured rate
@@ -56,6 +58,8 @@ class _FetchInFlight:
     fetch: Fetch
     seq: Sequence
     first: int  # index in the block table of the first fetched block
+    num_tokens: int  # leading tokens that are computed when all has arrived
+    num_gained: int  # of these, tokens that would be computed without it
     began: float
     deadline: float
 
@@ -72,9 +76,14 @@ class KVTiers:
         *,
         keep: bool,
         block_bytes: int,
+        states: StateSlots | None = None,
+        slot_bytes: int = 0,
     ) -> None:
-        """`keep`: saved blocks stay on the host, the least recently used go first. `block_bytes`: for statistics."""
-        self._block_bytes = block_bytes
+        """`keep`: saved blocks stay on the host, the least recently used go first. `block_bytes`, `slot_bytes`: the
+        sizes of a block and of a state."""
+        self._block_bytes, self._slot_bytes = block_bytes, slot_bytes
+        self._slots = states
+        self._states = StateTier(states, keep=keep, has_store=store is not None) if states else None
         self._tree, self._host, self._index, self._store, self._keep = tree, host, index, store, keep
         self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
         self._prefill_tokens = self._prefill_seconds = 0.0  # of steps with prompts; earlier ones count less
@@ -102,13 +111,14 @@ class KVTiers:
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether the next plan saves blocks."""
-        return bool(self._unsaved) and self._can_save
+        """Whether the next plan saves blocks or states."""
+        return (bool(self._unsaved) and self._can_save) or (self._states is not None and self._states.has_unsaved)
 
     @property
     def waits_to_save(self) -> bool:
         """Whether blocks will be saved when the disk has caught up."""
-        return bool(self._unsaved) and bool(self._saving)
+        waits = self._states is not None and self._states.waits_to_save
+        return waits or (bool(self._unsaved) and bool(self._saving))
 
     @property
     def _can_save(self) -> bool:
@@ -121,7 +131,7 @@ class KVTiers:
         What is left waits until the engine is idle, or until it is evicted."""
         cost = self._store.save_seconds() if self._store is not None and not is_idle else 0.0
         most = MAX_IDLE_SAVES if is_idle else MAX_SAVES
-        while self.has_unsaved and len(plan.swap_out) < most and (self._saving_seconds > 0 or not cost):
+        while self._unsaved and self._can_save and len(plan.swap_out) < most and (self._saving_seconds > 0 or not cost):
             self._saving_seconds -= cost
             block = next(iter(self._unsaved))
             node = self._unsaved.pop(block)
@@ -136,9 +146,27 @@ class KVTiers:
                 self._host.hold(host)
                 self._saving.add(host)
                 plan.saves.append((host, node.key))
+        if self._states:
+            self._save_states(self._states, plan, cost * self._blocks_a_state)
+
+    def _save_states(self, states: StateTier, plan: StepPlan, cost: float) -> None:
+        while states.has_unsaved and len(plan.state_swap_out) < MAX_STATE_SAVES:
+            if cost and self._saving_seconds <= 0:
+                return
+            if states.save_next(plan):
+                self._saving_seconds -= cost
+                self._host_stats.written_bytes += self._slot_bytes if self._keep else 0
+
+    @property
+    def _blocks_a_state(self) -> float:
+        """How many blocks have the bytes of a state."""
+        return self._slot_bytes / max(self._block_bytes, 1)
 
     def saved(self, host: int) -> None:
-        """The store has written a host block, or has failed to."""
+        """The store has written a host block or a host slot, or has failed to."""
+        if self._states and host >= self._host.num_blocks:
+            self._states.saved(host - self._host.num_blocks)
+            return
         self._saving.remove(host)
         self._host.release([host])
 
@@ -150,6 +178,8 @@ class KVTiers:
             for node in path:
                 if (host := self._index.find(node.key)) is not None:
                     self._host.touch(host)
+            if self._states:
+                self._states.touch(path)
 
     def hold_host_hits(self, seq: Sequence, start: int) -> None:
         """Hold the host blocks that continue the first `start` blocks of a waiting sequence, which are in the pool."""
@@ -157,6 +187,31 @@ class KVTiers:
             held, _ = self._hold_leading(self._keys(seq, seq.node if start else None, start))
             seq.host_blocks = dict(enumerate(held, start))
             seq.num_arrived = (start + len(held)) * self._tree.block_size if held else 0
+
+    def hold_host_states(self, seq: Sequence, start: int) -> None:
+        """The same where a model has state slots: up to the deepest state on the host, if no later one is here."""
+        if not (self._keep and self._states) or seq.host_state >= 0 or not seq.group.takes_arrived_blocks(seq):
+            return
+        size, keys = self._tree.block_size, self._path_keys(seq, start)
+        have = seq.num_computed // size
+        held, _ = self._hold_leading(iter(keys[start:]))
+        depth, host = self._states.find_on_host(keys[have : start + len(held)])
+        depth += have
+        num_held = max(depth - start, 0) if host >= 0 else 0
+        self._host.release(held[num_held:])
+        if host >= 0:
+            seq.host_blocks, seq.num_arrived = dict(enumerate(held[:num_held], start)), depth * size
+            seq.num_gained = seq.num_arrived - seq.num_computed
+            self._states.start_from_host(seq, host, seq.num_arrived)
+
+    def _path_keys(self, seq: Sequence, start: int) -> list[BlockKey]:
+        """Of all full blocks of a waiting sequence, whose first `start` are in the pool."""
+        path, node = [], seq.node if start else None
+        for _ in range(start):
+            assert node is not None
+            path.append(node.key)
+            node = node.parent
+        return [*reversed(path), *self._keys(seq, seq.node if start else None, start)]
 
     def _hold_leading(self, keys: Iterator[BlockKey]) -> tuple[list[int], BlockKey]:
         """Hold the host blocks of the first keys. -> these, and the first key that is not on the host, or b"" """
@@ -183,12 +238,12 @@ class KVTiers:
         if self._store is None or seq.fetch is not None:
             return seq.fetch is not None
         can_ask = seq.num_fetches < MAX_FETCHES and seq.group.takes_arrived_blocks(seq)
-        if seq.num_computed or not (can_ask or seq.host_blocks):
+        if seq.num_computed or not (can_ask or seq.num_arrived):
             return False
         last = (len(seq.tokens) - 1) // self._tree.block_size
         path = self._tree.match(seq.group.namespace, None, seq.tokens, 0, last)
-        if seq.host_blocks:
-            if len(path) >= min(seq.host_blocks) and not seq.group.computes_prompt_logprobs(seq):
+        if seq.num_arrived:
+            if len(path) >= seq.first_arrived(self._tree.block_size) and not seq.group.computes_prompt_logprobs(seq):
                 return False  # they have arrived
             self.drop_arrived(seq)
         return can_ask and self._begin_fetch(seq, path, plan)
@@ -203,6 +258,8 @@ class KVTiers:
             self._host.release(held)
             return True  # another sequence fetches it, and will share it
         stored = self._store.find(chain([key], keys)) if key else []
+        if self._states:
+            return self._begin_state_fetch(self._states, seq, path, held, stored, plan)
         if len(stored) > self._host.num_available and self._fetched_keys:
             self._host.release(held)
             return True  # other fetches will end and give host blocks back
@@ -212,14 +269,72 @@ class KVTiers:
             self._host.release(held)
             seq.num_fetches = MAX_FETCHES
             return False
-        seq.num_fetches += 1
-        seq.fetch = Fetch(next(self._ids), [(key, self._host.take()) for key in stored])
         seq.host_blocks = dict(enumerate(held, start))
-        plan.fetches.append(seq.fetch)
-        deadline = self.now + (max(seconds, MIN_FETCH_SECONDS) if seconds else FIRST_FETCH_SECONDS)
-        self._fetches[seq.fetch.id] = _FetchInFlight(seq.fetch, seq, start + len(held), self.now, deadline)
-        self._fetched_keys.update(stored)
+        size, depth = self._tree.block_size, start + len(held) + len(stored)
+        self._fetch(seq, [(key, self._host.take()) for key in stored], plan, depth * size, len(stored) * size, seconds)
         return True
+
+    def _begin_state_fetch(
+        self, tier: StateTier, seq: Sequence, path: Many[PrefixNode], held: list[int], stored: list[BlockKey],
+        plan: StepPlan,
+    ) -> bool:  # fmt: skip
+        """Fetch the deepest state that there is, and what of the blocks before it is neither in the pool nor on the
+        host (`held`). Blocks behind it are of no use: their tokens are computed again for the states."""
+        assert self._store is not None and self._slots is not None
+        start, size, have = len(path), self._tree.block_size, depth_of_checkpoint(path)
+        on_host = islice(self._keys(seq, path[-1] if path else None, start), len(held))
+        keys = [*(node.key for node in path), *on_host, *stored]
+        depth, host = tier.find_on_host(keys[have:])
+        depth += have
+        on_disk = next((n for n in range(len(keys), depth, -1) if self._store.find([state_key(keys[n - 1])])), 0)
+        depth = max(depth, on_disk)
+        num_held = min(len(held), max(depth - start, 0))
+        self._host.release(held[num_held:])
+        del held[num_held:], stored[max(depth - start - num_held, 0) :]
+        key, seconds = state_key(keys[depth - 1]) if on_disk else b"", self._seconds_to_compute(depth - have)
+        num_blocks = len(stored) + int(self._blocks_a_state if on_disk else 0)
+        pays = not seconds or self._store.read_seconds(num_blocks) <= seconds
+        fits = len(stored) <= self._host.num_available and (not on_disk or self._slots.host.num_available > 0)
+        if key in self._fetched_keys or not (stored or on_disk) or not pays or not fits:
+            self._host.release(held)
+            if key in self._fetched_keys or ((stored or on_disk) and pays and self._fetched_keys):
+                return True  # another sequence fetches it, or will give host blocks back
+            seq.num_fetches = MAX_FETCHES
+            return False
+        blocks = [(each, self._host.take()) for each in stored]
+        if on_disk:
+            blocks.append((key, self._slots.host_id(self._slots.host.take())))
+        else:
+            self._slots.host.hold(host)
+            seq.host_state = host
+        seq.host_blocks = dict(enumerate(held, start))
+        self._fetch(seq, blocks, plan, depth * size, (depth - have) * size, seconds)
+        return True
+
+    def _fetch(
+        self, seq: Sequence, blocks: list[tuple[BlockKey, int]], plan: StepPlan, num_tokens: int, num_gained: int,
+        seconds: float,
+    ) -> None:  # fmt: skip
+        """Let `seq` wait for `blocks`, which follow those that it holds on the host. `seconds`: to compute them."""
+        fetch = seq.fetch = Fetch(next(self._ids), blocks)
+        seq.num_fetches += 1
+        plan.fetches.append(fetch)
+        deadline = self.now + (max(seconds, MIN_FETCH_SECONDS) if seconds else FIRST_FETCH_SECONDS)
+        first = num_tokens // self._tree.block_size - len(self._blocks_of(fetch))
+        self._fetches[fetch.id] = _FetchInFlight(fetch, seq, first, num_tokens, num_gained, self.now, deadline)
+        self._fetched_keys.update(key for key, _ in blocks)
+
+    def _blocks_of(self, fetch: Fetch) -> list[int]:
+        """Its host blocks, without a host slot."""
+        return [host for _, host in fetch.blocks if host < self._host.num_blocks]
+
+    def _release_host(self, ids: list[int]) -> None:
+        if self._slots is None:
+            self._host.release(ids)
+            return
+        blocks, slots = self._slots.split_host_ids(ids)
+        self._host.release(blocks)
+        self._slots.host.release(slots)
 
     def _seconds_to_compute(self, num_blocks: float) -> float:
         """0: not measured yet."""
@@ -232,10 +347,10 @@ class KVTiers:
         arrived = self._fetches.pop(fetch_id)
         blocks = [host for _, host in arrived.fetch.blocks]
         if arrived.seq.fetch is not arrived.fetch:  # it was given up, or the sequence has ended
-            self._host.release(blocks)
+            self._release_host(blocks)
             return
         self._end_wait(arrived, blocks[:num_blocks])
-        self._host.release(blocks[num_blocks:])
+        self._release_host(blocks[num_blocks:])
 
     def expire(self, now: float) -> None:
         """Let sequences go on that wait for the disk longer than computing takes."""
@@ -247,17 +362,29 @@ class KVTiers:
     def _end_wait(self, ended: _FetchInFlight, blocks: list[int]) -> None:
         seq, size = ended.seq, self._tree.block_size
         seq.fetch = None
-        seq.host_blocks |= dict(enumerate(blocks, ended.first))
-        seq.num_arrived = (ended.first + len(blocks)) * size if seq.host_blocks else 0
-        seq.num_fetched, seq.fetch_seconds = len(blocks) * size, self.now - ended.began
         self._fetched_keys -= Counter(key for key, _ in ended.fetch.blocks)
-        if len(blocks) < len(ended.fetch.blocks):
+        missing = len(ended.fetch.blocks) - len(blocks)
+        if missing:
             seq.num_fetches = MAX_FETCHES  # the rest is computed
+        if self._slots and missing:  # nothing can be continued from without the state
+            self._release_host(blocks)
+            self.drop_arrived(seq)
+            return
+        if self._slots and seq.host_state < 0:
+            seq.host_state = self._slots.split_host_ids(blocks[-1:])[1][0]
+            del blocks[-1]
+        seq.host_blocks |= dict(enumerate(blocks, ended.first))
+        has_arrived = bool(seq.host_blocks) or self._slots is not None
+        seq.num_arrived = ended.num_tokens - missing * size if has_arrived else 0
+        seq.num_gained = ended.num_gained
+        seq.num_fetched, seq.fetch_seconds = ended.num_gained - missing * size, self.now - ended.began
 
     def drop_arrived(self, seq: Sequence) -> None:
         """Give back host blocks that arrived for a waiting sequence."""
         self._host.release(list(seq.host_blocks.values()))
         seq.host_blocks, seq.num_arrived, seq.num_fetched = {}, 0, 0
+        if self._slots:
+            self._slots.drop_host_state(seq)
 
     def forget_fetch(self, seq: Sequence) -> None:
         """The sequence has ended. The host blocks of its fetch are released when the store is done with them."""
@@ -275,6 +402,8 @@ class KVTiers:
     def count_hits(self, seq: Sequence) -> None:
         """Count what an admitted sequence takes from the tiers."""
         num_tokens = max(seq.num_arrived - len(seq.block_table) * self._tree.block_size, 0)
+        if self._slots and seq.host_state >= 0:
+            num_tokens = seq.num_gained  # also those of blocks in the pool that no state followed
         from_disk = min(seq.num_fetched, num_tokens)
         from_host = num_tokens - from_disk
         self._disk_stats.hits += from_disk
@@ -315,12 +444,16 @@ class KVTiers:
 
     def clear(self, tenant: str) -> None:
         self._host.drop_cached(tenant)
+        if self._slots:
+            self._slots.host.drop_cached(tenant)
         if self._store is not None:
             self._store.clear(tenant_digest(tenant))
 
     def check(self) -> Counter[int]:
-        """Assert every invariant. -> the references it holds to host blocks"""
+        """Assert every invariant. -> the references it holds to host blocks, and to host slots behind them"""
         refs = Counter(self._saving)
+        if self._states and self._slots:
+            refs.update({self._slots.host_id(host): count for host, count in self._states.check().items()})
         for each in self._fetches.values():
             refs.update(host for _, host in each.fetch.blocks)
         waiting = [each for each in self._fetches.values() if each.seq.fetch is each.fetch]

@@ -55,29 +55,27 @@ class Run:
 
 @dataclass(slots=True)
 class Fetch:
-    """Read blocks into host blocks, in order, up to the first that cannot be read."""
+    """Read blocks into host blocks, in order, up to the first that cannot be read. The last may be a state."""
 
     id: int
     blocks: list[tuple[BlockKey, int]]  # (key, host block)
-    state: tuple[BlockKey, int] | None = None  # (key, host slot): the state after the last of the blocks, or before them
 
 
 @dataclass(slots=True)
 class RemotePrefill:
-    """Let another engine compute the keys and values of `tokens`, and put them into host blocks, in order; then the
-    state after the last token into a host slot."""
+    """Let another engine compute the keys and values of `tokens`, and put them into host blocks, in order. Of a model
+    with state slots, the state after the last token goes into the last of them, which is a host slot."""
 
     id: int
     tokens: list[int]
     namespace: Namespace
     first: int  # the block of `tokens` that the first host block is for: those before it are here
     host_blocks: list[int]
-    host_slot: int = -1  # -1: the model has no state slots
 
 
 @dataclass(slots=True)
 class BlockSend:
-    """Send a host block to the engine that has asked for a prefill."""
+    """Send a host block to the engine that has asked for a prefill; its state comes behind the last block."""
 
     host_block: int
     request_id: str  # of the prefill
@@ -85,18 +83,11 @@ class BlockSend:
 
 
 @dataclass(slots=True)
-class StateSend:
-    """Send a host slot to the engine that has asked for a prefill, behind all blocks."""
-
-    host_slot: int
-    request_id: str  # of the prefill
-
-
-@dataclass(slots=True)
 class StepPlan:
     """Carried out in this order: retire, swap out, swap in, copy, adapters, admit, compute.
 
-    Saves, fetches, prefills and sends begin after the swaps. The step does not wait for them, nor does the next."""
+    Saves, fetches, prefills and sends begin after the swaps. The step does not wait for them, nor does the next. They
+    name host slots as host blocks: those are numbered behind the last of these."""
 
     step: int
     runs: list[Run]
@@ -106,11 +97,9 @@ class StepPlan:
     state_swap_out: list[tuple[int, int]] = field(default_factory=list)  # (state slot, host slot)
     state_swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host slot, state slot)
     saves: list[tuple[int, BlockKey]] = field(default_factory=list)  # host blocks to write to the disk, by key
-    state_saves: list[tuple[int, BlockKey]] = field(default_factory=list)  # host slots, by the key of the last block
     fetches: list[Fetch] = field(default_factory=list)
     prefills: list[RemotePrefill] = field(default_factory=list)
     sends: list[BlockSend] = field(default_factory=list)
-    state_sends: list[StateSend] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
     adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the LoRA adapter to load into it)
     admitted: list[Admission] = field(default_factory=list)

@@ -4,7 +4,7 @@ A run starts from the state in one slot and leaves states in others: after its l
 tokens on the way. No slot is copied, so a plan has nothing to do for states but to name slots."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
@@ -55,13 +55,17 @@ class StateSlots:
     What a plan reads or writes is not given to another sequence in the same plan: it is released when the next plan is
     made."""
 
-    def __init__(self, num_slots: int, max_num_seqs: int, tree: PrefixTree, num_host_slots: int = 0) -> None:
+    def __init__(self, num_slots: int, max_num_seqs: int, tree: PrefixTree, num_host_slots: int, first_host_id: int) -> None:
+        """`first_host_id`: of host slots, where they are numbered with the host blocks."""
         assert num_slots >= 3, f"{num_slots} state slots: a sequence needs two, and a checkpoint one"
         self.max_running = min(max_num_seqs, num_slots // 3)
         self.index = StateIndex()
         self.pool = BlockPool(num_slots, self.index)
         self.host_index = HostIndex()  # of checkpoints that the host keeps
         self.host = BlockPool(num_host_slots, self.host_index)
+        self._first_host_id = first_host_id
+        self._lent: list[int] = []  # slots that are held until they are sent to other engines
+        self.checkpoint_kept: Callable[[PrefixNode], None] = lambda node: None  # set where they go beyond the slots
         self.block_size = tree.block_size
         tree.removed = self._forget
         self._released: list[int] = []  # by the plan in the making, or since it was made
@@ -84,7 +88,6 @@ class StateSlots:
         self.pool.hold(node.state)
         if seq.state >= 0:
             self.pool.release([seq.state])
-        self.drop_host_state(seq)
         seq.state = node.state
 
     def plan_run(self, seq: Sequence, run: Run) -> None:
@@ -155,6 +158,14 @@ class StateSlots:
             self.index.add(slot, node)
             if position > seq.group.num_prompt:
                 self._replace_last(seq, node)
+            else:
+                self.checkpoint_kept(node)
+
+    def attach_arrived(self, seq: Sequence) -> None:
+        """Let a node name the state that `seq` continues from, which came from beyond the slots."""
+        node = self._node(seq, seq.num_computed) if seq.num_computed % self.block_size == 0 else None
+        if node is not None and node.state == NO_STATE:
+            self.index.add(seq.state, node)
 
     def _replace_last(self, seq: Sequence, node: PrefixNode) -> None:
         """A sequence that decodes keeps its last checkpoint only, unless a sequence holds the one before."""
@@ -208,10 +219,33 @@ class StateSlots:
         plan.state_swap_in.append((seq.host_state, seq.state))
         seq.host_state = NO_STATE
 
+    def host_id(self, host: int) -> int:
+        """The number of a host slot behind those of the host blocks."""
+        return self._first_host_id + host
+
+    def split_host_ids(self, ids: Iterable[int]) -> tuple[list[int], list[int]]:
+        """-> host blocks, host slots"""
+        first, ids = self._first_host_id, list(ids)
+        return [host for host in ids if host < first], [host - first for host in ids if host >= first]
+
     def drop_host_state(self, seq: Sequence) -> None:
         if seq.host_state >= 0:
             self.host.release([seq.host_state])
             seq.host_state = NO_STATE
+
+    # ---- what is sent to other engines
+
+    def lend(self, slot: int) -> bool:
+        """Hold a slot until `take_back`, if all sequences that run find theirs without it."""
+        if len(self._lent) >= self.pool.num_blocks - 2 * self.max_running:
+            return False
+        self.pool.hold(slot)
+        self._lent.append(slot)
+        return True
+
+    def take_back(self, slot: int) -> None:
+        self._lent.remove(slot)
+        self.pool.release([slot])
 
     # ---- sequences end
 
@@ -222,6 +256,8 @@ class StateSlots:
             self.pool.release([seq.state])
         self.pool.release(list(seq.checkpoints.values()))
         self.drop_host_state(seq)
+        if seq.last_checkpoint is not None and seq.last_checkpoint.state >= 0:
+            self.checkpoint_kept(seq.last_checkpoint)
         seq.state, seq.checkpoints, seq.draft_states = NO_STATE, {}, []
         seq.branch, seq.last_checkpoint = 0, None
 
@@ -232,10 +268,10 @@ class StateSlots:
         host_refs = host_refs.copy()
         for plan in plans:
             host_refs.update(swapped_states(plan))
-        refs: Counter[int] = Counter(self._released)
+        refs: Counter[int] = Counter([*self._released, *self._lent])
         for seq in sequences:
             name = f"sample {seq.sample} of {seq.group.id}"
-            has_state = seq.state >= 0 or (seq.host_state >= 0 and not seq.num_arrived)
+            has_state = seq.state >= 0 or (seq.host_state >= 0 and seq.num_computed > 0)
             assert has_state == (seq.num_computed > 0), f"{name} has {seq.num_computed} tokens and no state"
             host_refs.update([seq.host_state] if seq.host_state >= 0 else [])
             held = [slot for _, slot in seq.draft_states] or ([seq.state] if seq.state >= 0 else [])
