@@ -163,11 +163,9 @@ def test_drafts_change_nothing(hybrid: Path, cold: list[Bits]) -> None:
     assert llm.engine.stats().draft_tokens > llm.engine.stats().accepted_tokens > 0
 
 
-def test_what_states_cannot_do_is_refused_by_name(hybrid: Path, tmp_path: Path) -> None:
+def test_what_states_cannot_do_is_refused_by_name(hybrid: Path) -> None:
     with pytest.raises(BadRequest, match="beam search is asked for, and the model has states"):
         LLM(hybrid).beam_search(["x"], BeamSearchParams(beam_width=2, max_tokens=4))
-    with pytest.raises(Unsupported, match="kv_disk_path with a `BambaForCausalLM`"):
-        LLM(hybrid, kv_disk_path=str(tmp_path))
     with pytest.raises(DoesNotFit, match="the recurrent states of a sequence and of a prefix need"):
         LLM(hybrid, kv_cache_memory_bytes=2 * SLOT_BYTES)
     with pytest.raises(Unsupported, match="recurrent states on a GPU"):

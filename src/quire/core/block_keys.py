@@ -4,6 +4,7 @@ The first bytes stand for the tenant alone, so that what a tenant has stored can
 
 from array import array
 from hashlib import blake2b
+from pathlib import Path
 
 BlockKey = bytes
 TENANT_BYTES = 8
@@ -37,3 +38,8 @@ def state_key(block: BlockKey) -> BlockKey:
 
 def is_state(key: BlockKey) -> bool:
     return len(key) > TENANT_BYTES + PATH_BYTES
+
+
+def is_state_file(path: Path) -> bool:
+    """Whether a file is named by the key of a state."""
+    return len(path.stem) > 2 * PATH_BYTES

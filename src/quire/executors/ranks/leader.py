@@ -103,7 +103,7 @@ class RanksExecutor(RankExecutor):
         from quire.executors.disk import open_disk_tier
 
         assert isinstance(cache, LeaderCache)
-        return open_disk_tier(root, self.path, self.options, size, cache.host_buffers, cache.rank_bytes)
+        return open_disk_tier(root, self.path, self.options, size, cache, cache.rank_bytes)
 
     # -- LoRA adapters
 
