@@ -178,17 +178,6 @@ def test_what_ranks_cannot_do_is_refused(tiny_model: Path, tmp_path: Path) -> No
     assert not followers(os.getpid())
 
 
-def test_recurrent_states_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    config, options = test_mamba.CASES["bamba"]
-    random_model(config(**{**TINY, **options}), seed=4).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((tiny_model / name).read_bytes())
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with pytest.raises(Unsupported, match=rf"a model with states is not divided.*\n.*leave out {name}"):
-            LLM(tmp_path, **{name: 2})
-    assert not followers(os.getpid())
-
-
 def test_a_step_crosses_to_other_ranks_as_it_is() -> None:
     batch = batch_of([5, 6, 7], 1, adapter=2)
     message = decode_to_rank(encode(RunStep.of(3, batch)))

@@ -20,6 +20,7 @@ from quire.executors.ranks.encoder import RankEncoder
 from quire.executors.ranks.messages import (
     AllocateRank,
     FromRank,
+    MOVES,
     LoadRankAdapter,
     MoveBlocks,
     PutHiddenStates,
@@ -40,6 +41,7 @@ from quire.ops.compiled import native
 from quire.ops.opset import KVSpec
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankCache, RankOps
+from quire.executors.ranks.sizes import counts, smallest
 from quire.runtime.kv import KVSize
 
 
@@ -74,7 +76,7 @@ class FollowerOps(RankOps):
 
 
 def move_blocks(caches: Sequence[Any], message: MoveBlocks) -> None:
-    assert message.how in ("copy", "swap_out", "swap_in", "move"), message.how
+    assert message.how in MOVES, message.how
     getattr(caches[message.cache], message.how)(message.pairs)
 
 
@@ -109,13 +111,12 @@ class FollowerExecutor(RankExecutor):
                 return RankReady()
             case RemoveRankAdapter(key):
                 self.remove_adapter(key)
-            case AllocateRank(num_blocks, num_host_blocks, max_model_len):
-                self.allocate(KVSize(self.size.spec, num_blocks, num_host_blocks, max_model_len))
+            case AllocateRank():
+                self.allocate(smallest([self.size, message]))
                 return RankReady()
             case StartRank():
                 self.size = self.load()
-                size = self.size
-                return RankLoaded(size.num_blocks, size.num_host_blocks, size.max_model_len, self.weight_bytes)
+                return RankLoaded(*counts(self.size), self.weight_bytes)
         return None
 
 

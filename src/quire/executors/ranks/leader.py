@@ -18,6 +18,7 @@ from quire.executors.ranks.messages import (
 )
 from quire.executors.ranks.processes import OnLoss, RankProcesses, die_like
 from quire.executors.ranks.rank import RankExecutor, check_ranks
+from quire.executors.ranks.sizes import counts, smallest
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.ops.opset import KVCache, OpSet
@@ -72,17 +73,11 @@ class RanksExecutor(RankExecutor):
             self.stop()
             raise
         self._others_bytes = sum(one.weight_bytes for one in others)
-        sizes: list[KVSize | RankLoaded] = [own, *others]
-        return KVSize(
-            own.spec,
-            min(one.num_blocks for one in sizes),
-            min(one.num_host_blocks for one in sizes),
-            min(one.max_model_len for one in sizes),
-        )
+        return smallest([own, *others])
 
     def allocate(self, size: KVSize) -> Capacity:
         try:
-            self.ranks.tell(AllocateRank(size.num_blocks, size.num_host_blocks, size.max_model_len))
+            self.ranks.tell(AllocateRank(*counts(size)))
             capacity = super().allocate(size)
             self.ranks.answers()
         except BaseException:

@@ -37,8 +37,8 @@ class NativeCache:
     @property
     def _slots(self) -> Bytes:
         """[slots, bytes]"""
-        states = self.spec.states
-        return self.slots.view(np.uint8).reshape(states.num_slots, states.slot_bytes) if states else self._host_slots
+        assert self.spec.states is not None
+        return self.slots.view(np.uint8).reshape(-1, self.spec.states.slot_bytes)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._blocks, self._blocks, pairs)
@@ -50,10 +50,12 @@ class NativeCache:
         _copy(self._host, self._blocks, pairs)
 
     def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._slots, self._host_slots, pairs)
+        if self.spec.states is not None:  # a stage may have no layer with states
+            _copy(self._slots, self._host_slots, pairs)
 
     def swap_states_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._host_slots, self._slots, pairs)
+        if self.spec.states is not None:
+            _copy(self._host_slots, self._slots, pairs)
 
     def join_swaps(self) -> None:
         """A swap is done when it returns."""

@@ -28,6 +28,21 @@ def whole(total: int) -> Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadRange:
+    """Of one rank: query heads, and the KV heads that they read."""
+
+    first: int
+    count: int
+    first_kv: int
+    num_kv: int
+
+    @property
+    def num_columns(self) -> int:
+        """Of queries, keys and values, in heads."""
+        return self.count + 2 * self.num_kv
+
+
+@dataclass(frozen=True, slots=True)
 class RankIndex:
     """One rank of `size`."""
 
@@ -54,6 +69,14 @@ class RankIndex:
         own = head_ranges(heads, kv_heads, self.size)[self.rank]
         return _heads(own.first, own.count, heads, columns)
 
+    def state_heads(self, heads: int, groups: int) -> HeadRange:
+        """The heads of a recurrence that this rank has, and the groups of them that share b and c, or q and k. Where
+        they cannot be divided into whole groups, or parts of one, every rank has all; so with 0 groups."""
+        ranks = [RankIndex(rank, self.size) for rank in range(self.size)]
+        if not groups or heads < self.size or any(rank.sharing(heads, groups) for rank in ranks):
+            return HeadRange(0, heads, 0, groups)
+        return head_ranges(heads, groups, self.size)[self.rank]
+
     def experts(self, total: int) -> Cut:
         """The experts of this rank, of which there are as many as ranks at least."""
         first, last = total * self.rank // self.size, total * (self.rank + 1) // self.size
@@ -65,21 +88,6 @@ class RankIndex:
         skipped = own.first - own.first_kv * group
         uneven = own.num_kv > 1 and (skipped or own.count != own.num_kv * group)
         return {"group": group, "skipped": skipped} if uneven else {}
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRange:
-    """Of one rank: query heads, and the KV heads that they read."""
-
-    first: int
-    count: int
-    first_kv: int
-    num_kv: int
-
-    @property
-    def num_columns(self) -> int:
-        """Of queries, keys and values, in heads."""
-        return self.count + 2 * self.num_kv
 
 
 @cache
@@ -107,6 +115,11 @@ def _by_heads(rank: int, size: int, heads: int, group: int) -> HeadRange:
     first, last = heads * rank // size, heads * (rank + 1) // size
     first_kv, last_kv = first // group, (last - 1) // group + 1
     return HeadRange(first, last - first, first_kv, last_kv - first_kv)
+
+
+def columns_of(first: int, count: int, heads: int, columns: int) -> Cut:
+    """Of some heads, in a value of all heads."""
+    return whole(columns) if count == heads else _heads(first, count, heads, columns)
 
 
 def _heads(first: int, count: int, heads: int, columns: int) -> Cut:
