@@ -52,7 +52,7 @@ class OneProcess:
         if isinstance(ops, RankOps):
             ops = ops.for_model(trace_roles(module, checkpoint, config, spec, MAX_LEN))
         self.model = module.load(ops, checkpoint, config, MAX_LEN)
-        cache = ops.new_cache(spec, MAX_LEN // BLOCK_SIZE)
+        self.cache = cache = ops.new_cache(spec, MAX_LEN // BLOCK_SIZE)
         held = LoraAdapters(ops, self.model, num_slots=4, max_rank=64) if adapters else None
         forward = held.forward if held else self.model.forward
         self.program = ops.compile(forward, cache, MAX_LEN, 1, MAX_LEN)

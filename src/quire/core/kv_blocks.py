@@ -15,6 +15,7 @@ from quire.core.remote_prefills import PrefillEngines, RemotePrefills
 from quire.core.sequence import NEVER, NULL_BLOCK, Sequence
 from quire.core.sliding_window import SlidingWindow
 from quire.core.state_slots import StateSlots, swapped_states
+from quire.core.state_tiers import StateTiers
 
 
 class KVBlocks:
@@ -54,8 +55,12 @@ class KVBlocks:
         has_tiers = prefix_caching and not self.tree.has_gaps and (store is not None or offload)
         self.tiers: KVTiers | None = None
         if has_tiers:
-            sizes = {"block_bytes": block_bytes, "slot_bytes": slot_bytes}
-            self.tiers = KVTiers(self.tree, self.host, index, store, keep=offload, states=self.states, **sizes)
+            given = self.tree, self.host, index, store
+            self.tiers = (
+                StateTiers(self.states, slot_bytes, *given, keep=offload, block_bytes=block_bytes)
+                if self.states
+                else KVTiers(*given, keep=offload, block_bytes=block_bytes)
+            )
         self.remote: RemotePrefills | None = None
         if prefill_engines is not None:
             pools = self.pool, self.host, self.states
@@ -111,7 +116,7 @@ class KVBlocks:
             seq.num_computed = max(seq.num_computed, seq.num_arrived)
             self.extend_prefix_hit(seq)
             if self.tiers:
-                self.tiers.hold_host_states(seq, len(seq.block_table))
+                self.tiers.hold_host_hits(seq, len(seq.block_table))
         elif owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
             self.fork(seq, owner, self._fork_point(seq.group.num_prompt - 1))
         else:

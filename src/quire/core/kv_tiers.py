@@ -9,18 +9,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice
+from itertools import chain, count
 from typing import Protocol
 
-from quire.core.block_keys import BlockKey, child_key, root_key, state_key, tenant_digest
+from quire.core.block_keys import BlockKey, child_key, root_key, tenant_digest
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
 from quire.core.plan import Fetch, StepPlan
 from quire.core.prefix_tree import Namespace, PrefixNode, PrefixTree
 from quire.core.records import TierStats
 from quire.core.sequence import Sequence
-from quire.core.state_slots import StateSlots
-from quire.core.state_tier import MAX_STATE_SAVES, StateTier, depth_of_checkpoint
 
 MAX_FETCHES = 2  # of one sequence: what precedes the fetched blocks may be evicted from the pool meanwhile
 PREFILL_MEMORY = 2048  # tokens after which a step with prompts counts half in the measured rate
@@ -54,7 +52,7 @@ class BlockStore(Protocol):
 
 
 @dataclass(slots=True)
-class _FetchInFlight:
+class FetchInFlight:
     fetch: Fetch
     seq: Sequence
     first: int  # index in the block table of the first fetched block
@@ -76,14 +74,9 @@ class KVTiers:
         *,
         keep: bool,
         block_bytes: int,
-        states: StateSlots | None = None,
-        slot_bytes: int = 0,
     ) -> None:
-        """`keep`: saved blocks stay on the host, the least recently used go first. `block_bytes`, `slot_bytes`: the
-        sizes of a block and of a state."""
-        self._block_bytes, self._slot_bytes = block_bytes, slot_bytes
-        self._slots = states
-        self._states = StateTier(states, keep=keep, has_store=store is not None) if states else None
+        """`keep`: saved blocks stay on the host, the least recently used go first. `block_bytes`: for statistics."""
+        self._block_bytes = block_bytes
         self._tree, self._host, self._index, self._store, self._keep = tree, host, index, store, keep
         self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
         self._prefill_tokens = self._prefill_seconds = 0.0  # of steps with prompts; earlier ones count less
@@ -93,7 +86,7 @@ class KVTiers:
         self._unsaved: dict[int, PrefixNode] = {}  # by block; an evicted node no longer has its block
         self._saving: set[int] = set()  # host blocks that the store writes
         self._saving_seconds = FIRST_SAVING_SECONDS  # that saving may still take beside steps
-        self._fetches: dict[int, _FetchInFlight] = {}
+        self._fetches: dict[int, FetchInFlight] = {}
         self._fetched_keys: Counter[BlockKey] = Counter()  # of fetches that a sequence waits for
         self._ids = count()
         tree.root_key = self._root_key
@@ -111,14 +104,13 @@ class KVTiers:
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether the next plan saves blocks or states."""
-        return (bool(self._unsaved) and self._can_save) or (self._states is not None and self._states.has_unsaved)
+        """Whether the next plan saves something."""
+        return bool(self._unsaved) and self._can_save
 
     @property
     def waits_to_save(self) -> bool:
         """Whether blocks will be saved when the disk has caught up."""
-        waits = self._states is not None and self._states.waits_to_save
-        return waits or (bool(self._unsaved) and bool(self._saving))
+        return bool(self._unsaved) and bool(self._saving)
 
     @property
     def _can_save(self) -> bool:
@@ -129,7 +121,7 @@ class KVTiers:
 
         Where saving slows steps down, it may take a small share of their time, and more once hits have paid for it.
         What is left waits until the engine is idle, or until it is evicted."""
-        cost = self._store.save_seconds() if self._store is not None and not is_idle else 0.0
+        cost = self._save_seconds(is_idle)
         most = MAX_IDLE_SAVES if is_idle else MAX_SAVES
         while self._unsaved and self._can_save and len(plan.swap_out) < most and (self._saving_seconds > 0 or not cost):
             self._saving_seconds -= cost
@@ -146,27 +138,13 @@ class KVTiers:
                 self._host.hold(host)
                 self._saving.add(host)
                 plan.saves.append((host, node.key))
-        if self._states:
-            self._save_states(self._states, plan, cost * self._blocks_a_state)
 
-    def _save_states(self, states: StateTier, plan: StepPlan, cost: float) -> None:
-        while states.has_unsaved and len(plan.state_swap_out) < MAX_STATE_SAVES:
-            if cost and self._saving_seconds <= 0:
-                return
-            if states.save_next(plan):
-                self._saving_seconds -= cost
-                self._host_stats.written_bytes += self._slot_bytes if self._keep else 0
-
-    @property
-    def _blocks_a_state(self) -> float:
-        """How many blocks have the bytes of a state."""
-        return self._slot_bytes / max(self._block_bytes, 1)
+    def _save_seconds(self, is_idle: bool) -> float:
+        """By which saving a block makes steps longer."""
+        return self._store.save_seconds() if self._store is not None and not is_idle else 0.0
 
     def saved(self, host: int) -> None:
-        """The store has written a host block or a host slot, or has failed to."""
-        if self._states and host >= self._host.num_blocks:
-            self._states.saved(host - self._host.num_blocks)
-            return
+        """The store has written a host block, or has failed to."""
         self._saving.remove(host)
         self._host.release([host])
 
@@ -178,8 +156,6 @@ class KVTiers:
             for node in path:
                 if (host := self._index.find(node.key)) is not None:
                     self._host.touch(host)
-            if self._states:
-                self._states.touch(path)
 
     def hold_host_hits(self, seq: Sequence, start: int) -> None:
         """Hold the host blocks that continue the first `start` blocks of a waiting sequence, which are in the pool."""
@@ -187,31 +163,6 @@ class KVTiers:
             held, _ = self._hold_leading(self._keys(seq, seq.node if start else None, start))
             seq.host_blocks = dict(enumerate(held, start))
             seq.num_arrived = (start + len(held)) * self._tree.block_size if held else 0
-
-    def hold_host_states(self, seq: Sequence, start: int) -> None:
-        """The same where a model has state slots: up to the deepest state on the host, if no later one is here."""
-        if not (self._keep and self._states) or seq.host_state >= 0 or not seq.group.takes_arrived_blocks(seq):
-            return
-        size, keys = self._tree.block_size, self._path_keys(seq, start)
-        have = seq.num_computed // size
-        held, _ = self._hold_leading(iter(keys[start:]))
-        depth, host = self._states.find_on_host(keys[have : start + len(held)])
-        depth += have
-        num_held = max(depth - start, 0) if host >= 0 else 0
-        self._host.release(held[num_held:])
-        if host >= 0:
-            seq.host_blocks, seq.num_arrived = dict(enumerate(held[:num_held], start)), depth * size
-            seq.num_gained = seq.num_arrived - seq.num_computed
-            self._states.start_from_host(seq, host, seq.num_arrived)
-
-    def _path_keys(self, seq: Sequence, start: int) -> list[BlockKey]:
-        """Of all full blocks of a waiting sequence, whose first `start` are in the pool."""
-        path, node = [], seq.node if start else None
-        for _ in range(start):
-            assert node is not None
-            path.append(node.key)
-            node = node.parent
-        return [*reversed(path), *self._keys(seq, seq.node if start else None, start)]
 
     def _hold_leading(self, keys: Iterator[BlockKey]) -> tuple[list[int], BlockKey]:
         """Hold the host blocks of the first keys. -> these, and the first key that is not on the host, or b"" """
@@ -258,8 +209,13 @@ class KVTiers:
             self._host.release(held)
             return True  # another sequence fetches it, and will share it
         stored = self._store.find(chain([key], keys)) if key else []
-        if self._states:
-            return self._begin_state_fetch(self._states, seq, path, held, stored, plan)
+        return self._plan_fetch(seq, path, held, stored, plan)
+
+    def _plan_fetch(
+        self, seq: Sequence, path: Many[PrefixNode], held: list[int], stored: list[BlockKey], plan: StepPlan
+    ) -> bool:
+        """`held`: host blocks behind `path`; `stored`: keys of blocks on disk behind these."""
+        assert self._store is not None
         if len(stored) > self._host.num_available and self._fetched_keys:
             self._host.release(held)
             return True  # other fetches will end and give host blocks back
@@ -269,46 +225,9 @@ class KVTiers:
             self._host.release(held)
             seq.num_fetches = MAX_FETCHES
             return False
-        seq.host_blocks = dict(enumerate(held, start))
-        size, depth = self._tree.block_size, start + len(held) + len(stored)
+        seq.host_blocks = dict(enumerate(held, len(path)))
+        size, depth = self._tree.block_size, len(path) + len(held) + len(stored)
         self._fetch(seq, [(key, self._host.take()) for key in stored], plan, depth * size, len(stored) * size, seconds)
-        return True
-
-    def _begin_state_fetch(
-        self, tier: StateTier, seq: Sequence, path: Many[PrefixNode], held: list[int], stored: list[BlockKey],
-        plan: StepPlan,
-    ) -> bool:  # fmt: skip
-        """Fetch the deepest state that there is, and what of the blocks before it is neither in the pool nor on the
-        host (`held`). Blocks behind it are of no use: their tokens are computed again for the states."""
-        assert self._store is not None and self._slots is not None
-        start, size, have = len(path), self._tree.block_size, depth_of_checkpoint(path)
-        on_host = islice(self._keys(seq, path[-1] if path else None, start), len(held))
-        keys = [*(node.key for node in path), *on_host, *stored]
-        depth, host = tier.find_on_host(keys[have:])
-        depth += have
-        on_disk = next((n for n in range(len(keys), depth, -1) if self._store.find([state_key(keys[n - 1])])), 0)
-        depth = max(depth, on_disk)
-        num_held = min(len(held), max(depth - start, 0))
-        self._host.release(held[num_held:])
-        del held[num_held:], stored[max(depth - start - num_held, 0) :]
-        key, seconds = state_key(keys[depth - 1]) if on_disk else b"", self._seconds_to_compute(depth - have)
-        num_blocks = len(stored) + int(self._blocks_a_state if on_disk else 0)
-        pays = not seconds or self._store.read_seconds(num_blocks) <= seconds
-        fits = len(stored) <= self._host.num_available and (not on_disk or self._slots.host.num_available > 0)
-        if key in self._fetched_keys or not (stored or on_disk) or not pays or not fits:
-            self._host.release(held)
-            if key in self._fetched_keys or ((stored or on_disk) and pays and self._fetched_keys):
-                return True  # another sequence fetches it, or will give host blocks back
-            seq.num_fetches = MAX_FETCHES
-            return False
-        blocks = [(each, self._host.take()) for each in stored]
-        if on_disk:
-            blocks.append((key, self._slots.host_id(self._slots.host.take())))
-        else:
-            self._slots.host.hold(host)
-            seq.host_state = host
-        seq.host_blocks = dict(enumerate(held, start))
-        self._fetch(seq, blocks, plan, depth * size, (depth - have) * size, seconds)
         return True
 
     def _fetch(
@@ -321,7 +240,7 @@ class KVTiers:
         plan.fetches.append(fetch)
         deadline = self.now + (max(seconds, MIN_FETCH_SECONDS) if seconds else FIRST_FETCH_SECONDS)
         first = num_tokens // self._tree.block_size - len(self._blocks_of(fetch))
-        self._fetches[fetch.id] = _FetchInFlight(fetch, seq, first, num_tokens, num_gained, self.now, deadline)
+        self._fetches[fetch.id] = FetchInFlight(fetch, seq, first, num_tokens, num_gained, self.now, deadline)
         self._fetched_keys.update(key for key, _ in blocks)
 
     def _blocks_of(self, fetch: Fetch) -> list[int]:
@@ -329,12 +248,7 @@ class KVTiers:
         return [host for _, host in fetch.blocks if host < self._host.num_blocks]
 
     def _release_host(self, ids: list[int]) -> None:
-        if self._slots is None:
-            self._host.release(ids)
-            return
-        blocks, slots = self._slots.split_host_ids(ids)
-        self._host.release(blocks)
-        self._slots.host.release(slots)
+        self._host.release(ids)
 
     def _seconds_to_compute(self, num_blocks: float) -> float:
         """0: not measured yet."""
@@ -359,32 +273,26 @@ class KVTiers:
             if late.seq.fetch is late.fetch:
                 self._end_wait(late, [])
 
-    def _end_wait(self, ended: _FetchInFlight, blocks: list[int]) -> None:
-        seq, size = ended.seq, self._tree.block_size
+    def _end_wait(self, ended: FetchInFlight, blocks: list[int]) -> None:
+        seq, missing = ended.seq, len(ended.fetch.blocks) - len(blocks)
         seq.fetch = None
         self._fetched_keys -= Counter(key for key, _ in ended.fetch.blocks)
-        missing = len(ended.fetch.blocks) - len(blocks)
         if missing:
             seq.num_fetches = MAX_FETCHES  # the rest is computed
-        if self._slots and missing:  # nothing can be continued from without the state
-            self._release_host(blocks)
-            self.drop_arrived(seq)
-            return
-        if self._slots and seq.host_state < 0:
-            seq.host_state = self._slots.split_host_ids(blocks[-1:])[1][0]
-            del blocks[-1]
+        seq.fetch_seconds = self.now - ended.began
+        self._take_arrived(ended, blocks, missing)
+
+    def _take_arrived(self, ended: FetchInFlight, blocks: list[int], missing: int) -> None:
+        """Let the sequence have the host blocks of its fetch, of which the last `missing` could not be read."""
+        seq, num_missing = ended.seq, missing * self._tree.block_size
         seq.host_blocks |= dict(enumerate(blocks, ended.first))
-        has_arrived = bool(seq.host_blocks) or self._slots is not None
-        seq.num_arrived = ended.num_tokens - missing * size if has_arrived else 0
-        seq.num_gained = ended.num_gained
-        seq.num_fetched, seq.fetch_seconds = ended.num_gained - missing * size, self.now - ended.began
+        seq.num_arrived = ended.num_tokens - num_missing if seq.host_blocks else 0
+        seq.num_fetched = ended.num_gained - num_missing
 
     def drop_arrived(self, seq: Sequence) -> None:
         """Give back host blocks that arrived for a waiting sequence."""
         self._host.release(list(seq.host_blocks.values()))
         seq.host_blocks, seq.num_arrived, seq.num_fetched = {}, 0, 0
-        if self._slots:
-            self._slots.drop_host_state(seq)
 
     def forget_fetch(self, seq: Sequence) -> None:
         """The sequence has ended. The host blocks of its fetch are released when the store is done with them."""
@@ -401,9 +309,7 @@ class KVTiers:
 
     def count_hits(self, seq: Sequence) -> None:
         """Count what an admitted sequence takes from the tiers."""
-        num_tokens = max(seq.num_arrived - len(seq.block_table) * self._tree.block_size, 0)
-        if self._slots and seq.host_state >= 0:
-            num_tokens = seq.num_gained  # also those of blocks in the pool that no state followed
+        num_tokens = self._num_hits(seq)
         from_disk = min(seq.num_fetched, num_tokens)
         from_host = num_tokens - from_disk
         self._disk_stats.hits += from_disk
@@ -411,6 +317,10 @@ class KVTiers:
         self._host_stats.read_bytes += from_host // self._tree.block_size * self._block_bytes
         self._uncounted += [(self._disk_stats, from_disk, seq.fetch_seconds), (self._host_stats, from_host, 0.0)]
         self._count_seconds()
+
+    def _num_hits(self, seq: Sequence) -> int:
+        """Tokens of an admitted sequence that were not in the pool."""
+        return max(seq.num_arrived - len(seq.block_table) * self._tree.block_size, 0)
 
     def record_step(self, seconds: float) -> None:
         """A step took so long: a share of that may go into saving."""
@@ -444,16 +354,12 @@ class KVTiers:
 
     def clear(self, tenant: str) -> None:
         self._host.drop_cached(tenant)
-        if self._slots:
-            self._slots.host.drop_cached(tenant)
         if self._store is not None:
             self._store.clear(tenant_digest(tenant))
 
     def check(self) -> Counter[int]:
         """Assert every invariant. -> the references it holds to host blocks, and to host slots behind them"""
         refs = Counter(self._saving)
-        if self._states and self._slots:
-            refs.update({self._slots.host_id(host): count for host, count in self._states.check().items()})
         for each in self._fetches.values():
             refs.update(host for _, host in each.fetch.blocks)
         waiting = [each for each in self._fetches.values() if each.seq.fetch is each.fetch]

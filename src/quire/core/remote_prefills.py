@@ -14,8 +14,7 @@ from quire.core.plan import RemotePrefill, StepPlan
 from quire.core.prefix_tree import PrefixNode, PrefixTree
 from quire.core.records import TransferStats
 from quire.core.sequence import NEVER, Sequence
-from quire.core.state_slots import StateSlots
-from quire.core.state_tier import depth_of_checkpoint
+from quire.core.state_slots import StateSlots, depth_of_checkpoint
 
 MIN_TOKENS = 64  # fewer are computed here: they do not make a step long
 MIN_SHARE = 4  # with fewer than one in so many missing, they are computed here: the other engine may have none of them

@@ -5,6 +5,7 @@ tokens on the way. No slot is copied, so a plan has nothing to do for states but
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
 
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
@@ -233,6 +234,13 @@ class StateSlots:
             self.host.release([seq.host_state])
             seq.host_state = NO_STATE
 
+    def start_from_host(self, seq: Sequence, host: int) -> None:
+        """Let a sequence that is being admitted continue from a state on the host, and not from a checkpoint."""
+        self.host.hold(host)
+        if seq.state >= 0:
+            self.pool.release([seq.state])
+        seq.state, seq.host_state = NO_STATE, host
+
     # ---- what is sent to other engines
 
     def lend(self, slot: int) -> bool:
@@ -287,3 +295,8 @@ class StateSlots:
 def swapped_states(plan: StepPlan) -> list[int]:
     """The host slots that a plan has references to."""
     return [*(host for _, host in plan.state_swap_out), *(host for host, _ in plan.state_swap_in)]
+
+
+def depth_of_checkpoint(path: Many[PrefixNode]) -> int:
+    """How many blocks of a path the last checkpoint on it follows."""
+    return next((depth for depth in range(len(path), 0, -1) if path[depth - 1].state != NO_STATE), 0)

@@ -1,6 +1,6 @@
 """Which columns of a value a rank computes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from quire.core.errors import BadRequest
@@ -17,6 +17,7 @@ class Cut:
     count: int
     total: int
     unit: int = 1  # columns that are never separated: those of a head
+    of_states: bool = False  # heads of a recurrence: on no rank this is another cut by chance, or ranks would disagree
 
     @property
     def is_whole(self) -> bool:
@@ -117,9 +118,9 @@ def _by_heads(rank: int, size: int, heads: int, group: int) -> HeadRange:
     return HeadRange(first, last - first, first_kv, last_kv - first_kv)
 
 
-def columns_of(first: int, count: int, heads: int, columns: int) -> Cut:
-    """Of some heads, in a value of all heads."""
-    return whole(columns) if count == heads else _heads(first, count, heads, columns)
+def state_columns(first: int, count: int, heads: int, columns: int) -> Cut:
+    """Of some heads of a recurrence, in a value of all heads."""
+    return replace(_heads(first, count, heads, columns), of_states=True)
 
 
 def _heads(first: int, count: int, heads: int, columns: int) -> Cut:

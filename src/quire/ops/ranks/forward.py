@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.core.errors import Unsupported
 from quire.ops.opset import Activation, KVSpec, Mamba2Weights, MambaWeights, Routing, Value
-from quire.ops.ranks.cuts import Cut, HeadRange, RankIndex, columns_of
+from quire.ops.ranks.cuts import Cut, HeadRange, RankIndex, state_columns
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 
@@ -210,7 +210,7 @@ class RankForward:
         heads = self._columns(dt)
         own = self._index.state_heads(heads, weights.groups)
         by_head = [self._own_heads(value, own, heads) for value in (x, dt)]
-        by_group = [self._own_groups(value, own, weights.groups) for value in (b, c)]
+        by_group = [self._own_groups(value, own, heads, weights.groups) for value in (b, c)]
         part = slice(own.first, own.first + own.count)
         vectors = {name: getattr(weights, name)[part] for name in ("a", "dt_bias", "skip")}
         own_weights = replace(weights, **vectors, groups=own.num_kv)
@@ -233,7 +233,7 @@ class RankForward:
     ) -> RankValue:  # fmt: skip
         heads, groups = self._columns(beta), self._columns(q) // key_dim
         own = self._index.state_heads(heads, 0 if tiled else groups)
-        keys = [self._own_groups(value, own, groups) for value in (q, k)]
+        keys = [self._own_groups(value, own, heads, groups) for value in (q, k)]
         values = [self._own_heads(value, own, heads) for value in (v, decay, beta)]
         attended = self._ops.delta_rule(*keys, *values, batch, layer, key_dim, tiled)
         return self._of_heads(attended, own, heads, self._columns(v))
@@ -243,7 +243,7 @@ class RankForward:
     ) -> RankValue:
         heads, groups = len(decay), self._columns(q) // key_dim
         own = self._index.state_heads(heads, groups)
-        keys = [self._own_groups(value, own, groups) for value in (q, k)]
+        keys = [self._own_groups(value, own, heads, groups) for value in (q, k)]
         own_decay = decay[own.first : own.first + own.count]
         attended = self._ops.linear_attention(
             *keys, self._own_heads(v, own, heads), own_decay, batch, layer, key_dim
@@ -251,17 +251,19 @@ class RankForward:
         return self._of_heads(attended, own, heads, self._columns(v))
 
     def _own_heads(self, x: RankValue, own: HeadRange, heads: int) -> Value:
-        return self._own(x, columns_of(own.first, own.count, heads, self._columns(x)))
+        if own.count == heads:
+            return self._all(x)
+        return self._own(x, state_columns(own.first, own.count, heads, self._columns(x)))
 
-    def _own_groups(self, x: RankValue, own: HeadRange, groups: int) -> Value:
-        """All of them where heads are not divided."""
-        num_groups = own.num_kv or groups
-        return self._own(x, columns_of(own.first_kv, num_groups, groups, self._columns(x)))
+    def _own_groups(self, x: RankValue, own: HeadRange, heads: int, groups: int) -> Value:
+        if own.count == heads:
+            return self._all(x)
+        return self._own(x, state_columns(own.first_kv, own.num_kv, groups, self._columns(x)))
 
     @staticmethod
     def _of_heads(local: Value, own: HeadRange, heads: int, columns: int) -> RankValue:
-        cut = columns_of(own.first, own.count, heads, columns)
-        return RankValue(local, () if cut.is_whole else (cut,))
+        cuts = () if own.count == heads else (state_columns(own.first, own.count, heads, columns),)
+        return RankValue(local, cuts)
 
     # -- column by column
 
