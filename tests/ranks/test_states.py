@@ -28,6 +28,7 @@ def test_a_rank_has_its_heads_of_every_state(tmp_path: Path) -> None:
     [
         (8, 4, 2, [(0, 4, 0, 2), (4, 4, 2, 2)]),
         (8, 1, 2, [(0, 4, 0, 1), (4, 4, 0, 1)]),
+        (8, 2, 3, [(0, 2, 0, 1), (2, 2, 0, 1), (4, 4, 1, 1)]),
         (8, 0, 2, [(0, 8, 0, 0), (0, 8, 0, 0)]),  # heads that take key heads in turn
         (2, 2, 3, [(0, 2, 0, 2)] * 3),  # fewer heads than ranks
     ],

@@ -13,7 +13,8 @@ from quire.core.plan import Run, StepPlan
 from quire.core.prefix_tree import NO_STATE, NamespaceRoot, PrefixNode, PrefixTree
 from quire.core.sequence import NEVER, Sequence
 
-CHECKPOINT_TOKENS = 512  # between checkpoints of a prompt that only free slots are taken for
+CHECKPOINT_TOKENS = 512  # between checkpoints on the way through a prompt, at least
+MAX_ON_THE_WAY = 8  # of these
 
 
 class StateIndex:
@@ -23,6 +24,7 @@ class StateIndex:
 
     def __init__(self) -> None:
         self._nodes: dict[int, PrefixNode] = {}  # by slot
+        self.superseded: set[int] = set()  # slots that are evicted first
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._nodes
@@ -34,6 +36,7 @@ class StateIndex:
 
     def remove(self, slot: int) -> None:
         self._nodes.pop(slot).state = NO_STATE
+        self.superseded.discard(slot)
 
     def belongs_to(self, slot: int, tenant: str) -> bool:
         node = self._nodes[slot]
@@ -70,11 +73,14 @@ class StateSlots:
         self.block_size = tree.block_size
         tree.removed = self._forget
         self._released: list[int] = []  # by the plan in the making, or since it was made
+        self._superseded: list[int] = []  # slots that are evicted first, once they are released
         self._num_planned = 0  # runs of the plan in the making
 
     def begin_plan(self) -> None:
         self.pool.release(self._released)
-        self._released = []
+        for slot in self._superseded:
+            self.pool.evict_first(slot)
+        self._released, self._superseded = [], []
         self._num_planned = 0
 
     @property
@@ -87,6 +93,7 @@ class StateSlots:
     def start_from(self, seq: Sequence, node: PrefixNode) -> None:
         """Let `seq`, which has computed less than the path to `node`, continue from its checkpoint."""
         self.pool.hold(node.state)
+        self.index.superseded.discard(node.state)
         if seq.state >= 0:
             self.pool.release([seq.state])
         seq.state = node.state
@@ -113,12 +120,12 @@ class StateSlots:
             self._released.append(source)
 
     def _has_room(self, seq: Sequence, position: int, num_needed: int) -> bool:
-        """Whether a slot is left for a checkpoint on the way, beside the `num_needed` of the run. One is evicted for
-        it only at the end of a prompt, and where prompts branch."""
+        """Whether a slot is left for a checkpoint on the way, beside the `num_needed` of the run. At the end of a
+        prompt, and where prompts branch, any is evicted for it; elsewhere, one that another has superseded."""
         if self.num_spare <= num_needed:
             return False
-        num_free = self.pool.num_available - self.pool.num_cached
-        return num_free > num_needed or position == seq.branch or position >= self._prompt_end(seq)
+        num_cheap = self.pool.num_available - self.pool.num_cached + len(self.index.superseded)
+        return num_cheap > num_needed or position == seq.branch or position >= self._prompt_end(seq)
 
     def _checkpoints(self, seq: Sequence, start: int, end: int) -> list[int]:
         """Where tokens start .. end of a sequence are to leave checkpoints, in order: positions at ends of blocks."""
@@ -126,7 +133,8 @@ class StateSlots:
         if last <= start or seq.index_at == NEVER or seq.checkpoints:
             return []
         prompt_end = self._prompt_end(seq)
-        wanted = {seq.branch, prompt_end, *range(0, min(last, prompt_end), CHECKPOINT_TOKENS)}
+        distance = -(-prompt_end // (CHECKPOINT_TOKENS * MAX_ON_THE_WAY)) * CHECKPOINT_TOKENS
+        wanted = {seq.branch, prompt_end, *range(0, min(last, prompt_end), distance or CHECKPOINT_TOKENS)}
         if last > prompt_end:
             wanted.add(last)
         positions = sorted(p for p in wanted if start < p <= last and p % self.block_size == 0)
@@ -161,6 +169,16 @@ class StateSlots:
                 self._replace_last(seq, node)
             else:
                 self.checkpoint_kept(node)
+            self._supersede_above(node)
+
+    def _supersede_above(self, node: PrefixNode) -> None:
+        """The checkpoint before the one of `node` is the first to be evicted, unless prompts branch there."""
+        above = node.parent
+        while above is not None and above.state == NO_STATE:
+            above = above.parent
+        if above is not None and len(above.children) <= 1:
+            self.index.superseded.add(above.state)
+            self._superseded.append(above.state)
 
     def attach_arrived(self, seq: Sequence) -> None:
         """Let a node name the state that `seq` continues from, which came from beyond the slots."""

@@ -14,6 +14,7 @@ MAX_STAGED_BYTES = 2**30  # of host blocks on the way from and to the disk and o
 MIN_STAGED_BLOCKS = 16
 SLOTS_A_SEQUENCE = 6  # state slots for each sequence that may run: two of its own, the others for checkpoints
 MIN_SLOTS = 3
+TYPICAL_TOKENS = 4096  # of a sequence, where memory is divided between blocks and slots
 SWAPPED_SHARE = 4  # a sequence that is swapped out is taken to have one in so many tokens of the longest
 STAGED_SLOTS = 8  # host slots on the way from and to the disk and other engines
 MIN_STAGED_SLOTS = 2
@@ -126,7 +127,8 @@ def size_cache(
     if cache_bytes is None:
         cache_bytes = min(max_bytes, max_num_seqs * (seq_bytes + SLOTS_A_SEQUENCE * slot_bytes))
     if spec.states:
-        num_slots = _num_slots(spec.states, cache_bytes, seq_bytes, max_num_seqs)
+        typical_bytes = min(seq_blocks, -(-TYPICAL_TOKENS // spec.block_size)) * spec.block_bytes
+        num_slots = _num_slots(spec.states, cache_bytes, seq_bytes, typical_bytes)
         spec = replace(spec, states=replace(spec.states, num_slots=num_slots))
         cache_bytes -= num_slots * slot_bytes
     num_blocks = cache_bytes // spec.block_bytes if spec.block_bytes else max_num_seqs * seq_blocks
@@ -158,10 +160,13 @@ def _num_host_slots(host_bytes: int, seq_bytes: int, slot_bytes: int) -> int:
     return host_bytes // (seq_bytes // SWAPPED_SHARE + slot_bytes)
 
 
-def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, max_num_seqs: int) -> int:
-    """State slots: as many as go with the sequences of full length that the memory has room for."""
+def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, typical_bytes: int) -> int:
+    """State slots: as many as go with the sequences of typical length that the memory has room for, beside the blocks
+    of one of full length."""
     per_seq = seq_bytes + SLOTS_A_SEQUENCE * states.slot_bytes
-    num_slots = min(SLOTS_A_SEQUENCE * cache_bytes // per_seq, SLOTS_A_SEQUENCE * max_num_seqs)
+    typical = SLOTS_A_SEQUENCE * cache_bytes // (typical_bytes + SLOTS_A_SEQUENCE * states.slot_bytes)
+    beside_one = (cache_bytes - seq_bytes) // states.slot_bytes
+    num_slots = max(min(typical, beside_one), SLOTS_A_SEQUENCE * cache_bytes // per_seq)
     if MIN_SLOTS * states.slot_bytes > cache_bytes:
         raise DoesNotFit(
             f"the recurrent states of a sequence and of a prefix need {_mib(MIN_SLOTS * states.slot_bytes)}, and "

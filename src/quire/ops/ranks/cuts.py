@@ -71,12 +71,11 @@ class RankIndex:
         return _heads(own.first, own.count, heads, columns)
 
     def state_heads(self, heads: int, groups: int) -> HeadRange:
-        """The heads of a recurrence that this rank has, and the groups of them that share b and c, or q and k. Where
-        they cannot be divided into whole groups, or parts of one, every rank has all; so with 0 groups."""
-        ranks = [RankIndex(rank, self.size) for rank in range(self.size)]
-        if not groups or heads < self.size or any(rank.sharing(heads, groups) for rank in ranks):
+        """The heads of a recurrence that this rank has, and the groups of them that share b and c, or q and k: whole
+        groups, or a part of one. Without groups, or with fewer heads than ranks, every rank has all."""
+        if not groups or heads < self.size:
             return HeadRange(0, heads, 0, groups)
-        return head_ranges(heads, groups, self.size)[self.rank]
+        return _by_kv_heads(self.rank, self.size, heads, heads // groups)
 
     def experts(self, total: int) -> Cut:
         """The experts of this rank, of which there are as many as ranks at least."""

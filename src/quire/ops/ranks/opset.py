@@ -64,13 +64,13 @@ class RankOps:
     def pack_experts(
         self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
     ) -> PackedExperts:
-        is_gate = self._num_experts in self._roles.gates
+        number, is_gate = self._num_experts, self._num_experts in self._roles.gates
         self._num_experts += 1
         if self.expert_parallel:
             return self._pack_own_experts(experts, biases)
         outputs = sum(part.num_rows for part in experts[0])
         cut = self.index.even(outputs // 2 if is_gate else outputs)
-        if cut.is_whole:
+        if cut.is_whole or number in self._roles.undivided:
             return _as(RankExperts, self.backend.pack_experts(experts, biases))
         ranges = _ranges((cut, cut) if is_gate else (cut,))
         own = [_own_rows(parts, ranges) for parts in experts]

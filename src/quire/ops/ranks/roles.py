@@ -73,6 +73,7 @@ class Roles:
     gates: set[int] = field(default_factory=set)  # experts' matrices, whose outputs are gate and up
     num_experts: int = 0  # matrices of experts
     group: int = 1  # query heads that share a KV head of the cache
+    undivided: set[int] = field(default_factory=set)  # experts' first matrices without a gate: every rank has all
     state_groups: int = 0  # of the heads of recurrences, that share b and c, or q and k; 0: they are not divided
 
 
@@ -245,5 +246,6 @@ class RoleRecorder(Recorder):
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
         routing: Routing, kind: Activation, correction: Any = None,
     ) -> RecordedColumns:  # fmt: skip
-        self._roles.gates.add(gate_up.packed)
+        is_gated = gate_up.num_outputs != down.num_inputs
+        (self._roles.gates if is_gated else self._roles.undivided).add(gate_up.packed)
         return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
