@@ -6,6 +6,7 @@ tokens on the way. No slot is copied, so a plan has nothing to do for states but
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
+from itertools import islice
 
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
@@ -37,6 +38,10 @@ class StateIndex:
     def remove(self, slot: int) -> None:
         self._nodes.pop(slot).state = NO_STATE
         self.superseded.discard(slot)
+
+    def is_branch(self, slot: int) -> bool:
+        """Whether prompts go on in several ways from a checkpoint."""
+        return len(self._nodes[slot].children) > 1
 
     def belongs_to(self, slot: int, tenant: str) -> bool:
         node = self._nodes[slot]
@@ -88,6 +93,16 @@ class StateSlots:
         """Slots that no run of this plan can need, whatever sequences it still gets."""
         return self.pool.num_available - 2 * (self.max_running - self._num_planned)
 
+    def _take(self) -> int:
+        """A free slot. If all have checkpoints, the least recently used one is evicted, of those that are superseded
+        first. One where prompts branch is passed over, as long as these are less than half of all."""
+        if self.pool.num_cached == self.pool.num_available:
+            for slot in list(islice(self.pool.cached, self.pool.num_cached // 2)):
+                if not self.index.is_branch(slot):
+                    break
+                self.pool.touch(slot)
+        return self.pool.take()
+
     # ---- plan
 
     def start_from(self, seq: Sequence, node: PrefixNode) -> None:
@@ -109,9 +124,9 @@ class StateSlots:
         num_needed = 0 if is_private and not ends_with_checkpoint else 1
         for position in positions[: len(positions) - ends_with_checkpoint]:
             if self._has_room(seq, position, num_needed):
-                seq.checkpoints[position] = self.pool.take()
+                seq.checkpoints[position] = self._take()
                 run.states.append((position, seq.checkpoints[position]))
-        seq.state = self.pool.take() if num_needed else source
+        seq.state = self._take() if num_needed else source
         run.states.append((end, seq.state))
         if ends_with_checkpoint:
             seq.checkpoints[end] = seq.state
@@ -205,7 +220,7 @@ class StateSlots:
         end = run.start + run.count
         seq.draft_states = [(end - count, seq.state)]
         for position in range(end - count + 1, end + 1):
-            seq.draft_states.append((position, self.pool.take()))
+            seq.draft_states.append((position, self._take()))
         run.states += seq.draft_states[1:]
         seq.state = seq.draft_states[-1][1]
 
@@ -234,7 +249,7 @@ class StateSlots:
     def swap_in(self, seq: Sequence, plan: StepPlan) -> None:
         """Let `seq` continue from its state on the host. The plan has its reference to the host slot from now on."""
         assert seq.state == NO_STATE, "a sequence has two states to continue from"
-        seq.state = self.pool.take()
+        seq.state = self._take()
         plan.state_swap_in.append((seq.host_state, seq.state))
         seq.host_state = NO_STATE
 

@@ -14,7 +14,8 @@ MAX_STAGED_BYTES = 2**30  # of host blocks on the way from and to the disk and o
 MIN_STAGED_BLOCKS = 16
 SLOTS_A_SEQUENCE = 6  # state slots for each sequence that may run: two of its own, the others for checkpoints
 MIN_SLOTS = 3
-TYPICAL_TOKENS = 4096  # of a sequence, where memory is divided between blocks and slots
+TYPICAL_TOKENS = 4096  # of a prefix, where memory is divided between blocks and slots
+SLOTS_A_PREFIX = 3  # the same
 SWAPPED_SHARE = 4  # a sequence that is swapped out is taken to have one in so many tokens of the longest
 STAGED_SLOTS = 8  # host slots on the way from and to the disk and other engines
 MIN_STAGED_SLOTS = 2
@@ -161,10 +162,10 @@ def _num_host_slots(host_bytes: int, seq_bytes: int, slot_bytes: int) -> int:
 
 
 def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, typical_bytes: int) -> int:
-    """State slots: as many as go with the sequences of typical length that the memory has room for, beside the blocks
-    of one of full length."""
+    """State slots: as many as go with the prefixes of typical length that the memory has room for, beside the blocks of
+    one sequence of full length."""
     per_seq = seq_bytes + SLOTS_A_SEQUENCE * states.slot_bytes
-    typical = SLOTS_A_SEQUENCE * cache_bytes // (typical_bytes + SLOTS_A_SEQUENCE * states.slot_bytes)
+    typical = SLOTS_A_PREFIX * cache_bytes // (typical_bytes + SLOTS_A_PREFIX * states.slot_bytes)
     beside_one = (cache_bytes - seq_bytes) // states.slot_bytes
     num_slots = max(min(typical, beside_one), SLOTS_A_SEQUENCE * cache_bytes // per_seq)
     if MIN_SLOTS * states.slot_bytes > cache_bytes:
