@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from models import test_mamba
-from models.checking import TINY, random_model
 from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest

@@ -45,7 +45,8 @@ NAMED_OTHERWISE = {
     "BaiChuanForCausalLM", "BaichuanForCausalLM", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM",
     "ChatGLMForConditionalGeneration", "ChatGLMModel", "DeciLMForCausalLM", "DeepseekForCausalLM", "ExaoneForCausalLM",
     "InternLM2ForCausalLM", "InternLM3ForCausalLM", "InternLMForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM",
-    "MiniMaxM1ForCausalLM", "MiniMaxM3VLForCausalLM", "MiniMaxText01ForCausalLM", "MPTForCausalLM", "OrionForCausalLM", "PanguEmbeddedForCausalLM", "PhiMoEForCausalLM",
+    "MiniMaxM1ForCausalLM", "MiniMaxM3VLForCausalLM", "MiniMaxText01ForCausalLM", "MPTForCausalLM",
+    "OrionForCausalLM", "PanguEmbeddedForCausalLM", "PhiMoEForCausalLM",
     "QWenLMHeadModel", "TeleFLMForCausalLM",
 }  # fmt: skip
 

@@ -70,7 +70,9 @@ class Consumer:
         self.host = np.zeros((8, 96), np.uint8)
         if self.file is not None:
             self.host = SharedBlocks(self.file, 96, 8).blocks
-        self.kv = KVConsumer([address], FORMAT, lambda block: [self.host[block, :60], self.host[block, 60:]], self.file, 4, 8)
+        self.kv = KVConsumer(
+            [address], FORMAT, lambda block: [self.host[block, :60], self.host[block, 60:]], self.file, 4, 8
+        )
         wait_for(lambda: self.kv.available)
         self.news: list[Any] = []
 

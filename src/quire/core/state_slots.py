@@ -64,7 +64,9 @@ class StateSlots:
     What a plan reads or writes is not given to another sequence in the same plan: it is released when the next plan is
     made."""
 
-    def __init__(self, num_slots: int, max_num_seqs: int, tree: PrefixTree, num_host_slots: int, first_host_id: int) -> None:
+    def __init__(
+        self, num_slots: int, max_num_seqs: int, tree: PrefixTree, num_host_slots: int, first_host_id: int
+    ) -> None:
         """`first_host_id`: of host slots, where they are numbered with the host blocks."""
         assert num_slots >= 3, f"{num_slots} state slots: a sequence needs two, and a checkpoint one"
         self.max_running = min(max_num_seqs, num_slots // 3)

@@ -18,9 +18,9 @@ from quire.core.errors import QuireError
 from quire.executors.options import ExecutorOptions
 from quire.executors.ranks.encoder import RankEncoder
 from quire.executors.ranks.messages import (
+    MOVES,
     AllocateRank,
     FromRank,
-    MOVES,
     LoadRankAdapter,
     MoveBlocks,
     PutHiddenStates,
@@ -36,12 +36,12 @@ from quire.executors.ranks.messages import (
     encode,
 )
 from quire.executors.ranks.rank import RankExecutor
+from quire.executors.ranks.sizes import counts, smallest
 from quire.ipc.channel import Channel
 from quire.ops.compiled import native
 from quire.ops.opset import KVSpec
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankCache, RankOps
-from quire.executors.ranks.sizes import counts, smallest
 from quire.runtime.kv import KVSize
 
 

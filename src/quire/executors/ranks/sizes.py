@@ -18,7 +18,9 @@ def smallest(sizes: Sequence[KVSize | RankLoaded | AllocateRank]) -> KVSize:
     assert isinstance(own, KVSize)
     spec = own.spec
     if spec.states is not None:
-        num_slots, num_host_slots = (min(getattr(one, name) for one in sizes) for name in ("num_slots", "num_host_slots"))
+        num_slots, num_host_slots = (
+            min(getattr(one, name) for one in sizes) for name in ("num_slots", "num_host_slots")
+        )
         spec = replace(spec, states=replace(spec.states, num_slots=num_slots, num_host_slots=num_host_slots))
     names = ("num_blocks", "num_host_blocks", "max_model_len")
     return KVSize(spec, *(min(getattr(one, name) for one in sizes) for name in names))

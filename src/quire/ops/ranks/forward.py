@@ -245,9 +245,7 @@ class RankForward:
         own = self._index.state_heads(heads, groups)
         keys = [self._own_groups(value, own, heads, groups) for value in (q, k)]
         own_decay = decay[own.first : own.first + own.count]
-        attended = self._ops.linear_attention(
-            *keys, self._own_heads(v, own, heads), own_decay, batch, layer, key_dim
-        )
+        attended = self._ops.linear_attention(*keys, self._own_heads(v, own, heads), own_decay, batch, layer, key_dim)
         return self._of_heads(attended, own, heads, self._columns(v))
 
     def _own_heads(self, x: RankValue, own: HeadRange, heads: int) -> Value:

@@ -39,7 +39,12 @@ class SharedBlocks:
         size_of_slots = size - num_blocks * block_bytes
         if not can_share() or fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS != SEALS:
             raise PeerError("the file of shared memory can be cut")
-        if not size or num_blocks < 0 or size_of_slots < 0 or (size_of_slots % slot_bytes if slot_bytes else size_of_slots):
+        if (
+            not size
+            or num_blocks < 0
+            or size_of_slots < 0
+            or (size_of_slots % slot_bytes if slot_bytes else size_of_slots)
+        ):
             raise PeerError(
                 f"the file of shared memory has {size} bytes, {num_blocks} blocks {block_bytes} each, and a state "
                 f"{slot_bytes}"
