@@ -5,8 +5,9 @@
 turns  a hybrid of random weights (9 gated delta nets, 3 attention layers): one conversation, each turn 400 tokens of a
        user and 100 of the model; the time of the last turn over that of the second
 hits   prompt tokens that need not be computed, of a hybrid beside the same model with attention in every layer, in the
-       same bytes (Qwen3-Next 80B-A3B's shape, nothing is computed): conversations in turns, and prompts with prefixes in
-       common; in memory for a quarter of what the attention model would keep of the trace, for half and for all of it
+       same bytes (the layers of Qwen3-Next 80B-A3B; nothing is computed): conversations in turns, and prompts with
+       prefixes in common; in memory for a quarter of what the attention model would keep of the trace, for half and for
+       all of it
 
 Prints tables and ends in one line of JSON."""
 

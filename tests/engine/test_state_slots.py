@@ -163,6 +163,29 @@ def test_drafts_change_nothing(hybrid: Path, cold: list[Bits]) -> None:
     assert llm.engine.stats().draft_tokens > llm.engine.stats().accepted_tokens > 0
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_methods_without_a_model_draft_for_states(hybrid: Path, method: str) -> None:
+    few_blocks_and_drafts_change_nothing(hybrid, spec_method=method)
+
+
+def few_blocks_and_drafts_change_nothing(model: Path, **options: object) -> None:
+    """Two tokens at random: some drafts are right. Of a hybrid, sequences are swapped out."""
+    few = SamplingParams(seed=3, max_tokens=40, ignore_eos=True, allowed_token_ids=[40, 41], logprobs=1)
+    alone = LLM(model, enable_prefix_caching=False, max_model_len=160)
+    expected = [bits(alone, [prompt], few)[0] for prompt in PROMPTS]
+    memory = {"kv_cache_memory_bytes": 14 * BLOCK_BYTES + 8 * SLOT_BYTES, "swap_space": 0.01}
+    given = {"spec_method": "ngram", "enable_prefix_caching": False, "max_model_len": 160} | memory | options
+    tight = LLM(model, **given)
+    try:
+        make_drafts_free(tight.engine._scheduler.speculation)
+        assert bits(tight, PROMPTS * 2, few) == expected * 2
+        stats = tight.engine.stats()
+        assert stats.draft_tokens > stats.accepted_tokens > 0
+        assert stats.preemptions > 0 or "mamba" in model.name
+    finally:
+        tight.engine.stop()
+
+
 def test_what_states_cannot_do_is_refused_by_name(hybrid: Path) -> None:
     with pytest.raises(BadRequest, match="beam search is asked for, and the model has states"):
         LLM(hybrid).beam_search(["x"], BeamSearchParams(beam_width=2, max_tokens=4))

@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.test_state_slots import PROMPTS, bits, hybrid, mamba
+from engine.test_state_slots import few_blocks_and_drafts_change_nothing, hybrid, mamba
 from models import test_delta_nets, test_mamba
 from models.checking import PROMPT, TINY, random_model
 from pipeline.stages_here import InStages
-from quire import LLM
 from ranks.rank_threads import OneProcess, steps
 from trials import LENGTH
 
@@ -40,9 +39,8 @@ def test_a_stage_has_the_states_of_its_layers(tmp_path: Path) -> None:
 
 
 def test_processes_swap_states_and_roll_drafts_back(hybrid: Path) -> None:
-    expected = [bits(LLM(hybrid, enable_prefix_caching=False), [prompt])[0] for prompt in PROMPTS]
-    tight = {"kv_cache_memory_bytes": 14 * 1536 + 8 * 12_288, "max_model_len": 160, "swap_space": 0.01}
-    llm = LLM(hybrid, pipeline_parallel_size=2, spec_method="ngram", **tight)
-    assert bits(llm, PROMPTS * 2) == expected * 2
-    assert llm.engine.stats().preemptions > 0
-    llm.engine.stop()
+    few_blocks_and_drafts_change_nothing(hybrid, pipeline_parallel_size=2)
+
+
+def test_processes_of_a_model_without_attention(mamba: Path) -> None:
+    few_blocks_and_drafts_change_nothing(mamba, pipeline_parallel_size=2)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine.test_kv_tiers import always_fetch
-from engine.test_state_slots import BLOCK_BYTES, PROMPTS, SLOT_BYTES, bits, hybrid, mamba
+from engine.test_state_slots import PROMPTS, bits, few_blocks_and_drafts_change_nothing, hybrid, mamba
 from models import test_mamba
 from models.checking import TINY, random_model
 from quire import LLM
@@ -40,13 +40,9 @@ def test_heads_of_a_recurrence_are_divided_with_the_groups_they_read(
     assert [(one.first, one.count, one.first_kv, one.num_kv) for one in ranges] == expected
 
 
-def test_processes_swap_their_parts_of_a_state(hybrid: Path) -> None:
-    expected = [bits(LLM(hybrid, enable_prefix_caching=False), [prompt])[0] for prompt in PROMPTS]
-    tight = {"kv_cache_memory_bytes": 14 * BLOCK_BYTES + 8 * SLOT_BYTES, "max_model_len": 160, "swap_space": 0.01}
-    llm = LLM(hybrid, tensor_parallel_size=2, spec_method="ngram", **tight)
-    assert bits(llm, PROMPTS * 2) == expected * 2
-    assert llm.engine.stats().preemptions > 0
-    llm.engine.stop()
+@pytest.mark.parametrize("model", ["hybrid", "mamba"])
+def test_processes_swap_their_parts_of_a_state_and_roll_drafts_back(model: str, request: pytest.FixtureRequest) -> None:
+    few_blocks_and_drafts_change_nothing(request.getfixturevalue(model), tensor_parallel_size=2)
 
 
 @pytest.mark.usefixtures("always_fetch")

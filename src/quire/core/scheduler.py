@@ -70,10 +70,9 @@ class Scheduler:
         """`ahead`: plans in flight beside the one whose output comes next. `micro_batches`: where there are several,
         sequences that decode are divided among them, and none is in two plans in flight before its token is known.
         `window`: tokens that attention looks back, 0: all. `drafts`: how draft tokens are chosen; None: there are none.
-        `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`, `slot_bytes`: the sizes
-        of a block and of a state slot. `prefill_engines` compute prompts for this one. `block_sender`: this one computes
-        prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap states
-        to."""
+        `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`, `slot_bytes`: of a
+        block and of a state slot. `prefill_engines` compute prompts for this one. `block_sender`: this one computes
+        prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap to."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(

@@ -185,7 +185,7 @@ class KVSpec:
 
 
 class KVCache(Protocol):
-    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to; the state slots of `KVSpec.states`, and host slots."""
+    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to; state slots and host slots, of `KVSpec.states`."""
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, in order: pairs of (source, target)."""

@@ -1,4 +1,4 @@
-"""KV blocks, and states after them, on disk: a directory of files that engines share, read and written by threads outside of steps.
+"""KV blocks, and states after them, on disk: files that engines share, read and written by threads outside of steps.
 
 The directory is its own index: a block is there if its file is. So a restarted engine and the one beside it find what
 another has written, and a file is trusted only after it has been read and its header and checksum compared."""

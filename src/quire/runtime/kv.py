@@ -147,10 +147,8 @@ def size_cache(
         if has_staging:
             num_host_slots += max(min(STAGED_SLOTS, MAX_STAGED_BYTES // slot_bytes), MIN_STAGED_SLOTS)
         spec = replace(spec, states=replace(spec.states, num_host_slots=num_host_slots))
-    if spec.block_bytes:
-        num_host_blocks = host_bytes // spec.block_bytes
-    else:  # no layer has keys and values: blocks take no memory
-        num_host_blocks = num_blocks if host_bytes else 0
+    free_blocks = num_blocks if host_bytes else 0  # where no layer has keys and values, blocks take no memory
+    num_host_blocks = host_bytes // spec.block_bytes if spec.block_bytes else free_blocks
     if has_staging:
         num_host_blocks += _num_staged(spec, seq_blocks)
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))

@@ -1,4 +1,4 @@
-"""Host blocks and host slots in memory that another process maps: a sealed file without a name, passed over a Unix socket."""
+"""Host blocks and host slots in memory that another process maps: a sealed file, passed over a Unix socket."""
 
 import mmap
 import os
