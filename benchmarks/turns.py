@@ -85,7 +85,7 @@ def turn_seconds(folder: str, turns: int, seed: int) -> tuple[list[float], int]:
     options = EngineOptions(load_format="dummy", max_num_seqs=4, device="cpu")
     engine = Engine(new_executor(Path(folder), options), options)
     rng, seconds, cached, prompt = random.Random(seed), [], 0, list[int]()
-    params = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True, temperature=0)
+    params = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True, temperature=0, seed=0)
     for turn in range(turns):
         prompt += [rng.randrange(100, 30_000) for _ in range(USER_TOKENS)]
         began = perf_counter()
@@ -180,13 +180,18 @@ def hits() -> dict[str, Any]:
     for name, make in TRACES.items():
         trace = list(make())
         whole = _distinct_tokens(trace) * token_bytes
-        for share in (0.25, 0.5, 1.0):
-            num_bytes = int(max(whole * share, 2 * 16_384 * token_bytes))
+        least = 2 * 16_384 * token_bytes  # for two of the longest sequences
+        for num_bytes in sorted({max(int(whole * share), least) for share in (0.25, 0.5, 1.0)}):
             found = [hit_tokens(config, num_bytes, trace) for config in (attention, hybrid)]
             num_tokens, ratio = sum(len(asked.prompt) for asked in trace), found[1] / max(found[0], 1)
             memory = f"{num_bytes / 2**30:.1f} GiB"
             print(f"{name:<16} {memory:>9} {num_tokens:>14} {found[0]:>10} {found[1]:>10} {ratio:>6.3f}")
-            results[f"{name} {share}"] = {"bytes": num_bytes, "attention": found[0], "hybrid": found[1], "ratio": ratio}
+            results[f"{name}, {memory}"] = {
+                "bytes": num_bytes,
+                "attention": found[0],
+                "hybrid": found[1],
+                "ratio": ratio,
+            }
     return results
 
 
