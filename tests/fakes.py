@@ -207,13 +207,16 @@ class FakePrefillEngines:
             for index in range(num_blocks, min(num_blocks + count, len(prefill.host_blocks))):
                 start = (prefill.first + index) * size
                 content: list[int | None] = list(states[start : start + size])
-                host[prefill.host_blocks[index]] = content + [None] * (size - len(content))
+                block = prefill.host_blocks[index]
+                is_state = len(host[block]) == 1
+                host[block] = [states[-1]] if is_state else content + [None] * (size - len(content))
                 num_blocks = index + 1
             self._prefills[prefill_id] = prefill, num_blocks
             if num_blocks and prefill_id not in self._given_up:
                 scheduler.remote.arrived(prefill_id, num_blocks)
             if fails and num_blocks < len(prefill.host_blocks):
-                host[prefill.host_blocks[num_blocks]] = [-1] * size  # half of it was written
+                block = prefill.host_blocks[num_blocks]
+                host[block] = [-1] * len(host[block])  # half of it was written
             if fails or num_blocks == len(prefill.host_blocks):
                 del self._prefills[prefill_id]
                 scheduler.remote.ended(prefill_id)
@@ -238,7 +241,8 @@ class FakeDecodeEngines:
     def begin(self, plan: StepPlan, host: list[list[int | None]]) -> None:
         for send in plan.sends:
             size, states = len(host[0]), chain(self.asked[send.request_id])
-            expected = states[send.index * size : (send.index + 1) * size]
+            is_state = len(host[send.host_block]) == 1
+            expected = states[-1:] if is_state else states[send.index * size : (send.index + 1) * size]
             assert host[send.host_block][: len(expected)] == expected, f"{send} sends wrong keys and values"
             self.sent.setdefault(send.request_id, []).append(send.index)
             self._sends.append((self._rng.randint(0, self._max_delay), send))
@@ -276,6 +280,7 @@ class FakeExecutor:
         peers: FakePrefillEngines | FakeDecodeEngines | None = None,
         has_states: bool = False,
         num_slots: int = 0,
+        num_host_slots: int = 0,
     ) -> None:
         """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`; with
         `trees`, more of them beside these. With `has_states` every block also holds, behind its slots, the hash of the
@@ -298,7 +303,9 @@ class FakeExecutor:
         self.has_states = has_states
         width = block_size + has_states
         self.blocks: list[list[int | None]] = [[None] * width for _ in range(num_blocks)]
+        self._num_host_blocks = num_host_blocks
         self.host: list[list[int | None]] = [[None] * width for _ in range(num_host_blocks)]
+        self.host += [[None] for _ in range(num_host_slots)]  # host slots are numbered behind the blocks
         self.rows: dict[int, FakeRow] = {}
         self.adapters: dict[int, str] = {}  # by slot
         self.num_computed = 0  # tokens, over all steps
@@ -309,7 +316,7 @@ class FakeExecutor:
     def allocate(self, size: None) -> Capacity:
         return Capacity(
             num_blocks=len(self.blocks),
-            num_host_blocks=len(self.host),
+            num_host_blocks=self._num_host_blocks,
             vocab_size=self.vocab_size,
             max_model_len=self.max_model_len,
             weight_bytes=0,
@@ -318,6 +325,7 @@ class FakeExecutor:
             window=self.window,
             has_states=self.has_states,
             num_slots=len(self.slots),
+            num_host_slots=len(self.host) - self._num_host_blocks,
         )
 
     def stop(self) -> None:
@@ -348,6 +356,10 @@ class FakeExecutor:
             self.host[host] = self.blocks[block][:]
         for host, block in plan.swap_in:
             self.blocks[block] = self.host[host][:]
+        for slot, host in plan.state_swap_out:
+            self.host[self._num_host_blocks + host] = [self.slots[slot]]
+        for host, slot in plan.state_swap_in:
+            [self.slots[slot]] = self.host[self._num_host_blocks + host]
         if self.store:
             self.store.begin(plan, self.host)
         if self.peers:

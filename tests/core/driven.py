@@ -21,6 +21,8 @@ class Engine:
         num_blocks: int = 64,
         *,
         num_host_blocks: int = 0,
+        num_slots: int = 0,
+        num_host_slots: int = 0,
         vocab_size: int = 64,
         num_drafts: int = 0,
         accuracy: float = 1.0,
@@ -38,12 +40,15 @@ class Engine:
             "max_num_batched_tokens": 64,
             "max_model_len": 128,
             "block_size": 4,
+            "has_states": num_slots > 0,
         }
         limits |= {name: value for name, value in options.items() if name not in names}
         self.scheduler = Scheduler(
             SchedulerLimits(**limits),
             num_blocks,
             num_host_blocks=num_host_blocks,
+            num_slots=num_slots,
+            num_host_slots=num_host_slots,
             drafts=policy_of_drafts or draft_policy(num_drafts),
             store=store,
             offload=offload,
@@ -54,6 +59,8 @@ class Engine:
         self.executor = FakeExecutor(
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
+            num_slots=num_slots,
+            num_host_slots=num_host_slots,
             block_size=limits["block_size"],
             vocab_size=vocab_size,
             num_drafts=num_drafts,

@@ -43,10 +43,11 @@ class Setting:
     prefill_engines: FakePrefillEngines | None = None
     has_states: bool = False
     num_slots: int = 0
+    num_host_slots: int = 0
 
     def __post_init__(self) -> None:
         if self.num_slots:
-            self.window, self.trees, self.has_states, self.prefill_engines = 0, False, False, None
+            self.window, self.trees, self.has_states = 0, False, False
 
 
 @dataclass
@@ -75,6 +76,7 @@ SETTINGS = st.builds(
     offload=st.booleans(),
     has_states=st.booleans(),
     num_slots=st.sampled_from([0, 0, 3, 4, 9, 30]),
+    num_host_slots=st.sampled_from([0, 1, 2, 20]),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -168,6 +170,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         offload=setting.offload,
         prefill_engines=setting.prefill_engines,
         num_slots=setting.num_slots,
+        num_host_slots=setting.num_host_slots,
     )
     if num_drafts:
         make_drafts_free(scheduler.speculation)
@@ -185,6 +188,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         peers=setting.prefill_engines,
         has_states=setting.has_states,
         num_slots=setting.num_slots,
+        num_host_slots=setting.num_host_slots,
     )
     return scheduler, executor
 
@@ -344,7 +348,8 @@ def test_states_in_slots_are_those_of_the_position_that_a_run_continues() -> Non
     preemptions = hits = accepted = 0
     for seed in range(25 * LENGTH):
         setting, workload = crowd(seed)
-        stats = verify(replace(setting, num_slots=(3, 7, 12, 40)[seed % 4]), workload).stats()
+        slots = {"num_slots": (3, 7, 12, 40)[seed % 4], "num_host_slots": (0, 1, 20)[seed % 3]}
+        stats = verify(replace(setting, **slots), workload).stats()
         preemptions += stats.preemptions
         hits += stats.prefix_hits
         accepted += stats.accepted_tokens

@@ -79,3 +79,31 @@ def test_an_evicted_block_takes_its_checkpoint_along() -> None:
     scheduler.states.begin_plan()
     scheduler.check()
     assert scheduler.states.pool.num_available == 12 and scheduler.states.pool.num_cached == 0
+
+
+def depths(scheduler: Scheduler) -> list[int]:
+    """Blocks before each checkpoint, the first to be evicted first."""
+    states = scheduler.states
+    assert states is not None
+    states.begin_plan()
+    nodes = {node.state: node for node in states.index.walk()}
+    return [_depth(nodes[slot]) for slot in states.pool.cached]
+
+
+def test_a_checkpoint_that_a_later_one_supersedes_is_evicted_first() -> None:
+    scheduler, executor = engine(num_slots=30)
+    ask(scheduler, executor, "other", [9] * 9)
+    prompt = list(range(1, 15))
+    ask(scheduler, executor, "a", prompt)
+    ask(scheduler, executor, "b", [*prompt, *range(20, 29)])
+    assert depths(scheduler) == [3, 2, 5]
+
+
+def test_a_checkpoint_where_prompts_branch_outlives_others() -> None:
+    scheduler, executor = engine(num_slots=9, max_num_seqs=2)
+    prefix = list(range(1, 10))
+    for end in (20, 30):
+        ask(scheduler, executor, f"{end}", [*prefix, *[end] * 9])
+    for other in range(40, 60):
+        ask(scheduler, executor, f"{other}", [other] * 14)
+    assert ask(scheduler, executor, "again", [*prefix, *[35] * 9]) == 8

@@ -1,6 +1,7 @@
 """Models whose states are in slots beside the blocks (Bamba, Mamba): a request gives the same bits whatever happens."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fakes import make_drafts_free
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
+from quire.ops.native.cache import NativeCache
 from quire.ops.opset import StateSpec
 
 SHARED = "A quire is four sheets of paper or parchment folded to form eight leaves. "
@@ -110,6 +112,25 @@ def test_the_second_prompt_with_a_prefix_leaves_the_checkpoint_that_the_third_on
     assert bits(llm, PROMPTS[1:3]) == cold[1:3]
 
 
+def test_swapped_states_are_those_of_undisturbed_sequences(
+    hybrid: Path, cold: list[Bits], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_swapped = 0
+    swap_in = NativeCache.swap_states_in
+
+    def counted(cache: NativeCache, pairs: Sequence[tuple[int, int]]) -> None:
+        nonlocal num_swapped
+        num_swapped += len(pairs)
+        swap_in(cache, pairs)
+
+    monkeypatch.setattr(NativeCache, "swap_states_in", counted)
+    for caching in (True, False):
+        options = {"enable_prefix_caching": caching, "max_model_len": 160, "swap_space": 0.01}
+        tight = LLM(hybrid, kv_cache_memory_bytes=14 * BLOCK_BYTES + 8 * SLOT_BYTES, **options)
+        assert bits(tight, PROMPTS * 2) == cold * 2
+    assert num_swapped > 0
+
+
 def test_preemption_changes_nothing(hybrid: Path, cold: list[Bits]) -> None:
     size = 14 * BLOCK_BYTES + 8 * SLOT_BYTES  # as a sequence of 160 tokens needs them: 10 blocks, 6 slots
     preemptions = 0
@@ -141,13 +162,32 @@ def test_drafts_change_nothing(hybrid: Path, cold: list[Bits]) -> None:
     assert llm.engine.stats().draft_tokens > llm.engine.stats().accepted_tokens > 0
 
 
-def test_what_states_cannot_do_is_refused_by_name(hybrid: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_methods_without_a_model_draft_for_states(hybrid: Path, method: str) -> None:
+    few_blocks_and_drafts_change_nothing(hybrid, spec_method=method)
+
+
+def few_blocks_and_drafts_change_nothing(model: Path, **options: object) -> None:
+    """Two tokens at random: some drafts are right. Of a hybrid, sequences are swapped out."""
+    few = SamplingParams(seed=3, max_tokens=40, ignore_eos=True, allowed_token_ids=[40, 41], logprobs=1)
+    alone = LLM(model, enable_prefix_caching=False, max_model_len=160)
+    expected = [bits(alone, [prompt], few)[0] for prompt in PROMPTS]
+    memory = {"kv_cache_memory_bytes": 14 * BLOCK_BYTES + 8 * SLOT_BYTES, "swap_space": 0.01}
+    given = {"spec_method": "ngram", "enable_prefix_caching": False, "max_model_len": 160} | memory | options
+    tight = LLM(model, **given)
+    try:
+        make_drafts_free(tight.engine._scheduler.speculation)
+        assert bits(tight, PROMPTS * 2, few) == expected * 2
+        stats = tight.engine.stats()
+        assert stats.draft_tokens > stats.accepted_tokens > 0
+        assert stats.preemptions > 0 or "mamba" in model.name
+    finally:
+        tight.engine.stop()
+
+
+def test_what_states_cannot_do_is_refused_by_name(hybrid: Path) -> None:
     with pytest.raises(BadRequest, match="beam search is asked for, and the model has states"):
         LLM(hybrid).beam_search(["x"], BeamSearchParams(beam_width=2, max_tokens=4))
-    with pytest.raises(Unsupported, match="kv_disk_path with a `BambaForCausalLM`"):
-        LLM(hybrid, kv_disk_path=str(tmp_path))
-    with pytest.raises(Unsupported, match="swap_space with a `BambaForCausalLM`"):
-        LLM(hybrid, swap_space=0.01)
     with pytest.raises(DoesNotFit, match="the recurrent states of a sequence and of a prefix need"):
         LLM(hybrid, kv_cache_memory_bytes=2 * SLOT_BYTES)
 

@@ -13,9 +13,8 @@ from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.stages.opset import StageOps
 from quire.ops.stages.parts import StagePart, divide
 from quire.runtime.adapters import LoraAdapters
-from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
-from ranks.rank_threads import batch_of
+from ranks.rank_threads import batch_of, spec_of
 
 
 class Stage:
@@ -29,7 +28,7 @@ class Stage:
         self.received = NativeHiddenStates(np.zeros((MAX_LEN, config.hidden), np.float32))
         ops.received = self.received if index else None
         self.model = module.load(ops, checkpoint, config, MAX_LEN)
-        self.spec = kv_spec(config, BLOCK_SIZE, "float32")
+        self.spec = spec_of(config)
         self.cache: Any = ops.new_cache(self.spec, MAX_LEN // BLOCK_SIZE)
         held = LoraAdapters(ops, self.model, num_slots=4, max_rank=64) if adapters else None  # type: ignore[arg-type]
         self.program = ops.compile(held.forward if held else self.model.forward, self.cache, MAX_LEN, 1, MAX_LEN)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 
 from models.checking import BLOCK_SIZE, MAX_LEN, on_host
 from quire.executors.ranks.shapes import trace_roles
+from quire.models.config import ModelConfig
 from quire.models.registry import family
-from quire.ops.opset import StepBatch
+from quire.ops.opset import KVSpec, StepBatch
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup, new_shared_memory
 from quire.ops.ranks.opset import RankOps
@@ -30,6 +32,12 @@ def backend_ops(backend: str, group: RankGroup | None, threads: int = 1) -> Any:
     return TorchOps(threads=1, group=group)
 
 
+def spec_of(config: ModelConfig) -> KVSpec:
+    """With one state slot, where the model has such."""
+    spec = kv_spec(config, BLOCK_SIZE, "float32")
+    return replace(spec, states=spec.states and replace(spec.states, num_slots=1))
+
+
 class OneProcess:
     """A model as one process computes it."""
 
@@ -40,11 +48,11 @@ class OneProcess:
         checkpoint = open_checkpoint(path)
         module = family(checkpoint.config.architecture)
         config = module.config(checkpoint.config)
-        spec = kv_spec(config, BLOCK_SIZE, "float32")
+        spec = spec_of(config)
         if isinstance(ops, RankOps):
             ops = ops.for_model(trace_roles(module, checkpoint, config, spec, MAX_LEN))
         self.model = module.load(ops, checkpoint, config, MAX_LEN)
-        cache = ops.new_cache(spec, MAX_LEN // BLOCK_SIZE)
+        self.cache = cache = ops.new_cache(spec, MAX_LEN // BLOCK_SIZE)
         held = LoraAdapters(ops, self.model, num_slots=4, max_rank=64) if adapters else None
         forward = held.forward if held else self.model.forward
         self.program = ops.compile(forward, cache, MAX_LEN, 1, MAX_LEN)
@@ -106,6 +114,7 @@ def batch_of(ids: list[int], start: int, adapter: int | None) -> StepBatch:
         block_tables=table[None],
         logit_rows=np.array([0, len(positions) - 1], np.int32)[-len(positions) :],
         adapters=None if adapter is None else np.full(len(positions), adapter, np.int32),
+        states=np.array([(len(positions), 0 if start else -1, 0)], np.int32),
     )
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from models import test_mamba
-from models.checking import TINY, random_model
 from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
@@ -175,17 +173,6 @@ def test_what_ranks_cannot_do_is_refused(tiny_model: Path, tmp_path: Path) -> No
         LLM(tiny_model, tensor_parallel_size=2, kv_transfer_config=transfer)
     with pytest.raises(BadRequest, match="tensor_parallel_size is 0"):
         LLM(tiny_model, tensor_parallel_size=0)
-    assert not followers(os.getpid())
-
-
-def test_recurrent_states_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    config, options = test_mamba.CASES["bamba"]
-    random_model(config(**{**TINY, **options}), seed=4).save_pretrained(tmp_path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).write_bytes((tiny_model / name).read_bytes())
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with pytest.raises(Unsupported, match=rf"a model with states is not divided.*\n.*leave out {name}"):
-            LLM(tmp_path, **{name: 2})
     assert not followers(os.getpid())
 
 

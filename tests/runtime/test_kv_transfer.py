@@ -69,8 +69,10 @@ class Consumer:
         self.file = new_shared_file(8 * 96) if address.startswith("unix:") else None
         self.host = np.zeros((8, 96), np.uint8)
         if self.file is not None:
-            self.host = SharedBlocks(self.file, 96)._blocks
-        self.kv = KVConsumer([address], FORMAT, lambda block: [self.host[block, :60], self.host[block, 60:]], self.file)
+            self.host = SharedBlocks(self.file, 96, 8).blocks
+        self.kv = KVConsumer(
+            [address], FORMAT, lambda block: [self.host[block, :60], self.host[block, 60:]], self.file, 4, 8
+        )
         wait_for(lambda: self.kv.available)
         self.news: list[Any] = []
 
@@ -221,7 +223,7 @@ def test_memory_that_can_be_cut_is_not_mapped() -> None:
     os.truncate(unsealed, 96)
     for file in (unsealed, odd):
         with pytest.raises(wire.PeerError):
-            SharedBlocks(file, 96)
+            SharedBlocks(file, 96, 1)
         os.close(file)
 
 

@@ -4,10 +4,12 @@ The first bytes stand for the tenant alone, so that what a tenant has stored can
 
 from array import array
 from hashlib import blake2b
+from pathlib import Path
 
 BlockKey = bytes
 TENANT_BYTES = 8
 PATH_BYTES = 16
+STATE_MARK = b"s"  # behind the key of a block: the state after it
 
 
 def tenant_digest(tenant: str) -> bytes:
@@ -27,3 +29,17 @@ def root_key(tenant: str, salt: str, adapter: str) -> BlockKey:
 def child_key(parent: BlockKey, tokens: tuple[int, ...]) -> BlockKey:
     """The key of the block with these tokens behind the block `parent`."""
     return parent[:TENANT_BYTES] + blake2b(parent + array("q", tokens).tobytes(), digest_size=PATH_BYTES).digest()
+
+
+def state_key(block: BlockKey) -> BlockKey:
+    """The key of the model's state after a block."""
+    return block + STATE_MARK
+
+
+def is_state(key: BlockKey) -> bool:
+    return len(key) > TENANT_BYTES + PATH_BYTES
+
+
+def is_state_file(path: Path) -> bool:
+    """Whether a file is named by the key of a state."""
+    return len(path.stem) > 2 * PATH_BYTES

@@ -62,6 +62,11 @@ class BlockPool:
         if block in self._cached:
             self._cached.move_to_end(block)
 
+    def evict_first(self, block: int) -> None:
+        """Make a free cached block the least recently used one."""
+        if block in self._cached:
+            self._cached.move_to_end(block, last=False)
+
     def take(self) -> int:
         """A free block. If all free blocks are cached, the least recently used one is evicted."""
         if self._free:

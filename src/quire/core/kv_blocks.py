@@ -14,7 +14,8 @@ from quire.core.prefix_tree import NO_STATE, PrefixNode, PrefixTree
 from quire.core.remote_prefills import PrefillEngines, RemotePrefills
 from quire.core.sequence import NEVER, NULL_BLOCK, Sequence
 from quire.core.sliding_window import SlidingWindow
-from quire.core.state_slots import StateSlots
+from quire.core.state_slots import StateSlots, swapped_states
+from quire.core.state_tiers import StateTiers
 
 
 class KVBlocks:
@@ -37,6 +38,8 @@ class KVBlocks:
         has_states: bool = False,
         num_slots: int = 0,
         max_num_seqs: int = 0,
+        num_host_slots: int = 0,
+        slot_bytes: int = 0,
     ) -> None:
         self.block_size = window.block_size
         self._has_states = has_states
@@ -44,17 +47,27 @@ class KVBlocks:
         self.tree = PrefixTree(self.block_size, has_gaps=window.size > 0)
         self.pool = BlockPool(num_blocks, self.tree)
         self.prefix_caching = prefix_caching
-        self.states = StateSlots(num_slots, max_num_seqs, self.tree) if num_slots else None
+        self.states: StateSlots | None = None
+        if num_slots:
+            self.states = StateSlots(num_slots, max_num_seqs, self.tree, num_host_slots, num_host_blocks)
         index = HostIndex()
         self.host = BlockPool(num_host_blocks, index)
-        has_tiers = prefix_caching and not self.tree.has_gaps and not self.states and (store is not None or offload)
+        has_tiers = prefix_caching and not self.tree.has_gaps and (store is not None or offload)
         self.tiers: KVTiers | None = None
         if has_tiers:
-            self.tiers = KVTiers(self.tree, self.host, index, store, keep=offload, block_bytes=block_bytes)
+            given = self.tree, self.host, index, store
+            self.tiers = (
+                StateTiers(self.states, slot_bytes, *given, keep=offload, block_bytes=block_bytes)
+                if self.states
+                else KVTiers(*given, keep=offload, block_bytes=block_bytes)
+            )
         self.remote: RemotePrefills | None = None
         if prefill_engines is not None:
-            self.remote = RemotePrefills(self.tree, self.pool, self.host, prefill_engines, prefix_caching)
-        self.sends = KVSends(self.pool, self.host, self.block_size, block_sender) if block_sender else None
+            pools = self.pool, self.host, self.states
+            self.remote = RemotePrefills(self.tree, *pools, prefill_engines, prefix_caching)
+        self.sends: KVSends | None = None
+        if block_sender:
+            self.sends = KVSends(self.pool, self.host, self.states, self.block_size, block_sender)
 
     def num_new_blocks(self, seq: Sequence, num_tokens: int) -> int:
         """New blocks that `seq` needs until its block table covers `num_tokens`."""
@@ -81,12 +94,16 @@ class KVBlocks:
         """Attach the computed prefix of a waiting sequence if its other known tokens fit beside `num_reserved` blocks;
         else change nothing and return False."""
         before = seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched, seq.num_remote
+        host_state = seq.host_state
         self.attach_prefix(seq)
         if self.num_reserved_blocks(seq) + num_reserved <= self.pool.num_available:
             return True
+        if host_state >= 0:
+            seq.host_state = NO_STATE  # it keeps it
         if before[0]:
             seq.host_blocks = {}  # it keeps them
         self.release(seq)
+        seq.host_state = host_state
         seq.host_blocks, seq.num_computed, seq.num_arrived, seq.num_fetched, seq.num_remote = before
         return False
 
@@ -96,7 +113,10 @@ class KVBlocks:
         owner = seq.group.prompt_owner
         seq.index_at = self.block_size if self.prefix_caching else NEVER
         if self.states:
+            seq.num_computed = max(seq.num_computed, seq.num_arrived)
             self.extend_prefix_hit(seq)
+            if self.tiers:
+                self.tiers.hold_host_hits(seq, len(seq.block_table))
         elif owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
             self.fork(seq, owner, self._fork_point(seq.group.num_prompt - 1))
         else:
@@ -217,6 +237,18 @@ class KVBlocks:
             plan.swap_in.extend((host, seq.block_table[i]) for i, host in seq.host_blocks.items() if i >= first)
             self.host.release([host for i, host in seq.host_blocks.items() if i < first])
             seq.host_blocks = {}
+        if self.states and seq.host_state >= 0:
+            self._swap_state_in(seq, self.states, plan)
+
+    def _swap_state_in(self, seq: Sequence, states: StateSlots, plan: StepPlan) -> None:
+        """Unless the tree has a later checkpoint by now. What came from beyond the slots is one, too."""
+        if seq.state >= 0:
+            states.drop_host_state(seq)
+            return
+        states.swap_in(seq, plan)
+        if seq.num_arrived:
+            self.index_full_blocks(seq)
+            states.attach_arrived(seq)
 
     def index_full_blocks(self, seq: Sequence) -> None:
         """Insert the blocks that the planned step fills into the tree, if all their tokens are known.
@@ -254,17 +286,25 @@ class KVBlocks:
             self.host.release([seq.host_blocks.pop(index)])
 
     def can_swap_out(self, seq: Sequence) -> bool:
-        return not self.states and 0 < len(seq.held_blocks) <= self.host.num_available
+        if self.states and not self.states.can_swap_out(seq):
+            return False
+        return 0 < len(self._computed_blocks(seq)) <= self.host.num_available
+
+    def _computed_blocks(self, seq: Sequence) -> list[int]:
+        """The blocks that it reads. With states, it may share more than it has computed."""
+        return seq.block_table[seq.num_freed : -(-seq.num_computed // self.block_size)]
 
     def swap_out(self, seq: Sequence, plan: StepPlan) -> None:
         """Move the computed blocks to the host, and release them on the device."""
         num_computed = seq.num_computed
-        host = {i: self.host.take() for i in range(seq.num_freed, len(seq.block_table))}
-        for block, host_block in zip(seq.held_blocks, host.values(), strict=True):
+        blocks = self._computed_blocks(seq)
+        host = {i: self.host.take() for i, _ in enumerate(blocks, seq.num_freed)}
+        for block, host_block in zip(blocks, host.values(), strict=True):
             self.host.hold(host_block)
             plan.swap_out.append((block, host_block))
+        host_state = self.states.swap_out(seq, plan) if self.states else NO_STATE
         self.release(seq)
-        seq.host_blocks, seq.num_computed = host, num_computed
+        seq.host_blocks, seq.host_state, seq.num_computed = host, host_state, num_computed
 
     def release(self, seq: Sequence) -> None:
         """Release all blocks of a sequence, on the device and on the host; none of its tokens is computed any more."""
@@ -286,6 +326,8 @@ class KVBlocks:
     def release_swapped(self, plan: StepPlan) -> None:
         """The output of a plan has come: its swaps are done."""
         self.host.release(_swapped(plan))
+        if self.states:
+            self.states.host.release(swapped_states(plan))
 
     def check(self, sequences: Iterable[Sequence], plans: Iterable[StepPlan]) -> None:
         """Assert every invariant of memory, given all live sequences and all plans in flight."""
@@ -293,17 +335,17 @@ class KVBlocks:
         self.pool.check()
         self.host.check()
         refs: Counter[int] = Counter()
-        host_refs = self.tiers.check() if self.tiers else Counter[int]()
-        if self.remote:
-            host_refs.update(self.remote.check())
+        host_refs, slot_refs = Counter[int](), Counter[int]()
+        for part in (self.tiers, self.remote, self.sends):
+            if part is not None:
+                self._count_host(part.check(), host_refs, slot_refs)
         if self.sends:
-            for counted, more in zip((refs, host_refs), self.sends.check(), strict=True):
-                counted.update(more)
+            refs.update(self.sends.held_blocks())
+        sequences, plans = list(sequences), list(plans)
+        if self.states:
+            self.states.check(sequences, plans, slot_refs)
         for plan in plans:
             host_refs.update(_swapped(plan))
-        sequences = list(sequences)
-        if self.states:
-            self.states.check(sequences)
         for seq in sequences:
             refs.update(seq.held_blocks)
             host_refs.update(seq.host_blocks.values())
@@ -316,6 +358,12 @@ class KVBlocks:
             assert count == host_refs[block], (
                 f"host block {block} has {count} references, and {host_refs[block]} are known"
             )
+
+    def _count_host(self, ids: Counter[int], host_refs: Counter[int], slot_refs: Counter[int]) -> None:
+        """Divide references to the host between blocks and slots."""
+        for host, count in ids.items():
+            is_slot = host >= self.host.num_blocks
+            (slot_refs if is_slot else host_refs)[host - self.host.num_blocks if is_slot else host] += count
 
     def _check_table(self, seq: Sequence) -> None:
         name = f"sample {seq.sample} of {seq.group.id}"

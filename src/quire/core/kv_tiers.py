@@ -53,10 +53,12 @@ class BlockStore(Protocol):
 
 
 @dataclass(slots=True)
-class _FetchInFlight:
+class FetchInFlight:
     fetch: Fetch
     seq: Sequence
     first: int  # index in the block table of the first fetched block
+    num_tokens: int  # leading tokens that are computed when all has arrived
+    num_gained: int  # of these, tokens that would be computed without it
     began: float
     deadline: float
 
@@ -86,7 +88,7 @@ class KVTiers:
         self._saving: dict[int, PrefixNode] = {}  # by the host block that the store writes
         self._listener: KVEvents | None = None
         self._saving_seconds = FIRST_SAVING_SECONDS  # that saving may still take beside steps
-        self._fetches: dict[int, _FetchInFlight] = {}
+        self._fetches: dict[int, FetchInFlight] = {}
         self._fetched_keys: Counter[BlockKey] = Counter()  # of fetches that a sequence waits for
         self._ids = count()
         tree.root_key = self._root_key
@@ -104,7 +106,7 @@ class KVTiers:
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether the next plan saves blocks."""
+        """Whether the next plan saves something."""
         return bool(self._unsaved) and self._can_save
 
     @property
@@ -121,9 +123,9 @@ class KVTiers:
 
         Where saving slows steps down, it may take a small share of their time, and more once hits have paid for it.
         What is left waits until the engine is idle, or until it is evicted."""
-        cost = self._store.save_seconds() if self._store is not None and not is_idle else 0.0
+        cost = self._save_seconds(is_idle)
         most = MAX_IDLE_SAVES if is_idle else MAX_SAVES
-        while self.has_unsaved and len(plan.swap_out) < most and (self._saving_seconds > 0 or not cost):
+        while self._unsaved and self._can_save and len(plan.swap_out) < most and (self._saving_seconds > 0 or not cost):
             self._saving_seconds -= cost
             block = next(iter(self._unsaved))
             node = self._unsaved.pop(block)
@@ -138,6 +140,10 @@ class KVTiers:
                 self._host.hold(host)
                 self._saving[host] = node
                 plan.saves.append((host, node.key))
+
+    def _save_seconds(self, is_idle: bool) -> float:
+        """By which saving a block makes steps longer."""
+        return self._store.save_seconds() if self._store is not None and not is_idle else 0.0
 
     def saved(self, host: int) -> None:
         """The store has written a host block, or has failed to."""
@@ -195,12 +201,12 @@ class KVTiers:
         if self._store is None or seq.fetch is not None:
             return seq.fetch is not None
         can_ask = seq.num_fetches < MAX_FETCHES and seq.group.takes_arrived_blocks(seq)
-        if seq.num_computed or not (can_ask or seq.host_blocks):
+        if seq.num_computed or not (can_ask or seq.num_arrived):
             return False
         last = (len(seq.tokens) - 1) // self._tree.block_size
         path = self._tree.match(seq.group.namespace, None, seq.tokens, 0, last)
-        if seq.host_blocks:
-            if len(path) >= min(seq.host_blocks) and not seq.group.computes_prompt_logprobs(seq):
+        if seq.num_arrived:
+            if len(path) >= seq.first_arrived(self._tree.block_size) and not seq.group.computes_prompt_logprobs(seq):
                 return False  # they have arrived
             self.drop_arrived(seq)
         return can_ask and self._begin_fetch(seq, path, plan)
@@ -215,6 +221,13 @@ class KVTiers:
             self._host.release(held)
             return True  # another sequence fetches it, and will share it
         stored = self._store.find(chain([key], keys)) if key else []
+        return self._plan_fetch(seq, path, held, stored, plan)
+
+    def _plan_fetch(
+        self, seq: Sequence, path: Many[PrefixNode], held: list[int], stored: list[BlockKey], plan: StepPlan
+    ) -> bool:
+        """`held`: host blocks behind `path`; `stored`: keys of blocks on disk behind these."""
+        assert self._store is not None
         if len(stored) > self._host.num_available and self._fetched_keys:
             self._host.release(held)
             return True  # other fetches will end and give host blocks back
@@ -224,14 +237,30 @@ class KVTiers:
             self._host.release(held)
             seq.num_fetches = MAX_FETCHES
             return False
-        seq.num_fetches += 1
-        seq.fetch = Fetch(next(self._ids), [(key, self._host.take()) for key in stored])
-        seq.host_blocks = dict(enumerate(held, start))
-        plan.fetches.append(seq.fetch)
-        deadline = self.now + (max(seconds, MIN_FETCH_SECONDS) if seconds else FIRST_FETCH_SECONDS)
-        self._fetches[seq.fetch.id] = _FetchInFlight(seq.fetch, seq, start + len(held), self.now, deadline)
-        self._fetched_keys.update(stored)
+        seq.host_blocks = dict(enumerate(held, len(path)))
+        size, depth = self._tree.block_size, len(path) + len(held) + len(stored)
+        self._fetch(seq, [(key, self._host.take()) for key in stored], plan, depth * size, len(stored) * size, seconds)
         return True
+
+    def _fetch(
+        self, seq: Sequence, blocks: list[tuple[BlockKey, int]], plan: StepPlan, num_tokens: int, num_gained: int,
+        seconds: float,
+    ) -> None:  # fmt: skip
+        """Let `seq` wait for `blocks`, which follow those that it holds on the host. `seconds`: to compute them."""
+        fetch = seq.fetch = Fetch(next(self._ids), blocks)
+        seq.num_fetches += 1
+        plan.fetches.append(fetch)
+        deadline = self.now + (max(seconds, MIN_FETCH_SECONDS) if seconds else FIRST_FETCH_SECONDS)
+        first = num_tokens // self._tree.block_size - len(self._blocks_of(fetch))
+        self._fetches[fetch.id] = FetchInFlight(fetch, seq, first, num_tokens, num_gained, self.now, deadline)
+        self._fetched_keys.update(key for key, _ in blocks)
+
+    def _blocks_of(self, fetch: Fetch) -> list[int]:
+        """Its host blocks, without a host slot."""
+        return [host for _, host in fetch.blocks if host < self._host.num_blocks]
+
+    def _release_host(self, ids: list[int]) -> None:
+        self._host.release(ids)
 
     def _seconds_to_compute(self, num_blocks: float) -> float:
         """0: not measured yet."""
@@ -244,10 +273,10 @@ class KVTiers:
         arrived = self._fetches.pop(fetch_id)
         blocks = [host for _, host in arrived.fetch.blocks]
         if arrived.seq.fetch is not arrived.fetch:  # it was given up, or the sequence has ended
-            self._host.release(blocks)
+            self._release_host(blocks)
             return
         self._end_wait(arrived, blocks[:num_blocks])
-        self._host.release(blocks[num_blocks:])
+        self._release_host(blocks[num_blocks:])
 
     def expire(self, now: float) -> None:
         """Let sequences go on that wait for the disk longer than computing takes."""
@@ -256,15 +285,21 @@ class KVTiers:
             if late.seq.fetch is late.fetch:
                 self._end_wait(late, [])
 
-    def _end_wait(self, ended: _FetchInFlight, blocks: list[int]) -> None:
-        seq, size = ended.seq, self._tree.block_size
+    def _end_wait(self, ended: FetchInFlight, blocks: list[int]) -> None:
+        seq, missing = ended.seq, len(ended.fetch.blocks) - len(blocks)
         seq.fetch = None
-        seq.host_blocks |= dict(enumerate(blocks, ended.first))
-        seq.num_arrived = (ended.first + len(blocks)) * size if seq.host_blocks else 0
-        seq.num_fetched, seq.fetch_seconds = len(blocks) * size, self.now - ended.began
         self._fetched_keys -= Counter(key for key, _ in ended.fetch.blocks)
-        if len(blocks) < len(ended.fetch.blocks):
+        if missing:
             seq.num_fetches = MAX_FETCHES  # the rest is computed
+        seq.fetch_seconds = self.now - ended.began
+        self._take_arrived(ended, blocks, missing)
+
+    def _take_arrived(self, ended: FetchInFlight, blocks: list[int], missing: int) -> None:
+        """Let the sequence have the host blocks of its fetch, of which the last `missing` could not be read."""
+        seq, num_missing = ended.seq, missing * self._tree.block_size
+        seq.host_blocks |= dict(enumerate(blocks, ended.first))
+        seq.num_arrived = ended.num_tokens - num_missing if seq.host_blocks else 0
+        seq.num_fetched = ended.num_gained - num_missing
 
     def drop_arrived(self, seq: Sequence) -> None:
         """Give back host blocks that arrived for a waiting sequence."""
@@ -286,7 +321,7 @@ class KVTiers:
 
     def count_hits(self, seq: Sequence) -> None:
         """Count what an admitted sequence takes from the tiers."""
-        num_tokens = max(seq.num_arrived - len(seq.block_table) * self._tree.block_size, 0)
+        num_tokens = self._num_hits(seq)
         from_disk = min(seq.num_fetched, num_tokens)
         from_host = num_tokens - from_disk
         self._disk_stats.hits += from_disk
@@ -294,6 +329,10 @@ class KVTiers:
         self._host_stats.read_bytes += from_host // self._tree.block_size * self._block_bytes
         self._uncounted += [(self._disk_stats, from_disk, seq.fetch_seconds), (self._host_stats, from_host, 0.0)]
         self._count_seconds()
+
+    def _num_hits(self, seq: Sequence) -> int:
+        """Tokens of an admitted sequence that were not in the pool."""
+        return max(seq.num_arrived - len(seq.block_table) * self._tree.block_size, 0)
 
     def record_step(self, seconds: float) -> None:
         """A step took so long: a share of that may go into saving."""
@@ -333,7 +372,7 @@ class KVTiers:
             self._listener.disk_cleared()
 
     def check(self) -> Counter[int]:
-        """Assert every invariant. -> the references it holds to host blocks"""
+        """Assert every invariant. -> the references it holds to host blocks, and to host slots behind them"""
         refs = Counter(self._saving.keys())
         for each in self._fetches.values():
             refs.update(host for _, host in each.fetch.blocks)

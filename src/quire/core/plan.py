@@ -55,7 +55,7 @@ class Run:
 
 @dataclass(slots=True)
 class Fetch:
-    """Read blocks into host blocks, in order, up to the first that cannot be read."""
+    """Read blocks into host blocks, in order, up to the first that cannot be read. The last may be a state."""
 
     id: int
     blocks: list[tuple[BlockKey, int]]  # (key, host block)
@@ -63,7 +63,8 @@ class Fetch:
 
 @dataclass(slots=True)
 class RemotePrefill:
-    """Let another engine compute the keys and values of `tokens`, and put them into host blocks, in order."""
+    """Let another engine compute the keys and values of `tokens`, and put them into host blocks, in order. Of a model
+    with state slots, the state after the last token goes into the last of them, which is a host slot."""
 
     id: int
     tokens: list[int]
@@ -74,7 +75,7 @@ class RemotePrefill:
 
 @dataclass(slots=True)
 class BlockSend:
-    """Send a host block to the engine that has asked for a prefill."""
+    """Send a host block to the engine that has asked for a prefill; its state comes behind the last block."""
 
     host_block: int
     request_id: str  # of the prefill
@@ -85,13 +86,16 @@ class BlockSend:
 class StepPlan:
     """Carried out in this order: retire, swap out, swap in, copy, adapters, admit, compute.
 
-    Saves, fetches, prefills and sends begin after the swaps. The step does not wait for them, nor does the next."""
+    Saves, fetches, prefills and sends begin after the swaps. The step does not wait for them, nor does the next. They
+    name host slots as host blocks: those are numbered behind the last of these."""
 
     step: int
     runs: list[Run]
     retired: list[int] = field(default_factory=list)  # rows that the runner forgets
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
+    state_swap_out: list[tuple[int, int]] = field(default_factory=list)  # (state slot, host slot)
+    state_swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host slot, state slot)
     saves: list[tuple[int, BlockKey]] = field(default_factory=list)  # host blocks to write to the disk, by key
     fetches: list[Fetch] = field(default_factory=list)
     prefills: list[RemotePrefill] = field(default_factory=list)

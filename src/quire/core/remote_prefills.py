@@ -14,6 +14,7 @@ from quire.core.plan import RemotePrefill, StepPlan
 from quire.core.prefix_tree import PrefixNode, PrefixTree
 from quire.core.records import TransferStats
 from quire.core.sequence import NEVER, Sequence
+from quire.core.state_slots import StateSlots, depth_of_checkpoint
 
 MIN_TOKENS = 64  # fewer are computed here: they do not make a step long
 MIN_SHARE = 4  # with fewer than one in so many missing, they are computed here: the other engine may have none of them
@@ -41,6 +42,7 @@ class _PrefillInFlight:
     prefill: RemotePrefill
     seq: Sequence
     began: float
+    num_here: int  # leading tokens that are computed without it
     num_blocks: int = 0  # that have arrived
     num_seen: int = 0  # of these, looked at for the pool
 
@@ -49,9 +51,15 @@ class RemotePrefills:
     """Which sequences wait for other engines. All host blocks that it names are references it holds."""
 
     def __init__(
-        self, tree: PrefixTree, pool: BlockPool, host: BlockPool, engines: PrefillEngines, prefix_caching: bool
+        self,
+        tree: PrefixTree,
+        pool: BlockPool,
+        host: BlockPool,
+        states: StateSlots | None,
+        engines: PrefillEngines,
+        prefix_caching: bool,
     ) -> None:
-        self._tree, self._pool, self._host, self._engines = tree, pool, host, engines
+        self._tree, self._pool, self._host, self._states, self._engines = tree, pool, host, states, engines
         self._prefix_caching = prefix_caching
         self._size = tree.block_size
         self._in_flight: dict[int, _PrefillInFlight] = {}
@@ -66,15 +74,17 @@ class RemotePrefills:
             self._promote_new(self._in_flight[seq.prefill.id], plan)
             return True
         takes = seq.group.takes_arrived_blocks(seq)
-        if seq.num_computed or not (takes or seq.host_blocks):
+        if seq.num_computed or not (takes or seq.num_arrived):
             return False
         path = self._match(seq)
-        if seq.host_blocks and len(path) < min(seq.host_blocks):
+        if seq.num_arrived and len(path) < seq.first_arrived(self._size):
             self._drop_arrived(seq)  # what precedes them was evicted meanwhile
         if not takes:
             return False
-        num_here = max(len(path) * self._size, seq.num_arrived)
-        if self._pays(seq, len(seq.tokens) - 1 - num_here) and self._ask(seq, num_here // self._size, plan):
+        first = max(len(path) * self._size, seq.num_arrived) // self._size
+        num_usable = depth_of_checkpoint(path) if self._states else len(path)
+        num_here = max(num_usable * self._size, seq.num_arrived)
+        if self._pays(seq, len(seq.tokens) - 1 - num_here) and self._ask(seq, first, num_here, plan):
             return True
         num_left = sum(index >= len(path) for index in seq.host_blocks)
         if not plan.runs or num_left <= self._engines.swaps_a_step:
@@ -85,25 +95,32 @@ class RemotePrefills:
         is_long = num_missing >= max(MIN_TOKENS, len(seq.tokens) / MIN_SHARE)
         return is_long and seq.num_prefills < MAX_PREFILLS and self._engines.available
 
-    def _ask(self, seq: Sequence, first: int, plan: StepPlan) -> bool:
+    def _ask(self, seq: Sequence, first: int, num_here: int, plan: StepPlan) -> bool:
         """Ask for the blocks from `first` on. -> whether `seq` waits: for them, or for host blocks"""
         num_tokens = len(seq.tokens) - 1
         num_blocks = -(-num_tokens // self._size) - first
         if self._full_in == plan.step:
             return True  # a sequence before it waits for host blocks
+        if self._states and not self._states.host.num_available:
+            if self.has_waiting:
+                self._full_in = plan.step
+                return True
+            return False
         if num_blocks > self._host.num_available:
             if self.has_waiting:
                 self._full_in = plan.step
                 return True  # other prefills will end and give host blocks back
             num_blocks = self._host.num_available
             num_tokens = (first + num_blocks) * self._size
-        if not num_blocks:
+        if num_tokens <= num_here:
             return False
         host_blocks = [self._host.take() for _ in range(num_blocks)]
+        if self._states:
+            host_blocks.append(self._states.host_id(self._states.host.take()))
         group = seq.group
         seq.prefill = RemotePrefill(next(self._ids), seq.tokens[:num_tokens], group.namespace, first, host_blocks)
         seq.num_prefills += 1
-        self._in_flight[seq.prefill.id] = _PrefillInFlight(seq.prefill, seq, self.now)
+        self._in_flight[seq.prefill.id] = _PrefillInFlight(seq.prefill, seq, self.now, num_here)
         self._stats.prefills += 1
         plan.prefills.append(seq.prefill)
         return True
@@ -117,6 +134,16 @@ class RemotePrefills:
     def _drop_arrived(self, seq: Sequence) -> None:
         self._host.release(list(seq.host_blocks.values()))
         seq.host_blocks, seq.num_arrived, seq.num_fetched, seq.num_remote = {}, 0, 0, 0
+        if self._states:
+            self._states.drop_host_state(seq)
+
+    def _release_host(self, ids: list[int]) -> None:
+        if self._states is None:
+            self._host.release(ids)
+            return
+        blocks, slots = self._states.split_host_ids(ids)
+        self._host.release(blocks)
+        self._states.host.release(slots)
 
     # ---- what the other engines report
 
@@ -129,15 +156,21 @@ class RemotePrefills:
         ended = self._in_flight.pop(prefill_id)
         blocks, num_blocks, seq = ended.prefill.host_blocks, ended.num_blocks, ended.seq
         if seq.prefill is not ended.prefill:  # the sequence has ended, or waits no longer
-            self._host.release(blocks)
+            self._release_host(blocks)
             return
         seq.prefill = None
-        seq.host_blocks |= dict(enumerate(blocks[:num_blocks], ended.prefill.first))
-        self._host.release(blocks[num_blocks:])
+        if self._states and num_blocks < len(blocks):
+            num_blocks = 0  # nothing can be continued from without the state
+        self._release_host(blocks[num_blocks:])
+        arrived = blocks[:num_blocks]
+        if self._states and arrived:
+            self._states.drop_host_state(seq)
+            [seq.host_state] = self._states.split_host_ids([arrived.pop()])[1]
+        seq.host_blocks |= dict(enumerate(arrived, ended.prefill.first))
         if num_blocks:
             covered = (ended.prefill.first + num_blocks) * self._size
             seq.num_arrived = min(covered, len(ended.prefill.tokens))
-            num_tokens = seq.num_arrived - ended.prefill.first * self._size
+            num_tokens = seq.num_arrived - ended.num_here
             seq.num_remote += num_tokens
             self._stats.tokens += num_tokens
         self._stats.failed += num_blocks < len(blocks)
@@ -162,7 +195,8 @@ class RemotePrefills:
         """Let what has arrived while the sequence waits go on."""
         if flight.num_blocks > flight.num_seen:
             first, seq = flight.prefill.first, flight.seq
-            arrived = dict(enumerate(flight.prefill.host_blocks[: flight.num_blocks], first))
+            blocks = [host for host in flight.prefill.host_blocks[: flight.num_blocks] if host < self._host.num_blocks]
+            arrived = dict(enumerate(blocks, first))
             if not self._promote(seq, seq.host_blocks | arrived, self._match(seq), plan):
                 flight.num_seen = flight.num_blocks
 

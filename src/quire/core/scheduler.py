@@ -64,13 +64,15 @@ class Scheduler:
         prefill_engines: PrefillEngines | None = None,
         block_sender: BlockSender | None = None,
         num_slots: int = 0,
+        num_host_slots: int = 0,
+        slot_bytes: int = 0,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `micro_batches`: where there are several,
         sequences that decode are divided among them, and none is in two plans in flight before its token is known.
         `window`: tokens that attention looks back, 0: all. `drafts`: how draft tokens are chosen; None: there are none.
-        `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`: the size of a block,
-        for statistics. `prefill_engines` compute prompts for this one. `block_sender`: this one computes prompts for
-        others. `num_slots`: state slots, of models with recurrent layers."""
+        `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`, `slot_bytes`: of a
+        block and of a state slot. `prefill_engines` compute prompts for this one. `block_sender`: this one computes
+        prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap to."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(
@@ -86,6 +88,8 @@ class Scheduler:
             limits.has_states,
             num_slots,
             limits.max_num_seqs,
+            num_host_slots,
+            slot_bytes,
         )
         self.states = self.kv_blocks.states
         self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
@@ -269,7 +273,7 @@ class Scheduler:
         """Append the tokens that the oldest plan in flight sampled; returns the events for the clients."""
         step = self._in_flight.popleft()
         plan, owners = step.plan, step.owners
-        if plan.swap_out or plan.swap_in:
+        if plan.swap_out or plan.swap_in or plan.state_swap_out or plan.state_swap_in:
             self.kv_blocks.release_swapped(plan)
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events = self.groups.take_events()

@@ -39,6 +39,7 @@ class Sequence:
         "fetch_seconds",
         "group",
         "host_blocks",
+        "host_state",
         "index_at",
         "key",
         "last_checkpoint",
@@ -50,6 +51,7 @@ class Sequence:
         "num_fetched",
         "num_fetches",
         "num_freed",
+        "num_gained",
         "num_indexed",
         "num_placeholders",
         "num_prefills",
@@ -90,10 +92,12 @@ class Sequence:
         self.draft_states: list[tuple[int, int]] = []  # (position, slot): before the drafts in flight and after each
         self.copy_from: int | None = None  # copy-on-write: a held block that the next block starts as a copy of
         self.host_blocks: dict[int, int] = {}  # swapped out, or arrived: index in the block table -> host block
+        self.host_state = NO_STATE  # swapped out, or arrived: the host slot of the state after `num_computed` tokens
         self.fetch: Fetch | None = None  # blocks from the disk that it waits for
         self.num_fetches = 0  # how often it has asked for blocks from the disk
         self.num_arrived = 0  # leading tokens that are computed if blocks that arrived on the host are swapped in
         self.num_fetched = 0  # of these, tokens in blocks from the disk
+        self.num_gained = 0  # tokens that are not computed because a state arrived on the host
         self.fetch_seconds = 0.0  # that it waited for them
         self.prefill: RemotePrefill | None = None  # blocks from another engine that it waits for
         self.num_prefills = 0  # how often it has asked other engines for blocks
@@ -112,6 +116,10 @@ class Sequence:
     def held_blocks(self) -> list[int]:
         """The blocks of the block table that are not behind the window."""
         return self.block_table[self.num_freed :]
+
+    def first_arrived(self, block_size: int) -> int:
+        """The first block that arrived on the host: what precedes it is in the pool."""
+        return min(self.host_blocks, default=self.num_arrived // block_size)
 
     def take_unsent_blocks(self) -> list[int]:
         """The blocks that the runner does not know yet; the caller sends them."""

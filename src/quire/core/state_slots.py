@@ -4,14 +4,18 @@ A run starts from the state in one slot and leaves states in others: after its l
 tokens on the way. No slot is copied, so a plan has nothing to do for states but to name slots."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
+from itertools import islice
 
 from quire.core.block_pool import BlockPool
-from quire.core.plan import Run
+from quire.core.host_index import HostIndex
+from quire.core.plan import Run, StepPlan
 from quire.core.prefix_tree import NO_STATE, NamespaceRoot, PrefixNode, PrefixTree
 from quire.core.sequence import NEVER, Sequence
 
-CHECKPOINT_TOKENS = 512  # between checkpoints of a prompt that only free slots are taken for
+CHECKPOINT_TOKENS = 512  # between checkpoints on the way through a prompt, at least
+MAX_ON_THE_WAY = 8  # of these
 
 
 class StateIndex:
@@ -21,6 +25,7 @@ class StateIndex:
 
     def __init__(self) -> None:
         self._nodes: dict[int, PrefixNode] = {}  # by slot
+        self.superseded: set[int] = set()  # slots that are evicted first
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._nodes
@@ -32,6 +37,11 @@ class StateIndex:
 
     def remove(self, slot: int) -> None:
         self._nodes.pop(slot).state = NO_STATE
+        self.superseded.discard(slot)
+
+    def is_branch(self, slot: int) -> bool:
+        """Whether prompts go on in several ways from a checkpoint."""
+        return len(self._nodes[slot].children) > 1
 
     def belongs_to(self, slot: int, tenant: str) -> bool:
         node = self._nodes[slot]
@@ -54,19 +64,30 @@ class StateSlots:
     What a plan reads or writes is not given to another sequence in the same plan: it is released when the next plan is
     made."""
 
-    def __init__(self, num_slots: int, max_num_seqs: int, tree: PrefixTree) -> None:
+    def __init__(
+        self, num_slots: int, max_num_seqs: int, tree: PrefixTree, num_host_slots: int, first_host_id: int
+    ) -> None:
+        """`first_host_id`: of host slots, where they are numbered with the host blocks."""
         assert num_slots >= 3, f"{num_slots} state slots: a sequence needs two, and a checkpoint one"
         self.max_running = min(max_num_seqs, num_slots // 3)
         self.index = StateIndex()
         self.pool = BlockPool(num_slots, self.index)
+        self.host_index = HostIndex()  # of checkpoints that the host keeps
+        self.host = BlockPool(num_host_slots, self.host_index)
+        self._first_host_id = first_host_id
+        self._lent: list[int] = []  # slots that are held until they are sent to other engines
+        self.checkpoint_kept: Callable[[PrefixNode], None] = lambda node: None  # set where they go beyond the slots
         self.block_size = tree.block_size
         tree.removed = self._forget
         self._released: list[int] = []  # by the plan in the making, or since it was made
+        self._superseded: list[int] = []  # slots that are evicted first, once they are released
         self._num_planned = 0  # runs of the plan in the making
 
     def begin_plan(self) -> None:
         self.pool.release(self._released)
-        self._released = []
+        for slot in self._superseded:
+            self.pool.evict_first(slot)
+        self._released, self._superseded = [], []
         self._num_planned = 0
 
     @property
@@ -74,11 +95,22 @@ class StateSlots:
         """Slots that no run of this plan can need, whatever sequences it still gets."""
         return self.pool.num_available - 2 * (self.max_running - self._num_planned)
 
+    def _take(self) -> int:
+        """A free slot. If all have checkpoints, the least recently used one is evicted, of those that are superseded
+        first. One where prompts branch is passed over, as long as these are less than half of all."""
+        if self.pool.num_cached == self.pool.num_available:
+            for slot in list(islice(self.pool.cached, self.pool.num_cached // 2)):
+                if not self.index.is_branch(slot):
+                    break
+                self.pool.touch(slot)
+        return self.pool.take()
+
     # ---- plan
 
     def start_from(self, seq: Sequence, node: PrefixNode) -> None:
         """Let `seq`, which has computed less than the path to `node`, continue from its checkpoint."""
         self.pool.hold(node.state)
+        self.index.superseded.discard(node.state)
         if seq.state >= 0:
             self.pool.release([seq.state])
         seq.state = node.state
@@ -94,9 +126,9 @@ class StateSlots:
         num_needed = 0 if is_private and not ends_with_checkpoint else 1
         for position in positions[: len(positions) - ends_with_checkpoint]:
             if self._has_room(seq, position, num_needed):
-                seq.checkpoints[position] = self.pool.take()
+                seq.checkpoints[position] = self._take()
                 run.states.append((position, seq.checkpoints[position]))
-        seq.state = self.pool.take() if num_needed else source
+        seq.state = self._take() if num_needed else source
         run.states.append((end, seq.state))
         if ends_with_checkpoint:
             seq.checkpoints[end] = seq.state
@@ -105,12 +137,12 @@ class StateSlots:
             self._released.append(source)
 
     def _has_room(self, seq: Sequence, position: int, num_needed: int) -> bool:
-        """Whether a slot is left for a checkpoint on the way, beside the `num_needed` of the run. One is evicted for
-        it only at the end of a prompt, and where prompts branch."""
+        """Whether a slot is left for a checkpoint on the way, beside the `num_needed` of the run. At the end of a
+        prompt, and where prompts branch, any is evicted for it; elsewhere, one that another has superseded."""
         if self.num_spare <= num_needed:
             return False
-        num_free = self.pool.num_available - self.pool.num_cached
-        return num_free > num_needed or position == seq.branch or position >= self._prompt_end(seq)
+        num_cheap = self.pool.num_available - self.pool.num_cached + len(self.index.superseded)
+        return num_cheap > num_needed or position == seq.branch or position >= self._prompt_end(seq)
 
     def _checkpoints(self, seq: Sequence, start: int, end: int) -> list[int]:
         """Where tokens start .. end of a sequence are to leave checkpoints, in order: positions at ends of blocks."""
@@ -118,7 +150,8 @@ class StateSlots:
         if last <= start or seq.index_at == NEVER or seq.checkpoints:
             return []
         prompt_end = self._prompt_end(seq)
-        wanted = {seq.branch, prompt_end, *range(0, min(last, prompt_end), CHECKPOINT_TOKENS)}
+        distance = -(-prompt_end // (CHECKPOINT_TOKENS * MAX_ON_THE_WAY)) * CHECKPOINT_TOKENS
+        wanted = {seq.branch, prompt_end, *range(0, min(last, prompt_end), distance or CHECKPOINT_TOKENS)}
         if last > prompt_end:
             wanted.add(last)
         positions = sorted(p for p in wanted if start < p <= last and p % self.block_size == 0)
@@ -151,6 +184,24 @@ class StateSlots:
             self.index.add(slot, node)
             if position > seq.group.num_prompt:
                 self._replace_last(seq, node)
+            else:
+                self.checkpoint_kept(node)
+            self._supersede_above(node)
+
+    def _supersede_above(self, node: PrefixNode) -> None:
+        """The checkpoint before the one of `node` is the first to be evicted, unless prompts branch there."""
+        above = node.parent
+        while above is not None and above.state == NO_STATE:
+            above = above.parent
+        if above is not None and len(above.children) <= 1:
+            self.index.superseded.add(above.state)
+            self._superseded.append(above.state)
+
+    def attach_arrived(self, seq: Sequence) -> None:
+        """Let a node name the state that `seq` continues from, which came from beyond the slots."""
+        node = self._node(seq, seq.num_computed) if seq.num_computed % self.block_size == 0 else None
+        if node is not None and node.state == NO_STATE:
+            self.index.add(seq.state, node)
 
     def _replace_last(self, seq: Sequence, node: PrefixNode) -> None:
         """A sequence that decodes keeps its last checkpoint only, unless a sequence holds the one before."""
@@ -171,7 +222,7 @@ class StateSlots:
         end = run.start + run.count
         seq.draft_states = [(end - count, seq.state)]
         for position in range(end - count + 1, end + 1):
-            seq.draft_states.append((position, self.pool.take()))
+            seq.draft_states.append((position, self._take()))
         run.states += seq.draft_states[1:]
         seq.state = seq.draft_states[-1][1]
 
@@ -184,6 +235,61 @@ class StateSlots:
                 self.pool.release([slot])
         seq.draft_states = []
 
+    # ---- swap
+
+    def can_swap_out(self, seq: Sequence) -> bool:
+        """Which of the states after its drafts is the one to continue from is not known while these are in flight."""
+        return not seq.draft_states and self.host.num_available > 0
+
+    def swap_out(self, seq: Sequence, plan: StepPlan) -> int:
+        """-> the host slot of its state, which the caller holds"""
+        host = self.host.take()
+        self.host.hold(host)  # one reference is the plan's
+        plan.state_swap_out.append((seq.state, host))
+        return host
+
+    def swap_in(self, seq: Sequence, plan: StepPlan) -> None:
+        """Let `seq` continue from its state on the host. The plan has its reference to the host slot from now on."""
+        assert seq.state == NO_STATE, "a sequence has two states to continue from"
+        seq.state = self._take()
+        plan.state_swap_in.append((seq.host_state, seq.state))
+        seq.host_state = NO_STATE
+
+    def host_id(self, host: int) -> int:
+        """The number of a host slot behind those of the host blocks."""
+        return self._first_host_id + host
+
+    def split_host_ids(self, ids: Iterable[int]) -> tuple[list[int], list[int]]:
+        """-> host blocks, host slots"""
+        first, ids = self._first_host_id, list(ids)
+        return [host for host in ids if host < first], [host - first for host in ids if host >= first]
+
+    def drop_host_state(self, seq: Sequence) -> None:
+        if seq.host_state >= 0:
+            self.host.release([seq.host_state])
+            seq.host_state = NO_STATE
+
+    def start_from_host(self, seq: Sequence, host: int) -> None:
+        """Let a sequence that is being admitted continue from a state on the host, and not from a checkpoint."""
+        self.host.hold(host)
+        if seq.state >= 0:
+            self.pool.release([seq.state])
+        seq.state, seq.host_state = NO_STATE, host
+
+    # ---- what is sent to other engines
+
+    def lend(self, slot: int) -> bool:
+        """Hold a slot until `take_back`, if all sequences that run find theirs without it."""
+        if len(self._lent) >= self.pool.num_blocks - 2 * self.max_running:
+            return False
+        self.pool.hold(slot)
+        self._lent.append(slot)
+        return True
+
+    def take_back(self, slot: int) -> None:
+        self._lent.remove(slot)
+        self.pool.release([slot])
+
     # ---- sequences end
 
     def release(self, seq: Sequence) -> None:
@@ -192,19 +298,40 @@ class StateSlots:
         elif seq.state >= 0:
             self.pool.release([seq.state])
         self.pool.release(list(seq.checkpoints.values()))
+        self.drop_host_state(seq)
+        if seq.last_checkpoint is not None and seq.last_checkpoint.state >= 0:
+            self.checkpoint_kept(seq.last_checkpoint)
         seq.state, seq.checkpoints, seq.draft_states = NO_STATE, {}, []
         seq.branch, seq.last_checkpoint = 0, None
 
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Assert every invariant, given all live sequences."""
+    def check(self, sequences: Iterable[Sequence], plans: Iterable[StepPlan], host_refs: Counter[int]) -> None:
+        """Assert every invariant, given all live sequences, all plans in flight and what others hold of the host."""
         self.pool.check()
-        refs: Counter[int] = Counter(self._released)
+        self.host.check()
+        host_refs = host_refs.copy()
+        for plan in plans:
+            host_refs.update(swapped_states(plan))
+        refs: Counter[int] = Counter([*self._released, *self._lent])
         for seq in sequences:
             name = f"sample {seq.sample} of {seq.group.id}"
-            assert (seq.state >= 0) == (seq.num_computed > 0), f"{name} has {seq.num_computed} tokens and no state"
+            has_state = seq.state >= 0 or (seq.host_state >= 0 and seq.num_computed > 0)
+            assert has_state == (seq.num_computed > 0), f"{name} has {seq.num_computed} tokens and no state"
+            host_refs.update([seq.host_state] if seq.host_state >= 0 else [])
             held = [slot for _, slot in seq.draft_states] or ([seq.state] if seq.state >= 0 else [])
             refs.update([*held, *seq.checkpoints.values()])
         for slot, count in enumerate(self.pool.refs):
             assert count == refs[slot], f"state slot {slot} has {count} references, and {refs[slot]} are known"
+        for slot, count in enumerate(self.host.refs):
+            assert count == host_refs[slot], f"host slot {slot} has {count} references, and {host_refs[slot]} are known"
         for node in self.index.walk():
             assert node.state in self.index, "a node and the state slot it names disagree"
+
+
+def swapped_states(plan: StepPlan) -> list[int]:
+    """The host slots that a plan has references to."""
+    return [*(host for _, host in plan.state_swap_out), *(host for host, _ in plan.state_swap_in)]
+
+
+def depth_of_checkpoint(path: Many[PrefixNode]) -> int:
+    """How many blocks of a path the last checkpoint on it follows."""
+    return next((depth for depth in range(len(path), 0, -1) if path[depth - 1].state != NO_STATE), 0)

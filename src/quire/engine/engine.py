@@ -104,8 +104,10 @@ class Engine:
             drafts=self.capacity.drafts,
             store=executor.store,
             offload=self.capacity.offload,
-            block_bytes=self.capacity.cache_bytes // self.capacity.num_blocks,
+            block_bytes=self.capacity.block_bytes,
+            slot_bytes=self.capacity.slot_bytes,
             num_slots=self.capacity.num_slots,
+            num_host_slots=self.capacity.num_host_slots,
             prefill_engines=None if config is None or config.is_producer else cast("KVConsumer", transfer),
             block_sender=cast("KVProducer", transfer) if config is not None and config.is_producer else None,
         )

@@ -25,7 +25,8 @@ class PrefillsHere:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._producer.news)
+        assert self._scheduler.sends is not None
+        return bool(self._producer.news) or self._scheduler.sends.has_failed
 
     def wait(self, seconds: float) -> None:
         """Until there is news, or `seconds` have passed."""
@@ -49,6 +50,8 @@ class PrefillsHere:
 
         sends = self._scheduler.sends
         assert sends is not None
+        for request_id in sends.take_failed():
+            self._producer.end(request_id, "no state slot was free")
         for news in self._producer.news.take():
             match news:
                 case BlockSent(host_block):

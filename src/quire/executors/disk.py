@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from quire import __version__
 from quire.core.errors import BadRequest
 from quire.executors.options import ExecutorOptions
+from quire.ops.opset import KVCache
 from quire.runtime.disk_tier import DiskTier
 from quire.runtime.kv import KVSize
 from quire.runtime.kv_files import BlockFormat, Buffers
@@ -19,23 +21,36 @@ def open_disk_tier(
     model: str | Path,
     options: ExecutorOptions,
     size: KVSize,
-    buffers: Callable[[int], Buffers],
+    cache: KVCache,
     rank_bytes: Sequence[int] = (),
 ) -> DiskTier:
-    """`buffers`: the memory of a host block. `rank_bytes`: of the part of each rank, if there are several."""
-    path, format = find_checkpoint(Path(model)), block_format(model, options, size, rank_bytes)
-    if options.kv_disk_bytes < 2 * format.nbytes:
+    """`rank_bytes`: of a block's part of each rank, if there are several."""
+    path, format = find_checkpoint(Path(model)), block_format(model, options, size, cache, rank_bytes)
+    largest = max(format.nbytes, format.state_nbytes)
+    if options.kv_disk_bytes < 2 * largest:
+        what = "block" if largest == format.nbytes else "state"
         raise BadRequest(
-            f"kv_disk_size is {options.kv_disk_bytes / 2**30:.3f} GiB, and one block has {format.nbytes / 2**30:.3f}",
+            f"kv_disk_size is {options.kv_disk_bytes / 2**30:.3f} GiB, and one {what} has {largest / 2**30:.3f}",
             "give more GiB",
             param="kv_disk_size",
         )
     _make_folder(root, root / format.fingerprint, path, format)
+    buffers = host_memory(cache, size)
     return DiskTier(root, format, options.kv_disk_bytes, buffers, shares_cpu=not options.on_gpu)
 
 
+def host_memory(cache: KVCache, size: KVSize) -> Callable[[int], Buffers]:
+    """The memory of host blocks, and of host slots behind them."""
+    num_blocks = size.num_host_blocks
+
+    def buffers(host: int) -> Buffers:
+        return cache.host_buffers(host) if host < num_blocks else cache.host_state_buffers(host - num_blocks)
+
+    return buffers
+
+
 def block_format(
-    model: str | Path, options: ExecutorOptions, size: KVSize, rank_bytes: Sequence[int] = ()
+    model: str | Path, options: ExecutorOptions, size: KVSize, cache: KVCache, rank_bytes: Sequence[int] = ()
 ) -> BlockFormat:
     """What tells the blocks of this engine from those of others."""
     described = _described(options, size) + (f" of ranks {[*rank_bytes]}" if rank_bytes else "")
@@ -45,6 +60,7 @@ def block_format(
         block_size=size.spec.block_size,
         layout=options.backend,
         nbytes=sum(rank_bytes) or size.spec.block_bytes,
+        state_nbytes=sum(part.nbytes for part in cache.host_state_buffers(0)) if size.num_host_slots else 0,
     )
 
 
@@ -55,7 +71,10 @@ def _described(options: ExecutorOptions, size: KVSize) -> str:
         from quire.ops.native import isa
 
         computes.append(isa())
-    return repr((__version__, computes, size.spec, size.max_model_len))
+    spec = size.spec
+    if spec.states is not None:  # how many slots there are decides nothing
+        spec = replace(spec, states=replace(spec.states, num_slots=0, num_host_slots=0))
+    return repr((__version__, computes, spec, size.max_model_len))
 
 
 def _make_folder(root: Path, folder: Path, model: Path, format: BlockFormat) -> None:

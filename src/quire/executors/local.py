@@ -75,8 +75,6 @@ class LocalExecutor:
         if options.on_gpu:
             check_gpu_spec(spec)
         self._check_speculation(config)
-        if config.states:
-            self._check_states(config)
         self._check_swap_space()
         self._ops = self._new_ops(options, config)
         draft = self._open_draft(checkpoint, config)
@@ -141,6 +139,8 @@ class LocalExecutor:
             seq2seq=config.seq2seq if isinstance(config, Seq2SeqConfig) else None,
             has_states=config.has_states,
             num_slots=size.num_slots,
+            num_host_slots=size.num_host_slots,
+            slot_bytes=size.spec.states.slot_bytes if size.spec.states else 0,
         )
 
     @property
@@ -167,21 +167,6 @@ class LocalExecutor:
             raise Unsupported(
                 f"speculative decoding with a `{config.architecture}`: its states cannot take rejected drafts back",
                 "leave out speculative_config",
-            )
-
-    def _check_states(self, config: ModelConfig) -> None:
-        """State slots are neither swapped nor saved nor sent."""
-        options = self.options
-        given = {
-            "swap_space": options.swap_space_bytes,
-            "kv_offloading_size": options.host_tier_bytes,
-            "kv_disk_path": options.kv_disk_path,
-            "kv_transfer_config": options.kv_transfer,
-        }
-        if names := [name for name, value in given.items() if value]:
-            raise Unsupported(
-                f"{' and '.join(names)} with a `{config.architecture}`: its recurrent states stay in the cache",
-                f"leave out {' and '.join(names)}",
             )
 
     def _check_swap_space(self) -> None:
@@ -233,7 +218,7 @@ class LocalExecutor:
             return None
         from quire.executors.disk import open_disk_tier  # it imports what reads and writes files
 
-        return open_disk_tier(root, self.path, self.options, size, cache.host_buffers)
+        return open_disk_tier(root, self.path, self.options, size, cache)
 
     def _new_transfer(self, size: KVSize, cache: KVCache) -> "KVProducer | KVConsumer | None":
         if self.options.kv_transfer is None:

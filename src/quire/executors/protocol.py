@@ -33,8 +33,14 @@ class Capacity:
     drafts: DraftPolicy | None = None  # how draft tokens are chosen; None: its outputs have none
     has_states: bool = False  # whether layers of the model have states, in the blocks or in slots
     num_slots: int = 0  # state slots
+    num_host_slots: int = 0  # to swap states to
+    slot_bytes: int = 0  # of a state slot
     offload: bool = False  # whether host blocks keep prefixes
     window: int = 0  # the largest sliding window if every layer has one; 0: some layer attends to everything
+
+    @property
+    def block_bytes(self) -> int:
+        return (self.cache_bytes - self.num_slots * self.slot_bytes) // self.num_blocks
 
 
 class Executor(Protocol):

@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.core.errors import Unsupported
 from quire.core.transfer_config import UNIX, TransferConfig
-from quire.executors.disk import block_format
+from quire.executors.disk import block_format, host_memory
 from quire.executors.options import ExecutorOptions
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.ops.opset import KVCache
@@ -29,13 +29,13 @@ def open_transfer(
 ) -> KVProducer | KVConsumer:
     if config.without_effect:
         log.warning("kv_transfer_config: %s have no effect", ", ".join(config.without_effect))
-    format = block_format(model, options, size)
+    format, buffers = block_format(model, options, size, cache), host_memory(cache, size)
     if config.is_producer:
-        return KVProducer(config.addresses[0], format, cache.host_buffers)
+        return KVProducer(config.addresses[0], format, buffers)
     is_local = any(address.startswith(UNIX) for address in config.addresses)
     file = _share_host_blocks(size, cache) if is_local and can_share() else None
     swaps_a_step = GPU_SWAPS if options.on_gpu else CPU_SWAPS
-    return KVConsumer(config.addresses, format, cache.host_buffers, file, swaps_a_step)
+    return KVConsumer(config.addresses, format, buffers, file, swaps_a_step, size.num_host_blocks)
 
 
 def check_transfer(options: ExecutorOptions, config: ModelConfig) -> None:
@@ -50,8 +50,11 @@ def check_transfer(options: ExecutorOptions, config: ModelConfig) -> None:
 
 
 def _share_host_blocks(size: KVSize, cache: KVCache) -> int | None:
-    """A file with all host blocks, for other processes to write into; None: the backend keeps them in its own way."""
+    """A file with all host blocks, and host slots behind them, for other processes to write into; None: the backend
+    keeps them in its own way."""
     num_bytes = size.num_host_blocks * size.spec.block_bytes
+    if size.spec.states is not None:
+        num_bytes += size.num_host_slots * size.spec.states.slot_bytes
     if not hasattr(cache, "move_host") or not num_bytes:
         return None
     file = new_shared_file(num_bytes)

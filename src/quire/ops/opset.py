@@ -103,6 +103,7 @@ class StateSpec:
     conv_channels: int = 0  # 0: the layers have no convolution
     conv_taps: int = 1
     num_slots: int = 0  # of a cache
+    num_host_slots: int = 0  # to swap states to
 
     def __post_init__(self) -> None:
         assert self.num_layers > 0 and 1 <= self.conv_taps <= MAX_CONV_TAPS and all(n > 0 for n in self.shape)
@@ -184,7 +185,7 @@ class KVSpec:
 
 
 class KVCache(Protocol):
-    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to; and the state slots of `KVSpec.states`."""
+    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to; state slots and host slots, of `KVSpec.states`."""
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, in order: pairs of (source, target)."""
@@ -194,6 +195,12 @@ class KVCache(Protocol):
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks from the host: pairs of (host block, block)."""
+
+    def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy states to the host: pairs of (state slot, host slot). What is launched next begins after it."""
+
+    def swap_states_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy states from the host: pairs of (host slot, state slot)."""
 
     def join_swaps(self) -> None:
         """What is launched from here on begins after the swaps so far. A swap to the host may still read its blocks
@@ -208,6 +215,9 @@ class KVCache(Protocol):
 
     def host_buffers(self, host_block: int) -> list[NDArray[np.uint8]]:
         """The memory of a host block, in an order that depends on nothing but the shape of the cache."""
+
+    def host_state_buffers(self, host_slot: int) -> list[NDArray[np.uint8]]:
+        """The memory of a host slot, the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class DiskSpace:
     def __init__(self, root: Path, folder: str, max_bytes: int) -> None:
         """`folder`: where this engine writes."""
         self._root, self._folder, self._max_bytes = root, folder, max_bytes
-        self.num_files = 0  # of this engine's model
+        self.own_bytes = 0  # of the blocks and states of this engine's model, without headers
         self._num_bytes = 0  # of all, when they were last counted and since
         self._uncounted = 0  # bytes written since
 
@@ -35,7 +35,7 @@ class DiskSpace:
         return True
 
     def added(self, nbytes: int) -> None:
-        self.num_files += 1
+        self.own_bytes += nbytes
         self._num_bytes += nbytes + HEADER_BYTES
         self._uncounted += nbytes + HEADER_BYTES
 
@@ -52,7 +52,7 @@ class DiskSpace:
     def sweep(self, max_bytes: int | None = None) -> None:
         """Count the files. If they are more than `max_bytes`, remove the least recently used ones, and some more."""
         files = sorted(self._files())
-        self.num_files = sum(path.startswith(self._folder) for _, _, path in files)
+        self.own_bytes = sum(size - HEADER_BYTES for _, size, path in files if path.startswith(self._folder))
         self._num_bytes, self._uncounted = sum(size for _, size, _ in files), 0
         limit = self._max_bytes if max_bytes is None else max_bytes
         if self._num_bytes <= limit:
@@ -61,7 +61,7 @@ class DiskSpace:
             if self._num_bytes <= limit * KEPT:
                 return
             self._num_bytes -= size
-            self.remove(path)
+            self.remove(path, size - HEADER_BYTES)
 
     def _files(self) -> Iterator[tuple[int, int, str]]:
         """(last used, bytes, path) of all blocks; stale temporary files are removed."""
@@ -82,9 +82,10 @@ class DiskSpace:
                 elif not temporary and name.endswith(SUFFIX):
                     yield status.st_mtime_ns, status.st_size, path
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str, nbytes: int) -> None:
+        """`nbytes`: of its payload."""
         if _unlink(path) and path.startswith(self._folder):
-            self.num_files -= 1
+            self.own_bytes -= nbytes
 
     def clear(self, tenant: bytes, temporary: str) -> bool:
         """Remove the files of a tenant of this engine's model. -> whether none is left"""

@@ -1,4 +1,4 @@
-"""KV blocks on disk: a directory of files that engines share, read and written by threads outside of steps.
+"""KV blocks, and states after them, on disk: files that engines share, read and written by threads outside of steps.
 
 The directory is its own index: a block is there if its file is. So a restarted engine and the one beside it find what
 another has written, and a file is trusted only after it has been read and its header and checksum compared."""
@@ -114,7 +114,7 @@ class DiskTier:
         self._writes.put(tenant)
 
     def stats(self) -> TierStats:
-        self._stats.stored_bytes = self._space.num_files * self._format.nbytes
+        self._stats.stored_bytes = self._space.own_bytes
         return self._stats
 
     # ---- told by the executor and the engine
@@ -169,9 +169,10 @@ class DiskTier:
                 self._warn("read", error)
             except Exception:
                 log.exception("a fetch from %s failed", self._folder)
+            num_bytes = sum(self._format.payload_bytes(key) for key, _ in fetch.blocks[:num_blocks])
             if num_blocks:
-                self._measure((time.perf_counter() - begin) / num_blocks)
-            self._stats.read_bytes += num_blocks * self._format.nbytes
+                self._measure((time.perf_counter() - begin) * self._format.nbytes / num_bytes if num_bytes else 0.0)
+            self._stats.read_bytes += num_bytes
             self._finish((fetch, num_blocks))
 
     def _measure(self, seconds: float) -> None:
@@ -203,18 +204,18 @@ class DiskTier:
                 if are_whole[-1]:
                     self._space.touch(paths[number])
                 else:
-                    self._discard(paths[number])
+                    self._discard(paths[number], self._format.payload_bytes(key))
             return are_whole
         finally:
             for file in opened:
                 if file >= 0:
                     os.close(file)
 
-    def _discard(self, path: str) -> None:
+    def _discard(self, path: str, nbytes: int) -> None:
         """Remove a file that is not what its name says."""
         self._stats.errors += 1
         log.warning("%s is damaged, or of another format: it is removed, and computed again", path)
-        self._space.remove(path)
+        self._space.remove(path, nbytes)
 
     # ---- writing
 
@@ -246,7 +247,8 @@ class DiskTier:
         if self._space.touch(path):
             return
         try:
-            self._space.make_room(self._format.nbytes)
+            nbytes = self._format.payload_bytes(key)
+            self._space.make_room(nbytes)
             write_block(path, next(self._temporary), self._format.header(key), self._buffers(host))
         except OSError as error:
             self._stats.errors += 1
@@ -255,9 +257,10 @@ class DiskTier:
                 self._space.shrink()
             self._warn("written", error)
             return
-        self._write_seconds += (time.thread_time() - begin - self._write_seconds) * WRITE_EMA_WEIGHT
-        self._space.added(self._format.nbytes)
-        self._stats.written_bytes += self._format.nbytes
+        if nbytes == self._format.nbytes:
+            self._write_seconds += (time.thread_time() - begin - self._write_seconds) * WRITE_EMA_WEIGHT
+        self._space.added(nbytes)
+        self._stats.written_bytes += nbytes
 
     def _warn(self, what: str, error: OSError) -> None:
         if error.errno not in self._warned:

@@ -14,6 +14,11 @@ MAX_STAGED_BYTES = 2**30  # of host blocks on the way from and to the disk and o
 MIN_STAGED_BLOCKS = 16
 SLOTS_A_SEQUENCE = 6  # state slots for each sequence that may run: two of its own, the others for checkpoints
 MIN_SLOTS = 3
+TYPICAL_TOKENS = 4096  # of a prefix, where memory is divided between blocks and slots
+SLOTS_A_PREFIX = 3  # the same
+SWAPPED_SHARE = 4  # a sequence that is swapped out is taken to have one in so many tokens of the longest
+STAGED_SLOTS = 8  # host slots on the way from and to the disk and other engines
+MIN_STAGED_SLOTS = 2
 GPU_MAX_HEAD_DIM = 512  # columns of a head: larger tiles do not fit a GPU's shared memory
 
 
@@ -27,6 +32,10 @@ class KVSize:
     @property
     def num_slots(self) -> int:
         return self.spec.states.num_slots if self.spec.states else 0
+
+    @property
+    def num_host_slots(self) -> int:
+        return self.spec.states.num_host_slots if self.spec.states else 0
 
     @property
     def cache_bytes(self) -> int:
@@ -115,7 +124,8 @@ def size_cache(
     if cache_bytes is None:
         cache_bytes = min(max_bytes, max_num_seqs * (seq_bytes + SLOTS_A_SEQUENCE * slot_bytes))
     if spec.states:
-        num_slots = _num_slots(spec.states, cache_bytes, seq_bytes, max_num_seqs)
+        typical_bytes = min(seq_blocks, -(-TYPICAL_TOKENS // spec.block_size)) * spec.block_bytes
+        num_slots = _num_slots(spec.states, cache_bytes, seq_bytes, typical_bytes)
         spec = replace(spec, states=replace(spec.states, num_slots=num_slots))
         cache_bytes -= num_slots * slot_bytes
     num_blocks = cache_bytes // spec.block_bytes if spec.block_bytes else max_num_seqs * seq_blocks
@@ -125,17 +135,33 @@ def size_cache(
             f"a sequence of {length} tokens needs {_mib(seq_bytes)} of KV cache, and {_mib(cache_bytes)} hold {fits}",
             f"give kv_cache_memory_bytes {seq_bytes}, or ask for a smaller max_model_len",
         )
-    block_bytes = max(spec.block_bytes, 1)  # 0 where no layer has keys and values
-    num_host_blocks = swap_bytes // block_bytes + offload_bytes // block_bytes
-    if has_staging and not offload_bytes:
+    has_staging = has_staging and not offload_bytes
+    host_bytes = swap_bytes + offload_bytes
+    if spec.states:
+        num_host_slots = _num_host_slots(host_bytes, seq_bytes, slot_bytes)
+        host_bytes -= num_host_slots * slot_bytes
+        if has_staging:
+            num_host_slots += max(min(STAGED_SLOTS, MAX_STAGED_BYTES // slot_bytes), MIN_STAGED_SLOTS)
+        spec = replace(spec, states=replace(spec.states, num_host_slots=num_host_slots))
+    free_blocks = num_blocks if host_bytes else 0  # where no layer has keys and values, blocks take no memory
+    num_host_blocks = host_bytes // spec.block_bytes if spec.block_bytes else free_blocks
+    if has_staging:
         num_host_blocks += _num_staged(spec, seq_blocks)
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))
 
 
-def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, max_num_seqs: int) -> int:
-    """State slots: as many as go with the sequences of full length that the memory has room for."""
+def _num_host_slots(host_bytes: int, seq_bytes: int, slot_bytes: int) -> int:
+    """Host slots that go with the sequences that there is room for on the host."""
+    return host_bytes // (seq_bytes // SWAPPED_SHARE + slot_bytes)
+
+
+def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, typical_bytes: int) -> int:
+    """State slots: as many as go with the prefixes of typical length that the memory has room for, beside the blocks of
+    one sequence of full length."""
     per_seq = seq_bytes + SLOTS_A_SEQUENCE * states.slot_bytes
-    num_slots = min(SLOTS_A_SEQUENCE * cache_bytes // per_seq, SLOTS_A_SEQUENCE * max_num_seqs)
+    typical = SLOTS_A_PREFIX * cache_bytes // (typical_bytes + SLOTS_A_PREFIX * states.slot_bytes)
+    beside_one = (cache_bytes - seq_bytes) // states.slot_bytes
+    num_slots = max(min(typical, beside_one), SLOTS_A_SEQUENCE * cache_bytes // per_seq)
     if MIN_SLOTS * states.slot_bytes > cache_bytes:
         raise DoesNotFit(
             f"the recurrent states of a sequence and of a prefix need {_mib(MIN_SLOTS * states.slot_bytes)}, and "
@@ -147,7 +173,8 @@ def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, max_num_seqs
 
 def _num_staged(spec: KVSpec, seq_blocks: int) -> int:
     """Host blocks on the way from and to the disk: those of two longest sequences, if they are not too large."""
-    return max(min(2 * seq_blocks, MAX_STAGED_BYTES // spec.block_bytes), MIN_STAGED_BLOCKS)
+    most = MAX_STAGED_BYTES // spec.block_bytes if spec.block_bytes else 2 * seq_blocks
+    return max(min(2 * seq_blocks, most), MIN_STAGED_BLOCKS)
 
 
 def longest(config: ModelConfig, asked: int | None) -> int:

@@ -1,8 +1,8 @@
-"""A KV block as a file: what it is, where it lies, and how it is written and read.
+"""A KV block, or the state after one, as a file: what it is, where it lies, and how it is written and read.
 
     magic, length of the header, xxh3_128 of header and payload      32 bytes
     header: JSON, what the payload is                                up to byte 512, padded with zeros
-    payload: the pages of the block                                  the rest of the file
+    payload: the pages of the block, or the state                    the rest of the file
 
 A reader knows the whole header beforehand, so that it compares instead of parsing. A file is written under another name
 and renamed when it is whole. It is not synced: what a crash of the machine tears has another checksum."""
@@ -22,7 +22,7 @@ import xxhash
 from numpy import uint8
 from numpy.typing import NDArray
 
-from quire.core.block_keys import TENANT_BYTES, BlockKey
+from quire.core.block_keys import TENANT_BYTES, BlockKey, is_state
 
 MAGIC = b"quirekv1"
 HEADER_BYTES = 512
@@ -40,6 +40,15 @@ class BlockFormat:
     block_size: int  # tokens
     layout: str  # the backend whose pages these are
     nbytes: int  # of the payload
+    state_nbytes: int = 0  # of a model with state slots: of the payload of a state
+
+    @property
+    def num_states(self) -> int:
+        """That a transferred prompt ends with."""
+        return 1 if self.state_nbytes else 0
+
+    def payload_bytes(self, key: BlockKey) -> int:
+        return self.state_nbytes if is_state(key) else self.nbytes
 
     def header(self, key: BlockKey) -> bytes:
         fields = {
@@ -48,7 +57,7 @@ class BlockFormat:
             "block_size": self.block_size,
             "layout": self.layout,
             "key": key.hex(),
-            "bytes": self.nbytes,
+            "bytes": self.payload_bytes(key),
         }
         return json.dumps(fields).encode()
 

@@ -18,7 +18,7 @@ from quire.executors.pipeline.step_queue import QueuedCall, QueuedLogits, Queued
 from quire.executors.protocol import Capacity
 from quire.executors.ranks.leader import LeaderAdapters, RanksExecutor
 from quire.executors.ranks.leader_ops import Tell, telling
-from quire.executors.ranks.messages import LoadRankAdapter, PutRankAdapter, RemoveRankAdapter, RunStep
+from quire.executors.ranks.messages import MOVES, LoadRankAdapter, PutRankAdapter, RemoveRankAdapter, RunStep
 from quire.executors.ranks.processes import OnLoss, die_like
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
@@ -129,7 +129,7 @@ class PipelineOps(StageOps):
 class QueuedCache(StageCache):
     def __init__(self, cache: StageCache, tell: Tell, queue: StepQueue) -> None:
         super().__init__(cache.spec, cache.own)
-        for how in ("copy", "swap_out", "swap_in", "move"):
+        for how in MOVES:
             setattr(self, how, telling(how, _queued(getattr(cache.own, how), queue), 0, tell))
 
 

@@ -106,8 +106,6 @@ def check_pipeline(options: ExecutorOptions, size: int, config: Any = None) -> N
         raise Unsupported("a KV cache of several stages is not sent to other engines", "leave out kv_transfer_config")
     if options.speculation is not None and (options.speculation.model or options.speculation.head):
         raise Unsupported("several stages have no draft model", "use the speculative method ngram or suffix")
-    if config is not None and config.states is not None:
-        raise Unsupported("a model with states is not divided into stages", hint)
     if isinstance(config, Seq2SeqConfig):
         raise Unsupported(f"a `{config.architecture}`, which has an encoder, is not divided into stages", hint)
     if config is not None:

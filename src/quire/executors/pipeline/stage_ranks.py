@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from quire.executors.options import ExecutorOptions
-from quire.executors.ranks.leader import smallest, start_arguments
+from quire.executors.ranks.leader import start_arguments
 from quire.executors.ranks.leader_ops import LeaderOps
 from quire.executors.ranks.messages import AllocateRank, RankLoaded, StartRank, ToRank
 from quire.executors.ranks.processes import OnLoss, RankProcess, RankProcesses
 from quire.executors.ranks.rank import new_rank_ops
+from quire.executors.ranks.sizes import counts, smallest
 from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankOps
@@ -57,10 +58,10 @@ class StageRanks:
         """The KV cache that all ranks have room for, once they have loaded their part."""
         loaded = [answer for answer in self.processes.answers() if isinstance(answer, RankLoaded)]
         self.weight_bytes = sum(one.weight_bytes for one in loaded)
-        return smallest(own, loaded)
+        return smallest([own, *loaded])
 
     def allocate(self, size: KVSize) -> None:
-        self.tell(AllocateRank(size.num_blocks, size.num_host_blocks, size.max_model_len))
+        self.tell(AllocateRank(*counts(size)))
 
     def stop(self) -> None:
         self.processes.stop()

@@ -18,6 +18,7 @@ from quire.core.errors import QuireError
 from quire.executors.options import ExecutorOptions
 from quire.executors.ranks.encoder import RankEncoder
 from quire.executors.ranks.messages import (
+    MOVES,
     AllocateRank,
     FromRank,
     LoadRankAdapter,
@@ -35,6 +36,7 @@ from quire.executors.ranks.messages import (
     encode,
 )
 from quire.executors.ranks.rank import RankExecutor
+from quire.executors.ranks.sizes import counts, smallest
 from quire.ipc.channel import Channel
 from quire.ops.compiled import native
 from quire.ops.opset import KVSpec
@@ -74,7 +76,7 @@ class FollowerOps(RankOps):
 
 
 def move_blocks(caches: Sequence[Any], message: MoveBlocks) -> None:
-    assert message.how in ("copy", "swap_out", "swap_in", "move"), message.how
+    assert message.how in MOVES, message.how
     getattr(caches[message.cache], message.how)(message.pairs)
 
 
@@ -109,8 +111,8 @@ class FollowerExecutor(RankExecutor):
                 return RankReady()
             case RemoveRankAdapter(key):
                 self.remove_adapter(key)
-            case AllocateRank(num_blocks, num_host_blocks, max_model_len):
-                self.allocate(KVSize(self.size.spec, num_blocks, num_host_blocks, max_model_len))
+            case AllocateRank():
+                self.allocate(smallest([self.size, message]))
                 return RankReady()
             case StartRank():
                 try:
@@ -118,8 +120,7 @@ class FollowerExecutor(RankExecutor):
                 except QuireError:
                     self.group.native.abort()  # others may wait for this one
                     raise
-                size = self.size
-                return RankLoaded(size.num_blocks, size.num_host_blocks, size.max_model_len, self.weight_bytes)
+                return RankLoaded(*counts(self.size), self.weight_bytes)
         return None
 
 

@@ -1,6 +1,6 @@
 """Rank 0: the executor of an engine whose model is computed by several processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from quire.executors.ranks.messages import (
 )
 from quire.executors.ranks.processes import OnLoss, RankProcesses, die_like
 from quire.executors.ranks.rank import RankExecutor, check_ranks
+from quire.executors.ranks.sizes import counts, smallest
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.ops.compiled import native
@@ -74,7 +75,7 @@ class RanksExecutor(RankExecutor):
             self.stop()
             raise
         self._others_bytes = sum(one.weight_bytes for one in others)
-        return smallest(own, others)
+        return smallest([own, *others])
 
     def _load_own(self) -> KVSize:
         """On GPUs, ranks meet while they load: one that cannot says why."""
@@ -86,7 +87,7 @@ class RanksExecutor(RankExecutor):
 
     def allocate(self, size: KVSize) -> Capacity:
         try:
-            self.ranks.tell(AllocateRank(size.num_blocks, size.num_host_blocks, size.max_model_len))
+            self.ranks.tell(AllocateRank(*counts(size)))
             capacity = super().allocate(size)
             self.ranks.answers()
         except BaseException:
@@ -116,7 +117,7 @@ class RanksExecutor(RankExecutor):
         from quire.executors.disk import open_disk_tier
 
         assert isinstance(cache, LeaderCache)
-        return open_disk_tier(root, self.path, self.options, size, cache.host_buffers, cache.rank_bytes)
+        return open_disk_tier(root, self.path, self.options, size, cache, cache.rank_bytes)
 
     # -- LoRA adapters
 
@@ -148,17 +149,6 @@ class LeaderAdapters(LoraAdapters):
     def put(self, slot: int, key: str) -> None:
         self._tell(PutRankAdapter(slot, key))
         super().put(slot, key)
-
-
-def smallest(own: KVSize, others: Sequence[RankLoaded]) -> KVSize:
-    """The KV cache that all have room for."""
-    sizes: list[KVSize | RankLoaded] = [own, *others]
-    return KVSize(
-        own.spec,
-        min(one.num_blocks for one in sizes),
-        min(one.num_host_blocks for one in sizes),
-        min(one.max_model_len for one in sizes),
-    )
 
 
 def start_arguments(path: str | Path, options: ExecutorOptions) -> tuple[str, dict[str, Any]]:

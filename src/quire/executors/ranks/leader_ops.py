@@ -5,14 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
-from quire.executors.ranks.messages import MoveBlocks, PutHiddenStates, RunStep
+from quire.executors.ranks.messages import MOVES, MoveBlocks, PutHiddenStates, RunStep
 from quire.executors.ranks.processes import RankProcesses
 from quire.ops.compiled import native
 from quire.ops.opset import Chain, HiddenStates, Int32, KVSpec, Program, StepBatch
-from quire.ops.ranks.opset import RankCache, RankOps
+from quire.ops.ranks.opset import HostPart, RankCache, RankOps
 
 Tell = Callable[[Any], None]
 
@@ -70,15 +67,16 @@ class Moves:
 
 
 class LeaderCache(RankCache):
-    def __init__(self, cache: RankCache, number: int, moves: Moves, host: Sequence[NDArray[np.uint8]]) -> None:
+    def __init__(self, cache: RankCache, number: int, moves: Moves, host: Sequence[HostPart]) -> None:
         """`host`: the host blocks of each rank."""
         super().__init__(cache.spec, cache.own)
         self._moves = moves
-        for how in ("copy", "swap_out", "swap_in", "move"):
+        for how in MOVES:
             setattr(self, how, telling(how, getattr(cache.own, how), number, moves.tell))
         self.swapped = self._swapped
-        self.host_buffers = lambda host_block: [blocks[host_block] for blocks in host]
-        self.rank_bytes = [blocks.shape[1] for blocks in host]  # of a block of each rank
+        self.host_buffers = lambda host_block: [part.blocks[host_block] for part in host]
+        self.host_state_buffers = lambda host_slot: [part.slots[host_slot] for part in host]
+        self.rank_bytes = [part.blocks.shape[1] for part in host]  # of a block of each rank
 
     def _swapped(self) -> Callable[[], None]:
         """Host blocks of all ranks may be read and written when this returns."""

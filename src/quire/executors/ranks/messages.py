@@ -27,6 +27,8 @@ class AllocateRank(msgspec.Struct, tag=True):
 
     num_blocks: int
     num_host_blocks: int
+    num_slots: int  # state slots
+    num_host_slots: int
     max_model_len: int
 
 
@@ -46,6 +48,7 @@ class RunStep(msgspec.Struct, tag=True, omit_defaults=True):
     source_tables: bytes | None = None
     ancestors: bytes | None = None  # 64-bit words
     hidden_rows: bytes | None = None
+    states: bytes | None = None
 
     @classmethod
     def of(cls, program: int, batch: StepBatch) -> "RunStep":
@@ -58,10 +61,11 @@ class RunStep(msgspec.Struct, tag=True, omit_defaults=True):
         for name in ("block_tables", "source_tables"):
             table = arrays[name]
             arrays[name] = None if table is None else table.reshape(num_seqs, -1)
+        arrays["states"] = None if arrays["states"] is None else arrays["states"].reshape(-1, 3)
         return StepBatch(**arrays)
 
 
-_OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows")
+_OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows", "states")
 _ARRAYS = ("ids", "positions", "slots", "seq_starts", "context_lens", "block_tables", "logit_rows", *_OPTIONAL)
 
 
@@ -69,11 +73,14 @@ def _array(name: str, data: bytes | None) -> Any:
     return None if data is None else np.frombuffer(data, np.int64 if name == "ancestors" else np.int32)
 
 
+MOVES = ("copy", "swap_out", "swap_in", "swap_states_out", "swap_states_in", "move")
+
+
 class MoveBlocks(msgspec.Struct, tag=True):
-    """Move KV blocks of a cache; caches are numbered as they were made."""
+    """Move KV blocks or states of a cache; caches are numbered as they were made."""
 
     cache: int
-    how: str  # "copy", "swap_out" or "swap_in"
+    how: str  # one of MOVES
     pairs: list[tuple[int, int]]
 
 
@@ -109,6 +116,8 @@ class RemoveRankAdapter(msgspec.Struct, tag=True):
 class RankLoaded(msgspec.Struct, tag=True):
     num_blocks: int
     num_host_blocks: int
+    num_slots: int
+    num_host_slots: int
     max_model_len: int
     weight_bytes: int
 

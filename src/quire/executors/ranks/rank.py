@@ -133,8 +133,6 @@ def check_ranks(options: ExecutorOptions, size: int, config: Any = None) -> None
         _check_gpu_ranks(options)
     if options.kv_transfer is not None:
         raise Unsupported("KV blocks of several ranks are not sent to other engines", "leave out tensor_parallel_size")
-    if config is not None and config.states is not None:
-        raise Unsupported("a model with states is not divided among ranks", "leave out tensor_parallel_size")
-    if config is not None:
+    if config is not None and config.kv_layers:
         heads = [config.heads, *([config.encoder_heads] if isinstance(config, Seq2SeqConfig) else [])]
         check_size(size, min(heads))

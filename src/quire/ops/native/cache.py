@@ -28,6 +28,17 @@ class NativeCache:
         self._host = _allocate(num_host_blocks * spec.block_bytes).reshape(num_host_blocks, spec.block_bytes)
         states = spec.states
         self.slots = _allocate(states.num_slots * states.slot_bytes if states else 0).view(np.float32)
+        self._host_slots = self._allocate_slots(states.num_host_slots if states else 0)
+
+    def _allocate_slots(self, count: int) -> Bytes:
+        slot_bytes = self.spec.states.slot_bytes if self.spec.states else 0
+        return _allocate(count * slot_bytes).reshape(count, slot_bytes)
+
+    @property
+    def _slots(self) -> Bytes:
+        """[slots, bytes]"""
+        assert self.spec.states is not None
+        return self.slots.view(np.uint8).reshape(-1, self.spec.states.slot_bytes)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._blocks, self._blocks, pairs)
@@ -37,6 +48,14 @@ class NativeCache:
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._host, self._blocks, pairs)
+
+    def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if self.spec.states is not None:  # a stage may have no layer with states
+            _copy(self._slots, self._host_slots, pairs)
+
+    def swap_states_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if self.spec.states is not None:
+            _copy(self._host_slots, self._slots, pairs)
 
     def join_swaps(self) -> None:
         """A swap is done when it returns."""
@@ -53,11 +72,16 @@ class NativeCache:
         return lambda: None  # a swap is done when it returns
 
     def move_host(self, memory: Bytes) -> None:
-        """Keep host blocks in this memory from now on. None may be in use."""
-        self._host = memory.reshape(self._host.shape)
+        """Keep host blocks, and host slots behind them, in this memory from now on. None may be in use."""
+        blocks, slots = np.split(memory[: self._host.size + self._host_slots.size], [self._host.size])
+        self._host = blocks.reshape(self._host.shape)
+        self._host_slots = slots.reshape(self._host_slots.shape)
 
     def host_buffers(self, host_block: int) -> list[Bytes]:
         return [self._host[host_block]]
+
+    def host_state_buffers(self, host_slot: int) -> list[Bytes]:
+        return [self._host_slots[host_slot]]
 
 
 def _place(slot: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Which columns of a value a rank computes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from quire.core.errors import BadRequest
@@ -17,6 +17,7 @@ class Cut:
     count: int
     total: int
     unit: int = 1  # columns that are never separated: those of a head
+    of_states: bool = False  # heads of a recurrence: on no rank this is another cut by chance, or ranks would disagree
 
     @property
     def is_whole(self) -> bool:
@@ -25,6 +26,21 @@ class Cut:
 
 def whole(total: int) -> Cut:
     return Cut(0, total, total, total)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRange:
+    """Of one rank: query heads, and the KV heads that they read."""
+
+    first: int
+    count: int
+    first_kv: int
+    num_kv: int
+
+    @property
+    def num_columns(self) -> int:
+        """Of queries, keys and values, in heads."""
+        return self.count + 2 * self.num_kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,13 @@ class RankIndex:
         own = head_ranges(heads, kv_heads, self.size)[self.rank]
         return _heads(own.first, own.count, heads, columns)
 
+    def state_heads(self, heads: int, groups: int) -> HeadRange:
+        """The heads of a recurrence that this rank has, and the groups of them that share b and c, or q and k: whole
+        groups, or a part of one. Without groups, or with fewer heads than ranks, every rank has all."""
+        if not groups or heads < self.size:
+            return HeadRange(0, heads, 0, groups)
+        return _by_kv_heads(self.rank, self.size, heads, heads // groups)
+
     def experts(self, total: int) -> Cut:
         """The experts of this rank, of which there are as many as ranks at least."""
         first, last = total * self.rank // self.size, total * (self.rank + 1) // self.size
@@ -65,21 +88,6 @@ class RankIndex:
         skipped = own.first - own.first_kv * group
         uneven = own.num_kv > 1 and (skipped or own.count != own.num_kv * group)
         return {"group": group, "skipped": skipped} if uneven else {}
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRange:
-    """Of one rank: query heads, and the KV heads that they read."""
-
-    first: int
-    count: int
-    first_kv: int
-    num_kv: int
-
-    @property
-    def num_columns(self) -> int:
-        """Of queries, keys and values, in heads."""
-        return self.count + 2 * self.num_kv
 
 
 @cache
@@ -107,6 +115,11 @@ def _by_heads(rank: int, size: int, heads: int, group: int) -> HeadRange:
     first, last = heads * rank // size, heads * (rank + 1) // size
     first_kv, last_kv = first // group, (last - 1) // group + 1
     return HeadRange(first, last - first, first_kv, last_kv - first_kv)
+
+
+def state_columns(first: int, count: int, heads: int, columns: int) -> Cut:
+    """Of some heads of a recurrence, in a value of all heads."""
+    return replace(_heads(first, count, heads, columns), of_states=True)
 
 
 def _heads(first: int, count: int, heads: int, columns: int) -> Cut:

@@ -5,13 +5,15 @@ divided by their outputs, so a sum is never divided: every rank multiplies whole
 process. Where an op needs all columns, they are gathered; a value is gathered once."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from quire.core.errors import Unsupported
-from quire.ops.opset import Activation, KVSpec, Routing, Value
-from quire.ops.ranks.cuts import Cut, RankIndex
+from quire.ops.opset import Activation, KVSpec, Mamba2Weights, MambaWeights, Routing, Value
+from quire.ops.ranks.cuts import Cut, HeadRange, RankIndex, state_columns
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 
@@ -200,7 +202,74 @@ class RankForward:
         kv_heads = self._spec.num_kv_heads
         return self._index.heads(self._columns(q), self._heads, kv_heads), self._index.sharing(self._heads, kv_heads)
 
+    # -- recurrences: by their heads, or channels, as the state slots are divided
+
+    def mamba2_scan(
+        self, x: RankValue, dt: RankValue, b: RankValue, c: RankValue, weights: Mamba2Weights, batch: Any, layer: int
+    ) -> RankValue:
+        heads = self._columns(dt)
+        own = self._index.state_heads(heads, weights.groups)
+        by_head = [self._own_heads(value, own, heads) for value in (x, dt)]
+        by_group = [self._own_groups(value, own, heads, weights.groups) for value in (b, c)]
+        part = slice(own.first, own.first + own.count)
+        vectors = {name: getattr(weights, name)[part] for name in ("a", "dt_bias", "skip")}
+        own_weights = replace(weights, **vectors, groups=own.num_kv)
+        scanned = self._ops.mamba2_scan(*by_head, *by_group, own_weights, batch, layer)
+        return self._of_heads(scanned, own, heads, self._columns(x))
+
+    def mamba_scan(
+        self, x: RankValue, dt: RankValue, b: RankValue, c: RankValue, weights: MambaWeights, batch: Any, layer: int
+    ) -> RankValue:
+        cut = self._index.even(self._columns(x))
+        part = slice(cut.first, cut.first + cut.count)
+        own_weights = MambaWeights(_contiguous(weights.a[:, part]), weights.skip[part])
+        values = self._own(x, cut), self._own(dt, cut), self._all(b), self._all(c)
+        scanned = self._ops.mamba_scan(*values, own_weights, batch, layer)
+        return RankValue(scanned, () if cut.is_whole else (cut,))
+
+    def delta_rule(
+        self, q: RankValue, k: RankValue, v: RankValue, decay: RankValue, beta: RankValue, batch: Any, layer: int,
+        key_dim: int, tiled: bool = False,
+    ) -> RankValue:  # fmt: skip
+        heads, groups = self._columns(beta), self._columns(q) // key_dim
+        own = self._index.state_heads(heads, 0 if tiled else groups)
+        keys = [self._own_groups(value, own, heads, groups) for value in (q, k)]
+        values = [self._own_heads(value, own, heads) for value in (v, decay, beta)]
+        attended = self._ops.delta_rule(*keys, *values, batch, layer, key_dim, tiled)
+        return self._of_heads(attended, own, heads, self._columns(v))
+
+    def linear_attention(
+        self, q: RankValue, k: RankValue, v: RankValue, decay: Any, batch: Any, layer: int, key_dim: int
+    ) -> RankValue:
+        heads, groups = len(decay), self._columns(q) // key_dim
+        own = self._index.state_heads(heads, groups)
+        keys = [self._own_groups(value, own, heads, groups) for value in (q, k)]
+        own_decay = decay[own.first : own.first + own.count]
+        attended = self._ops.linear_attention(*keys, self._own_heads(v, own, heads), own_decay, batch, layer, key_dim)
+        return self._of_heads(attended, own, heads, self._columns(v))
+
+    def _own_heads(self, x: RankValue, own: HeadRange, heads: int) -> Value:
+        if own.count == heads:
+            return self._all(x)
+        return self._own(x, state_columns(own.first, own.count, heads, self._columns(x)))
+
+    def _own_groups(self, x: RankValue, own: HeadRange, heads: int, groups: int) -> Value:
+        if own.count == heads:
+            return self._all(x)
+        return self._own(x, state_columns(own.first_kv, own.num_kv, groups, self._columns(x)))
+
+    @staticmethod
+    def _of_heads(local: Value, own: HeadRange, heads: int, columns: int) -> RankValue:
+        cuts = () if own.count == heads else (state_columns(own.first, own.count, heads, columns),)
+        return RankValue(local, cuts)
+
     # -- column by column
+
+    def decay(self, x: RankValue, bias: Any, rate: Any) -> RankValue:
+        if len(x.cuts) > 1:
+            x = RankValue(self._all(x))
+        own = [_own_part(vector, cut, cut.total) for cut in x.cuts for vector in (bias, rate)] or [bias, rate]
+        return RankValue(self._ops.decay(x.local, *own), x.cuts)
 
     def causal_conv(self, x: RankValue, weight: Any, bias: Any, batch: Any, layer: int, first: int = 0) -> RankValue:
         assert first == 0, "models whose layers have several convolutions are not divided"
@@ -279,6 +348,10 @@ def _heads_of(cut: Cut, vector: Any) -> Any:
     """The entries of this rank's heads, of a vector with one for each head."""
     first = cut.first // cut.unit
     return None if vector is None else vector[first : first + cut.count // cut.unit]
+
+
+def _contiguous(matrix: Any) -> Any:
+    return np.ascontiguousarray(matrix) if isinstance(matrix, np.ndarray) else matrix.contiguous()
 
 
 def _own_part(vector: Any, cut: Cut, columns: int) -> Any:

@@ -1,7 +1,7 @@
 """RankOps: a backend's op set, with this rank's part of every weight."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any, Self, TypeVar
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadRequest
-from quire.ops.opset import Float32, HiddenStates, Keep, KVCache, KVSpec, Program, Sampler
+from quire.ops.opset import Float32, HiddenStates, Keep, KVCache, KVSpec, Program, Sampler, StateSpec
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
 from quire.ops.ranks.lora import RankSlots
@@ -64,13 +64,13 @@ class RankOps:
     def pack_experts(
         self, experts: Sequence[Sequence[StoredTensor]], biases: Sequence[Sequence[StoredTensor]] | None = None
     ) -> PackedExperts:
-        is_gate = self._num_experts in self._roles.gates
+        number, is_gate = self._num_experts, self._num_experts in self._roles.gates
         self._num_experts += 1
         if self.expert_parallel:
             return self._pack_own_experts(experts, biases)
         outputs = sum(part.num_rows for part in experts[0])
         cut = self.index.even(outputs // 2 if is_gate else outputs)
-        if cut.is_whole:
+        if cut.is_whole or number in self._roles.undivided:
             return _as(RankExperts, self.backend.pack_experts(experts, biases))
         ranges = _ranges((cut, cut) if is_gate else (cut,))
         own = [_own_rows(parts, ranges) for parts in experts]
@@ -124,27 +124,37 @@ class RankOps:
     def own_spec(self, spec: KVSpec, index: RankIndex | None = None) -> KVSpec:
         """Of a rank's part of a cache: of this one's, if none is named. A latent cache is the same on every rank."""
         index = index or self.index
-        heads = self._roles.group * spec.num_kv_heads
-        own = replace(spec, num_kv_heads=index.kv_heads(spec.num_kv_heads, heads, spec.num_kv_heads).count)
+        heads, own = self._roles.group * spec.num_kv_heads, spec
+        if spec.num_layers:
+            own = replace(own, num_kv_heads=index.kv_heads(spec.num_kv_heads, heads, spec.num_kv_heads).count)
+        if spec.states is not None:
+            own = replace(own, states=self._own_states(spec.states, index))
         if spec.conv is not None:
             own = replace(own, conv=replace(spec.conv, channels=index.even(spec.conv.channels).count))
         return own
 
-    def share_host_blocks(self, cache: "RankCache", num_host_blocks: int) -> list[NDArray[np.uint8]]:
-        """Let the host blocks of all ranks lie in memory that they have in common. -> those of each [blocks, bytes];
+    def _own_states(self, states: StateSpec, index: RankIndex) -> StateSpec:
+        """By heads, or by channels where a state has no heads (Mamba)."""
+        *rows, columns = states.shape
+        if len(states.shape) == 2:
+            shape = (*rows, index.even(columns).count)
+        else:
+            shape = (index.state_heads(rows[0], self._roles.state_groups).count, *rows[1:], columns)
+        return replace(states, shape=shape, conv_channels=index.even(states.conv_channels).count)
+
+    def share_host_blocks(self, cache: "RankCache", num_host_blocks: int) -> "list[HostPart]":
+        """Let the host blocks and host slots of all ranks lie in memory that they have in common. -> those of each;
         none where the device has pinned memory of its own for them"""
         if not hasattr(cache.own, "move_host"):
             return []
         size = self.index.size
-        widths = [self.own_spec(cache.spec, RankIndex(rank, size)).block_bytes for rank in range(size)]
-        bounds = [num_host_blocks * end for end in accumulate(widths, initial=0)]
-        memory = self.backend.group.allocate(bounds[-1])
-        parts = [
-            memory[first:end].reshape(num_host_blocks, width)
-            for (first, end), width in zip(pairwise(bounds), widths, strict=True)
-        ]
+        specs = [self.own_spec(cache.spec, RankIndex(rank, size)) for rank in range(size)]
+        sizes = [num_host_blocks * spec.block_bytes + _slot_bytes(spec) for spec in specs]
+        bounds = list(accumulate(sizes, initial=0))
+        memory = self.backend.group.allocate(max(bounds[-1], 1))
+        parts = [memory[first:end] for first, end in pairwise(bounds)]
         cache.own.move_host(parts[self.index.rank])
-        return parts
+        return [HostPart.of(part, spec, num_host_blocks) for part, spec in zip(parts, specs, strict=True)]
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         sampler: Sampler = self.backend.new_sampler(num_rows, vocab_size)
@@ -176,13 +186,36 @@ class RankOps:
         return int(self.backend.room(self._own_part(forward, spec), self.own_spec(spec), max_tokens, sources))
 
 
+@dataclass(frozen=True, slots=True)
+class HostPart:
+    """One rank's part of host blocks [blocks, bytes] and of host slots [slots, bytes]."""
+
+    blocks: NDArray[np.uint8]
+    slots: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, memory: NDArray[np.uint8], spec: KVSpec, num_blocks: int) -> Self:
+        """Blocks lie before slots."""
+        end = num_blocks * spec.block_bytes
+        num_slots, slot_bytes = (spec.states.num_host_slots, spec.states.slot_bytes) if spec.states else (0, 0)
+        blocks, slots = memory[:end], memory[end:]
+        return cls(blocks.reshape(num_blocks, spec.block_bytes), slots.reshape(num_slots, slot_bytes))
+
+
+def _slot_bytes(spec: KVSpec) -> int:
+    """Of all host slots."""
+    return spec.states.num_host_slots * spec.states.slot_bytes if spec.states else 0
+
+
 class RankCache:
-    """This rank's KV heads of every block."""
+    """This rank's KV heads of every block, and its heads of every state."""
 
     def __init__(self, spec: KVSpec, own: KVCache) -> None:
         self.spec, self.own = spec, own
         self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
-        self.swapped, self.host_buffers = own.swapped, own.host_buffers
+        self.swap_states_out, self.swap_states_in = own.swap_states_out, own.swap_states_in
+        self.swapped = own.swapped
+        self.host_buffers, self.host_state_buffers = own.host_buffers, own.host_state_buffers
         self.move, self.join_swaps = own.move, own.join_swaps
 
 

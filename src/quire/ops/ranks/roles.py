@@ -73,6 +73,8 @@ class Roles:
     gates: set[int] = field(default_factory=set)  # experts' matrices, whose outputs are gate and up
     num_experts: int = 0  # matrices of experts
     group: int = 1  # query heads that share a KV head of the cache
+    undivided: set[int] = field(default_factory=set)  # experts' first matrices without a gate: every rank has all
+    state_groups: int = 0  # of the heads of recurrences, that share b and c, or q and k; 0: they are not divided
 
     def only(self, matrices: Sequence[int], experts: Sequence[int], tables: Sequence[int]) -> "Roles":
         """Of some of the weights, each kind by its own numbers: a model of which the others are not packed."""
@@ -226,6 +228,25 @@ class RoleRecorder(Recorder):
         self._mark_heads(q_rope, heads, heads)
         return super().mla_attention(q_latent, q_rope, batch, layer, scale)
 
+    def mamba2_scan(self, *values: Any) -> RecordedColumns:
+        x, dt, b, c, weights, batch, layer = values
+        self._roles.state_groups = weights.groups
+        return super().mamba2_scan(x, dt, b, c, weights, batch, layer)
+
+    def delta_rule(
+        self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, decay: RecordedColumns, beta: RecordedColumns,
+        batch: Any, layer: int, key_dim: int, tiled: bool = False,
+    ) -> RecordedColumns:  # fmt: skip
+        self._roles.state_groups = 0 if tiled else q.columns // key_dim
+        return super().delta_rule(q, k, v, decay, beta, batch, layer, key_dim, tiled)
+
+    def linear_attention(
+        self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, decay: Float32, batch: Any, layer: int,
+        key_dim: int,
+    ) -> RecordedColumns:  # fmt: skip
+        self._roles.state_groups = q.columns // key_dim
+        return super().linear_attention(q, k, v, decay, batch, layer, key_dim)
+
     def activate_and_mul(self, x: RecordedColumns, kind: Activation) -> RecordedColumns:
         for half in super().split(x, (x.columns // 2, x.columns // 2)):
             self._mark(half)
@@ -235,5 +256,6 @@ class RoleRecorder(Recorder):
         self, x: RecordedColumns, router_logits: RecordedColumns, gate_up: PackedExperts, down: PackedExperts,
         routing: Routing, kind: Activation, correction: Any = None,
     ) -> RecordedColumns:  # fmt: skip
-        self._roles.gates.add(gate_up.packed)
+        is_gated = gate_up.num_outputs != down.num_inputs
+        (self._roles.gates if is_gated else self._roles.undivided).add(gate_up.packed)
         return super().moe(x, router_logits, gate_up, down, routing, kind, correction)

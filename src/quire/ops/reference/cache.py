@@ -31,6 +31,7 @@ class TorchCache:
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
         self.slots = self._allocate_slots(spec.states, device) if spec.states else None
+        self.host_slots = TorchStates(spec.states, "cpu", spec.states.num_host_slots) if spec.states else None
         self.pages = self._allocate(num_blocks, device)
         self.host_pages = self._allocate_on_host(num_host_blocks)
         self.kv_pages, self.states = (self.pages[:-1], self.pages[-1]) if spec.conv else (self.pages, torch.empty(0))
@@ -54,6 +55,14 @@ class TorchCache:
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._copy_blocks(self.host_pages, self.pages, pairs)
 
+    def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert self.slots is not None and self.host_slots is not None
+        copy_blocks_in_order(self.slots.pages, self.host_slots.pages, pairs)
+
+    def swap_states_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert self.slots is not None and self.host_slots is not None
+        copy_blocks_in_order(self.host_slots.pages, self.slots.pages, pairs)
+
     def join_swaps(self) -> None:
         """A swap is done when it returns."""
 
@@ -68,8 +77,11 @@ class TorchCache:
 
     def host_buffers(self, host_block: int) -> list[NDArray[np.uint8]]:
         """Layer by layer, of each page."""
-        layers = [layer for page in self.host_pages for layer in page[:, host_block]]
-        return [layer.flatten().view(torch.uint8).numpy() for layer in layers]
+        return _buffers(self.host_pages, host_block)
+
+    def host_state_buffers(self, host_slot: int) -> list[NDArray[np.uint8]]:
+        assert self.host_slots is not None
+        return _buffers(self.host_slots.pages, host_slot)
 
     def _copy_blocks(
         self, sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
@@ -94,6 +106,10 @@ class TorchCache:
             return k * k_scale, v * v_scale
         k_scales, v_scales = pages[2:]
         return k * k_scales[..., None], v * v_scales[..., None]
+
+
+def _buffers(pages: Sequence[Tensor], block: int) -> list[NDArray[np.uint8]]:
+    return [layer.flatten().view(torch.uint8).numpy() for page in pages for layer in page[:, block]]
 
 
 def _keys_and_values(spec: KVSpec, pages: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,15 @@ Segment = tuple[int, int, int, int]  # (first token, end, source slot or -1, tar
 class TorchStates:
     """conv [layers, slots, taps - 1, channels] and recurrent [layers, slots, *shape], of all state slots."""
 
-    def __init__(self, spec: StateSpec, device: str) -> None:
-        self.conv = torch.zeros(spec.num_layers, spec.num_slots, *spec.conv_shape, device=device)
-        self.recurrent = torch.zeros(spec.num_layers, spec.num_slots, *spec.shape, device=device)
+    def __init__(self, spec: StateSpec, device: str, num_slots: int | None = None) -> None:
+        """`num_slots`: of the spec, if none is given."""
+        count = spec.num_slots if num_slots is None else num_slots
+        self.conv = torch.zeros(spec.num_layers, count, *spec.conv_shape, device=device)
+        self.recurrent = torch.zeros(spec.num_layers, count, *spec.shape, device=device)
+
+    @property
+    def pages(self) -> tuple[Tensor, Tensor]:
+        return self.conv, self.recurrent
 
 
 def segments(states: Sequence[Sequence[int]]) -> Iterator[Segment]:

@@ -12,7 +12,7 @@ from typing import Any
 from quire.core.errors import Unsupported
 from quire.ops.opset import Value
 from quire.ops.stages.parts import StagePart
-from quire.ops.stages.trace import CONV_OPS, layer_argument
+from quire.ops.stages.trace import STATE_OPS, layer_argument
 
 ABSENT = object()
 
@@ -31,7 +31,7 @@ class StageForward:
         self._last: Value = ABSENT  # what the next stage reads
         self._numbers = {
             kind: {number: own for own, number in enumerate(numbers)}
-            for kind, numbers in (("kv", part.kv_layers), ("conv", part.conv_layers))
+            for kind, numbers in (("kv", part.kv_layers), ("states", part.state_layers))
         }
 
     def tap(self, x: StageValue, index: int) -> None:
@@ -71,7 +71,7 @@ class StageForward:
             return StageValue()
         given = [_local(one) for one in args]
         if (place := layer_argument(name)) is not None:
-            given[place] = self._numbers["conv" if name in CONV_OPS else "kv"][given[place]]
+            given[place] = self._numbers["states" if name in STATE_OPS else "kv"][given[place]]
         return StageValue(getattr(self._ops, name)(*given, **{key: _local(one) for key, one in named.items()}))
 
 

@@ -93,7 +93,9 @@ class StageCache:
     def __init__(self, spec: KVSpec, own: KVCache) -> None:
         self.spec, self.own = spec, own
         self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
-        self.swapped, self.host_buffers = own.swapped, own.host_buffers
+        self.swap_states_out, self.swap_states_in = own.swap_states_out, own.swap_states_in
+        self.swapped = own.swapped
+        self.host_buffers, self.host_state_buffers = own.host_buffers, own.host_state_buffers
         self.move, self.join_swaps = own.move, own.join_swaps
 
 

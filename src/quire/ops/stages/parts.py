@@ -20,7 +20,7 @@ class StagePart:
     num_layers: int  # of the model
     weights: frozenset[int]  # their numbers, in the order in which they are packed
     kv_layers: tuple[int, ...]  # of the KV cache
-    conv_layers: tuple[int, ...]
+    state_layers: tuple[int, ...]  # that have states, in the blocks or in slots
 
     @property
     def is_last(self) -> bool:
@@ -28,9 +28,12 @@ class StagePart:
 
     def own_spec(self, spec: KVSpec) -> KVSpec:
         """Of this stage's part of a block. `spec`: of all layers."""
-        conv = replace(spec.conv, num_layers=len(self.conv_layers)) if spec.conv and self.conv_layers else None
-        # A stage without attention keeps the room of one layer: a cache has at least one.
-        return replace(spec, num_layers=max(1, len(self.kv_layers)), fp8_scales=(), conv=conv)
+        count = len(self.state_layers)
+        conv = replace(spec.conv, num_layers=count) if spec.conv and count else None
+        states = replace(spec.states, num_layers=count) if spec.states and count else None
+        # A stage without attention keeps the room of one layer: a cache has at least one, if the model has attention.
+        num_layers = max(min(1, spec.num_layers), len(self.kv_layers))
+        return replace(spec, num_layers=num_layers, fp8_scales=(), conv=conv, states=states)
 
 
 def check_stages(size: int, num_layers: int) -> None:
@@ -74,8 +77,8 @@ def _parts(layers: list[LayerTrace], bounds: list[int]) -> list[StagePart]:
     for first, end in pairwise(bounds):
         own = layers[first:end]
         weights = frozenset[int]().union(*(layer.weights for layer in own))
-        kv, conv = (set[int]().union(*(getattr(layer, kind) for layer in own)) for kind in ("kv", "conv"))
-        parts.append(StagePart(first, end, num_layers, weights, tuple(sorted(kv)), tuple(sorted(conv))))
+        kv, states = (set[int]().union(*(getattr(layer, kind) for layer in own)) for kind in ("kv", "states"))
+        parts.append(StagePart(first, end, num_layers, weights, tuple(sorted(kv)), tuple(sorted(states))))
     if sum(len(part.kv_layers) for part in parts) > len({*chain(*(part.kv_layers for part in parts))}):
         raise Unsupported("layers of this model share keys and values", "leave out pipeline_parallel_size")
     return parts
@@ -86,7 +89,7 @@ def _merged(trace: ModelTrace, indices: list[int]) -> LayerTrace:
     for layer in (trace.layers[index] for index in indices):
         merged.weights |= layer.weights
         merged.kv |= layer.kv
-        merged.conv |= layer.conv
+        merged.states |= layer.states
     return merged
 
 

@@ -15,18 +15,18 @@ from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTe
 
 VALUE = object()  # stands for every value of a trace
 KV_OPS = ("write_kv", "paged_attention", "write_latent", "mla_attention")
-CONV_OPS = ("causal_conv",)
+STATE_OPS = ("causal_conv", "mamba_scan", "mamba2_scan", "delta_rule", "linear_attention")
 BEFORE_LAYERS = -1
 WeightKind = Literal["matrix", "experts", "heads", "table"]
 
 
 @dataclass(slots=True)
 class LayerTrace:
-    """What one layer has: numbers of weights, of layers of the KV cache, of causal convolutions."""
+    """What one layer has: numbers of weights, of layers of the KV cache, of layers with states."""
 
     weights: set[int] = field(default_factory=set)
     kv: set[int] = field(default_factory=set)
-    conv: set[int] = field(default_factory=set)
+    states: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class TraceForward:
             if isinstance(given, PackedWeight | PackedExperts | PackedHeads | TracedTable):
                 self._layer.weights.add(given.packed)
         if (place := layer_argument(name)) is not None:
-            (self._layer.conv if name in CONV_OPS else self._layer.kv).add(args[place])
+            (self._layer.states if name in STATE_OPS else self._layer.kv).add(args[place])
         return VALUE
 
 
@@ -133,6 +133,6 @@ def layer_argument(name: str) -> int | None:
     names = list(signature(getattr(OpSet, name)).parameters)[1:]
     if "layer" not in names:
         return None
-    if name not in (*KV_OPS, *CONV_OPS):
+    if name not in (*KV_OPS, *STATE_OPS):
         raise Unsupported(f"layers with `{name}` are not divided into stages", "leave out pipeline_parallel_size")
     return names.index("layer")

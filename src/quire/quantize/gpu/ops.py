@@ -228,7 +228,9 @@ class ObservedOps(TorchOps):
     def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int, offset: int = 0) -> Tensor:
         return super().scale_by_position(x.float(), positions, growth, length, offset).to(self.dtype)
 
-    def causal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: Any, layer: int) -> Tensor:
+    def causal_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, batch: Any, layer: int, first: int = 0
+    ) -> Tensor:
         before = x.new_zeros(len(weight) - 1, x.shape[1]).float()
         out = [convolve(torch.cat((before, x[span].float())), weight, bias) for span in batch.spans]
         return torch.cat(out).to(self.dtype)

@@ -88,9 +88,11 @@ class KVConsumer:
         buffers: Callable[[int], Buffers],
         file: int | None = None,
         swaps_a_step: int = 4,
+        num_host_blocks: int = 0,
     ) -> None:
-        """`buffers`: the memory of a host block; `file`: all host blocks, where other processes can map them."""
-        self.swaps_a_step = swaps_a_step
+        """`buffers`: the memory of a host block, or of a host slot, which are numbered behind them. `file`: all of
+        these, where other processes can map them; `num_host_blocks`: in it."""
+        self.swaps_a_step, self.num_host_blocks = swaps_a_step, num_host_blocks
         self.format, self.buffers, self.file, self.stall_seconds = format, buffers, file, STALL_SECONDS
         self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
         self.news: NewsQueue[ConsumerNews] = NewsQueue()
@@ -125,9 +127,9 @@ class KVConsumer:
         return news
 
     def stats(self) -> TransferStats:
-        num_blocks = sum(producer.num_blocks for producer in self._producers)
+        num_bytes = sum(producer.num_bytes for producer in self._producers)
         num_peers = sum(producer.is_connected for producer in self._producers)
-        return TransferStats(received_bytes=num_blocks * self.format.nbytes, peers=num_peers)
+        return TransferStats(received_bytes=num_bytes, peers=num_peers)
 
     def stop(self) -> None:
         for producer in self._producers:
@@ -141,7 +143,7 @@ class _Producer:
         self._consumer, self._address = consumer, address
         self.is_connected = False
         self.num_tokens = 0  # of prefills in flight
-        self.num_blocks = 0  # that have arrived, ever
+        self.num_bytes = 0  # that have arrived, ever
         self._asked: dict[int, _Asked] = {}
         self._lock = threading.Lock()  # of all the above
         self._queue: SimpleQueue[tuple[Wire, ToProducer] | None] = SimpleQueue()
@@ -222,7 +224,9 @@ class _Producer:
             format.block_size,
             format.layout,
             format.nbytes,
+            format.state_nbytes,
             is_shared=file is not None,
+            num_host_blocks=self._consumer.num_host_blocks,
         )
         wire.send(hello, file=file)
         reply = wire.receive()
@@ -282,7 +286,9 @@ class _Producer:
                 raise PeerError("a block has another checksum than it was sent with")
         elif not self._is_shared(wire):
             raise PeerError("it writes to memory that is not shared")
-        self.num_blocks += count - asked.num_blocks
+        format, has_all = self._consumer.format, count == len(asked.prefill.host_blocks)
+        num_states = format.num_states if has_all else 0
+        self.num_bytes += (count - asked.num_blocks - num_states) * format.nbytes + num_states * format.state_nbytes
         asked.num_blocks = count
         if not asked.given_up:
             self._consumer.news.put(BlocksArrived(message.id, count))

@@ -130,7 +130,7 @@ class KVProducer:
     def add(self, asked: PrefillAsked) -> None:
         """The prefill will be computed, and its blocks sent."""
         message = asked.message
-        num_blocks = -(-len(message.tokens) // self.format.block_size) - message.first
+        num_blocks = num_wanted(message, self.format)
         if (consumer := self._consumers.get(_number(asked.request_id))) is not None:
             self._prefills[asked.request_id] = _Prefill(consumer, message, num_blocks)
 
@@ -244,7 +244,8 @@ class _Consumer:
             if hello.is_shared:
                 if not files:
                     raise PeerError("no file of shared memory came with the Hello")
-                self._shared = SharedBlocks(files[0], self._producer.format.nbytes)
+                format = self._producer.format
+                self._shared = SharedBlocks(files[0], format.nbytes, hello.num_host_blocks, format.state_nbytes)
         finally:
             for file in files:
                 os.close(file)
@@ -268,20 +269,20 @@ class _Consumer:
 
     def _check(self, asked: AskPrefill) -> None:
         """What the engine refuses by itself, such as tokens that it does not have, is not looked at here."""
-        size = self._producer.format.block_size
-        num_blocks = -(-len(asked.tokens) // size) - asked.first
+        format = self._producer.format
+        num_blocks, num_states = num_wanted(asked, format), format.num_states
         if asked.id in self._asked:
             raise PeerError(f"two prefills have the id {asked.id}")
         if len(self._asked) >= MAX_PREFILLS:
             raise PeerError(f"{MAX_PREFILLS} prefills are in flight, and one more is asked for")
-        if asked.first < 0 or num_blocks <= 0:
+        if asked.first < 0 or not asked.tokens or num_blocks <= 0:
             raise PeerError(f"a prefill of {len(asked.tokens)} tokens starts at block {asked.first}")
         if max(len(asked.tenant), len(asked.salt), len(asked.adapter)) > MAX_TEXT:
             raise PeerError(f"a name has more than {MAX_TEXT} characters")
         if self._shared is not None:
-            blocks, limit = asked.host_blocks, len(self._shared)
-            if len(blocks) != num_blocks or not all(0 <= block < limit for block in blocks):
-                raise PeerError(f"a prefill of {num_blocks} blocks names {len(blocks)} of {limit} host blocks wrongly")
+            blocks = asked.host_blocks
+            if len(blocks) != num_blocks or not self._shared.holds(blocks, num_states):
+                raise PeerError(f"a prefill of {num_blocks} blocks names {len(blocks)} host blocks wrongly")
 
     def _request_id(self, prefill_id: int) -> str:
         return f"prefill/{self.number}/{prefill_id}"
@@ -342,11 +343,16 @@ class _Consumer:
         else:
             self.wire.send(BlockPayload(message.id, checksum(payload)), payload)
         prefill.num_sent += 1
-        self._producer.sent_bytes += self._producer.format.nbytes
+        self._producer.sent_bytes += sum(part.nbytes for part in payload)
 
 
 def answer(pinged: PeerPinged) -> None:
     pinged.consumer.queue.put(PeerAnswered())
+
+
+def num_wanted(asked: AskPrefill, format: BlockFormat) -> int:
+    """Blocks that are sent for a prefill, and the state behind them."""
+    return -(-len(asked.tokens) // format.block_size) - asked.first + format.num_states
 
 
 def _number(request_id: str) -> int:
@@ -357,11 +363,14 @@ def _difference(hello: Hello, format: BlockFormat) -> str:
     """Why the blocks of a decode engine and of this one are not the same; "": they are."""
     if hello.version != VERSION:
         return f"it speaks version {hello.version}, and this engine {VERSION}"
-    own = (format.dtype, format.block_size, format.layout, format.nbytes)
-    names = ("kv_cache_dtype", "block_size", "backend", "bytes of a block")
-    for name, here, there in zip(
-        names, own, (hello.dtype, hello.block_size, hello.layout, hello.block_bytes), strict=True
-    ):
+    compared = (
+        ("kv_cache_dtype", format.dtype, hello.dtype),
+        ("block_size", format.block_size, hello.block_size),
+        ("backend", format.layout, hello.layout),
+        ("bytes of a block", format.nbytes, hello.block_bytes),
+        ("bytes of a state", format.state_nbytes, hello.state_bytes),
+    )
+    for name, here, there in compared:
         if here != there:
             return f"its {name} is {there!r:.100}, and here it is {here!r}"
     if hello.fingerprint != format.fingerprint:

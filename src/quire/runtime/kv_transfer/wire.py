@@ -21,7 +21,7 @@ from quire.core.transfer_config import UNIX
 
 Buffers = Sequence[NDArray[uint8]]  # a block, in order
 
-VERSION = 1
+VERSION = 2
 LENGTH = struct.Struct("<I")
 MAX_MESSAGE_BYTES = 2**24  # the tokens of the longest prompt take 5 bytes each
 MAX_TEXT = 4096  # characters of a text field
@@ -43,7 +43,9 @@ class Hello(msgspec.Struct, tag=True):
     block_size: int
     layout: str
     block_bytes: int
-    is_shared: bool = False  # a file with its host blocks comes with this message
+    state_bytes: int = 0  # of a model with state slots
+    is_shared: bool = False  # a file with its host blocks, and host slots behind them, comes with this message
+    num_host_blocks: int = 0  # in that file
 
 
 class Welcome(msgspec.Struct, tag=True):
@@ -63,7 +65,7 @@ class AskPrefill(msgspec.Struct, tag=True):
     salt: str
     adapter: str  # a digest of it; "": none
     first: int  # the first block that is wanted
-    host_blocks: list[int]  # where they are written; without shared memory it is empty
+    host_blocks: list[int]  # where they are written, the state last; without shared memory it is empty
 
 
 class CancelPrefill(msgspec.Struct, tag=True):
@@ -86,7 +88,7 @@ class BlocksWritten(msgspec.Struct, tag=True):
 
 
 class BlockPayload(msgspec.Struct, tag=True):
-    """The next block of a prefill; its bytes follow."""
+    """The next block of a prefill, or the state behind the last; its bytes follow."""
 
     id: int
     checksum: bytes

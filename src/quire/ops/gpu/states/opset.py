@@ -1,10 +1,12 @@
 """The ops of the op set that read and leave states, on a GPU."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.core.errors import Unsupported
 from quire.ops.gpu.batch import GpuBatch
 from quire.ops.gpu.deferred import ActivatedRows, ColumnSlice, DeferredConv, DeferredDecay, GpuValue, materialize
 from quire.ops.gpu.head_norm import norm_heads
@@ -44,11 +46,15 @@ class StateOps:
         return gate_rows(materialize(x), y.source, y.kind)
 
     def causal_conv(
-        self, x: GpuValue, weight: Tensor, bias: Tensor | None, batch: GpuBatch, layer: int
+        self, x: GpuValue, weight: Tensor, bias: Tensor | None, batch: GpuBatch, layer: int, first: int = 0
     ) -> DeferredConv:
+        assert first == 0, "layers with several convolutions have no kernel"
         rows, segments = materialize(x), _segments(batch)
         slots = batch.cache.states[layer] if batch.cache.slots is None else batch.cache.slots.conv[layer]
         return DeferredConv(len(rows), partial(causal_conv, rows, weight, bias, slots, segments))
+
+    def wkv7(self, *args: Any, **kwargs: Any) -> Tensor:
+        raise Unsupported("the time mixing of RWKV 7 has no kernel for GPUs", "use device cpu")
 
     def decay(self, x: GpuValue, bias: Tensor, rate: Tensor) -> DeferredDecay:
         return DeferredDecay(log_decay(materialize(x), bias, rate))

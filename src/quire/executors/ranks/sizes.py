@@ -1,0 +1,26 @@
+"""The KV cache that all ranks, or stages, have room for."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quire.executors.ranks.messages import AllocateRank, RankLoaded
+from quire.runtime.kv import KVSize
+
+
+def counts(size: KVSize) -> tuple[int, int, int, int, int]:
+    """As the messages have them, in their order."""
+    return size.num_blocks, size.num_host_blocks, size.num_slots, size.num_host_slots, size.max_model_len
+
+
+def smallest(sizes: Sequence[KVSize | RankLoaded | AllocateRank]) -> KVSize:
+    """The least of all, with the shape of the first, which is a KVSize."""
+    own = sizes[0]
+    assert isinstance(own, KVSize)
+    spec = own.spec
+    if spec.states is not None:
+        num_slots, num_host_slots = (
+            min(getattr(one, name) for one in sizes) for name in ("num_slots", "num_host_slots")
+        )
+        spec = replace(spec, states=replace(spec.states, num_slots=num_slots, num_host_slots=num_host_slots))
+    names = ("num_blocks", "num_host_blocks", "max_model_len")
+    return KVSize(spec, *(min(getattr(one, name) for one in sizes) for name in names))
