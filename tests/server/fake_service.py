@@ -1,13 +1,14 @@
 """A service without a model: bytes are tokens, and the answer is a function of the prompt and the parameters.
 
 Words in the prompt make it misbehave: !full, !down, !crash, !fail (in the middle), !hang (after two
-tokens), !slow, !burst (says that more events are there already)."""
+tokens), !slow, !burst (all events are there at the same time)."""
 
 import asyncio
 import math
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -75,10 +76,21 @@ class FakeStream:
         self.id = request.id
         self.record: RequestRecord | None = None
         self._arrival, self._first, self._count = time.monotonic(), None, 0
+        self._ready: deque[TextEvent] = deque()
+        self._pumping: asyncio.Task[None] | None = None
 
-    @property
-    def num_ready(self) -> int:
-        return (self._request.params.max_tokens or 0) - self._count if "!burst" in self._text else 0
+    def listen(self, on_ready: Callable[[], object]) -> None:
+        self._on_ready = on_ready
+        self._pumping = self._pumping or asyncio.create_task(self._pump())
+
+    def take(self) -> TextEvent | None:
+        return self._ready.popleft() if self._ready else None
+
+    async def _pump(self) -> None:
+        async for event in self:
+            self._ready.append(event)
+            if "!burst" not in self._text or event.final:
+                self._on_ready()
 
     async def aclose(self) -> None:
         self._closed.set()

@@ -86,6 +86,7 @@ class EngineClient:
         self.observer = observer
         self.adapters = ClientAdapters(options, self._send_adapter_message)
         self._requests: dict[str, InFlight] = {}
+        self._changed: dict[str, InFlight] = {}  # whose consumers have not been told yet
         self._submissions = Submissions(self._requests, self.adapters.engine_ready)
         self._forecast = Forecast(options.max_num_seqs)
         self.tokens_in_flight = 0  # of prompts and texts
@@ -355,15 +356,17 @@ class EngineClient:
             await self._engine.start(start)
             error: QuireError | None = None
             try:
-                async for message in self._engine.messages():
+                async for messages in self._engine.messages():
                     self._watchdog.heard()
-                    if isinstance(message, Ready):
-                        failures = 0
-                        self._engine_ready(message)
-                    elif isinstance(message, Failed):
-                        error = message.error.exception()
-                    else:
-                        self._receive(message)
+                    for message in messages:
+                        if isinstance(message, Ready):
+                            failures = 0
+                            self._engine_ready(message)
+                        elif isinstance(message, Failed):
+                            error = message.error.exception()
+                        else:
+                            self._receive(message)
+                    self._tell_consumers()
             except Exception:  # our bug: from here on no request would hear of anything
                 log.exception("what the engine told could not be passed on")
                 self._fail_all("the server failed")
@@ -429,8 +432,10 @@ class EngineClient:
             if message.record:
                 self._record_step(message.record)
             for event in message.events:
-                if (request := self._requests.get(event.request_id)) and (cancel := request.push(event)):
-                    self._engine.send(cancel)
+                if (request := self._requests.get(event.request_id)) is not None:
+                    self._changed[event.request_id] = request
+                    if (cancel := request.push(event)) is not None:
+                        self._engine.send(cancel)
             self._submissions.update()
         elif isinstance(message, EngineIdle):
             self.scheduler = message.scheduler
@@ -445,6 +450,12 @@ class EngineClient:
             self._cache_resets.receive(message)
         elif isinstance(message, RequestRefused) and (request := self._requests.get(message.request_id)):
             request.refuse(message.error.exception())
+
+    def _tell_consumers(self) -> None:
+        """Once for all messages that came together: what a stream gained by them is one write."""
+        changed, self._changed = self._changed, {}
+        for request in changed.values():
+            request.tell_consumer()
 
     def _record_step(self, record: StepRecord) -> None:
         self.scheduler = record.scheduler

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from array import array
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -45,6 +45,9 @@ class InFlight(Protocol):
     def push(self, event: Any) -> Cancel | None:
         """Take an event of the engine. -> what the engine must be told: a stop string ends a sample on this side"""
 
+    def tell_consumer(self) -> None:
+        """That events have been pushed."""
+
     def crashed(self, sample: int) -> None:
         """An engine died while it worked on this sample, or on this text of the submission."""
 
@@ -80,7 +83,8 @@ class GenerateStream:
         self.waiting = True
         self.owner, self.moved = owner, False
         self._last_token: dict[int, float] = {}  # when each sample last gained one
-        self._queue: asyncio.Queue[TextEvent | QuireError] = asyncio.Queue()
+        self._ready: deque[TextEvent | QuireError] = deque()
+        self._on_ready: Callable[[], object] = _nothing
         self._timer: asyncio.TimerHandle | None = None
         if request.deadline is not None:
             left = request.deadline - time.monotonic() + EXPIRY_DELAY
@@ -93,10 +97,6 @@ class GenerateStream:
     @property
     def record(self) -> RequestRecord | None:
         return self.live.record
-
-    @property
-    def num_ready(self) -> int:
-        return self._queue.qsize()
 
     def submission(self) -> list[ToEngine]:
         ended = [Cancel(self.id, index) for index in self.live.ended_samples]
@@ -130,17 +130,21 @@ class GenerateStream:
             self._last_token[event.index] = now
 
     def _put(self, event: TextEvent) -> None:
-        self._queue.put_nowait(event)
+        self._ready.append(event)
         if event.final:
             self._end()
+
+    def tell_consumer(self) -> None:
+        self._on_ready()
 
     def crashed(self, sample: int) -> None:
         self.crashes[sample] += 1
 
     def refuse(self, error: QuireError) -> None:
         self.live.fail(error.message)
-        self._queue.put_nowait(error)
+        self._ready.append(error)
         self._end()
+        self.tell_consumer()
 
     def _end(self) -> None:
         if self._timer is not None:
@@ -149,19 +153,33 @@ class GenerateStream:
 
     def fail(self, reason: str, finish_reason: FinishReason = "error") -> None:
         self._put(self.live.fail(reason, finish_reason))
+        self.tell_consumer()
+
+    def listen(self, on_ready: Callable[[], object]) -> None:
+        self._on_ready = on_ready
+
+    def take(self) -> TextEvent | None:
+        if not self._ready:
+            return None
+        event = self._ready.popleft()
+        if isinstance(event, QuireError):
+            raise event
+        if event.finish_reason == "error":
+            raise EngineFailed(event.reason)
+        if event.finish_reason == "cancelled" and self._is_late():
+            raise DeadlinePassed(event.reason, "allow more time, or ask for less")
+        return event
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
+        ready = asyncio.Event()
+        self.listen(ready.set)
         while True:
-            event = await self._queue.get()
-            if isinstance(event, QuireError):
-                raise event
-            if event.finish_reason == "error":
-                raise EngineFailed(event.reason)
-            if event.finish_reason == "cancelled" and self._is_late():
-                raise DeadlinePassed(event.reason, "allow more time, or ask for less")
-            yield event
-            if event.final:
-                return
+            while (event := self.take()) is not None:
+                yield event
+                if event.final:
+                    return
+            await ready.wait()
+            ready.clear()
 
     async def aclose(self) -> None:
         self.owner.cancel(self)
@@ -209,6 +227,8 @@ class EncodeFuture:
         if len(self._results) == len(self.request.texts):
             self._end("stop", None)
 
+    def tell_consumer(self) -> None: ...
+
     def crashed(self, sample: int) -> None:
         self.crashes[self._submitted[sample]] += 1
 
@@ -241,3 +261,6 @@ class EncodeFuture:
         if not self._done.done():  # the caller may have left
             self._done.set_exception(error) if error else self._done.set_result(None)
         self.owner.request_ended(self)
+
+
+def _nothing() -> None: ...

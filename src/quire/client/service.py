@@ -1,7 +1,7 @@
 """What the server and the commands ask of an engine: text in, text out."""
 
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -70,9 +70,11 @@ class TextStream(Protocol):
     def record(self) -> RequestRecord | None:
         """Once it has ended or was closed."""
 
-    @property
-    def num_ready(self) -> int:
-        """Events that can be had without waiting."""
+    def listen(self, on_ready: Callable[[], object]) -> None:
+        """Call it whenever `take` has something new: once for all that came together."""
+
+    def take(self) -> TextEvent | None:
+        """The next event; None while there is none. Raises why a request has no answer."""
 
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 

@@ -1,0 +1,132 @@
+"""The events of all requests of a call, and what consumes them."""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quire.core.errors import EngineFailed, Unavailable
+from quire.server.access.request_context import current_request_context
+from quire.server.access.resumption import Resumption, delivered
+from quire.server.dialects.dialect import Call
+from quire.server.errors import Aborted
+from quire.server.http.wire_format import WireFormat
+from quire.text.event import TextEvent
+
+if TYPE_CHECKING:
+    from quire.client.service import TextStream
+
+MAX_WRITE_BYTES = 1 << 16  # frames that are ready together are sent together, up to this size
+
+
+class CallEvents:
+    """`take` them whenever `listen` tells that there are some, until `ended`."""
+
+    def __init__(self, streams: list["TextStream"]) -> None:
+        self._streams = streams
+        self._running = list(enumerate(streams))
+
+    @property
+    def ended(self) -> bool:
+        return not self._running
+
+    def listen(self, on_ready: Callable[[], object]) -> None:
+        """It is called in the context of the caller, which knows the request."""
+        on_ready = partial(copy_context().run, on_ready)
+        for stream in self._streams:
+            stream.listen(on_ready)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.listen(_nothing)
+
+    def take(self) -> tuple[int, TextEvent] | None:
+        """The next event, with the index of its request; None while there is none. Raises why a request failed."""
+        for running in self._running:
+            index, stream = running
+            if (event := stream.take()) is not None:
+                if event.finish_reason is not None:
+                    _check(event)
+                    if event.final:
+                        self._running.remove(running)
+                return index, event
+        return None
+
+
+async def consume(streams: list["TextStream"], handle: Callable[[int, TextEvent], object]) -> None:
+    """Hand every event to `handle` as it comes, until all requests have ended. Raises why one failed."""
+    events = CallEvents(streams)
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take_all() -> None:
+        try:
+            while not done.done() and (taken := events.take()) is not None:
+                handle(*taken)
+            if events.ended and not done.done():
+                done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+
+    events.listen(take_all)
+    take_all()
+    try:
+        await done
+    finally:
+        events.close()
+
+
+class CallFrames:
+    """The bytes of a streamed answer. Of a resumed one, frames of events that were delivered are not sent again."""
+
+    def __init__(
+        self, wire: WireFormat, call: Call, streams: list["TextStream"], resumption: Resumption | None = None
+    ) -> None:
+        self._wire, self._call, self._resumption = wire, call, resumption
+        self._events = CallEvents(streams)
+        self._num_delivered = len(resumption.events) if resumption else 0
+        self.ended = False  # all frames were taken, or the answer failed
+        self.failure: Exception | None = None
+        self.listen, self.close = self._events.listen, self._events.close
+
+    def take(self) -> bytes:
+        """All frames that are ready, up to a size: empty if there are none."""
+        frames: list[bytes] = []
+        num_bytes = 0
+        if self.ended:
+            return b""
+        try:
+            while num_bytes < MAX_WRITE_BYTES and (taken := self._events.take()) is not None:
+                frame = self._frame(*taken)
+                frames.append(frame)
+                num_bytes += len(frame)
+            if self._events.ended:
+                frames += map(self._wire.frame, self._call.end())
+                frames.append(self._wire.last)
+                self.ended = True
+        except Exception as error:
+            self.failure, self.ended = error, True
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def _frame(self, prompt: int, event: TextEvent) -> bytes:
+        chunks = self._call.chunks(prompt, event)
+        if self._num_delivered:
+            self._num_delivered -= 1
+            return b""
+        frame = b"".join(map(self._wire.frame, chunks))
+        if self._resumption is not None and event.token_ids and not event.final:
+            frame += delivered(event.token_ids)
+        return frame
+
+
+def _check(event: TextEvent) -> None:
+    """Raise why a request ended without an answer, if it did."""
+    if event.finish_reason == "error":
+        raise EngineFailed(event.reason or "the engine could not go on with this request")
+    if event.finish_reason == "cancelled":
+        if (context := current_request_context()) is not None and context.aborted:
+            raise Aborted("the request was cancelled by its id")
+        raise Unavailable(event.reason or "the request was cancelled")
+
+
+def _nothing() -> None: ...
