@@ -21,6 +21,7 @@ from quire.core.request import DraftUsage, IdLogprob, SequenceEvent
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.event import TextEvent
 from quire.text.stream import CompletionText
+from quire.text.tokenizers.tokenizer import WholeTexts
 
 BOS, EOS = 256, 257
 
@@ -40,6 +41,9 @@ class ByteTokenizer:
     chat_template = CHATML
     special_ids = frozenset({BOS, EOS})
     strips_space = False
+
+    def __init__(self) -> None:
+        self.whole_texts = {True: WholeTexts(self, self.special_ids), False: WholeTexts(self, frozenset())}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())

@@ -427,6 +427,9 @@ class EngineClient:
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, StepDone | Encoded):
+            if isinstance(message, StepDone) and message.tokens:
+                self._num_fruitless = 0
+                self._receive_tokens(message.tokens)
             if message.events:
                 self._num_fruitless = 0
             if message.record:
@@ -450,6 +453,15 @@ class EngineClient:
             self._cache_resets.receive(message)
         elif isinstance(message, RequestRefused) and (request := self._requests.get(message.request_id)):
             request.refuse(message.error.exception())
+
+    def _receive_tokens(self, tokens: dict[str, list[int]]) -> None:
+        now = time.monotonic()
+        for request_id, gained in tokens.items():
+            request = self._requests.get(request_id)
+            if isinstance(request, GenerateStream):
+                self._changed[request_id] = request
+                if (cancel := request.push_tokens(gained, now)) is not None:
+                    self._engine.send(cancel)
 
     def _tell_consumers(self) -> None:
         """Once for all messages that came together: what a stream gained by them is one write."""

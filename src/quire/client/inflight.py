@@ -116,18 +116,29 @@ class GenerateStream:
             del self.crashes[event.index]
             self.num_kills = 0
         if event.tokens:
-            self._count_tokens(event)
+            self._count_tokens(event.index, len(event.tokens), time.monotonic())
         self._put(text)
         return Cancel(self.id, event.index) if text.finish_reason and not event.finish_reason else None
 
-    def _count_tokens(self, event: SequenceEvent) -> None:
+    def push_tokens(self, tokens: list[int], now: float) -> Cancel | None:
+        """`push` of an event that has nothing but these tokens of the first sample; most have."""
+        text = self.live.push_tokens(tokens, now)
+        if text is None:
+            return self.push(SequenceEvent(request_id=self.id, index=0, tokens=tokens))
+        if self.crashes:
+            del self.crashes[0]
+        self.num_kills = 0
+        self._count_tokens(0, len(tokens), now)
+        self._ready.append(text)
+        return None
+
+    def _count_tokens(self, sample: int, num_tokens: int, now: float) -> None:
         if self.waiting:
             self.owner.request_started(self)
         if (observer := self.owner.observer) is not None:
-            now = time.monotonic()
-            if event.index in self._last_token:
-                observer.token(now - self._last_token[event.index], len(event.tokens))
-            self._last_token[event.index] = now
+            if (last := self._last_token.get(sample)) is not None:
+                observer.token(now - last, num_tokens)
+            self._last_token[sample] = now
 
     def _put(self, event: TextEvent) -> None:
         self._ready.append(event)

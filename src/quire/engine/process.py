@@ -10,12 +10,14 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quire.core.encode_request import EncodeRequest
 from quire.core.errors import QuireError, Unsupported
+from quire.core.records import StepRecord
 from quire.core.request import Request
 from quire.engine.adapter_loader import AdapterLoader, load_adapters
 from quire.engine.engine import Engine
@@ -48,6 +50,7 @@ from quire.engine.messages import (
 from quire.engine.options import SPECULATION, EngineOptions
 from quire.engine.protocol import EngineLoop
 from quire.engine.start import load_tokenizer, new_executor, task_of
+from quire.engine.step_report import StepReport
 from quire.ipc.active_work import MESSAGE, ActiveWork
 from quire.ipc.channel import Channel
 
@@ -101,7 +104,7 @@ def _serve_generation(
     if executor.transfer is not None:
         server.wake_for(executor.transfer.news.fileno())
     server.send(Ready(engine.capacity))
-    _serve(engine, server, StepDone, active_work, adapters)
+    _serve(engine, server, StepReport().message, active_work, adapters)
     engine.stop()
 
 
@@ -127,7 +130,7 @@ def _serve_encoder(path: Path, options: EngineOptions, server: "_Server", active
 def _serve(
     engine: EngineLoop,
     server: "_Server",
-    report: type[StepDone] | type[Encoded],
+    report: Callable[[list[Any], StepRecord | None], StepDone | Encoded],
     active_work: ActiveWork,
     adapters: AdapterLoader | None = None,
 ) -> None:

@@ -20,7 +20,7 @@ class CompletionText:
         self._params = params
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, _tail(tokenizer, prompt_ids))
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
-        self._num_tokens = 0
+        self._num_tokens = 0  # counted where there are stop strings
         self._ended = False
 
     def push(self, event: SequenceEvent) -> TextEvent:
@@ -46,6 +46,10 @@ class CompletionText:
                 out.cumulative_logprob = None  # it includes the dropped tokens
         self._ended = out.finish_reason is not None
         return out
+
+    def text_of(self, tokens: list[int]) -> str | None:
+        """The text of tokens that do not end the completion; None if it has stop strings: then `push` them."""
+        return None if self._params.stop else self._detokenizer.push(tokens)
 
     def _text_of(self, event: SequenceEvent) -> tuple[str, int, str | None]:
         """The text that may be shown, how many of the tokens belong to it, and the stop string that ended it."""

@@ -11,13 +11,12 @@ from quire.server.access.request_context import current_request_context
 from quire.server.access.resumption import Resumption, delivered
 from quire.server.dialects.dialect import Call
 from quire.server.errors import Aborted
+from quire.server.http.event_stream import MAX_WRITE_BYTES
 from quire.server.http.wire_format import WireFormat
 from quire.text.event import TextEvent
 
 if TYPE_CHECKING:
     from quire.client.service import TextStream
-
-MAX_WRITE_BYTES = 1 << 16  # frames that are ready together are sent together, up to this size
 
 
 class CallEvents:
@@ -90,23 +89,19 @@ class CallFrames:
         self.listen, self.close = self._events.listen, self._events.close
 
     def take(self) -> bytes:
-        """All frames that are ready, up to a size: empty if there are none."""
-        frames: list[bytes] = []
-        num_bytes = 0
+        """All frames that are ready, or MAX_WRITE_BYTES and more of them; empty if there are none."""
+        frames = b""
         if self.ended:
-            return b""
+            return frames
         try:
-            while num_bytes < MAX_WRITE_BYTES and (taken := self._events.take()) is not None:
-                frame = self._frame(*taken)
-                frames.append(frame)
-                num_bytes += len(frame)
+            while len(frames) < MAX_WRITE_BYTES and (taken := self._events.take()) is not None:
+                frames += self._frame(*taken)
             if self._events.ended:
-                frames += map(self._wire.frame, self._call.end())
-                frames.append(self._wire.last)
+                frames += b"".join(map(self._wire.frame, self._call.end())) + self._wire.last
                 self.ended = True
         except Exception as error:
             self.failure, self.ended = error, True
-        return frames[0] if len(frames) == 1 else b"".join(frames)
+        return frames
 
     def _frame(self, prompt: int, event: TextEvent) -> bytes:
         chunks = self._call.chunks(prompt, event)
