@@ -7,7 +7,6 @@ import asyncio
 import math
 import time
 from array import array
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import ClassVar
@@ -80,15 +79,16 @@ class FakeStream:
         self.id = request.id
         self.record: RequestRecord | None = None
         self._arrival, self._first, self._count = time.monotonic(), None, 0
-        self._ready: deque[TextEvent] = deque()
+        self._ready: list[TextEvent] = []
         self._pumping: asyncio.Task[None] | None = None
 
     def listen(self, on_ready: Callable[[], object]) -> None:
         self._on_ready = on_ready
         self._pumping = self._pumping or asyncio.create_task(self._pump())
 
-    def take(self) -> TextEvent | None:
-        return self._ready.popleft() if self._ready else None
+    def take(self) -> list[TextEvent]:
+        ready, self._ready = self._ready, []
+        return ready
 
     async def _pump(self) -> None:
         async for event in self:

@@ -26,7 +26,7 @@ from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
 from quire.client.model_info import model_info
 from quire.client.prompt import Prompter
-from quire.client.service import ModelInfo, Observer, State
+from quire.client.service import ModelInfo, Observer, State, TokenGap
 from quire.client.submissions import Submissions, num_crashes
 from quire.client.tasks import check_task
 from quire.client.watchdog import Watchdog
@@ -455,19 +455,22 @@ class EngineClient:
             request.refuse(message.error.exception())
 
     def _receive_tokens(self, tokens: dict[str, list[int]]) -> None:
-        now = time.monotonic()
+        """`StepDone.tokens`: all that most streams get of a step, so it has little to do for each."""
+        now, gaps = time.monotonic(), list[TokenGap]()
         for request_id, gained in tokens.items():
             request = self._requests.get(request_id)
             if isinstance(request, GenerateStream):
                 self._changed[request_id] = request
-                if (cancel := request.push_tokens(gained, now)) is not None:
+                if (cancel := request.push_tokens(gained, now, gaps)) is not None:
                     self._engine.send(cancel)
+        if self.observer is not None:
+            self.observer.tokens(gaps)
 
     def _tell_consumers(self) -> None:
         """Once for all messages that came together: what a stream gained by them is one write."""
         changed, self._changed = self._changed, {}
         for request in changed.values():
-            request.tell_consumer()
+            request.on_ready()
 
     def _record_step(self, record: StepRecord) -> None:
         self.scheduler = record.scheduler

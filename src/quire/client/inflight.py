@@ -3,13 +3,13 @@
 import asyncio
 import time
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
 from quire.client.live_request import LiveRequest
-from quire.client.service import Observer
+from quire.client.service import Observer, TokenGap
 from quire.core.encode_request import EncodeEvent, EncodeRequest
 from quire.core.errors import DeadlinePassed, EngineFailed, QuireError, Unavailable
 from quire.core.records import RequestRecord
@@ -31,6 +31,7 @@ class InFlight(Protocol):
     waiting: bool  # it has no output yet
     owner: "RequestOwner"  # the client of its engine
     moved: bool  # it was given from one engine to another
+    on_ready: Callable[[], object]  # called when events have been pushed
 
     @property
     def record(self) -> RequestRecord | None:
@@ -44,9 +45,6 @@ class InFlight(Protocol):
 
     def push(self, event: Any) -> Cancel | None:
         """Take an event of the engine. -> what the engine must be told: a stop string ends a sample on this side"""
-
-    def tell_consumer(self) -> None:
-        """That events have been pushed."""
 
     def crashed(self, sample: int) -> None:
         """An engine died while it worked on this sample, or on this text of the submission."""
@@ -83,8 +81,8 @@ class GenerateStream:
         self.waiting = True
         self.owner, self.moved = owner, False
         self._last_token: dict[int, float] = {}  # when each sample last gained one
-        self._ready: deque[TextEvent | QuireError] = deque()
-        self._on_ready: Callable[[], object] = _nothing
+        self._ready: list[TextEvent] = []
+        self.on_ready: Callable[[], object] = _nothing
         self._timer: asyncio.TimerHandle | None = None
         if request.deadline is not None:
             left = request.deadline - time.monotonic() + EXPIRY_DELAY
@@ -120,15 +118,20 @@ class GenerateStream:
         self._put(text)
         return Cancel(self.id, event.index) if text.finish_reason and not event.finish_reason else None
 
-    def push_tokens(self, tokens: list[int], now: float) -> Cancel | None:
-        """`push` of an event that has nothing but these tokens of the first sample; most have."""
+    def push_tokens(self, tokens: list[int], now: float, gaps: list[TokenGap]) -> Cancel | None:
+        """`push` of an event that has nothing but these tokens of the first sample, as most do. `gaps` are for the
+        observer."""
         text = self.live.push_tokens(tokens, now)
         if text is None:
             return self.push(SequenceEvent(request_id=self.id, index=0, tokens=tokens))
         if self.crashes:
             del self.crashes[0]
         self.num_kills = 0
-        self._count_tokens(0, len(tokens), now)
+        if self.waiting:
+            self.owner.request_started(self)
+        if (last := self._last_token.get(0)) is not None:
+            gaps.append((now - last, len(tokens)))
+        self._last_token[0] = now
         self._ready.append(text)
         return None
 
@@ -137,25 +140,26 @@ class GenerateStream:
             self.owner.request_started(self)
         if (observer := self.owner.observer) is not None:
             if (last := self._last_token.get(sample)) is not None:
-                observer.token(now - last, num_tokens)
+                observer.tokens([(now - last, num_tokens)])
             self._last_token[sample] = now
 
     def _put(self, event: TextEvent) -> None:
+        if event.finish_reason == "error" and event.error is None:
+            event.error = EngineFailed(event.reason)
+        elif event.finish_reason == "cancelled" and self._is_late():
+            event.error = DeadlinePassed(event.reason, "allow more time, or ask for less")
         self._ready.append(event)
         if event.final:
             self._end()
-
-    def tell_consumer(self) -> None:
-        self._on_ready()
 
     def crashed(self, sample: int) -> None:
         self.crashes[sample] += 1
 
     def refuse(self, error: QuireError) -> None:
-        self.live.fail(error.message)
-        self._ready.append(error)
-        self._end()
-        self.tell_consumer()
+        event = self.live.fail(error.message)
+        event.error = error
+        self._put(event)
+        self.on_ready()
 
     def _end(self) -> None:
         if self._timer is not None:
@@ -164,28 +168,22 @@ class GenerateStream:
 
     def fail(self, reason: str, finish_reason: FinishReason = "error") -> None:
         self._put(self.live.fail(reason, finish_reason))
-        self.tell_consumer()
+        self.on_ready()
 
     def listen(self, on_ready: Callable[[], object]) -> None:
-        self._on_ready = on_ready
+        self.on_ready = on_ready
 
-    def take(self) -> TextEvent | None:
-        if not self._ready:
-            return None
-        event = self._ready.popleft()
-        if isinstance(event, QuireError):
-            raise event
-        if event.finish_reason == "error":
-            raise EngineFailed(event.reason)
-        if event.finish_reason == "cancelled" and self._is_late():
-            raise DeadlinePassed(event.reason, "allow more time, or ask for less")
-        return event
+    def take(self) -> list[TextEvent]:
+        ready, self._ready = self._ready, []
+        return ready
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         ready = asyncio.Event()
         self.listen(ready.set)
         while True:
-            while (event := self.take()) is not None:
+            for event in self.take():
+                if event.error is not None:
+                    raise event.error
                 yield event
                 if event.final:
                     return
@@ -216,6 +214,7 @@ class EncodeFuture:
         self._submitted: list[int] = []  # texts that the engine has been given
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.owner, self.moved = owner, False
+        self.on_ready: Callable[[], object] = _nothing
 
     @property
     def finished(self) -> bool:
@@ -237,8 +236,6 @@ class EncodeFuture:
         self.num_kills = 0
         if len(self._results) == len(self.request.texts):
             self._end("stop", None)
-
-    def tell_consumer(self) -> None: ...
 
     def crashed(self, sample: int) -> None:
         self.crashes[self._submitted[sample]] += 1

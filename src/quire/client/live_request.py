@@ -24,6 +24,7 @@ class LiveRequest:
         self._mu: list[float | None] = [None] * request.params.n
         before = request.start_ids or request.prompt_ids
         self._samples = [CompletionText(tokenizer, request.params, before) for _ in range(request.params.n)]
+        self._text_of = self._samples[0].text_of
         self._ended = [False] * request.params.n
         self._num_prompt = len(request.prompt_ids)
         self._num_prompt_logprobs = 0  # delivered
@@ -65,12 +66,13 @@ class LiveRequest:
 
     def push_tokens(self, tokens: list[int], now: float) -> TextEvent | None:
         """`push` of tokens of the first sample, at time.monotonic(). None if it is not that simple."""
-        if self.finished or self._ended[0] or (text := self._samples[0].text_of(tokens)) is None:
+        if self._text_of is None or self.finished or self._ended[0]:
             return None
         self._tokens[0] += tokens
         self._last = now
-        self._first = self._first or now
-        event = TextEvent(0, text, tokens)
+        if self._first is None:
+            self._first = now
+        event = TextEvent(0, self._text_of(tokens), tokens)
         event.num_prompt_tokens, event.num_cached_tokens = self._num_prompt, self._num_cached
         if self._drafts.num_tokens:
             event.drafts = self._drafts

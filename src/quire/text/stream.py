@@ -1,6 +1,6 @@
 """From the sampled ids of a completion to its text: detokenizer, stop strings and the texts of logprobs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.core.params import SamplingParams
 from quire.core.request import IdLogprob, SequenceEvent
@@ -22,6 +22,8 @@ class CompletionText:
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._num_tokens = 0  # counted where there are stop strings
         self._ended = False
+        # Instead of `push`, for tokens that end nothing, where no stop string is looked for.
+        self.text_of: Callable[[Sequence[int]], str] | None = None if params.stop else self._detokenizer.push
 
     def push(self, event: SequenceEvent) -> TextEvent:
         assert not self._ended, f"completion {event.index} of {event.request_id} has ended"
@@ -46,10 +48,6 @@ class CompletionText:
                 out.cumulative_logprob = None  # it includes the dropped tokens
         self._ended = out.finish_reason is not None
         return out
-
-    def text_of(self, tokens: list[int]) -> str | None:
-        """The text of tokens that do not end the completion; None if it has stop strings: then `push` them."""
-        return None if self._params.stop else self._detokenizer.push(tokens)
 
     def _text_of(self, event: SequenceEvent) -> tuple[str, int, str | None]:
         """The text that may be shown, how many of the tokens belong to it, and the stop string that ended it."""

@@ -1,7 +1,7 @@
 """The events of all requests of a call, and what consumes them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +11,6 @@ from quire.server.access.request_context import current_request_context
 from quire.server.access.resumption import Resumption, delivered
 from quire.server.dialects.dialect import Call
 from quire.server.errors import Aborted
-from quire.server.http.event_stream import MAX_WRITE_BYTES
 from quire.server.http.wire_format import WireFormat
 from quire.text.event import TextEvent
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CallEvents:
-    """`take` them whenever `listen` tells that there are some, until `ended`."""
+    """`take` them whenever `listen` tells that there are some, until they have `ended`."""
 
     def __init__(self, streams: list["TextStream"]) -> None:
         self._streams = streams
@@ -40,17 +39,16 @@ class CallEvents:
         for stream in self._streams:
             stream.listen(_nothing)
 
-    def take(self) -> tuple[int, TextEvent] | None:
-        """The next event, with the index of its request; None while there is none. Raises why a request failed."""
-        for running in self._running:
+    def take(self) -> Iterator[tuple[int, TextEvent]]:
+        """Those that are there, each with the index of its request. Raises why a request has no answer."""
+        for running in tuple(self._running):
             index, stream = running
-            if (event := stream.take()) is not None:
+            for event in stream.take():
                 if event.finish_reason is not None:
                     _check(event)
                     if event.final:
                         self._running.remove(running)
-                return index, event
-        return None
+                yield index, event
 
 
 async def consume(streams: list["TextStream"], handle: Callable[[int, TextEvent], object]) -> None:
@@ -60,12 +58,13 @@ async def consume(streams: list["TextStream"], handle: Callable[[int, TextEvent]
 
     def take_all() -> None:
         try:
-            while not done.done() and (taken := events.take()) is not None:
-                handle(*taken)
+            for prompt, event in events.take():
+                handle(prompt, event)
             if events.ended and not done.done():
                 done.set_result(None)
         except Exception as error:
-            done.set_exception(error)
+            if not done.done():
+                done.set_exception(error)
 
     events.listen(take_all)
     take_all()
@@ -89,16 +88,16 @@ class CallFrames:
         self.listen, self.close = self._events.listen, self._events.close
 
     def take(self) -> bytes:
-        """All frames that are ready, or MAX_WRITE_BYTES and more of them; empty if there are none."""
+        """All frames that are ready; empty if there are none."""
         frames = b""
         if self.ended:
             return frames
         try:
-            while len(frames) < MAX_WRITE_BYTES and (taken := self._events.take()) is not None:
-                frames += self._frame(*taken)
+            for prompt, event in self._events.take():
+                frames += self._frame(prompt, event)
             if self._events.ended:
-                frames += b"".join(map(self._wire.frame, self._call.end())) + self._wire.last
                 self.ended = True
+                frames += self._framed(self._call.end()) + self._wire.last
         except Exception as error:
             self.failure, self.ended = error, True
         return frames
@@ -108,14 +107,21 @@ class CallFrames:
         if self._num_delivered:
             self._num_delivered -= 1
             return b""
-        frame = b"".join(map(self._wire.frame, chunks))
+        frame = self._framed(chunks)
         if self._resumption is not None and event.token_ids and not event.final:
             frame += delivered(event.token_ids)
         return frame
 
+    def _framed(self, chunks: list[object]) -> bytes:
+        if len(chunks) == 1 and type(chunks[0]) is bytes:
+            return chunks[0]
+        return b"".join([chunk if type(chunk) is bytes else self._wire.frame(chunk) for chunk in chunks])
+
 
 def _check(event: TextEvent) -> None:
     """Raise why a request ended without an answer, if it did."""
+    if event.error is not None:
+        raise event.error
     if event.finish_reason == "error":
         raise EngineFailed(event.reason or "the engine could not go on with this request")
     if event.finish_reason == "cancelled":

@@ -1,8 +1,10 @@
-"""JSON that is sent again and again with another text in one place."""
+"""A frame that is sent again and again with another text in one place."""
 
 from uuid import uuid4
 
 import msgspec
+
+from quire.server.http.wire_format import WireFormat
 
 TEXT = uuid4().hex  # stands for the text: no client can know it
 
@@ -11,10 +13,10 @@ _ENCODED = _encode(TEXT)
 
 
 class TextTemplate:
-    def __init__(self, example: object) -> None:
+    def __init__(self, wire: WireFormat, example: object) -> None:
         """`example` has `TEXT` in one place."""
-        self._before, self._after = _encode(example).split(_ENCODED)
+        self._before, self._after = wire.frame(example).split(_ENCODED)
 
-    def fill(self, text: str) -> msgspec.Raw:
-        """What encodes to the same bytes as the example with this text."""
-        return msgspec.Raw(self._before + _encode(text) + self._after)
+    def fill(self, text: str) -> bytes:
+        """The same bytes as the frame of the example with this text."""
+        return self._before + _encode(text) + self._after

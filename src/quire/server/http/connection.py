@@ -156,11 +156,7 @@ class BodyWriter:
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
-
-    @property
-    def is_paused(self) -> bool:
-        """The client reads too slowly: ASGI's `send` waits for it."""
-        return self._cycle.flow.write_paused
+        self.flow = cycle.flow  # `write_paused`: the client reads too slowly, and ASGI's `send` would wait
 
     def write(self, part: bytes) -> None:
         """Nothing happens if the client is gone."""

@@ -16,8 +16,6 @@ from quire.server.errors import ClientDisconnected
 from quire.server.http.connection import BODY_WRITER, BodyWriter
 from quire.server.http.wire_format import WireFormat
 
-MAX_WRITE_BYTES = 1 << 16  # what is ready at the same time is one write, up to about this size
-
 T = TypeVar("T")
 log = logging.getLogger("quire.server")
 
@@ -40,7 +38,7 @@ class Frames(Protocol):
     def listen(self, on_ready: Callable[[], object]) -> None: ...
 
     def take(self) -> bytes:
-        """All that is ready, or MAX_WRITE_BYTES and more of it; empty if nothing is."""
+        """All that is ready; empty if nothing is."""
 
     def close(self) -> None:
         """Listen no more."""
@@ -155,11 +153,11 @@ class FrameStream(EventStream):
 
     def _on_ready(self) -> None:
         writer = self._writer
-        if writer is not None and not writer.is_paused:
+        if writer is not None and not writer.flow.write_paused:
             if part := self._frames.take():
                 writer.write(part)
                 self._last_sent = self._clock()
-            if not self._frames.ended and len(part) < MAX_WRITE_BYTES:
+            if not self._frames.ended:
                 return
         self._woken.set()
 
