@@ -171,4 +171,5 @@ async def _submit(service: "Service", call: Call) -> list["TextStream"]:
 
 
 async def _close(streams: list["TextStream"]) -> None:
-    await asyncio.gather(*(stream.aclose() for stream in streams))
+    for stream in streams:
+        await stream.aclose()

@@ -152,6 +152,8 @@ class CompletionCall:
         choice = CompletionChoice(index=index, text=event.text, finish_reason=event.finish_reason)
         if event.finish_reason:
             choice.stop_reason = event.stop_reason
+        if self._has_plain_chunks:
+            return [self._chunk([choice])]
         if self._ids_too:
             choice.token_ids = event.token_ids
         first = index not in self._offsets
