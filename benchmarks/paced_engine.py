@@ -10,12 +10,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 
 from quire.client.engine_process import EngineProcess
 from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
-from quire.engine.messages import Cancel, PingEngine, EngineAnswered, Ready, StepDone, Submit, decode_to_engine, encode
+from quire.engine import process
+from quire.engine.messages import Cancel, EngineAnswered, PingEngine, Ready, StepDone, Submit, decode_to_engine, encode
 from quire.executors.protocol import Capacity
 from quire.ipc.channel import Channel
 
@@ -75,11 +75,8 @@ class PacedEngine:
 
 
 def _report() -> Callable[[list[SequenceEvent], StepRecord], StepDone]:
-    if find_spec("quire.engine.step_report") is None:  # an older tree, measured beside this one
-        return StepDone
-    from quire.engine.step_report import StepReport
-
-    return StepReport().message
+    """An older tree, which is measured beside this one, has no StepReport."""
+    return process.StepReport().message if hasattr(process, "StepReport") else StepDone
 
 
 def run_engine(step_seconds: float, file: int) -> None:

@@ -252,10 +252,14 @@ def main() -> None:
             for word in (f"--{name.replace('_', '-')}", str(value))
         ]  # fmt: skip
         servers = []
-        program = ("benchmarks.paced_engine", "serve", str(args.step_ms)) if args.step_ms else ("quire.cli.main", "serve")
+        program = (
+            ("benchmarks.paced_engine", "serve", str(args.step_ms)) if args.step_ms else ("quire.cli.main", "serve")
+        )
         for tree, source in (("this", None), *([("other", args.other)] if args.other else [])):
             with in_tree(source):
-                servers.append(Server(tree, *stack.enter_context(own_server(options["model"], *flags, program=program))))
+                servers.append(
+                    Server(tree, *stack.enter_context(own_server(options["model"], *flags, program=program)))
+                )
         offline = Offline(None, args.step_ms / 1e3)
         if not args.step_ms:
             command = [sys.executable, "-m", "benchmarks.served_offline", json.dumps(options)]

@@ -14,7 +14,7 @@ from typing import ClassVar
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.client.generate_request import GenerateRequest
 from quire.client.generation_config import GenerationConfig
-from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
+from quire.core.errors import BadRequest, EngineFailed, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
 from quire.core.request import DraftUsage, IdLogprob, SequenceEvent
 from quire.text.chat.chat_template import ChatTemplate
@@ -124,6 +124,7 @@ class FakeStream:
                     del samples[index]
                 out.final = not samples
                 out.drafts = self._service.drafts
+                out.error = EngineFailed(out.reason) if out.finish_reason == "error" else None
                 yield out
             position += 1
         self._end("stop")

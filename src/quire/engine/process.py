@@ -18,7 +18,7 @@ from typing import Any
 from quire.core.encode_request import EncodeRequest
 from quire.core.errors import QuireError, Unsupported
 from quire.core.records import StepRecord
-from quire.core.request import Request
+from quire.core.request import Request, SequenceEvent
 from quire.engine.adapter_loader import AdapterLoader, load_adapters
 from quire.engine.engine import Engine
 from quire.engine.messages import (
@@ -50,7 +50,6 @@ from quire.engine.messages import (
 from quire.engine.options import SPECULATION, EngineOptions
 from quire.engine.protocol import EngineLoop
 from quire.engine.start import load_tokenizer, new_executor, task_of
-from quire.engine.step_report import StepReport
 from quire.ipc.active_work import MESSAGE, ActiveWork
 from quire.ipc.channel import Channel
 
@@ -178,6 +177,36 @@ def _serve(
             adapters.update()
         if snapshot := engine.snapshot():
             server.send(LiveSnapshot(snapshot))
+
+
+class StepReport:
+    """Tells the server of steps in few bytes: nearly every event has some tokens of a request, and no more."""
+
+    def __init__(self) -> None:
+        self._num_cached: dict[str, int] = {}  # by request: prompt tokens from the prefix cache, as was told last
+
+    def message(self, events: list[SequenceEvent], record: StepRecord | None) -> StepDone:
+        tokens: dict[str, list[int]] = {}
+        others = []
+        for event in events:
+            if (
+                event.finish_reason is None
+                and event.index == 0
+                and event.logprobs is None
+                and event.prompt_logprobs is None
+                and event.mu is None
+                and not event.verified
+                and event.num_cached == self._num_cached.get(event.request_id, 0)
+                and event.request_id not in tokens
+            ):
+                tokens[event.request_id] = event.tokens
+                continue
+            others.append(event)
+            if event.final:
+                self._num_cached.pop(event.request_id, None)
+            elif event.num_cached:
+                self._num_cached[event.request_id] = event.num_cached
+        return StepDone(others, record, tokens)
 
 
 class _Server:

@@ -6,7 +6,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING
 
-from quire.core.errors import EngineFailed, Unavailable
+from quire.core.errors import QuireError, Unavailable
 from quire.server.access.request_context import current_request_context
 from quire.server.access.resumption import Resumption, delivered
 from quire.server.dialects.dialect import Call
@@ -44,10 +44,10 @@ class CallEvents:
         for running in tuple(self._running):
             index, stream = running
             for event in stream.take():
-                if event.finish_reason is not None:
-                    _check(event)
-                    if event.final:
-                        self._running.remove(running)
+                if event.error is not None or event.finish_reason == "cancelled":
+                    raise _failure(event)
+                if event.final:
+                    self._running.remove(running)
                 yield index, event
 
 
@@ -89,45 +89,34 @@ class CallFrames:
 
     def take(self) -> bytes:
         """All frames that are ready; empty if there are none."""
-        frames = b""
+        frames, frame = b"", self._wire.frame
         if self.ended:
             return frames
         try:
             for prompt, event in self._events.take():
-                frames += self._frame(prompt, event)
+                chunks = self._call.chunks(prompt, event)
+                if self._num_delivered:
+                    self._num_delivered -= 1
+                    continue
+                for chunk in chunks:
+                    frames += chunk if isinstance(chunk, bytes) else frame(chunk)
+                if self._resumption is not None and event.token_ids and not event.final:
+                    frames += delivered(event.token_ids)
             if self._events.ended:
                 self.ended = True
-                frames += self._framed(self._call.end()) + self._wire.last
+                frames += b"".join(map(frame, self._call.end())) + self._wire.last
         except Exception as error:
             self.failure, self.ended = error, True
         return frames
 
-    def _frame(self, prompt: int, event: TextEvent) -> bytes:
-        chunks = self._call.chunks(prompt, event)
-        if self._num_delivered:
-            self._num_delivered -= 1
-            return b""
-        frame = self._framed(chunks)
-        if self._resumption is not None and event.token_ids and not event.final:
-            frame += delivered(event.token_ids)
-        return frame
 
-    def _framed(self, chunks: list[object]) -> bytes:
-        if len(chunks) == 1 and type(chunks[0]) is bytes:
-            return chunks[0]
-        return b"".join([chunk if type(chunk) is bytes else self._wire.frame(chunk) for chunk in chunks])
-
-
-def _check(event: TextEvent) -> None:
-    """Raise why a request ended without an answer, if it did."""
+def _failure(event: TextEvent) -> QuireError:
+    """Why a request ended without an answer."""
     if event.error is not None:
-        raise event.error
-    if event.finish_reason == "error":
-        raise EngineFailed(event.reason or "the engine could not go on with this request")
-    if event.finish_reason == "cancelled":
-        if (context := current_request_context()) is not None and context.aborted:
-            raise Aborted("the request was cancelled by its id")
-        raise Unavailable(event.reason or "the request was cancelled")
+        return event.error
+    if (context := current_request_context()) is not None and context.aborted:
+        return Aborted("the request was cancelled by its id")
+    return Unavailable(event.reason or "the request was cancelled")
 
 
 def _nothing() -> None: ...

@@ -4,8 +4,6 @@ from uuid import uuid4
 
 import msgspec
 
-from quire.server.http.wire_format import WireFormat
-
 TEXT = uuid4().hex  # stands for the text: no client can know it
 
 _encode = msgspec.json.Encoder().encode
@@ -13,10 +11,10 @@ _ENCODED = _encode(TEXT)
 
 
 class TextTemplate:
-    def __init__(self, wire: WireFormat, example: object) -> None:
-        """`example` has `TEXT` in one place."""
-        self._before, self._after = wire.frame(example).split(_ENCODED)
+    def __init__(self, frame: bytes) -> None:
+        """`frame` has `TEXT` in one place, as JSON."""
+        self._before, self._after = frame.split(_ENCODED)
 
     def fill(self, text: str) -> bytes:
-        """The same bytes as the frame of the example with this text."""
+        """The frame with this text."""
         return self._before + _encode(text) + self._after

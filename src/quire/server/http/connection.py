@@ -75,7 +75,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()  # may refuse the request, before there is a cycle
         self._in_head = False
-        self.scope["extensions"] = {BODY_WRITER: BodyWriter(self.cycle)}  # the application has not begun
+        extensions: Any = {BODY_WRITER: BodyWriter(self.cycle)}
+        self.scope["extensions"] = extensions  # before the application begins
 
     def on_message_complete(self) -> None:
         self._receive_timer.stop()

@@ -7,7 +7,7 @@ from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import created_now
 from quire.server.dialects.openai.fields import StreamOptions
-from quire.server.dialects.openai.shapes import WIRE, CompletionObject, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, sse, token_name
 from quire.server.dialects.openai.tool_calls import ToolCallDelta, ToolCallDeltas, merge_tool_calls
 from quire.server.dialects.openai.usage import UsageCounter, write_usage
 from quire.server.dialects.text_template import TEXT, TextTemplate
@@ -183,7 +183,7 @@ class ChatCall:
     def _template(self, index: int, sample: "_SampleState") -> TextTemplate:
         """Of chunks that have nothing but content: most of an answer."""
         if sample.template is None:
-            sample.template = TextTemplate(WIRE, self._chunk([ChatChoice(index=index, delta=Delta(content=TEXT))]))
+            sample.template = TextTemplate(sse(self._chunk([ChatChoice(index=index, delta=Delta(content=TEXT))])))
         return sample.template
 
     def _chunk(self, choices: list[ChatChoice]) -> CompletionObject[ChatChoice]:

@@ -11,7 +11,7 @@ from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, created_now, new_id
 from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params, truncation
-from quire.server.dialects.openai.shapes import WIRE, CompletionObject, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, sse, token_name
 from quire.server.dialects.openai.structured import structured_output
 from quire.server.dialects.openai.text_offsets import TextOffsets, prompt_offsets
 from quire.server.dialects.openai.usage import UsageCounter, write_usage
@@ -140,7 +140,9 @@ class CompletionCall:
 
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
         if self._only_echo:
-            event = msgspec.structs.replace(event, text="", token_ids=[], logprobs=None if event.logprobs is None else [])
+            event = msgspec.structs.replace(
+                event, text="", token_ids=[], logprobs=None if event.logprobs is None else []
+            )
         self._tally.add(prompt, event)
         if event.prompt_logprobs:
             self._prompt_logprobs.setdefault(prompt, []).extend(event.prompt_logprobs)
@@ -175,7 +177,7 @@ class CompletionCall:
     def _template(self, index: int) -> TextTemplate:
         if (template := self._templates.get(index)) is None:
             choice = CompletionChoice(index=index, text=TEXT)
-            template = self._templates[index] = TextTemplate(WIRE, self._chunk([choice]))
+            template = self._templates[index] = TextTemplate(sse(self._chunk([choice])))
         return template
 
     def _chunk(self, choices: list[CompletionChoice]) -> CompletionObject[CompletionChoice]:
