@@ -101,7 +101,7 @@ def test_tokens_are_the_same_text_as_events(tiny_model: Path) -> None:
                     await engine.say(
                         StepDone([event, last] if ends else [event], None, {} if ends else {table.id: [token]})
                     )
-                    one, other = table.take(), events.take()
+                one, other = table.take(), events.take()
                 assert one == other and one[-1].final
                 assert one[-1].finish_reason == ("stop" if stops else "length")
                 cancelled = {message.request_id for message in engine.sent if isinstance(message, Cancel)}
