@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from benchmarks.crowd import metrics
 from benchmarks.machine import describe, note_others
 from benchmarks.own_server import own_server
 from benchmarks.processes import Running, interruptible, running
@@ -68,6 +69,8 @@ class Figures:
     server_us: float
     engine_us: float
     client_us: float
+    steps: float  # of the engine, by tokens of a request: above 1, requests began at different times
+    step_ms: float  # as the engine measures them
     chunks: float  # by token: 1 where every token came by itself
     gap_p50: float
     gap_p99: float
@@ -89,6 +92,11 @@ class Server:
         """Of the server process, and of the engine process."""
         server, engine = (_seconds(process) for process in self._processes)
         return server, engine
+
+    def steps(self) -> tuple[float, float]:
+        """How many the engine made so far, and their seconds."""
+        found = metrics(self.url)
+        return found["quire_step_tokens_count"], found["quire_step_seconds_sum"]
 
 
 def _seconds(process: psutil.Process) -> float:
@@ -133,9 +141,10 @@ class Offline:
 def measure(server: Server, offline: Offline, clients: list[Worker], spec: LoadSpec, users: int, waves: int) -> Figures:
     seconds = offline.seconds(spec, users, waves)
     num_tokens = users * waves * spec.num_output
-    before = server.cpu_seconds()
+    steps, before = server.steps(), server.cpu_seconds()
     parts = ask_all(clients, server.url, spec, users, waves)
     after = server.cpu_seconds()
+    num_steps, step_seconds = (now - at for at, now in zip(steps, server.steps(), strict=True))
     assert sum(part["tokens"] for part in parts) == num_tokens, "not all tokens came"
     gaps = [1e3 * gap for part in parts for gap in part["gaps"]]
     cpu = [used - at for at, used in zip(before, after, strict=True)] + [sum(part["cpu"] for part in parts)]
@@ -148,6 +157,8 @@ def measure(server: Server, offline: Offline, clients: list[Worker], spec: LoadS
         server_us=server_us,
         engine_us=engine_us,
         client_us=client_us,
+        steps=num_steps / (waves * spec.num_output),
+        step_ms=1e3 * step_seconds / num_steps,
         chunks=sum(part["chunks"] for part in parts) / num_tokens,
         gap_p50=percentile(gaps, 50),
         gap_p99=percentile(gaps, 99),
@@ -172,7 +183,7 @@ def table(rounds: list[Figures]) -> str:
     """Medians over the rounds."""
     lines = [
         f"{'tree':<8}{'users':>6}{'offline':>10}{'served':>10}{'share':>8}{'server us':>11}{'engine us':>11}"
-        f"{'client us':>11}{'chunks':>8}{'gap p50':>9}{'p99':>8}{'longest':>9}"
+        f"{'client us':>11}{'steps':>7}{'ms':>8}{'chunks':>8}{'gap p50':>9}{'p99':>8}{'longest':>9}"
     ]
     for tree, users in dict.fromkeys((one.tree, one.users) for one in rounds):
         of = [one for one in rounds if (one.tree, one.users) == (tree, users)]
@@ -183,7 +194,7 @@ def table(rounds: list[Figures]) -> str:
         lines.append(
             f"{tree:<8}{users:>6}{median('offline'):>10.0f}{median('served'):>10.0f}{median('share'):>8.0%}"
             f"{median('server_us'):>11.1f}{median('engine_us'):>11.1f}{median('client_us'):>11.1f}"
-            f"{median('chunks'):>8.2f}{median('gap_p50'):>9.2f}{median('gap_p99'):>8.2f}{median('gap_longest'):>9.1f}"
+            f"{median('steps'):>7.2f}{median('step_ms'):>8.3f}{median('chunks'):>8.2f}{median('gap_p50'):>9.2f}{median('gap_p99'):>8.2f}{median('gap_longest'):>9.1f}"
         )
     return "\n".join(lines)
 
