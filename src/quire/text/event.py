@@ -1,8 +1,6 @@
 """One step of one completion, as text on its way to a client."""
 
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import dataclass, field
 
 from quire.core.errors import QuireError
 from quire.core.request import DraftUsage, FinishReason
@@ -23,10 +21,11 @@ class TokenLogprob:
         return max(self.logprob, LOWEST_LOGPROB)
 
 
-class TextEvent(msgspec.Struct):
+@dataclass(slots=True)
+class TextEvent:
     index: int  # of the completion
     text: str = ""  # new text; a suffix that may yet become a stop string is held back
-    token_ids: list[int] = []
+    token_ids: list[int] = field(default_factory=list)
     logprobs: list[list[TokenLogprob]] | None = None  # for each token: itself first, then the alternatives by rank
     prompt_logprobs: list[list[TokenLogprob]] | None = None
     finish_reason: FinishReason | None = None

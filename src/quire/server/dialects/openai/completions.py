@@ -1,5 +1,6 @@
 """POST /v1/completions"""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -140,9 +141,7 @@ class CompletionCall:
 
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
         if self._only_echo:
-            event = msgspec.structs.replace(
-                event, text="", token_ids=[], logprobs=None if event.logprobs is None else []
-            )
+            event = replace(event, text="", token_ids=[], logprobs=None if event.logprobs is None else [])
         self._tally.add(prompt, event)
         if event.prompt_logprobs:
             self._prompt_logprobs.setdefault(prompt, []).extend(event.prompt_logprobs)
