@@ -87,6 +87,7 @@ def run_engine(step_seconds: float, file: int) -> None:
     )
     channel.send(encode(Ready(capacity)))
     engine.run()
+    channel.close()
 
 
 def main() -> None:
