@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from benchmarks.processes import EngineDied, Running, running
@@ -13,9 +13,11 @@ _ADDRESS = re.compile(r"^serving .* on (\S+)$", re.MULTILINE)
 
 
 @contextmanager
-def own_server(model: str, *flags: str) -> Iterator[tuple[str, Running]]:
+def own_server(
+    model: str, *flags: str, program: Sequence[str] = ("quire.cli.main", "serve")
+) -> Iterator[tuple[str, Running]]:
     """Its address, once it takes requests, and the process."""
-    with running([sys.executable, "-m", "quire.cli.main", "serve", model, "--port", "0", *flags]) as process:
+    with running([sys.executable, "-m", *program, model, "--port", "0", *flags]) as process:
         while (found := _ADDRESS.search(process.said())) is None:
             process.check()
             if time.perf_counter() > process.started + SECONDS_TO_START:

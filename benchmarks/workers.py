@@ -13,20 +13,24 @@ from benchmarks.processes import EngineDied, Running, running
 class Worker:
     def __init__(self, engine: Running) -> None:
         self._engine = engine
-        self._read()  # it is loaded
+        self.read()  # it is loaded
 
     def measure(self, case: Case, seed: int) -> float:
         """Tokens a second."""
         return float(self.ask(json.dumps({"case": asdict(case), "seed": seed})))
 
     def ask(self, line: str) -> str:
+        self.tell(line)
+        return self.read()
+
+    def tell(self, line: str) -> None:
+        """Without waiting for the answer, which `read` returns."""
         stdin = self._engine.process.stdin
         assert stdin is not None
         stdin.write(line + "\n")
         stdin.flush()
-        return self._read()
 
-    def _read(self) -> str:
+    def read(self) -> str:
         stdout = self._engine.process.stdout
         assert stdout is not None
         line = stdout.readline()

@@ -15,6 +15,7 @@ from quire import LLM, AsyncEngine, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
 from quire.client.prompt import LONG_TEXT
+from quire.client.service import TokenGap
 from quire.core.errors import BadCheckpoint, BadRequest, EngineFailed, QueueFull, Unavailable
 from quire.engine.options import EngineOptions
 
@@ -86,7 +87,7 @@ def test_cancelling_frees_the_engine(tiny_model: Path) -> None:
         def rests(self, scheduler: Any) -> None:
             self.held = scheduler.held_blocks
 
-        def token(self, seconds: float, count: int) -> None: ...
+        def tokens(self, gaps: list[TokenGap]) -> None: ...
 
         def request(self, record: Any) -> None: ...
 

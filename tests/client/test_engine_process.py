@@ -25,7 +25,8 @@ def test_it_is_the_engine_of_whoever_takes_it(tiny_model: Path) -> None:
     async def first_word(spawned: EngineProcess) -> tuple[int, object]:
         await spawned.start(Start(str(tiny_model), EngineOptions(model=str(tiny_model))))
         try:
-            return spawned.pid, await anext(spawned.messages())
+            [message] = await anext(spawned.messages())
+            return spawned.pid, message
         finally:
             await spawned.stop()
 

@@ -1,25 +1,26 @@
 """A service without a model: bytes are tokens, and the answer is a function of the prompt and the parameters.
 
 Words in the prompt make it misbehave: !full, !down, !crash, !fail (in the middle), !hang (after two
-tokens), !slow, !burst (says that more events are there already)."""
+tokens), !slow, !burst (all events are there at the same time)."""
 
 import asyncio
 import math
 import time
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import ClassVar
 
 from quire.client.embed_request import Embeddings, EmbedRequest, ScoreRequest, Scores
 from quire.client.generate_request import GenerateRequest
 from quire.client.generation_config import GenerationConfig
-from quire.core.errors import BadRequest, PromptTooLong, QueueFull, Unavailable
+from quire.core.errors import BadRequest, EngineFailed, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
 from quire.core.request import DraftUsage, IdLogprob, SequenceEvent
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.event import TextEvent
 from quire.text.stream import CompletionText
+from quire.text.tokenizers.tokenizer import WholeTexts
 
 BOS, EOS = 256, 257
 
@@ -39,6 +40,9 @@ class ByteTokenizer:
     chat_template = CHATML
     special_ids = frozenset({BOS, EOS})
     strips_space = False
+
+    def __init__(self) -> None:
+        self.whole_texts = {True: WholeTexts(self, self.special_ids), False: WholeTexts(self, frozenset())}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + list(text.encode())
@@ -75,10 +79,22 @@ class FakeStream:
         self.id = request.id
         self.record: RequestRecord | None = None
         self._arrival, self._first, self._count = time.monotonic(), None, 0
+        self._ready: list[TextEvent] = []
+        self._pumping: asyncio.Task[None] | None = None
 
-    @property
-    def num_ready(self) -> int:
-        return (self._request.params.max_tokens or 0) - self._count if "!burst" in self._text else 0
+    def listen(self, on_ready: Callable[[], object]) -> None:
+        self._on_ready = on_ready
+        self._pumping = self._pumping or asyncio.create_task(self._pump())
+
+    def take(self) -> list[TextEvent]:
+        ready, self._ready = self._ready, []
+        return ready
+
+    async def _pump(self) -> None:
+        async for event in self:
+            self._ready.append(event)
+            if "!burst" not in self._text or event.final:
+                self._on_ready()
 
     async def aclose(self) -> None:
         self._closed.set()
@@ -108,6 +124,7 @@ class FakeStream:
                     del samples[index]
                 out.final = not samples
                 out.drafts = self._service.drafts
+                out.error = EngineFailed(out.reason) if out.finish_reason == "error" else None
                 yield out
             position += 1
         self._end("stop")

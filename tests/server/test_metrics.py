@@ -53,7 +53,7 @@ def test_records_become_metrics() -> None:
     metrics.step(step(running=2, waiting=3, num_blocks=10, held_blocks=4, held_slots=64, used_slots=48, preemptions=1))
     metrics.step(step(running=2, waiting=1, num_blocks=10, held_blocks=5, held_slots=80, used_slots=60, preemptions=2,
                       prefix_queries=100, prefix_hits=40))  # fmt: skip
-    metrics.token(0.03, 3)
+    metrics.tokens([(0.03, 3)])
     metrics.request(
         RequestRecord(
             id="a",
@@ -127,7 +127,7 @@ def test_dashboards_made_for_vllm_find_their_names() -> None:
     server = Metrics()
     for name in ("a", "b"):
         server.of(name).step(step(running=2, waiting=1, num_blocks=4, block_size=16, held_blocks=1, preemptions=3))
-        server.of(name).token(0.5, 1)
+        server.of(name).tokens([(0.5, 1)])
         server.of(name).finished["cancelled"] += 1
         server.of(name).request_longest_output.observe(7)
         server.of(name).request_computed.observe(5)

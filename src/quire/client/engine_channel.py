@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections import deque
 from collections.abc import AsyncIterator
 
 from quire.engine.messages import FromEngine, ToEngine, decode_from_engine, encode
@@ -14,7 +13,7 @@ class EngineChannel:
 
     def __init__(self, end: socket.socket) -> None:
         self._channel = Channel(end)
-        self._inbox: deque[bytes] = deque()
+        self._inbox: list[bytes] = []
         self._arrived = asyncio.Event()  # a message, or the end
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._channel.fileno(), self._read)
@@ -26,11 +25,12 @@ class EngineChannel:
             if self._channel.has_unsent:
                 self._loop.add_writer(self._channel.fileno(), self._write)
 
-    async def messages(self) -> AsyncIterator[FromEngine]:
-        """Until the other end is gone, or `end`."""
+    async def messages(self) -> AsyncIterator[list[FromEngine]]:
+        """All that have come, each time some have, until the other end is gone, or `end`."""
         while True:
             while self._inbox:
-                yield decode_from_engine(self._inbox.popleft())
+                inbox, self._inbox = self._inbox, []
+                yield [decode_from_engine(message) for message in inbox]
             if self._channel.ended:
                 return
             self._arrived.clear()

@@ -26,7 +26,7 @@ from quire.client.inflight import EncodeFuture, GenerateStream, InFlight
 from quire.client.live_client import LiveClient
 from quire.client.model_info import model_info
 from quire.client.prompt import Prompter
-from quire.client.service import ModelInfo, Observer, State
+from quire.client.service import ModelInfo, Observer, State, TokenGap
 from quire.client.submissions import Submissions, num_crashes
 from quire.client.tasks import check_task
 from quire.client.watchdog import Watchdog
@@ -86,6 +86,7 @@ class EngineClient:
         self.observer = observer
         self.adapters = ClientAdapters(options, self._send_adapter_message)
         self._requests: dict[str, InFlight] = {}
+        self._changed: dict[str, InFlight] = {}  # whose consumers have not been told yet
         self._submissions = Submissions(self._requests, self.adapters.engine_ready)
         self._forecast = Forecast(options.max_num_seqs)
         self.tokens_in_flight = 0  # of prompts and texts
@@ -360,15 +361,17 @@ class EngineClient:
             await self._engine.start(start)
             error: QuireError | None = None
             try:
-                async for message in self._engine.messages():
+                async for messages in self._engine.messages():
                     self._watchdog.heard()
-                    if isinstance(message, Ready):
-                        failures = 0
-                        self._engine_ready(message)
-                    elif isinstance(message, Failed):
-                        error = message.error.exception()
-                    else:
-                        self._receive(message)
+                    for message in messages:
+                        if isinstance(message, Ready):
+                            failures = 0
+                            self._engine_ready(message)
+                        elif isinstance(message, Failed):
+                            error = message.error.exception()
+                        else:
+                            self._receive(message)
+                    self._tell_consumers()
             except Exception:  # our bug: from here on no request would hear of anything
                 log.exception("what the engine told could not be passed on")
                 self._fail_all("the server failed")
@@ -429,13 +432,18 @@ class EngineClient:
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, StepDone | Encoded):
+            if isinstance(message, StepDone) and message.tokens:
+                self._num_fruitless = 0
+                self._receive_tokens(message.tokens)
             if message.events:
                 self._num_fruitless = 0
             if message.record:
                 self._record_step(message.record)
             for event in message.events:
-                if (request := self._requests.get(event.request_id)) and (cancel := request.push(event)):
-                    self._engine.send(cancel)
+                if (request := self._requests.get(event.request_id)) is not None:
+                    self._changed[event.request_id] = request
+                    if (cancel := request.push(event)) is not None:
+                        self._engine.send(cancel)
             self._submissions.update()
         elif isinstance(message, EngineIdle):
             self.scheduler = message.scheduler
@@ -450,6 +458,24 @@ class EngineClient:
             self._cache_resets.receive(message)
         elif isinstance(message, RequestRefused) and (request := self._requests.get(message.request_id)):
             request.refuse(message.error.exception())
+
+    def _receive_tokens(self, tokens: dict[str, list[int]]) -> None:
+        """`StepDone.tokens`: all that most streams get of a step, so it has little to do for each."""
+        now, gaps = time.monotonic(), list[TokenGap]()
+        for request_id, gained in tokens.items():
+            request = self._requests.get(request_id)
+            if isinstance(request, GenerateStream):
+                self._changed[request_id] = request
+                if (cancel := request.push_tokens(gained, now, gaps)) is not None:
+                    self._engine.send(cancel)
+        if self.observer is not None:
+            self.observer.tokens(gaps)
+
+    def _tell_consumers(self) -> None:
+        """Once for all messages that came together: what a stream gained by them is one write."""
+        changed, self._changed = self._changed, {}
+        for request in changed.values():
+            request.on_ready()
 
     def _record_step(self, record: StepRecord) -> None:
         self.scheduler = record.scheduler

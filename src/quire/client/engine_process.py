@@ -36,8 +36,8 @@ class EngineLink(Protocol):
     def send(self, message: "ToEngine") -> None:
         """Never blocks. A live engine takes any number of messages; `messages` notices a dead one."""
 
-    def messages(self) -> "AsyncIterator[FromEngine]":
-        """What the engine sends, until its process has ended, however it ended."""
+    def messages(self) -> "AsyncIterator[list[FromEngine]]":
+        """What the engine sends, all that is there at a time, until its process has ended, however it ended."""
 
     async def stop(self) -> None: ...
 
@@ -59,7 +59,7 @@ class EngineProcess:
 
     program: Sequence[str] = ("-m", "quire.engine.process")
     send: "Callable[[ToEngine], None]"
-    messages: "Callable[[], AsyncIterator[FromEngine]]"
+    messages: "Callable[[], AsyncIterator[list[FromEngine]]]"
 
     def __init__(self, cpus: Sequence[int] = (), environment: Mapping[str, str] | None = None) -> None:
         """`cpus`: those that it may use; none: all. `environment`: variables besides those of this process."""

@@ -4,12 +4,12 @@ import asyncio
 import time
 from array import array
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
 from quire.client.live_request import LiveRequest
-from quire.client.service import Observer
+from quire.client.service import Observer, TokenGap
 from quire.core.encode_request import EncodeEvent, EncodeRequest
 from quire.core.errors import DeadlinePassed, EngineFailed, QuireError, Unavailable
 from quire.core.records import RequestRecord
@@ -31,6 +31,7 @@ class InFlight(Protocol):
     waiting: bool  # it has no output yet
     owner: "RequestOwner"  # the client of its engine
     left: set[object]  # engine processes that it was taken from: they may still tell of it
+    on_ready: Callable[[], object]  # called when events have been pushed
 
     @property
     def record(self) -> RequestRecord | None:
@@ -80,7 +81,8 @@ class GenerateStream:
         self.waiting = True
         self.owner, self.left = owner, set()
         self._last_token: dict[int, float] = {}  # when each sample last gained one
-        self._queue: asyncio.Queue[TextEvent | QuireError] = asyncio.Queue()
+        self._ready: list[TextEvent] = []
+        self.on_ready: Callable[[], object] = _nothing
         self._timer: asyncio.TimerHandle | None = None
         if request.deadline is not None:
             left = request.deadline - time.monotonic() + EXPIRY_DELAY
@@ -93,10 +95,6 @@ class GenerateStream:
     @property
     def record(self) -> RequestRecord | None:
         return self.live.record
-
-    @property
-    def num_ready(self) -> int:
-        return self._queue.qsize()
 
     def submission(self) -> list[ToEngine]:
         ended = [Cancel(self.id, index) for index in self.live.ended_samples]
@@ -116,21 +114,41 @@ class GenerateStream:
             del self.crashes[event.index]
             self.num_kills = 0
         if event.tokens:
-            self._count_tokens(event)
+            self._count_tokens(event.index, len(event.tokens), time.monotonic())
         self._put(text)
         return Cancel(self.id, event.index) if text.finish_reason and not event.finish_reason else None
 
-    def _count_tokens(self, event: SequenceEvent) -> None:
+    def push_tokens(self, tokens: list[int], now: float, gaps: list[TokenGap]) -> Cancel | None:
+        """`push` of an event that has nothing but these tokens of the first sample, as most do. `gaps` are for the
+        observer."""
+        text = self.live.push_tokens(tokens, now)
+        if text is None:
+            return self.push(SequenceEvent(request_id=self.id, index=0, tokens=tokens))
+        if self.crashes:
+            del self.crashes[0]
+        self.num_kills = 0
+        if self.waiting:
+            self.owner.request_started(self)
+        if (last := self._last_token.get(0)) is not None:
+            gaps.append((now - last, len(tokens)))
+        self._last_token[0] = now
+        self._ready.append(text)
+        return None
+
+    def _count_tokens(self, sample: int, num_tokens: int, now: float) -> None:
         if self.waiting:
             self.owner.request_started(self)
         if (observer := self.owner.observer) is not None:
-            now = time.monotonic()
-            if event.index in self._last_token:
-                observer.token(now - self._last_token[event.index], len(event.tokens))
-            self._last_token[event.index] = now
+            if (last := self._last_token.get(sample)) is not None:
+                observer.tokens([(now - last, num_tokens)])
+            self._last_token[sample] = now
 
     def _put(self, event: TextEvent) -> None:
-        self._queue.put_nowait(event)
+        if event.finish_reason == "error" and event.error is None:
+            event.error = EngineFailed(event.reason)
+        elif event.finish_reason == "cancelled" and self._is_late():
+            event.error = DeadlinePassed(event.reason, "allow more time, or ask for less")
+        self._ready.append(event)
         if event.final:
             self._end()
 
@@ -138,9 +156,10 @@ class GenerateStream:
         self.crashes[sample] += 1
 
     def refuse(self, error: QuireError) -> None:
-        self.live.fail(error.message)
-        self._queue.put_nowait(error)
-        self._end()
+        event = self.live.fail(error.message)
+        event.error = error
+        self._put(event)
+        self.on_ready()
 
     def _end(self) -> None:
         if self._timer is not None:
@@ -149,19 +168,27 @@ class GenerateStream:
 
     def fail(self, reason: str, finish_reason: FinishReason = "error") -> None:
         self._put(self.live.fail(reason, finish_reason))
+        self.on_ready()
+
+    def listen(self, on_ready: Callable[[], object]) -> None:
+        self.on_ready = on_ready
+
+    def take(self) -> list[TextEvent]:
+        ready, self._ready = self._ready, []
+        return ready
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
+        ready = asyncio.Event()
+        self.listen(ready.set)
         while True:
-            event = await self._queue.get()
-            if isinstance(event, QuireError):
-                raise event
-            if event.finish_reason == "error":
-                raise EngineFailed(event.reason)
-            if event.finish_reason == "cancelled" and self._is_late():
-                raise DeadlinePassed(event.reason, "allow more time, or ask for less")
-            yield event
-            if event.final:
-                return
+            for event in self.take():
+                if event.error is not None:
+                    raise event.error
+                yield event
+                if event.final:
+                    return
+            await ready.wait()
+            ready.clear()
 
     async def aclose(self) -> None:
         self.owner.cancel(self)
@@ -188,6 +215,7 @@ class EncodeFuture:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.owner = owner
         self.left: set[object] = set()
+        self.on_ready: Callable[[], object] = _nothing
 
     @property
     def finished(self) -> bool:
@@ -242,3 +270,6 @@ class EncodeFuture:
         if not self._done.done():  # the caller may have left
             self._done.set_exception(error) if error else self._done.set_result(None)
         self.owner.request_ended(self)
+
+
+def _nothing() -> None: ...

@@ -24,7 +24,9 @@ class LiveRequest:
         self._mu: list[float | None] = [None] * request.params.n
         before = request.start_ids or request.prompt_ids
         self._samples = [CompletionText(tokenizer, request.params, before) for _ in range(request.params.n)]
+        self._text_of = self._samples[0].text_of
         self._ended = [False] * request.params.n
+        self._num_prompt = len(request.prompt_ids)
         self._num_prompt_logprobs = 0  # delivered
         self._num_repeated = 0  # prompt logprobs to skip after a resumption
         self._num_cached = 0
@@ -51,7 +53,7 @@ class LiveRequest:
             self._first = self._first or self._last
         if text.finish_reason:
             self._ended[event.index] = True
-        text.num_prompt_tokens = len(self.request.prompt_ids)
+        text.num_prompt_tokens = self._num_prompt
         self._num_cached = text.num_cached_tokens = max(event.num_cached, self._num_cached)
         for num_tokens, num_accepted in event.verified:
             self._drafts.add(num_tokens, num_accepted)
@@ -61,6 +63,20 @@ class LiveRequest:
             assert text.finish_reason
             self._finish(text.finish_reason)
         return text
+
+    def push_tokens(self, tokens: list[int], now: float) -> TextEvent | None:
+        """`push` of tokens of the first sample, at time.monotonic(). None if it is not that simple."""
+        if self._text_of is None or self.finished or self._ended[0]:
+            return None
+        self._tokens[0] += tokens
+        self._last = now
+        if self._first is None:
+            self._first = now
+        event = TextEvent(0, self._text_of(tokens), tokens)
+        event.num_prompt_tokens, event.num_cached_tokens = self._num_prompt, self._num_cached
+        if self._drafts.num_tokens:
+            event.drafts = self._drafts
+        return event
 
     def admit(self, moment: float) -> None:
         """Its first step began at that moment (time.monotonic())."""

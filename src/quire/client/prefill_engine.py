@@ -110,20 +110,21 @@ class PrefillEngine:
             await engine.start(Start(str(path), self.options, adapters, restarted))
             error: QuireError | None = None
             try:
-                async for message in engine.messages():
+                async for messages in engine.messages():
                     self._watchdog.heard()
-                    if isinstance(message, Ready):
-                        if message.task != "generate":
-                            raise Unsupported("prefill_engines are for models that generate", "leave them out")
-                        failures, was_ready, self._is_ready = 0, time.monotonic(), True
-                        self._adapters, wanted = adapters, self._adapters
-                        self.set_adapters(wanted)
-                        if not ready.done():
-                            ready.set_result(None)
-                    elif isinstance(message, Failed):
-                        error = message.error.exception()
-                    else:
-                        self._receive(message)
+                    for message in messages:
+                        if isinstance(message, Ready):
+                            if message.task != "generate":
+                                raise Unsupported("prefill_engines are for models that generate", "leave them out")
+                            failures, was_ready, self._is_ready = 0, time.monotonic(), True
+                            self._adapters, wanted = adapters, self._adapters
+                            self.set_adapters(wanted)
+                            if not ready.done():
+                                ready.set_result(None)
+                        elif isinstance(message, Failed):
+                            error = message.error.exception()
+                        else:
+                            self._receive(message)
             except QuireError as unsupported:
                 error = unsupported
             finally:

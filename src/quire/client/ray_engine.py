@@ -130,13 +130,13 @@ class RayEngine:
             message = msgspec.structs.replace(message, request=replace(message.request, deadline=deadline))
         self._channel.send(message)
 
-    async def messages(self) -> AsyncIterator[FromEngine]:
+    async def messages(self) -> AsyncIterator[list[FromEngine]]:
         if self._channel is None:
             assert self._error is not None
-            yield Failed(ErrorInfo.of(self._error))
+            yield [Failed(ErrorInfo.of(self._error))]
             return
-        async for message in self._channel.messages():
-            yield message
+        async for messages in self._channel.messages():
+            yield messages
 
     async def stop(self) -> None:
         """Ask the process to end, and give its place on the node back."""

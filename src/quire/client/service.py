@@ -1,7 +1,7 @@
 """What the server and the commands ask of an engine: text in, text out."""
 
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -37,6 +37,9 @@ class ModelInfo:
     on_gpu: bool = False
 
 
+TokenGap = tuple[float, int]  # a sample gained so many tokens, so many seconds after it last gained any
+
+
 class Observer(Protocol):
     """Gets the records as they are made."""
 
@@ -45,8 +48,8 @@ class Observer(Protocol):
     def rests(self, scheduler: SchedulerStats) -> None:
         """All requests in flight have been cancelled."""
 
-    def token(self, seconds: float, count: int) -> None:
-        """A sample gained `count` tokens, `seconds` after it last gained any."""
+    def tokens(self, gaps: list[TokenGap]) -> None:
+        """Of samples that gained tokens."""
 
     def request(self, record: RequestRecord) -> None: ...
 
@@ -70,9 +73,11 @@ class TextStream(Protocol):
     def record(self) -> RequestRecord | None:
         """Once it has ended or was closed."""
 
-    @property
-    def num_ready(self) -> int:
-        """Events that can be had without waiting."""
+    def listen(self, on_ready: Callable[[], object]) -> None:
+        """Call it whenever `take` has something new: once for all that came together."""
+
+    def take(self) -> list[TextEvent]:
+        """Those that have come since. One with an `error` is the last."""
 
     def __aiter__(self) -> AsyncIterator[TextEvent]: ...
 

@@ -75,8 +75,11 @@ class Ready(msgspec.Struct, tag=True):
 
 
 class StepDone(msgspec.Struct, tag=True):
+    """`tokens` come before the events."""
+
     events: list[SequenceEvent]
     record: StepRecord | None
+    tokens: dict[str, list[int]] = {}  # by request: what its first sample gained, where there is no more to tell
 
 
 class Encoded(msgspec.Struct, tag=True):

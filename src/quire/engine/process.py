@@ -10,13 +10,15 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quire.core.encode_request import EncodeRequest
 from quire.core.errors import QuireError, Unsupported
-from quire.core.request import Request
+from quire.core.records import StepRecord
+from quire.core.request import Request, SequenceEvent
 from quire.engine.adapter_loader import AdapterLoader, load_adapters
 from quire.engine.engine import Engine
 from quire.engine.messages import (
@@ -101,7 +103,7 @@ def _serve_generation(
     if executor.transfer is not None:
         server.wake_for(executor.transfer.news.fileno())
     server.send(Ready(engine.capacity))
-    _serve(engine, server, StepDone, active_work, adapters)
+    _serve(engine, server, StepReport().message, active_work, adapters)
     engine.stop()
 
 
@@ -125,7 +127,7 @@ def _serve_encoder(path: Path, options: EngineOptions, server: "_Server", active
 def _serve(
     engine: EngineLoop,
     server: "_Server",
-    report: type[StepDone] | type[Encoded],
+    report: Callable[[list[Any], StepRecord | None], StepDone | Encoded],
     active_work: ActiveWork,
     adapters: AdapterLoader | None = None,
 ) -> None:
@@ -173,6 +175,36 @@ def _serve(
             adapters.update()
         if snapshot := engine.snapshot():
             server.send(LiveSnapshot(snapshot))
+
+
+class StepReport:
+    """Tells the server of steps in few bytes: nearly every event has some tokens of a request, and no more."""
+
+    def __init__(self) -> None:
+        self._num_cached: dict[str, int] = {}  # by request: prompt tokens from the prefix cache, as was told last
+
+    def message(self, events: list[SequenceEvent], record: StepRecord | None) -> StepDone:
+        tokens: dict[str, list[int]] = {}
+        others = []
+        for event in events:
+            if (
+                event.finish_reason is None
+                and event.index == 0
+                and event.logprobs is None
+                and event.prompt_logprobs is None
+                and event.mu is None
+                and not event.verified
+                and event.num_cached == self._num_cached.get(event.request_id, 0)
+                and event.request_id not in tokens
+            ):
+                tokens[event.request_id] = event.tokens
+                continue
+            others.append(event)
+            if event.final:
+                self._num_cached.pop(event.request_id, None)
+            elif event.num_cached:
+                self._num_cached[event.request_id] = event.num_cached
+        return StepDone(others, record, tokens)
 
 
 class _Server:

@@ -72,7 +72,13 @@ class RouteTable:
     """All routes, and the shape of errors on each path."""
 
     def __init__(self, state: AppState, metered: MeteredModels) -> None:
-        self.routes = [
+        self.routes: list[Route] = []
+        self.error_shapes: dict[str, ErrorShape] = {}  # path -> shape, for paths of a dialect
+        self._prefix_shapes: dict[str, ErrorShape] = {}  # path prefix -> shape
+        self._parsers: dict[str, Callable[..., Any]] = {}  # path -> parser of its body
+        for dialect in map(load, DIALECTS):  # first: Starlette tries routes in this order
+            self._add(dialect, state)
+        self.routes += [
             *InfoRoutes(state).routes(),
             *TokenizerRoutes(state).routes(),
             *AbortRoutes(metered, state.options.max_body_bytes).routes(),
@@ -83,18 +89,15 @@ class RouteTable:
             *PlanRoutes(state).routes(),
             *page_routes(),
         ]
-        self.error_shapes: dict[str, ErrorShape] = {}  # path -> shape, for paths of a dialect
-        self._prefix_shapes: dict[str, ErrorShape] = {}  # path prefix -> shape
-        self._parsers: dict[str, Callable[..., Any]] = {}  # path -> parser of its body
-        for dialect in map(load, DIALECTS):
-            self._add(dialect, state)
         self.routes.append(Route("/openapi.json", self.openapi))
 
     def _add(self, dialect: Dialect, state: AppState) -> None:
         self._parsers |= dialect.parsers
-        routes = dialect.routes(state)
-        for path, parse in dialect.parsers.items():
-            routes.append(Route(path, generation_route(state, dialect, parse), methods=["POST"]))
+        routes = [
+            Route(path, generation_route(state, dialect, parse), methods=["POST"])
+            for path, parse in dialect.parsers.items()
+        ]
+        routes += dialect.routes(state)
         self.routes += routes
         self.error_shapes |= dict.fromkeys((route.path for route in routes), dialect.wire.error)
         if dialect.path_prefix:

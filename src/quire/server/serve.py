@@ -1,6 +1,7 @@
 """Runs the application on a socket until a signal comes, then lets the requests in flight finish."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -103,6 +104,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.freeze()  # what is here stays: looking through it for garbage holds all streams up
         self._on_ready(self._address(sockets))
 
     async def on_tick(self, counter: int) -> bool:

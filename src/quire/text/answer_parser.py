@@ -15,6 +15,11 @@ class AnswerDelta:
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.content or self.calls)
 
+    @property
+    def is_content(self) -> bool:
+        """It is content and nothing else."""
+        return bool(self.content) and not self.reasoning and not self.calls
+
 
 class AnswerParser:
     """Parses one sample. Without `thoughts` and `tools` all text is content."""
@@ -27,6 +32,8 @@ class AnswerParser:
 
     def push(self, text: str, ended: bool = False) -> AnswerDelta:
         """What `text` adds; with `ended`, also what was held back until the end was known."""
+        if self._thoughts is None and self._tools is None:
+            return AnswerDelta("", text)
         delta = AnswerDelta()
         if text:
             self._split(delta, *(self._thoughts.push(text) if self._thoughts is not None else ("", text)))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from quire.core.errors import QuireError
 from quire.core.request import DraftUsage, FinishReason
 
 LOWEST_LOGPROB = -9999.0  # stands for -inf, which JSON does not have; OpenAI's API uses the same value
@@ -31,6 +32,7 @@ class TextEvent:
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
     cumulative_logprob: float | None = None
     reason: str = ""  # for cancelled and error
+    error: QuireError | None = None  # what its consumer raises
     num_unseen_tokens: int = 0  # of completions that best_of does not return; with the last event
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0

@@ -1,6 +1,6 @@
 """From the sampled ids of a completion to its text: detokenizer, stop strings and the texts of logprobs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire.core.params import SamplingParams
 from quire.core.request import IdLogprob, SequenceEvent
@@ -20,8 +20,10 @@ class CompletionText:
         self._params = params
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, _tail(tokenizer, prompt_ids))
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
-        self._num_tokens = 0
+        self._num_tokens = 0  # counted where there are stop strings
         self._ended = False
+        # Instead of `push`, for tokens that end nothing, where no stop string is looked for.
+        self.text_of: Callable[[Sequence[int]], str] | None = None if params.stop else self._detokenizer.push
 
     def push(self, event: SequenceEvent) -> TextEvent:
         assert not self._ended, f"completion {event.index} of {event.request_id} has ended"

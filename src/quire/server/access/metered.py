@@ -181,14 +181,11 @@ class MeteredStream:
         self._closed = False
         streams.add(self)
         self.num_prompt_tokens, self.prompt_ids = stream.num_prompt_tokens, stream.prompt_ids
+        self.listen, self.take = stream.listen, stream.take
 
     @property
     def record(self) -> "RequestRecord | None":
         return self._stream.record
-
-    @property
-    def num_ready(self) -> int:
-        return self._stream.num_ready
 
     def __aiter__(self) -> AsyncIterator[TextEvent]:
         return self._stream.__aiter__()

@@ -57,7 +57,7 @@ class Call(Protocol):
         """All prompts were accepted; these are their ids."""
 
     def chunks(self, prompt: int, event: TextEvent) -> list[object]:
-        """The objects to stream for an event of the `prompt`-th request."""
+        """The objects to stream for an event of the `prompt`-th request. Bytes are sent as they are: a frame."""
 
     def end(self) -> list[object]:
         """The objects to stream after the last event."""

@@ -3,8 +3,7 @@
 Leaving a handler, for any reason, closes the streams, and that cancels the requests."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
@@ -12,16 +11,16 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.core.errors import BadRequest, EngineFailed, Unavailable
+from quire.core.errors import BadRequest
 from quire.server.access.request_context import current_request_context, current_tenant
-from quire.server.access.resumption import RESUME_HEADER, Resumption, delivered, unwrap
+from quire.server.access.resumption import RESUME_HEADER, unwrap
 from quire.server.app_state import AppState
+from quire.server.dialects.call_events import CallFrames, consume
 from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Call, Context, Dialect
 from quire.server.dialects.request_size import MAX_LOGPROBS_OF_ANSWER, check_prompts, num_logprobs
-from quire.server.errors import Aborted
 from quire.server.http.body import in_thread_if_large, read_body
-from quire.server.http.event_stream import EventStream, unless_disconnected
+from quire.server.http.event_stream import FrameStream, unless_disconnected
 from quire.server.http.replies import Endpoint, json_response, with_wire_errors
 from quire.server.http.wire_format import WireFormat
 from quire.server.options import ServerOptions
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 AnyCall = TypeVar("AnyCall", bound=Call)
 
-MAX_WRITE_BYTES = 1 << 16  # frames that are ready together are sent together, up to this size
 INLINE_LOGPROBS = 1 << 12  # an answer with more is written in a thread, so that other streams go on
 
 
@@ -109,8 +107,8 @@ async def respond(http: Request, wire: WireFormat, service: "Service", call: Cal
     streams = await _submit(service, call)  # before the response begins, so that a refusal has its HTTP status
     context = current_request_context()
     resumption = context.resumption if context else None
-    frames = _frames(wire, call, streams, resumption)
-    response = EventStream(wire, frames, keep_alive, close=lambda: _close(streams))
+    frames = CallFrames(wire, call, streams, resumption)
+    response = FrameStream(wire, frames, keep_alive, close=lambda: _close(streams))
     if resumption is not None:
         response.headers[RESUME_HEADER] = "1"
     return response
@@ -124,17 +122,20 @@ async def complete(service: "Service", call: Call) -> object:
         for stream, request in zip(streams, call.requests, strict=True)
     ]
     num_held = 0
+
+    def fold(prompt: int, event: TextEvent) -> None:
+        nonlocal num_held
+        num_held += num_logprobs(event, call.requests[prompt].params.n)
+        if num_held > MAX_LOGPROBS_OF_ANSWER:
+            raise BadRequest(
+                f"the answer has more than {MAX_LOGPROBS_OF_ANSWER} logprobs",
+                "stream it, or ask for fewer tokens, completions or alternatives",
+                param="logprobs",
+            )
+        completions[prompt].add(event)
+
     try:
-        async with aclosing(_events(streams)) as events:
-            async for prompt, event in events:
-                num_held += num_logprobs(event, call.requests[prompt].params.n)
-                if num_held > MAX_LOGPROBS_OF_ANSWER:
-                    raise BadRequest(
-                        f"the answer has more than {MAX_LOGPROBS_OF_ANSWER} logprobs",
-                        "stream it, or ask for fewer tokens, completions or alternatives",
-                        param="logprobs",
-                    )
-                completions[prompt].add(event)
+        await consume(streams, fold)
     finally:
         await _close(streams)
     return await asyncio.to_thread(call.full, completions) if num_held > INLINE_LOGPROBS else call.full(completions)
@@ -149,9 +150,7 @@ async def run_stream(service: "Service", call: Call) -> None:
     """Run a call that keeps its chunks itself. Cancelling it cancels the requests."""
     streams = await _submit(service, call)
     try:
-        async with aclosing(_events(streams)) as events:
-            async for prompt, event in events:
-                call.chunks(prompt, event)
+        await consume(streams, call.chunks)
         call.end()
     finally:
         await _close(streams)
@@ -172,79 +171,5 @@ async def _submit(service: "Service", call: Call) -> list["TextStream"]:
 
 
 async def _close(streams: list["TextStream"]) -> None:
-    await asyncio.gather(*(stream.aclose() for stream in streams))
-
-
-async def _frames(
-    wire: WireFormat, call: Call, streams: list["TextStream"], resumption: Resumption | None = None
-) -> AsyncGenerator[bytes, None]:
-    """Frames that are ready together are one write: a server that falls behind spends less on each token.
-
-    Of a resumed stream, frames of events that were delivered are not sent again."""
-    pending = bytearray()
-    num_delivered = len(resumption.events) if resumption else 0
-    try:
-        async with aclosing(_events(streams)) as events:
-            async for prompt, event in events:
-                chunks = call.chunks(prompt, event)
-                if num_delivered:
-                    num_delivered -= 1
-                    continue
-                for chunk in chunks:
-                    pending += wire.frame(chunk)
-                if resumption is not None and event.token_ids and not event.final:
-                    pending += delivered(event.token_ids)
-                if pending and (len(pending) >= MAX_WRITE_BYTES or not any(stream.num_ready for stream in streams)):
-                    yield bytes(pending)
-                    pending.clear()
-        for chunk in call.end():
-            pending += wire.frame(chunk)
-    except Exception:
-        yield bytes(pending)  # what precedes the error
-        raise
-    yield bytes(pending) + wire.last
-
-
-async def _events(streams: list["TextStream"]) -> AsyncGenerator[tuple[int, TextEvent], None]:
-    """The events of all streams as they arrive, each with the index of its stream. A request that fails raises."""
-    if len(streams) == 1:  # as nearly always: no queue between the engine and the socket
-        async for event in streams[0]:
-            _check(event)
-            yield 0, event
-        return
-    queue: asyncio.Queue[tuple[int, TextEvent | Exception | None]] = asyncio.Queue(maxsize=len(streams))
-
-    async def pump(index: int) -> None:
-        try:
-            async for event in streams[index]:
-                await queue.put((index, event))
-            await queue.put((index, None))
-        except Exception as error:
-            await queue.put((index, error))
-
-    pumps = [asyncio.create_task(pump(index)) for index in range(len(streams))]
-    try:
-        running = len(pumps)
-        while running:
-            index, item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                _check(item)
-                yield index, item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-
-
-def _check(event: TextEvent) -> None:
-    """Raise why a request ended without an answer, if it did."""
-    if event.finish_reason == "error":
-        raise EngineFailed(event.reason or "the engine could not go on with this request")
-    if event.finish_reason == "cancelled":
-        if (context := current_request_context()) is not None and context.aborted:
-            raise Aborted("the request was cancelled by its id")
-        raise Unavailable(event.reason or "the request was cancelled")
+    for stream in streams:
+        await stream.aclose()

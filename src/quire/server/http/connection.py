@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 1 << 16  # request line and headers
+BODY_WRITER = "quire.body_writer"  # the name of an extension in ASGI's scope
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 PROBE_INTERVAL_SECONDS = 0.2  # between probes of a client that has closed its sending side
 
@@ -74,6 +75,8 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()  # may refuse the request, before there is a cycle
         self._in_head = False
+        extensions: Any = {BODY_WRITER: BodyWriter(self.cycle)}
+        self.scope["extensions"] = extensions  # before the application begins
 
     def on_message_complete(self) -> None:
         self._receive_timer.stop()
@@ -147,6 +150,20 @@ class Connection(HttpToolsProtocol):
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
+
+
+class BodyWriter:
+    """Writes parts of a response that has begun, without an ASGI message and a task for each."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self.flow = cycle.flow  # `write_paused`: the client reads too slowly, and ASGI's `send` would wait
+
+    def write(self, part: bytes) -> None:
+        """Nothing happens if the client is gone."""
+        cycle = self._cycle
+        if not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part)
 
 
 class _Timer:

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from quire.core.errors import QuireError, Unavailable
 from quire.server.access.request_context import note_error
 from quire.server.errors import ClientDisconnected
+from quire.server.http.connection import BODY_WRITER, BodyWriter
 from quire.server.http.wire_format import WireFormat
 
 T = TypeVar("T")
@@ -21,6 +22,26 @@ log = logging.getLogger("quire.server")
 
 async def _nothing() -> None:
     pass
+
+
+async def _no_parts() -> AsyncGenerator[bytes, None]:
+    return
+    yield b""
+
+
+class Frames(Protocol):
+    """The bytes of a stream, taken by who is told that there are some."""
+
+    ended: bool
+    failure: Exception | None  # why it ended, if that is no success
+
+    def listen(self, on_ready: Callable[[], object]) -> None: ...
+
+    def take(self) -> bytes:
+        """All that is ready; empty if nothing is."""
+
+    def close(self) -> None:
+        """Listen no more."""
 
 
 class EventStream(Response):
@@ -39,6 +60,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._wire, self._parts, self._close = wire, parts, close
         self._keep_alive = keep_alive if wire.keep_alive else 0.0
+        self._clock = asyncio.get_running_loop().time
         self._last_sent = 0.0  # loop time; infinite while a write waits for the client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,15 +77,16 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        clock = asyncio.get_running_loop().time
-        self._last_sent = clock()
+        self._last_sent = self._clock()
         pulse = asyncio.create_task(self._send_keep_alives(send)) if self._keep_alive else None
         try:
-            async with aclosing(self._parts_or_error()) as parts:
-                async for part in parts:
-                    self._last_sent = math.inf  # a client that reads slowly is not silent
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-                    self._last_sent = clock()
+            await self._send_parts(send)
+        except QuireError as error:
+            await self._send_part(send, self._error_frame(error))
+        except Exception:
+            log.exception("a stream failed")
+            failure = QuireError("the server failed in the middle of this stream")
+            await self._send_part(send, self._error_frame(failure))
         finally:
             if pulse is not None:
                 pulse.cancel()
@@ -72,28 +95,71 @@ class EventStream(Response):
 
     async def _send_keep_alives(self, send: Send) -> None:
         """Proxies drop connections that are silent for long."""
-        clock = asyncio.get_running_loop().time
         while True:
-            wait = self._last_sent + self._keep_alive - clock()
+            wait = self._last_sent + self._keep_alive - self._clock()
             if wait <= 0:
                 await send({"type": "http.response.body", "body": self._wire.keep_alive, "more_body": True})
-                self._last_sent, wait = clock(), self._keep_alive
+                self._last_sent, wait = self._clock(), self._keep_alive
             await asyncio.sleep(min(wait, self._keep_alive))
 
-    async def _parts_or_error(self) -> AsyncGenerator[bytes, None]:
-        try:
-            async with aclosing(self._parts) as parts:
-                async for part in parts:
-                    yield part
-        except QuireError as error:
-            yield self._error_frame(error)
-        except Exception:
-            log.exception("a stream failed")
-            yield self._error_frame(QuireError("the server failed in the middle of this stream"))
+    async def _send_parts(self, send: Send) -> None:
+        async with aclosing(self._parts) as parts:
+            async for part in parts:
+                await self._send_part(send, part)
+
+    async def _send_part(self, send: Send, part: bytes) -> None:
+        self._last_sent = math.inf  # a client that reads slowly is not silent
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        self._last_sent = self._clock()
 
     def _error_frame(self, error: QuireError) -> bytes:
         note_error(error)
         return self._wire.frame(self._wire.error(error))
+
+
+class FrameStream(EventStream):
+    """Writes frames when they are there: while the client keeps up, in the call that tells so, without a task."""
+
+    def __init__(
+        self, wire: WireFormat, frames: Frames, keep_alive: float, close: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(wire, _no_parts(), keep_alive, close)
+        self._frames = frames
+        self._writer: BodyWriter | None = None  # while frames may be written without a task
+        self._woken = asyncio.Event()  # there is something that the task has to do
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        await super().__call__(scope, receive, send)
+
+    async def _send_parts(self, send: Send) -> None:
+        frames = self._frames
+        frames.listen(self._on_ready)
+        try:
+            while True:
+                while part := frames.take():
+                    await self._send_part(send, part)
+                if frames.ended:
+                    break
+                self._writer = self._scope.get("extensions", {}).get(BODY_WRITER)
+                await self._woken.wait()
+                self._writer = None
+                self._woken.clear()
+        finally:
+            self._writer = None
+            frames.close()
+        if frames.failure is not None:
+            raise frames.failure
+
+    def _on_ready(self) -> None:
+        writer = self._writer
+        if writer is not None and not writer.flow.write_paused:
+            if part := self._frames.take():
+                writer.write(part)
+                self._last_sent = self._clock()
+            if not self._frames.ended:
+                return
+        self._woken.set()
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import zip_longest
 
+from quire.client.service import TokenGap
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord, merged
 from quire.server.observe.histogram import Histogram
 from quire.server.observe.recent import Recent
@@ -83,10 +84,11 @@ class ModelMetrics:
     def rests(self, scheduler: SchedulerStats, engine: int = 0) -> None:
         self._now[engine] = scheduler
 
-    def token(self, seconds: float, count: int) -> None:
-        if count:
-            self.next_token.observe(seconds / count, count)
-            self.recent.token(seconds / count)
+    def tokens(self, gaps: list[TokenGap]) -> None:
+        for seconds, count in gaps:
+            if count:
+                self.next_token.observe(seconds / count, count)
+        self.recent.tokens([seconds / count for seconds, count in gaps if count])
 
     def request(self, record: RequestRecord) -> None:
         self.recent.request(record)
@@ -175,7 +177,7 @@ class EngineMetrics:
 
     def __init__(self, model: ModelMetrics, number: int) -> None:
         self._model, self._number = model, number
-        self.token, self.request = model.token, model.request
+        self.tokens, self.request = model.tokens, model.request
         self.loaded, self.unloaded = model.loaded, model.unloaded
 
     def step(self, record: StepRecord) -> None:

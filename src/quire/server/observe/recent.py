@@ -30,8 +30,8 @@ class Recent:
         self._requests: deque[RequestRecord] = deque(maxlen=NUM_REQUESTS)
         self._token_latencies: deque[float] = deque(maxlen=NUM_TOKEN_LATENCIES)  # seconds
 
-    def token(self, seconds: float) -> None:
-        self._token_latencies.append(seconds)
+    def tokens(self, seconds: Iterable[float]) -> None:
+        self._token_latencies.extend(seconds)
 
     def request(self, record: RequestRecord) -> None:
         self.num_finished += 1

@@ -19,6 +19,24 @@ from quire.weights.checkpoint import find_checkpoint
 LONG_TEXT_CHARACTERS = 2048  # take about a millisecond
 
 
+class WholeTexts(dict[int, str | None]):
+    """Filled in as tokens are looked up."""
+
+    def __init__(self, tokenizer: "Tokenizer", skipped: frozenset[int]) -> None:
+        super().__init__()
+        self._tokenizer, self._skipped = tokenizer, skipped
+
+    def __missing__(self, token: int) -> str | None:
+        text: str | None = ""
+        if token not in self._skipped:
+            try:
+                text = self._tokenizer.token_bytes(token).decode()
+            except UnicodeDecodeError:
+                text = None
+        self[token] = text
+        return text
+
+
 class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -30,6 +48,8 @@ class Tokenizer:
         self.chat_template = vocabulary.chat_template
         self.special_tokens = vocabulary.named  # by name, for chat templates
         self.strips_space = vocabulary.strips_space
+        # By whether special tokens are skipped: token -> its text, or None if that is a part of a character.
+        self.whole_texts = {True: WholeTexts(self, self.special_ids), False: WholeTexts(self, frozenset())}
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":

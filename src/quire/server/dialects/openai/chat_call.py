@@ -7,9 +7,10 @@ from quire.server.dialects.completion import Completion, CompletionSample
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import created_now
 from quire.server.dialects.openai.fields import StreamOptions
-from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, sse, token_name
 from quire.server.dialects.openai.tool_calls import ToolCallDelta, ToolCallDeltas, merge_tool_calls
 from quire.server.dialects.openai.usage import UsageCounter, write_usage
+from quire.server.dialects.text_template import TEXT, TextTemplate
 from quire.text.answer_parser import AnswerDelta, AnswerParser
 from quire.text.event import TextEvent, TokenLogprob
 from quire.text.tools.params import ToolParams
@@ -90,6 +91,7 @@ class ChatCall:
         self._tally = UsageCounter(stream_options)
         self._prompt_ids: list[int] = []
         self._samples: dict[int, _SampleState] = {}
+        self._has_plain_chunks = not token_ids and not self._tally.always
 
     def begin(self, prompts: list[list[int]]) -> None:
         self._prompt_ids = prompts[0]
@@ -106,7 +108,11 @@ class ChatCall:
             sample = self._samples[event.index] = _SampleState(self._parser(), self._calls())
             sent.append(first)
         ended = event.finish_reason is not None
-        delta = self._delta(sample, sample.parser.push(event.text, ended), ended)
+        answer = sample.parser.push(event.text, ended)
+        if self._has_plain_chunks and answer.is_content and not ended and event.logprobs is None:
+            sent.append(self._template(event.index, sample).fill(answer.content))
+            return sent
+        delta = self._delta(sample, answer, ended)
         if delta or event.finish_reason or event.logprobs or (self._ids_too and event.token_ids):
             choice = ChatChoice(index=event.index, delta=delta or Delta(), logprobs=self._logprobs(event.logprobs))
             if event.finish_reason:
@@ -174,6 +180,12 @@ class ChatCall:
             delta.tool_calls = calls
         return delta
 
+    def _template(self, index: int, sample: "_SampleState") -> TextTemplate:
+        """Of chunks that have nothing but content: most of an answer."""
+        if sample.template is None:
+            sample.template = TextTemplate(sse(self._chunk([ChatChoice(index=index, delta=Delta(content=TEXT))])))
+        return sample.template
+
     def _chunk(self, choices: list[ChatChoice]) -> CompletionObject[ChatChoice]:
         chunk = self._answer("chat.completion.chunk", choices)
         if self._tally.always:
@@ -206,11 +218,12 @@ def chat_logprob(position: list[TokenLogprob], num_top: int | None, by_id: bool 
 class _SampleState:
     """What is known of one sample while it is streamed."""
 
-    __slots__ = ("called", "calls", "parser")
+    __slots__ = ("called", "calls", "parser", "template")
 
     def __init__(self, parser: AnswerParser, calls: ToolCallDeltas) -> None:
         self.parser, self.calls = parser, calls
         self.called = False  # a tool
+        self.template: TextTemplate | None = None
 
 
 def _finish(reason: str | None, called: bool) -> str | None:

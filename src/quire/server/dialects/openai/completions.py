@@ -12,11 +12,12 @@ from quire.server.dialects.completion import Completion
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, created_now, new_id
 from quire.server.dialects.openai.fields import NOT_SUPPORTED, CompletionFields, check, sampling_params, truncation
-from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, token_name
+from quire.server.dialects.openai.shapes import CompletionObject, prompt_logprobs_of, sse, token_name
 from quire.server.dialects.openai.structured import structured_output
 from quire.server.dialects.openai.text_offsets import TextOffsets, prompt_offsets
 from quire.server.dialects.openai.usage import UsageCounter, write_usage
 from quire.server.dialects.request_size import check_echo
+from quire.server.dialects.text_template import TEXT, TextTemplate
 from quire.server.http.body import decode, texts_or_ids
 from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 from quire.text.chat.fill_in_middle import fim_prompt, fim_stop_ids
@@ -127,6 +128,10 @@ class CompletionCall:
         self._prompts: list[list[int]] = []
         self._prompt_logprobs: dict[int, list[list[TokenLogprob]]] = {}  # by prompt, until its echo is sent
         self._offsets: dict[int, TextOffsets] = {}  # by choice
+        self._has_plain_chunks = not (
+            self._echo or self._with_logprobs or self._with_prompt_logprobs or self._ids_too or self._tally.always
+        )
+        self._templates: dict[int, TextTemplate] = {}  # by choice, of chunks that have nothing but text
 
     def begin(self, prompts: list[list[int]]) -> None:
         if self._echo or self._ids_too:
@@ -143,9 +148,13 @@ class CompletionCall:
         if not (event.token_ids or event.text or event.finish_reason):
             return []
         index = prompt * self.requests[prompt].params.n + event.index
+        if self._has_plain_chunks and event.finish_reason is None:
+            return [self._template(index).fill(event.text)] if event.text else []
         choice = CompletionChoice(index=index, text=event.text, finish_reason=event.finish_reason)
         if event.finish_reason:
             choice.stop_reason = event.stop_reason
+        if self._has_plain_chunks:
+            return [self._chunk([choice])]
         if self._ids_too:
             choice.token_ids = event.token_ids
         first = index not in self._offsets
@@ -162,12 +171,21 @@ class CompletionCall:
             choice.logprobs = _logprobs(shown, self._by_id)
         elif not (choice.text or event.finish_reason or self._ids_too):
             return []
-        chunk = self._answer([choice])
+        return [self._chunk([choice])]
+
+    def _template(self, index: int) -> TextTemplate:
+        if (template := self._templates.get(index)) is None:
+            choice = CompletionChoice(index=index, text=TEXT)
+            template = self._templates[index] = TextTemplate(sse(self._chunk([choice])))
+        return template
+
+    def _chunk(self, choices: list[CompletionChoice]) -> CompletionObject[CompletionChoice]:
+        chunk = self._answer(choices)
         if self._tally.always:
             chunk.usage = self._tally.usage()
         elif self._tally.at_end:
             chunk.usage = None
-        return [chunk]
+        return chunk
 
     def end(self) -> list[object]:
         if not self._tally.at_end:
