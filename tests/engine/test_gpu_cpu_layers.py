@@ -45,7 +45,7 @@ def test_sampled_tokens_do_not_depend_on_who_else_is_there(path: Path) -> None:
     """With blocks for two sequences: the others wait, are preempted and swapped on both devices."""
     wanted = requests(replace(GREEDY, temperature=0.9, seed=4))
     tokens = []
-    for options in ({}, {"kv_cache_memory_bytes": 12 * 2 * 2 * 2 * 16 * 64 * 4, "swap_space": 0.01}):
+    for options in ({}, {"kv_cache_memory_bytes": 26 * 2 * 2 * 2 * 16 * 64 * 4, "swap_space": 0.01}):
         with engine(path, dtype="float32", cpu_layers=1, batch_invariant=True, **options) as served:
             tokens.append(run(served, wanted))
     assert tokens[0] == tokens[1]

@@ -26,4 +26,4 @@ def encode(w: Tensor, by: str) -> dict[str, NDArray[Any]]:
 
 
 def _scales(largest: Tensor) -> Tensor:
-    return torch.where(largest > 0, largest / float(LARGEST), 1.0)
+    return torch.where(largest > 0, largest / torch.full_like(largest, float(LARGEST)), 1.0)

@@ -52,7 +52,7 @@ def _inverse_factor(moments: Tensor, dead: Tensor, damping: float) -> Tensor:
                 lower, torch.eye(size, dtype=torch.float64, device=device), upper=False
             )
             del lower
-            return inverted.float().flip(0, 1)
+            return inverted.float().flip(0, 1).contiguous()  # solvers on a GPU lay out columns
     raise QuantizeError(
         "the second moments of a layer's inputs cannot be inverted",
         "use more --calibration-tokens or a larger --damping",

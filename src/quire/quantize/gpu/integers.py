@@ -97,7 +97,7 @@ def ranges(x: Tensor, grid: IntegerGrid, weights: Tensor | None) -> tuple[Tensor
         zeros = (-offset * inverse(best)).round().clamp(grid.min_zero, grid.levels)
         return _shrunk(x, weights, best, zeros, grid.levels, SHRINKS[:9]), zeros.byte()
     low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)
-    scales = to_fp16((high - low) / float(grid.levels))
+    scales = to_fp16((high - low) / torch.full_like(high, grid.levels))
     zeros = (-low * inverse(scales.float())).round().clamp(grid.min_zero, grid.levels)
     return scales, zeros.byte()
 

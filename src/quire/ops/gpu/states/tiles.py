@@ -68,7 +68,7 @@ def attend_tiles(
         COLUMNS=columns,
         **options,
         num_warps=4 if rows <= 128 else 8,
-        num_stages=2 if key_dim * q.element_size() <= MAX_KEY_BYTES // 2 else 1,  # tiles of keys in shared memory
+        num_stages=1,
     )
     return out
 
