@@ -80,6 +80,11 @@ def head_of(runner: Runner) -> Any:
     return runner.proposer._methods[0][1]
 
 
+def without_chain(runner: Runner) -> None:
+    if program := getattr(head_of(runner), "_program", None):
+        program.chain = None
+
+
 class Steps:
     """A scheduler by hand: all prompts, and then as many drafts as are told."""
 
@@ -126,6 +131,7 @@ def check_drafts(backend: str, path: Path, method: str, head: Path, twin: Drafts
     """At every step: after a prompt in chunks, without drafts, with right, wrong and half right ones."""
     steps = Steps(new_runner(make_ops(backend), path, method, head))
     target = Target(path)
+    without_chain(steps.runner)  # its steps cannot be listened to
     heard = logits_heard(head_of(steps.runner))
 
     def check() -> None:
@@ -199,6 +205,20 @@ def test_drafts_of_the_gpus_op_set(made: Any, monkeypatch: pytest.MonkeyPatch) -
     """On a GPU, or in Triton's interpreter."""
     monkeypatch.setattr("models.checking.DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
     check_drafts("gpu", *made("EAGLE-3"), brief=True)
+
+
+def test_drafts_that_follow_each_other_without_the_host(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.checking.DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
+    path, method, head, _ = made("EAGLE-3")
+    drafts = []
+    for chained in (True, False):
+        steps = Steps(new_runner(make_ops("gpu"), path, method, head))
+        assert head_of(steps.runner)._program.chain is not None
+        if not chained:
+            without_chain(steps.runner)
+        steps.prefill()
+        drafts.append(steps.drafts)
+    assert drafts[0] == drafts[1] and all(len(of_row) == NUM_DRAFTS for of_row in drafts[0].values())
 
 
 def target_config(path: Path) -> ModelConfig:

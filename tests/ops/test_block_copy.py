@@ -164,7 +164,7 @@ def test_pages_of_the_host_lie_in_one_range_that_is_pinned(spec: KVSpec, monkeyp
 
 def test_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Registry(failure=2))
-    with pytest.raises(DoesNotFit, match=r"0\.00 GiB of memory could not be pinned for swapping \(CUDA error 2\)"):
+    with pytest.raises(DoesNotFit, match=r"0\.00 GiB of memory could not be pinned for swap_space \(CUDA error 2\)"):
         pinned_pages(SPECS[0], NUM_HOST, Registry())
 
 

@@ -15,7 +15,6 @@ from quire.ops.gpu.states.functions import log_decay
 from quire.ops.gpu.states.linear_attention import Decays, Gates, attend_tokens
 from quire.ops.gpu.states.mamba import mamba_scan
 from quire.ops.gpu.states.segments import DeviceSegments, segments_on_device
-from quire.ops.gpu.states.tiles import attend_tiles
 from quire.ops.opset import Activation, Mamba2Weights, MambaWeights, StepBatch
 from quire.ops.reference import linear_attention, mamba
 from quire.ops.reference.causal_conv import conv_in_slots
@@ -173,55 +172,15 @@ def test_chunks_and_company_have_the_bits_of_the_whole(kind: str) -> None:
     assert torch.equal(torch.cat(parts), whole) and torch.equal(attention.slots[0], attention.slots[1])
 
 
-@pytest.mark.parametrize("kind", ["gated", "lightning", "mamba2"])
-def test_tiles_give_the_sums_of_single_tokens(kind: str) -> None:
-    segments = [(1, 3, 3), (62, -1, 0), (65, 0, 1), (66, 0, 2), (140, 4, 4)]
-    bound = 1e-5 if DEVICE == "cpu" else 3e-5
-    Attention(kind, (1, 2, 12, 20), 140).check(attend_tiles, segments, bound)
-
-
-def test_tiles_take_key_heads_in_turn() -> None:
-    attention = Attention("gated", (2, 4, 12, 20), 70)
-    segments, slots = on_device([(70, 3, 1)]), attention.slots.clone()
-    given = attention.q, attention.k, attention.v, attention.gates
-    expected = attend_tokens(*given, attention.slots, segments, tiled=True)
-    assert_close(attend_tiles(*given, slots, segments, tiled=True), expected, 3e-5)
-
-
-def test_tiles_are_exact_where_a_key_repeats() -> None:
-    """Products of powers of the matrix would be lost in their differences."""
-    attention = Attention("gated", (1, 1, 16, 16), 64)
-    attention.k[:], attention.beta[:], attention.raw[:] = attention.k[0], 1.0, -20.0
-    attention.check(attend_tiles, [(64, 3, 1)], 3e-5)
-
-
 def test_what_is_no_number_stays_in_its_sequence() -> None:
     attention, poisoned = Attention("gated", (1, 1, 16, 16), 70), Attention("gated", (1, 1, 16, 16), 70)
     segments = [(20, -1, 0), (70, 3, 1)]
-    expected = attention.run(attend_tiles, segments)
+    expected = attention.run(attend_tokens, segments)
     for value in (poisoned.k, poisoned.v, poisoned.raw, poisoned.beta):
         value[5] = float("nan")
-    found = poisoned.run(attend_tiles, segments)
+    found = poisoned.run(attend_tokens, segments)
     assert found[5:20].isnan().all()
     assert_close(found[20:], expected[20:], 3e-5)
-
-
-@pytest.mark.parametrize("kind", ["gated", "lightning", "mamba2"])
-@pytest.mark.parametrize(
-    "shape", [(16, 32, 128, 128), (1, 24, 128, 64), (2, 4, 256, 80)] if DEVICE == "cuda" else [(1, 1, 12, 20)]
-)
-def test_tiles_of_16_bits(kind: str, shape: Any) -> None:
-    """As near as single tokens of the same 16-bit inputs, whose outputs are rounded."""
-    length = 1000 if DEVICE == "cuda" else 140
-    attention = Attention(kind, shape, length)
-    for name in ("q", "k", "v"):
-        dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-        setattr(attention, name, getattr(attention, name).to(dtype).contiguous())
-    segments, slots = [(130, -1, 0), (131, 3, 2), (length, 4, 5)], attention.slots.cpu().double()
-    expected = attention.expected(slots, segments)
-    error = (attention.run(attend_tiles, segments).cpu().double() - expected).abs().max()
-    assert error <= 0.01 * expected.abs().max()
-    assert_close(attention.slots[[0, 2, 5]].cpu().double(), slots[[0, 2, 5]], 5e-3)
 
 
 # -- Mamba -------------------------------------------------------------------------------------------------------------
@@ -261,7 +220,7 @@ def test_decays_are_exact_far_from_zero() -> None:
     x = torch.cat([torch.linspace(-90, 90, 301), torch.tensor([-1000.0, 1000.0])]).to(DEVICE)
     bias, rate = torch.full_like(x, 0.25), torch.full_like(x, 0.125)
     expected = -0.125 * F.softplus(x.double() + 0.25, threshold=1000)
-    torch.testing.assert_close(log_decay(x[None], bias, rate)[0].double(), expected, rtol=2e-6, atol=1e-37)
+    torch.testing.assert_close(log_decay(x[None], bias, rate)[0].double(), expected, rtol=5e-6, atol=1e-37)
 
 
 @pytest.mark.parametrize("activation", [Activation.SILU, Activation.SIGMOID])

@@ -71,7 +71,7 @@ def test_scales_of_a_codebook(count: int, size: int, isa: str) -> None:
 @pytest.mark.parametrize(("name", "values", "digits"), [("IQ2_S", IQ2_VALUES, 8), ("IQ3_S", IQ3_S_VALUES, 4)])
 def test_entries_of_a_grid(name: str, values: np.ndarray, digits: int, isa: str) -> None:
     x, weights = groups(37, digits)
-    magnitudes, halves = np.abs(x) * 100, gguf_grids.halves(name)
+    magnitudes, halves = np.abs(x) * 100, gguf_grids.grid_halves(name)
     ours, plain = (module.nearest_in_grid(magnitudes, weights, values, halves) for module in (search, plain_search))
     assert np.array_equal(ours, plain)
     entries = values[gguf_grids.grid(name)]  # and no other entry is nearer

@@ -48,6 +48,8 @@ NAMED_OTHERWISE = {
     "MiniMaxM1ForCausalLM", "MiniMaxM3VLForCausalLM", "MiniMaxText01ForCausalLM", "MPTForCausalLM",
     "OrionForCausalLM", "PanguEmbeddedForCausalLM", "PhiMoEForCausalLM",
     "QWenLMHeadModel", "TeleFLMForCausalLM",
+    "ArcticForCausalLM", "CodeShellForCausalLM", "GPTRefactForCausalLM", "JAISLMHeadModel", "MaincoderForCausalLM",
+    "Plamo3ForCausalLM", "RWKV7ForCausalLM", "TeleChat2ForCausalLM", "TeleChatForCausalLM",
 }  # fmt: skip
 
 

@@ -181,7 +181,8 @@ class GenerateStream:
         ready = asyncio.Event()
         self.listen(ready.set)
         while True:
-            for event in self.take():
+            while self._ready:  # one by one: what this iterator leaves is for the next
+                event = self._ready.pop(0)
                 if event.error is not None:
                     raise event.error
                 yield event

@@ -11,7 +11,7 @@ from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
 MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile where rows are to be batch invariant
 MAX_FEW_ROWS = 32  # up to it, reading weights takes longest
 SPLITS = (1, 2, 4, 8)
-SPLIT_COST = 1.5  # chunks that could be multiplied while the sums of splits are written and added up
+SPLIT_COST = 4.0  # chunks that could be multiplied while the sums of splits are written and added up
 
 
 class GroupedConfig(NamedTuple):
@@ -44,8 +44,9 @@ FEW = {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3)}  # block_m: (block_n, war
 # takes long, so more outputs share a program's activations. With offsets there are no registers for 64 tokens.
 MANY_SCALES, MANY_SCALES_AND_OFFSETS = (64, 128, 8, 3), (32, 128, 4, 3)
 # Up to so many rows, for scales of 64 inputs and more: one for each of the sums. Fewer inputs, and offsets: folded.
-LARGE = {64: Tile(64, 64, 4, 2, 3, 168), 1 << 30: Tile(128, 128, 8, 2, 1)}
-FOLDED = {64: Tile(64, 128, 8, 2, 1, fold=True), 1 << 30: Tile(128, 128, 8, 2, 1, fold=True)}
+# The best of a sweep on an H200 (benchmarks/results/2026-11-18-h200-matmuls-sweep.jsonl).
+LARGE = {64: Tile(64, 128, 8, 3, 1), 1 << 30: Tile(64, 64, 4, 2, 3, 168)}
+FOLDED = {1 << 30: Tile(64, 64, 4, 2, 3, 168, fold=True)}
 
 
 def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:

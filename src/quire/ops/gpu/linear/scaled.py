@@ -62,7 +62,7 @@ class ScaledConfig(NamedTuple):
 # block_m: (block_n, warps, stages)
 CONFIGS = {16: (64, 4, 6), 32: (64, 4, 6), 64: (64, 4, 5)}
 LARGE_CONFIG = (128, 8, 4)  # (block_n, warps, stages) for more rows
-INT8_CONFIG = (128, 128, 8, 4)  # (block_m, block_n, warps, stages) for more rows of int8
+INT8_CONFIG = (128, 128, 8, 3)  # (block_m, block_n, warps, stages) for more rows of int8
 GEMV = ScaledGemvConfig(block_n=4, block_k=2048, warps=4)
 
 

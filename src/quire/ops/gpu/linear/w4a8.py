@@ -27,8 +27,8 @@ MAX_RUN = 128  # inputs whose products Hopper adds up with some 14 bits
 # By the most rows.
 TILES = {
     16: Tile(16, 64, 4, 4, 4),
-    32: Tile(32, 64, 4, 4, 3),
-    64: Tile(64, 64, 4, 3, 3, 168),
+    32: Tile(32, 64, 4, 3, 3),
+    64: Tile(64, 64, 4, 3, 3),
     1 << 30: Tile(128, 128, 8, 3, 1),
 }
 

@@ -3,9 +3,8 @@
 attention, lightning attention and Mamba 2.
 
 All are S = decay * S; S = S + k u^T; output = q . S, where u is v, or in the delta rule beta * (v - k . S). In Mamba 2,
-k is b, q is c, v is delta * x, and skip * x is added to the output. Here tokens are taken one after the other, in
-fp32, by one program for some columns of a head's state: the same bits in steps of any size. For prompts tiles.py is
-faster."""
+k is b, q is c, v is delta * x, and skip * x is added to the output. Tokens are taken one after the other, in fp32,
+by one program for some columns of a head's state: the same bits in steps of any size."""
 
 from dataclasses import dataclass
 from enum import IntEnum

@@ -17,7 +17,6 @@ from quire.ops.opset import Int32, KVSpec, StepBatch
 
 ALIGNMENT = 16  # int32: arrays begin at whole 64 bytes
 NO_STATE = -1  # the slot of a segment that starts from zeros, or leaves nothing
-TILE = 64  # tokens that kernels with tensor cores take at once
 
 
 class SegmentArrays(NamedTuple):
@@ -38,7 +37,6 @@ class DeviceSegments:
     num_near: Tensor
     before: Tensor
     single: bool  # every chain is one segment of one token, in order
-    long: bool  # a segment may fill tiles of tensor cores
 
     @property
     def num_chains(self) -> int:
@@ -129,9 +127,8 @@ def segments_on_device(batch: StepBatch, taps: int, device: torch.device) -> Dev
     for part, array in zip(_views(flat, sizes), arrays, strict=True):
         part.numpy()[:] = array.ravel()
     table, chain_starts, num_near, before = _views(flat.to(device, non_blocking=True), sizes)
-    is_long = int(np.diff(arrays.table[:, :2]).max()) >= TILE
     single = len(arrays.num_near) == batch.num_tokens
-    return DeviceSegments(table.view(-1, 4), chain_starts, num_near, before, single, is_long)
+    return DeviceSegments(table.view(-1, 4), chain_starts, num_near, before, single)
 
 
 class SegmentInputs:
@@ -150,8 +147,7 @@ class SegmentInputs:
             self._pad(arrays, 0, 0, 0)
         self._device = self._hosts[0].to(device)
         table, chain_starts, num_near, before = _views(self._device, self._sizes)
-        is_long = num_tokens >= TILE
-        self.segments = DeviceSegments(table.view(-1, 4), chain_starts, num_near, before, single, is_long)
+        self.segments = DeviceSegments(table.view(-1, 4), chain_starts, num_near, before, single)
 
     def _pad(self, arrays: list[Int32], num_tokens: int, num_segments: int, num_chains: int) -> None:
         """Of what follows the tokens and chains of a step. In a step that decodes, a padding token is a segment that
