@@ -147,6 +147,24 @@ def test_an_adapter_changes_the_target_alone(made: Made, tmp_path: Path) -> None
     assert llm.engine.stats().draft_tokens > 10
 
 
+def test_a_sequence_that_no_drafts_are_wanted_for_is_read_no_longer(made: Made) -> None:
+    path, config = made("EAGLE-3")
+    never = {**config, "num_speculative_tokens_per_batch_size": [[1, 8, 0]]}
+    llm = LLM(path, device="cpu", max_model_len=128, speculative_config=never)
+    program = llm.engine.executor.runner.proposer._methods[0][1]._program  # type: ignore[attr-defined]
+    num_read, run = [0], program.run
+
+    def count(batch: Any) -> Any:
+        num_read[0] += batch.num_tokens
+        return run(batch)
+
+    program.run = count
+    asked = SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+    [output] = llm.generate(["abcdefgh"], asked)
+    assert output.outputs[0].token_ids == LLM(path, device="cpu").generate(["abcdefgh"], asked)[0].outputs[0].token_ids
+    assert 8 <= num_read[0] < 8 + 12
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", ["EAGLE-3", "Medusa", "MTP deepseek"])
 @pytest.mark.parametrize("eager", [False, True])

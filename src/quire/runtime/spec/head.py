@@ -17,6 +17,7 @@ from quire.runtime.spec.growing_tree import GrowingTree
 from quire.runtime.spec.proposer import ProposerContext
 from quire.runtime.spec.taps import with_taps
 
+MAX_UNASKED = 8  # steps of a sequence after which no drafts were wanted: then it is left alone
 RACERS = 4  # tokens for each child of a tree, of which the race chooses
 
 
@@ -26,6 +27,7 @@ class HeadRow:
 
     params: RowParams
     num_prompt: int
+    num_unasked: int = 0  # steps since drafts were last wanted
     num_read: int = -1  # leading positions whose hidden states it has read; -1: not known before the first run
     # If the last run verified a tree: the place of its first draft, the drafts, and their parents.
     tree: tuple[int, list[int], list[int]] | None = None
@@ -36,6 +38,9 @@ class HeadProposer(DraftingProposer[HeadRow]):
 
     Row r has `_window` rows of hidden states: those of place p are row r * _window + p % _window. Behind them lie
     `draft_rows` for the drafts of each row, and those of the tokens of a step.
+
+    Where drafts do not pay, reading costs time as well: a row that none were wanted for in several steps is read no
+    longer, and gets none any more.
 
     A row that is asked for more drafts than `num_tokens` gets a tree: of `tree_top_k` continuations of a node, at most
     `tree_nodes` in all, the likeliest."""
@@ -61,6 +66,7 @@ class HeadProposer(DraftingProposer[HeadRow]):
 
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """Keep the hidden states of runs that sample: at the end of each, as many as a row has room for."""
+        self._forget_unasked(runs)
         places: list[int] = []
         lines: list[int] = []
         for run, last in zip(runs, batch.seq_starts[1:].tolist(), strict=True):
@@ -74,8 +80,17 @@ class HeadProposer(DraftingProposer[HeadRow]):
         if places:
             self._hidden.put(np.array(places, np.int32), self._target, np.array(lines, np.int32))
 
+    def _forget_unasked(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            if (row := self._drafted.get(run.row)) and self._samples(run):
+                row.num_unasked += 1
+                if row.num_unasked > MAX_UNASKED:
+                    del self._drafted[run.row]
+
     def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int] | DraftTree]:
         texts = self._texts(known, counts)
+        for row in texts:
+            self._drafted[row].num_unasked = 0
         chains = {row: tokens for row, tokens in texts.items() if counts[row] <= self._num_tokens}
         for row, tokens in chains.items():
             self._sampler.admit(row, self._drafted[row].params, tokens, self._drafted[row].num_prompt)
