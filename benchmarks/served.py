@@ -2,8 +2,8 @@
 
     python -m benchmarks.served                                        a model that is computed in no time
     python -m benchmarks.served --step-ms 0.7                          an engine that only waits, as for a GPU
-    python -m benchmarks.served --shape 135m --backend cuda            random weights, on a GPU
-    python -m benchmarks.served --shape llama-8b --backend cuda --users 32 256 --gpu-memory-utilization 0.4
+    python -m benchmarks.served --shape 135m --device cuda            random weights, on a GPU
+    python -m benchmarks.served --shape llama-8b --device cuda --users 32 256 --gpu-memory-utilization 0.4
     python -m benchmarks.served --model smollm2 --users 8 --json served.json
     python -m benchmarks.served --other ../before/src                  beside another tree, in turns
 
@@ -227,7 +227,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--step-ms", type=float, default=0.0, help="an engine that computes nothing, and takes so long")
     parser.add_argument("--model", help="a real one, in place of random weights")
     parser.add_argument("--tokenizer", default="smollm2", help="of random weights (default: smollm2)")
-    parser.add_argument("--backend", help="as for `quire serve`")
+    parser.add_argument("--device", help="as for `quire serve`")
     parser.add_argument("--quantization", help="as for `quire serve`")
     parser.add_argument("--gpu-memory-utilization", type=float, help="of each of the two engines")
     parser.add_argument("--threads", type=int, help="of each engine, on a CPU")
@@ -246,7 +246,7 @@ def engine_options(args: argparse.Namespace, path: Path) -> dict[str, Any]:
     options: dict[str, Any] = {"max_num_seqs": max(args.users), "max_model_len": 4096}
     if args.model is None:
         options |= {"load_format": "dummy", "tokenizer": str(resolve_model(args.tokenizer).path)}
-    for name in ("backend", "quantization", "gpu_memory_utilization", "threads"):
+    for name in ("device", "quantization", "gpu_memory_utilization", "threads"):
         if (value := getattr(args, name)) is not None:
             options[name] = value
     return {"model": args.model or str(path), **options}

@@ -70,7 +70,7 @@ class Rehearsal:
 
 def compile_ahead(passes: Iterable[Callable[[], object]]) -> int:
     """Rehearse the passes, and compile what they launch. -> the number of kernels that were compiled or loaded"""
-    if triton.knobs.runtime.interpret:
+    if triton.knobs.runtime.interpret or not hasattr(JITFunction, "_do_compile"):
         return 0
     began = time.monotonic()
     threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
@@ -80,6 +80,8 @@ def compile_ahead(passes: Iterable[Callable[[], object]]) -> int:
         try:
             for rehearsed in passes:
                 rehearsed()
+        except Exception as error:  # a Triton of another shape, or what the pass itself will say
+            log.info("not all kernels are compiled ahead: %s", error)
         finally:
             _rehearsal.reset(token)
             rehearsed_in = time.monotonic() - began
