@@ -41,6 +41,9 @@ def test_states_are_read_and_written_once_a_step() -> None:
     count = counter.count.ops["scan"]
     assert count.kv_bytes == 3 * 2 * 4 * (4 * 8 * 16 + 3 * 80)
     assert count.flops == 15 * 6 * 4 * 8 * 16
+    delta = StepCounter(spec, StepShape(3, new_tokens=5))
+    delta.delta_rule(*(new_value(columns) for columns in (32, 32, 64, 4, 4)), None, 0, 8)
+    assert delta.count.ops == counter.count.ops
 
 
 @pytest.mark.parametrize("kind", STORAGE_TYPES.values(), ids=str)

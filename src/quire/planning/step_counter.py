@@ -181,25 +181,6 @@ class StepCounter(Recorder):
         self._add("attention", flops, kv_bytes=shape.num_seqs * shape.context * self._kv_bytes)
         return super().mla_attention(q_latent, q_rope, batch, layer, scale)
 
-    def delta_rule(
-        self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, decay: RecordedColumns,
-        beta: RecordedColumns, batch: Any, layer: int, key_dim: int, tiled: bool = False,
-    ) -> RecordedColumns:  # fmt: skip
-        self._add_states(v.columns * key_dim, 7)  # decay, k . state, what is added, q . state
-        return super().delta_rule(q, k, v, decay, beta, batch, layer, key_dim, tiled)
-
-    def linear_attention(
-        self, q: RecordedColumns, k: RecordedColumns, v: RecordedColumns, decay: Any, batch: Any, layer: int,
-        key_dim: int,
-    ) -> RecordedColumns:  # fmt: skip
-        self._add_states(v.columns * key_dim, 5)
-        return super().linear_attention(q, k, v, decay, batch, layer, key_dim)
-
-    def _add_states(self, size: int, flops: int) -> None:
-        """Of one layer: numbers of a state, and operations on each. A sequence reads its state and writes it."""
-        shape = self._shape
-        self._add("attention", float(flops * shape.num_tokens * size), kv_bytes=8.0 * shape.num_seqs * size)
-
     def cross_attention(
         self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
     ) -> RecordedColumns:
