@@ -230,11 +230,13 @@ def test_an_engine_that_stops_in_the_middle_is_given_up(
     monkeypatch.setattr(consuming, "STALL_SECONDS", 0.4)
     address = f"unix:{tmp_path}/prefill" if is_local else "127.0.0.1:0"
     with PrefillThread(tiny_model, address, max_num_batched_tokens=32) as engine:
-        step, hangs = engine.engine.step, False
+        step, hangs, num_steps = engine.engine.step, False, 0
 
         def hang() -> Any:
-            nonlocal hangs
-            if engine.sent_bytes:
+            nonlocal hangs, num_steps
+            num_steps += 1
+            if num_steps > 4:  # of seven
+                wait_for(lambda: engine.sent_bytes > 0)  # by a thread of its own
                 hangs = True
                 wait_for(lambda: not hangs)
             return step()

@@ -163,8 +163,9 @@ def check_drafts(backend: str, path: Path, method: str, head: Path, twin: Drafts
         check()
 
 
-def test_a_head_goes_on_after_steps_without_drafts(made: Any) -> None:
+def test_a_head_goes_on_after_steps_without_drafts(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hidden states are read before they are overwritten, also where no drafts are asked for."""
+    monkeypatch.setattr("quire.runtime.spec.head.MAX_UNASKED", 100)
     path, method, head, twin = made("EAGLE-3")
     steps = Steps(new_runner(make_ops(BACKENDS[-1]), path, method, head))
     proposer = head_of(steps.runner)

@@ -38,8 +38,12 @@ class Listener:
         return followers(self.process.pid, FOLLOWER)
 
     def stop(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-        self.process.communicate()
+        self.process.send_signal(signal.SIGINT)  # ignored, if the tests run behind a shell that is not interactive
+        try:
+            self.process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
 
 
 @pytest.fixture(scope="module")
