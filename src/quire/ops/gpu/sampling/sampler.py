@@ -195,7 +195,7 @@ class DeviceSampler:
         is_many = num_lines > MAX_LINES_AT_ONCE
         on_device = [index for index, row in enumerate(rows) if not self._features[row] & Features.ON_HOST]
         by_level = [index for index in on_device if is_many or self._features[rows[index]] & EDIT_FEATURES]
-        at_once = dict.fromkeys(set(on_device).difference(by_level))
+        at_once = set(on_device).difference(by_level)
         tokens = torch.zeros(num_lines, dtype=torch.int32, device=self.device)
         if at_once:
             of_lines = [row if index in at_once else -1 for index, row in enumerate(rows)]
