@@ -30,12 +30,17 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
+RECEIVE_BUFFER = 1 << 16  # bytes; a kernel's own may be 32 MiB, which a server does not notice for a minute
+
+
 def post(port: int, path: str, body: dict[str, object], *, ends: bool = False) -> socket.socket:
     """A request on a socket of its own, its answer not read. `ends`: and nothing more will be sent on it, which the
     server is told at the same time."""
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection = socket.create_connection(("127.0.0.1", port))
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+    connection.connect(("127.0.0.1", port))
     connection.sendall(head.encode() + data, socket.MSG_MORE if ends else 0)
     if ends:
         connection.shutdown(socket.SHUT_WR)

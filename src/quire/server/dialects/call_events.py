@@ -17,6 +17,8 @@ from quire.text.event import TextEvent
 if TYPE_CHECKING:
     from quire.client.service import TextStream
 
+MAX_PART_BYTES = 1 << 16  # as much as a connection may buffer before it tells that its client is slow
+
 
 class CallEvents:
     """`take` them whenever `listen` tells that there are some, until they have `ended`."""
@@ -82,18 +84,25 @@ class CallFrames:
     ) -> None:
         self._wire, self._call, self._resumption = wire, call, resumption
         self._events = CallEvents(streams)
+        self._taken: Iterator[tuple[int, TextEvent]] | None = None  # events whose frames are still to be made
         self._num_delivered = len(resumption.events) if resumption else 0
         self.ended = False  # all frames were taken, or the answer failed
         self.failure: Exception | None = None
         self.listen, self.close = self._events.listen, self._events.close
 
+    @property
+    def has_more(self) -> bool:
+        return self._taken is not None
+
     def take(self) -> bytes:
-        """All frames that are ready; empty if there are none."""
-        frames, frame = b"", self._wire.frame
+        """The next frames that are ready, about MAX_PART_BYTES at most; empty if there are none."""
+        frames, frame = bytearray(), self._wire.frame
         if self.ended:
-            return frames
+            return b""
         try:
-            for prompt, event in self._events.take():
+            if self._taken is None:
+                self._taken = self._events.take()
+            for prompt, event in self._taken:
                 chunks = self._call.chunks(prompt, event)
                 if self._num_delivered:
                     self._num_delivered -= 1
@@ -102,12 +111,16 @@ class CallFrames:
                     frames += chunk if isinstance(chunk, bytes) else frame(chunk)
                 if self._resumption is not None and event.token_ids and not event.final:
                     frames += delivered(event.token_ids)
-            if self._events.ended:
-                self.ended = True
-                frames += b"".join(map(frame, self._call.end())) + self._wire.last
+                if len(frames) > MAX_PART_BYTES:
+                    break
+            else:
+                self._taken = None
+                if self._events.ended:
+                    self.ended = True
+                    frames += b"".join(map(frame, self._call.end())) + self._wire.last
         except Exception as error:
             self.failure, self.ended = error, True
-        return frames
+        return bytes(frames)
 
 
 def _failure(event: TextEvent) -> QuireError:

@@ -37,8 +37,12 @@ class Frames(Protocol):
 
     def listen(self, on_ready: Callable[[], object]) -> None: ...
 
+    @property
+    def has_more(self) -> bool:
+        """Whether more was ready than the last `take` returned."""
+
     def take(self) -> bytes:
-        """All that is ready; empty if nothing is."""
+        """The next of what is ready; empty if nothing is."""
 
     def close(self) -> None:
         """Listen no more."""
@@ -139,6 +143,7 @@ class FrameStream(EventStream):
             while True:
                 while part := frames.take():
                     await self._send_part(send, part)
+                    await asyncio.sleep(0)  # much may be ready: others have their turn, and who sees that nobody reads
                 if frames.ended:
                     break
                 self._writer = self._scope.get("extensions", {}).get(BODY_WRITER)
@@ -157,7 +162,7 @@ class FrameStream(EventStream):
             if part := self._frames.take():
                 writer.write(part)
                 self._last_sent = self._clock()
-            if not self._frames.ended:
+            if not (self._frames.ended or self._frames.has_more):
                 return
         self._woken.set()
 
