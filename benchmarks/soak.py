@@ -2,6 +2,7 @@
 
     python -m benchmarks.soak                        an hour, 8 users, the default model
     python -m benchmarks.soak MODEL --seconds 300 --users 16
+    python -m benchmarks.soak MODEL -- --kv-disk-path FOLDER --kv-disk-size 1   with flags of the server
 
 Users send chats, completions, structured output, tool calls, other servers' dialects, embeddings of tokens, bad
 requests, and leave in the middle of streams. Every ten seconds the memory of each process is read, by kind: pages
@@ -224,11 +225,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("flags", nargs="*", metavar="-- FLAG", help="flags of the server, behind --")
     args = parser.parse_args()
     interruptible()
     soak = Soak()
     print("memory: anonymous + file + shared")
-    with own_server(args.model, "--kv-cache-memory-bytes", CACHE) as (url, process):
+    with own_server(args.model, "--kv-cache-memory-bytes", CACHE, *args.flags) as (url, process):
         asyncio.run(
             serve_users(url, process, soak, model=args.model, users=args.users, seconds=args.seconds, seed=args.seed)
         )
@@ -240,7 +242,7 @@ def main() -> None:
     print(*(f"{name}: {rate:+.1f} MiB an hour after the first third" for name, rate in rates.items()), sep="\n")
     held = sum(found[f"quire_num_requests_{state}"] for state in ("running", "waiting"))
     print(f"{held:.0f} requests are still held", *soak.problems[:20], sep="\n  ")
-    print(json.dumps({"benchmark": "soak", "machine": describe(), "growth": rates, **asdict(soak)}))
+    print(json.dumps({"benchmark": "soak", "machine": describe(), "flags": args.flags, "growth": rates, **asdict(soak)}))
     if soak.problems or held or max(rates.values()) > GROWTH:
         print(log)
         raise SystemExit(1)
