@@ -2,7 +2,7 @@
 
     python -m benchmarks.soak                        an hour, 8 users, the default model
     python -m benchmarks.soak MODEL --seconds 300 --users 16
-    python -m benchmarks.soak MODEL -- --kv-disk-path FOLDER --kv-disk-size 1   with flags of the server
+    python -m benchmarks.soak --flags --kv-disk-path FOLDER --kv-disk-size 1     flags of the server come last
 
 Users send chats, completions, structured output, tool calls, other servers' dialects, embeddings of tokens, bad
 requests, and leave in the middle of streams. Every ten seconds the memory of each process is read, by kind: pages
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--users", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("flags", nargs="*", metavar="-- FLAG", help="flags of the server, behind --")
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="all that follows: of the server")
     args = parser.parse_args()
     interruptible()
     soak = Soak()
