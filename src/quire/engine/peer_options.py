@@ -45,7 +45,7 @@ _KV_TYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "q8_0": "in
 _ONE_MODEL = Only(
     ("1", "none"), "ranks are on one machine, stages may be on several: tensor_parallel_size, pipeline_stages"
 )
-_ONE_MACHINE = NoEffect("there is one process that computes, on this machine")
+_ONE_MACHINE = NoEffect("the engine starts its ranks itself, and tells them how to meet")
 _CHUNKS = NoEffect("prompts are always computed in chunks of max_num_batched_tokens beside the answers", switch=True)
 _KERNELS = NoEffect("kernels are chosen by what the machine has")
 _GRAPHS = NoEffect("sizes of CUDA graphs are chosen by measuring them")
@@ -75,7 +75,7 @@ _VLLM: dict[str, PeerOption] = {
     "cudagraph_capture_sizes": _GRAPHS,
     "data_parallel_backend": Renamed("distributed_executor_backend"),
     "decode_context_parallel_size": _ONE_MODEL,
-    "disable_custom_all_reduce": NoEffect("there is one GPU", switch=True),
+    "disable_custom_all_reduce": NoEffect("collectives are chosen by what the machine has", switch=True),
     "disable_frontend_multiprocessing": NoEffect("the engine is a process of its own", switch=True),
     "disable_hybrid_kv_cache_manager": NoEffect("there is one block pool", switch=True),
     "disable_log_requests": _LOGS,
@@ -93,7 +93,7 @@ _VLLM: dict[str, PeerOption] = {
     "enable_request_id_headers": NoEffect("every response has x-request-id", switch=True),
     "enable_server_load_tracking": NoEffect("GET /load is always there", switch=True),
     "enable_sleep_mode": Only(_OFF, "an engine does not sleep; with --models, idle ones are unloaded", switch=True),
-    "fully_sharded_loras": NoEffect("there is one GPU", switch=True),
+    "fully_sharded_loras": NoEffect("ranks divide adapters by the outputs of B", switch=True),
     "grpc": Only(_OFF, "requests come by HTTP", switch=True),
     "guided_decoding_backend": _GRAMMARS,
     "headless": Only(_OFF, "a server has an API", switch=True),
