@@ -242,7 +242,9 @@ def main() -> None:
     print(*(f"{name}: {rate:+.1f} MiB an hour after the first third" for name, rate in rates.items()), sep="\n")
     held = sum(found[f"quire_num_requests_{state}"] for state in ("running", "waiting"))
     print(f"{held:.0f} requests are still held", *soak.problems[:20], sep="\n  ")
-    print(json.dumps({"benchmark": "soak", "machine": describe(), "flags": args.flags, "growth": rates, **asdict(soak)}))
+    print(
+        json.dumps({"benchmark": "soak", "machine": describe(), "flags": args.flags, "growth": rates, **asdict(soak)})
+    )
     if soak.problems or held or max(rates.values()) > GROWTH:
         print(log)
         raise SystemExit(1)

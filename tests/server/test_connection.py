@@ -1,5 +1,6 @@
 """Clients that send too much, too slowly, or do not read."""
 
+import asyncio
 import re
 import socket
 import time
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from quire.server.http.connection import Connection
 from quire.server.options import ServerOptions
 from server.running import Running, running
 from server.test_leaving import eventually, post
@@ -107,8 +109,9 @@ def test_heads_have_an_end(sent: bytes, status: bytes) -> None:
         assert server.complete().status_code == 200
 
 
-def test_who_does_not_read_is_disconnected() -> None:
-    with running(QUICK) as server:
+@pytest.mark.parametrize("options", [QUICK, ServerOptions()], ids=["for long", "much"])
+def test_who_does_not_read_is_disconnected(options: ServerOptions) -> None:
+    with running(options) as server:
         server.service.says = "x" * 100
         made = post(
             server.port,
@@ -118,6 +121,25 @@ def test_who_does_not_read_is_disconnected() -> None:
         with made:
             eventually(lambda: server.metrics.http_requests["/v1/completions", "200"] == 1, 20)
             assert not server.service.open
+
+
+def test_who_reads_slowly_is_not_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connection_made(self: Connection, transport: asyncio.Transport) -> None:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        made_connection(self, transport)
+
+    made_connection = Connection.connection_made
+    monkeypatch.setattr(Connection, "connection_made", connection_made)
+    with running(QUICK) as server:
+        server.service.says = "x" * 100
+        body = {"prompt": "x", "stream": True, "max_tokens": 120, "n": 64, "ignore_eos": True}
+        with post(server.port, "/v1/completions", body) as made:
+            told = b""
+            while not told.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):  # more wait than are read in 0.3 s
+                part = made.recv(1 << 16)
+                assert part, "the server has closed the connection"
+                told = told[-20:] + part
+                time.sleep(0.04)
 
 
 def test_bodies_of_all_requests_together_are_bounded() -> None:

@@ -14,7 +14,7 @@ from quire.server.dialects.dialect import Call, Context
 from quire.server.dialects.openai.chat import parse_chat
 from quire.server.dialects.openai.completions import parse_completion
 from quire.server.dialects.openai.shapes import WIRE
-from quire.server.http.connection import BODY_WRITER
+from quire.server.http.connection import STREAM
 from quire.server.http.event_stream import FrameStream
 from quire.text.event import TextEvent
 from server.fake_service import FakeService
@@ -122,20 +122,9 @@ def test_an_error_of_who_consumes_is_raised_once() -> None:
     asyncio.run(main())
 
 
-class Writer:
-    """Stands for a connection: its client may read too slowly."""
-
-    def __init__(self) -> None:
-        self.flow, self.write_paused = self, False
-        self.written: list[bytes] = []
-
-    def write(self, part: bytes) -> None:
-        self.written.append(part)
-
-
-def test_frames_are_written_at_once_unless_the_client_reads_slowly() -> None:
+def test_frames_are_written_at_once() -> None:
     async def main() -> None:
-        stream, writer, sent = Stream(), Writer(), list[bytes]()
+        stream, written, sent = Stream(), list[bytes](), list[bytes]()
         frames = CallFrames(WIRE, call_of("completions"), [stream])  # type: ignore[list-item]
 
         async def closed() -> None: ...
@@ -147,25 +136,18 @@ def test_frames_are_written_at_once_unless_the_client_reads_slowly() -> None:
             await asyncio.sleep(60)
 
         response = FrameStream(WIRE, frames, 0.0, closed)
-        scope = {"extensions": {BODY_WRITER: writer}}
+        scope = {"extensions": {STREAM: written.append}}
         answering = asyncio.create_task(response(scope, receive, send))
         while not stream.listened:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         stream.put(TextEvent(0, "a", [7]), TextEvent(0, "b", [8]))
-        assert [part.count(b"data: ") for part in writer.written] == [2], "one write for what came together"
-        writer.write_paused = True
-        stream.put(TextEvent(0, "c", [7]))
-        stream.put(TextEvent(0, "d", [7]))
-        assert len(writer.written) == 1, "it waits"
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert b'"text":"c"' in sent[-1] and b'"text":"d"' in sent[-1], "the task sends it when it can"
-        writer.write_paused = False
-        stream.put(TextEvent(0, "e", [7]))
-        assert b'"text":"e"' in writer.written[-1], "and then the writer goes on"
+        assert [part.count(b"data: ") for part in written] == [2], "one write for what came together"
+        long = [TextEvent(0, "x" * 10_000, [7]) for _ in range(20)]
+        stream.put(*long)
+        assert len(written) == 4 and sum(part.count(b"data: ") for part in written[1:]) == 20, "much is divided"
         stream.put(end_of())
         await answering
-        assert writer.written[-1].endswith(WIRE.last) and sent[-1] == b""
+        assert written[-1].endswith(WIRE.last) and sent[-1] == b""
 
     asyncio.run(main())

@@ -6,13 +6,15 @@ import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 1 << 16  # request line and headers
-BODY_WRITER = "quire.body_writer"  # the name of an extension in ASGI's scope
+MAX_UNREAD_BYTES = 1 << 24  # of a stream that comes faster than its client reads: some fifty thousand chunks
+STREAM = "quire.stream"  # the name of an extension in ASGI's scope: writes a part of the body
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 PROBE_INTERVAL_SECONDS = 0.2  # between probes of a client that has closed its sending side
 
@@ -34,7 +36,9 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0  # received before the head was complete
         self._num_header_bytes = 0
         self._receive_timer = _Timer(self.loop, limits.receive_timeout, self._receive_timed_out)
-        self._send_timer = _Timer(self.loop, limits.send_timeout, lambda: self.transport.abort())
+        self._send_timer = _Timer(self.loop, limits.send_timeout, self._send_timed_out)
+        self._num_streamed = 0  # bytes written by streams
+        self._num_read = 0  # of them, when the timer for sending was started
         self._probe_timer = _Timer(self.loop, PROBE_INTERVAL_SECONDS, self._probe)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -75,7 +79,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()  # may refuse the request, before there is a cycle
         self._in_head = False
-        extensions: Any = {BODY_WRITER: BodyWriter(self.cycle)}
+        extensions: Any = {STREAM: partial(self._stream, self.cycle)}
         self.scope["extensions"] = extensions  # before the application begins
 
     def on_message_complete(self) -> None:
@@ -118,9 +122,30 @@ class Connection(HttpToolsProtocol):
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
+    def _stream(self, cycle: RequestResponseCycle, part: bytes) -> None:
+        """Write a part of a response that has begun, without an ASGI message and a task. A client that is
+        MAX_UNREAD_BYTES behind is disconnected; nothing happens if it is gone."""
+        if not cycle.disconnected:
+            data = b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part
+            self._num_streamed += len(data)
+            self.transport.write(data)
+            if self.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+                self.transport.abort()
+
+    def _send_timed_out(self) -> None:
+        """A stream goes on being written: whoever has read some of it meanwhile is slow, and not gone."""
+        if self._num_streamed - self.transport.get_write_buffer_size() > self._num_read:
+            self._start_send_timer()
+        else:
+            self.transport.abort()
+
+    def _start_send_timer(self) -> None:
+        self._num_read = self._num_streamed - self.transport.get_write_buffer_size()
+        self._send_timer.start()
+
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._send_timer.start()
+        self._start_send_timer()
 
     def resume_writing(self) -> None:
         self._send_timer.stop()
@@ -150,20 +175,6 @@ class Connection(HttpToolsProtocol):
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + head.encode() + body)
         self.transport.close()
-
-
-class BodyWriter:
-    """Writes parts of a response that has begun, without an ASGI message and a task for each."""
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self.flow = cycle.flow  # `write_paused`: the client reads too slowly, and ASGI's `send` would wait
-
-    def write(self, part: bytes) -> None:
-        """Nothing happens if the client is gone."""
-        cycle = self._cycle
-        if not cycle.disconnected:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part)
 
 
 class _Timer:

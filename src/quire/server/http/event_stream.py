@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from quire.core.errors import QuireError, Unavailable
 from quire.server.access.request_context import note_error
 from quire.server.errors import ClientDisconnected
-from quire.server.http.connection import BODY_WRITER, BodyWriter
+from quire.server.http.connection import STREAM
 from quire.server.http.wire_format import WireFormat
 
 T = TypeVar("T")
@@ -122,15 +122,16 @@ class EventStream(Response):
 
 
 class FrameStream(EventStream):
-    """Writes frames when they are there: while the client keeps up, in the call that tells so, without a task."""
+    """Writes frames in the call that tells that they are there, without a task. What a client has not read yet is held
+    as bytes, so many at most."""
 
     def __init__(
         self, wire: WireFormat, frames: Frames, keep_alive: float, close: Callable[[], Awaitable[None]]
     ) -> None:
         super().__init__(wire, _no_parts(), keep_alive, close)
         self._frames = frames
-        self._writer: BodyWriter | None = None  # while frames may be written without a task
-        self._woken = asyncio.Event()  # there is something that the task has to do
+        self._write: Callable[[bytes], None] | None = None  # while frames may be written without a task
+        self._woken = asyncio.Event()  # there is something that the task has to do: the end, if nothing else
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
@@ -146,25 +147,28 @@ class FrameStream(EventStream):
                     await asyncio.sleep(0)  # much may be ready: others have their turn, and who sees that nobody reads
                 if frames.ended:
                     break
-                self._writer = self._scope.get("extensions", {}).get(BODY_WRITER)
+                self._write = self._scope.get("extensions", {}).get(STREAM)
                 await self._woken.wait()
-                self._writer = None
+                self._write = None
                 self._woken.clear()
         finally:
-            self._writer = None
+            self._write = None
             frames.close()
         if frames.failure is not None:
             raise frames.failure
 
     def _on_ready(self) -> None:
-        writer = self._writer
-        if writer is not None and not writer.flow.write_paused:
-            if part := self._frames.take():
-                writer.write(part)
-                self._last_sent = self._clock()
-            if not (self._frames.ended or self._frames.has_more):
-                return
-        self._woken.set()
+        write, frames = self._write, self._frames
+        if write is None:
+            self._woken.set()
+            return
+        while part := frames.take():
+            write(part)
+            self._last_sent = self._clock()
+            if not frames.has_more:
+                break
+        if frames.ended:
+            self._woken.set()
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
