@@ -1,6 +1,6 @@
 """The whole engine on a GPU with random weights: how long a token takes, a prompt, and many requests at once.
 
-    python -m benchmarks.gpu.engine [--shape qwen3-30b-a3b] [--quantization fp8|int8|int4] [--requests 1000]
+    python -m benchmarks.gpu.engine [--shape qwen3-30b-a3b] [--quantization w4a8] [--requests 1000]
     python -m benchmarks.gpu.engine --requests 1000 --max-num-seqs 400 --max-model-len 2048    nothing is preempted
 
 The shape is Llama-3.1-8B's, or that of an MoE model. Times are of steps, from the end of one to the end of
@@ -275,7 +275,7 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
-    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"))
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4", "w8a8", "w4a8"))
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--requests", type=int, default=0, help="of 1000 tokens in and 1000 out")
     parser.add_argument("--max-tokens", type=int, default=8192)
