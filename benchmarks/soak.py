@@ -195,6 +195,8 @@ def memory_of(process: Running) -> dict[str, dict[str, int]]:
             lines = [line.split() for line in Path(f"/proc/{one.pid}/status").read_text().splitlines()]
         except (psutil.Error, OSError):
             continue  # it has ended meanwhile
+        if not words:
+            continue  # it has ended, and was not waited for yet
         name = next((name for name, module in MODULES.items() if module in words), "server")
         found[name] = {line[0][:-1]: int(line[1]) * 1024 for line in lines if line[0][:-1] in KINDS}
     return found
