@@ -1,49 +1,18 @@
-"""Fake executors that check every plan they run."""
+"""A fake executor that checks every plan it runs."""
 
-import random
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.core.block_keys import TENANT_BYTES, BlockKey
+from fake_language import adapter_state, chain, language_model, mix
+from fake_peers import FakeDecodeEngines, FakePrefillEngines
+from fake_tiers import FakeStore
 from quire.core.draft_policy import ANY_METHOD, DraftMethod, DraftPolicy
 from quire.core.draft_tree import ROOT, DraftTree, accepted_path, child_with, parent_of, without_chain
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission, BlockSend, Fetch, Proposal, RemotePrefill, Run, SampledRow, StepOutput, StepPlan
-from quire.core.records import TierStats, TransferStats
+from quire.core.plan import Admission, Proposal, Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import IdLogprob
-from quire.core.scheduler import Scheduler
 from quire.core.speculation import Speculation
 from quire.executors.protocol import Capacity
-
-SEED = 0x9E3779B97F4A7C15
-MASK = 2**64 - 1
-
-
-def mix(state: int, value: int) -> int:
-    """A hash of (state, value) that is the same in every process."""
-    x = (state ^ (value + SEED)) * 0xBF58476D1CE4E5B9 & MASK
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
-    return x ^ x >> 31
-
-
-def chain(tokens: list[int], state: int = 0) -> list[int]:
-    """For each position a hash of all tokens up to it: what keys and values of that position depend on."""
-    states = []
-    for token in tokens:
-        state = mix(state, token)
-        states.append(state)
-    return states
-
-
-def adapter_state(adapter: str) -> int:
-    """The hash that a text starts from under a LoRA adapter: its keys and values differ from the first token on."""
-    return chain([ord(letter) for letter in adapter])[-1] if adapter else 0
-
-
-def language_model(state: int, vocab_size: int) -> list[float]:
-    """Logprob of each next token after a text whose hash is `state`. Not normalized; all values differ."""
-    return [-0.1 - (mix(state, token) % 10_000_019) / 1_000_000 for token in range(vocab_size)]
 
 
 @dataclass
@@ -79,182 +48,6 @@ def draft_policy(num_drafts: int) -> DraftPolicy | None:
     if not num_drafts:
         return None
     return DraftPolicy((DraftMethod(max_tokens=num_drafts), DraftMethod(ASKED_METHOD, num_drafts, 0.7, 0.1)))
-
-
-class FakeStore:
-    """A `BlockStore` in memory. Saves and fetches take some steps; some fail, and some are forgotten meanwhile.
-
-    A host block must not change while it is saved, and a key stands for the same content whenever it is saved."""
-
-    def __init__(self, seed: int = 0, *, max_delay: int = 3, failures: float = 0.0) -> None:
-        self.blocks: dict[BlockKey, list[int | None]] = {}
-        self.seconds = 0.0  # what `read_seconds` says
-        self.cost = 0.0  # what `save_seconds` says
-        self.hangs = False  # whether saves and fetches never end
-        self.num_read = 0
-        self._rng = random.Random(seed)
-        self._max_delay, self._failures = max_delay, failures
-        self._contents: dict[BlockKey, list[int | None]] = {}  # of all keys ever saved
-        self._saves: list[tuple[int, int, BlockKey, list[int | None]]] = []  # (steps left, host block, key, content)
-        self._fetches: list[tuple[int, Fetch]] = []  # (steps left, fetch)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._saves and not self._fetches
-
-    def find(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        stored = []
-        for key in keys:
-            if key not in self.blocks:
-                break
-            stored.append(key)
-        return stored
-
-    def read_seconds(self, num_blocks: int) -> float:
-        return self.seconds
-
-    def save_seconds(self) -> float:
-        return self.cost
-
-    def clear(self, tenant: bytes) -> None:
-        self.blocks = {key: content for key, content in self.blocks.items() if key[:TENANT_BYTES] != tenant}
-
-    def stats(self) -> TierStats:
-        return TierStats(stored_bytes=len(self.blocks))
-
-    def begin(self, plan: StepPlan, host: list[list[int | None]]) -> None:
-        for block, key in plan.saves:
-            assert self._contents.setdefault(key, host[block][:]) == host[block], "one key stands for two contents"
-            self._saves.append((self._rng.randint(0, self._max_delay), block, key, host[block][:]))
-        for fetch in plan.fetches:
-            for _, block in fetch.blocks:
-                host[block] = [None] * len(host[block])
-            self._fetches.append((self._rng.randint(0, self._max_delay), fetch))
-
-    def advance(self, scheduler: Scheduler, host: list[list[int | None]]) -> None:
-        """One step passes: report what has ended."""
-        if self.hangs or scheduler.tiers is None:
-            return
-        saves, fetches, self._saves, self._fetches = self._saves, self._fetches, [], []
-        for left, block, key, content in saves:
-            assert host[block] == content, "a host block changes while it is saved"
-            if left:
-                self._saves.append((left - 1, block, key, content))
-                continue
-            if self._rng.random() >= self._failures:
-                self.blocks[key] = content
-            scheduler.tiers.saved(block)
-        for left, fetch in fetches:
-            if left:
-                self._fetches.append((left - 1, fetch))
-            else:
-                scheduler.tiers.fetched(fetch.id, self._read(fetch, host))
-
-    def _read(self, fetch: Fetch, host: list[list[int | None]]) -> int:
-        for number, (key, block) in enumerate(fetch.blocks):
-            if key not in self.blocks or self._rng.random() < self._failures:
-                self.blocks.pop(key, None)
-                return number
-            host[block] = self.blocks[key][:]
-            self.num_read += 1
-        return len(fetch.blocks)
-
-
-class FakePrefillEngines:
-    """`PrefillEngines` in memory: blocks arrive over some steps, and some prefills fail with a block half written."""
-
-    def __init__(self, seed: int = 0, *, failures: float = 0.0, max_blocks: int = 3) -> None:
-        self.available = True
-        self.swaps_a_step = 2
-        self.answers = True  # whether anything arrives
-        self.gives_up = False  # whether what does not arrive is given up
-        self.num_asked = 0
-        self._rng = random.Random(seed)
-        self._failures, self._max_blocks = failures, max_blocks
-        self._prefills: dict[int, tuple[RemotePrefill, int]] = {}  # by id: blocks that have arrived
-        self._given_up: set[int] = set()
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._prefills
-
-    def cancel(self, prefill_id: int) -> None:
-        """What was begun goes on to its end, as at an engine that hears of it too late."""
-
-    def stats(self) -> TransferStats:
-        return TransferStats(peers=int(self.available))
-
-    def begin(self, plan: StepPlan, host: list[list[int | None]]) -> None:
-        for prefill in plan.prefills:
-            assert self.available, "no engine is connected"
-            for block in prefill.host_blocks:
-                host[block] = [None] * len(host[block])
-            self._prefills[prefill.id] = prefill, 0
-            self.num_asked += 1
-
-    def advance(self, scheduler: Scheduler, host: list[list[int | None]]) -> None:
-        """One step passes: some blocks arrive."""
-        assert scheduler.remote is not None
-        for prefill_id, (prefill, num_blocks) in list(self._prefills.items()):
-            if not self.answers:
-                if self.gives_up and prefill_id not in self._given_up:
-                    self._given_up.add(prefill_id)
-                    scheduler.remote.given_up(prefill_id)
-                continue
-            size, states = len(host[0]), chain(prefill.tokens, adapter_state(prefill.namespace[2]))
-            fails = self._rng.random() < self._failures
-            count = self._rng.randint(0, self._max_blocks)
-            for index in range(num_blocks, min(num_blocks + count, len(prefill.host_blocks))):
-                start = (prefill.first + index) * size
-                content: list[int | None] = list(states[start : start + size])
-                block = prefill.host_blocks[index]
-                is_state = len(host[block]) == 1
-                host[block] = [states[-1]] if is_state else content + [None] * (size - len(content))
-                num_blocks = index + 1
-            self._prefills[prefill_id] = prefill, num_blocks
-            if num_blocks and prefill_id not in self._given_up:
-                scheduler.remote.arrived(prefill_id, num_blocks)
-            if fails and num_blocks < len(prefill.host_blocks):
-                block = prefill.host_blocks[num_blocks]
-                host[block] = [-1] * len(host[block])  # half of it was written
-            if fails or num_blocks == len(prefill.host_blocks):
-                del self._prefills[prefill_id]
-                scheduler.remote.ended(prefill_id)
-
-
-class FakeDecodeEngines:
-    """A `BlockSender` in memory: what is sent must be what the tokens of the prefill give."""
-
-    def __init__(self, seed: int = 0, max_delay: int = 3) -> None:
-        self._rng, self._max_delay = random.Random(seed), max_delay
-        self.asked: dict[str, list[int]] = {}  # by request: its tokens
-        self.sent: dict[str, list[int]] = {}  # by request: the blocks that were sent, in order
-        self._sends: list[tuple[int, BlockSend]] = []  # (steps left, send)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._sends
-
-    def stats(self) -> TransferStats:
-        return TransferStats(sent_bytes=sum(map(len, self.sent.values())))
-
-    def begin(self, plan: StepPlan, host: list[list[int | None]]) -> None:
-        for send in plan.sends:
-            size, states = len(host[0]), chain(self.asked[send.request_id])
-            is_state = len(host[send.host_block]) == 1
-            expected = states[-1:] if is_state else states[send.index * size : (send.index + 1) * size]
-            assert host[send.host_block][: len(expected)] == expected, f"{send} sends wrong keys and values"
-            self.sent.setdefault(send.request_id, []).append(send.index)
-            self._sends.append((self._rng.randint(0, self._max_delay), send))
-
-    def advance(self, scheduler: Scheduler) -> None:
-        assert scheduler.sends is not None
-        sends, self._sends = self._sends, []
-        for left, send in sends:
-            if left:
-                self._sends.append((left - 1, send))
-            else:
-                scheduler.sends.sent(send.host_block)
 
 
 class FakeExecutor:

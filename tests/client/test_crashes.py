@@ -16,7 +16,7 @@ import pytest
 from client import poisoned_engine
 from engine.tiny_encoders import TEXTS, save_encoder
 from quire import LLM, Embedder, SamplingParams
-from quire.client import engine_client
+from quire.client import restarts
 from quire.client.embed_request import EmbedRequest
 from quire.client.engine_client import EngineClient
 from quire.client.engine_process import EngineProcess
@@ -165,12 +165,12 @@ def test_random_kills_lose_nothing(
 def test_kills_while_an_engine_starts_are_no_reason_to_give_up(
     tiny_model: Path, bystanders: list[GenerateRequest], undisturbed: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_client, "MAX_DELAY_AFTER_KILL", 0.0)
+    monkeypatch.setattr(restarts, "MAX_DELAY_AFTER_KILL", 0.0)
 
     async def main() -> None:
         async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
             reading = asyncio.create_task(read(client, bystanders[0]))
-            for _ in range(engine_client.MAX_RESTARTS + 2):
+            for _ in range(restarts.MAX_RESTARTS + 2):
                 pid = client.engine_pid
                 os.kill(pid, signal.SIGKILL)
                 while client.engine_pid == pid:

@@ -95,6 +95,6 @@ def test_a_server_that_is_behind_refuses_at_once(tiny_model: Path) -> None:
             assert [event async for event in first][-1].final
             with pytest.raises(QueueFull, match="the first token would take about"):
                 await client.submit(request(1, timeout=1e-6))
-            assert client._forecast.wait(0, 0) == 0.0, "nobody waits, so nothing is counted"
+            assert client._requests.forecast.wait(0, 0) == 0.0, "nobody waits, so nothing is counted"
 
     asyncio.run(asyncio.wait_for(main(), 60))

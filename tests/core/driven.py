@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from fakes import FakeDecodeEngines, FakeExecutor, FakePrefillEngines, FakeStore, draft_policy
+from fake_peers import FakeDecodeEngines, FakePrefillEngines
+from fake_tiers import FakeStore
+from fakes import FakeExecutor, draft_policy
 from quire.core.draft_policy import DraftPolicy
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams

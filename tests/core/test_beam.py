@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, chain, language_model
+from fake_language import chain, language_model
+from fakes import FakeExecutor
 from quire.core.beam import BeamSearch
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams

@@ -3,7 +3,7 @@
 import random
 
 from core.driven import LONG, Engine
-from fakes import FakeStore
+from fake_tiers import FakeStore
 from quire.core.kv_events import (
     DISK,
     HOST,

@@ -7,7 +7,7 @@ import pytest
 
 from core.driven import Engine
 from core.test_random_workloads import crowd, verify
-from fakes import FakeStore
+from fake_tiers import FakeStore
 from quire.core import kv_tiers
 from quire.core.block_keys import child_key, root_key, tenant_digest
 from quire.core.plan import StepPlan

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, FakePrefillEngines, FakeStore, draft_policy, make_drafts_free
+from fake_peers import FakePrefillEngines
+from fake_tiers import FakeStore
+from fakes import FakeExecutor, draft_policy, make_drafts_free
 from quire.core.errors import BadRequest
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams

@@ -7,7 +7,8 @@ import pytest
 
 from core.driven import Engine
 from core.test_random_workloads import crowd, verify
-from fakes import FakeDecodeEngines, FakePrefillEngines, FakeStore
+from fake_peers import FakeDecodeEngines, FakePrefillEngines
+from fake_tiers import FakeStore
 from quire.core import remote_prefills
 from quire.core.params import SamplingParams
 from quire.core.request import Request

@@ -9,7 +9,8 @@ from core.driven import Engine
 from core.test_kv_tiers import renamed
 from core.test_random_workloads import crowd, verify
 from core.test_remote_prefills import ask
-from fakes import FakeDecodeEngines, FakePrefillEngines, FakeStore
+from fake_peers import FakeDecodeEngines, FakePrefillEngines
+from fake_tiers import FakeStore
 from quire.core import remote_prefills
 from quire.core.block_keys import is_state
 from trials import LENGTH

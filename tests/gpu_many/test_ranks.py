@@ -16,7 +16,7 @@ from quire.core.errors import EngineFailed
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.ops.gpu.collectives import GpuRankOps, GroupExchange
-from ranks.test_processes import followers
+from ranks.processes import followers
 
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = pytest.mark.skipif(NUM_GPUS < 2, reason="needs several GPUs")

@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from models.checking import PROMPT, TINY, assert_close, make_ops, random_model
 from models.lora_steps import NONE, Together
 from models.plain_adapters import write_adapter
+from quire.ops.gpu.graph_inputs import GraphInputs
 from quire.ops.gpu.opset import GpuOps
-from quire.ops.gpu.program import GraphInputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAYERS = ("q_proj", "k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -7,8 +7,10 @@ import torch
 
 from quire.ops.gpu.batch import GpuBatch
 from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.graph_inputs import GraphInputs
+from quire.ops.gpu.graph_sizes import drop_slower_sizes
 from quire.ops.gpu.hidden_states import GpuHiddenStates
-from quire.ops.gpu.program import GpuProgram, GraphInputs, drop_slower_sizes
+from quire.ops.gpu.program import GpuProgram
 from quire.ops.opset import KVSpec, StepBatch
 
 CPU = torch.device("cpu")

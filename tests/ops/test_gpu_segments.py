@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from quire.ops.gpu.cache import GpuCache
-from quire.ops.gpu.program import GpuProgram, GraphInputs
+from quire.ops.gpu.graph_inputs import GraphInputs
+from quire.ops.gpu.program import GpuProgram
 from quire.ops.gpu.states.segments import are_independent, segment_arrays, segments_on_device, with_segments
 from quire.ops.opset import ConvSpec, KVSpec, StateSpec, StepBatch
 

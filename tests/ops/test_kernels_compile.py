@@ -18,7 +18,8 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 ATTENTION = ["triton_attention", "triton_latent", "triton_self_attention", "triton_step", "draft_trees", "block_copy"]
-OTHERS = ["triton_elementwise", "triton_linear", "triton_eight_bits", "triton_low_rank", "triton_routing"]
+LINEAR = ["triton_linear", "triton_grouped", "triton_scaled", "triton_experts", "triton_eight_bits"]
+OTHERS = [*LINEAR, "triton_elementwise", "triton_low_rank", "triton_routing"]
 STATES = ["triton_states", "triton_state_ops"]
 WRONG = """
 import torch, triton, triton.language as tl

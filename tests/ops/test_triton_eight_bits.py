@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ops.test_triton_linear import DEVICE, HALF, assert_close, execute, integers, randn, spread
+from ops.gemms import DEVICE, HALF, assert_close, integers, randn, spread
+from ops.ptx import execute
 from quire.core.errors import Unsupported
 from quire.ops.gpu.linear import unpack
 from quire.ops.gpu.linear.dequantize import dequantize

@@ -28,7 +28,7 @@ from quire.ops.stages.parts import divide_at
 from quire.ops.stages.two_devices import TwoDeviceOps
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
-from ranks.test_processes import PROMPTS, texts
+from ranks.processes import PROMPTS, texts
 
 
 def llm_of(model: Path, backend: str, cpu_layers: int, **options: Any) -> LLM:

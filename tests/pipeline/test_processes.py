@@ -1,24 +1,19 @@
 """Stages as processes: the tokens of one process, and nothing left behind, however one of them ends."""
 
-import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
 from models.lora_files import adapter
 from quire import LLM, LoRARequest, SamplingParams
-from quire.client.engine_client import EngineClient
-from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, EngineFailed, Unsupported
 from quire.core.structured import Structured
-from quire.engine.options import EngineOptions
-from ranks.test_processes import PROMPTS, exists, followers, texts, wait_until
+from ranks.processes import PROMPTS, check_that_streams_go_on, exists, followers, texts, wait_until
 
 
 @pytest.fixture
@@ -79,42 +74,6 @@ def test_a_stage_that_hangs_is_found_by_its_heartbeat_in_the_middle_of_a_step(tw
     with pytest.raises(EngineFailed, match=rf"stage 1 of 2 \(process {stage}\) hangs"):
         texts(two)
     assert time.monotonic() - start < 2.0 and not exists(stage)
-
-
-def check_that_streams_go_on(model: Path, victim: Callable[[int], int], **options: Any) -> None:
-    """`victim`: of an engine's process, the process of a stage that is killed."""
-    requests = [
-        GenerateRequest(
-            id=f"r{number}",
-            params=SamplingParams(max_tokens=300, temperature=0.8, seed=number, ignore_eos=True),
-            prompt=f"Chapter {number}. ",
-        )
-        for number in range(8)
-    ]
-    llm = LLM(model)
-    outputs = llm.generate([one.prompt or "" for one in requests], [one.params for one in requests])
-    undisturbed = [output.outputs[0].token_ids for output in outputs]
-
-    async def main() -> None:
-        async with EngineClient(EngineOptions(model=str(model), **options)) as client:
-            seen: list[list[int]] = [[] for _ in requests]
-
-            async def read(index: int) -> None:
-                async for event in await client.submit(requests[index]):
-                    seen[index] += event.token_ids
-
-            streams = [asyncio.create_task(read(index)) for index in range(len(requests))]
-            while not all(len(tokens) > 20 for tokens in seen):
-                await asyncio.sleep(0.002)
-            engine = client.engine_pid
-            os.kill(victim(engine), signal.SIGKILL)
-            await asyncio.gather(*streams)
-            assert client.engine_pid != engine and not exists(engine) and seen == undisturbed
-            left = victim(client.engine_pid)
-        assert not exists(client.engine_pid)
-        wait_until(lambda: not exists(left))
-
-    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_streams_go_on_when_a_stage_is_killed(tiny_model: Path) -> None:

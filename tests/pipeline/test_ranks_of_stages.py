@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from models.checking import TINY, random_model
 from models.lora_files import adapter
-from pipeline.test_processes import check_that_streams_go_on, stages
+from pipeline.test_processes import stages
 from quire import LLM, LoRARequest, SamplingParams
 from quire.core.errors import BadRequest, EngineFailed
-from ranks.test_processes import PROMPTS, exists, followers, texts, wait_until
+from ranks.processes import PROMPTS, check_that_streams_go_on, exists, followers, texts, wait_until
 
 VICTIMS = [  # one of them is killed in every run of the tests
     pytest.param(0, id="a stage", marks=pytest.mark.trial),

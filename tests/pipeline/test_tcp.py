@@ -12,13 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pipeline.test_processes import check_that_streams_go_on
 from quire import LLM
 from quire.core.errors import BadRequest, EngineFailed
 from quire.engine.options import EngineOptions
 from quire.executors.pipeline import greeting
 from quire.executors.pipeline.greeting import FetchHidden, GreetStage, files_digest, new_greeting
-from ranks.test_processes import exists, followers, texts, wait_until
+from ranks.processes import check_that_streams_go_on, exists, followers, texts, wait_until
 
 RANK = b"quire.executors.pipeline.rank_follower"
 FOLLOWER = b"quire.executors.pipeline.remote_follower"

@@ -85,10 +85,10 @@ def test_groups_of_128_take_fewer_bytes_on_a_gpu_than_groups_of_32() -> None:
 
 
 def test_graphs_are_captured_for_the_sizes_that_are_counted() -> None:
-    program = pytest.importorskip("quire.ops.gpu.program")
-    assert program.PREFILL_GRAPH_SIZES == PREFILL_GRAPH_SIZES and program.MAX_CAPTURED_SEQS == MAX_CAPTURED_SEQS
+    sizes = pytest.importorskip("quire.ops.gpu.graph_sizes")
+    assert sizes.PREFILL_GRAPH_SIZES == PREFILL_GRAPH_SIZES and sizes.MAX_CAPTURED_SEQS == MAX_CAPTURED_SEQS
     for size in (1, 7, 64, 300, 512):
-        assert program.decode_graph_sizes(size) == decode_graph_sizes(size)
+        assert sizes.decode_graph_sizes(size) == decode_graph_sizes(size)
 
 
 def test_experts_are_one_tensor_on_a_gpu() -> None:

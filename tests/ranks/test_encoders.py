@@ -26,7 +26,7 @@ from quire.executors.encoder import EncoderExecutor
 from quire.executors.options import ExecutorOptions
 from quire.executors.ranks.encoder import RankEncoder, RanksEncoder
 from quire.ops.ranks.group import RankGroup, new_shared_memory
-from ranks.test_processes import followers
+from ranks.processes import followers
 
 NAMES = ["bert", "xlm-roberta", "distilbert", "modernbert", "mpnet", "nomic", "score-bert", "score-modernbert"]
 OPTIONS = ExecutorOptions(threads=2, max_num_seqs=3, max_num_batched_tokens=64)

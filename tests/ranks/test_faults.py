@@ -16,7 +16,7 @@ from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
 from quire.engine.options import EngineOptions
-from ranks.test_processes import exists, followers
+from ranks.processes import exists, followers
 from trials import LENGTH
 
 NUM_STREAMS = 64

@@ -27,8 +27,8 @@ from quire.ops.gpu.opset import GpuOps
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.group import RankGroup, new_shared_memory
 from quire.ops.ranks.opset import RankOps
+from ranks.processes import followers
 from ranks.rank_threads import OneProcess
-from ranks.test_processes import followers
 
 ON_GPU = torch.cuda.is_available()
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "batch_invariant": True}

@@ -1,6 +1,5 @@
 """Ranks as processes: the tokens of one process, and nothing left behind, however one of them ends."""
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -8,60 +7,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.client.engine_client import EngineClient
-from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, EngineFailed, Unsupported
-from quire.engine.options import EngineOptions
 from quire.executors.ranks.leader import RanksExecutor
 from quire.executors.ranks.messages import RunStep, decode_to_rank, encode
+from ranks.processes import PROMPTS, check_that_streams_go_on, exists, followers, texts, wait_until
 from ranks.rank_threads import batch_of
-
-PROMPTS = ["A quire is", "Chapter 1. " * 9, "x"]
-MIXED = [
-    SamplingParams(max_tokens=24, temperature=0.8, seed=1, ignore_eos=True, n=2),
-    SamplingParams(max_tokens=24, temperature=0, ignore_eos=True, prompt_logprobs=1, logprobs=2),
-    SamplingParams(max_tokens=24, temperature=1.3, seed=3, ignore_eos=True, top_p=0.9, frequency_penalty=0.5),
-]
-
-
-def texts(llm: LLM, **options: Any) -> list[Any]:
-    results = llm.generate(PROMPTS, MIXED, **options)
-    return [(one.token_ids, one.logprobs, result.prompt_logprobs) for result in results for one in result.outputs]
-
-
-def followers(parent: int, module: bytes = b"quire.executors.ranks.follower") -> list[int]:
-    """The processes of ranks that a process has started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            status = (entry / "stat").read_text() if entry.name.isdigit() else ""
-            command = (entry / "cmdline").read_bytes() if status else b""
-        except OSError:
-            continue
-        if module in command and int(status.rpartition(")")[2].split()[1]) == parent:
-            found.append(int(entry.name))
-    return sorted(found)
-
-
-def exists(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def wait_until(condition: Any, seconds: float = 5.0) -> float:
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < seconds, "it never happened"
-        time.sleep(0.01)
-    return time.monotonic() - start
 
 
 @pytest.fixture
@@ -129,40 +83,9 @@ def test_ranks_end_when_the_process_that_started_them_is_killed(tiny_model: Path
 
 
 def test_streams_go_on_when_a_rank_is_killed(tiny_model: Path) -> None:
-    requests = [
-        GenerateRequest(
-            id=f"r{number}",
-            params=SamplingParams(max_tokens=100, temperature=0.8, seed=number, ignore_eos=True),
-            prompt=f"Chapter {number}. ",
-        )
-        for number in range(8)
-    ]
-    llm = LLM(tiny_model)
-    undisturbed = [llm.generate(one.prompt or "", one.params)[0].outputs[0].token_ids for one in requests]
-
-    async def main() -> None:
-        async with EngineClient(EngineOptions(model=str(tiny_model), tensor_parallel_size=2)) as client:
-            seen: list[list[int]] = [[] for _ in requests]
-
-            async def read(index: int) -> None:
-                async for event in await client.submit(requests[index]):
-                    seen[index] += event.token_ids
-
-            streams = [asyncio.create_task(read(index)) for index in range(len(requests))]
-            while not all(len(tokens) > 20 for tokens in seen):
-                await asyncio.sleep(0.002)
-            engine = client.engine_pid
-            [rank] = followers(engine)
-            os.kill(rank, signal.SIGKILL)
-            await asyncio.gather(*streams)
-            assert client.engine_pid != engine and not exists(engine) and seen == undisturbed
-            rank, engine = followers(client.engine_pid)[0], client.engine_pid
-            os.kill(rank, signal.SIGKILL)  # nothing is computed
-            while client.engine_pid == engine or client.state != "ready":
-                await asyncio.sleep(0.01)
-        assert not exists(client.engine_pid)
-
-    asyncio.run(asyncio.wait_for(main(), 120))
+    check_that_streams_go_on(
+        tiny_model, lambda engine: followers(engine)[0], max_tokens=100, also_idle=True, tensor_parallel_size=2
+    )
 
 
 def test_what_ranks_cannot_do_is_refused(tiny_model: Path, tmp_path: Path) -> None:

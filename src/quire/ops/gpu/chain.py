@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.gpu.aligned import pack, views
 from quire.ops.gpu.attention.pages import Runs
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
@@ -16,8 +17,6 @@ from quire.ops.gpu.sampling.logprobs import to_host
 from quire.ops.gpu.sampling.rows import Features
 from quire.ops.gpu.sampling.sampler import DeviceSampler, padded
 from quire.ops.opset import Int32, StepBatch
-
-ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere
 
 
 class DraftChain:
@@ -43,18 +42,14 @@ class DraftChain:
     def run(self, batch: StepBatch, rows: Sequence[int], count: int) -> Callable[[], list[list[int]]]:
         features = self._sampler.needs(rows)
         arrays = self._arrays(batch, rows, count)
-        sizes = [-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays]
-        flat = np.zeros(sum(sizes), np.int32)
-        for part, array in zip(np.split(flat, np.cumsum(sizes)[:-1]), arrays, strict=True):
-            part[: array.size] = array.ravel()
+        shapes = [array.shape for array in arrays]
 
         def launch(on_device: Tensor) -> Tensor:
-            parts = zip(on_device.split(sizes), arrays, strict=True)
-            return self._steps([part[: array.size].view(array.shape) for part, array in parts], features)
+            return self._steps(views(on_device, shapes), features)
 
         with torch.inference_mode():
             key = len(arrays[0]), count, features
-            tokens = to_host(self._graphs.run(key, flat, launch)[:, : len(rows)])
+            tokens = to_host(self._graphs.run(key, pack(arrays).numpy(), launch)[:, : len(rows)])
         return lambda: tokens()[0].tolist()
 
     def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int) -> list[Int32]:

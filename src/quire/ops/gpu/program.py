@@ -5,54 +5,33 @@ trees of drafts where a speculative method makes them. A step is padded to the n
 than a larger one has no graph. The arrays of a step travel in one copy from pinned memory."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.gpu.aligned import round_up, to_device
 from quire.ops.gpu.attention.pages import Runs, next_power_of_two
 from quire.ops.gpu.attention.paths import Paths, split_trees
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.captured_graph import CapturedGraph, WeakTensor
 from quire.ops.gpu.chain import DraftChain
 from quire.ops.gpu.compile_ahead import compile_ahead
+from quire.ops.gpu.graph_inputs import GraphInputs
+from quire.ops.gpu.graph_sizes import PREFILL_GRAPH_SIZES, TREE_GRAPH_SIZES, decode_graph_sizes, drop_slower_sizes
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.sampler import DeviceSampler
-from quire.ops.gpu.states.segments import (
-    SegmentInputs,
-    are_independent,
-    has_states,
-    segments_on_device,
-    taps_of,
-    with_segments,
-)
+from quire.ops.gpu.states.segments import are_independent, has_states, segments_on_device, taps_of, with_segments
 from quire.ops.opset import WORD_BITS, Chain, Int32, StepBatch
 
 log = logging.getLogger("quire.gpu")
 
-MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
-ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere, and for tables of other widths
-PREFILL_GRAPH_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
-TREE_GRAPH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)  # tokens
 MAX_DRAFTED_ROWS = 256  # logits of a step whose drafts are verified by a graph, if there are fewer sequences
-MAX_SLOWDOWN = 1.03  # times the milliseconds of a larger size: a size within it keeps its graph, as times vary
-
-
-def decode_graph_sizes(max_size: int) -> list[int]:
-    """1, 2, 4, 8, then every 8 up to 64, every 16 up to 256, every 32: a step is padded by little."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, MAX_CAPTURED_SEQS + 1, 32)]
-    return sorted({min(size, max_size) for size in sizes})
-
-
-def round_up(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
-
-
 WARMUP_DECODE_TOKENS = 128  # beside a prompt
 
 
@@ -72,151 +51,10 @@ def dry_run_batch(lengths: Sequence[int], block_size: int, sources: bool = False
     )
 
 
-def split_aligned(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Consecutive arrays of these sizes, each aligned."""
-    parts = flat.split([round_up(size) for size in sizes])
-    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
-
-
-class GraphInputs:
-    """The arrays of a step of at most T tokens in S sequences, R of which have logits: in pinned memory, and on the
-    device where the graph reads them. If it `decodes`, every sequence has one token. With `max_queries` above 1, drafts
-    may be trees, and a sequence that has one has at most that many tokens.
-
-    The host has two sets, used in turn: while one is being copied, the next step is written into the other."""
-
-    def __init__(
-        self,
-        num_tokens: int,
-        num_seqs: int,
-        width: int,
-        device: torch.device,
-        decodes: bool,
-        max_queries: int = 1,
-        num_rows: int | None = None,  # as many as sequences
-        state_taps: int | None = None,
-    ) -> None:
-        pinned = device.type == "cuda"
-        self.max_queries, self.num_rows = max_queries, num_rows or num_seqs
-        self.segments: SegmentInputs | None = None
-        if state_taps is not None:
-            self.segments = SegmentInputs(num_tokens, num_seqs, state_taps, device, decodes)
-        num_words = num_tokens if max_queries > 1 else 0
-        self._sizes = [2 * num_words, *[num_tokens] * 5, num_seqs, self.num_rows, num_seqs + 1, num_seqs * width]
-        length = sum(map(round_up, self._sizes))
-        self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._sent = [torch.cuda.Event() for _ in self._hosts] if pinned else []
-        self.num_tokens, self.num_seqs, self.width, self.decodes = num_tokens, num_seqs, width, decodes
-        self._arrays = [[view.numpy() for view in self._views(host)] for host in self._hosts]
-        for (
-            _,
-            _,
-            _,
-            slots,
-            adapters,
-            _,
-            _,
-            logit_rows,
-            seq_starts,
-            _,
-        ) in self._arrays:  # until a step is sent, all is padding
-            slots[:], adapters[:] = -1, -1
-            if decodes:
-                logit_rows[:], seq_starts[:] = np.arange(num_seqs), np.arange(num_seqs + 1)
-        self._device = self._hosts[0].to(device)
-        self.tensors = self._views(self._device)
-
-    def _views(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """ancestors [T] int64 (of trees), ids, positions, slots, adapters, hidden_rows [T], context_lens [S],
-        logit_rows [R], seq_starts [S + 1], block_tables [S, W]"""
-        words, *lines, tables = split_aligned(flat, self._sizes)
-        return words.view(torch.int64), *lines, tables.view(self.num_seqs, self.width)
-
-    def send(self, batch: StepBatch) -> None:
-        for pair in (self._hosts, self._arrays, self._sent):
-            pair.reverse()
-        if self._sent:
-            self._sent[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
-        words, ids, positions, slots, adapters, hidden_rows, context_lens, logit_rows, seq_starts, tables = (
-            self._arrays[0]
-        )
-        n, s, r = batch.num_tokens, len(batch.context_lens), len(batch.logit_rows)
-        ids[:n], positions[:n], slots[:n], context_lens[:s] = (
-            batch.ids,
-            batch.positions,
-            batch.slots,
-            batch.context_lens,
-        )
-        adapters[:n] = -1 if batch.adapters is None else batch.adapters
-        hidden_rows[:n] = 0 if batch.hidden_rows is None else batch.hidden_rows
-        slots[n:], adapters[n:], hidden_rows[n:], context_lens[s:] = -1, -1, 0, 0
-        if batch.ancestors is not None:
-            words[:n] = batch.ancestors
-        if not self.decodes:
-            seq_starts[: s + 1], logit_rows[:r] = batch.seq_starts, batch.logit_rows
-            seq_starts[s + 1 :], logit_rows[r:] = n, 0
-        used = min(batch.block_tables.shape[1], self.width)
-        tables[:s, :used] = batch.block_tables[:, :used]
-        self._device.copy_(self._hosts[0], non_blocking=True)
-        if self._sent:
-            self._sent[0].record()
-        if self.segments is not None:
-            self.segments.send(batch)
-
-
 def _max_queries(batch: StepBatch) -> int:
     """Tokens of the longest sequence that may be a tree, up to a power of two: kernels are compiled for it."""
     counts = np.diff(batch.seq_starts)
     return next_power_of_two(int(counts[counts <= WORD_BITS].max()))
-
-
-class WeakTensor:
-    """A tensor whose memory is not held: graphs captured later may use it. Valid until another graph is replayed."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._dtype = tensor.dtype
-        kind = {2: "<i2", 4: "<i4"}[tensor.element_size()]
-        self.__cuda_array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * tensor.element_size() for stride in tensor.stride()),
-            "typestr": kind,
-            "version": 2,
-        }
-
-    def tensor(self, device: torch.device) -> Tensor:
-        return torch.as_tensor(self, device=device).view(self._dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedGraph:
-    inputs: GraphInputs
-    graph: torch.cuda.CUDAGraph
-    logits: Tensor  # valid until another graph is replayed
-    kept: Tensor | None  # the same, of all tokens
-
-    def milliseconds(self) -> float:
-        """The time of a step of this size with empty contexts."""
-        times: list[float] = []
-        for _ in range(3):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            self.graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(begin.elapsed_time(end))
-        return min(times)
-
-
-def drop_slower_sizes(times: dict[int, float]) -> list[int]:
-    """The sizes, ascending, that are not slower than a larger one. (cuBLAS may take longer for 448 rows than for
-    512.)"""
-    kept, best = [], math.inf
-    for size in sorted(times, reverse=True):
-        if times[size] < MAX_SLOWDOWN * best:
-            kept.append(size)
-        best = min(best, times[size])
-    return kept[::-1]
 
 
 class GpuProgram:
@@ -389,73 +227,69 @@ class GpuProgram:
         )
 
     def _batch_from(self, inputs: GraphInputs, with_adapters: bool) -> GpuBatch:
-        words, ids, positions, slots, adapters, hidden_rows, context_lens, logit_rows, seq_starts, tables = (
-            inputs.tensors
-        )
+        step = inputs.tensors
         return GpuBatch(
-            TokenIds(ids, self._last),
-            positions,
-            slots,
-            Runs(seq_starts, context_lens, tables),
-            logit_rows,
+            TokenIds(step.ids, self._last),
+            step.positions,
+            step.slots,
+            Runs(step.seq_starts, step.context_lens, step.block_tables),
+            step.logit_rows,
             self._cache,
             self._max_model_len,
             decodes=True,
             prefills=not inputs.decodes,
             batch_invariant=self._batch_invariant,
             all_logits=inputs.decodes,
-            adapters=adapters if with_adapters else None,
-            ancestors=words if inputs.max_queries > 1 else None,
+            adapters=step.adapters if with_adapters else None,
+            ancestors=step.ancestors.view(torch.int64) if inputs.max_queries > 1 else None,
             max_queries=inputs.max_queries,
-            hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
+            hidden=self._hidden_of(step.hidden_rows),
             segments=None if inputs.segments is None else inputs.segments.segments,
         )
+
+    def _hidden_of(self, rows: Tensor) -> Tensor | None:
+        return None if self._hidden is None else self._hidden.rows[rows]
 
     def _on_device(self, batch: StepBatch) -> GpuBatch:
         assert batch.ancestors is None or self.takes_trees, "there is no attention kernel for trees here"
         if batch.ancestors is not None and self._batch_invariant:
-            step, begins, places = split_trees(batch)
-            on_device = self._on_device(step)
+            paths, begins, places = split_trees(batch)
+            on_device = self._on_device(paths)
             on_device.paths = Paths(*(torch.from_numpy(array).to(self._device) for array in (begins, places)))
             return on_device
         counts = np.diff(batch.seq_starts)
-        num_seqs, width = batch.block_tables.shape
-        tables = np.zeros((num_seqs, round_up(width)), np.int32)
-        tables[:, :width] = batch.block_tables
-        names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows")
-        arrays: list[Int32] = [*(getattr(batch, name) for name in names), tables]
-        arrays += [array for array in (batch.adapters, batch.hidden_rows) if array is not None]
-        max_queries = 1
-        if batch.ancestors is not None:
-            arrays.append(batch.ancestors.view(np.int32))
-            max_queries = _max_queries(batch)
-        sizes = [array.size for array in arrays]
-        flat = torch.empty(sum(map(round_up, sizes)), dtype=torch.int32, pin_memory=self._device.type == "cuda")
-        for part, array in zip(split_aligned(flat, sizes), arrays, strict=True):
-            part.numpy()[:] = array.ravel()
-        parts = split_aligned(flat.to(self._device, non_blocking=True), sizes)
-        words = None if batch.ancestors is None else parts.pop().view(torch.int64)
-        ids, positions, slots, seq_starts, context_lens, logit_rows, table, *optional = parts
-        hidden_rows = optional.pop() if batch.hidden_rows is not None else torch.zeros_like(positions)
-        runs = Runs(seq_starts, context_lens, table.view(tables.shape))
+        max_queries = 1 if batch.ancestors is None else _max_queries(batch)
+        step = self._arrays_on_device(batch)
+        positions, slots, ancestors = step["positions"], step["slots"], step.get("ancestors")
         return GpuBatch(
-            TokenIds(ids, self._last),
+            TokenIds(step["ids"], self._last),
             positions,
             slots,
-            runs,
-            logit_rows,
+            Runs(step["seq_starts"], step["context_lens"], step["block_tables"]),
+            step["logit_rows"],
             self._cache,
             self._max_model_len,
             decodes=bool((counts <= max_queries).any()),
             prefills=bool((counts > max_queries).any()),
             batch_invariant=self._batch_invariant,
-            adapters=optional[0] if optional else None,
-            ancestors=words,
+            adapters=step.get("adapters"),
+            ancestors=None if ancestors is None else ancestors.view(torch.int64),
             max_queries=max_queries,
-            hidden=None if self._hidden is None else self._hidden.rows[hidden_rows],
+            hidden=self._hidden_of(step.get("hidden_rows", torch.zeros_like(positions))),
             sources=None if batch.source_lens is None else self._sources(batch, counts, positions, slots),
             segments=None if self._state_taps is None else segments_on_device(batch, self._state_taps, self._device),
         )
+
+    def _arrays_on_device(self, batch: StepBatch) -> dict[str, Tensor]:
+        """By name, those that the step has. Tables are as wide as kernels were compiled for, words are pairs."""
+        names = ("ids", "positions", "slots", "seq_starts", "context_lens", "logit_rows", "adapters", "hidden_rows")
+        arrays: dict[str, Int32] = {name: array for name in names if (array := getattr(batch, name)) is not None}
+        num_seqs, width = batch.block_tables.shape
+        arrays["block_tables"] = np.zeros((num_seqs, round_up(width)), np.int32)
+        arrays["block_tables"][:, :width] = batch.block_tables
+        if batch.ancestors is not None:
+            arrays["ancestors"] = batch.ancestors.view(np.int32)
+        return dict(zip(arrays, to_device(list(arrays.values()), self._device), strict=True))
 
     def _sources(self, batch: StepBatch, counts: Int32, positions: Tensor, slots: Tensor) -> GpuBatch:
         """For cross-attention: every token is a sequence of its own, as if it were the next token after its source."""

@@ -20,63 +20,49 @@ from quire.weights.gguf.shared_names import (
     PRE_AND_POST_NORMS,
     SHARED_EXPERT,
     SHARED_EXPERTS,
+    like_llama,
 )
 
 # The rows of yes and no of the head.
 QWEN3_RERANKER = GGUFVariant({"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "yes", "1": "no"}})
-QWEN2 = GGUFArchitecture(
-    name="Qwen2ForCausalLM",
-    keys=DECODER_KEYS,
-    constants={"model_type": "qwen2", "hidden_act": "silu"},
-    tensors=OUTER_TENSORS,
-    layer_tensors=GATED_LAYER,
-)
-QWEN3 = GGUFArchitecture(
-    name="Qwen3ForCausalLM",
-    keys=DECODER_KEYS,
-    constants={"model_type": "qwen3", "hidden_act": "silu"},
-    tensors={**OUTER_TENSORS, "cls.output.weight": "score.weight"},
-    layer_tensors={**GATED_LAYER, **HEAD_NORMS},
+QWEN2 = like_llama("Qwen2ForCausalLM", "qwen2")
+QWEN3 = like_llama(
+    "Qwen3ForCausalLM",
+    "qwen3",
+    tensors={"cls.output.weight": "score.weight"},
+    layer_tensors=HEAD_NORMS,
     biases={"attention_bias": "attn_q"},
     variants={"cls.output": QWEN3_RERANKER},
 )
-QWEN3_MOE = GGUFArchitecture(
-    name="Qwen3MoeForCausalLM",
-    keys={**DECODER_KEYS, **EXPERT_KEYS},
-    constants={"model_type": "qwen3_moe", "hidden_act": "silu", "norm_topk_prob": True},
-    tensors=OUTER_TENSORS,
-    layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+QWEN3_MOE = like_llama(
+    "Qwen3MoeForCausalLM",
+    "qwen3_moe",
+    keys=EXPERT_KEYS,
+    constants={"norm_topk_prob": True},
+    layer_tensors={**HEAD_NORMS, **EXPERTS},
     biases={"attention_bias": "attn_q"},
 )
 
 COMMON_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture(  # and Mistral, SmolLM
-        name="LlamaForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "llama", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
+    "llama": like_llama(  # and Mistral, SmolLM
+        "LlamaForCausalLM",
+        "llama",
         interleaved=INTERLEAVED_QK,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
     ),
-    "llama with experts": GGUFArchitecture(
-        name="MixtralForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "mixtral", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS},
-        interleaved=INTERLEAVED_QK,
+    "llama with experts": like_llama(
+        "MixtralForCausalLM", "mixtral", keys=EXPERT_KEYS, layer_tensors=MIXTRAL_EXPERTS, interleaved=INTERLEAVED_QK
     ),
     "qwen2": QWEN2,
     "qwen2vl": QWEN2,  # its text
     "qwen3": QWEN3,
     "qwen3vl": QWEN3,  # its text
-    "qwen2moe": GGUFArchitecture(
-        name="Qwen2MoeForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "qwen2_moe", "hidden_act": "silu", "norm_topk_prob": False},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERT},
+    "qwen2moe": like_llama(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        keys=EXPERT_KEYS,
+        constants={"norm_topk_prob": False},
+        layer_tensors={**EXPERTS, **SHARED_EXPERT},
     ),
     "qwen3moe": QWEN3_MOE,
     "qwen3vlmoe": QWEN3_MOE,  # its text
@@ -89,13 +75,12 @@ COMMON_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         biases={"attention_bias": "attn_q"},
         derive=derived_config.olmo,
     ),
-    "glm4moe": GGUFArchitecture(  # and Solar Open
-        name="Glm4MoeForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
-        constants={"model_type": "glm4_moe", "hidden_act": "silu", "first_k_dense_replace": 0},
-        tensors=OUTER_TENSORS,
+    "glm4moe": like_llama(  # and Solar Open
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        keys={**EXPERT_KEYS, **GLM_KEYS},
+        constants={"first_k_dense_replace": 0},
         layer_tensors={
-            **GATED_LAYER,
             **HEAD_NORMS,
             **EXPERTS,
             **SHARED_EXPERTS,
@@ -108,67 +93,47 @@ COMMON_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         derive=derived_config.glm,
         variants={"attn_q_norm": GGUFVariant(constants={"use_qk_norm": True})},
     ),
-    "exaone4": GGUFArchitecture(
-        name="Exaone4ForCausalLM",
-        keys={**DECODER_KEYS, "sliding_window_pattern": "attention.sliding_window_pattern"},
-        constants={"model_type": "exaone4", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **PRE_AND_POST_NORMS},
+    "exaone4": like_llama(
+        "Exaone4ForCausalLM",
+        "exaone4",
+        keys={"sliding_window_pattern": "attention.sliding_window_pattern"},
+        layer_tensors={**HEAD_NORMS, **PRE_AND_POST_NORMS},
         derive=derived_config.exaone,
     ),
-    "internlm2": GGUFArchitecture(  # the converter splits q, k and v
-        name="LlamaForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "llama", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        interleaved=INTERLEAVED_QK,
-        biases={"attention_bias": "attn_q"},
+    "internlm2": like_llama(  # the converter splits q, k and v
+        "LlamaForCausalLM", "llama", interleaved=INTERLEAVED_QK, biases={"attention_bias": "attn_q"}
     ),
-    "glm4": GGUFArchitecture(
-        name="Glm4ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "glm4", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
+    "glm4": like_llama(
+        "Glm4ForCausalLM",
+        "glm4",
         layer_tensors={
-            **GATED_LAYER,
             "post_attention_norm": "post_self_attn_layernorm",
             "ffn_up": "mlp.gate_up_proj",
             "post_ffw_norm": "post_mlp_layernorm",
         },
         biases={"attention_bias": "attn_q"},
     ),
-    "ernie4_5": GGUFArchitecture(
-        name="Ernie4_5ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "ernie4_5", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        biases={"use_bias": "attn_q"},
-    ),
-    "seed_oss": GGUFArchitecture(
-        name="SeedOssForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "seed_oss", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, "post_attention_norm": "post_attention_layernorm"},
+    "ernie4_5": like_llama("Ernie4_5ForCausalLM", "ernie4_5", biases={"use_bias": "attn_q"}),
+    "seed_oss": like_llama(
+        "SeedOssForCausalLM",
+        "seed_oss",
+        layer_tensors={"post_attention_norm": "post_attention_layernorm"},
         biases={"attention_bias": "attn_q", "attention_out_bias": "attn_output", "mlp_bias": "ffn_up"},
     ),
-    "olmoe": GGUFArchitecture(
-        name="OlmoeForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "olmoe", "hidden_act": "silu", "norm_topk_prob": False},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+    "olmoe": like_llama(
+        "OlmoeForCausalLM",
+        "olmoe",
+        keys=EXPERT_KEYS,
+        constants={"norm_topk_prob": False},
+        layer_tensors={**HEAD_NORMS, **EXPERTS},
         expects={"attention.clamp_kqv": None},
     ),
-    "gpt-oss": GGUFArchitecture(
-        name="GptOssForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "gpt_oss", "hidden_act": "silu", "attention_bias": True},
-        tensors=OUTER_TENSORS,
+    "gpt-oss": like_llama(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        keys=EXPERT_KEYS,
+        constants={"attention_bias": True},
         layer_tensors={
-            **GATED_LAYER,
             **EXPERTS,
             "attn_sinks": "self_attn.sinks",
             "post_attention_norm": "post_attention_layernorm",
@@ -204,29 +169,13 @@ COMMON_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         expects={"rope.scaling.finetuned": True},
         variants={"ffn_gate_shexp": GGUFVariant({"architectures": ["GraniteMoeSharedForCausalLM"]})},
     ),
-    "smollm3": GGUFArchitecture(
-        name="SmolLM3ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "smollm3", "hidden_act": "silu", "no_rope_layer_interval": 4},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        interleaved=INTERLEAVED_QK,
+    "smollm3": like_llama(
+        "SmolLM3ForCausalLM", "smollm3", constants={"no_rope_layer_interval": 4}, interleaved=INTERLEAVED_QK
     ),
-    "phi3": GGUFArchitecture(
-        name="Phi3ForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "phi3", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "phi3": like_llama(
+        "Phi3ForCausalLM", "phi3", layer_tensors={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
     ),
-    "gemma": GGUFArchitecture(
-        name="GemmaForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "gemma", "hidden_act": "gelu_pytorch_tanh"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        norm_offset=1.0,
-    ),
+    "gemma": like_llama("GemmaForCausalLM", "gemma", constants={"hidden_act": "gelu_pytorch_tanh"}, norm_offset=1.0),
     "gemma2": GGUFArchitecture(
         name="Gemma2ForCausalLM",
         keys=GEMMA_KEYS,

@@ -15,6 +15,7 @@ from quire.weights.gguf.shared_names import (
     MIXTRAL_EXPERTS,
     OUTER_TENSORS,
     SHARED_EXPERTS,
+    like_llama,
 )
 
 UNGATED_LAYER = {part: name for part, name in GATED_LAYER.items() if part != "ffn_gate"}
@@ -42,30 +43,21 @@ LFM2_LAYER = {
     "ffn_down": "feed_forward.w2",
 }
 
-HUNYUAN = GGUFArchitecture(
-    name="HunYuanDenseV1ForCausalLM",
-    keys=DECODER_KEYS,
-    constants={"model_type": "hunyuan_v1_dense", "hidden_act": "silu"},
-    tensors=OUTER_TENSORS,
-    layer_tensors={
-        **GATED_LAYER,
-        "attn_q_norm": "self_attn.query_layernorm",
-        "attn_k_norm": "self_attn.key_layernorm",
-    },
+HUNYUAN = like_llama(
+    "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_dense",
+    layer_tensors={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     biases={"attention_bias": "attn_q"},
 )
 
 LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
-    "mistral3": GGUFArchitecture(  # Mistral Small 3.1 and 3.2; with a temperature, Ministral 3
-        name="MistralForCausalLM",
+    "mistral3": like_llama(  # Mistral Small 3.1 and 3.2; with a temperature, Ministral 3
+        "MistralForCausalLM",
+        "mistral",
         keys={
-            **DECODER_KEYS,
             "temperature_scale": "attention.temperature_scale",
             "yarn_log_multiplier": "rope.scaling.yarn_log_multiplier",
         },
-        constants={"model_type": "mistral", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
         interleaved=INTERLEAVED_QK,
         derive=derived_config.mistral,
     ),
@@ -99,12 +91,8 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         expects={"expert_gating_func": 2},  # the sigmoid
         derive=derived_config.lfm2,
     ),
-    "exaone": GGUFArchitecture(  # EXAONE 3
-        name="LlamaForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "llama", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
+    "exaone": like_llama(  # EXAONE 3
+        "LlamaForCausalLM", "llama"
     ),
     "arcee": GGUFArchitecture(
         name="ArceeForCausalLM",
@@ -145,35 +133,21 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         biases={"attention_bias": "attn_q"},
     ),
-    "baichuan": GGUFArchitecture(  # the converter splits q, k and v
-        name="BaichuanForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "baichuan", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        interleaved=INTERLEAVED_QK,
-        derive=derived_config.baichuan,
+    "baichuan": like_llama(  # the converter splits q, k and v
+        "BaichuanForCausalLM", "baichuan", interleaved=INTERLEAVED_QK, derive=derived_config.baichuan
     ),
-    "minicpm": GGUFArchitecture(
-        name="MiniCPMForCausalLM",
-        keys={
-            **DECODER_KEYS,
-            "scale_emb": "embedding_scale",
-            "residual_scale": "residual_scale",
-            "logit_scale": "logit_scale",
-        },
-        constants={"model_type": "minicpm", "hidden_act": "silu", "scale_emb": 12.0},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
+    "minicpm": like_llama(
+        "MiniCPMForCausalLM",
+        "minicpm",
+        keys={"scale_emb": "embedding_scale", "residual_scale": "residual_scale", "logit_scale": "logit_scale"},
+        constants={"scale_emb": 12.0},
         interleaved=INTERLEAVED_QK,
         derive=derived_config.minicpm,
     ),
-    "chatglm": GGUFArchitecture(  # GLM-4-9B; converted from ChatGLM's own checkpoints, with q, k and v in one tensor
-        name="GlmForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "glm", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, "ffn_up": "mlp.gate_up_proj"},
+    "chatglm": like_llama(  # GLM-4-9B; converted from ChatGLM's own checkpoints, with q, k and v in one tensor
+        "GlmForCausalLM",
+        "glm",
+        layer_tensors={"ffn_up": "mlp.gate_up_proj"},
         biases={"attention_bias": "attn_q"},
         variants={
             "attn_qkv": GGUFVariant(
@@ -182,45 +156,22 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
     ),
     "hunyuan-dense": HUNYUAN,
-    "maincoder": GGUFArchitecture(
-        name="MaincoderForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "maincoder", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS},
+    "maincoder": like_llama("MaincoderForCausalLM", "maincoder", layer_tensors=HEAD_NORMS),
+    "refact": like_llama(  # the converter splits k and v, gate and up
+        "GPTRefactForCausalLM", "gpt_refact"
     ),
-    "refact": GGUFArchitecture(  # the converter splits k and v, gate and up
-        name="GPTRefactForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "gpt_refact", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-    ),
-    "dots1": GGUFArchitecture(
-        name="Dots1ForCausalLM",
-        keys={
-            **DECODER_KEYS,
-            **EXPERT_KEYS,
-            **GLM_KEYS,
-            "n_group": "expert_group_count",
-            "topk_group": "expert_group_used_count",
-        },
-        constants={"model_type": "dots1", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={
-            **GATED_LAYER,
-            **HEAD_NORMS,
-            **EXPERTS,
-            **SHARED_EXPERTS,
-            "exp_probs_b": "mlp.gate.e_score_correction_bias",
-        },
+    "dots1": like_llama(
+        "Dots1ForCausalLM",
+        "dots1",
+        keys={**EXPERT_KEYS, **GLM_KEYS, "n_group": "expert_group_count", "topk_group": "expert_group_used_count"},
+        layer_tensors={**HEAD_NORMS, **EXPERTS, **SHARED_EXPERTS, "exp_probs_b": "mlp.gate.e_score_correction_bias"},
         biases={"attention_bias": "attn_q"},
         expects={"expert_gating_func": 2},  # the sigmoid
     ),
-    "ernie4_5-moe": GGUFArchitecture(
-        name="Ernie4_5_MoeForCausalLM",
+    "ernie4_5-moe": like_llama(
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe",
         keys={
-            **DECODER_KEYS,
             "num_local_experts": "expert_count",
             "moe_num_experts": "expert_count",
             "moe_k": "expert_used_count",
@@ -229,29 +180,22 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "moe_layer_interval": "interleave_moe_layer_step",
             "moe_layer_start_index": "leading_dense_block_count",
         },
-        constants={"model_type": "ernie4_5_moe", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERTS, "exp_probs_b": ERNIE_CORRECTION},
+        layer_tensors={**EXPERTS, **SHARED_EXPERTS, "exp_probs_b": ERNIE_CORRECTION},
         one_row=(ERNIE_CORRECTION,),
     ),
-    "minimax-m2": GGUFArchitecture(
-        name="MiniMaxM2ForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "minimax_m2", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={
-            **GATED_LAYER,
-            **HEAD_NORMS,
-            **MIXTRAL_EXPERTS,
-            "exp_probs_b": "block_sparse_moe.e_score_correction_bias",
-        },
+    "minimax-m2": like_llama(
+        "MiniMaxM2ForCausalLM",
+        "minimax_m2",
+        keys=EXPERT_KEYS,
+        layer_tensors={**HEAD_NORMS, **MIXTRAL_EXPERTS, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
         expects={"expert_gating_func": 2},
     ),
-    "phimoe": GGUFArchitecture(
-        name="PhimoeForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "phimoe", "hidden_act": "silu", "attention_bias": True, "lm_head_bias": True},
-        tensors={**OUTER_TENSORS, "output.bias": "lm_head.bias", "output_norm.bias": "model.norm.bias"},
-        layer_tensors={**GATED_LAYER, **MIXTRAL_EXPERTS},
+    "phimoe": like_llama(
+        "PhimoeForCausalLM",
+        "phimoe",
+        keys=EXPERT_KEYS,
+        constants={"attention_bias": True, "lm_head_bias": True},
+        tensors={"output.bias": "lm_head.bias", "output_norm.bias": "model.norm.bias"},
+        layer_tensors=MIXTRAL_EXPERTS,
     ),
 }

@@ -19,6 +19,7 @@ from quire.weights.gguf.shared_names import (
     OUTER_TENSORS,
     PRE_AND_POST_NORMS,
     SHARED_EXPERTS,
+    like_llama,
 )
 
 SIGMOID = 2  # of expert_gating_func
@@ -140,13 +141,11 @@ def _mimo2(config: CheckpointConfig) -> dict[str, Any]:
 
 
 NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
-    "llama4": GGUFArchitecture(
-        name="Llama4ForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS, "interleave_moe_layer_step": "interleave_moe_layer_step"},
-        constants={"model_type": "llama4_text", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
+    "llama4": like_llama(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        keys={**EXPERT_KEYS, "interleave_moe_layer_step": "interleave_moe_layer_step"},
         layer_tensors={
-            **GATED_LAYER,
             **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
             "ffn_gate_inp": "feed_forward.router",
             **{f"ffn_{part}_exps": f"feed_forward.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
@@ -154,10 +153,10 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         derive=_llama4,
     ),
-    "afmoe": GGUFArchitecture(
-        name="AfmoeForCausalLM",
+    "afmoe": like_llama(
+        "AfmoeForCausalLM",
+        "afmoe",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             "num_experts": "expert_count",
             "num_shared_experts": "expert_shared_count",
@@ -165,10 +164,8 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "route_scale": "expert_weights_scale",
             "sliding_window_pattern": "attention.sliding_window_pattern",
         },
-        constants={"model_type": "afmoe", "hidden_act": "silu", "mup_enabled": True},
-        tensors=OUTER_TENSORS,
+        constants={"mup_enabled": True},
         layer_tensors={
-            **GATED_LAYER,
             **HEAD_NORMS,
             **EXPERTS,
             **SHARED_EXPERTS,
@@ -181,20 +178,17 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         derive=_afmoe,
     ),
-    "exaone-moe": GGUFArchitecture(
-        name="ExaoneMoeForCausalLM",
+    "exaone-moe": like_llama(
+        "ExaoneMoeForCausalLM",
+        "exaone_moe",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             **GLM_KEYS,
             "num_experts": "expert_count",
             "num_shared_experts": "expert_shared_count",
             "sliding_window_pattern": "attention.sliding_window_pattern",
         },
-        constants={"model_type": "exaone_moe", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
         layer_tensors={
-            **GATED_LAYER,
             **HEAD_NORMS,
             **EXPERTS,
             **SHARED_EXPERTS,
@@ -203,19 +197,16 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         derive=_exaone_moe,
     ),
-    "hunyuan-moe": GGUFArchitecture(
-        name="HunYuanMoEV1ForCausalLM",
+    "hunyuan-moe": like_llama(
+        "HunYuanMoEV1ForCausalLM",
+        "hunyuan_v1_moe",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             "num_experts": "expert_count",
             "moe_topk": "expert_used_count",
             "num_shared_expert": "expert_shared_count",
         },
-        constants={"model_type": "hunyuan_v1_moe", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
         layer_tensors={
-            **GATED_LAYER,
             **EXPERTS,
             "attn_q_norm": "self_attn.query_layernorm",
             "attn_k_norm": "self_attn.key_layernorm",
@@ -224,25 +215,23 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         biases={"attention_bias": "attn_q"},
     ),
-    "bailingmoe": GGUFArchitecture(
-        name="BailingMoeForCausalLM",
+    "bailingmoe": like_llama(
+        "BailingMoeForCausalLM",
+        "bailing_moe",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             "num_experts": "expert_count",
             "num_shared_experts": "expert_shared_count",
             "norm_topk_prob": "expert_weights_norm",
             "first_k_dense_replace": "leading_dense_block_count",
         },
-        constants={"model_type": "bailing_moe", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERTS},
+        layer_tensors={**EXPERTS, **SHARED_EXPERTS},
         interleaved=INTERLEAVED_QK,
     ),
-    "bailingmoe2": GGUFArchitecture(
-        name="BailingMoeV2ForCausalLM",
+    "bailingmoe2": like_llama(
+        "BailingMoeV2ForCausalLM",
+        "bailing_moe_v2",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             **GLM_KEYS,
             "num_experts": "expert_count",
@@ -250,10 +239,7 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "n_group": "expert_group_count",
             "topk_group": "expert_group_used_count",
         },
-        constants={"model_type": "bailing_moe_v2", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
         layer_tensors={
-            **GATED_LAYER,
             **HEAD_NORMS,
             **EXPERTS,
             **SHARED_EXPERTS,
@@ -264,23 +250,8 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         expects={"expert_gating_func": SIGMOID},
         derive=_bailing,
     ),
-    "deci": GGUFArchitecture(
-        name="DeciLMForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "nemotron-nas", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        interleaved=INTERLEAVED_QK,
-        derive=_deci,
-    ),
-    "pangu-embedded": GGUFArchitecture(
-        name="PanguEmbeddedForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "PanguEmbedded", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        biases={"bias": "attn_q"},
-    ),
+    "deci": like_llama("DeciLMForCausalLM", "nemotron-nas", interleaved=INTERLEAVED_QK, derive=_deci),
+    "pangu-embedded": like_llama("PanguEmbeddedForCausalLM", "PanguEmbedded", biases={"bias": "attn_q"}),
     "gemma3n": GGUFArchitecture(
         name="Gemma3nForCausalLM",
         keys={**GEMMA_KEYS, "altup_num_inputs": "altup.num_inputs", "activation_cutoffs": "activation_sparsity_scale"},
@@ -330,10 +301,10 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         derive=_gemma4,
         variants={"ffn_gate_inp": GGUFVariant({"enable_moe_block": True})},
     ),
-    "mimo2": GGUFArchitecture(
-        name="MiMoV2FlashForCausalLM",
+    "mimo2": like_llama(
+        "MiMoV2FlashForCausalLM",
+        "mimo_v2_flash",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             **GLM_KEYS,
             "v_head_dim": "attention.value_length",
@@ -341,10 +312,7 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "swa_rope_theta": "rope.freq_base_swa",
             "sliding_window_pattern": "attention.sliding_window_pattern",
         },
-        constants={"model_type": "mimo_v2_flash", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
         layer_tensors={
-            **GATED_LAYER,
             **EXPERTS,
             **NEXTN_TENSORS,
             "attn_sinks": "self_attn.attention_sink_bias",

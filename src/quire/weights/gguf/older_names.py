@@ -17,6 +17,7 @@ from quire.weights.gguf.shared_names import (
     MIXTRAL_EXPERTS,
     OUTER_TENSORS,
     SHARED_EXPERTS,
+    like_llama,
 )
 
 SOFTMAX = 1  # of expert_gating_func
@@ -31,20 +32,12 @@ def _minicpm3(config: CheckpointConfig) -> dict[str, Any]:
 
 
 OLDER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
-    "xverse": GGUFArchitecture(
-        name="LlamaForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "llama", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        interleaved=INTERLEAVED_QK,
-    ),
-    "orion": GGUFArchitecture(
-        name="OrionForCausalLM",
-        keys={**DECODER_KEYS, "rms_norm_eps": "attention.layer_norm_epsilon"},
-        constants={"model_type": "orion", "hidden_act": "silu"},
-        tensors={**OUTER_TENSORS, "output_norm.bias": "model.norm.bias"},
-        layer_tensors=GATED_LAYER,
+    "xverse": like_llama("LlamaForCausalLM", "llama", interleaved=INTERLEAVED_QK),
+    "orion": like_llama(
+        "OrionForCausalLM",
+        "orion",
+        keys={"rms_norm_eps": "attention.layer_norm_epsilon"},
+        tensors={"output_norm.bias": "model.norm.bias"},
     ),
     "qwen": GGUFArchitecture(  # feed_forward_length counts gate and up together, as Qwen's own configuration does
         name="QWenLMHeadModel",
@@ -53,19 +46,16 @@ OLDER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         tensors=OUTER_TENSORS,
         layer_tensors=FUSED_LAYER,
     ),
-    "bitnet": GGUFArchitecture(
-        name="BitNetForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "bitnet", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, "attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
+    "bitnet": like_llama(
+        "BitNetForCausalLM",
+        "bitnet",
+        layer_tensors={"attn_sub_norm": "self_attn.attn_sub_norm", "ffn_sub_norm": "mlp.ffn_sub_norm"},
     ),
-    "deepseek": GGUFArchitecture(
-        name="DeepseekForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
-        constants={"model_type": "deepseek", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERTS},
+    "deepseek": like_llama(
+        "DeepseekForCausalLM",
+        "deepseek",
+        keys={**EXPERT_KEYS, **GLM_KEYS},
+        layer_tensors={**EXPERTS, **SHARED_EXPERTS},
         interleaved=INTERLEAVED_QK,
         expects={"expert_weights_scale": 1.0},
     ),
@@ -98,27 +88,19 @@ OLDER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "ffn_down_exps": "ffn.experts.{}.w2",
         },
     ),
-    "deepseek2-ocr": GGUFArchitecture(  # its text
-        name="DeepseekForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS},
-        constants={"model_type": "deepseek", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERTS},
+    "deepseek2-ocr": like_llama(  # its text
+        "DeepseekForCausalLM",
+        "deepseek",
+        keys={**EXPERT_KEYS, **GLM_KEYS},
+        layer_tensors={**EXPERTS, **SHARED_EXPERTS},
         expects={"expert_weights_scale": 1.0, "expert_gating_func": SOFTMAX},
     ),
-    "arctic": GGUFArchitecture(
-        name="ArcticForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS},
-        constants={
-            "model_type": "arctic",
-            "hidden_act": "silu",
-            "parallel_attn_mlp_res": True,
-            "use_residual": True,
-            "moe_layer_frequency": 1,
-        },
-        tensors=OUTER_TENSORS,
+    "arctic": like_llama(
+        "ArcticForCausalLM",
+        "arctic",
+        keys=EXPERT_KEYS,
+        constants={"parallel_attn_mlp_res": True, "use_residual": True, "moe_layer_frequency": 1},
         layer_tensors={
-            **GATED_LAYER,
             **MIXTRAL_EXPERTS,
             "ffn_norm": "residual_layernorm",
             "ffn_norm_exps": "post_attention_layernorm",

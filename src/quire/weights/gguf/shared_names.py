@@ -1,4 +1,12 @@
-"""Keys and tensors that several rows of names.py share."""
+"""Keys and tensors that several rows of names.py share, and the row that most differ little from."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quire.weights.gguf.architecture import GGUFArchitecture
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 DECODER_KEYS = {
     "num_hidden_layers": "block_count",
@@ -98,3 +106,24 @@ GRANITE_KEYS = {
 }
 
 INTERLEAVED_QK = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+
+
+def like_llama(
+    name: str,
+    model_type: str,
+    keys: Mapping[str, str] = NOTHING,
+    constants: Mapping[str, Any] = NOTHING,
+    tensors: Mapping[str, str] = NOTHING,
+    layer_tensors: Mapping[str, str] = NOTHING,
+    **others: Any,
+) -> GGUFArchitecture:
+    """A row that has the keys and tensors of Llama, and these: beside them, or in their place. `others`: fields of a
+    row."""
+    return GGUFArchitecture(
+        name,
+        {**DECODER_KEYS, **keys},
+        {"model_type": model_type, "hidden_act": "silu", **constants},
+        {**OUTER_TENSORS, **tensors},
+        {**GATED_LAYER, **layer_tensors},
+        **others,
+    )

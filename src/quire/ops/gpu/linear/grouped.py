@@ -21,7 +21,7 @@ from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.grouped_scales import append, load_scales, offset_of, scale_of, scaled_planes, zeros_of
 from quire.ops.gpu.linear.linear import PROGRAMS
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
-from quire.ops.gpu.linear.split_k import finish, opaque, output_args
+from quire.ops.gpu.linear.split_k import finish, opaque, split_launch
 from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
@@ -78,15 +78,14 @@ def grouped_kernel(
     (M, K), N = x.shape, weight.num_outputs
     assert weight.num_inputs == K and x.stride(1) == 1, f"x {x.shape} {x.stride()}, {weight.num_inputs} inputs"
     out = x.new_empty(M, N)
-    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
-    shares = 1 if config.serial else config.splits
+    launch = split_launch(config, out, bias, tickets)
     asm = asm_for(weight, x.dtype)
     x_sums = group_sums(x, weight, config.block_m, overlap) if weight.has_offsets and not config.fold else None
-    _grouped_kernel[(tiles_n, shares, tiles_m)](
+    _grouped_kernel[launch.grid](
         x,
         kernel_args(weight, asm),
         x_sums,
-        output_args(out, bias, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets),
+        launch.to,
         M,
         N,
         K,
@@ -94,16 +93,12 @@ def grouped_kernel(
         x.stride(0),
         0 if x_sums is None else x_sums.stride(0),
         WHOLE_CHUNKS=K % weight.chunk == 0,
-        SPLITS=config.splits,
-        SHARES=shares,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        STAGES=config.stages,
         FOLD=config.fold,
         HAS_OFFSETS=weight.has_offsets,
         OVERLAP=overlap,
         **config.launch_options,
         **kernel_constants(weight, asm),
+        **launch.constants,
         **overlap_options(overlap),
     )
     return out

@@ -21,7 +21,7 @@ from torch import Tensor
 from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.scaled_gemv import ScaledGemvConfig, scaled_gemv
-from quire.ops.gpu.linear.split_k import finish, output_args
+from quire.ops.gpu.linear.split_k import finish, split_launch
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 BLOCK_K = 128  # inputs a step, and the side of a block of scales
@@ -119,28 +119,23 @@ def scaled_kernel(
     assert BLOCK_K % config.block_n == 0  # a tile of outputs has one scale for a block of inputs
     assert x.q.is_contiguous() and weight.q.is_contiguous()
     out = torch.empty(M, N, dtype=dtype, device=x.q.device)
-    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
-    shares = 1 if config.serial else config.splits
-    _scaled_kernel[(tiles_n, shares, tiles_m)](
+    launch = split_launch(config, out, bias, tickets)
+    _scaled_kernel[launch.grid](
         x.q,
         x.scales,
         weight.q,
         weight.scales,
-        output_args(out, bias, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets),
+        launch.to,
         M,
         N,
         K,
         BY_BLOCKS=weight.by_blocks,
         WHOLE_CHUNKS=K % BLOCK_K == 0,
-        SPLITS=config.splits,
-        SHARES=shares,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
         BLOCK_K=BLOCK_K,
-        STAGES=config.stages,
         OVERLAP=overlap,
         num_warps=config.warps,
         enable_fp_fusion=False,  # a split is rounded before it is added, also where one program adds them all
+        **launch.constants,
         **overlap_options(overlap),
     )
     return out

@@ -6,7 +6,7 @@ as well. Each split leaves its partial sums in memory and takes a ticket; the pr
 of them, from the first split to the last. The order never depends on which program was fast, and no second kernel is
 launched."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
@@ -25,13 +25,45 @@ class OutputArgs(NamedTuple):
     tickets: Tensor | None
 
 
+class SplitConfig(Protocol):
+    """How a GEMM is divided among programs."""
+
+    @property
+    def block_m(self) -> int: ...  # tokens a program
+    @property
+    def block_n(self) -> int: ...  # outputs a program
+    @property
+    def splits(self) -> int: ...  # of K
+    @property
+    def serial(self) -> bool: ...  # one program takes all splits of its tile, one after the other
+    @property
+    def stages(self) -> int: ...
+
+
+class SplitLaunch(NamedTuple):
+    grid: tuple[int, int, int]  # tiles of outputs, shares, tiles of tokens
+    to: OutputArgs
+    constants: dict[str, Any]  # of the kernel
+
+
 def new_tickets(device: torch.device | str) -> Tensor:
     """One counter for each tile of outputs. Kernels leave it zeroed, so GEMMs that run one after the other, as on one
     stream, can share it."""
     return torch.zeros(NUM_TICKETS, dtype=torch.int32, device=device)
 
 
-def output_args(
+def split_launch(config: SplitConfig, out: Tensor, bias: Tensor | None, tickets: Tensor | None) -> SplitLaunch:
+    """Of a kernel whose programs `finish` tiles of out [M, N]."""
+    M, N = out.shape
+    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
+    shares = 1 if config.serial else config.splits
+    to = _output_args(out, bias, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets)
+    tile = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    constants = {"SPLITS": config.splits, "SHARES": shares, **tile, "STAGES": config.stages}
+    return SplitLaunch((tiles_n, shares, tiles_m), to, constants)
+
+
+def _output_args(
     out: Tensor, bias: Tensor | None, tiles: int, tile_size: int, shares: int, tickets: Tensor | None
 ) -> OutputArgs:
     """`shares`: programs that share the inputs of a tile."""

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.ops.gpu.linear.split_k import finish, output_args
+from quire.ops.gpu.linear.split_k import finish, split_launch
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 
@@ -37,26 +37,21 @@ def linear_stream(
     (M, K), N = x.shape, w.shape[0]
     assert w.shape[1] == K and x.stride(1) == 1 and w.stride(1) == 1 and x.dtype == w.dtype
     out = x.new_empty(M, N)
-    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
-    shares = 1 if config.serial else config.splits
-    _stream_kernel[(tiles_n, shares, tiles_m)](
+    launch = split_launch(config, out, bias, tickets)
+    _stream_kernel[launch.grid](
         x,
         w,
-        output_args(out, bias, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets),
+        launch.to,
         M,
         N,
         K,
         x.stride(0),
         w.stride(0),
         WHOLE_CHUNKS=K % config.block_k == 0,
-        SPLITS=config.splits,
-        SHARES=shares,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
-        STAGES=config.stages,
         OVERLAP=overlap,
         num_warps=config.warps,
+        **launch.constants,
         **overlap_options(overlap),
     )
     return out

@@ -18,7 +18,7 @@ from quire.ops.gpu.linear.grouped_layout import GroupedArgs, GroupedWeight, pack
 from quire.ops.gpu.linear.grouped_scales import append, load_scales, scale_of
 from quire.ops.gpu.linear.linear import num_splits
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
-from quire.ops.gpu.linear.split_k import finish, opaque, output_args
+from quire.ops.gpu.linear.split_k import finish, opaque, split_launch
 from quire.ops.gpu.linear.unpack import take_planes
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
@@ -110,28 +110,23 @@ def w4a8_kernel(
     (M, K), N = x.q.shape, w.num_outputs
     assert w.num_inputs == K and x.q.is_contiguous() and x.q.dtype == torch.float8_e4m3fn and x.scales.shape == (M, 1)
     out = torch.empty(M, N, dtype=dtype, device=x.q.device)
-    tiles_m, tiles_n = triton.cdiv(M, config.block_m), triton.cdiv(N, config.block_n)
-    shares = 1 if config.serial else config.splits
-    _w4a8_kernel[(tiles_n, shares, tiles_m)](
+    launch = split_launch(config, out, bias, tickets)
+    _w4a8_kernel[launch.grid](
         x.q,
         x.scales,
         GroupedArgs(w.words, None, w.scales, None, None, None),
-        output_args(out, bias, tiles_m * tiles_n, config.block_n * config.block_m, shares, tickets),
+        launch.to,
         M,
         N,
         K,
         w.num_chunks,
         WHOLE_CHUNKS=K % w.chunk == 0,
-        SPLITS=config.splits,
-        SHARES=shares,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        STAGES=config.stages,
         GROUP=w.group,
         WIDTH=w.width,
         ASM="" if triton.knobs.runtime.interpret else LOOK_UP,
         OVERLAP=overlap,
         **config.launch_options,
+        **launch.constants,
         **overlap_options(overlap),
     )
     return out

@@ -6,16 +6,16 @@ same time. A convolution needs the last few inputs only: it finds them through `
 time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.gpu.aligned import StagedArrays, to_device
 from quire.ops.opset import Int32, KVSpec, StepBatch
 
-ALIGNMENT = 16  # int32: arrays begin at whole 64 bytes
 NO_STATE = -1  # the slot of a segment that starts from zeros, or leaves nothing
 
 
@@ -36,7 +36,7 @@ class DeviceSegments:
     chain_starts: Tensor
     num_near: Tensor
     before: Tensor
-    single: bool  # every chain is one segment of one token, in order
+    single: bool = field(kw_only=True)  # every chain is one segment of one token, in order
 
     @property
     def num_chains(self) -> int:
@@ -122,65 +122,35 @@ def are_independent(states: Int32) -> bool:
 def segments_on_device(batch: StepBatch, taps: int, device: torch.device) -> DeviceSegments:
     assert batch.states is not None
     arrays = segment_arrays(batch.states, taps)
-    sizes = [array.size for array in arrays]
-    flat = torch.empty(sum(map(_round_up, sizes)), dtype=torch.int32, pin_memory=device.type == "cuda")
-    for part, array in zip(_views(flat, sizes), arrays, strict=True):
-        part.numpy()[:] = array.ravel()
-    table, chain_starts, num_near, before = _views(flat.to(device, non_blocking=True), sizes)
     single = len(arrays.num_near) == batch.num_tokens
-    return DeviceSegments(table.view(-1, 4), chain_starts, num_near, before, single)
+    return DeviceSegments(*to_device(arrays, device), single=single)
 
 
 class SegmentInputs:
-    """The segments of a step of at most T tokens in C chains: in pinned memory, and on the device where a graph reads
-    them. The host has two sets, used in turn: while one is copied, the next step is written into the other."""
+    """The segments of a step of at most T tokens in C chains, where a graph reads them."""
 
     def __init__(self, num_tokens: int, num_chains: int, taps: int, device: torch.device, single: bool) -> None:
-        pinned = device.type == "cuda"
         self._taps, self._num_tokens, self._single = taps, num_tokens, single
-        self._sizes = [4 * num_tokens, num_chains + 1, num_chains, num_tokens]
-        length = sum(map(_round_up, self._sizes))
-        self._hosts = [torch.zeros(length, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._sent = [torch.cuda.Event() for _ in self._hosts] if pinned else []
-        self._arrays = [[view.numpy() for view in _views(host, self._sizes)] for host in self._hosts]
-        for arrays in self._arrays:
-            self._pad(arrays, 0, 0, 0)
-        self._device = self._hosts[0].to(device)
-        table, chain_starts, num_near, before = _views(self._device, self._sizes)
-        self.segments = DeviceSegments(table.view(-1, 4), chain_starts, num_near, before, single)
+        shapes = [(num_tokens, 4), (num_chains + 1,), (num_chains,), (num_tokens,)]
+        self._staged = StagedArrays(shapes, device, lambda arrays: self._pad(SegmentArrays(*arrays), 0, 0, 0))
+        self.segments = DeviceSegments(*self._staged.on_device, single=single)
 
-    def _pad(self, arrays: list[Int32], num_tokens: int, num_segments: int, num_chains: int) -> None:
+    def _pad(self, arrays: SegmentArrays, num_tokens: int, num_segments: int, num_chains: int) -> None:
         """Of what follows the tokens and chains of a step. In a step that decodes, a padding token is a segment that
         starts from zeros and leaves nothing."""
         table, chain_starts, num_near, before = arrays
         before[num_tokens:], num_near[num_chains:] = NO_STATE, 0
         chain_starts[num_chains + 1 :] = chain_starts[num_chains]
-        table.reshape(-1, 4)[num_segments:] = (0, 0, NO_STATE, NO_STATE)
+        table[num_segments:] = (0, 0, NO_STATE, NO_STATE)
         if self._single:
             rows = np.arange(num_tokens, self._num_tokens)
-            table.reshape(-1, 4)[num_tokens:, :2] = np.stack([rows, rows + 1], axis=1)
+            table[num_tokens:, :2] = np.stack([rows, rows + 1], axis=1)
             chain_starts[num_chains + 1 :] = rows + 1
 
     def send(self, batch: StepBatch) -> None:
-        for pair in (self._hosts, self._arrays, self._sent):
-            pair.reverse()
-        if self._sent:
-            self._sent[0].synchronize()  # its last use is two steps ago: there is nothing to wait for
         assert batch.states is not None
-        sent, arrays = segment_arrays(batch.states, self._taps), self._arrays[0]
+        sent, arrays = segment_arrays(batch.states, self._taps), SegmentArrays(*self._staged.next_host())
         for array, values in zip(arrays, sent, strict=True):
-            array[: values.size] = values.ravel()
+            array[: len(values)] = values
         self._pad(arrays, batch.num_tokens, len(sent.table), len(sent.num_near))
-        self._device.copy_(self._hosts[0], non_blocking=True)
-        if self._sent:
-            self._sent[0].record()
-
-
-def _views(flat: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Consecutive arrays of these sizes, each aligned."""
-    parts = flat.split([_round_up(size) for size in sizes])
-    return [part[:size] for part, size in zip(parts, sizes, strict=True)]
-
-
-def _round_up(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+        self._staged.send()

@@ -1,0 +1,110 @@
+"""Mixtures of experts in Triton: interpreted where there is no GPU, else compiled."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ops.gemms import DEVICE, HALF, integers, randn
+from ops.quantized_cases import CASES, plain, scaled_case
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
+from quire.ops.gpu.linear.scaled import ScaledWeight
+from quire.ops.gpu.moe.moe import moe_mlp, sort_by_expert, stack_scaled
+from quire.ops.gpu.moe.quantized import stack_experts
+
+pytestmark = pytest.mark.slow
+
+
+def plain_moe(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Token by token, route by route."""
+    out = torch.zeros(x.shape, device=x.device)
+    for t, j in torch.cartesian_prod(torch.arange(len(x)), torch.arange(ids.shape[1])).tolist():
+        if 0 <= int(ids[t, j]) < len(gate_up):
+            gate, up = (gate_up[ids[t, j]].float() @ x[t].float()).chunk(2)
+            hidden = torch.nn.functional.silu(gate) * up
+            out[t] += weights[t, j] * (down[ids[t, j]].float() @ hidden)
+    return out
+
+
+@pytest.mark.parametrize("T,k,E", [(1, 2, 8), (5, 3, 4), (20, 2, 3)])
+def test_moe(T: int, k: int, E: int) -> None:
+    H, intermediate = 72, 40
+    x = randn(T, H).to(HALF)
+    gate_up, down = randn(E, 2 * intermediate, H, seed=1).to(HALF), randn(E, H, intermediate, seed=2).to(HALF)
+    ids = torch.stack([torch.randperm(E, generator=torch.Generator().manual_seed(t))[:k] for t in range(T)])
+    ids, weights = ids.to(DEVICE, torch.int32), randn(T, k, seed=3).softmax(-1)
+    if T > 1:
+        ids[0, 0], ids[-1, 1] = -1, E  # experts that live elsewhere
+    truth = plain_moe(x, ids, weights, gate_up, down)
+    out = moe_mlp(x, ids, weights, gate_up, down)
+    assert (out.float() - truth).norm() <= 4 * torch.finfo(HALF).eps * truth.norm()
+    if T > 1:
+        assert torch.equal(moe_mlp(x[1:2], ids[1:2], weights[1:2], gate_up, down), out[1:2]) or DEVICE == "cpu"
+
+
+@pytest.mark.parametrize("name,T", [(name, (1, 30)[number % 2]) for number, name in enumerate(CASES)])
+def test_mixtures_of_codes(name: str, T: int) -> None:
+    """The rows of three experts are those of the case, each time in another order."""
+    weight, plain = CASES[name]()
+    inner, K = len(plain) // 2, plain.shape[1]
+    orders = [torch.randperm(len(plain), generator=torch.Generator().manual_seed(i))[: 2 * inner] for i in range(3)]
+    gate_up = stack_experts([replace(weight, **rows_of(weight, order.to(DEVICE))) for order in orders], 3)
+    floats, down = torch.stack([plain[order.to(DEVICE)] for order in orders]), randn(3, K, inner, seed=3).to(HALF)
+    x, ids, weights = (randn(T, K) * 0.01).to(HALF), integers(0, 3, T, 2).int(), randn(T, 2, seed=4).softmax(-1)
+    truth = plain_moe(x, ids, weights, floats, down)
+    out = moe_mlp(x, ids, weights, gate_up, down)
+    assert (out.float() - truth).norm() <= 8 * torch.finfo(HALF).eps * truth.norm()
+
+
+@pytest.mark.parametrize("T", [1, 30])
+@pytest.mark.parametrize("by_blocks", [False, True])
+def test_mixtures_of_fp8(by_blocks: bool, T: int) -> None:
+    """Three experts; what they are multiplied with is rounded to fp8 twice, here as well."""
+    (E, H, inner), fp8 = (3, 256, 128) if by_blocks else (3, 144, 40), torch.float8_e4m3fn
+    group = 128 if by_blocks else 0
+    gates = [scaled_case(1, rows, H, fp8, by_blocks)[1] for rows in (inner, inner) * E]
+    gates = [replace(w, scales=w.scales * (1 + i) / 50) for i, w in enumerate(gates)]
+    downs = [scaled_case(1, H, inner, fp8, by_blocks)[1]] * E
+    x, ids, weights = randn(T, H).to(HALF), integers(0, E, T, 2).int(), randn(T, 2, seed=4).softmax(-1)
+    out = moe_mlp(x, ids, weights, stack_scaled(gates, E), stack_scaled(downs, E))
+
+    def gemm(rows: QuantizedRows, each: list[int], weights: list[ScaledWeight]) -> Tensor:
+        """Of every row with a weight of its own."""
+        pairs = (plain(QuantizedRows(*(t[i : i + 1] for t in rows)), weights[e]) for i, e in enumerate(each))
+        return torch.cat([row @ w.T for row, w in pairs])
+
+    experts = ids.flatten().tolist()
+    rows = QuantizedRows(*(t.repeat_interleave(2, dim=0) for t in quantize_rows(x, fp8, group)))
+    gate, up = (gemm(rows, experts, gates[first::2]) for first in (0, 1))
+    hidden = (torch.nn.functional.silu(gate) * up).to(HALF)
+    routes = gemm(quantize_rows(hidden, fp8, group), experts, downs) * weights.flatten()[:, None]
+    truth = routes.unflatten(0, (T, 2)).sum(1)
+    assert (out.float() - truth).norm() <= 0.02 * truth.norm()
+
+
+def rows_of(weight: GroupedWeight, order: Tensor) -> dict[str, Any]:
+    """Some rows, as fields."""
+    return {
+        "num_outputs": len(order),
+        "words": weight.words[order],
+        "scales": weight.scales[:, order],
+        "offsets": None if weight.offsets is None else weight.offsets[:, order],
+        "super_scales": None if weight.super_scales is None else weight.super_scales[:, order],
+        "high": None if weight.high is None else weight.high[order],
+    }
+
+
+def test_routes_are_sorted_into_tiles_of_one_expert() -> None:
+    ids = integers(-1, 7, 50, 2).int()
+    routes, tile_experts, num_routes, block = sort_by_expert(ids, 6, 16)
+    seen = []
+    for tile, expert in enumerate(tile_experts.tolist()):
+        inside = [route for route in routes[tile * block : (tile + 1) * block].tolist() if route < num_routes]
+        if expert >= 0:
+            assert {int(ids.flatten()[route]) for route in inside} == {expert}
+            seen += inside
+    assert sorted(seen) == ((ids.flatten() >= 0) & (ids.flatten() < 6)).nonzero().flatten().tolist()
+    assert sort_by_expert(ids[:1, :1], 6, 16).tile_experts.shape == (2,)
