@@ -114,6 +114,8 @@ class Faults(Table):
     breaker_failures: Count = 5  # in a row: the breaker opens
     breaker_seconds: Seconds = 5.0  # that it stays open at first; doubled each time, up to 60
     resume_seconds: Annotated[float, Meta(ge=0)] = 30.0  # that a broken stream waits for a worker that goes on with it
+    hedge_seconds: Seconds | None = None  # without a first byte, after which a second worker is asked, too; None: never
+    hedge_ratio: Annotated[float, Meta(gt=0, le=1)] = 0.1  # of all requests, that may be hedged
     outlier_ratio: Annotated[float, Meta(gt=1)] = 5.0  # a worker so many times slower than the median is ejected
 
 

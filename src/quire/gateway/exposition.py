@@ -70,6 +70,7 @@ def _counted(metrics: GatewayMetrics) -> Iterator[Metric]:
     yield _counter("decisions", "Requests that each worker has taken.", ["model_name", "worker"], metrics.decisions)
     yield _counter("retries", "Requests that were given to another worker.", ["model_name"], _single(metrics.retries))
     yield _counter("resumes", "Streams that went on at another worker.", ["model_name"], _single(metrics.resumes))
+    yield _counter("hedges", "Second attempts that won or lost.", ["model_name", "outcome"], metrics.hedges)
     yield _counter("tokens", "Tokens, by model, tenant and kind.", ["model_name", "tenant", "kind"], metrics.tokens)
     cost = {(tenant,): spent / UNIT for tenant, spent in metrics.cost.items()}
     yield _counter("cost", "What requests cost, in the currency of the prices.", ["tenant"], cost)

@@ -16,6 +16,7 @@ from quire.gateway.config import GatewayConfig, WorkerEntry
 from quire.gateway.discovery import WorkerDiscovery
 from quire.gateway.exchange import Exchange
 from quire.gateway.fleet import CONFIGURATION, WorkerFleet
+from quire.gateway.hedging import HedgeCredit
 from quire.gateway.kv_fleet import KVFleet
 from quire.gateway.ledger import cost
 from quire.gateway.metrics import GatewayMetrics
@@ -59,6 +60,7 @@ class Gateway:
         self.router = Router(config, self.fleet.workers, index=self.kv_fleet.index)
         self.queue = AdmissionQueue(config.queue, self.router, self.loop.time)
         self._stored: OrderedDict[str, Worker] = OrderedDict()  # by the id of a response
+        self.hedge_credit = HedgeCredit()
         self.in_flight: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.tracer = gateway_tracer(config.otlp_traces_endpoint)
@@ -100,8 +102,8 @@ class Gateway:
     def _worker_reset(self, worker: Worker) -> None:
         self.router.forget(worker)
         if not worker.healthy:
-            for exchange in [each for each in self.in_flight if each.worker is worker]:
-                exchange.worker_is_away()
+            for exchange in [each for each in self.in_flight if each.is_at(worker)]:
+                exchange.worker_is_away(worker)
 
     # -- requests
 
