@@ -80,6 +80,20 @@ def test_what_fails_is_an_error(collector: tuple[str, list[Any]], tmp_path: Path
     assert span.status.code == 2 and attributes(span)["http.response.status_code"] == 500
 
 
+def test_what_is_refused_is_a_span_too(collector: tuple[str, list[Any]], tmp_path: Path) -> None:
+    """It began, and never ended: a client over its limits saw nothing in its traces."""
+    endpoint, came = collector
+    key = '[[keys]]\nname = "k"\nkey = "secret"\nrequests_per_minute = 1\n'
+    with upstreams(answers()) as (one,):
+        config = f'otlp_traces_endpoint = "{endpoint}"\n{key}[[workers]]\nurl = "{one.url}"\n'
+        with gateway(config, folder=tmp_path) as running:
+            headers = {"authorization": "Bearer secret"}
+            assert [running.chat(headers=headers).status_code for _ in range(2)] == [200, 429]
+    shown = [attributes(span) for span in came]
+    assert [each["http.response.status_code"] for each in shown] == [200, 429]
+    assert shown[1]["error.type"] == "rate_limit_exceeded"
+
+
 def test_without_a_collector_the_clients_span_is_passed_on(tmp_path: Path) -> None:
     with upstreams(answers()) as (one,), gateway("", "--worker", one.url, folder=tmp_path) as running:
         running.chat(headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})

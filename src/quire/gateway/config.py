@@ -293,7 +293,7 @@ def url_problem(url: str) -> str:
     except ValueError:
         good = False
     if not good or parts.query or parts.fragment or "@" in parts.netloc or any(c.isspace() for c in url):
-        return f"`{url}` is no address of a worker: write http://HOST:PORT"
+        return f"`{url.rpartition('@')[2]}` is no address of a worker: write http://HOST:PORT, and keys as `api_key`"
     return ""
 
 

@@ -4,17 +4,16 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
-from quire.core.errors import BadRequest, QuireError
+from quire.core.errors import DeadlinePassed, QuireError
 from quire.gateway.attempt import Attempt
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.errors import BadUpstream, LostPlace, UpstreamTimeout
-from quire.gateway.event_scanner import EventScanner
-from quire.gateway.hedging import Hedge, hedge_for
+from quire.gateway.hedging import STORING_PATH, Hedge, hedge_for
 from quire.gateway.outgoing import outgoing_body
 from quire.gateway.policies import PickContext
-from quire.gateway.relay import ResponseRelay, is_sse, is_stream
+from quire.gateway.relay import ResponseRelay, scanner_for
 from quire.gateway.request_facts import RequestFacts
-from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner, read_last_event_id
+from quire.gateway.resuming import RESUME_HEADER, ResumableScanner, delivered_stream
 from quire.gateway.routes import OPENAI_STREAMS, RouteKind
 from quire.gateway.tenants import Tenant
 from quire.gateway.usage import TokenUsage
@@ -30,6 +29,7 @@ FAILED_STATUSES = frozenset({500, 502, 503, 504})  # count against the worker
 SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
 MAX_FRUITLESS_RESUMES = 4  # one after the other: the stream itself may be what ends workers
 SECONDS_BETWEEN_TRIES = 0.05
+SECONDS_PAST_DEADLINE = 0.25  # a worker that knows deadlines says it itself
 MAX_DEATHS = 2  # of workers that had the request: a third does not get it
 CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
 
@@ -58,6 +58,8 @@ class Exchange:
         self.max_wait = math.inf
         self.tried: set[Worker] = set()
         self.pinned: Worker | None = None  # the only worker that can answer
+        self.stored = ""  # the stored response that it names
+        self._tells_id = request.path == STORING_PATH
         self.worker: Worker | None = None
         self.model: str | None = None
         self.context = PickContext(f"{tenant.name}/{targets[0]}", facts.prompt, gateway.session_of(request, facts))
@@ -75,7 +77,7 @@ class Exchange:
         self.is_charged = False  # its tenant's share has paid for it
         self._num_deaths = 0
         can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
-        self._delivered = self._stream(can_resume)
+        self._delivered = delivered_stream(request, request_id, tenant.name, can_resume)
         self._broken_at: float | None = None  # since then a stream waits for a worker that goes on with it
         self._num_fruitless = 0  # workers that were to go on with it and have added nothing
         self._is_paused = False
@@ -90,25 +92,13 @@ class Exchange:
             connection, request, lambda: gateway.response_headers(self), lambda: self._keeps_alive
         )
 
-    def _stream(self, can_resume: bool) -> DeliveredStream | None:
-        """The stream that goes on when a worker dies. With a request id of the client, through another gateway, too."""
-        num_skipped = read_last_event_id(self.request.header(b"last-event-id"))
-        is_named = self.request.header(b"x-request-id") == self.id
-        if num_skipped and not (can_resume and is_named):
-            message = "Last-Event-ID is for a stream of one chat or completion, asked for with an x-request-id"
-            raise BadRequest(message, "send the request as before, with the same x-request-id")
-        if not can_resume:
-            return None
-        if not is_named:
-            return DeliveredStream()
-        return DeliveredStream.named(self.tenant.name, self.id, self.request.body, num_skipped)
-
     # -- admission
 
     def choose(self) -> tuple[str | None, Worker | None] | None:
         router = self._gateway.router
         if self.pinned is not None:
-            return (None, self.pinned) if self.pinned not in self.tried else None
+            served = [model for model in self.targets if model in self.pinned.cards]
+            return (served[0] if served else None, self.pinned) if self.pinned not in self.tried else None
         for model in self.targets:
             if router.can_take(model, self.tried):
                 return model, router.pick(model, self.context, self.tried)
@@ -148,7 +138,8 @@ class Exchange:
 
     def is_retried(self, status: int) -> bool:
         """Whether another worker is asked, or is being asked, after this status."""
-        return status in RETRIED_STATUSES and (self._is_racing or self._may_ask_another())
+        is_elsewhere = status == 404 and bool(self.stored)
+        return (status in RETRIED_STATUSES or is_elsewhere) and (self._is_racing or self._may_ask_another())
 
     def response_began(self, attempt: Attempt, status: int, headers: Headers) -> None:
         self._last_heard = self.loop.time()
@@ -160,7 +151,7 @@ class Exchange:
             return
         if self.is_retried(status):
             attempt.cancel()
-            self.attempt_failed(attempt, f"answered {status}", died=False, is_failure=status != BUSY)
+            self.attempt_failed(attempt, f"answered {status}", died=False, is_failure=status in FAILED_STATUSES)
             return
         if (
             status == 200
@@ -171,18 +162,13 @@ class Exchange:
             attempt.cancel()
             self.attempt_failed(attempt, "cannot go on with a stream", died=False, is_failure=False)
             return
-        self._relay.begin(status, headers, self._scanner(attempt, headers, resumes))
-
-    def _scanner(self, attempt: Attempt, headers: Headers, resumes: bool) -> EventScanner | None:
-        if not is_stream(headers):
-            return None
-        drop_usage = attempt.outgoing.drop_usage
-        if resumes and attempt.outgoing.is_wrapped and self._delivered is not None:
-            return ResumableScanner(self._delivered, drop_usage)
-        return EventScanner(is_sse(headers), drop_usage)
+        goes_on = self._delivered if resumes and attempt.outgoing.is_wrapped else None
+        self._relay.begin(status, headers, scanner_for(headers, goes_on, attempt.outgoing.drop_usage))
 
     def response_data(self, attempt: Attempt, data: bytes) -> None:
         self._last_heard = self.loop.time()
+        if self._tells_id:
+            self._tells_id = not self._gateway.stored_responses.remember(self, data)
         if num_tokens := self._relay.push(data):
             self._broken_at, self._num_fruitless = None, 0
             self._count_tokens(num_tokens)
@@ -199,11 +185,10 @@ class Exchange:
         if isinstance(scanner, ResumableScanner) and scanner.is_short:
             self._break_off(LostPlace("the answer is shorter than what Last-Event-ID says", "ask from the beginning"))
             return
-        self._mark_worker(attempt.worker)
+        attempt.worker.ended(self._relay.status in FAILED_STATUSES)
         body = self._relay.finish()
         if scanner is None:
             self._count_tokens(1)
-            self._gateway.remember_response(self, body)
         self.usage = self._relay.usage(body)
         self._end(self._relay.status)
 
@@ -218,12 +203,6 @@ class Exchange:
             for attempt in [attempt for attempt in self._attempts if attempt.worker is worker]:
                 attempt.cancel()
                 self.attempt_failed(attempt, "does not answer", died=True)
-
-    def _mark_worker(self, worker: Worker) -> None:
-        if self._relay.status in FAILED_STATUSES:
-            worker.failed()
-        else:
-            worker.breaker.succeeded()
 
     def _count_tokens(self, count: int) -> None:
         now = self._last_heard
@@ -270,7 +249,8 @@ class Exchange:
     # -- failures
 
     def _may_ask_another(self) -> bool:
-        if self.num_attempts >= self._gateway.config.faults.max_attempts or self.pinned is not None:
+        is_last = self.num_attempts >= self._gateway.config.faults.max_attempts and not self.stored
+        if is_last or self.pinned is not None:
             return False
         return any(self._gateway.router.can_take(model, self.tried) for model in self.targets)
 
@@ -279,7 +259,7 @@ class Exchange:
 
         `is_failure`: it counts against the worker."""
         worker = attempt.worker
-        worker.failed() if is_failure else worker.breaker.succeeded()
+        worker.ended(is_failure)
         self._num_deaths += died
         self._gateway.audit.write("attempt_failed", request=self.id, worker=worker.name, reason=reason)
         error = BadUpstream(f"worker {worker.name} {reason}", "try again")
@@ -342,18 +322,26 @@ class Exchange:
             self._end(error.status)
 
     def _watch(self) -> None:
-        """Give up a worker that is silent for too long."""
-        limit = self._gateway.config.faults.response_timeout
-        left = self._last_heard + limit - self.loop.time()
+        """Give up a worker that is silent for too long, and a request whose deadline is over."""
+        limit, now = self._gateway.config.faults.response_timeout, self.loop.time()
+        deadline = self.began + self.max_wait + SECONDS_PAST_DEADLINE
+        if now >= deadline:
+            self._cancel()
+            self._give_up(DeadlinePassed(f"the answer was not whole within {self.max_wait:g} s", "allow more time"))
+            return
+        left = min(self._last_heard + limit, deadline) - now
         if left > 0:
             self._timer = self.loop.call_later(left, self._watch)
             return
         if self.worker is None:  # the stream waits for one
-            self._timer = self.loop.call_later(limit, self._watch)
+            self._timer = self.loop.call_later(min(limit, deadline - now), self._watch)
             return
         self._cancel()
         self.worker.failed()
         error = UpstreamTimeout(f"worker {self.worker.name} was silent for {limit:g} s", "try again later")
+        self._give_up(error)
+
+    def _give_up(self, error: QuireError) -> None:
         if self._relay.is_passing:
             self._break_off(error)
         else:

@@ -20,7 +20,11 @@ for i = 1, 3 do
   end
 end
 local spent = 0
-if redis.call('HGET', KEYS[1], 'month') == month then
+local kept_month = redis.call('HGET', KEYS[1], 'month') or ''
+if kept_month > month then
+  month = kept_month  -- the clock of this gateway is behind: the month that has begun goes on
+end
+if kept_month == month then
   spent = tonumber(redis.call('HGET', KEYS[1], 'spent') or '0')
 end
 

@@ -8,6 +8,7 @@ import time
 from quire.core.errors import BadRequest
 from quire.gateway.config import GatewayKey
 from quire.gateway.ledger import UNIT, Budget, WallClock
+from quire.gateway.routes import route_label
 from quire.gateway.wire import ClientRequest
 from quire.server.access.keys import given_key, key_digest
 from quire.server.access.quota import Quota, QuotaLimits
@@ -33,10 +34,12 @@ class Tenant:
     def allows(self, model: str) -> bool:
         return self._models is None or model in self._models
 
-    def check(self, path: str, model: str | None) -> None:
-        if self._routes is not None and path not in self._routes:
+    def check_route(self, path: str) -> None:
+        if self._routes is not None and path not in self._routes and route_label(path) not in self._routes:
             hint = f"it may call {', '.join(sorted(self._routes))}"
             raise NotAllowed(f"key `{self.name}` may not call {path}", hint)
+
+    def check_model(self, model: str | None) -> None:
         if self._models is None:
             return
         if model is None:

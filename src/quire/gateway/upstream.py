@@ -181,7 +181,7 @@ class ConnectionPool:
         self.prefix = self.url.path.rstrip("/").encode()
         self._address = (self.url.hostname, port or (443 if self.url.scheme == "https" else 80))
         self._ssl = tls
-        self._connect_timeout = connect_timeout
+        self.connect_timeout = connect_timeout
         self._idle: deque[UpstreamConnection] = deque()
         self._loop = asyncio.get_running_loop()
         self.num_open = 0
@@ -200,7 +200,7 @@ class ConnectionPool:
     async def connect(self) -> UpstreamConnection:
         """Raises OSError or TimeoutError."""
         host, port = self._address
-        async with asyncio.timeout(self._connect_timeout):
+        async with asyncio.timeout(self.connect_timeout):
             _, connection = await self._loop.create_connection(
                 lambda: UpstreamConnection(self), host, port, ssl=self._ssl
             )
