@@ -158,6 +158,7 @@ class GatewayConfig(Table):
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, Meta(ge=0, le=65535)] = 8081
     admin_key: str | None = None
+    admin_key_env: str | None = None  # the same, from an environment variable
     policy: PolicyName = "power_of_two"
     session_header: str = "x-session-id"  # of the policy `session`; without it, the body's `user`
     default_model: str | None = None  # of requests that name none
@@ -177,6 +178,10 @@ class GatewayConfig(Table):
     send_timeout: Seconds = 60.0
     keep_alive: Seconds = 60.0
     drain_timeout: Annotated[float, Meta(ge=0)] = 30.0
+
+    @property
+    def admin_secret(self) -> str:
+        return self.admin_key or os.environ.get(self.admin_key_env or "", "")
 
 
 def read_config(path: Path) -> GatewayConfig:
@@ -221,7 +226,11 @@ def _problems(config: GatewayConfig) -> Iterator[str]:
         server_tls(config)
     except (OSError, ValueError) as error:
         yield f"cannot use {config.ssl_certfile} for TLS: {error}"
-    if config.admin_host not in LOOPBACK and not config.admin_key:
+    if config.admin_key and config.admin_key_env:
+        yield "there are admin_key and admin_key_env: give one"
+    if config.admin_key_env and not os.environ.get(config.admin_key_env):
+        yield f"there is no environment variable {config.admin_key_env}, which admin_key_env names"
+    elif config.admin_host not in LOOPBACK and not config.admin_secret:
         yield f"admin_host is {config.admin_host}, and there is no admin_key: any client there could add workers"
 
 
