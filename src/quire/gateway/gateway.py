@@ -49,7 +49,8 @@ START_ONLY = (
 )
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
-OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/ready"})  # need no key: probes have none
+READY_PATHS = frozenset({"/ready", "/health/readiness"})  # the second is LiteLLM's
+OPEN_PATHS = READY_PATHS | {"/health", "/health/liveliness", "/health/liveness", "/v1/health", "/ping"}  # need no key
 
 
 class Gateway:
@@ -322,7 +323,7 @@ class Gateway:
     def _probe(self, connection: ClientConnection, request: ClientRequest) -> None:
         """/health: the gateway lives. /ready: some worker takes requests."""
         status, answer = 200, json_bytes({"status": "ok"})
-        if request.path == "/ready":
+        if request.path in READY_PATHS:
             ready = sum(worker.takes_requests for worker in self.fleet.workers)
             status = 200 if ready and not self.draining else 503
             answer = json_bytes({"ready_workers": ready})
