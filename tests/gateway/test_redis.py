@@ -203,6 +203,29 @@ def test_a_dead_gateway_holds_nothing_for_long(redis: RedisServer, monkeypatch: 
     run(work())
 
 
+def test_a_limit_that_is_changed_forgets_nothing_that_was_used(redis: RedisServer) -> None:
+    """A new limit began full, so a change of the file gave every key its day again."""
+
+    async def work() -> None:
+        fleet = Fleet(redis, count=1, tokens_per_day=1000)
+        await fleet.enter(0)
+        fleet.settle(0, tokens=1100)
+        await fleet.told()
+        await fleet.close()
+        for limit, is_open in ((1050, False), (1200, True)):
+            later = Fleet(redis, count=1, tokens_per_day=limit)
+            if is_open:
+                assert await later.enter(0)
+                later.settle(0)
+                await later.told()
+            else:
+                with pytest.raises(OverQuota):
+                    await later.enter(0)
+            await later.close()
+
+    run(work())
+
+
 def test_a_clock_behind_at_the_end_of_a_month_brings_no_second_budget(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

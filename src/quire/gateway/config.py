@@ -37,6 +37,7 @@ class WorkerEntry(Table):
     api_key_env: str | None = None  # the same, from an environment variable
     ca_file: str | None = None  # of https: certificates (PEM) to verify it with, instead of the system's
     client_cert_file: str | None = None  # of https: certificate and key (PEM) that the gateway shows
+    tls_name: str = ""  # of https: the name in its certificate, where that is not the host of `url`
     weight: Weight = 1.0  # of its share of the load
     max_in_flight: Count = 256  # requests; more wait at the gateway
     kv_events: str | None = None  # where it publishes KV events, such as tcp://gpu-1:5557
@@ -212,9 +213,6 @@ def check_config(config: GatewayConfig, name: str) -> None:
 def _problems(config: GatewayConfig) -> Iterator[str]:
     yield from worker_problems(config.workers)
     yield from (f"discovery: {problem}" for problem in worker_problems(config.discovery.dns))
-    for entry in config.discovery.dns:
-        if entry.url.startswith("https:"):
-            yield f"discovery: {entry.url} is resolved to addresses, and certificates are for names: use http"
     yield from (f"keys: {problem}" for problem in key_problems(config.keys))
     yield from _model_problems(config)
     if config.redis is not None and (problem := redis_problem(config.redis.url)):
@@ -239,8 +237,8 @@ def worker_problems(workers: list[WorkerEntry]) -> Iterator[str]:
     for worker in workers:
         if problem := url_problem(worker.url):
             yield problem
-        if (worker.ca_file or worker.client_cert_file) and not worker.url.startswith("https:"):
-            yield f"worker {worker.label} has files for TLS, and its url is not https"
+        if (worker.ca_file or worker.client_cert_file or worker.tls_name) and not worker.url.startswith("https:"):
+            yield f"worker {worker.label} has settings of TLS, and its url is not https"
         elif problem := tls_problem(worker):
             yield problem
         yield from (f"worker {worker.label}: {problem}" for problem in kv_problems(worker))

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from quire import __version__
 from quire.core.errors import BadRequest, QuireError
@@ -335,7 +336,7 @@ class Gateway:
         if path in ("/v1/models", "/models"):
             return json_bytes({"object": "list", "data": self._cards(tenant)})
         if path.startswith("/v1/models/"):
-            name = path.removeprefix("/v1/models/")
+            name = unquote(path.removeprefix("/v1/models/"))
             if card := next((card for card in self._cards(tenant) if card["id"] == name), None):
                 return json_bytes(card)
             raise UnknownPath(f"there is no model `{name}`")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -62,7 +63,11 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
         fields = _fields.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not a JSON object: {error}", "send JSON") from None
-    model = path_model(path) or _text(fields, "model") or (_text(fields, "name") if path == "/api/show" else None)
+    model = (
+        unquote(path_model(path) or "")
+        or _text(fields, "model")
+        or (_text(fields, "name") if path == "/api/show" else None)
+    )
     if model is not None and len(model) > MAX_MODEL_NAME:
         raise BadRequest(f"the model's name has {len(model)} characters", f"at most {MAX_MODEL_NAME}", param="model")
     if doubled := [name for name in fields if name != "model" and name.casefold() == "model"]:

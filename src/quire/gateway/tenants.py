@@ -67,7 +67,9 @@ class Tenants:
         by_hash, by_name = {}, {}
         for key in keys:
             old = self._by_name.get(key.name)
-            quota = old.quota if old and old.quota.limits == key.limits else Quota(key.name, key.limits)
+            quota = old.quota if old else Quota(key.name, key.limits)
+            if quota.limits != key.limits:
+                quota.change(key.limits)
             budget = old.budget if old else Budget(key.name, None, self._clock)
             budget.limit = None if key.monthly_budget is None else round(key.monthly_budget * UNIT)
             tenant = Tenant(key, quota, budget)

@@ -173,14 +173,15 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    def __init__(self, url: str, connect_timeout: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, connect_timeout: float, tls: ssl.SSLContext | None = None, tls_name: str = "") -> None:
+        """`tls_name`: that the certificate has to be for, where it is not the host of the url."""
         self.url: SplitResult = urlsplit(url)
         assert self.url.hostname is not None, url
         port = self.url.port
         self.host = self.url.netloc.rpartition("@")[2].encode()
         self.prefix = self.url.path.rstrip("/").encode()
         self._address = (self.url.hostname, port or (443 if self.url.scheme == "https" else 80))
-        self._ssl = tls
+        self._ssl, self._tls_name = tls, (tls_name or None) if tls is not None else None
         self.connect_timeout = connect_timeout
         self._idle: deque[UpstreamConnection] = deque()
         self._loop = asyncio.get_running_loop()
@@ -202,7 +203,7 @@ class ConnectionPool:
         host, port = self._address
         async with asyncio.timeout(self.connect_timeout):
             _, connection = await self._loop.create_connection(
-                lambda: UpstreamConnection(self), host, port, ssl=self._ssl
+                lambda: UpstreamConnection(self), host, port, ssl=self._ssl, server_hostname=self._tls_name
             )
         return connection
 

@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, entry: WorkerEntry, faults: Faults, bit: int) -> None:
         loop = asyncio.get_running_loop()
         self.entry, self.name, self.bit, self.mask = entry, entry.label, bit, 1 << bit
-        self.pool = ConnectionPool(entry.url, faults.connect_timeout, tls_context(entry))
+        self.pool = ConnectionPool(entry.url, faults.connect_timeout, tls_context(entry), entry.tls_name)
         self.breaker = CircuitBreaker(faults.breaker_failures, faults.breaker_seconds, loop.time)
         secret = entry.secret.encode()
         # Headers for the gateway's own key at this worker.
