@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.gateways import Asked, answers, gateway, response, upstreams, wait_for
+from quire.server.options import ServerOptions
+from server.running import running as running_server
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -63,6 +65,22 @@ def test_a_request_is_a_span_between_client_and_worker(collector: tuple[str, lis
     assert shown["quire.worker"] == "w" and shown["gen_ai.usage.output_tokens"] == 2 and shown["quire.attempts"] == 1
     [event] = span.events
     assert event.name == "first_token" and span.start_time_unix_nano < event.time_unix_nano <= span.end_time_unix_nano
+
+
+def test_a_trace_goes_from_the_client_to_the_steps(collector: tuple[str, list[Any]], tmp_path: Path) -> None:
+    endpoint, came = collector
+    with running_server(ServerOptions(otlp_traces_endpoint=endpoint)) as server:
+        config = f'otlp_traces_endpoint = "{endpoint}"\n[[workers]]\nurl = "{server.url}"\n'
+        with gateway(config, folder=tmp_path) as running:
+            answer = running.chat("fake", max_tokens=3, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+            assert answer.status_code == 200, answer.text
+            wait_for(lambda: len(came) == 5)
+    parents = {span.name: span.parent_span_id.hex() for span in came}
+    ids = {span.name: span.span_id.hex() for span in came}
+    assert {span.trace_id.hex() for span in came} == {TRACE}
+    assert parents["POST /v1/chat/completions"] == PARENT
+    assert parents["chat fake"] == ids["POST /v1/chat/completions"]
+    assert {name for name, parent in parents.items() if parent == ids["chat fake"]} == {"queue", "prefill", "decode"}
 
 
 def test_what_fails_is_an_error(collector: tuple[str, list[Any]], tmp_path: Path) -> None:
