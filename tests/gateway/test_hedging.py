@@ -183,6 +183,13 @@ def test_it_is_off_unless_the_configuration_says_so(tmp_path: Path) -> None:
     assert GatewayConfig().faults.hedge_seconds is None
 
 
+def test_a_comment_that_keeps_a_connection_alive_is_no_answer(pair: Pair) -> None:
+    slow = Slow(answers("A"), SSE_HEAD + chunk(b": wait\n\n"))
+    pair.begin(slow, streams("B"))
+    assert pair.chat(stream=True).startswith(event("B").decode())
+    assert slow.closed.wait(5)
+
+
 def test_nothing_is_hedged_behind_the_first_byte(pair: Pair) -> None:
     def late(connection: socket.socket, asked: Asked) -> bool:
         connection.sendall(chunk(event("b")) + b"0\r\n\r\n")

@@ -3,6 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING
 
+from quire.gateway.event_scanner import is_comment
 from quire.gateway.outgoing import OutgoingBody, outgoing_head
 from quire.gateway.upstream import UpstreamConnection
 from quire.gateway.wire import Headers
@@ -62,6 +63,8 @@ class Attempt:
             self._exchange.response_began(self, status, headers)
 
     def response_data(self, data: bytes) -> None:
+        if self._head is not None and is_comment(data):
+            return  # it keeps the connection alive, and is no answer
         if self._head is None or self._is_first():
             self._exchange.response_data(self, data)
 

@@ -236,7 +236,6 @@ class Exchange:
             if other is not attempt:
                 other.was_slower()
                 self._go_on_with(attempt)
-                self._gateway.queue.pump()  # the other worker has room again
 
     def _go_on_with(self, attempt: Attempt) -> None:
         """It is the only one now."""
@@ -245,6 +244,7 @@ class Exchange:
         if won:
             self._attempt, self.worker, self.context = attempt, attempt.worker, self._hedge.context
         self._hedge.end(won)
+        self._gateway.queue.pump()  # the other worker has room again
 
     # -- failures
 
