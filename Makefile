@@ -103,9 +103,10 @@ check: $(VENV_DEV)
 	.venv-dev/bin/mypy
 	.venv-dev/bin/python -m pytest -q tests/test_house.py
 
-# The files of deploy/ against the schemas of Kubernetes, Dockerfiles' rules and, where it is installed, promtool.
+# The files of deploy/ against the schemas of Kubernetes and KEDA, Dockerfiles' rules and, where it is installed, promtool.
 check-deploy: $(DEPLOY_TOOLS)
 	.venv-deploy/bin/kubernetes-validate --strict --quiet deploy/kubernetes/*.yaml
+	.venv-deploy/bin/python tools/check_keda.py deploy/keda/*.yaml
 	.venv-deploy/bin/hadolint deploy/Dockerfile
 	@if command -v promtool >/dev/null; then promtool check rules deploy/prometheus/*alerts.yml; \
 		promtool test rules deploy/prometheus/alerts-test.yml; fi

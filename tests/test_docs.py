@@ -36,8 +36,9 @@ OLLAMA_HOST OTEL_EXPORTER_OTLP_ENDPOINT ModelCompressor TorchLinear HQQLinear Ee
 pack_original dequantize_weight from_linear dequantize_gemm dequantize_4bit convert_moe_packed_tensors
 cutlass_preprocessors n_positions gemv_fast QUIRE_MAX_WAIT QUIRE_MAX_MODEL_LEN QUIRE_API_KEY no_repeat_ngram_size
 encoder_no_repeat_ngram_size output_tokens_count multipleOf propertyNames dependentSchemas begin_suppress_tokens
+rpm_limit tpm_limit
 """
-FOREIGN_FLAGS = {"--no-deps", "--tokenizer", "--build-arg"}
+FOREIGN_FLAGS = {"--no-deps", "--tokenizer", "--build-arg", "--api-base"}
 
 # Retired words in phrases where they are right.
 HONEST = [r"\b(?:error|exit|status|HTTP) codes\b", r"\bCascade Lake\b", r"\bmixture of experts\b", r"\bdot products?\b"]

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from gateway.gateways import Asked, RunningGateway, Upstream, answers, gateway, response, streams, upstreams, wait_for
 from quire.core.fairness import VirtualCounters
-from quire.gateway.config import TokenPrices
+from quire.gateway.config import GatewayKey, TokenPrices
 from quire.gateway.ledger import UNIT, Budget, OverBudget, cost, seconds_left_in_month
+from quire.gateway.tenants import Tenants
 from quire.gateway.usage import TokenUsage, read_usage
+from quire.server.errors import OverQuota
 
 # ---- shares
 
@@ -147,6 +149,23 @@ def test_a_month_begins_anew() -> None:
 def test_usage_is_read_in_every_dialect(body: object, usage: tuple[int, int, int] | None) -> None:
     read = read_usage(json.dumps(body).encode())
     assert (read and (read.prompt, read.cached, read.output)) == usage
+
+
+def test_limits_that_are_changed_forget_nothing_that_was_used() -> None:
+    """A new limit began full, and requests in flight were not counted any more."""
+    tenants = Tenants([GatewayKey(name="k", key="x", tokens_per_day=1000, max_concurrency=2)])
+    quota = tenants.all()[0].quota
+    quota.enter()
+    quota.charge(1100)
+    tenants.update([GatewayKey(name="k", key="x", tokens_per_day=1050, max_concurrency=2)])
+    later = tenants.all()[0].quota
+    with pytest.raises(OverQuota, match="1050 tokens a day"):
+        later.enter()
+    tenants.update([GatewayKey(name="k", key="x", tokens_per_day=1200, max_concurrency=1)])
+    with pytest.raises(OverQuota, match="1 requests in flight, and may have 1"):
+        tenants.all()[0].quota.enter()
+    quota.running -= 1
+    tenants.all()[0].quota.enter()
 
 
 # ---- with a running gateway

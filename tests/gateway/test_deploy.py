@@ -55,6 +55,9 @@ CONTAINER = struct(
     image={"type": "string", "pattern": "^[^:]+:[^:]+$"},
     args=many(TEXT),
     ports=many(struct("containerPort", name=TEXT, containerPort=NUMBER)),
+    env=many(
+        struct("name", name=TEXT, valueFrom=struct(secretKeyRef=struct("name key", name=TEXT, key=TEXT)), value=TEXT)
+    ),
     startupProbe=PROBE,
     readinessProbe=PROBE,
     livenessProbe=PROBE,
@@ -163,7 +166,10 @@ def test_every_command_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen >= 6
 
 
-def test_configurations_of_gateways_are_good() -> None:
+def test_configurations_of_gateways_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    [container] = of_kind("Deployment")["quire-gateway"]["spec"]["template"]["spec"]["containers"]
+    for variable in container["env"]:
+        monkeypatch.setenv(variable["name"], "from a secret")
     compose = parse_config((DEPLOY / "compose" / "gateway.toml").read_bytes(), "compose")
     assert {worker.name for worker in compose.workers} == {"engine-0", "engine-1"} <= COMPOSE["services"].keys()
     assert compose.redis is not None and "redis" in COMPOSE["services"]
@@ -172,6 +178,8 @@ def test_configurations_of_gateways_are_good() -> None:
     [found] = config.discovery.dns
     assert found.url == "http://quire-engines:8000" and "quire-engines" in of_kind("Service")
     assert config.redis is not None and "quire-redis" in of_kind("Service")
+    assert config.admin_secret == "from a secret"
+    assert config.admin_port in [port["containerPort"] for port in container["ports"]]
 
 
 def test_the_files_of_compose_are_there() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from gateway.gateways import answers, gateway, upstreams, wait_for
-from quire.core.errors import QuireError
 from quire.gateway.config import Discovery, WorkerEntry, parse_config
 from quire.gateway.discovery import WorkerDiscovery
 
@@ -86,6 +85,12 @@ def test_a_real_name_is_resolved(tmp_path: Path) -> None:
             assert running.chat().status_code == 200
 
 
-def test_names_of_https_workers_are_refused() -> None:
-    with pytest.raises(QuireError, match="certificates are for names"):
-        parse_config(b'[[discovery.dns]]\nurl = "https://engines:8000"\n', "c")
+def test_certificates_of_addresses_are_for_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers with TLS could not be found by DNS."""
+    entries = [WorkerEntry(url="https://engines"), WorkerEntry(url="https://engines:9", tls_name="other")]
+    parse_config(b'[[discovery.dns]]\nurl = "https://engines:8000"\n', "c")
+    [found] = looked(Discovery(dns=entries, interval=1000), monkeypatch, ["10.0.0.1"], ["10.0.0.2"])
+    assert [(each.url, each.tls_name) for each in found] == [
+        ("https://10.0.0.1:443", "engines"),
+        ("https://10.0.0.2:9", "other"),
+    ]

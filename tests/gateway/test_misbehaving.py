@@ -160,6 +160,19 @@ def test_a_silent_worker_is_given_up(fleet: tuple[RunningGateway, dict[str, Upst
     wait_for(lambda: all(worker["in_flight"] == 0 for worker in running.workers().values()))
 
 
+def test_a_deadline_holds_for_workers_that_know_none(fleet: tuple[RunningGateway, dict[str, Upstream]]) -> None:
+    """Only the queue knew it: a request was answered minutes after its `x-request-timeout`."""
+    running, broken = fleet
+    broken["free"].script, broken["free2"].script = stalls(b""), stalls(SSE_HEAD + chunk(event("a")))
+    failures = running.workers()["free"]["failures"]
+    answer = running.chat("free", headers={"x-request-timeout": "0.1"})
+    assert answer.status_code == 504 and answer.json()["error"]["code"] == "deadline_passed"
+    streamed = running.chat("free2", stream=True, headers={"x-request-timeout": "0.1"})
+    assert event("a").decode() in streamed.text and "deadline_passed" in streamed.text
+    wait_for(lambda: all(worker["in_flight"] == 0 for worker in running.workers().values()))
+    assert running.workers()["free"]["failures"] == failures
+
+
 def test_idle_connections_that_a_worker_closes_cost_nothing(fleet: tuple[RunningGateway, dict[str, Upstream]]) -> None:
     running, broken = fleet
     closed = threading.Event()

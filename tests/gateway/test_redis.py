@@ -203,6 +203,58 @@ def test_a_dead_gateway_holds_nothing_for_long(redis: RedisServer, monkeypatch: 
     run(work())
 
 
+def test_a_limit_that_is_changed_forgets_nothing_that_was_used(redis: RedisServer) -> None:
+    """A new limit began full, so a change of the file gave every key its day again."""
+
+    async def work() -> None:
+        fleet = Fleet(redis, count=1, tokens_per_day=1000)
+        await fleet.enter(0)
+        fleet.settle(0, tokens=1100)
+        await fleet.told()
+        await fleet.close()
+        for limit, is_open in ((1050, False), (1200, True)):
+            later = Fleet(redis, count=1, tokens_per_day=limit)
+            if is_open:
+                assert await later.enter(0)
+                later.settle(0)
+                await later.told()
+            else:
+                with pytest.raises(OverQuota):
+                    await later.enter(0)
+            await later.close()
+
+    run(work())
+
+
+def test_a_clock_behind_at_the_end_of_a_month_brings_no_second_budget(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway whose clock was behind went back to the old month, and each change of month forgot what was spent."""
+    months = iter([])
+
+    async def work() -> None:
+        nonlocal months
+        fleet = Fleet(redis, count=2, monthly_budget=10 / UNIT)
+        monkeypatch.setattr(shared_limits, "month_of", lambda _: next(months))
+        months = iter([(2026, 9), (2026, 9)])
+        await fleet.enter(0)
+        fleet.settle(0, spent=9)
+        await fleet.told()
+        months = iter([(2026, 10), (2026, 10), (2026, 9), (2026, 9), (2026, 10), (2026, 9)])
+        await fleet.enter(0)  # the month begins, with all of the budget
+        fleet.settle(0, spent=8)
+        await fleet.told()
+        await fleet.enter(1)
+        fleet.settle(1, spent=4)
+        await fleet.told()
+        for number in (0, 1):
+            with pytest.raises(OverBudget):
+                await fleet.enter(number)
+        await fleet.close()
+
+    run(work())
+
+
 def test_without_redis_each_gateway_counts_for_itself_and_tells_later(redis: RedisServer) -> None:
     async def work() -> None:
         fleet = Fleet(redis, count=2, monthly_budget=100 / UNIT)

@@ -314,7 +314,19 @@ def test_aliases_and_fallbacks_reach_the_worker_under_its_own_name(
         assert running.chat(name).status_code == 200
     assert {asked.json.get("model") for upstream in made for asked in upstream.asked} == {"m", None}
     assert all(upstream.asked for upstream in made), "they take turns"
-    assert running.chat("gone").status_code == 503
+    gone = running.chat("gone")
+    assert gone.status_code == 503 and int(gone.headers["retry-after"]) >= 1
+
+
+def test_a_name_with_a_slash_is_found_in_a_path(tmp_path: Path) -> None:
+    """Clients quote it, and the gateway looked for the quoted name."""
+    with upstreams(answers("A"), model="org/m") as [only]:
+        config = f'[models."our/m"]\ntargets = [{{model = "org/m"}}]\n[[workers]]\nurl = "{only.url}"\n'
+        with gateway(config, folder=tmp_path) as running:
+            for name in ("org%2Fm", "org/m", "our%2Fm"):
+                assert running.http.get(f"{running.url}/v1/models/{name}").status_code == 200
+            assert running.http.post(f"{running.url}/v2/models/our%2Fm/generate", json={}).status_code == 200
+            assert only.asked[-1].line.split()[1] == "/v2/models/org%2Fm/generate"
 
 
 def test_models_of_routes_and_workers_are_listed(routed: tuple[RunningGateway, list[Upstream]]) -> None:

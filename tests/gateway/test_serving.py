@@ -92,6 +92,33 @@ def test_answers_are_those_of_the_engine(engines: Engines) -> None:
         assert answer.usage and answer.usage.completion_tokens == 12
 
 
+def test_a_stream_of_an_engine_that_hangs_is_hedged(engines: Engines, tmp_path: Path) -> None:
+    """The same tokens come from another one, and the request is gone from the first when it goes on."""
+    slow, quick = engines.servers["a"], engines.servers["b"]
+    config = 'policy = "round_robin"\n[faults]\nhedge_seconds = 0.3\nhealth_interval = 60\n' + "".join(
+        f'[[workers]]\nurl = "{server.url}"\nname = "{name}"\n' for name, server in (("b", quick), ("a", slow))
+    )
+    expected = text_of(whole(engines, quick.url, seed=5, max_tokens=12))
+    frozen = psutil.Process(slow.process.pid).children(recursive=True)
+    with gateway(config, folder=tmp_path) as running:
+        for each in frozen:
+            each.suspend()
+        try:
+            chunks = whole(engines, running.url, seed=5, max_tokens=12)
+        finally:
+            for each in frozen:
+                each.resume()
+        assert text_of(chunks) == expected and len({chunk["id"] for chunk in chunks}) == 1
+        assert running.metric("hedges_total", 'outcome="won"') == 1
+        assert running.workers()["a"]["in_flight"] == 0
+    wait_for(lambda: "quire_num_requests_running" in (said := httpx.get(f"{slow.url}/metrics").text) and idle(said))
+
+
+def idle(metrics: str) -> bool:
+    found = re.findall(r"^quire_num_requests_(?:running|waiting)\S* (\S+)$", metrics, re.MULTILINE)
+    return all(float(count) == 0 for count in found)
+
+
 def test_a_stream_survives_the_death_of_its_gateway(engines: Engines, tmp_path: Path) -> None:
     """The client comes back through another gateway, with its request id and the last id that it has seen."""
     asked, named = {**ASKED, "max_tokens": 24}, {"x-request-id": "one-story"}

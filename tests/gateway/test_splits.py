@@ -186,6 +186,44 @@ def test_a_connection_that_was_paused_at_its_end_is_read_again() -> None:
     on_loop(run)
 
 
+class Held:
+    """Implements `Answering`."""
+
+    is_paused = False
+
+    def client_gone(self) -> None: ...
+
+    def client_paused(self) -> None:
+        self.is_paused = True
+
+    def client_resumed(self) -> None:
+        self.is_paused = False
+
+
+def test_a_client_that_has_not_read_the_last_response_is_paused_in_the_next() -> None:
+    """Nothing told the next request of a pipeline, so its whole stream was kept in memory."""
+    held: list[Held] = []
+
+    def handle(connection: ClientConnection, request: ClientRequest) -> Answering | None:
+        held.append(Held())
+        return held[-1]
+
+    def run() -> None:
+        bounds = ConnectionBounds(10, 1 << 20, 1 << 22, 60, 60, 60)
+        connection = ClientConnection(handle, bounds, lambda error: None)
+        connection.connection_made(Transport())  # type: ignore[arg-type]
+        connection.data_received(b"GET /v1/models HTTP/1.1\r\nHost: h\r\n\r\n" * 2)
+        connection.pause_writing()
+        connection.end(keep_alive=True)
+        connection._begin_next()
+        assert [each.is_paused for each in held] == [True, True]
+        connection.resume_writing()
+        assert not held[1].is_paused
+        connection.connection_lost(None)
+
+    on_loop(run)
+
+
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3}}\n\n'
 DONE = b"data: [DONE]\n\n"
 

@@ -25,7 +25,7 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for 127.0.0.1 with its key, its own authority."""
     folder = tmp_path_factory.mktemp("tls")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:engines.test", "-days", "2"]
     subprocess.run([*command, "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True)
     (folder / "both.pem").write_text((folder / "cert.pem").read_text() + (folder / "key.pem").read_text())
     return folder / "both.pem"
@@ -76,15 +76,29 @@ url = "{worker}/y"
 name = "not verified"
 models = ["n"]
 client_cert_file = "{pem}"
+[[workers]]
+url = "{worker}/z"
+name = "by its name"
+ca_file = "{pem}"
+client_cert_file = "{pem}"
+tls_name = "engines.test"
+[[workers]]
+url = "{worker}/other"
+name = "by another name"
+models = ["n"]
+ca_file = "{pem}"
+client_cert_file = "{pem}"
+tls_name = "other.test"
 """
     with started_gateway(config, folder=tmp_path) as running:
-        wait_for(lambda: running.workers()["good"]["state"] == "ready")
+        good = ("good", "by its name")
+        wait_for(lambda: all(running.workers()[name]["state"] == "ready" for name in good))
         verified = ssl.create_default_context(cafile=pem)
         with httpx.Client(verify=verified, timeout=SECONDS) as http:
             answer = http.post(f"{running.url}/v1/chat/completions", json={"model": "m", "messages": []})
             assert answer.status_code == 200 and answer.json()["usage"]
             assert http.post(f"{running.url}/v1/chat/completions", json={"model": "n"}).status_code == 503
-        states = {worker["state"] for name, worker in running.workers().items() if name != "good"}
+        states = {worker["state"] for name, worker in running.workers().items() if name not in good}
         assert states == {"unhealthy"}
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.gateways import Asked, answers, gateway, response, upstreams, wait_for
+from quire.server.options import ServerOptions
+from server.running import running as running_server
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -65,6 +67,22 @@ def test_a_request_is_a_span_between_client_and_worker(collector: tuple[str, lis
     assert event.name == "first_token" and span.start_time_unix_nano < event.time_unix_nano <= span.end_time_unix_nano
 
 
+def test_a_trace_goes_from_the_client_to_the_steps(collector: tuple[str, list[Any]], tmp_path: Path) -> None:
+    endpoint, came = collector
+    with running_server(ServerOptions(otlp_traces_endpoint=endpoint)) as server:
+        config = f'otlp_traces_endpoint = "{endpoint}"\n[[workers]]\nurl = "{server.url}"\n'
+        with gateway(config, folder=tmp_path) as running:
+            answer = running.chat("fake", max_tokens=3, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+            assert answer.status_code == 200, answer.text
+            wait_for(lambda: len(came) == 5)
+    parents = {span.name: span.parent_span_id.hex() for span in came}
+    ids = {span.name: span.span_id.hex() for span in came}
+    assert {span.trace_id.hex() for span in came} == {TRACE}
+    assert parents["POST /v1/chat/completions"] == PARENT
+    assert parents["chat fake"] == ids["POST /v1/chat/completions"]
+    assert {name for name, parent in parents.items() if parent == ids["chat fake"]} == {"queue", "prefill", "decode"}
+
+
 def test_what_fails_is_an_error(collector: tuple[str, list[Any]], tmp_path: Path) -> None:
     endpoint, came = collector
 
@@ -78,6 +96,20 @@ def test_what_fails_is_an_error(collector: tuple[str, list[Any]], tmp_path: Path
             assert running.chat().status_code == 500
     [span] = came  # what was left is sent at the end
     assert span.status.code == 2 and attributes(span)["http.response.status_code"] == 500
+
+
+def test_what_is_refused_is_a_span_too(collector: tuple[str, list[Any]], tmp_path: Path) -> None:
+    """It began, and never ended: a client over its limits saw nothing in its traces."""
+    endpoint, came = collector
+    key = '[[keys]]\nname = "k"\nkey = "secret"\nrequests_per_minute = 1\n'
+    with upstreams(answers()) as (one,):
+        config = f'otlp_traces_endpoint = "{endpoint}"\n{key}[[workers]]\nurl = "{one.url}"\n'
+        with gateway(config, folder=tmp_path) as running:
+            headers = {"authorization": "Bearer secret"}
+            assert [running.chat(headers=headers).status_code for _ in range(2)] == [200, 429]
+    shown = [attributes(span) for span in came]
+    assert [each["http.response.status_code"] for each in shown] == [200, 429]
+    assert shown[1]["error.type"] == "rate_limit_exceeded"
 
 
 def test_without_a_collector_the_clients_span_is_passed_on(tmp_path: Path) -> None:

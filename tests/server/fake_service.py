@@ -145,6 +145,7 @@ class FakeStream:
             num_samples=self._request.params.n,
             max_tokens=self._request.params.max_tokens,
             arrival=self._arrival,
+            admitted=self._arrival,
             first_token=self._first,
             last_token=self._first,
             finished=time.monotonic(),

@@ -172,8 +172,13 @@ def test_a_request_becomes_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
         body = {"prompt": "x", "max_tokens": 3}
         server.http.post("/v1/completions", json=body, headers={"traceparent": f"00-{trace}-{parent}-01"})
         server.http.get("/v1/models")
-        eventually(lambda: spans.get_finished_spans())
-    [span] = spans.get_finished_spans()
+        eventually(lambda: len(spans.get_finished_spans()) == 4)
+    *phases, span = spans.get_finished_spans()
+    assert [phase.name for phase in phases] == ["queue", "prefill", "decode"]
+    assert all(phase.parent is not None and phase.parent.span_id == span.context.span_id for phase in phases)
+    moments = [span.start_time, *(moment for phase in phases for moment in (phase.start_time, phase.end_time))]
+    assert moments == sorted(moments, key=lambda moment: moment or 0), "one after the other"
+    assert phases[2].attributes is not None and phases[2].attributes["quire.output_tokens"] == 3
     assert span.name == "text_completion fake" and f"{span.context.trace_id:032x}" == trace
     assert span.parent is not None and f"{span.parent.span_id:016x}" == parent
     assert span.attributes is not None and span.attributes["gen_ai.usage.output_tokens"] == 3
@@ -206,10 +211,11 @@ def test_spans_reach_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
         with running(ServerOptions(otlp_traces_endpoint=endpoint)) as server:
             server.chat()
             server.complete(prompt="!full")
-            eventually(lambda: len(came) == 2)
+            eventually(lambda: len(came) == 5)
         collector.shutdown()
         thread.join()
-    assert came == [("/v1/traces", "chat fake"), ("/v1/traces", "text_completion fake")]
+    names = ["queue", "prefill", "decode", "chat fake", "text_completion fake"]
+    assert came == [("/v1/traces", name) for name in names], "what was refused had no steps"
 
 
 def test_spans_are_off_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`quire gateway`: one address in front of many engines."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +10,24 @@ from typing import get_args
 import msgspec
 
 from quire.cli.parser import Parser, UsageError
-from quire.gateway.config import GatewayConfig, GatewayKey, PolicyName, WorkerEntry, check_config, read_config
+from quire.core.errors import QuireError
+from quire.gateway.config import (
+    GatewayConfig,
+    GatewayKey,
+    PolicyName,
+    WorkerEntry,
+    check_config,
+    parse_config,
+    read_config,
+)
 
 EXAMPLES = """\
   quire gateway --worker http://127.0.0.1:8001 --worker http://127.0.0.1:8002 --port 8080
   quire gateway --worker http://gpu-1:8000 --worker http://gpu-2:8000 --policy cache_aware
   quire gateway --config gateway.toml                 keys, budgets, aliases, fallbacks; read again on SIGHUP
   quire gateway --config gateway.toml --check         say what is wrong with the file, and start nothing
+  quire gateway --new-key alice >> gateway.toml       a key for alice, which is shown once
+  quire gateway --from-litellm config.yaml > gateway.toml
   curl http://127.0.0.1:8081/workers                  the admin listener: workers, metrics
 """
 
@@ -24,6 +36,10 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 def run(argv: Sequence[str]) -> int:
     arguments = make_parser().parse(argv)
+    if arguments.from_litellm:
+        return _print_from_litellm(Path(arguments.from_litellm))
+    if arguments.new_key:
+        return _print_new_key(arguments.new_key)
 
     def configured() -> GatewayConfig:
         config = read_config(Path(arguments.config)) if arguments.config else GatewayConfig()
@@ -65,9 +81,45 @@ def make_parser() -> Parser:
     add("--policy", choices=get_args(PolicyName), help="which of several workers is chosen (default: power_of_two)")
     add("--api-key", action="append", default=[], metavar="KEY", help="require this key; may be given several times")
     add("--check", action="store_true", help="check the configuration, and start nothing")
+    add("--new-key", metavar="NAME", help="print a new key, and the lines of the configuration for it")
+    add(
+        "--from-litellm", metavar="FILE", help="print what a config.yaml of LiteLLM is here, and what is left out of it"
+    )
     add("--log-level", choices=LOG_LEVELS, default="info", help="how much to log (default: info)")
     add("--log-format", choices=("text", "json"), default="text", help="json: an object a line (default: text)")
     return parser
+
+
+def _print_new_key(name: str) -> int:
+    """The configuration has the digest only: the key itself is told on stderr."""
+    import secrets
+
+    from quire.server.access.keys import key_digest
+
+    key = f"sk-{secrets.token_urlsafe(32)}"
+    try:
+        msgspec.convert({"name": name, "key": key}, GatewayKey)
+    except msgspec.ValidationError:
+        raise UsageError(
+            f"`{name}` is no name of a key", "1 to 64 printable ASCII characters, without spaces"
+        ) from None
+    print(f"the key of {name}, which is shown this once: {key}", file=sys.stderr)
+    print(f"\n[[keys]]\nname = {json.dumps(name)}\nsha256 = {json.dumps(key_digest(key.encode()).hex())}")
+    return 0
+
+
+def _print_from_litellm(path: Path) -> int:
+    from quire.gateway.litellm_config import read_litellm
+
+    converted = read_litellm(path)
+    print(converted.text, end="")
+    for note in converted.notes:
+        print(f"note: {note}", file=sys.stderr)
+    try:
+        parse_config(converted.text.encode(), "what was printed")
+    except QuireError as error:
+        print(f"note: {error.message}", file=sys.stderr)
+    return 0
 
 
 def _with_flags(config: GatewayConfig, arguments: argparse.Namespace) -> GatewayConfig:

@@ -3,15 +3,16 @@
 import asyncio
 import hmac
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from quire.core.errors import BadRequest, QuireError, UnknownModel
+from quire.core.errors import BadRequest, QuireError
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.config import WorkerEntry
 from quire.gateway.fleet_page import FILES, HEADERS, fleet_view
 from quire.gateway.gateway import JSON, Gateway
+from quire.gateway.scaling import scaling_view
 from quire.gateway.wire import ClientRequest, Headers, error_body, json_bytes, whole_response
 from quire.gateway.worker import Worker
 from quire.server.access.keys import given_key, key_digest
@@ -46,9 +47,9 @@ class Admin:
             connection.end(request.keep_alive)
 
     def _check_key(self, request: ClientRequest) -> None:
-        key = self._gateway.config.admin_key
+        key = self._gateway.config.admin_secret
         given = key_digest(given_key(request.header(b"authorization"), request.header(b"x-api-key")))
-        if key is not None and not hmac.compare_digest(given, key_digest(key.encode())):
+        if key and not hmac.compare_digest(given, key_digest(key.encode())):
             raise Unauthorized("no valid admin key", "send `Authorization: Bearer <admin_key>`")
         origin = request.header(b"origin")  # of a page in a browser: only the gateway's own may ask
         if origin and origin.partition("://")[2] != request.header(b"host"):
@@ -62,8 +63,8 @@ class Admin:
                 from quire.gateway.exposition import MEDIA_TYPE, prometheus_text
 
                 return 200, prometheus_text(self._gateway), MEDIA_TYPE.encode()
-            case ("GET", "scaling"):
-                return _json(200, self._scaling(request))
+            case ("GET", "scaling", *model):
+                return _json(200, self._scaling(request, unquote("/".join(model))))
             case ("GET", "fleet"):
                 return _json(200, fleet_view(self._gateway, self._workers()))
             case ("GET", "workers"):
@@ -93,27 +94,10 @@ class Admin:
         events = {"kv_blocks": kv_fleet.index.num_blocks(worker.bit), "kv_in_step": kv_fleet.in_step(worker)}
         return worker.describe() | (events if kv_fleet.follows(worker) else {})
 
-    def _scaling(self, request: ClientRequest) -> dict[str, Any]:
-        """Numbers that an autoscaler divides by what one worker can do: of `?model=NAME`, or of all."""
+    def _scaling(self, request: ClientRequest, model: str) -> dict[str, int]:
+        """`model`: of the path, as KEDA drops queries where it asks several gateways."""
         query = parse_qs(request.target.decode("latin-1").partition("?")[2])
-        model = query.get("model", [None])[0]
-        workers = self._gateway.router.serving(model)
-        if model is not None and model not in self._gateway.router.names():
-            raise UnknownModel(
-                f"there is no model `{model}`", f"the models are {', '.join(self._gateway.router.names())}"
-            )
-        lanes = self._gateway.queue.lanes()
-        waiting = sum(count for (_, _, asked), count in lanes.items() if model in (None, asked))
-        in_flight = sum(worker.num_in_flight for worker in workers)
-        return {
-            "requests": waiting + in_flight,
-            "requests_waiting": waiting,
-            "requests_in_flight": in_flight,
-            "tokens_in_flight": sum(worker.tokens_in_flight for worker in workers),
-            "capacity": sum(worker.entry.max_in_flight for worker in workers if worker.takes_requests),
-            "workers": len(workers),
-            "workers_ready": sum(worker.takes_requests for worker in workers),
-        }
+        return scaling_view(self._gateway, model or query.get("model", [None])[0])
 
     def _add(self, body: bytes) -> Reply:
         try:

@@ -20,6 +20,12 @@ class CircuitBreaker:
         self._trying = False  # while half open
         self.num_opened = 0
 
+    def configure(self, max_failures: int, open_seconds: float) -> None:
+        """From the next failure on."""
+        if (max_failures, open_seconds) != (self._max_failures, self._open_seconds):
+            self._max_failures, self._open_seconds = max_failures, open_seconds
+            self._seconds = open_seconds if self._opened is None else self._seconds
+
     @property
     def state(self) -> BreakerState:
         if self._opened is None:

@@ -209,6 +209,8 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._busy:
             self._answering = answering
+            if answering is not None and self._send_timer is not None:
+                answering.client_paused()  # the response before this one is not read yet
 
     # -- sending
 

@@ -37,6 +37,7 @@ class WorkerEntry(Table):
     api_key_env: str | None = None  # the same, from an environment variable
     ca_file: str | None = None  # of https: certificates (PEM) to verify it with, instead of the system's
     client_cert_file: str | None = None  # of https: certificate and key (PEM) that the gateway shows
+    tls_name: str = ""  # of https: the name in its certificate, where that is not the host of `url`
     weight: Weight = 1.0  # of its share of the load
     max_in_flight: Count = 256  # requests; more wait at the gateway
     kv_events: str | None = None  # where it publishes KV events, such as tcp://gpu-1:5557
@@ -114,6 +115,8 @@ class Faults(Table):
     breaker_failures: Count = 5  # in a row: the breaker opens
     breaker_seconds: Seconds = 5.0  # that it stays open at first; doubled each time, up to 60
     resume_seconds: Annotated[float, Meta(ge=0)] = 30.0  # that a broken stream waits for a worker that goes on with it
+    hedge_seconds: Seconds | None = None  # without a first byte, after which a second worker is asked, too; None: never
+    hedge_ratio: Annotated[float, Meta(gt=0, le=1)] = 0.1  # of all requests, that may be hedged
     outlier_ratio: Annotated[float, Meta(gt=1)] = 5.0  # a worker so many times slower than the median is ejected
 
 
@@ -156,6 +159,7 @@ class GatewayConfig(Table):
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, Meta(ge=0, le=65535)] = 8081
     admin_key: str | None = None
+    admin_key_env: str | None = None  # the same, from an environment variable
     policy: PolicyName = "power_of_two"
     session_header: str = "x-session-id"  # of the policy `session`; without it, the body's `user`
     default_model: str | None = None  # of requests that name none
@@ -175,6 +179,10 @@ class GatewayConfig(Table):
     send_timeout: Seconds = 60.0
     keep_alive: Seconds = 60.0
     drain_timeout: Annotated[float, Meta(ge=0)] = 30.0
+
+    @property
+    def admin_secret(self) -> str:
+        return self.admin_key or os.environ.get(self.admin_key_env or "", "")
 
 
 def read_config(path: Path) -> GatewayConfig:
@@ -205,9 +213,6 @@ def check_config(config: GatewayConfig, name: str) -> None:
 def _problems(config: GatewayConfig) -> Iterator[str]:
     yield from worker_problems(config.workers)
     yield from (f"discovery: {problem}" for problem in worker_problems(config.discovery.dns))
-    for entry in config.discovery.dns:
-        if entry.url.startswith("https:"):
-            yield f"discovery: {entry.url} is resolved to addresses, and certificates are for names: use http"
     yield from (f"keys: {problem}" for problem in key_problems(config.keys))
     yield from _model_problems(config)
     if config.redis is not None and (problem := redis_problem(config.redis.url)):
@@ -219,7 +224,11 @@ def _problems(config: GatewayConfig) -> Iterator[str]:
         server_tls(config)
     except (OSError, ValueError) as error:
         yield f"cannot use {config.ssl_certfile} for TLS: {error}"
-    if config.admin_host not in LOOPBACK and not config.admin_key:
+    if config.admin_key and config.admin_key_env:
+        yield "there are admin_key and admin_key_env: give one"
+    if config.admin_key_env and not os.environ.get(config.admin_key_env):
+        yield f"there is no environment variable {config.admin_key_env}, which admin_key_env names"
+    elif config.admin_host not in LOOPBACK and not config.admin_secret:
         yield f"admin_host is {config.admin_host}, and there is no admin_key: any client there could add workers"
 
 
@@ -228,8 +237,8 @@ def worker_problems(workers: list[WorkerEntry]) -> Iterator[str]:
     for worker in workers:
         if problem := url_problem(worker.url):
             yield problem
-        if (worker.ca_file or worker.client_cert_file) and not worker.url.startswith("https:"):
-            yield f"worker {worker.label} has files for TLS, and its url is not https"
+        if (worker.ca_file or worker.client_cert_file or worker.tls_name) and not worker.url.startswith("https:"):
+            yield f"worker {worker.label} has settings of TLS, and its url is not https"
         elif problem := tls_problem(worker):
             yield problem
         yield from (f"worker {worker.label}: {problem}" for problem in kv_problems(worker))
@@ -291,7 +300,7 @@ def url_problem(url: str) -> str:
     except ValueError:
         good = False
     if not good or parts.query or parts.fragment or "@" in parts.netloc or any(c.isspace() for c in url):
-        return f"`{url}` is no address of a worker: write http://HOST:PORT"
+        return f"`{url.rpartition('@')[2]}` is no address of a worker: write http://HOST:PORT, and keys as `api_key`"
     return ""
 
 

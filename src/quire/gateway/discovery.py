@@ -76,7 +76,7 @@ class WorkerDiscovery:
 
     async def _resolve(self, place: int, entry: WorkerEntry) -> None:
         parts = urlsplit(entry.url)
-        host, port = parts.hostname or "", parts.port or 80
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -111,7 +111,8 @@ class WorkerDiscovery:
 
 
 def _at(entry: WorkerEntry, host: str, address: str, port: int) -> WorkerEntry:
-    """The worker at one address of a name; endpoints of the name are those of the address, too."""
+    """The worker at one address of a name; endpoints of the name are those of the address, too, and its certificate is
+    for the name."""
     shown = f"[{address}]" if ":" in address else address
     parts = urlsplit(entry.url)
     url = urlunsplit((parts.scheme, f"{shown}:{port}", parts.path, "", ""))
@@ -120,4 +121,5 @@ def _at(entry: WorkerEntry, host: str, address: str, port: int) -> WorkerEntry:
         for name in ("kv_events", "kv_replay")
         if (endpoint := getattr(entry, name)) is not None
     }
-    return msgspec.structs.replace(entry, url=url, name="", **endpoints)
+    tls_name = entry.tls_name or (host if parts.scheme == "https" else "")
+    return msgspec.structs.replace(entry, url=url, name="", tls_name=tls_name, **endpoints)

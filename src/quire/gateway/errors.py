@@ -1,6 +1,6 @@
 """Errors that the gateway alone has."""
 
-from quire.core.errors import QuireError
+from quire.core.errors import QuireError, Unavailable
 
 
 class BadUpstream(QuireError):
@@ -15,3 +15,9 @@ class LostPlace(QuireError):
     """Of a client that comes back with a part of its stream."""
 
     status, code = 409, "stream_not_found"
+
+
+class NoWorker(Unavailable):
+    """No worker of the model takes requests."""
+
+    retry_after = 2  # seconds: health checks come about as often

@@ -6,6 +6,11 @@ DONE = (b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n")  # ends a stream of OpenAI
 MAX_EVENT_BYTES = 4 << 20  # a longer one is passed on in pieces
 
 
+def is_comment(data: bytes) -> bool:
+    """Whether it is nothing but comments of a stream of events."""
+    return data.startswith(b":") and all(line[:1] in (b":", b"") for line in data.splitlines())
+
+
 class EventScanner:
     """`drop_usage`: the event with the usage was asked for by the gateway, so the client does not get it."""
 

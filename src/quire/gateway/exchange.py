@@ -4,18 +4,18 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
-from quire.core.errors import BadRequest, QuireError
+from quire.core.errors import DeadlinePassed, QuireError
+from quire.gateway.attempt import Attempt
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.errors import BadUpstream, LostPlace, UpstreamTimeout
-from quire.gateway.event_scanner import EventScanner
-from quire.gateway.outgoing import OutgoingBody, outgoing_body, outgoing_head
+from quire.gateway.hedging import STORING_PATH, Hedge, hedge_for
+from quire.gateway.outgoing import outgoing_body
 from quire.gateway.policies import PickContext
-from quire.gateway.relay import ResponseRelay, is_sse, is_stream
+from quire.gateway.relay import ResponseRelay, scanner_for
 from quire.gateway.request_facts import RequestFacts
-from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner, read_last_event_id
+from quire.gateway.resuming import RESUME_HEADER, ResumableScanner, delivered_stream
 from quire.gateway.routes import OPENAI_STREAMS, RouteKind
 from quire.gateway.tenants import Tenant
-from quire.gateway.upstream import UpstreamConnection
 from quire.gateway.usage import TokenUsage
 from quire.gateway.wire import ClientRequest, Headers
 from quire.gateway.worker import Worker
@@ -29,12 +29,13 @@ FAILED_STATUSES = frozenset({500, 502, 503, 504})  # count against the worker
 SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
 MAX_FRUITLESS_RESUMES = 4  # one after the other: the stream itself may be what ends workers
 SECONDS_BETWEEN_TRIES = 0.05
+SECONDS_PAST_DEADLINE = 0.25  # a worker that knows deadlines says it itself
 MAX_DEATHS = 2  # of workers that had the request: a third does not get it
 CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
 
 
 class Exchange:
-    """Implements `Answering` for the client, `Sink` for the worker and `Admissible` for the queue."""
+    """Implements `Answering` for the client and `Admissible` for the queue; attempts tell it what workers answer."""
 
     def __init__(
         self,
@@ -52,11 +53,13 @@ class Exchange:
         self.expected_output = facts.output_tokens if kind is RouteKind.GENERATE else 0
         self.expected_tokens = gateway.weighted(TokenUsage(facts.prompt_tokens, 0, self.expected_output))
         self.priority = tenant.priority + facts.priority  # a client may only lower that of its key
-        self._loop = gateway.loop
-        self.began = self._loop.time()
+        self.loop = gateway.loop
+        self.began = self.loop.time()
         self.max_wait = math.inf
         self.tried: set[Worker] = set()
         self.pinned: Worker | None = None  # the only worker that can answer
+        self.stored = ""  # the stored response that it names
+        self._tells_id = request.path == STORING_PATH
         self.worker: Worker | None = None
         self.model: str | None = None
         self.context = PickContext(f"{tenant.name}/{targets[0]}", facts.prompt, gateway.session_of(request, facts))
@@ -74,42 +77,28 @@ class Exchange:
         self.is_charged = False  # its tenant's share has paid for it
         self._num_deaths = 0
         can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
-        self._delivered = self._stream(can_resume)
+        self._delivered = delivered_stream(request, request_id, tenant.name, can_resume)
         self._broken_at: float | None = None  # since then a stream waits for a worker that goes on with it
         self._num_fruitless = 0  # workers that were to go on with it and have added nothing
         self._is_paused = False
-        self._upstream: UpstreamConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._attempt: Attempt | None = None
+        self._hedge: Hedge | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: asyncio.TimerHandle | None = None  # for a worker that goes on with the stream
         self._last_heard = self.began
         self._last_token = 0.0
-        self._sent_at = 0.0
         self._ended = False
-        self._outgoing: OutgoingBody
         self._relay = ResponseRelay(
             connection, request, lambda: gateway.response_headers(self), lambda: self._keeps_alive
         )
-
-    def _stream(self, can_resume: bool) -> DeliveredStream | None:
-        """The stream that goes on when a worker dies. With a request id of the client, through another gateway, too."""
-        num_skipped = read_last_event_id(self.request.header(b"last-event-id"))
-        is_named = self.request.header(b"x-request-id") == self.id
-        if num_skipped and not (can_resume and is_named):
-            message = "Last-Event-ID is for a stream of one chat or completion, asked for with an x-request-id"
-            raise BadRequest(message, "send the request as before, with the same x-request-id")
-        if not can_resume:
-            return None
-        if not is_named:
-            return DeliveredStream()
-        return DeliveredStream.named(self.tenant.name, self.id, self.request.body, num_skipped)
 
     # -- admission
 
     def choose(self) -> tuple[str | None, Worker | None] | None:
         router = self._gateway.router
         if self.pinned is not None:
-            return (None, self.pinned) if self.pinned not in self.tried else None
+            served = [model for model in self.targets if model in self.pinned.cards]
+            return (served[0] if served else None, self.pinned) if self.pinned not in self.tried else None
         for model in self.targets:
             if router.can_take(model, self.tried):
                 return model, router.pick(model, self.context, self.tried)
@@ -117,129 +106,103 @@ class Exchange:
 
     def start(self, model: str | None, worker: Worker) -> None:
         if not self.num_attempts:
-            self.queue_seconds = self._loop.time() - self.began
+            self.queue_seconds = self.loop.time() - self.began
         self.model, self.worker = model, worker
-        self.num_attempts += 1
-        self.tried.add(worker)
-        worker.begin(self.facts.prompt_tokens + self.expected_output)
         if not self._relay.is_passing:
             self._relay.clear()
-        self._outgoing = outgoing_body(self.request, self.facts, model, worker, self.tenant, self._delivered)
-        self._sent_at = self._last_heard = self._loop.time()
+        self._last_heard = self.loop.time()
         if self._timer is None:
             self._watch()
-        self._connect()
+        self._attempt = self.ask(model, worker)
+        if self._hedge is None and not self._relay.is_passing:
+            self._hedge = hedge_for(self, self._gateway)
+        self._attempt.holds_head = self._hedge is not None and self._hedge.is_open
+        self._attempt.connect()
 
-    def _connect(self) -> None:
-        assert self.worker is not None
-        upstream = self.worker.pool.take()
-        if upstream is not None:
-            self._send(upstream)
-        else:
-            self._connecting = self._loop.create_task(self._connect_new(self.worker))
-
-    async def _connect_new(self, worker: Worker) -> None:
-        try:
-            upstream = await worker.pool.connect()
-        except (OSError, TimeoutError, ValueError) as error:  # a name that is no host is a ValueError
-            self._connecting = None
-            self._attempt_failed(f"cannot be reached ({type(error).__name__})", died=False)
-        else:
-            self._connecting = None
-            self._send(upstream)
-
-    def _send(self, upstream: UpstreamConnection) -> None:
-        assert self.worker is not None
-        self._upstream = upstream
-        left = self.max_wait - (self._loop.time() - self.began)
-        known = (self.id, self._connection.peer, left, self._gateway)
-        head = outgoing_head(self.request, self._outgoing, self.worker, *known, self.trace_headers)
-        upstream.send(head, self._outgoing.body, self)
+    def ask(self, model: str | None, worker: Worker) -> Attempt:
+        """One more attempt, which has to be connected."""
+        self.num_attempts += 1
+        self.tried.add(worker)
+        outgoing = outgoing_body(self.request, self.facts, model, worker, self.tenant, self._delivered)
+        attempt = Attempt(self, model, worker, outgoing)
         if self._is_paused:
-            upstream.pause()
+            attempt.pause()
+        return attempt
+
+    def told_to_workers(self) -> tuple[str, bytes, float, "Gateway", Headers]:
+        """What their heads say beside the request itself."""
+        left = self.max_wait - (self.loop.time() - self.began)
+        return self.id, self._connection.peer, left, self._gateway, self.trace_headers
 
     # -- the response
 
-    def response_began(self, status: int, headers: Headers, length: int | None) -> None:
-        assert self.worker is not None
-        self._last_heard = now = self._loop.time()
-        self.worker.answered(now - self._sent_at)
+    def is_retried(self, status: int) -> bool:
+        """Whether another worker is asked, or is being asked, after this status."""
+        is_elsewhere = status == 404 and bool(self.stored)
+        return (status in RETRIED_STATUSES or is_elsewhere) and (self._is_racing or self._may_ask_another())
+
+    def response_began(self, attempt: Attempt, status: int, headers: Headers) -> None:
+        self._last_heard = self.loop.time()
         resumes = any(name == RESUME_HEADER for name, _ in headers)
         if self._relay.is_passing:  # a stream goes on
             if status != 200 or not resumes:
-                self._cancel_upstream()
-                self._attempt_failed(f"answered {status} to a stream that was to go on", died=True)
+                attempt.cancel()
+                self.attempt_failed(attempt, f"answered {status} to a stream that was to go on", died=True)
             return
-        if status in RETRIED_STATUSES and self._may_ask_another():
-            self._cancel_upstream()
-            self._attempt_failed(f"answered {status}", died=False, is_failure=status != BUSY)
+        if self.is_retried(status):
+            attempt.cancel()
+            self.attempt_failed(attempt, f"answered {status}", died=False, is_failure=status in FAILED_STATUSES)
             return
         if (
             status == 200
             and self._delivered is not None
             and self._delivered.num_skipped
-            and not (resumes and self._outgoing.is_wrapped)
+            and not (resumes and attempt.outgoing.is_wrapped)
         ):
-            self._cancel_upstream()
-            self._attempt_failed("cannot go on with a stream", died=False, is_failure=False)
+            attempt.cancel()
+            self.attempt_failed(attempt, "cannot go on with a stream", died=False, is_failure=False)
             return
-        self._relay.begin(status, headers, self._scanner(headers, resumes))
+        goes_on = self._delivered if resumes and attempt.outgoing.is_wrapped else None
+        self._relay.begin(status, headers, scanner_for(headers, goes_on, attempt.outgoing.drop_usage))
 
-    def _scanner(self, headers: Headers, resumes: bool) -> EventScanner | None:
-        if not is_stream(headers):
-            return None
-        if resumes and self._outgoing.is_wrapped and self._delivered is not None:
-            return ResumableScanner(self._delivered, self._outgoing.drop_usage)
-        return EventScanner(is_sse(headers), self._outgoing.drop_usage)
-
-    def response_data(self, data: bytes) -> None:
-        self._last_heard = self._loop.time()
+    def response_data(self, attempt: Attempt, data: bytes) -> None:
+        self._last_heard = self.loop.time()
+        if self._tells_id:
+            self._tells_id = not self._gateway.stored_responses.remember(self, data)
         if num_tokens := self._relay.push(data):
             self._broken_at, self._num_fruitless = None, 0
             self._count_tokens(num_tokens)
         scanner = self._relay.scanner
         if isinstance(scanner, ResumableScanner) and scanner.has_lost_place:
-            self._cancel_upstream()
+            attempt.cancel()
             self._break_off(LostPlace("the answer comes in other pieces than before", "ask from the beginning"))
 
-    def response_ended(self) -> None:
-        self._upstream = None
+    def response_ended(self, attempt: Attempt) -> None:
         scanner = self._relay.scanner
         if isinstance(scanner, ResumableScanner) and scanner.was_sent_away:
-            self._attempt_failed("shuts down", died=True)
+            self.attempt_failed(attempt, "shuts down", died=True)
             return
         if isinstance(scanner, ResumableScanner) and scanner.is_short:
             self._break_off(LostPlace("the answer is shorter than what Last-Event-ID says", "ask from the beginning"))
             return
-        self._mark_worker()
+        attempt.worker.ended(self._relay.status in FAILED_STATUSES)
         body = self._relay.finish()
         if scanner is None:
             self._count_tokens(1)
-            self._gateway.remember_response(self, body)
         self.usage = self._relay.usage(body)
         self._end(self._relay.status)
 
-    def upstream_failed(self, reason: str, is_stale: bool) -> None:
-        self._upstream = None
-        if is_stale:
-            self._connect()
-        else:
-            self._attempt_failed(reason, died=True)
+    def is_at(self, worker: Worker) -> bool:
+        return any(attempt.worker is worker for attempt in self._attempts)
 
-    def worker_is_away(self) -> None:
+    def worker_is_away(self, worker: Worker) -> None:
         """Health checks fail: behind a partition nothing says that the connection is dead. Go on elsewhere where that
         is possible and the worker is silent, too; a stream that cannot go on waits for it."""
-        silent = self._loop.time() - self._last_heard > self._gateway.config.faults.connect_timeout / 2
+        silent = self.loop.time() - self._last_heard > self._gateway.config.faults.connect_timeout / 2
         if silent and (isinstance(self._relay.scanner, ResumableScanner) or not self._relay.is_passing):
-            self._cancel_upstream()
-            self._attempt_failed("does not answer", died=True)
-
-    def _mark_worker(self) -> None:
-        assert self.worker is not None
-        if self._relay.status in FAILED_STATUSES:
-            self.worker.failed()
-        else:
-            self.worker.breaker.succeeded()
+            for attempt in [attempt for attempt in self._attempts if attempt.worker is worker]:
+                attempt.cancel()
+                self.attempt_failed(attempt, "does not answer", died=True)
 
     def _count_tokens(self, count: int) -> None:
         now = self._last_heard
@@ -253,23 +216,59 @@ class Exchange:
     def _keeps_alive(self) -> bool:
         return self.request.keep_alive and not self._gateway.draining
 
+    # -- two attempts
+
+    @property
+    def _attempts(self) -> list[Attempt]:
+        second = self._hedge.attempt if self._hedge is not None else None
+        return [attempt for attempt in (self._attempt, second) if attempt is not None]
+
+    @property
+    def _is_racing(self) -> bool:
+        return self._hedge is not None and self._hedge.attempt is not None
+
+    def answered_first(self, attempt: Attempt) -> None:
+        """The other attempt, if there is one, is cancelled at once."""
+        if self._hedge is None:
+            return
+        self._hedge.cancel_timer()
+        for other in self._attempts:
+            if other is not attempt:
+                other.was_slower()
+                self._go_on_with(attempt)
+
+    def _go_on_with(self, attempt: Attempt) -> None:
+        """It is the only one now."""
+        assert self._hedge is not None
+        won = attempt is self._hedge.attempt
+        if won:
+            self._attempt, self.worker, self.context = attempt, attempt.worker, self._hedge.context
+        self._hedge.end(won)
+        self._gateway.queue.pump()  # the other worker has room again
+
     # -- failures
 
     def _may_ask_another(self) -> bool:
-        if self.num_attempts >= self._gateway.config.faults.max_attempts or self.pinned is not None:
+        is_last = self.num_attempts >= self._gateway.config.faults.max_attempts and not self.stored
+        if is_last or self.pinned is not None:
             return False
         return any(self._gateway.router.can_take(model, self.tried) for model in self.targets)
 
-    def _attempt_failed(self, reason: str, died: bool, is_failure: bool = True) -> None:
+    def attempt_failed(self, attempt: Attempt, reason: str, died: bool, is_failure: bool = True) -> None:
         """Ask another worker if nothing was sent to the client; else tell the client in its stream.
 
         `is_failure`: it counts against the worker."""
-        worker = self.worker
-        assert worker is not None
-        worker.failed() if is_failure else worker.breaker.succeeded()
+        worker = attempt.worker
+        worker.ended(is_failure)
         self._num_deaths += died
         self._gateway.audit.write("attempt_failed", request=self.id, worker=worker.name, reason=reason)
         error = BadUpstream(f"worker {worker.name} {reason}", "try again")
+        if self._is_racing:
+            attempt.leave()
+            self._go_on_with(next(other for other in self._attempts if other is not attempt))
+            return
+        if self._hedge is not None:
+            self._hedge.cancel_timer()
         if isinstance(self._relay.scanner, ResumableScanner):
             self._leave_worker()
             self._relay.scanner.break_off()
@@ -289,7 +288,7 @@ class Exchange:
         """Give the stream to another worker, as soon as there is one."""
         if self._ended:
             return
-        now = self._loop.time()
+        now = self.loop.time()
         self._broken_at = self._last_heard = now if self._broken_at is None else self._broken_at
         router, tried = self._gateway.router, {lost} if now < self._broken_at + SECONDS_APART else set()
         worker = router.pick(self.model, self.context, tried)
@@ -301,7 +300,7 @@ class Exchange:
             self._gateway.audit.write("resumed", request=self.id, worker=worker.name, lost=lost.name)
             self.start(self.model, worker)
         elif now < self._broken_at + self._gateway.config.faults.resume_seconds:
-            self._waiting = self._loop.call_later(SECONDS_BETWEEN_TRIES, self._go_on, lost, error)
+            self._waiting = self.loop.call_later(SECONDS_BETWEEN_TRIES, self._go_on, lost, error)
         else:
             self._break_off(error)
 
@@ -323,18 +322,26 @@ class Exchange:
             self._end(error.status)
 
     def _watch(self) -> None:
-        """Give up a worker that is silent for too long."""
-        limit = self._gateway.config.faults.response_timeout
-        left = self._last_heard + limit - self._loop.time()
+        """Give up a worker that is silent for too long, and a request whose deadline is over."""
+        limit, now = self._gateway.config.faults.response_timeout, self.loop.time()
+        deadline = self.began + self.max_wait + SECONDS_PAST_DEADLINE
+        if now >= deadline:
+            self._cancel()
+            self._give_up(DeadlinePassed(f"the answer was not whole within {self.max_wait:g} s", "allow more time"))
+            return
+        left = min(self._last_heard + limit, deadline) - now
         if left > 0:
-            self._timer = self._loop.call_later(left, self._watch)
+            self._timer = self.loop.call_later(left, self._watch)
             return
         if self.worker is None:  # the stream waits for one
-            self._timer = self._loop.call_later(limit, self._watch)
+            self._timer = self.loop.call_later(min(limit, deadline - now), self._watch)
             return
-        self._cancel_upstream()
+        self._cancel()
         self.worker.failed()
         error = UpstreamTimeout(f"worker {self.worker.name} was silent for {limit:g} s", "try again later")
+        self._give_up(error)
+
+    def _give_up(self, error: QuireError) -> None:
         if self._relay.is_passing:
             self._break_off(error)
         else:
@@ -344,7 +351,7 @@ class Exchange:
 
     def client_gone(self) -> None:
         self._gateway.queue.remove(self)
-        self._cancel_upstream()
+        self._cancel()
         if self.worker is not None:
             self.worker.breaker.gave_up()
         self.usage = self._relay.usage(b"")
@@ -352,28 +359,24 @@ class Exchange:
 
     def client_paused(self) -> None:
         self._is_paused = True
-        if self._upstream is not None:
-            self._upstream.pause()
+        for attempt in self._attempts:
+            attempt.pause()
 
     def client_resumed(self) -> None:
         self._is_paused = False
-        if self._upstream is not None:
-            self._upstream.resume()
+        for attempt in self._attempts:
+            attempt.resume()
 
     # -- the end
 
-    def _cancel_upstream(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
-        if self._upstream is not None:
-            self._upstream.cancel()
-            self._upstream = None
+    def _cancel(self) -> None:
+        for attempt in self._attempts:
+            attempt.cancel()
 
     def _leave_worker(self) -> None:
-        if self.worker is not None:
-            self.worker.end(self.facts.prompt_tokens + self.expected_output)
-            self.worker = None
+        if self._attempt is not None:
+            self._attempt.leave()
+        self._attempt = self.worker = None
 
     def _end(self, status: int) -> None:
         connection = self._connection
@@ -390,6 +393,8 @@ class Exchange:
             if timer is not None:
                 timer.cancel()
         worker = self.worker
+        if self._hedge is not None:
+            self._hedge.give_up()
         self._leave_worker()
         self._gateway.settle(self, worker)
         return True

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from quire.gateway.ledger import UNIT
 from quire.gateway.metrics import GatewayMetrics, Labels
+from quire.gateway.scaling import scaling_view, served_models
 from quire.gateway.worker import Worker
 from quire.server.observe.histogram import Histogram
 
@@ -53,10 +54,23 @@ def gateway_families(gateway: "Gateway") -> Iterator[Metric]:
     yield from _tenants(gateway)
     away = [((), float(gateway.shared_limits.is_away))] if gateway.shared_limits is not None else []
     yield _gauge("redis_away", "1 while Redis does not answer, where limits are shared.", [], away)
+    yield _gauge(
+        "model_requests",
+        "Requests of the model's workers, and those that wait for one of them.",
+        ["model_name", "state"],
+        _scaling(gateway),
+    )
     yield _gauge("queue_requests", "Requests that wait for a worker.", [], [((), len(gateway.queue))])
     yield _gauge(
         "requests_in_flight", "Requests that the gateway has not answered whole.", [], [((), len(gateway.in_flight))]
     )
+
+
+def _scaling(gateway: "Gateway") -> Iterator[tuple[tuple[str, str], float]]:
+    for model in served_models(gateway):
+        view = scaling_view(gateway, model)
+        for state in ("waiting", "in_flight"):
+            yield (model, state), view[f"requests_{state}"]
 
 
 def _counted(metrics: GatewayMetrics) -> Iterator[Metric]:
@@ -70,6 +84,7 @@ def _counted(metrics: GatewayMetrics) -> Iterator[Metric]:
     yield _counter("decisions", "Requests that each worker has taken.", ["model_name", "worker"], metrics.decisions)
     yield _counter("retries", "Requests that were given to another worker.", ["model_name"], _single(metrics.retries))
     yield _counter("resumes", "Streams that went on at another worker.", ["model_name"], _single(metrics.resumes))
+    yield _counter("hedges", "Second attempts that won or lost.", ["model_name", "outcome"], metrics.hedges)
     yield _counter("tokens", "Tokens, by model, tenant and kind.", ["model_name", "tenant", "kind"], metrics.tokens)
     cost = {(tenant,): spent / UNIT for tenant, spent in metrics.cost.items()}
     yield _counter("cost", "What requests cost, in the currency of the prices.", ["tenant"], cost)

@@ -99,22 +99,51 @@ class WorkerFleet:
             self._on_reset(worker)
             log.info("worker %s is removed", worker.name)
 
+    def check(self, source: str, entries: list[WorkerEntry]) -> None:
+        """Raises BadRequest where `configure` could not add a worker, as another has its name."""
+        old = self._known.get(source, [])
+        others = {worker.name: worker for worker in self.workers if worker.entry not in old}
+        for entry in entries:
+            other = others.get(entry.label)
+            if other is not None and not other.can_become(entry):
+                message = f"there is a worker {entry.label} at {other.entry.url} already, which was added or found"
+                raise BadRequest(message, "remove it first, or give another `name`", param="workers")
+
+    def set_faults(self, faults: Faults) -> None:
+        self.faults = faults
+        for worker in self.workers:
+            worker.configure(faults)
+
     def configure(self, source: str, entries: list[WorkerEntry], timeout: float) -> list[asyncio.Task[None]]:
-        """Add what is new in a source and remove what is gone from it; workers of other sources and of the admin
-        listener stay. -> what waits for the requests in flight at removed workers"""
+        """Add what is new in a source, change what is different and remove what is gone from it; workers of other
+        sources and of the admin listener stay. -> what waits for the requests in flight at removed workers"""
         old, self._known[source] = self._known.get(source, []), entries
-        waits = []
+        self._change(source, entries, old)
+        waits, before = [], {}
         for worker in [worker for worker in self.workers if worker.entry in old and worker.entry not in entries]:
+            before[worker.name, worker.entry.url] = worker, worker.draining
             self._forget(worker)
             waits.append(asyncio.create_task(self._wait(worker, timeout)))
-        for entry in entries:
-            if entry in old:
-                continue
-            if source != CONFIGURATION and any(worker.name == entry.label for worker in self.workers):
+        for entry in [entry for entry in entries if entry not in old]:
+            if any(worker.entry == entry for worker in self.workers):
+                continue  # it was changed
+            if any(worker.name == entry.label for worker in self.workers):
                 log.warning("worker %s was found, and there is one of that name", entry.label)
                 continue
-            self.add(entry)
+            added = self.add(entry)
+            if (known := before.get((added.name, entry.url))) is not None:
+                added.take_over(*known)
+        self._on_change()
         return waits
+
+    def _change(self, source: str, entries: list[WorkerEntry], old: list[WorkerEntry]) -> None:
+        """Workers whose new entry takes effect at once keep all that is known of them."""
+        for entry in entries:
+            for worker in self.workers:
+                is_own = worker.entry in old or source == CONFIGURATION
+                if is_own and worker.entry not in entries and worker.can_become(entry):
+                    worker.become(entry)
+                    log.info("worker %s is changed", worker.name)
 
     async def first_checks(self) -> None:
         """Returns when every worker was asked once."""

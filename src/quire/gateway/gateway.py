@@ -1,11 +1,12 @@
 """The gateway: every request is authenticated, understood, admitted and routed here."""
 
 import asyncio
+import logging
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from quire import __version__
 from quire.core.errors import BadRequest, QuireError
@@ -16,6 +17,7 @@ from quire.gateway.config import GatewayConfig, WorkerEntry
 from quire.gateway.discovery import WorkerDiscovery
 from quire.gateway.exchange import Exchange
 from quire.gateway.fleet import CONFIGURATION, WorkerFleet
+from quire.gateway.hedging import HedgeCredit
 from quire.gateway.kv_fleet import KVFleet
 from quire.gateway.ledger import cost
 from quire.gateway.metrics import GatewayMetrics
@@ -24,7 +26,8 @@ from quire.gateway.policies import CacheAwarePolicy
 from quire.gateway.prompt_tokenizers import LONG_BODY, PromptTokenizers
 from quire.gateway.request_facts import RequestFacts, read_facts
 from quire.gateway.router import Router
-from quire.gateway.routes import RouteKind, route_kind, stored_id
+from quire.gateway.routes import RouteKind, route_kind
+from quire.gateway.stored_responses import StoredResponses
 from quire.gateway.tenants import Tenant, Tenants
 from quire.gateway.tracing import gateway_tracer
 from quire.gateway.usage import TokenUsage
@@ -35,13 +38,20 @@ from quire.server.errors import UnknownPath
 if TYPE_CHECKING:
     from quire.gateway.shared_limits import SharedLimits
 
+log = logging.getLogger("quire.gateway")
+
 JSON = b"application/json"
 METERED = (RouteKind.GENERATE, RouteKind.ENCODE)
-MAX_STORED = 10_000  # responses whose worker is remembered
+NAMELESS = (RouteKind.ANY, RouteKind.STORED)  # they name no model
+# Fields of the configuration that are read at the start only.
+START_ONLY = (
+    *("host", "port", "ssl_certfile", "ssl_keyfile", "admin_host", "admin_port", "redis", "otlp_traces_endpoint"),
+    *("max_body_bytes", "max_connections", "receive_timeout", "send_timeout", "keep_alive"),
+)
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,120})"')
-OPEN_PATHS = frozenset({"/health", "/v1/health", "/ping", "/ready"})  # need no key: probes have none
+READY_PATHS = frozenset({"/ready", "/health/readiness"})  # the second is LiteLLM's
+OPEN_PATHS = READY_PATHS | {"/health", "/health/liveliness", "/health/liveness", "/v1/health", "/ping"}  # need no key
 
 
 class Gateway:
@@ -58,7 +68,8 @@ class Gateway:
         self.fleet = WorkerFleet(config.faults, self._workers_changed, self._worker_reset, self.kv_fleet)
         self.router = Router(config, self.fleet.workers, index=self.kv_fleet.index)
         self.queue = AdmissionQueue(config.queue, self.router, self.loop.time)
-        self._stored: OrderedDict[str, Worker] = OrderedDict()  # by the id of a response
+        self.stored_responses = StoredResponses(self.fleet.workers)
+        self.hedge_credit = HedgeCredit()
         self.in_flight: set[Exchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.tracer = gateway_tracer(config.otlp_traces_endpoint)
@@ -68,16 +79,25 @@ class Gateway:
         self._discover(GatewayConfig())
 
     def reconfigure(self, config: GatewayConfig) -> None:
-        """Take over another configuration; all but addresses and connection limits. Raises before anything changes."""
+        """Take over another configuration, all but START_ONLY. Raises before anything changes."""
+        self.fleet.check(CONFIGURATION, config.workers)
         self.audit.reopen(config.audit_log)
         old, self.config, self.queue.settings = self.config, config, config.queue
+        if late := [name for name in START_ONLY if getattr(old, name) != getattr(config, name)]:
+            log.warning("changes of %s take effect at the next start", ", ".join(late))
         self.tenants.update(config.keys)
         self.router.reconfigure(config)
         self.prompt_tokenizers.configure(config)
-        self.fleet.faults = config.faults
+        self.fleet.set_faults(config.faults)
         self._removals += self.fleet.configure(CONFIGURATION, config.workers, config.drain_timeout)
         self._discover(old)
         self.queue.pump()
+
+    def reopen_audit(self) -> None:
+        try:
+            self.audit.reopen(self.config.audit_log)
+        except QuireError as error:
+            log.error("%s", error)
 
     def _discover(self, old: GatewayConfig) -> None:
         """Look for workers where the configuration says now."""
@@ -100,8 +120,8 @@ class Gateway:
     def _worker_reset(self, worker: Worker) -> None:
         self.router.forget(worker)
         if not worker.healthy:
-            for exchange in [each for each in self.in_flight if each.worker is worker]:
-                exchange.worker_is_away()
+            for exchange in [each for each in self.in_flight if each.is_at(worker)]:
+                exchange.worker_is_away(worker)
 
     # -- requests
 
@@ -135,19 +155,27 @@ class Gateway:
             )
         facts = read_facts(request.path, request.body) if request.method == "POST" and request.body else RequestFacts()
         if not preflight:
-            tenant.check(request.path, facts.model if kind not in (RouteKind.ANY, RouteKind.STORED) else "")
+            tenant.check_route(request.path)
+            if kind not in NAMELESS:
+                tenant.check_model(facts.model or self.config.default_model)
         exchange = Exchange(
             self, connection, request, request_id, tenant, kind, facts, self._targets(kind, facts, request)
         )
         exchange.max_wait = _timeout(request)
+        self.stored_responses.pin(exchange)
         if self.tracer is not None:
             self.tracer.begin(exchange)
-        self._pin(exchange)
         if self.shared_limits is not None and kind in METERED and tenant.is_limited:
             self.in_flight.add(exchange)
             self._start(self._enter_shared(self.shared_limits, exchange))
             return exchange
-        self._enter(exchange)
+        try:
+            self._enter(exchange)
+        except QuireError as error:
+            if self.tracer is not None:
+                exchange.status, exchange.error = error.status, error.code
+                self.tracer.end(exchange, "", TokenUsage(), self.loop.time())
+            raise
         self.in_flight.add(exchange)
         self._submit(exchange)
         return exchange if exchange in self.in_flight else None
@@ -190,20 +218,7 @@ class Gateway:
         self.queue.submit(exchange)
 
     def _targets(self, kind: RouteKind, facts: RequestFacts, request: ClientRequest) -> list[str | None]:
-        return [None] if kind in (RouteKind.ANY, RouteKind.STORED) else self.router.targets(facts, request)
-
-    def _pin(self, exchange: Exchange) -> None:
-        """A stored response is where it was made."""
-        previous = exchange.facts.fields.get("previous_response_id")
-        name = stored_id(exchange.request.path) or (bytes(previous).decode("latin-1").strip('"') if previous else None)
-        if name is not None:
-            exchange.pinned = self._stored.get(name)
-
-    def remember_response(self, exchange: Exchange, body: bytes) -> None:
-        if exchange.request.path == "/v1/responses" and exchange.worker and (match := _RESPONSE_ID.search(body)):
-            self._stored[match[1].decode()] = exchange.worker
-            while len(self._stored) > MAX_STORED:
-                self._stored.popitem(last=False)
+        return [None] if kind in NAMELESS else self.router.targets(facts, request)
 
     def _enter(self, exchange: Exchange) -> None:
         """Charge the request to its tenant, or raise why it may not begin."""
@@ -309,7 +324,7 @@ class Gateway:
     def _probe(self, connection: ClientConnection, request: ClientRequest) -> None:
         """/health: the gateway lives. /ready: some worker takes requests."""
         status, answer = 200, json_bytes({"status": "ok"})
-        if request.path == "/ready":
+        if request.path in READY_PATHS:
             ready = sum(worker.takes_requests for worker in self.fleet.workers)
             status = 200 if ready and not self.draining else 503
             answer = json_bytes({"ready_workers": ready})
@@ -321,7 +336,7 @@ class Gateway:
         if path in ("/v1/models", "/models"):
             return json_bytes({"object": "list", "data": self._cards(tenant)})
         if path.startswith("/v1/models/"):
-            name = path.removeprefix("/v1/models/")
+            name = unquote(path.removeprefix("/v1/models/"))
             if card := next((card for card in self._cards(tenant) if card["id"] == name), None):
                 return json_bytes(card)
             raise UnknownPath(f"there is no model `{name}`")

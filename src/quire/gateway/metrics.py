@@ -24,6 +24,7 @@ class GatewayMetrics:
         self.decisions: Counter[tuple[str, str]] = Counter()  # by model and worker
         self.retries: Counter[str] = Counter()  # by model
         self.resumes: Counter[str] = Counter()  # by model
+        self.hedges: Counter[tuple[str, str]] = Counter()  # by model and outcome
         self.tokens: Counter[tuple[str, str, str]] = Counter()  # by model, tenant, kind
         self.cost: Counter[str] = Counter()  # by tenant, in billionths
         self.first_token: dict[Labels, Histogram] = {}
@@ -41,6 +42,9 @@ class GatewayMetrics:
 
     def resumed(self, exchange: "Exchange") -> None:
         self.resumes[exchange.model or ""] += 1
+
+    def hedged(self, exchange: "Exchange", won: bool) -> None:
+        self.hedges[exchange.model or "", "won" if won else "lost"] += 1
 
     def token(self, exchange: "Exchange", seconds: float, count: int) -> None:
         _of(self.next_token, exchange).observe(seconds / count, count)

@@ -1,6 +1,5 @@
 """What is sent to a worker: the body, with the model's own name and what the gateway adds, and the head."""
 
-import json
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -59,10 +58,9 @@ def _adds_salt(worker: Worker, tenant: Tenant, request: ClientRequest) -> bool:
 
 def salt_at(worker: Worker, tenant: Tenant, request: ClientRequest, facts: RequestFacts) -> str:
     """The `cache_salt` that a worker gets. What the client itself asks for stays apart within the tenant."""
-    given = json.loads(bytes(facts.fields.get("cache_salt", b"null")))
     if not _adds_salt(worker, tenant, request):
-        return given if isinstance(given, str) else ""
-    return tenant.salt + (f":{given}" if given is not None else "")
+        return facts.cache_salt
+    return tenant.salt + (f":{facts.cache_salt}" if facts.cache_salt else "")
 
 
 def outgoing_head(

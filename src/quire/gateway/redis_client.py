@@ -24,7 +24,7 @@ def redis_problem(url: str) -> str:
         good = (good and parts.path.strip("/").isdigit()) or (good and parts.path in ("", "/"))
     except ValueError:
         good = False
-    return "" if good else f"`{url.partition('@')[2] or url}` is no address of Redis: write redis://HOST:6379/0"
+    return "" if good else f"`{url.rpartition('@')[2]}` is no address of Redis: write redis://HOST:6379/0"
 
 
 class RedisClient:

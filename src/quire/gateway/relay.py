@@ -5,6 +5,7 @@ from collections.abc import Callable
 from quire.core.errors import QuireError
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.event_scanner import EventScanner
+from quire.gateway.resuming import DeliveredStream, ResumableScanner
 from quire.gateway.usage import TokenUsage, read_usage
 from quire.gateway.wire import ClientRequest, Headers, error_body, response_head, whole_response
 
@@ -13,8 +14,11 @@ LAST_CHUNK = b"0\r\n\r\n"
 STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
 
 
-def is_stream(headers: Headers) -> bool:
-    return _media_type(headers).startswith(STREAM_TYPES)
+def scanner_for(headers: Headers, delivered: DeliveredStream | None, drop_usage: bool) -> EventScanner | None:
+    """Of a response with these headers; None unless it is a stream. `delivered`: of one that can go on elsewhere."""
+    if not _media_type(headers).startswith(STREAM_TYPES):
+        return None
+    return EventScanner(is_sse(headers), drop_usage) if delivered is None else ResumableScanner(delivered, drop_usage)
 
 
 def is_sse(headers: Headers) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -22,6 +23,7 @@ LIMIT_FIELDS = (
 )
 SCHEMA_FIELDS = ("response_format", "structured_outputs", "guided_json", "format")
 MAX_PRIORITY = 1000
+MAX_COUNT = 1 << 24  # tokens or completions: more is as much, to a gateway; the worker refuses it
 MAX_MODEL_NAME = 512  # characters
 
 _items = msgspec.json.Decoder(list[msgspec.Raw])
@@ -37,6 +39,8 @@ class RequestFacts:
     n: int = 1  # completions of all prompts
     max_tokens: int | None = None
     user: str = ""
+    cache_salt: str = ""
+    previous: str = ""  # the stored response that it goes on from
     priority: int = 0  # what it asks for: lower is served earlier
     prompt: bytes = b""  # as JSON
     fields: dict[str, Any] = field(default_factory=dict)  # name -> JSON
@@ -59,9 +63,16 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
         fields = _fields.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not a JSON object: {error}", "send JSON") from None
-    model = path_model(path) or _text(fields, "model") or (_text(fields, "name") if path == "/api/show" else None)
+    model = (
+        unquote(path_model(path) or "")
+        or _text(fields, "model")
+        or (_text(fields, "name") if path == "/api/show" else None)
+    )
     if model is not None and len(model) > MAX_MODEL_NAME:
         raise BadRequest(f"the model's name has {len(model)} characters", f"at most {MAX_MODEL_NAME}", param="model")
+    if doubled := [name for name in fields if name != "model" and name.casefold() == "model"]:
+        # Go's servers take it for `model`, so a key could name two models.
+        raise BadRequest(f"the field `{doubled[0]}` is not `model`, and some workers take it for that", param="model")
     nested = _nested(fields, "options") or _nested(fields, "parameters")  # of Ollama; of TGI and KServe
     limits = [_count(where, name) for where in (fields, nested) for name in LIMIT_FIELDS if name in where]
     return RequestFacts(
@@ -72,6 +83,8 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
         n=max(_count(fields, "n") or 1, _count(fields, "best_of") or 1) * _num_prompts(fields),
         max_tokens=next((limit for limit in limits if limit is not None), None),
         user=_text(fields, "user") or "",
+        cache_salt=_text(fields, "cache_salt") or "",
+        previous=_text(fields, "previous_response_id") or "",
         priority=min(_count(fields, "priority") or 0, MAX_PRIORITY),
         prompt=b"".join(bytes(fields[name]) for name in PROMPT_FIELDS if name in fields),
         fields=fields,
@@ -96,7 +109,10 @@ def _num_prompts(fields: dict[str, Any]) -> int:
     raw = bytes(fields.get("prompt", b""))
     if raw[:1] != b"[" or raw[1:].lstrip()[:1] not in (b'"', b"["):
         return 1
-    return len(_items.decode(raw))
+    try:
+        return min(len(_items.decode(raw)), MAX_COUNT)
+    except (msgspec.MsgspecError, RecursionError):
+        raise _unreadable("prompt") from None
 
 
 def _text(fields: dict[str, Any], name: str) -> str | None:
@@ -106,7 +122,7 @@ def _text(fields: dict[str, Any], name: str) -> str | None:
 
 def _count(fields: dict[str, Any], name: str) -> int | None:
     value = _value(fields, name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return min(value, MAX_COUNT) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _nested(fields: dict[str, Any], name: str) -> dict[str, Any]:
@@ -117,11 +133,22 @@ def _nested(fields: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _value(fields: dict[str, Any], name: str) -> Any:
-    """A scalar; None where there is none."""
+    """A scalar; None where there is none. Raises BadRequest for one that cannot be read."""
     if name not in fields:
         return None
     raw = bytes(fields[name])
-    return None if raw[:1] in (b"{", b"[") else msgspec.json.decode(raw)
+    if raw[:1] in (b"{", b"["):
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):  # a number beyond 64 bits, half a surrogate pair
+        raise _unreadable(name) from None
+
+
+def _unreadable(name: str) -> BadRequest:
+    return BadRequest(
+        f"the field `{name}` cannot be read", "numbers have up to 64 bits, and text is Unicode", param=name
+    )
 
 
 def _given(fields: dict[str, Any], name: str) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.gateway.event_scanner import EventScanner
+from quire.gateway.wire import ClientRequest
 
 RESUME_HEADER = b"x-quire-resume"  # as the server has it
 MARK = b": quire "  # begins the comment that tells the tokens of the events before it
@@ -102,6 +103,18 @@ class ResumableScanner(EventScanner):
         """The worker is gone: what it did not tell the tokens of comes again from the next one."""
         self._untold = []
         super().rest()
+
+
+def delivered_stream(request: ClientRequest, request_id: str, tenant: str, can_resume: bool) -> DeliveredStream | None:
+    """The stream that goes on when a worker dies. With a request id of the client, through another gateway, too."""
+    num_skipped = read_last_event_id(request.header(b"last-event-id"))
+    is_named = request.header(b"x-request-id") == request_id
+    if num_skipped and not (can_resume and is_named):
+        message = "Last-Event-ID is for a stream of one chat or completion, asked for with an x-request-id"
+        raise BadRequest(message, "send the request as before, with the same x-request-id")
+    if not can_resume:
+        return None
+    return DeliveredStream.named(tenant, request_id, request.body, num_skipped) if is_named else DeliveredStream()
 
 
 def read_last_event_id(value: str) -> int:

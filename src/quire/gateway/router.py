@@ -3,9 +3,10 @@
 import random
 from collections.abc import Collection, Iterator
 
-from quire.core.errors import QuireError, Unavailable, UnknownModel
+from quire.core.errors import QuireError, UnknownModel
 from quire.core.nearest import nearest
 from quire.gateway.config import CacheAware, GatewayConfig, ModelRoute, PolicyName, RouteRule
+from quire.gateway.errors import NoWorker
 from quire.gateway.kv_index import KVIndex
 from quire.gateway.policies import CacheAwarePolicy, PickContext, Policy, make_policy
 from quire.gateway.request_facts import RequestFacts
@@ -97,7 +98,7 @@ class Router:
         states = [f"{worker.name} is {worker.state}" for model in targets for worker in self.serving(model)]
         what = f"`{targets[0]}`" if targets[0] else "any model"
         why = ", ".join(dict.fromkeys(states)) or "no worker serves it"
-        return Unavailable(f"no worker can take a request for {what}: {why}", "try again in a moment")
+        return NoWorker(f"no worker can take a request for {what}: {why}", "try again in a moment")
 
     def policy(self, model: str | None) -> Policy:
         name = model or ""

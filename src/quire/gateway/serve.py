@@ -103,6 +103,7 @@ def _reload(gateway: Gateway, read: Callable[[], GatewayConfig]) -> None:
         gateway.reconfigure(read())
     except QuireError as error:
         log.error("the configuration stays as it was: %s", error)
+        gateway.reopen_audit()  # it was moved away, perhaps
     else:
         log.info("the configuration was read again")
 

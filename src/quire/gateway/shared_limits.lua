@@ -15,12 +15,17 @@ local level = {}
 for i = 1, 3 do
   local kept = redis.call('HMGET', KEYS[1], 'level' .. i, 'at' .. i, 'limit' .. i)
   level[i] = limit[i]
-  if kept[1] and tonumber(kept[3]) == limit[i] and limit[i] >= 0 then
-    level[i] = math.min(limit[i], tonumber(kept[1]) + (now - tonumber(kept[2])) * limit[i] / seconds[i])
+  if kept[1] and limit[i] >= 0 then
+    local used = tonumber(kept[3]) - tonumber(kept[1])  -- of a limit that may have been changed
+    level[i] = math.min(limit[i], limit[i] - used + (now - tonumber(kept[2])) * limit[i] / seconds[i])
   end
 end
 local spent = 0
-if redis.call('HGET', KEYS[1], 'month') == month then
+local kept_month = redis.call('HGET', KEYS[1], 'month') or ''
+if kept_month > month then
+  month = kept_month  -- the clock of this gateway is behind: the month that has begun goes on
+end
+if kept_month == month then
   spent = tonumber(redis.call('HGET', KEYS[1], 'spent') or '0')
 end
 

@@ -114,7 +114,7 @@ class SharedLimits:
         bounds = [-1 if limit is None else limit for limit in (*given, budget)]
         year, month = month_of(time.time())
         keys = [f"{self._settings.prefix}{{{tenant.name}}}:{part}" for part in ("state", "in_flight")]
-        words: list[str | int] = [2, *keys, operation, self._gateway, owed.num, owed.reserved, f"{year}-{month}"]
+        words: list[str | int] = [2, *keys, operation, self._gateway, owed.num, owed.reserved, f"{year}-{month:02}"]
         words += [*bounds, str(SILENT_SECONDS), owed.tokens, owed.spent]
         try:
             answer = await self._redis.call("EVALSHA", self._digest, *words)

@@ -8,6 +8,7 @@ import time
 from quire.core.errors import BadRequest
 from quire.gateway.config import GatewayKey
 from quire.gateway.ledger import UNIT, Budget, WallClock
+from quire.gateway.routes import route_label
 from quire.gateway.wire import ClientRequest
 from quire.server.access.keys import given_key, key_digest
 from quire.server.access.quota import Quota, QuotaLimits
@@ -33,10 +34,12 @@ class Tenant:
     def allows(self, model: str) -> bool:
         return self._models is None or model in self._models
 
-    def check(self, path: str, model: str | None) -> None:
-        if self._routes is not None and path not in self._routes:
+    def check_route(self, path: str) -> None:
+        if self._routes is not None and path not in self._routes and route_label(path) not in self._routes:
             hint = f"it may call {', '.join(sorted(self._routes))}"
             raise NotAllowed(f"key `{self.name}` may not call {path}", hint)
+
+    def check_model(self, model: str | None) -> None:
         if self._models is None:
             return
         if model is None:
@@ -64,7 +67,9 @@ class Tenants:
         by_hash, by_name = {}, {}
         for key in keys:
             old = self._by_name.get(key.name)
-            quota = old.quota if old and old.quota.limits == key.limits else Quota(key.name, key.limits)
+            quota = old.quota if old else Quota(key.name, key.limits)
+            if quota.limits != key.limits:
+                quota.change(key.limits)
             budget = old.budget if old else Budget(key.name, None, self._clock)
             budget.limit = None if key.monthly_budget is None else round(key.monthly_budget * UNIT)
             tenant = Tenant(key, quota, budget)

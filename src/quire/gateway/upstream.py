@@ -173,15 +173,16 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    def __init__(self, url: str, connect_timeout: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, connect_timeout: float, tls: ssl.SSLContext | None = None, tls_name: str = "") -> None:
+        """`tls_name`: that the certificate has to be for, where it is not the host of the url."""
         self.url: SplitResult = urlsplit(url)
         assert self.url.hostname is not None, url
         port = self.url.port
         self.host = self.url.netloc.rpartition("@")[2].encode()
         self.prefix = self.url.path.rstrip("/").encode()
         self._address = (self.url.hostname, port or (443 if self.url.scheme == "https" else 80))
-        self._ssl = tls
-        self._connect_timeout = connect_timeout
+        self._ssl, self._tls_name = tls, (tls_name or None) if tls is not None else None
+        self.connect_timeout = connect_timeout
         self._idle: deque[UpstreamConnection] = deque()
         self._loop = asyncio.get_running_loop()
         self.num_open = 0
@@ -200,9 +201,9 @@ class ConnectionPool:
     async def connect(self) -> UpstreamConnection:
         """Raises OSError or TimeoutError."""
         host, port = self._address
-        async with asyncio.timeout(self._connect_timeout):
+        async with asyncio.timeout(self.connect_timeout):
             _, connection = await self._loop.create_connection(
-                lambda: UpstreamConnection(self), host, port, ssl=self._ssl
+                lambda: UpstreamConnection(self), host, port, ssl=self._ssl, server_hostname=self._tls_name
             )
         return connection
 

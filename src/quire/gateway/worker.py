@@ -25,7 +25,7 @@ class Worker:
     def __init__(self, entry: WorkerEntry, faults: Faults, bit: int) -> None:
         loop = asyncio.get_running_loop()
         self.entry, self.name, self.bit, self.mask = entry, entry.label, bit, 1 << bit
-        self.pool = ConnectionPool(entry.url, faults.connect_timeout, tls_context(entry))
+        self.pool = ConnectionPool(entry.url, faults.connect_timeout, tls_context(entry), entry.tls_name)
         self.breaker = CircuitBreaker(faults.breaker_failures, faults.breaker_seconds, loop.time)
         secret = entry.secret.encode()
         # Headers for the gateway's own key at this worker.
@@ -45,6 +45,32 @@ class Worker:
         self.first_byte: float | None = None  # a running mean, in seconds
         self._drained = asyncio.Event()
         self._drained.set()
+
+    def configure(self, faults: Faults) -> None:
+        self.pool.connect_timeout = faults.connect_timeout
+        self.breaker.configure(faults.breaker_failures, faults.breaker_seconds)
+
+    def can_become(self, entry: WorkerEntry) -> bool:
+        """Whether only what takes effect at once is different."""
+        own = self.entry
+        same = msgspec.structs.replace(
+            entry, name=own.name, weight=own.weight, max_in_flight=own.max_in_flight, models=own.models
+        )
+        return own == same and self.name == entry.label
+
+    def become(self, entry: WorkerEntry) -> None:
+        self.entry = entry
+        self._take(0, 0)
+        if entry.models is not None:
+            self.cards = {name: self.cards.get(name, {"id": name}) for name in entry.models}
+
+    def take_over(self, other: "Worker", draining: bool) -> None:
+        """The same server was known with other settings: it is as healthy as it was, until it is asked again."""
+        self.healthy, self.ready, self.checked = other.healthy, other.ready, other.checked
+        self.is_quire, self.resumes = other.is_quire, other.resumes
+        self.draining = draining
+        if self.entry.models is None:
+            self.cards = other.cards
 
     @property
     def state(self) -> WorkerState:
@@ -82,6 +108,13 @@ class Worker:
         """The time to its first byte."""
         last = seconds if self.first_byte is None else self.first_byte
         self.first_byte = last + SLOWNESS_DECAY * (seconds - last)
+
+    def ended(self, is_failure: bool) -> None:
+        """A request was answered, or not."""
+        if is_failure:
+            self.failed()
+        else:
+            self.breaker.succeeded()
 
     def failed(self) -> None:
         self.num_failures += 1

@@ -56,11 +56,21 @@ class Quota:
     """The buckets of one key, and how many of its requests are in flight."""
 
     def __init__(self, name: str, limits: QuotaLimits, clock: Clock = time.monotonic) -> None:
-        self.name, self.limits = name, limits
+        self.name, self.limits, self._clock = name, limits, clock
         self.running = 0
         self._requests = _bucket("requests a minute", limits.requests_per_minute, MINUTE, clock)
         self._tokens = _bucket("tokens a minute", limits.tokens_per_minute, MINUTE, clock)
         self._daily = _bucket("tokens a day", limits.tokens_per_day, DAY, clock)
+
+    def change(self, limits: QuotaLimits) -> None:
+        """Other limits: what was used within the old ones stays used, and requests in flight stay counted."""
+        fresh = Quota(self.name, limits, self._clock)
+        for name in ("_requests", "_tokens", "_daily"):
+            old, new = getattr(self, name), getattr(fresh, name)
+            if old is not None and new is not None:
+                new.set_level(new.capacity - (old.capacity - old.level()))
+            setattr(self, name, new)
+        self.limits = limits
 
     def enter(self) -> None:
         """Count one more request. Raises OverQuota, with the time to wait, if it is one too many."""

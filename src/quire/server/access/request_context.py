@@ -12,6 +12,7 @@ from quire.server.access.keys import Key
 from quire.server.access.resumption import Resumption
 
 MAX_IGNORED = 16  # that a header names
+MAX_RECORDS = 8  # that a trace has
 
 
 @dataclass(slots=True)
@@ -30,6 +31,7 @@ class RequestContext:
     output_tokens: int = 0
     first_token: float | None = None  # time.monotonic()
     finish_reasons: list[str] = field(default_factory=list)  # one for each prompt
+    records: list[RequestRecord] = field(default_factory=list)  # of its first prompts, for traces
     aborted: bool = False  # cancelled by its id
     error: str = ""  # the code of the error it was answered with
     ignored: list[str] = field(default_factory=list)  # what of its body has no effect; its client is told
@@ -80,6 +82,8 @@ class RequestContext:
         """A request to the engine has ended."""
         self.cached_tokens += record.num_cached_tokens
         self.finish_reasons.append(record.finish_reason)
+        if len(self.records) < MAX_RECORDS:
+            self.records.append(record)
         if record.first_token is not None:
             self.first_token = min(record.first_token, self.first_token or record.first_token)
         self.spend(record.num_prompt_tokens, record.num_output_tokens)

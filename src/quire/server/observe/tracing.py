@@ -1,14 +1,16 @@
-"""OpenTelemetry: a span for each request that reached a model. An optional dependency, imported only if used."""
+"""OpenTelemetry: a span for each request that reached a model, and below it one for each phase of its steps. An
+optional dependency, imported only if used."""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from starlette.datastructures import Headers
 
 from quire import __version__
 from quire.core.errors import Unsupported
+from quire.core.records import RequestRecord
 from quire.server.access.request_context import RequestContext
 from quire.server.options import ServerOptions
 
@@ -45,7 +47,7 @@ def traced_by(processor: Any) -> Trace:
     """Spans with OpenTelemetry's attributes of generative models, below the `traceparent` of the request."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import SpanKind, Status, StatusCode
+    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     service = os.environ.get("OTEL_SERVICE_NAME", "quire")
@@ -69,11 +71,32 @@ def traced_by(processor: Any) -> Trace:
         )
         if context.first_token is not None:
             span.add_event("first_token", timestamp=nanoseconds(context.first_token))
+        below = set_span_in_context(span)
+        for name, begin, end, attributes in (phase for record in context.records for phase in phases(record)):
+            child = source.start_span(name, context=below, start_time=nanoseconds(begin), attributes=attributes)
+            child.end(nanoseconds(end))
         if status >= 500:
             span.set_status(Status(StatusCode.ERROR, context.error))
         span.end(wall)
 
     return trace
+
+
+def phases(record: RequestRecord) -> Iterator[tuple[str, float, float, dict[str, Any]]]:
+    """Name, begin, end and attributes: the wait for its first step, the steps of its prompt, those of its output."""
+    computed = record.num_prompt_tokens - record.num_cached_tokens
+    prompt = {
+        "quire.request.id": record.id,
+        "quire.computed_tokens": computed,
+        "quire.cached_tokens": record.num_cached_tokens,
+    }
+    if record.admitted is not None:
+        yield "queue", record.arrival, record.admitted, {"quire.request.id": record.id}
+    if record.admitted is not None and record.first_token is not None:
+        yield "prefill", record.admitted, record.first_token, prompt
+    if record.first_token is not None and record.last_token is not None:
+        output = {"quire.request.id": record.id, "quire.output_tokens": record.num_output_tokens}
+        yield "decode", record.first_token, record.last_token, output
 
 
 def _attributes(context: RequestContext, operation: str, status: int) -> dict[str, Any]:
