@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quire.ops.ranks.group import RankGroup
 
 # Fields of a StepBatch that may be None.
-OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows", "states")
+OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows", "states", "window_slots", "window_tables")
 
 
 SLACK = 64  # floats that kernels may read past the last value
@@ -64,7 +64,7 @@ class NativeProgram:
         self._tape = native.Tape(
             cache.pages,
             num_blocks=cache.num_blocks,
-            num_layers=spec.num_layers,
+            num_layers=spec.block_layers,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             block_size=spec.block_size,
@@ -80,6 +80,10 @@ class NativeProgram:
             shared=arena,
             shared_groups=quantized,
         )
+        self._cache = cache
+        if (windows := spec.windows) is not None:
+            pages = cache.window_pages
+            self._tape.use_window_pages(pages, num_pages=windows.num_pages, num_layers=len(windows.layers))
         if (states := spec.states) is not None:
             assert states.num_slots > 0, "the cache has no state slots"
             self._tape.use_states(
@@ -90,7 +94,7 @@ class NativeProgram:
                 conv_channels=states.conv_channels,
                 size=prod(states.shape),
             )
-        self.takes_trees = states is None
+        self.takes_trees = states is None and windows is None
         self.chain: Chain | None = None
         for emit in recorder.emits:
             emit(self._tape, view)
@@ -107,6 +111,8 @@ class NativeProgram:
     def run(self, batch: StepBatch) -> Float32:
         """-> logits [R, vocab], valid until the next run."""
         num_rows = len(batch.logit_rows)
+        if self._cache.spec.windows:
+            self._cache.find_pages(batch)
         if num_rows > len(self._logits):
             self._logits = np.empty((max(num_rows, 2 * len(self._logits)), self._logits.shape[1]), dtype=np.float32)
         given = {name: getattr(batch, name) for name in OPTIONAL}
