@@ -65,7 +65,7 @@ def whole(models: dict[str, Path]) -> Callable[[str], LLM]:
     def make(name: str) -> LLM:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LocalExecutor, "alone", False)
-            llm = LLM(models[name], enable_prefix_caching=False, max_num_seqs=4)
+            llm = LLM(models[name], enable_prefix_caching=False, max_num_seqs=4, max_model_len=512)
         assert llm.engine._scheduler.pages is None
         return llm
 
@@ -96,7 +96,7 @@ def test_company_chunks_and_the_cache_change_nothing(
     models: dict[str, Path], whole: Callable[[str], LLM], name: str
 ) -> None:
     alone = [bits(whole(name), [prompt])[0] for prompt in PROMPTS]
-    llm = LLM(models[name], max_num_batched_tokens=24, max_num_seqs=4)
+    llm = LLM(models[name], max_num_batched_tokens=24, max_num_seqs=4, max_model_len=512)
     assert pages_of(llm).pool.num_blocks == 2 * 4 * 4 + 2
     assert bits(llm, PROMPTS) == alone
     assert bits(llm, PROMPTS) == alone
@@ -107,11 +107,11 @@ def test_company_chunks_and_the_cache_change_nothing(
 def test_a_preempted_sequence_goes_on_as_if_undisturbed(
     models: dict[str, Path], whole: Callable[[str], LLM]
 ) -> None:
-    params, prompts = replace(PARAMS, max_tokens=150), [SHARED + end for end in "abcd"]
+    params, prompts = replace(PARAMS, max_tokens=90), [end + SHARED for end in "abcd"]
     undisturbed = bits(whole("gemma-3"), prompts, params)
     for caching, swap_space in ((False, 0), (False, 1 / 1024), (True, 1 / 1024)):
         llm = LLM(
-            models["gemma-3"], max_model_len=320, max_num_seqs=4, max_num_batched_tokens=32, swap_space=swap_space,
+            models["gemma-3"], max_model_len=256, max_num_seqs=4, max_num_batched_tokens=32, swap_space=swap_space,
             kv_cache_memory_bytes=24 * 3 * LAYER_BYTES, enable_prefix_caching=caching,
         )  # fmt: skip
         assert bits(llm, prompts, params) == undisturbed
@@ -121,12 +121,12 @@ def test_a_preempted_sequence_goes_on_as_if_undisturbed(
 
 
 def test_completions_and_beams_share_windows(models: dict[str, Path], whole: Callable[[str], LLM]) -> None:
-    llm, several = LLM(models["gemma-3"], max_num_seqs=4), replace(PARAMS, n=3)
+    llm, several = LLM(models["gemma-3"], max_num_seqs=4, max_model_len=512), replace(PARAMS, n=3)
     assert bits(llm, PROMPTS[:3], several) == bits(whole("gemma-3"), PROMPTS[:3], several)
     search = BeamSearchParams(beam_width=3, max_tokens=30)
     found, expected = (one.beam_search(PROMPTS[:3], search) for one in (llm, whole("gemma-3")))
-    assert [[beam.tokens for beam in each.sequences] for each in found] == [
-        [beam.tokens for beam in each.sequences] for each in expected
+    assert [[beam.token_ids for beam in each.outputs] for each in found] == [
+        [beam.token_ids for beam in each.outputs] for each in expected
     ]
 
 
@@ -134,7 +134,7 @@ def test_prompts_that_end_at_the_edges_of_windows_and_blocks(
     models: dict[str, Path], whole: Callable[[str], LLM]
 ) -> None:
     for name in ("gemma-3", "llama-4"):
-        llm, edges = LLM(models[name], max_num_batched_tokens=24, max_num_seqs=4), [15, 16, 17, 19, 20, 21, 36, 37, 41]
+        llm, edges = LLM(models[name], max_num_batched_tokens=24, max_num_seqs=4, max_model_len=512), [15, 16, 17, 19, 20, 21, 36, 37, 41]
         prompts = [{"prompt_token_ids": [(7 * i) % 200 + 40 for i in range(length)]} for length in edges]
         params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
         for one in (llm, llm):  # the second time from the cache

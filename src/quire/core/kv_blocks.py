@@ -172,8 +172,9 @@ class KVBlocks:
     def _find_window(self, seq: Sequence, pages: WindowPages) -> None:
         """Continue behind the last window that is there among the blocks of `seq` that are in the tree. It holds the
         blocks behind that, too, and computes their tokens again for the layers with a window."""
-        seq.branch = seq.num_indexed * self.block_size
         start = seq.num_computed // self.block_size
+        if seq.num_indexed > start:
+            seq.branch = seq.num_indexed * self.block_size
         path: list[PrefixNode] = []
         node = seq.node
         for _ in range(seq.num_indexed - start):
