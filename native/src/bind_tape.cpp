@@ -308,9 +308,7 @@ void bind_tape(nb::module_& m) {
             "x"_a, "angles"_a, "head_dim"_a)
         .def(
             "write_kv",
-            [](Tape& t, View k, View v, int64_t layer, bool windowed) {
-                t.add(quire::WriteKV{k, v, layer, windowed});
-            },
+            [](Tape& t, View k, View v, int64_t layer, bool windowed) { t.add(quire::WriteKV{k, v, layer, windowed}); },
             "k"_a, "v"_a, "layer"_a, "windowed"_a = false)
         .def(
             "attention",

@@ -90,12 +90,8 @@ PagedAttention::Run PagedAttention::run_at(const Attention& op, int64_t index) c
     if (has_trees(op)) {
         const DraftTrees& trees = tape_.draft_trees_;
         const DraftTrees::Branch& branch = logits_only ? trees.of_token(step_.logit_rows[index]) : trees.run(index);
-        return {branch.seq,
-                logits_only ? index : branch.start,
-                branch.count,
-                branch.context,
-                block_table(op, branch.seq),
-                branch.moves() ? &branch : nullptr};
+        return {branch.seq,     logits_only ? index : branch.start, branch.count,
+                branch.context, block_table(op, branch.seq),        branch.moves() ? &branch : nullptr};
     }
     const int64_t seq = logits_only ? tape_.logit_seqs_[index] : index;
     const int64_t start = step_.seq_starts[seq], end = step_.seq_starts[seq + 1], context = step_.context_lens[seq];

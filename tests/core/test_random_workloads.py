@@ -55,7 +55,6 @@ class Setting:
             self.window, self.trees, self.has_states, self.ahead, self.offload = 0, False, False, 0, False
             self.num_drafts, self.store, self.pipelined = 0, None, False
 
-
     @property
     def num_pages(self) -> int:
         """As few as are allowed, or some more."""

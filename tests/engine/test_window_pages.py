@@ -1,5 +1,5 @@
-"""Models of which some layers have a sliding window (Gemma 3, gpt-oss, Llama 4): their window pages go back to the pool,
-and a request gives the bits that it has where every block has all layers."""
+"""Models of which some layers have a sliding window (Gemma 3, gpt-oss, Llama 4): pages behind it go back to the pool, and
+a request gives the bits that it has where every block has all layers."""
 
 import shutil
 from collections.abc import Callable
@@ -104,9 +104,7 @@ def test_company_chunks_and_the_cache_change_nothing(
     assert again.num_cached_tokens == (len(again.prompt_token_ids) - 1) // BLOCK * BLOCK
 
 
-def test_a_preempted_sequence_goes_on_as_if_undisturbed(
-    models: dict[str, Path], whole: Callable[[str], LLM]
-) -> None:
+def test_a_preempted_sequence_goes_on_as_if_undisturbed(models: dict[str, Path], whole: Callable[[str], LLM]) -> None:
     params, prompts = replace(PARAMS, max_tokens=90), [end + SHARED for end in "abcd"]
     undisturbed = bits(whole("gemma-3"), prompts, params)
     for caching, swap_space in ((False, 0), (False, 1 / 1024), (True, 1 / 1024)):
@@ -134,7 +132,10 @@ def test_prompts_that_end_at_the_edges_of_windows_and_blocks(
     models: dict[str, Path], whole: Callable[[str], LLM]
 ) -> None:
     for name in ("gemma-3", "llama-4"):
-        llm, edges = LLM(models[name], max_num_batched_tokens=24, max_num_seqs=4, max_model_len=512), [15, 16, 17, 19, 20, 21, 36, 37, 41]
+        llm, edges = (
+            LLM(models[name], max_num_batched_tokens=24, max_num_seqs=4, max_model_len=512),
+            [15, 16, 17, 19, 20, 21, 36, 37, 41],
+        )
         prompts = [{"prompt_token_ids": [(7 * i) % 200 + 40 for i in range(length)]} for length in edges]
         params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
         for one in (llm, llm):  # the second time from the cache

@@ -38,9 +38,7 @@ def check_memory(kv: "KVBlocks", sequences: Many[Sequence], plans: Many[StepPlan
     for block, count in enumerate(kv.pool.refs):
         assert count == refs[block], f"block {block} has {count} references and is in {refs[block]} block tables"
     for block, count in enumerate(kv.host.refs):
-        assert count == host_refs[block], (
-            f"host block {block} has {count} references, and {host_refs[block]} are known"
-        )
+        assert count == host_refs[block], f"host block {block} has {count} references, and {host_refs[block]} are known"
 
 
 def _count_host(kv: "KVBlocks", ids: Counter[int], host_refs: Counter[int], slot_refs: Counter[int]) -> None:

@@ -94,7 +94,9 @@ class Scheduler:
             num_host_slots,
             slot_bytes,
             num_pages,
-            SlidingWindow(page_window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead) if num_pages else None,
+            SlidingWindow(page_window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
+            if num_pages
+            else None,
             limits.max_num_batched_tokens,
         )
         self.states, self.pages = self.kv_blocks.states, self.kv_blocks.pages

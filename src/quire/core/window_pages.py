@@ -4,7 +4,8 @@ A block has its part of the other layers for as long as a sequence or the prefix
 layers with a window is in a page, which goes back to a pool of its own when the window has passed."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence as Many
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Many
 
 from quire.core.block_pool import BlockPool
 from quire.core.plan import StepPlan

@@ -151,8 +151,10 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
 def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> MemoryPlan:
     """Of all devices together: each has a process and activations of its own."""
     hardware = setup.hardware
-    given = {"limits": setup.limits, "on_gpu": hardware.is_gpu, "process": hardware.process_bytes}
-    memory = plan_memory(model, kv, load, **given, alone=setup.num_devices == 1)
+    memory = plan_memory(
+        model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes,
+        alone=setup.num_devices == 1,
+    )  # fmt: skip
     held = 0
     if draft is not None:
         held = draft.model.weight_bytes + load.users * sequence_bytes(draft.model, draft.kv, load.context)

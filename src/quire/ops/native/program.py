@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from quire.ops.ranks.group import RankGroup
 
 # Fields of a StepBatch that may be None.
-OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows", "states", "window_slots", "window_tables")
+OPTIONAL = (
+    "adapters",
+    "source_lens",
+    "source_tables",
+    "ancestors",
+    "hidden_rows",
+    "states",
+    "window_slots",
+    "window_tables",
+)
 
 
 SLACK = 64  # floats that kernels may read past the last value
