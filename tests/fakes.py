@@ -356,6 +356,9 @@ class FakeExecutor:
                 for source, target in moves:
                     (block, offset), (to_block, to_offset) = (divmod(at, self.block_size) for at in (source, target))
                     self.blocks[to_block][to_offset] = self.blocks[block][offset]
+                    if self.pages:
+                        page, to_page = self.pages[self.page_of[block]], self.pages[self.page_of[to_block]]
+                        to_page[to_offset] = page[offset]
 
     def run(self, plan: StepPlan) -> StepOutput:
         for row in plan.retired:

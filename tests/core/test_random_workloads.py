@@ -50,10 +50,10 @@ class Setting:
     def __post_init__(self) -> None:
         if self.num_slots:
             self.window, self.trees, self.has_states = 0, False, False
+        if self.num_slots or self.prefill_engines:
             self.page_window = 0
         if self.page_window:
-            self.window, self.trees, self.has_states, self.ahead, self.offload = 0, False, False, 0, False
-            self.num_drafts, self.store, self.pipelined = 0, None, False
+            self.window, self.has_states, self.offload, self.store = 0, False, False, None
 
     @property
     def num_pages(self) -> int:

@@ -1,5 +1,5 @@
-"""Models of which some layers have a sliding window (Gemma 3, gpt-oss, Llama 4): pages behind it go back to the pool, and
-a request gives the bits that it has where every block has all layers."""
+"""Models of which some layers have a sliding window (Gemma 3, gpt-oss, Llama 4): pages behind it go back to the pool,
+and a request gives the bits that it has where every block has all layers."""
 
 import shutil
 from collections.abc import Callable

@@ -12,6 +12,7 @@ class SlidingWindow:
     def __init__(self, size: int, block_size: int, *, max_chunk: int, ahead: int = 0) -> None:
         self.size = size
         self.block_size = block_size
+        self._ahead = ahead
         self._reach = max(size - 1, block_size + ahead)  # tokens kept before the next one
         self._span = -(-(self._reach + max_chunk + block_size - 1) // block_size)  # blocks of these and a chunk
 
@@ -20,9 +21,9 @@ class SlidingWindow:
         return max(num_computed - self._reach, 0) // self.block_size if self.size else 0
 
     def num_needed(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
-        """Blocks that so many sequences hold at most before a step, and while one computes so many tokens."""
-        span = -(-(self._reach + 2 * self.block_size - 1) // self.block_size)  # of a sequence that decodes
-        return max_num_seqs * span + -(-max_num_batched_tokens // self.block_size)
+        """Blocks that so many sequences hold at most, with the tokens of the steps in flight."""
+        span = -(-(self._reach + self._ahead + 2 * self.block_size - 1) // self.block_size)  # while it decodes
+        return max_num_seqs * span + (1 + self._ahead) * -(-max_num_batched_tokens // self.block_size)
 
     def max_blocks(self, num_tokens: int) -> int:
         """Blocks that a sequence holds at most while it grows to `num_tokens` in chunks."""

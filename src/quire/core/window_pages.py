@@ -154,7 +154,7 @@ class WindowPages:
     def free_behind(self, seq: Sequence) -> None:
         """Release the pages behind the window of the next token. Plans in flight may still read them: the next owner
         writes into them in a later plan."""
-        first = self.window.first_block(seq.num_computed)
+        first = self.window.first_block(min(seq.num_computed, seq.num_known))  # drafts in flight may be rejected
         for i in [i for i in seq.pages if i < first]:
             page = seq.pages.pop(i)
             self._release([page])

@@ -276,10 +276,12 @@ class LocalExecutor:
 
     @property
     def _has_window_pages(self) -> bool:
-        """Whether layers with a window may have pages of their own. What moves blocks elsewhere moves whole ones."""
+        """Whether layers with a window may have pages of their own. What moves blocks elsewhere moves whole ones, and
+        what drafts has blocks as many as the target, and as large as a share of whole ones."""
         options = self.options
         moves_blocks = options.host_tier_bytes or options.kv_disk_path or options.kv_transfer
-        return self.alone and options.backend == "native" and options.speculation is None and not moves_blocks
+        drafts_in_blocks = options.speculation and (options.speculation.model or options.speculation.head)
+        return self.alone and options.backend == "native" and not moves_blocks and not drafts_in_blocks
 
     # -- running
 

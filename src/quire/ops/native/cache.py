@@ -94,8 +94,14 @@ class NativeCache:
         for source, target in pairs:
             if not (0 <= source < num_slots and 0 <= target < num_slots):
                 raise ValueError(f"copy of slot {source} to slot {target} of {num_slots}")
-            for view, shape in _token_views(self.spec, self._blocks):
-                view[_place(target, shape)] = view[_place(source, shape)]
+            _move(self.spec, self.spec.block_layers, self._blocks, source, target)
+            if self.spec.windows:
+                moved = self._page_slot(source), self._page_slot(target)
+                _move(self.spec, len(self.spec.windows.layers), self._window_pages, *moved)
+
+    def _page_slot(self, slot: int) -> int:
+        block, offset = divmod(slot, self.spec.block_size)
+        return int(self._page_of[block]) * self.spec.block_size + offset
 
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
@@ -125,10 +131,16 @@ def _place(slot: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (block, *(int(index) for index in np.unravel_index(offset, shape)))
 
 
-def _token_views(spec: KVSpec, blocks: Bytes) -> list[tuple[NDArray[Any], tuple[int, ...]]]:
+def _move(spec: KVSpec, num_layers: int, blocks: Bytes, source: int, target: int) -> None:
+    """Copy what one slot has to another."""
+    for view, shape in _token_views(spec, num_layers, blocks):
+        view[_place(target, shape)] = view[_place(source, shape)]
+
+
+def _token_views(spec: KVSpec, num_layers: int, blocks: Bytes) -> list[tuple[NDArray[Any], tuple[int, ...]]]:
     """Views of the blocks [blocks, *a token's place in its block, ...], and the shape of those places."""
     size, vectors = spec.block_size, 1 if spec.latent else 2
-    heads = blocks.reshape(len(blocks), spec.num_layers, vectors, spec.num_kv_heads, -1)
+    heads = blocks.reshape(len(blocks), num_layers, vectors, spec.num_kv_heads, -1)
     if spec.dtype == "int8":
         columns = heads.shape[-1] // size - 4
         quants, scales = np.split(heads, [columns * size], axis=-1)

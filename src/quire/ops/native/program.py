@@ -103,7 +103,7 @@ class NativeProgram:
                 conv_channels=states.conv_channels,
                 size=prod(states.shape),
             )
-        self.takes_trees = states is None and windows is None
+        self.takes_trees = states is None
         self.chain: Chain | None = None
         for emit in recorder.emits:
             emit(self._tape, view)
