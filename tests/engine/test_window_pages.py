@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fakes import make_drafts_free
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core.sliding_window import SlidingWindow
 from quire.core.window_pages import WindowPages
@@ -156,11 +157,36 @@ def test_a_sequence_of_4000_tokens_holds_a_window_and_a_chunk(models: dict[str, 
     assert pages.pool.num_blocks < 4000 // BLOCK // 5
 
 
-def test_little_memory_or_long_windows_leave_blocks_whole(models: dict[str, Path]) -> None:
+def test_drafts_change_nothing(models: dict[str, Path], whole: Callable[[str], LLM]) -> None:
+    few = replace(PARAMS, allowed_token_ids=[40, 41])  # drafts are accepted, and rejected
+    expected = bits(whole("gpt-oss"), PROMPTS[:3], few)
+    for method in ("ngram", "suffix"):  # chains, and trees
+        config = {"method": method, "num_speculative_tokens": 5}
+        llm = LLM(models["gpt-oss"], max_num_seqs=4, max_model_len=512, speculative_config=config)
+        speculation = llm.engine._scheduler.speculation
+        make_drafts_free(speculation)
+        assert bits(llm, PROMPTS[:3], few) == expected and pages_of(llm)
+        assert speculation is not None and 0 < speculation.num_accepted < speculation.num_draft_tokens
+
+
+def test_pages_of_8_bits(models: dict[str, Path]) -> None:
+    answers = []
+    for alone in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LocalExecutor, "alone", alone)
+            llm = LLM(models["gemma-3"], max_num_seqs=4, max_model_len=512, kv_cache_dtype="int8")
+        assert (llm.engine._scheduler.pages is not None) == alone
+        answers.append(bits(llm, PROMPTS[:2]))
+    assert answers[0] == answers[1]
+
+
+def test_little_memory_and_long_windows_leave_blocks_whole(models: dict[str, Path]) -> None:
     few = LLM(models["gemma-3"], max_num_seqs=64, max_model_len=320, kv_cache_memory_bytes=100 * 3 * LAYER_BYTES)
     short = LLM(models["gemma-3"], max_num_seqs=2, max_model_len=WINDOW)
-    drafting = LLM(
-        models["gemma-3"], max_num_seqs=2, speculative_config={"method": "ngram", "num_speculative_tokens": 3}
-    )
-    for llm in (few, short, drafting):
+    for llm in (few, short):
         assert llm.engine._scheduler.pages is None
+
+
+def test_what_moves_blocks_elsewhere_moves_whole_ones(models: dict[str, Path], tmp_path: Path) -> None:
+    llm = LLM(models["gemma-3"], max_num_seqs=2, kv_disk_path=str(tmp_path))
+    assert llm.engine._scheduler.pages is None

@@ -131,6 +131,7 @@ def size_cache(
     is_sized = cache_bytes is None  # by the number and the length of sequences
     if cache_bytes is None:
         cache_bytes = min(max_bytes, max_num_seqs * (seq_bytes + SLOTS_A_SEQUENCE * slot_bytes))
+    page_bytes = 0  # of all window pages
     if window_pages and spec.block_bytes:
         num_whole = cache_bytes // spec.block_bytes
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "ahead": ahead}
@@ -138,7 +139,8 @@ def size_cache(
         seq_bytes = seq_blocks * spec.block_bytes
         if spec.windows:
             page_bytes = spec.windows.num_pages * spec.page_bytes
-            cache_bytes = min(cache_bytes - page_bytes, max_num_seqs * seq_bytes if is_sized else cache_bytes)
+            cache_bytes -= page_bytes
+            cache_bytes = min(cache_bytes, max_num_seqs * seq_bytes) if is_sized else cache_bytes
     if spec.states:
         typical_bytes = min(seq_blocks, -(-TYPICAL_TOKENS // spec.block_size)) * spec.block_bytes
         num_slots = _num_slots(spec.states, cache_bytes, seq_bytes, typical_bytes)
@@ -147,9 +149,10 @@ def size_cache(
     num_blocks = cache_bytes // spec.block_bytes if spec.block_bytes else max_num_seqs * seq_blocks
     fits = length if num_blocks >= seq_blocks else num_blocks * spec.block_size  # tokens
     if fits <= 0 or (max_model_len is not None and fits < length):
+        needed, given = seq_blocks * spec.host_block_bytes, cache_bytes + page_bytes
         raise DoesNotFit(
-            f"a sequence of {length} tokens needs {_mib(seq_bytes)} of KV cache, and {_mib(cache_bytes)} hold {fits}",
-            f"give kv_cache_memory_bytes {seq_bytes}, or ask for a smaller max_model_len",
+            f"a sequence of {length} tokens needs {_mib(needed)} of KV cache, and {_mib(given)} hold {fits}",
+            f"give kv_cache_memory_bytes {needed}, or ask for a smaller max_model_len",
         )
     has_staging = has_staging and not offload_bytes
     host_bytes = swap_bytes + offload_bytes
