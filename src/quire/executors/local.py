@@ -281,7 +281,7 @@ class LocalExecutor:
         options = self.options
         moves_blocks = options.host_tier_bytes or options.kv_disk_path or options.kv_transfer
         drafts_in_blocks = options.speculation and (options.speculation.model or options.speculation.head)
-        return self.alone and options.backend == "native" and not moves_blocks and not drafts_in_blocks
+        return self.alone and not options.on_gpu and not moves_blocks and not drafts_in_blocks
 
     # -- running
 

@@ -57,8 +57,6 @@ class StepBatch:
     ancestors: Int64 | None = None  # [T] words; None: no tree, every token sees the tokens before it
     hidden_rows: Int32 | None = None  # [T] the row of the `HiddenStates` that the token reads, in heads that draft
     states: Int32 | None = None  # [G, 3] segments of tokens, of models with recurrent states; see `StateSpec`
-    window_slots: Int32 | None = None  # [T] as `slots`, in window pages; see `WindowSpec`
-    window_tables: Int32 | None = None  # [S, W] as `block_tables`, of window pages
 
     @property
     def num_tokens(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import DoesNotFit, Unsupported
-from quire.ops.opset import KV_DTYPES, KVSpec, StepBatch
+from quire.ops.opset import KV_DTYPES, Int32, KVSpec, StepBatch
 
 Bytes = NDArray[np.uint8]
 
@@ -72,11 +72,13 @@ class NativeCache:
     def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._host_pages, self._window_pages, pairs)
 
-    def find_pages(self, batch: StepBatch) -> None:
-        """Give a step its slots and block tables in window pages."""
+    def find_pages(self, batch: StepBatch) -> dict[str, Int32]:
+        """The slots and block tables of a step in window pages, for `Tape.run`."""
+        if self.spec.windows is None:
+            return {}
         block, offset = np.divmod(batch.slots, np.int32(self.spec.block_size))
-        batch.window_slots = self._page_of[block] * np.int32(self.spec.block_size) + offset
-        batch.window_tables = self._page_of[batch.block_tables]
+        slots = self._page_of[block] * np.int32(self.spec.block_size) + offset
+        return {"window_slots": slots, "window_tables": self._page_of[batch.block_tables]}
 
     def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self.spec.states is not None:  # a stage may have no layer with states

@@ -20,16 +20,7 @@ if TYPE_CHECKING:
     from quire.ops.ranks.group import RankGroup
 
 # Fields of a StepBatch that may be None.
-OPTIONAL = (
-    "adapters",
-    "source_lens",
-    "source_tables",
-    "ancestors",
-    "hidden_rows",
-    "states",
-    "window_slots",
-    "window_tables",
-)
+OPTIONAL = ("adapters", "source_lens", "source_tables", "ancestors", "hidden_rows", "states")
 
 
 SLACK = 64  # floats that kernels may read past the last value
@@ -120,8 +111,6 @@ class NativeProgram:
     def run(self, batch: StepBatch) -> Float32:
         """-> logits [R, vocab], valid until the next run."""
         num_rows = len(batch.logit_rows)
-        if self._cache.spec.windows:
-            self._cache.find_pages(batch)
         if num_rows > len(self._logits):
             self._logits = np.empty((max(num_rows, 2 * len(self._logits)), self._logits.shape[1]), dtype=np.float32)
         given = {name: getattr(batch, name) for name in OPTIONAL}
@@ -136,6 +125,7 @@ class NativeProgram:
             batch.logit_rows,
             self._logits,
             **optional,
+            **self._cache.find_pages(batch),
         )
         return self._logits[:num_rows] if self._vocabulary is None else self._with_all_tokens(num_rows)
 
