@@ -129,6 +129,7 @@ class WindowPages:
         first, last = self.window.first_block(seq.num_computed), -(-num_tokens // self._size)
         for i in range(first, last):
             if i not in seq.pages:
+                assert i * self._size >= seq.num_computed, f"block {i} has computed tokens, and no page with them"
                 self.page_for(seq, i, plan)
         for i in range(first, num_tokens // self._size):
             self.index.partial.discard(seq.pages[i])
