@@ -74,10 +74,17 @@ class FakeExecutor:
         has_states: bool = False,
         num_slots: int = 0,
         num_host_slots: int = 0,
+        num_pages: int = 0,
+        page_window: int = 0,
     ) -> None:
         """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`; with
         `trees`, more of them beside these. With `has_states` every block also holds, behind its slots, the hash of the
-        text up to the block's last token. With `num_slots`, that hash is in state slots beside the blocks."""
+        text up to the block's last token. With `num_slots`, that hash is in state slots beside the blocks. With
+        `num_pages`, the hashes of the last `page_window` tokens of a text are also in window pages."""
+        self.page_window = page_window
+        self.pages: list[list[int | None]] = [[None] * block_size for _ in range(num_pages)]
+        self.page_of: dict[int, int] = {}  # by block
+        self.host_pages: dict[int, list[int | None]] = {}  # by host block
         self.slots: list[int | None] = [None] * num_slots
         self.store = store
         self._trees = trees
@@ -119,6 +126,8 @@ class FakeExecutor:
             has_states=self.has_states,
             num_slots=len(self.slots),
             num_host_slots=len(self.host) - self._num_host_blocks,
+            num_pages=len(self.pages),
+            page_window=self.page_window,
         )
 
     def stop(self) -> None:
@@ -140,6 +149,9 @@ class FakeExecutor:
                 for source, target in moves:
                     (block, offset), (to_block, to_offset) = (divmod(at, self.block_size) for at in (source, target))
                     self.blocks[to_block][to_offset] = self.blocks[block][offset]
+                    if self.pages:
+                        page, to_page = self.pages[self.page_of[block]], self.pages[self.page_of[to_block]]
+                        to_page[to_offset] = page[offset]
 
     def run(self, plan: StepPlan) -> StepOutput:
         for row in plan.retired:
@@ -147,6 +159,15 @@ class FakeExecutor:
             del self.rows[row]
         for block, host in plan.swap_out:
             self.host[host] = self.blocks[block][:]
+            if self.pages:
+                self.host_pages[host] = self.pages[self.page_of[block]][:]
+        for block, page in plan.pages:
+            self.page_of[block] = page
+            self.pages[page] = [None] * self.block_size
+        for host, page in plan.page_swap_in:
+            self.pages[page] = self.host_pages[host][:]
+        for source, target in plan.page_copies:
+            self.pages[target] = self.pages[source][:]
         for host, block in plan.swap_in:
             self.blocks[block] = self.host[host][:]
         for slot, host in plan.state_swap_out:
@@ -212,6 +233,8 @@ class FakeExecutor:
         for position in range(run.start, run.start + run.count):
             block, offset = divmod(position, self.block_size)
             self.blocks[row.table[block]][offset] = row.states[position]
+            if self.pages:
+                self.pages[self.page_of[row.table[block]]][offset] = row.states[position]
         if self.has_states:
             self._continue_state(run, row)
         if self.slots:
@@ -258,6 +281,10 @@ class FakeExecutor:
             block, offset = divmod(position, size)
             state = self.blocks[row.table[block]][offset]
             assert state == row.states[position], f"{run} reads wrong keys and values at position {position}"
+        for position in range(max(run.start - self.page_window + 1, 0), end) if self.pages else ():
+            block, offset = divmod(position, size)
+            state = self.pages[self.page_of[row.table[block]]][offset]
+            assert state == row.states[position], f"{run} reads a wrong window page at position {position}"
         row.num_computed = end
 
     def _sample(self, run: Run, step: int) -> SampledRow | None:

@@ -88,7 +88,8 @@ quire::Activation activation(int kind) {
 void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints context_lens, Tables block_tables,
          Ints logit_rows, nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> logits,
          std::optional<Ints> adapters, std::optional<Ints> source_lens, std::optional<Tables> source_tables,
-         std::optional<Words> ancestors, std::optional<Ints> hidden_rows, std::optional<States> states) {
+         std::optional<Words> ancestors, std::optional<Ints> hidden_rows, std::optional<States> states,
+         std::optional<Ints> window_slots, std::optional<Tables> window_tables) {
     const size_t num_tokens = ids.size(), num_seqs = context_lens.size();
     const auto expect = [](const char* what, size_t size, size_t expected) {
         if (size != expected)
@@ -104,6 +105,15 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
     expect("block_tables", block_tables.shape(0), num_seqs);
     if (block_tables.shape(1) > 1 && block_tables.stride(1) != 1)
         throw std::invalid_argument("the rows of block_tables are not contiguous");
+    if (window_slots.has_value() != window_tables.has_value())
+        throw std::invalid_argument("window_slots and window_tables must be given together");
+    if (window_slots) {
+        expect("window_slots", window_slots->size(), num_tokens);
+        expect("window_tables", window_tables->size(), block_tables.size());
+        if (window_tables->shape(1) != block_tables.shape(1) || window_tables->stride(0) != block_tables.stride(0) ||
+            (window_tables->shape(1) > 1 && window_tables->stride(1) != 1))
+            throw std::invalid_argument("window_tables and block_tables differ in shape");
+    }
     if (source_lens.has_value() != source_tables.has_value())
         throw std::invalid_argument("source_lens and source_tables must be given together");
     if (source_lens) {
@@ -124,6 +134,8 @@ void run(Tape& tape, Ints ids, Ints positions, Ints slots, Ints seq_starts, Ints
                            block_tables.data(),
                            int64_t(block_tables.shape(1)),
                            block_tables.stride(0),
+                           window_slots ? window_slots->data() : nullptr,
+                           window_tables ? window_tables->data() : nullptr,
                            source_lens ? source_lens->data() : nullptr,
                            source_tables ? source_tables->data() : nullptr,
                            source_tables ? int64_t(source_tables->shape(1)) : 0,
@@ -226,6 +238,16 @@ void bind_tape(nb::module_& m) {
             "block_size"_a, "dtype"_a, "latent"_a, "conv_layers"_a, "conv_rows"_a, "conv_channels"_a, "max_tokens"_a,
             "arena_size"_a, "num_threads"_a, "group"_a.none() = nb::none(), "shared"_a.none().noconvert() = nb::none(),
             "shared_groups"_a.none().noconvert() = nb::none())
+        .def(
+            "use_window_pages",
+            [](Tape& t, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> data, int64_t num_pages,
+               int64_t num_layers) {
+                const size_t num_bytes = t.use_window_pages(data.data(), num_pages, num_layers);
+                if (num_pages < 1 || data.size() < num_bytes + quire::kPagesSlack)
+                    throw std::invalid_argument("the window pages are smaller than their shape");
+            },
+            "data"_a.noconvert(), nb::kw_only(), "num_pages"_a, "num_layers"_a,
+            "Where the layers with a sliding window have their keys and values.")
         .def_static(
             "quantized_bytes",
             [](int64_t max_tokens, int64_t num_inputs) {
@@ -285,23 +307,25 @@ void bind_tape(nb::module_& m) {
             "rope", [](Tape& t, View x, View angles, int64_t head_dim) { t.add(quire::Rope{x, angles, head_dim}); },
             "x"_a, "angles"_a, "head_dim"_a)
         .def(
-            "write_kv", [](Tape& t, View k, View v, int64_t layer) { t.add(quire::WriteKV{k, v, layer}); }, "k"_a,
-            "v"_a, "layer"_a)
+            "write_kv",
+            [](Tape& t, View k, View v, int64_t layer, bool windowed) { t.add(quire::WriteKV{k, v, layer, windowed}); },
+            "k"_a, "v"_a, "layer"_a, "windowed"_a = false)
         .def(
             "attention",
             [](Tape& t, View q, int64_t layer, float scale, int64_t window, float softcap, std::optional<Floats> slopes,
-               std::optional<Floats> sinks, View out, std::optional<Biases> biases, int64_t group, int64_t skipped) {
+               std::optional<Floats> sinks, View out, std::optional<Biases> biases, int64_t group, int64_t skipped,
+               bool windowed) {
                 t.add(quire::Attention{q, View{}, layer, scale, window, softcap, data_of(slopes), data_of(sinks),
-                                       data_of(biases), reach_of(biases), false, out, 0, group, skipped});
+                                       data_of(biases), reach_of(biases), false, out, 0, group, skipped, windowed});
             },
             "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "slopes"_a.none().noconvert(),
             "sinks"_a.none().noconvert(), "out"_a, "biases"_a.none().noconvert() = nb::none(), "group"_a = 0,
-            "skipped"_a = 0)
+            "skipped"_a = 0, "windowed"_a = false)
         .def(
             "cross_attention",
             [](Tape& t, View q, int64_t layer, float scale, View out, int64_t group, int64_t skipped) {
                 t.add(quire::Attention{q, View{}, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, true, out, 0,
-                                       group, skipped});
+                                       group, skipped, false});
             },
             "q"_a, "layer"_a, "scale"_a, "out"_a, "group"_a = 0, "skipped"_a = 0)
         .def(
@@ -312,7 +336,7 @@ void bind_tape(nb::module_& m) {
             "mla_attention",
             [](Tape& t, View q, View q_rope, int64_t layer, float scale, View out) {
                 t.add(quire::Attention{q, q_rope, layer, scale, 0, 0.0f, nullptr, nullptr, nullptr, 0, false, out, 0, 0,
-                                       0});
+                                       0, false});
             },
             "q"_a, "q_rope"_a, "layer"_a, "scale"_a, "out"_a)
         .def(
@@ -420,6 +444,7 @@ void bind_tape(nb::module_& m) {
              "logit_rows"_a.noconvert(), "logits"_a.noconvert(), "adapters"_a.none().noconvert() = nb::none(),
              "source_lens"_a.none().noconvert() = nb::none(), "source_tables"_a.none().noconvert() = nb::none(),
              "ancestors"_a.none().noconvert() = nb::none(), "hidden_rows"_a.none().noconvert() = nb::none(),
-             "states"_a.none().noconvert() = nb::none(),
+             "states"_a.none().noconvert() = nb::none(), "window_slots"_a.none().noconvert() = nb::none(),
+             "window_tables"_a.none().noconvert() = nb::none(),
              "Run one step. ValueError if it refers to a token, slot or block that does not exist.");
 }

@@ -46,7 +46,7 @@ void PagedAttention::run(const Attention& op) {
 }
 
 void PagedAttention::run_tokens(const Attention& op, std::atomic<int64_t>& counter) const {
-    const Pages& pages = tape_.pages_;
+    const Pages& pages = tape_.pages(op.windowed);
     const int64_t num = num_runs(op), num_heads = pages.num_kv_heads;
     const auto first_block = [&](const Run& run, int64_t kv_head) {
         const int32_t* block = run.block_table + first_seen(op, run.context - 1) / pages.block_size;
@@ -70,7 +70,7 @@ void PagedAttention::run_tokens(const Attention& op, std::atomic<int64_t>& count
 
 KVPrefetch PagedAttention::first_prefetch(const Attention& op) const {
     if (tape_.max_splits_ == 1 || op.window) return {};
-    const Pages& pages = tape_.pages_;
+    const Pages& pages = tape_.pages(op.windowed);
     const int64_t split_blocks = attention_split(pages.block_size) / pages.block_size;
     KVPrefetch prefetch;
     int64_t item = 0;
@@ -90,16 +90,12 @@ PagedAttention::Run PagedAttention::run_at(const Attention& op, int64_t index) c
     if (has_trees(op)) {
         const DraftTrees& trees = tape_.draft_trees_;
         const DraftTrees::Branch& branch = logits_only ? trees.of_token(step_.logit_rows[index]) : trees.run(index);
-        return {branch.seq,
-                logits_only ? index : branch.start,
-                branch.count,
-                branch.context,
-                step_.block_tables + branch.seq * step_.table_stride,
-                branch.moves() ? &branch : nullptr};
+        return {branch.seq,     logits_only ? index : branch.start, branch.count,
+                branch.context, block_table(op, branch.seq),        branch.moves() ? &branch : nullptr};
     }
     const int64_t seq = logits_only ? tape_.logit_seqs_[index] : index;
     const int64_t start = step_.seq_starts[seq], end = step_.seq_starts[seq + 1], context = step_.context_lens[seq];
-    const int32_t* table = step_.block_tables + seq * step_.table_stride;
+    const int32_t* table = block_table(op, seq);
     if (op.of_source)
         return {seq, logits_only ? index : start, logits_only ? 1 : end - start, step_.source_lens[seq],
                 step_.source_tables + seq * step_.source_stride};
@@ -151,7 +147,7 @@ PagedAttention::PartialSlots PagedAttention::partials_of_seq(const Attention& op
 }
 
 AttentionTile PagedAttention::tile_at(const Attention& op, const Run& run, int64_t kv_head, int64_t first) const {
-    const Pages& pages = tape_.pages_;
+    const Pages& pages = tape_.pages(op.windowed);
     const auto [first_head, group] = heads_of(op, kv_head);
     AttentionTile tile;
     tile.pages = &pages;

@@ -38,6 +38,9 @@ class PagedAttention {
         const DraftTrees::Branch* branch = nullptr;  // where the last of them has positions elsewhere
     };
     Run run_at(const Attention& op, int64_t index) const;
+    const int32_t* block_table(const Attention& op, int64_t seq) const {
+        return (op.windowed ? step_.window_tables : step_.block_tables) + seq * step_.table_stride;
+    }
     int64_t num_runs(const Attention& op) const {
         if (op.out.logits_only) return step_.num_logits;
         return has_trees(op) ? tape_.draft_trees_.num_runs() : step_.num_seqs;

@@ -82,6 +82,14 @@ int64_t Tape::add_counters(size_t count) {
     return int64_t(first);
 }
 
+size_t Tape::use_window_pages(uint8_t* data, int64_t num_pages, int64_t num_layers) {
+    window_pages_ = pages_;
+    window_pages_.data = data;
+    window_pages_.num_blocks = num_pages;
+    window_pages_.num_layers = num_layers;
+    return window_pages_.block_bytes() * num_pages;
+}
+
 void Tape::run(const Step& step) {
     check(step);
     if (step.num_tokens == 0) return;
@@ -135,6 +143,10 @@ void Tape::check(const Step& s) const {
     within("ids", s.ids, s.num_tokens, num_ids_);
     within("positions", s.positions, s.num_tokens, num_positions_);
     within("slots", s.slots, s.num_tokens, pages_.num_blocks * pages_.block_size);
+    if (window_pages_.num_blocks && !s.window_slots)
+        throw std::invalid_argument("the program has window pages: give window_slots and window_tables");
+    if (window_pages_.num_blocks)
+        within("window_slots", s.window_slots, s.num_tokens, window_pages_.num_blocks * pages_.block_size);
     within("logit_rows", s.logit_rows, s.num_logits, s.num_tokens);
     if (reads_hidden_ && !s.hidden_rows)
         throw std::invalid_argument("the program reads hidden states: give hidden_rows");
@@ -156,6 +168,9 @@ void Tape::check(const Step& s) const {
         if (s.ancestors && count <= kMaxTreeTokens) DraftTrees::check(s.ancestors + s.seq_starts[seq], count);
         within("block_tables", s.block_tables + seq * s.table_stride, ceil_div(context, pages_.block_size),
                pages_.num_blocks);
+        if (window_pages_.num_blocks)
+            within("window_tables", s.window_tables + seq * s.table_stride, ceil_div(context, pages_.block_size),
+                   window_pages_.num_blocks);
         if (!reads_sources_) continue;
         const int64_t length = s.source_lens ? s.source_lens[seq] : 0;
         if (length < 1 || length > s.source_width * pages_.block_size)

@@ -45,6 +45,8 @@ struct Step {
     const int32_t *seq_starts, *context_lens;  // [num_seqs + 1], [num_seqs]
     const int32_t* block_tables;               // [num_seqs, table_width], rows table_stride apart
     int64_t table_width, table_stride;
+    const int32_t* window_slots;   // as `slots`, in the window pages; null: the tape has none
+    const int32_t* window_tables;  // as `block_tables`, of window pages
     const int32_t* source_lens;    // [num_seqs], or null
     const int32_t* source_tables;  // [num_seqs, source_width], rows source_stride apart
     int64_t source_width, source_stride;
@@ -126,6 +128,7 @@ struct Rope {
 struct WriteKV {
     View k, v;
     int64_t layer;
+    bool windowed;  // the layer is one of the window pages'
 };
 struct WriteLatent {
     View latent, k_rope;
@@ -147,6 +150,7 @@ struct Attention {
     // `group` query heads share a KV head; 0: all alike. Another rank may have the first ones of the first KV head,
     // `skipped` of them, and the last ones of the last.
     int64_t group, skipped;
+    bool windowed;  // as in WriteKV
 };
 // Self-attention without a cache, in two ops: keys and values are written to private pages, then queries attend to
 // them.
@@ -289,6 +293,9 @@ class Tape {
 
     void add(Op op);
 
+    // Layers with a sliding window have pages of their own there. -> bytes of these
+    size_t use_window_pages(uint8_t* data, int64_t num_pages, int64_t num_layers);
+
     // Recurrent states are there, from now on.
     void use_states(const States& states) { states_ = states; }
 
@@ -312,7 +319,10 @@ class Tape {
         return row(v, out.logits_only && !v.logits_only ? step.logit_rows[r] : r);
     }
 
+    const Pages& pages(bool windowed) const { return windowed ? window_pages_ : pages_; }
+
     Pages pages_;
+    Pages window_pages_{};
     States states_;
     int64_t max_tokens_;
     int num_threads_;

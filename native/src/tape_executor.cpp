@@ -150,13 +150,14 @@ class TapeExecutor {
 
     void run(const WriteKV& op) {
         const auto [first, last] = mine(op.k);
-        const int64_t block_size = tape_.pages_.block_size;
+        const Pages& pages = tape_.pages(op.windowed);
+        const int64_t block_size = pages.block_size;
+        const int32_t* slots = op.windowed ? step_.window_slots : step_.slots;
         for (int64_t r = first, count; r < last; r += count) {
-            const int32_t slot = step_.slots[r];
-            const auto follows = [&](int64_t n) { return r + n < last && step_.slots[r + n] == slot + n; };
+            const int32_t slot = slots[r];
+            const auto follows = [&](int64_t n) { return r + n < last && slots[r + n] == slot + n; };
             for (count = 1; slot % block_size + count < block_size && follows(count);) ++count;
-            kernels_.ops.write_kv(tape_.pages_, op.layer, slot, count, row(op.k, r), op.k.stride, row(op.v, r),
-                                  op.v.stride);
+            kernels_.ops.write_kv(pages, op.layer, slot, count, row(op.k, r), op.k.stride, row(op.v, r), op.v.stride);
         }
     }
 

@@ -17,6 +17,7 @@ from quire.core.params import SamplingParams
 from quire.core.plan import StepOutput
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
+from quire.core.sliding_window import SlidingWindow
 from trials import LENGTH
 
 pytestmark = pytest.mark.trial
@@ -46,10 +47,23 @@ class Setting:
     has_states: bool = False
     num_slots: int = 0
     num_host_slots: int = 0
+    page_window: int = 0
 
     def __post_init__(self) -> None:
         if self.num_slots:
             self.window, self.trees, self.has_states = 0, False, False
+        if self.num_slots or self.prefill_engines:
+            self.page_window = 0
+        if self.page_window:
+            self.window, self.has_states, self.offload, self.store = 0, False, False, None
+
+    @property
+    def num_pages(self) -> int:
+        """As few as are allowed, or some more."""
+        if not self.page_window:
+            return 0
+        window = SlidingWindow(self.page_window, BLOCK, max_chunk=self.budget, ahead=self.ahead)
+        return window.num_needed(self.max_num_seqs, self.budget) + self.num_blocks % 7
 
 
 @dataclass
@@ -79,6 +93,7 @@ SETTINGS = st.builds(
     has_states=st.booleans(),
     num_slots=st.sampled_from([0, 0, 3, 4, 9, 30]),
     num_host_slots=st.sampled_from([0, 1, 2, 20]),
+    page_window=st.just(0) | st.integers(1, 20),
 )
 SHAPES = st.one_of(
     st.fixed_dictionaries({"n": st.integers(1, 4)}),
@@ -173,6 +188,8 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         prefill_engines=setting.prefill_engines,
         num_slots=setting.num_slots,
         num_host_slots=setting.num_host_slots,
+        num_pages=setting.num_pages,
+        page_window=setting.page_window,
     )
     if num_drafts:
         make_drafts_free(scheduler.speculation)
@@ -191,6 +208,8 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         has_states=setting.has_states,
         num_slots=setting.num_slots,
         num_host_slots=setting.num_host_slots,
+        num_pages=setting.num_pages,
+        page_window=setting.page_window,
     )
     return scheduler, executor
 

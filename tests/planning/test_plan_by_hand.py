@@ -6,7 +6,7 @@ import pytest
 
 from quire.planning.cost import Cost
 from quire.planning.hardware import HARDWARE, find_hardware
-from quire.planning.memory import EngineLimits, Load, sequence_bytes
+from quire.planning.memory import EngineLimits, Load, cache_bytes, sequence_bytes, users_that_fit
 from quire.planning.packed_bytes import GpuFormat
 from quire.planning.plan import Draft, Plan, Setup, make_plan
 from quire.planning.planned_model import PlannedModel, plan_model
@@ -47,6 +47,19 @@ def test_a_token_takes_the_cache_that_is_worked_out_by_hand(shape: str, dtype: s
     kv = model.kv_spec(dtype)
     assert kv.block_bytes == 16 * per_token
     assert sequence_bytes(model, kv, 4096) == 4096 * per_token
+
+
+def test_layers_with_a_window_keep_what_it_reaches() -> None:
+    model = planned("gpt-oss-20b")
+    kv, users, context = model.kv_spec("float16"), 4, 32768
+    layer = 2 * 8 * 64 * 2 * 16  # bytes of 16 tokens
+    pages = 2 * users * 10 + 512 // 16  # twice 127 tokens and a block, and a step
+    assert cache_bytes(model, kv, users, context) == users * context // 16 * 12 * layer + pages * 12 * layer
+    assert cache_bytes(model, kv, users, context, window_pages=False) == users * context // 16 * 24 * layer
+    room = cache_bytes(model, kv, users, context)
+    assert users_that_fit(model, kv, context, room, window_pages=True) == users
+    assert users_that_fit(model, kv, context, room - 1, window_pages=True) == users - 1
+    assert users_that_fit(model, kv, context, room) == 2
 
 
 def test_a_decode_step_reads_every_weight_once_and_does_two_operations_with_it() -> None:

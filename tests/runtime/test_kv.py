@@ -80,6 +80,26 @@ def test_a_window_makes_room_for_longer_sequences() -> None:
     assert size(one_sees_all, cache_bytes=blocks * BLOCK).max_model_len == 176
 
 
+def test_layers_with_a_window_have_pages_where_that_makes_room_for_longer_sequences() -> None:
+    mixed, decoding, chunk = replace(MODEL, windows=(100, 0, 100, 80)), 9, 4  # blocks of a sequence, and of a step
+    windows = size(mixed, window_pages=True).spec.windows
+    assert windows is not None and (windows.layers, windows.size) == ((0, 2, 3), 100)
+    assert windows.num_pages == 2 * 8 * decoding + chunk
+    divided = size(mixed, cache_bytes=200 * BLOCK, window_pages=True)
+    assert divided.num_pages == 100 and divided.num_blocks == 200 * 4 - 100 * 3
+    assert (
+        divided.cache_bytes == 200 * BLOCK
+        and divided.spec.place(1) == (False, 0)
+        and divided.spec.place(3) == (True, 2)
+    )
+    least = 8 * decoding + chunk
+    assert size(mixed, cache_bytes=(least * 4 + 2) // 3 * BLOCK, window_pages=True).num_pages == least
+    assert size(mixed, cache_bytes=(least * 4 - 2) // 3 * BLOCK, window_pages=True).num_pages == 0  # too little is left
+    assert size(mixed, max_model_len=100, window_pages=True).num_pages == 0  # no window ends
+    for alike in (MODEL, replace(MODEL, windows=(100,) * 4)):
+        assert size(alike, window_pages=True).num_pages == 0
+
+
 def test_the_model_limits_the_length() -> None:
     with pytest.raises(BadRequest, match="1001, and the model was made for 1000") as error:
         size(max_model_len=1001)

@@ -11,8 +11,20 @@ from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
+from quire.core.sliding_window import SlidingWindow
 from runtime.oracle import oracle, tree_oracle
-from runtime.tiny_model import BACKENDS, BLOCK_SIZE, HYBRIDS, MAX_LEN, MODELS, NATIVE, SLOTTED, WINDOWS, make_runner
+from runtime.tiny_model import (
+    BACKENDS,
+    BLOCK_SIZE,
+    HYBRIDS,
+    MAX_LEN,
+    MIXED_WINDOWS,
+    MODELS,
+    NATIVE,
+    SLOTTED,
+    WINDOWS,
+    make_runner,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +76,9 @@ def serve(
         block_size=BLOCK_SIZE,
         has_states=has_states,
     )
-    runner = make_runner(backend, num_blocks, host, rows, model, num_slots)
+    page_window = SlidingWindow(MIXED_WINDOWS[0], BLOCK_SIZE, max_chunk=budget, ahead=ahead)
+    num_pages = page_window.num_needed(rows, budget) if model == "gemma" and not alone else 0
+    runner = make_runner(backend, num_blocks, host, rows, model, num_slots, num_pages)
     runner.proposer = (tree_oracle if trees else oracle)(texts(told), 97, ANY_METHOD) if told else None
     window = max(WINDOWS) if model == "mistral" and not alone else 0
     scheduler = Scheduler(
@@ -76,6 +90,8 @@ def serve(
         window=window,
         drafts=DraftPolicy() if told else None,
         num_slots=num_slots if model in SLOTTED else 0,
+        num_pages=num_pages,
+        page_window=page_window.size,
     )
     if told:
         make_drafts_free(scheduler.speculation)
@@ -142,15 +158,15 @@ def test_steps_that_are_planned_ahead_change_no_state(ahead: int) -> None:
             assert tokens == alone
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_steps_that_are_planned_ahead_change_nothing(ahead: int) -> None:
-    alone, *_ = serve("torch", alone=True)
-    assert serve("torch", ahead=ahead) == (alone, 0, 0)
-    assert serve("torch", ahead=ahead, budget=16) == (alone, 0, 0)
-    recomputed, num_preemptions, _ = serve("torch", ahead=ahead, num_blocks=22)
+@pytest.mark.parametrize(("model", "ahead"), [("llama", 1), ("llama", 2), ("gemma", 1)])
+def test_steps_that_are_planned_ahead_change_nothing(model: str, ahead: int) -> None:
+    alone, *_ = serve("torch", model, alone=True)
+    assert serve("torch", model, ahead=ahead) == (alone, 0, 0)
+    assert serve("torch", model, ahead=ahead, budget=16) == (alone, 0, 0)
+    recomputed, num_preemptions, _ = serve("torch", model, ahead=ahead, num_blocks=22)
     assert num_preemptions > 0
     assert recomputed == alone
-    swapped, _, num_swapped = serve("torch", ahead=ahead, num_blocks=22, host=40)
+    swapped, _, num_swapped = serve("torch", model, ahead=ahead, num_blocks=22, host=40)
     assert num_swapped > 0
     assert swapped == alone
 

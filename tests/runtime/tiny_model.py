@@ -11,7 +11,7 @@ from quire.models.config import ModelConfig
 from quire.models.loading import TensorSpecs
 from quire.models.mamba2_mixer import Mamba2Shape
 from quire.models.rope import RopeSpec
-from quire.ops.opset import ConvSpec, OpSet, Routing
+from quire.ops.opset import ConvSpec, OpSet, Routing, WindowSpec
 from quire.ops.tensors import F32, StoredTensor
 from quire.runtime.kv import KVSize, kv_spec
 from quire.runtime.runner import Runner
@@ -108,6 +108,7 @@ SLOTTED_CONFIG = bamba.BambaConfig(
 )
 BLOCK_SIZE = 4
 WINDOWS = (9, 7)  # of the Mistral
+MIXED_WINDOWS = (9, 0)  # of the Gemma
 MAX_LEN = 64
 NATIVE = "native"
 BACKENDS = ["torch", NATIVE]
@@ -182,7 +183,11 @@ def random_deepseek(ops: OpSet) -> Any:
     return deepseek.load(ops, RandomCheckpoint(config, groups), config, MAX_LEN)
 
 
-MODELS = {"llama": random_llama, "mistral": random_mistral, "deepseek": random_deepseek}
+def random_gemma(ops: OpSet) -> Any:
+    return random_llama(ops, replace(CONFIG, windows=MIXED_WINDOWS))
+
+
+MODELS = {"llama": random_llama, "mistral": random_mistral, "gemma": random_gemma, "deepseek": random_deepseek}
 HYBRIDS = {"lfm2": random_lfm2}  # with states in blocks
 SLOTTED = {"bamba": random_bamba}  # with states in slots
 
@@ -194,6 +199,7 @@ def make_runner(
     max_rows: int,
     model_name: str = "llama",
     num_slots: int = 0,
+    num_pages: int = 0,
     **options: Any,
 ) -> Runner:
     ops = make_ops(backend)
@@ -201,5 +207,7 @@ def make_runner(
     spec = kv_spec(model.config, BLOCK_SIZE, "float32")
     if spec.states:
         spec = replace(spec, states=replace(spec.states, num_slots=num_slots))
+    if num_pages:
+        spec = replace(spec, windows=WindowSpec((0,), MIXED_WINDOWS[0], num_pages))
     size = KVSize(spec, num_blocks, num_host_blocks, MAX_LEN)
     return Runner(ops, model, size, max_rows=max_rows, max_tokens=MAX_LEN, **options)

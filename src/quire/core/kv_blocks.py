@@ -2,20 +2,21 @@
 
 Nothing here decides who runs. The scheduler asks only for blocks that it knows are free."""
 
-from collections import Counter
 from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
+from quire.core.kv_checks import check_memory, swapped_blocks
 from quire.core.kv_sends import BlockSender, KVSends
 from quire.core.kv_tiers import BlockStore, KVTiers
 from quire.core.plan import StepPlan
-from quire.core.prefix_tree import NO_STATE, PrefixNode, PrefixTree
+from quire.core.prefix_tree import EVICTED, NO_STATE, PrefixNode, PrefixTree
 from quire.core.remote_prefills import PrefillEngines, RemotePrefills
 from quire.core.sequence import NEVER, NULL_BLOCK, Sequence
 from quire.core.sliding_window import SlidingWindow
 from quire.core.state_slots import StateSlots, swapped_states
 from quire.core.state_tiers import StateTiers
+from quire.core.window_pages import NO_PAGE, WindowPages
 
 
 class KVBlocks:
@@ -40,6 +41,9 @@ class KVBlocks:
         max_num_seqs: int = 0,
         num_host_slots: int = 0,
         slot_bytes: int = 0,
+        num_pages: int = 0,
+        page_window: SlidingWindow | None = None,
+        max_num_batched_tokens: int = 0,
     ) -> None:
         self.block_size = window.block_size
         self._has_states = has_states
@@ -50,6 +54,12 @@ class KVBlocks:
         self.states: StateSlots | None = None
         if num_slots:
             self.states = StateSlots(num_slots, max_num_seqs, self.tree, num_host_slots, num_host_blocks)
+        self.pages: WindowPages | None = None
+        if page_window is not None:
+            assert not (num_slots or has_states or window.size or store or offload or prefill_engines or block_sender)
+            num_needed = page_window.num_needed(max_num_seqs, max_num_batched_tokens)
+            self.pages = WindowPages(num_pages, num_blocks, self.tree, page_window, num_needed)
+        self.computes_again = bool(self.states or self.pages)  # tokens of shared blocks, for states or pages
         index = HostIndex()
         self.host = BlockPool(num_host_blocks, index)
         has_tiers = prefix_caching and not self.tree.has_gaps and (store is not None or offload)
@@ -81,6 +91,8 @@ class KVBlocks:
     def free_behind_window(self, seq: Sequence) -> None:
         """Release the blocks behind the window of the next token. Plans in flight may still read them: the next owner
         writes into them in a later plan."""
+        if self.pages:
+            self.pages.free_behind(seq)
         first = self.window.first_block(seq.num_computed)
         if first <= seq.num_freed:
             return
@@ -137,14 +149,14 @@ class KVBlocks:
             return
         last = (len(seq.tokens) - 1) // self.block_size
         start = seq.num_indexed
-        if self.states and len(seq.block_table) > start:
+        if self.computes_again and len(seq.block_table) > start:
             return  # it has blocks of its own that wait for a token to be known
         path = self._match(seq, seq.node, start, last)
         if path:
             seq.node = path[-1]
             seq.num_indexed += len(path)
             seq.index_at += len(path) * self.block_size
-            if not self.states:
+            if not self.computes_again:
                 seq.num_computed = max(seq.num_computed, seq.num_indexed * self.block_size)
             self.free_behind_window(seq)
             if self.tiers:
@@ -154,6 +166,24 @@ class KVBlocks:
             seq.block_table.append(node.block)
         if self.states:
             self._find_checkpoint(seq, self.states)
+        if self.pages:
+            self._find_window(seq, self.pages)
+
+    def _find_window(self, seq: Sequence, pages: WindowPages) -> None:
+        """Continue behind the last window that is there among the blocks of `seq` that are in the tree. It holds the
+        blocks behind that, too, and computes their tokens again for the layers with a window."""
+        start = seq.num_computed // self.block_size
+        if seq.num_indexed > start:
+            seq.branch = seq.num_indexed * self.block_size
+        path: list[PrefixNode] = []
+        node = seq.node
+        for _ in range(seq.num_indexed - start):
+            assert node is not None
+            path.append(node)
+            node = node.parent
+        if count := pages.num_usable(path[::-1], start):
+            seq.num_computed = (start + count) * self.block_size
+        pages.hold_window(seq)
 
     def _find_checkpoint(self, seq: Sequence, states: StateSlots) -> None:
         """Continue from the last checkpoint among the blocks of `seq` that are in the tree. It holds the blocks behind
@@ -173,11 +203,15 @@ class KVBlocks:
         path = self.tree.match(seq.group.namespace, node, seq.tokens, start, stop)
         if (start + len(path)) * self.block_size < seq.group.num_encoder_slots:
             return []  # the input of an encoder is computed whole, or not at all
-        return path[: self.window.num_usable(path, start)] if self.tree.has_gaps else path
+        if not self.tree.has_gaps:
+            return path
+        return path[: self.window.num_usable([node.block == EVICTED for node in path], start)]
 
     def _can_fork(self, seq: Sequence, owner: Sequence) -> bool:
         """Whether `owner` still holds the window before the prompt's end. A swapped-out `seq` is swapped in instead."""
         point = self._fork_point(seq.group.num_prompt - 1)
+        if self.pages and not self.pages.can_fork(owner, point):
+            return False
         return not seq.host_blocks and owner.num_freed <= self.window.first_block(point)
 
     def _fork_point(self, num_tokens: int) -> int:
@@ -189,7 +223,10 @@ class KVBlocks:
         """Whether a prefix hit covers at least the prompt of `seq`."""
         num_full = (seq.group.num_prompt - 1) // self.block_size + 1
         last = (len(seq.tokens) - 1) // self.block_size
-        return last >= num_full and len(self._match(seq, None, 0, num_full)) == num_full
+        if last < num_full:
+            return False
+        path = self._match(seq, None, 0, num_full)
+        return (self.pages.num_usable(path, 0) if self.pages else len(path)) == num_full
 
     def fork(self, seq: Sequence, parent: Sequence, num_tokens: int) -> None:
         """Start from the first `num_tokens` of `parent`: full blocks are shared, a partial one is copied on write."""
@@ -202,12 +239,15 @@ class KVBlocks:
             seq.copy_from = parent.block_table[full]
             self.pool.hold(seq.copy_from)
         seq.num_computed = num_tokens
+        if self.pages:
+            self.pages.fork(seq, parent, num_tokens)
         self._copy_tree_position(seq, parent, full)
 
     def move_blocks(self, seq: Sequence, parent: Sequence) -> None:
         """Continue in the blocks of `parent`, which ends."""
         seq.block_table, parent.block_table = parent.block_table, []
         seq.num_freed, parent.num_freed = parent.num_freed, 0
+        seq.pages, parent.pages = parent.pages, {}
         seq.num_computed = parent.num_computed
         self._copy_tree_position(seq, parent, len(seq.block_table))
 
@@ -233,12 +273,27 @@ class KVBlocks:
             plan.copies.append((seq.copy_from, seq.block_table[first]))
             self.pool.release([seq.copy_from])
             seq.copy_from = None
+            if self.pages:
+                self.pages.copy(seq, first, plan)
         if seq.host_blocks:
-            plan.swap_in.extend((host, seq.block_table[i]) for i, host in seq.host_blocks.items() if i >= first)
-            self.host.release([host for i, host in seq.host_blocks.items() if i < first])
-            seq.host_blocks = {}
+            self._swap_in(seq, first, plan)
+        if self.pages:
+            self.pages.cover(seq, num_tokens, plan)
         if self.states and seq.host_state >= 0:
             self._swap_state_in(seq, self.states, plan)
+
+    def _swap_in(self, seq: Sequence, first: int, plan: StepPlan) -> None:
+        """Swap in the blocks from `first` on, which are whole on the host, and window pages. The blocks before are
+        shared; their pages may be gone."""
+        hosts, seq.host_blocks = seq.host_blocks, {}
+        for i, host in hosts.items():
+            if self.pages and self.pages.wants(seq, i):
+                self.host.hold(host)
+                plan.page_swap_in.append((host, self.pages.page_for(seq, i, plan)))
+            if i >= first:
+                plan.swap_in.append((host, seq.block_table[i]))
+            else:
+                self.host.release([host])
 
     def _swap_state_in(self, seq: Sequence, states: StateSlots, plan: StepPlan) -> None:
         """Unless the tree has a later checkpoint by now. What came from beyond the slots is one, too."""
@@ -265,6 +320,8 @@ class KVBlocks:
                 break
             if self.tiers and seq.index_at > seq.num_arrived:
                 self.tiers.note_full(node.block, node)
+            if self.pages:
+                self.pages.index.partial.discard(seq.pages.get(i, NO_PAGE))
             seq.node = node
             seq.num_indexed += 1
             seq.index_at += size
@@ -279,6 +336,8 @@ class KVBlocks:
             return
         seq.num_computed = num_tokens
         num_blocks = -(-num_tokens // self.block_size)
+        if self.pages:
+            self.pages.drop_behind(seq, num_blocks)
         self.pool.release(seq.block_table[num_blocks:])
         del seq.block_table[num_blocks:]
         seq.num_blocks_sent = min(seq.num_blocks_sent, num_blocks)
@@ -313,6 +372,8 @@ class KVBlocks:
             seq.copy_from = None
         if self.states:
             self.states.release(seq)
+        if self.pages:
+            self.pages.release(seq)
         self.pool.release(seq.held_blocks)
         self.host.release(list(seq.host_blocks.values()))
         if seq.fetch is not None and self.tiers:
@@ -325,72 +386,10 @@ class KVBlocks:
 
     def release_swapped(self, plan: StepPlan) -> None:
         """The output of a plan has come: its swaps are done."""
-        self.host.release(_swapped(plan))
+        self.host.release(swapped_blocks(plan))
         if self.states:
             self.states.host.release(swapped_states(plan))
 
     def check(self, sequences: Iterable[Sequence], plans: Iterable[StepPlan]) -> None:
         """Assert every invariant of memory, given all live sequences and all plans in flight."""
-        self.tree.check()
-        self.pool.check()
-        self.host.check()
-        refs: Counter[int] = Counter()
-        host_refs, slot_refs = Counter[int](), Counter[int]()
-        for part in (self.tiers, self.remote, self.sends):
-            if part is not None:
-                self._count_host(part.check(), host_refs, slot_refs)
-        if self.sends:
-            refs.update(self.sends.held_blocks())
-        sequences, plans = list(sequences), list(plans)
-        if self.states:
-            self.states.check(sequences, plans, slot_refs)
-        for plan in plans:
-            host_refs.update(_swapped(plan))
-        for seq in sequences:
-            refs.update(seq.held_blocks)
-            host_refs.update(seq.host_blocks.values())
-            if seq.copy_from is not None:
-                refs[seq.copy_from] += 1
-            self._check_table(seq)
-        for block, count in enumerate(self.pool.refs):
-            assert count == refs[block], f"block {block} has {count} references and is in {refs[block]} block tables"
-        for block, count in enumerate(self.host.refs):
-            assert count == host_refs[block], (
-                f"host block {block} has {count} references, and {host_refs[block]} are known"
-            )
-
-    def _count_host(self, ids: Counter[int], host_refs: Counter[int], slot_refs: Counter[int]) -> None:
-        """Divide references to the host between blocks and slots."""
-        for host, count in ids.items():
-            is_slot = host >= self.host.num_blocks
-            (slot_refs if is_slot else host_refs)[host - self.host.num_blocks if is_slot else host] += count
-
-    def _check_table(self, seq: Sequence) -> None:
-        name = f"sample {seq.sample} of {seq.group.id}"
-        if seq.host_blocks:
-            assert not seq.block_table, f"{name} is swapped out and holds blocks"
-            return
-        covered = len(seq.block_table) + (seq.copy_from is not None)
-        filled = -(-seq.num_computed // self.block_size)
-        assert covered == (max(filled, seq.num_indexed) if self.states else filled), (
-            f"{name} has {seq.num_computed} tokens computed and {covered} blocks"
-        )
-        assert seq.num_freed <= self.window.first_block(seq.num_computed), f"{name} has freed blocks that it will read"
-        node, i = seq.node, seq.num_indexed
-        while i > seq.num_freed:
-            i -= 1
-            assert node is not None and node.block == seq.block_table[i], f"{name} does not hold the chain of its node"
-            node = node.parent
-        full = max(seq.num_computed // self.block_size, seq.num_indexed)
-        for block in seq.block_table[full:]:
-            assert self.pool.refs[block] == 1 + self._copied(seq), f"{name} writes into block {block}, which is shared"
-
-    @staticmethod
-    def _copied(seq: Sequence) -> int:
-        """How many sequences of its group have yet to copy the block that `seq` writes into."""
-        return sum(other.copy_from == seq.block_table[-1] for other in seq.group.live)
-
-
-def _swapped(plan: StepPlan) -> list[int]:
-    """The host blocks that a plan has references to."""
-    return [*(host for _, host in plan.swap_out), *(host for host, _ in plan.swap_in)]
+        check_memory(self, list(sequences), list(plans))

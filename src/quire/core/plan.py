@@ -84,7 +84,7 @@ class BlockSend:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Carried out in this order: retire, swap out, swap in, copy, adapters, admit, compute.
+    """Carried out in this order: retire, swap out, pages, swap in, copy, adapters, admit, compute.
 
     Saves, fetches, prefills and sends begin after the swaps. The step does not wait for them, nor does the next. They
     name host slots as host blocks: those are numbered behind the last of these."""
@@ -100,7 +100,10 @@ class StepPlan:
     fetches: list[Fetch] = field(default_factory=list)
     prefills: list[RemotePrefill] = field(default_factory=list)
     sends: list[BlockSend] = field(default_factory=list)
+    pages: list[tuple[int, int]] = field(default_factory=list)  # (block, its window page from now on)
+    page_swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, window page)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
+    page_copies: list[tuple[int, int]] = field(default_factory=list)  # the same of window pages
     adapters: list[tuple[int, str]] = field(default_factory=list)  # (slot, the LoRA adapter to load into it)
     admitted: list[Admission] = field(default_factory=list)
 

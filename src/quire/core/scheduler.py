@@ -66,13 +66,16 @@ class Scheduler:
         num_slots: int = 0,
         num_host_slots: int = 0,
         slot_bytes: int = 0,
+        num_pages: int = 0,
+        page_window: int = 0,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `micro_batches`: where there are several,
         sequences that decode are divided among them, and none is in two plans in flight before its token is known.
         `window`: tokens that attention looks back, 0: all. `drafts`: how draft tokens are chosen; None: there are none.
         `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`, `slot_bytes`: of a
         block and of a state slot. `prefill_engines` compute prompts for this one. `block_sender`: this one computes
-        prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap to."""
+        prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap to.
+        `num_pages`: window pages, of models in which some layers have a window, `page_window` the largest."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(
@@ -90,8 +93,13 @@ class Scheduler:
             limits.max_num_seqs,
             num_host_slots,
             slot_bytes,
+            num_pages,
+            SlidingWindow(page_window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
+            if num_pages
+            else None,
+            limits.max_num_batched_tokens,
         )
-        self.states = self.kv_blocks.states
+        self.states, self.pages = self.kv_blocks.states, self.kv_blocks.pages
         self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
         self.rows = RowTable(self.states.max_running if self.states else limits.max_num_seqs)
         self.adapters = AdapterSlots(num_adapters)
@@ -158,6 +166,8 @@ class Scheduler:
         self._step += 1
         if self.states:
             self.states.begin_plan()
+        if self.pages:
+            self.pages.begin_plan()
         if self.tiers:
             self.tiers.save(plan, is_idle=not self.groups.has_work)
         if self.sends:
@@ -226,6 +236,8 @@ class Scheduler:
                     continue  # it waits a step; sequences before it go on, and may preempt it
                 seq.block_table.append(pool.take())
                 new_blocks = seq.take_unsent_blocks()
+                if self.pages:
+                    self.pages.cover(seq, start + 1, plan)
             run = Run(seq.row, start, 1, new_blocks)
             runs.append(run)
             if self.states:
@@ -273,7 +285,7 @@ class Scheduler:
         """Append the tokens that the oldest plan in flight sampled; returns the events for the clients."""
         step = self._in_flight.popleft()
         plan, owners = step.plan, step.owners
-        if plan.swap_out or plan.swap_in or plan.state_swap_out or plan.state_swap_in:
+        if plan.swap_out or plan.swap_in or plan.page_swap_in or plan.state_swap_out or plan.state_swap_in:
             self.kv_blocks.release_swapped(plan)
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events = self.groups.take_events()

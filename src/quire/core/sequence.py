@@ -56,6 +56,7 @@ class Sequence:
         "num_placeholders",
         "num_prefills",
         "num_remote",
+        "pages",
         "planned_step",
         "prefill",
         "proposals",
@@ -76,6 +77,7 @@ class Sequence:
         self.num_computed = 0  # tokens whose keys and values are in the cache, or will be after the planned step
         self.block_table: list[int] = []
         self.num_freed = 0  # leading blocks behind the sliding window
+        self.pages: dict[int, int] = {}  # index in the block table -> window page that it holds
         self.num_blocks_sent = 0  # leading blocks of the block table that the runner knows
         self.row = -1  # -1: none
         self.admitted_step = NEVER  # the step that gave it its row

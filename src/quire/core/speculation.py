@@ -152,9 +152,10 @@ class Speculation:
         run.parents = without_chain(tree.parents[:count])
         run.count += count
         seq.add_placeholders(count)
-        seq.num_computed += count
-        num_blocks = self._kv_blocks.num_new_blocks(seq, seq.num_computed)
-        self._kv_blocks.allocate(seq, seq.num_computed, plan)
+        end = seq.num_computed + count
+        num_blocks = self._kv_blocks.num_new_blocks(seq, end)
+        self._kv_blocks.allocate(seq, end, plan)
+        seq.num_computed = end
         run.new_blocks += seq.take_unsent_blocks()
         if self._kv_blocks.states:
             self._kv_blocks.states.plan_drafts(seq, run, count)

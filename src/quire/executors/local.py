@@ -44,6 +44,8 @@ MAX_DEFAULT_CACHE_BYTES = 4 * 2**30  # of main memory, unless a size is asked fo
 class LocalExecutor:
     """Loads a checkpoint, allocates a KV cache beside it, and runs plans."""
 
+    alone = True  # it has all layers of the model, and all their heads
+
     def __init__(self, path: str | Path, options: ExecutorOptions | None = None) -> None:
         self.path = path
         self.options = options or ExecutorOptions()
@@ -141,6 +143,9 @@ class LocalExecutor:
             num_slots=size.num_slots,
             num_host_slots=size.num_host_slots,
             slot_bytes=size.spec.states.slot_bytes if size.spec.states else 0,
+            num_pages=size.num_pages,
+            page_window=size.spec.windows.size if size.spec.windows else 0,
+            page_bytes=size.spec.page_bytes,
         )
 
     @property
@@ -266,7 +271,17 @@ class LocalExecutor:
             offload_bytes=self.options.host_tier_bytes,
             has_staging=self._disk_path(config) is not None or self.options.kv_transfer is not None,
             ahead=self._ahead,
+            window_pages=self._has_window_pages,
         )
+
+    @property
+    def _has_window_pages(self) -> bool:
+        """Whether layers with a window may have pages of their own. What moves blocks elsewhere moves whole ones, and
+        what drafts has blocks as many as the target, and as large as a share of whole ones."""
+        options = self.options
+        moves_blocks = options.host_tier_bytes or options.kv_disk_path or options.kv_transfer
+        drafts_in_blocks = options.speculation and (options.speculation.model or options.speculation.head)
+        return self.alone and not options.on_gpu and not moves_blocks and not drafts_in_blocks
 
     # -- running
 

@@ -35,12 +35,16 @@ class Capacity:
     num_slots: int = 0  # state slots
     num_host_slots: int = 0  # to swap states to
     slot_bytes: int = 0  # of a state slot
+    num_pages: int = 0  # window pages; 0: blocks have all layers
+    page_window: int = 0  # the largest sliding window of the layers in window pages
+    page_bytes: int = 0  # of a window page
     offload: bool = False  # whether host blocks keep prefixes
     window: int = 0  # the largest sliding window if every layer has one; 0: some layer attends to everything
 
     @property
     def block_bytes(self) -> int:
-        return (self.cache_bytes - self.num_slots * self.slot_bytes) // self.num_blocks
+        beside = self.num_slots * self.slot_bytes + self.num_pages * self.page_bytes
+        return (self.cache_bytes - beside) // self.num_blocks
 
 
 class Executor(Protocol):

@@ -46,6 +46,13 @@ class ModelConfig:
         return max(self.windows) if all(self.windows) else 0
 
     @property
+    def kv_windows(self) -> tuple[int, ...]:
+        """The windows of the layers that have keys and values."""
+        if not self.kinds:
+            return self.windows
+        return tuple(window for window, kind in zip(self.windows, self.kinds, strict=True) if kind == ATTENTION)
+
+    @property
     def has_states(self) -> bool:
         return self.conv is not None or self.states is not None
 

@@ -129,6 +129,19 @@ class StateSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowSpec:
+    """The layers of a cache that have a sliding window (or chunks), where others have none. Their part of a block is in
+    a window page, and a block has one only as long as a window reaches it."""
+
+    layers: tuple[int, ...]  # of the cache
+    size: int  # the largest window
+    num_pages: int
+
+    def __post_init__(self) -> None:
+        assert self.layers and self.size > 0 and self.num_pages > 0
+
+
+@dataclass(frozen=True, slots=True)
 class KVSpec:
     """The shape of the paged KV cache. A block holds `block_size` tokens of every layer.
 
@@ -142,7 +155,8 @@ class KVSpec:
 
     With `conv`, a block also has the state of every causal convolution after the last token written to it: a full block
     is a prefix from which a sequence can continue. States that are too large for that are beside the blocks, in slots
-    of their own: `states`. A model has one of both, or neither."""
+    of their own: `states`. A model has one of both, or neither. With `windows`, a block has no part of the layers with
+    a window: that is in window pages."""
 
     num_layers: int  # that have keys and values
     num_kv_heads: int
@@ -153,9 +167,11 @@ class KVSpec:
     fp8_scales: tuple[tuple[float, float], ...] = ()  # of keys and values, by layer; (): 1 for all
     conv: ConvSpec | None = None
     states: StateSpec | None = None
+    windows: WindowSpec | None = None
 
     def __post_init__(self) -> None:
         assert self.conv is None or self.states is None
+        assert self.windows is None or not self.has_states
         assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
 
     def fp8_scales_of(self, layer: int) -> tuple[float, float]:
@@ -167,14 +183,44 @@ class KVSpec:
         return self.latent or self.head_dim
 
     @property
+    def has_states(self) -> bool:
+        return self.conv is not None or self.states is not None
+
+    def place(self, layer: int) -> tuple[bool, int]:
+        """Whether a layer is in window pages, and its number among the layers that are, or are not."""
+        in_pages = self.windows.layers if self.windows else ()
+        if layer in in_pages:
+            return True, in_pages.index(layer)
+        return False, layer - sum(other < layer for other in in_pages)
+
+    @property
+    def block_layers(self) -> int:
+        """Layers that have a part in blocks."""
+        return self.num_layers - (len(self.windows.layers) if self.windows else 0)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of the keys and values of `block_size` tokens in one layer."""
+        return (1 if self.latent else 2) * self.num_kv_heads * self.block_size * self._head_bytes
+
+    @property
     def kv_bytes(self) -> int:
-        """Bytes of the keys and values of a block."""
-        vectors = 1 if self.latent else 2
-        return vectors * self.num_layers * self.num_kv_heads * self.block_size * self._head_bytes
+        """The same in all layers, in a block or in a window page."""
+        return self.num_layers * self.layer_bytes
 
     @property
     def block_bytes(self) -> int:
-        return self.kv_bytes + (self.conv.state_bytes if self.conv else 0)
+        return self.block_layers * self.layer_bytes + (self.conv.state_bytes if self.conv else 0)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a window page."""
+        return len(self.windows.layers) * self.layer_bytes if self.windows else 0
+
+    @property
+    def host_block_bytes(self) -> int:
+        """Of a block on the host, which has all layers."""
+        return self.block_bytes + self.page_bytes
 
     @property
     def _head_bytes(self) -> int:
@@ -218,6 +264,20 @@ class KVCache(Protocol):
 
     def host_state_buffers(self, host_slot: int) -> list[NDArray[np.uint8]]:
         """The memory of a host slot, the same."""
+
+
+class WindowedKVCache(KVCache, Protocol):
+    """A cache with window pages, of `KVSpec.windows`."""
+
+    def attach_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Let blocks have window pages from now on: pairs of (block, page)."""
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy window pages, in order: pairs of (source, target)."""
+
+    def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy window pages from the host: pairs of (host block, page). A block that is swapped out takes its page
+        along; one that is swapped in does not."""
 
 
 @dataclass(frozen=True, slots=True)

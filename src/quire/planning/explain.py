@@ -2,7 +2,6 @@
 
 from math import ceil
 
-from quire.planning.memory import sequence_bytes
 from quire.planning.plan import Plan
 from quire.planning.roofline import all_reduce_bytes
 from quire.runtime.kv import SLOTS_A_SEQUENCE
@@ -26,6 +25,8 @@ def _memory(plan: Plan) -> list[str]:
     width = kv_bytes / max(config.kv_layers, 1) / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
     states = f" + {config.conv.state_bytes:,} bytes of states / {kv.block_size} tokens" if config.conv else ""
     slots = f" + {SLOTS_A_SEQUENCE} x {kv.states.slot_bytes:,} bytes of states" if kv.states else ""
+    is_bounded = any(config.windows) and load.users * load.context * per_token > memory.kv_cache
+    windows = ", less what is behind windows" if is_bounded else ""
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
     parts = [f"{size / _GIB:.3f}" for size in _parts(memory)]
     return [
@@ -33,8 +34,8 @@ def _memory(plan: Plan) -> list[str]:
         f"{plan.model.weight_bytes / _GIB:.3f} GiB",
         f"KV of a token  = {config.kv_layers} layers x {keys} x {width:g} bytes{states} = {per_token:,.0f} bytes = "
         f"{per_token / 1024:,.1f} KiB",
-        f"KV of a user   = whole blocks of {kv.block_size} tokens for {load.context:,} tokens{slots} = "
-        f"{sequence_bytes(plan.model, kv, load.context) / _GIB:.3f} GiB",
+        f"KV of a user   = whole blocks of {kv.block_size} tokens for {load.context:,} tokens{slots}{windows} = "
+        f"{memory.kv_cache / load.users / _GIB:.3f} GiB",
         f"memory         = {' + '.join(parts)} = {memory.total / _GIB:.3f} GiB",
     ]
 

@@ -1,5 +1,6 @@
 """What fills the memory: weights, KV cache, activations, adapters and the process itself."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, fields, replace
 from math import ceil
 
@@ -10,6 +11,7 @@ from quire.planning import gpu_memory, native_memory
 from quire.planning.planned_model import PlannedModel
 from quire.planning.step_counter import StepShape
 from quire.runtime.kv import SLOTS_A_SEQUENCE
+from quire.runtime.window_pages import windowed_layers, with_window_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +71,18 @@ CPU_PROCESS_BYTES = 42 << 20  # of an engine process without a model, on Linux; 
 
 def plan_memory(
     model: PlannedModel, kv: KVSpec, load: Load, *, limits: EngineLimits | None = None, on_gpu: bool = False,
-    process: int | None = None, max_num_batched_tokens: int = 512,
+    process: int | None = None, max_num_batched_tokens: int = 512, alone: bool = True,
 ) -> MemoryPlan:  # fmt: skip
-    """`process`: bytes of an engine process without a model; None: a usual one."""
+    """`process`: bytes of an engine process without a model; None: a usual one. `alone`: one process computes it."""
     limits = limits or EngineLimits(max_num_batched_tokens=max_num_batched_tokens)
-    plan = _plan_gpu if on_gpu else _plan_cpu
-    return plan(model, kv, load, limits, process)
+    if on_gpu:
+        return _plan_gpu(model, kv, load, limits, process)
+    return _plan_cpu(model, kv, load, limits, process, alone and not limits.num_drafts)
 
 
-def _plan_cpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None) -> MemoryPlan:
+def _plan_cpu(
+    model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None, window_pages: bool
+) -> MemoryPlan:
     step = model.step(StepShape(1), kv)
     max_tokens = max(limits.max_num_batched_tokens, load.users)
     buffers = native_memory.step_buffers(
@@ -87,7 +92,7 @@ def _plan_cpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits,
     rank = limits.lora_rank if limits.num_loras else 0
     plan = MemoryPlan(
         weights=native_memory.weight_pages(model.allocations) + model.vector_bytes,
-        kv_cache=load.users * sequence_bytes(model, kv, load.context, limits.max_num_batched_tokens),
+        kv_cache=cache_bytes(model, kv, load.users, load.context, limits.max_num_batched_tokens, window_pages),
         activations=buffers + native_memory.token_bytes(load.users, load.context, kv.block_size),
         adapters=native_memory.adapter_bytes(model.linears, rank, limits.num_loras)
         + (native_memory.adapter_buffers(model.linears, rank, max_tokens) if rank else 0),
@@ -127,9 +132,27 @@ def sequence_bytes(model: PlannedModel, kv: KVSpec, context: int, max_chunk: int
     return window.max_blocks(context) * kv.block_bytes + states
 
 
-def users_that_fit(model: PlannedModel, kv: KVSpec, context: int, room: int) -> int:
+def cache_bytes(
+    model: PlannedModel, kv: KVSpec, users: int, context: int, max_chunk: int = 512, window_pages: bool = True
+) -> int:
+    """KV cache of `users` sequences on a CPU. With `window_pages`, layers with a window keep what it reaches, where
+    other layers keep everything."""
+    num_blocks = users * -(-context // kv.block_size)
+    limits = {"max_model_len": context, "max_num_seqs": users, "max_num_batched_tokens": max_chunk}
+    spec = with_window_pages(model.config, kv, num_blocks, **limits) if window_pages else kv
+    if spec.windows is None:
+        return users * sequence_bytes(model, kv, context, max_chunk)
+    return num_blocks * spec.block_bytes + spec.windows.num_pages * spec.page_bytes
+
+
+def users_that_fit(model: PlannedModel, kv: KVSpec, context: int, room: int, window_pages: bool = False) -> int:
     """Sequences of `context` tokens whose KV cache fits in `room` bytes."""
-    return max(0, room // sequence_bytes(model, kv, context))
+    least = max(0, room // sequence_bytes(model, kv, context))
+    if not window_pages or not windowed_layers(model.config):
+        return least
+    most = least + max(0, room // kv.block_bytes)  # that many blocks
+    users = range(least + 1, most + 1)
+    return least + bisect_right(users, room, key=lambda count: cache_bytes(model, kv, count, context))
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,7 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
     one_user = replace(load, users=1)
     alone = _memory(model, kv, one_user, setup, draft)
     room = usable_memory(hardware, setup.num_devices) - (alone.total - alone.kv_cache)
+    in_pages = not hardware.is_gpu and setup.num_devices == 1 and not setup.limits.num_drafts
     contexts = [context for context in CONTEXTS if context <= model.config.max_length] or [model.config.max_length]
     plan = Plan(
         model=model,
@@ -133,8 +134,8 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
         memory=memory,
         prefill=ceiling(StepShape(1, load.prompt, load.prompt)),
         decode=decode,
-        users_by_context=[(context, users_that_fit(model, kv, context, room)) for context in contexts],
-        max_users=users_that_fit(model, kv, load.context, room),
+        users_by_context=[(context, users_that_fit(model, kv, context, room, in_pages)) for context in contexts],
+        max_users=users_that_fit(model, kv, load.context, room, in_pages),
         variants=kv_variants(model, kv.kv_bytes / kv.block_size / _numbers(kv)),
         speculation=_speculation(model, kv, load, setup, draft),
         cost=Cost(0, setup.num_devices, 0, 0),
@@ -150,7 +151,10 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
 def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> MemoryPlan:
     """Of all devices together: each has a process and activations of its own."""
     hardware = setup.hardware
-    memory = plan_memory(model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes)
+    memory = plan_memory(
+        model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes,
+        alone=setup.num_devices == 1,
+    )  # fmt: skip
     held = 0
     if draft is not None:
         held = draft.model.weight_bytes + load.users * sequence_bytes(draft.model, draft.kv, load.context)

@@ -7,6 +7,7 @@ from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.sliding_window import SlidingWindow
 from quire.models.config import ModelConfig
 from quire.ops.opset import GPU_KV_DTYPES, KVSpec, StateSpec
+from quire.runtime.window_pages import with_window_pages
 
 INT8_TOKENS = 16  # kernels take this many tokens of an int8 cache at a time
 INT8_MAX_SIZE = 1024  # slots of a block, columns of a head: longer sums would overflow 32 bits
@@ -38,9 +39,14 @@ class KVSize:
         return self.spec.states.num_host_slots if self.spec.states else 0
 
     @property
+    def num_pages(self) -> int:
+        return self.spec.windows.num_pages if self.spec.windows else 0
+
+    @property
     def cache_bytes(self) -> int:
         slot_bytes = self.spec.states.slot_bytes if self.spec.states else 0
-        return self.num_blocks * self.spec.block_bytes + self.num_slots * slot_bytes
+        pages = self.num_pages * self.spec.page_bytes
+        return self.num_blocks * self.spec.block_bytes + self.num_slots * slot_bytes + pages
 
 
 def kv_spec(
@@ -108,6 +114,7 @@ def size_cache(
     offload_bytes: int = 0,
     has_staging: bool = False,
     ahead: int = 0,
+    window_pages: bool = False,
 ) -> KVSize:
     """How many blocks there are, and the longest sequence.
 
@@ -115,14 +122,25 @@ def size_cache(
     `max_bytes`. Without `max_model_len` the model's own length is served, or what fits. Where every layer has a
     window, a sequence of any length fits in the blocks of its window and of the tokens of one step. `swap_bytes` and
     `offload_bytes` are host memory; `has_staging`: blocks on their way from and to the disk, or other engines, need
-    some, too."""
+    some, too. With `window_pages`, layers with a window may have pages of their own."""
     length = longest(config, max_model_len)
     window = SlidingWindow(config.window, spec.block_size, max_chunk=max_num_batched_tokens, ahead=ahead)
     seq_blocks = window.max_blocks(length)
     seq_bytes = seq_blocks * spec.block_bytes
     slot_bytes = spec.states.slot_bytes if spec.states else 0
+    is_sized = cache_bytes is None  # by the number and the length of sequences
     if cache_bytes is None:
         cache_bytes = min(max_bytes, max_num_seqs * (seq_bytes + SLOTS_A_SEQUENCE * slot_bytes))
+    page_bytes = 0  # of all window pages
+    if window_pages and spec.block_bytes:
+        num_whole = cache_bytes // spec.block_bytes
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "ahead": ahead}
+        spec = with_window_pages(config, spec, num_whole, max_model_len=length, **limits)
+        seq_bytes = seq_blocks * spec.block_bytes
+        if spec.windows:
+            page_bytes = spec.windows.num_pages * spec.page_bytes
+            cache_bytes -= page_bytes
+            cache_bytes = min(cache_bytes, max_num_seqs * seq_bytes) if is_sized else cache_bytes
     if spec.states:
         typical_bytes = min(seq_blocks, -(-TYPICAL_TOKENS // spec.block_size)) * spec.block_bytes
         num_slots = _num_slots(spec.states, cache_bytes, seq_bytes, typical_bytes)
@@ -131,9 +149,10 @@ def size_cache(
     num_blocks = cache_bytes // spec.block_bytes if spec.block_bytes else max_num_seqs * seq_blocks
     fits = length if num_blocks >= seq_blocks else num_blocks * spec.block_size  # tokens
     if fits <= 0 or (max_model_len is not None and fits < length):
+        needed, given = seq_blocks * spec.host_block_bytes, cache_bytes + page_bytes
         raise DoesNotFit(
-            f"a sequence of {length} tokens needs {_mib(seq_bytes)} of KV cache, and {_mib(cache_bytes)} hold {fits}",
-            f"give kv_cache_memory_bytes {seq_bytes}, or ask for a smaller max_model_len",
+            f"a sequence of {length} tokens needs {_mib(needed)} of KV cache, and {_mib(given)} hold {fits}",
+            f"give kv_cache_memory_bytes {needed}, or ask for a smaller max_model_len",
         )
     has_staging = has_staging and not offload_bytes
     host_bytes = swap_bytes + offload_bytes
@@ -144,7 +163,7 @@ def size_cache(
             num_host_slots += max(min(STAGED_SLOTS, MAX_STAGED_BYTES // slot_bytes), MIN_STAGED_SLOTS)
         spec = replace(spec, states=replace(spec.states, num_host_slots=num_host_slots))
     free_blocks = num_blocks if host_bytes else 0  # where no layer has keys and values, blocks take no memory
-    num_host_blocks = host_bytes // spec.block_bytes if spec.block_bytes else free_blocks
+    num_host_blocks = host_bytes // spec.host_block_bytes if spec.block_bytes else free_blocks
     if has_staging:
         num_host_blocks += _num_staged(spec, seq_blocks)
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))

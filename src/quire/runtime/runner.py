@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.core.draft_tree import DraftTree
 from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import KVCache, Masks, OpSet
+from quire.ops.opset import KVCache, Masks, OpSet, WindowedKVCache
 from quire.ops.sampled_row import Logprobs, id_logprobs
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.batch import BatchedStep, BatchRows
@@ -85,6 +85,10 @@ class Runner:
         """From now on, rows may ask for structured output."""
         self.structured = StructuredOutputRows(self._vocab, new_matcher)
 
+    @property
+    def _windowed_cache(self) -> WindowedKVCache:
+        return cast(WindowedKVCache, self.cache)
+
     def submit(self, plan: StepPlan) -> None:
         self._prepare(plan)
         self._in_flight.append((plan.step, self._launch(plan) if plan.runs else list))
@@ -115,6 +119,10 @@ class Runner:
                     cache.join_swaps()
             if plan.swap_in:
                 cache.swap_in(plan.swap_in)
+        if plan.pages:
+            self._windowed_cache.attach_pages(plan.pages)
+        if plan.page_swap_in:
+            self._windowed_cache.swap_pages_in(plan.page_swap_in)
         if plan.state_swap_out:
             self.cache.swap_states_out(plan.state_swap_out)
         if plan.state_swap_in:
@@ -128,6 +136,8 @@ class Runner:
         if plan.copies:
             for cache in self._caches:
                 cache.copy(plan.copies)
+        if plan.page_copies:
+            self._windowed_cache.copy_pages(plan.page_copies)
         if self.proposer:
             self.proposer.move_blocks(plan)
         for slot, adapter in plan.adapters:

@@ -115,6 +115,7 @@ def check_pipeline(options: ExecutorOptions, size: int, config: Any = None) -> N
 class StageExecutor(LocalExecutor):
     """One of several stages. Processes are numbered as ranks are: 0 is the engine's, which has the last stage."""
 
+    alone = False
     group: RankGroup
     members: StageRanks | None = None  # the other ranks of this stage
     received: HiddenSlots | None  # where the hidden states of the stage before are; None: this is the first

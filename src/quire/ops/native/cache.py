@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import DoesNotFit, Unsupported
-from quire.ops.opset import KV_DTYPES, KVSpec
+from quire.ops.opset import KV_DTYPES, Int32, KVSpec, StepBatch
 
 Bytes = NDArray[np.uint8]
 
@@ -23,9 +23,12 @@ class NativeCache:
             raise Unsupported(f"a KV cache of {spec.dtype}", f"the CPU supports {', '.join(KV_DTYPES)}")
         self.spec = spec
         self.num_blocks = num_blocks
-        self.pages = _allocate(num_blocks * spec.block_bytes + PAGES_SLACK)
-        self._blocks = self.pages[: num_blocks * spec.block_bytes].reshape(num_blocks, spec.block_bytes)
-        self._host = _allocate(num_host_blocks * spec.block_bytes).reshape(num_host_blocks, spec.block_bytes)
+        self.pages, self._blocks = _allocate_pages(num_blocks, spec.block_bytes)
+        self._host = _allocate(num_host_blocks * spec.host_block_bytes).reshape(num_host_blocks, spec.host_block_bytes)
+        self.window_pages, self._window_pages = _allocate_pages(
+            spec.windows.num_pages if spec.windows else 0, spec.page_bytes
+        )
+        self._page_of = np.zeros(num_blocks if spec.windows else 0, np.int32)  # stale where a block has no page
         states = spec.states
         self.slots = _allocate(states.num_slots * states.slot_bytes if states else 0).view(np.float32)
         self._host_slots = self._allocate_slots(states.num_host_slots if states else 0)
@@ -40,14 +43,42 @@ class NativeCache:
         assert self.spec.states is not None
         return self.slots.view(np.uint8).reshape(-1, self.spec.states.slot_bytes)
 
+    @property
+    def _host_blocks(self) -> Bytes:
+        return self._host[:, : self.spec.block_bytes]
+
+    @property
+    def _host_pages(self) -> Bytes:
+        return self._host[:, self.spec.block_bytes :]
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._blocks, self._blocks, pairs)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._blocks, self._host, pairs)
+        _copy(self._blocks, self._host_blocks, pairs)
+        if self.spec.windows:
+            _copy(self._window_pages, self._host_pages, [(int(self._page_of[block]), host) for block, host in pairs])
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._host, self._blocks, pairs)
+        _copy(self._host_blocks, self._blocks, pairs)
+
+    def attach_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for block, page in pairs:
+            self._page_of[block] = page
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        _copy(self._window_pages, self._window_pages, pairs)
+
+    def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        _copy(self._host_pages, self._window_pages, pairs)
+
+    def find_pages(self, batch: StepBatch) -> dict[str, Int32]:
+        """The slots and block tables of a step in window pages, for `Tape.run`."""
+        if self.spec.windows is None:
+            return {}
+        block, offset = np.divmod(batch.slots, np.int32(self.spec.block_size))
+        slots = self._page_of[block] * np.int32(self.spec.block_size) + offset
+        return {"window_slots": slots, "window_tables": self._page_of[batch.block_tables]}
 
     def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self.spec.states is not None:  # a stage may have no layer with states
@@ -65,8 +96,14 @@ class NativeCache:
         for source, target in pairs:
             if not (0 <= source < num_slots and 0 <= target < num_slots):
                 raise ValueError(f"copy of slot {source} to slot {target} of {num_slots}")
-            for view, shape in _token_views(self.spec, self._blocks):
-                view[_place(target, shape)] = view[_place(source, shape)]
+            _move(self.spec, self.spec.block_layers, self._blocks, source, target)
+            if self.spec.windows:
+                moved = self._page_slot(source), self._page_slot(target)
+                _move(self.spec, len(self.spec.windows.layers), self._window_pages, *moved)
+
+    def _page_slot(self, slot: int) -> int:
+        block, offset = divmod(slot, self.spec.block_size)
+        return int(self._page_of[block]) * self.spec.block_size + offset
 
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
@@ -84,16 +121,28 @@ class NativeCache:
         return [self._host_slots[host_slot]]
 
 
+def _allocate_pages(count: int, size: int) -> tuple[Bytes, Bytes]:
+    """-> memory for pages, with slack behind them, and the pages [count, size]"""
+    memory = _allocate(count * size + PAGES_SLACK)
+    return memory, memory[: count * size].reshape(count, size)
+
+
 def _place(slot: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Block and place of a slot in a token view."""
     block, offset = divmod(slot, prod(shape))
     return (block, *(int(index) for index in np.unravel_index(offset, shape)))
 
 
-def _token_views(spec: KVSpec, blocks: Bytes) -> list[tuple[NDArray[Any], tuple[int, ...]]]:
+def _move(spec: KVSpec, num_layers: int, blocks: Bytes, source: int, target: int) -> None:
+    """Copy what one slot has to another."""
+    for view, shape in _token_views(spec, num_layers, blocks):
+        view[_place(target, shape)] = view[_place(source, shape)]
+
+
+def _token_views(spec: KVSpec, num_layers: int, blocks: Bytes) -> list[tuple[NDArray[Any], tuple[int, ...]]]:
     """Views of the blocks [blocks, *a token's place in its block, ...], and the shape of those places."""
     size, vectors = spec.block_size, 1 if spec.latent else 2
-    heads = blocks.reshape(len(blocks), spec.num_layers, vectors, spec.num_kv_heads, -1)
+    heads = blocks.reshape(len(blocks), num_layers, vectors, spec.num_kv_heads, -1)
     if spec.dtype == "int8":
         columns = heads.shape[-1] // size - 4
         quants, scales = np.split(heads, [columns * size], axis=-1)

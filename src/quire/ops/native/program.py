@@ -64,7 +64,7 @@ class NativeProgram:
         self._tape = native.Tape(
             cache.pages,
             num_blocks=cache.num_blocks,
-            num_layers=spec.num_layers,
+            num_layers=spec.block_layers,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             block_size=spec.block_size,
@@ -80,6 +80,10 @@ class NativeProgram:
             shared=arena,
             shared_groups=quantized,
         )
+        self._cache = cache
+        if (windows := spec.windows) is not None:
+            pages = cache.window_pages
+            self._tape.use_window_pages(pages, num_pages=windows.num_pages, num_layers=len(windows.layers))
         if (states := spec.states) is not None:
             assert states.num_slots > 0, "the cache has no state slots"
             self._tape.use_states(
@@ -121,6 +125,7 @@ class NativeProgram:
             batch.logit_rows,
             self._logits,
             **optional,
+            **self._cache.find_pages(batch),
         )
         return self._logits[:num_rows] if self._vocabulary is None else self._with_all_tokens(num_rows)
 

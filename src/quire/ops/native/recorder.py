@@ -137,8 +137,10 @@ class Recorder(ScanRecorder):
         assert not self._spec.latent, "latent pages have no keys and values"
         assert k.columns == v.columns == width, f"{k.columns} columns of k and {v.columns} of v in pages of {width}"
         assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
+        windowed, number = self._spec.place(layer)
         self._append(
-            Use([k.storage, v.storage], None, barrier=False), lambda tape, view: tape.write_kv(view(k), view(v), layer)
+            Use([k.storage, v.storage], None, barrier=False),
+            lambda tape, view: tape.write_kv(view(k), view(v), number, windowed),
         )
 
     def paged_attention(
@@ -160,6 +162,10 @@ class Recorder(ScanRecorder):
         assert head_dim == self._spec.head_dim, f"heads of {head_dim} columns and pages of {self._spec.head_dim}"
         self._check_heads(q.columns, group, skipped)
         assert 0 <= layer < self._spec.num_layers and softcap >= 0
+        windowed, number = self._spec.place(layer)
+        if windowed:
+            assert self._spec.windows and 0 < abs(window) <= self._spec.windows.size, f"layer {layer} sees {window}"
+        sharing = {"group": group, "skipped": skipped, "windowed": windowed}
         for vector in (slopes, sinks):
             assert vector is None or vector.shape == (q.columns // head_dim,), (
                 f"{vector.shape} for {q.columns} columns of q"
@@ -170,7 +176,7 @@ class Recorder(ScanRecorder):
             (q,),
             out,
             lambda tape, view: tape.attention(
-                view(q), layer, scale, window, softcap, slopes, sinks, view(out), **bias, group=group, skipped=skipped
+                view(q), number, scale, window, softcap, slopes, sinks, view(out), **bias, **sharing
             ),
             barrier=True,
             any_rows=True,

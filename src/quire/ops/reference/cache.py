@@ -1,6 +1,7 @@
 """The paged KV cache as torch tensors: the layout of its pages, and what is written to and read from them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,10 +27,15 @@ class TorchCache:
     """k and v [layers, blocks, block_size, kv_heads, head_dim] on the device, and a second pair on the host to swap to.
 
     In int8, k and v are quantized values, and each has scales [layers, blocks, block_size, kv_heads] beside it. In a
-    latent cache, v is the first columns of k. The states of convolutions are [layers, blocks, taps - 1, channels]."""
+    latent cache, v is the first columns of k. The states of convolutions are [layers, blocks, taps - 1, channels].
+    Window pages are the blocks of a second cache, `windowed`, that has the layers with a window."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
+        self.windowed: TorchCache | None = None
+        if spec.windows:
+            self.windowed = type(self)(_windowed(spec), spec.windows.num_pages, num_host_blocks, device)
+            self._page_of = torch.zeros(num_blocks, dtype=torch.int64, device=device)  # stale: a block has no page
         self.slots = self._allocate_slots(spec.states, device) if spec.states else None
         self.host_slots = TorchStates(spec.states, "cpu", spec.states.num_host_slots) if spec.states else None
         self.pages = self._allocate(num_blocks, device)
@@ -51,9 +57,27 @@ class TorchCache:
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._copy_blocks(self.pages, self.host_pages, pairs)
+        if self.windowed:
+            self.windowed.swap_out([(int(self._page_of[block]), host) for block, host in pairs])
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._copy_blocks(self.host_pages, self.pages, pairs)
+
+    def attach_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for block, page in pairs:
+            self._page_of[block] = page
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert self.windowed is not None
+        self.windowed.copy(pairs)
+
+    def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert self.windowed is not None
+        self.windowed.swap_in(pairs)
+
+    def _page_slots(self, slots: Tensor) -> Tensor:
+        size = self.spec.block_size
+        return self._page_of[slots // size] * size + slots % size
 
     def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         assert self.slots is not None and self.host_slots is not None
@@ -71,6 +95,9 @@ class TorchCache:
         for page in self.pages:
             slots = as_bytes(page).flatten(1, 2)  # [layers, slots, ...]
             slots[:, targets] = slots[:, sources]
+        if self.windowed:
+            moved = zip(self._page_slots(sources).tolist(), self._page_slots(targets).tolist(), strict=True)
+            self.windowed.move(list(moved))
 
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
@@ -90,22 +117,37 @@ class TorchCache:
 
     def write(self, layer: int, slots: Tensor, *vectors: Tensor) -> None:
         """Store k and v, or the one vector of a latent cache, [T, kv_heads, head_dim] each, at slots [T]."""
+        in_page, number = self.spec.place(layer)
+        if in_page and self.windowed:
+            self.windowed.write(number, self._page_slots(slots), *vectors)
+            return
         if self.spec.dtype == "fp8":
             scales = self.spec.fp8_scales_of(layer)
             vectors = tuple((x / s).clamp(-FP8_MAX, FP8_MAX) for x, s in zip(vectors, scales, strict=False))
         written = quantize_kv(*vectors) if self.spec.dtype == "int8" else vectors
         for page, x in zip(self.kv_pages, written, strict=True):
-            page[layer].flatten(0, 1)[slots] = x.to(page.dtype)
+            page[number].flatten(0, 1)[slots] = x.to(page.dtype)
 
     def read(self, layer: int, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` tokens of a block table, in fp32: k and v [length, kv_heads, head_dim]."""
-        pages = tuple(page[layer, blocks].flatten(0, 1)[:length].float() for page in self.kv_pages)
+        in_page, number = self.spec.place(layer)
+        if in_page and self.windowed:
+            return self.windowed.read(number, self._page_of[blocks], length)
+        pages = tuple(page[number, blocks].flatten(0, 1)[:length].float() for page in self.kv_pages)
         k, v = _keys_and_values(self.spec, pages)
         if self.spec.dtype != "int8":
             k_scale, v_scale = self.spec.fp8_scales_of(layer)
             return k * k_scale, v * v_scale
         k_scales, v_scales = pages[2:]
         return k * k_scales[..., None], v * v_scales[..., None]
+
+
+def _windowed(spec: KVSpec) -> KVSpec:
+    """Of the layers with a window alone."""
+    assert spec.windows is not None
+    layers = spec.windows.layers
+    scales = tuple(spec.fp8_scales_of(layer) for layer in layers) if spec.fp8_scales else ()
+    return replace(spec, num_layers=len(layers), fp8_scales=scales, windows=None)
 
 
 def _buffers(pages: Sequence[Tensor], block: int) -> list[NDArray[np.uint8]]:
@@ -133,7 +175,7 @@ def quantize_kv(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def page_layout(spec: KVSpec, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of k, of v (absent from a latent cache), in int8 of the scales of k and of v, and of the states
     of convolutions, where the model has any."""
-    slots = (spec.num_layers, num_blocks, spec.block_size, spec.num_kv_heads)
+    slots = (spec.block_layers, num_blocks, spec.block_size, spec.num_kv_heads)
     vectors = [((*slots, spec.head_dim), DTYPES[spec.dtype])] * (1 if spec.latent else 2)
     scales: list[tuple[tuple[int, ...], torch.dtype]] = [(slots, torch.float32)] * 2 if spec.dtype == "int8" else []
     if spec.conv is None:
