@@ -22,7 +22,8 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-void bind_scans(nb::class_<quire::Tape>& tape);  // bind_scans.cpp
+void bind_scans(nb::class_<quire::Tape>& tape);   // bind_scans.cpp
+void bind_sparse(nb::class_<quire::Tape>& tape);  // bind_sparse.cpp
 
 namespace {
 
@@ -198,6 +199,7 @@ void bind_tape(nb::module_& m) {
 
     nb::class_<Tape> tape(m, "Tape", "A recorded forward pass.");
     bind_scans(tape);
+    bind_sparse(tape);
     tape.def(
             "__init__",
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "paged_attention.h"
+#include "sparse_attention.h"
 
 namespace quire {
 
@@ -19,8 +20,10 @@ template <class T>
 constexpr bool kScans = std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> ||
                         std::is_same_v<T, MambaScan> || std::is_same_v<T, DeltaRule> || std::is_same_v<T, Wkv7>;
 template <class T>
+constexpr bool kIsSparse = std::is_same_v<T, TopPositions> || std::is_same_v<T, SparseMla>;
+template <class T>
 constexpr bool kReadsOwnRows =
-    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> && !std::is_same_v<T, Logits> &&
+    !kIsSparse<T> && !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> && !std::is_same_v<T, Logits> &&
     !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
 template <class T>
 constexpr bool kWritesOwnRows = std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> ||
@@ -165,6 +168,16 @@ class TapeExecutor {
         for (int64_t r = first; r < last; ++r)
             kernels_.ops.write_latent(tape_.pages_, op.layer, step_.slots[r], row(op.latent, r), row(op.k_rope, r));
     }
+
+    void run(const WriteIndexKey& op) {
+        const auto [first, last] = mine(op.k);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.write_latent(tape_.index_, op.layer, step_.slots[r], row(op.k, r),
+                                      row(op.k, r) + tape_.index_.latent);
+    }
+
+    void run(const TopPositions& op) { SparseAttention(tape_, step_, pool_).choose(op); }
+    void run(const SparseMla& op) { SparseAttention(tape_, step_, pool_).attend(op); }
 
     void run(const Activate& op) {
         const auto [first, last] = mine(op.out);

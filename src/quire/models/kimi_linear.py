@@ -11,6 +11,7 @@ from typing import Any
 from quire.models import deepseek
 from quire.models.config import ATTENTION
 from quire.models.deepseek import DeepseekConfig, DeepseekFamily, DeepseekLayer, DeepseekWeights
+from quire.models.indexer import Choice
 from quire.models.delta_net import (
     LINEAR,
     ConvWeight,
@@ -156,7 +157,7 @@ def forward(c: KimiLinearConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> 
         ops.tap(x, index)
         number, normed = c.index_of_kind(index), ops.rms_norm(x, layer.attn_norm, c.eps)
         if c.kinds[index] == ATTENTION:
-            mixed = deepseek.attention(c, layer, number, ops, normed, None, batch)
+            mixed = deepseek.attention(c, layer, number, ops, normed, None, batch, Choice())
         else:
             mixed = delta_attention(c, layer, number, ops, normed, batch)
         x = ops.add(x, mixed)

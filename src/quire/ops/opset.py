@@ -129,6 +129,18 @@ class StateSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexSpec:
+    """The indexers of sparse attention (DSA). A token has a key of `columns` numbers in every layer, beside what the
+    layer's attention keeps of it; a query attends to the `top_k` positions whose keys score best."""
+
+    columns: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        assert self.columns > 1 and self.top_k > 0
+
+
+@dataclass(frozen=True, slots=True)
 class KVSpec:
     """The shape of the paged KV cache. A block holds `block_size` tokens of every layer.
 
@@ -142,7 +154,9 @@ class KVSpec:
 
     With `conv`, a block also has the state of every causal convolution after the last token written to it: a full block
     is a prefix from which a sequence can continue. States that are too large for that are beside the blocks, in slots
-    of their own: `states`. A model has one of both, or neither."""
+    of their own: `states`. A model has one of both, or neither.
+
+    With `index`, a block of a latent cache also has the key of each layer's indexer, in the same type."""
 
     num_layers: int  # that have keys and values
     num_kv_heads: int
@@ -153,9 +167,11 @@ class KVSpec:
     fp8_scales: tuple[tuple[float, float], ...] = ()  # of keys and values, by layer; (): 1 for all
     conv: ConvSpec | None = None
     states: StateSpec | None = None
+    index: IndexSpec | None = None
 
     def __post_init__(self) -> None:
         assert self.conv is None or self.states is None
+        assert self.index is None or (self.latent and self.conv is None)
         assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
 
     def fp8_scales_of(self, layer: int) -> tuple[float, float]:
@@ -173,8 +189,13 @@ class KVSpec:
         return vectors * self.num_layers * self.num_kv_heads * self.block_size * self._head_bytes
 
     @property
+    def index_bytes(self) -> int:
+        """Bytes of the indexers' keys of a block."""
+        return self.kv_bytes // self.head_dim * self.index.columns if self.index else 0
+
+    @property
     def block_bytes(self) -> int:
-        return self.kv_bytes + (self.conv.state_bytes if self.conv else 0)
+        return self.kv_bytes + self.index_bytes + (self.conv.state_bytes if self.conv else 0)
 
     @property
     def _head_bytes(self) -> int:
@@ -575,10 +596,21 @@ class OpSet(Protocol):
     def write_latent(self, latent: Value, k_rope: Value, batch: Any, layer: int) -> None:
         """MLA: store latent [T, spec.latent] and the rotated rope part in the layer's pages at batch.slots."""
 
-    def mla_attention(self, q_latent: Value, q_rope: Value, batch: Any, layer: int, scale: float) -> Value:
+    def mla_attention(
+        self, q_latent: Value, q_rope: Value, batch: Any, layer: int, scale: float, chosen: Value | None = None
+    ) -> Value:
         """q_latent [T, heads * latent], q_rope [T, heads * (head_dim - latent)] -> [T, heads * latent]. Causal. The
         query of a head is its part of q_latent, then its part of q_rope. Keys are whole vectors of the latent cache;
-        values are their first `latent` columns."""
+        values are their first `latent` columns. `chosen`: of `top_positions`; a token sees these, and no others."""
+
+    def write_index_key(self, k: Value, batch: Any, layer: int) -> None:
+        """Sparse attention: store the indexer's keys [T, spec.index.columns] in the layer's pages at batch.slots."""
+
+    def top_positions(self, q: Value, weights: Value, batch: Any, layer: int) -> Value:
+        """q [T, heads * columns], weights [T, heads] -> [T, top_k]: the positions that each token attends to, of those
+        up to its own, in ascending order; -1 where there are fewer. They have the greatest sums over heads of weight *
+        max(0, q . k), where k is the indexer's key; of equal ones the lower position. `mla_attention` alone reads the
+        result, in any layer."""
 
     def activate(self, x: Value, kind: Activation) -> Value:
         """Element by element."""

@@ -16,15 +16,20 @@ PAGES_SLACK = 64  # bytes that the kernels may read past the last block
 
 
 class NativeCache:
-    """`num_blocks` blocks, and `num_host_blocks` to swap out to. Blocks that were never written take no memory."""
+    """`num_blocks` blocks, and `num_host_blocks` to swap out to. Blocks that were never written take no memory.
+
+    The keys of indexers are in an array of their own; a host block has both parts, one behind the other."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> None:
         if spec.dtype not in KV_DTYPES:
             raise Unsupported(f"a KV cache of {spec.dtype}", f"the CPU supports {', '.join(KV_DTYPES)}")
         self.spec = spec
         self.num_blocks = num_blocks
-        self.pages = _allocate(num_blocks * spec.block_bytes + PAGES_SLACK)
-        self._blocks = self.pages[: num_blocks * spec.block_bytes].reshape(num_blocks, spec.block_bytes)
+        in_pages = spec.block_bytes - spec.index_bytes
+        self.pages = _allocate(num_blocks * in_pages + PAGES_SLACK)
+        self._blocks = self.pages[: num_blocks * in_pages].reshape(num_blocks, in_pages)
+        self.index_keys = _allocate(num_blocks * spec.index_bytes)
+        self._index_blocks = self.index_keys.reshape(num_blocks, spec.index_bytes)
         self._host = _allocate(num_host_blocks * spec.block_bytes).reshape(num_host_blocks, spec.block_bytes)
         states = spec.states
         self.slots = _allocate(states.num_slots * states.slot_bytes if states else 0).view(np.float32)
@@ -41,13 +46,21 @@ class NativeCache:
         return self.slots.view(np.uint8).reshape(-1, self.spec.states.slot_bytes)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._blocks, self._blocks, pairs)
+        for part in (self._blocks, self._index_blocks):
+            _copy(part, part, pairs)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._blocks, self._host, pairs)
+        for part, host in zip((self._blocks, self._index_blocks), self._host_parts, strict=True):
+            _copy(part, host, pairs)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._host, self._blocks, pairs)
+        for part, host in zip((self._blocks, self._index_blocks), self._host_parts, strict=True):
+            _copy(host, part, pairs)
+
+    @property
+    def _host_parts(self) -> list[Bytes]:
+        """What host blocks have of pages, and of the keys of indexers."""
+        return np.split(self._host, [self._blocks.shape[1]], axis=1)
 
     def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self.spec.states is not None:  # a stage may have no layer with states
@@ -65,8 +78,15 @@ class NativeCache:
         for source, target in pairs:
             if not (0 <= source < num_slots and 0 <= target < num_slots):
                 raise ValueError(f"copy of slot {source} to slot {target} of {num_slots}")
-            for view, shape in _token_views(self.spec, self._blocks):
+            for view, shape in (*_token_views(self.spec, self._blocks), *self._index_views()):
                 view[_place(target, shape)] = view[_place(source, shape)]
+
+    def _index_views(self) -> list[tuple[Bytes, tuple[int, ...]]]:
+        """As `_token_views`, of the keys of indexers."""
+        if self.spec.index is None:
+            return []
+        keys = self._index_blocks.reshape(self.num_blocks, self.spec.num_layers, self.spec.block_size, -1)
+        return [(np.moveaxis(keys, 2, 1), (self.spec.block_size,))]
 
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns

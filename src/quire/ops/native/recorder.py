@@ -213,17 +213,54 @@ class Recorder(ScanRecorder):
         )
 
     def mla_attention(
-        self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float
+        self,
+        q_latent: RecordedColumns,
+        q_rope: RecordedColumns,
+        batch: Any,
+        layer: int,
+        scale: float,
+        chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:
         spec, heads = self._spec, q_latent.columns // max(self._spec.latent, 1)
         assert spec.latent and q_latent.columns == heads * spec.latent, f"{q_latent.columns} columns in pages {spec}"
         assert q_rope.columns == heads * (spec.head_dim - spec.latent), f"{q_rope.columns} columns of {heads} heads"
         assert 0 <= layer < spec.num_layers, f"layer {layer} of {spec.num_layers}"
         out = new_value(q_latent.columns)
+        if chosen is not None:
+            return self._record(
+                (q_latent, q_rope, chosen),
+                out,
+                lambda tape, view: tape.sparse_mla(*map(view, (q_latent, q_rope, chosen)), layer, scale, view(out)),
+                barrier=True,
+                any_rows=True,
+            )
         return self._record(
             (q_latent, q_rope),
             out,
             lambda tape, view: tape.mla_attention(view(q_latent), view(q_rope), layer, scale, view(out)),
+            barrier=True,
+            any_rows=True,
+        )
+
+    def write_index_key(self, k: RecordedColumns, batch: Any, layer: int) -> None:
+        index = self._spec.index
+        assert index is not None and k.columns == index.columns, f"{k.columns} columns in pages of {index}"
+        assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
+        self._append(
+            Use([k.storage], None, barrier=False), lambda tape, view: tape.write_index_key(view(k), layer)
+        )
+
+    def top_positions(self, q: RecordedColumns, weights: RecordedColumns, batch: Any, layer: int) -> RecordedColumns:
+        index = self._spec.index
+        assert index is not None and q.columns == weights.columns * index.columns, (
+            f"{q.columns} columns of {weights.columns} heads in pages of {index}"
+        )
+        assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
+        out = new_value(index.top_k)
+        return self._record(
+            (q, weights),
+            out,
+            lambda tape, view: tape.top_positions(view(q), view(weights), layer, view(out)),
             barrier=True,
             any_rows=True,
         )

@@ -40,6 +40,7 @@ from quire.ops.reference.mamba import mamba2_scan, mamba_scan
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
+from quire.ops.reference.sparse_attention import sparse_attention, top_positions
 from quire.ops.reference.states import TorchStates
 from quire.ops.reference.wkv7 import wkv7
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
@@ -275,12 +276,31 @@ class TorchOps:
     def write_latent(self, latent: Tensor, k_rope: Tensor, batch: TorchBatch, layer: int) -> None:
         batch.cache.write(layer, batch.slots, torch.cat([latent, k_rope], dim=-1)[:, None])
 
-    def mla_attention(self, q_latent: Tensor, q_rope: Tensor, batch: TorchBatch, layer: int, scale: float) -> Tensor:
+    def write_index_key(self, k: Tensor, batch: TorchBatch, layer: int) -> None:
+        batch.cache.write_index_key(layer, batch.slots, k)
+
+    def top_positions(self, q: Tensor, weights: Tensor, batch: TorchBatch, layer: int) -> Tensor:
+        heads = q.unflatten(-1, (weights.shape[1], -1))
+        return top_positions(
+            heads, weights, batch.cache, layer, batch.seq_starts, batch.context_lens, batch.block_tables
+        )
+
+    def mla_attention(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        batch: TorchBatch,
+        layer: int,
+        scale: float,
+        chosen: Tensor | None = None,
+    ) -> Tensor:
         spec = batch.cache.spec
         parts = (q_latent, spec.latent), (q_rope, spec.head_dim - spec.latent)
         heads = torch.cat([x.unflatten(-1, (-1, size)) for x, size in parts], dim=-1)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
+        if chosen is not None:
+            return sparse_attention(*pages, scale, chosen).flatten(1)
         return paged_attention(*pages, scale, window=0, ancestors=batch.ancestors).flatten(1)
 
     def activate(self, x: Tensor, kind: Activation) -> Tensor:
@@ -449,7 +469,7 @@ class TorchProgram:
             hidden,
         )
         self.kept: Tensor | None = None
-        self.takes_trees = cache.spec.states is None
+        self.takes_trees = cache.spec.states is None and cache.spec.index is None
         self.chain: Chain | None = None
 
     def run(self, batch: StepBatch) -> Tensor:

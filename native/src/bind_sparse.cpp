@@ -1,0 +1,40 @@
+// Binds the ops of a tape that are sparse attention. The caller has checked shapes.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "tape.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+using quire::Tape;
+using quire::View;
+
+void bind_sparse(nb::class_<Tape>& tape) {
+    tape.def(
+            "use_index",
+            [](Tape& t, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> data, int64_t columns) {
+                t.use_index(data.data(), data.size(), columns);
+            },
+            "data"_a.noconvert(), "columns"_a, "Where the keys of its indexers are.")
+        .def(
+            "write_index_key", [](Tape& t, View k, int64_t layer) { t.add(quire::WriteIndexKey{k, layer}); }, "k"_a,
+            "layer"_a)
+        .def(
+            "top_positions",
+            [](Tape& t, View q, View weights, int64_t layer, View out) {
+                t.add(quire::TopPositions{q, weights, layer, out, 0});
+            },
+            "q"_a, "weights"_a, "layer"_a, "out"_a)
+        .def(
+            "sparse_mla",
+            [](Tape& t, View q, View q_rope, View chosen, int64_t layer, float scale, View out) {
+                t.add(quire::SparseMla{q, q_rope, chosen, layer, scale, out, 0});
+            },
+            "q"_a, "q_rope"_a, "chosen"_a, "layer"_a, "scale"_a, "out"_a);
+}
