@@ -110,6 +110,7 @@ class DeepseekConfig(ModelConfig):
     logit_scale: float = 1.0
     post_moe_norm: bool = False  # the output of layers with experts is normed
     query_growth: QueryGrowth | None = None
+    latent_scale: float = 1.0  # of the normed latent that is cached
     indexer: IndexerShape | None = None  # of sparse attention
 
     def has_indexer(self, layer: int) -> bool:
@@ -400,7 +401,7 @@ def attention(
     if c.query_growth:
         growth, length = c.query_growth.growth, c.query_growth.length
         q_nope, q_rope = (ops.scale_by_position(q, batch.positions, growth, length) for q in (q_nope, q_rope))
-    latent = ops.rms_norm(latent, layer.latent_norm, LATENT_EPS)
+    latent = scaled(ops, ops.rms_norm(latent, layer.latent_norm, LATENT_EPS), c.latent_scale)
     ops.write_latent(latent, rotated(k_rope), batch, index)
     attended = ops.mla_attention(
         ops.linear_heads(q_nope, layer.key_up), rotated(q_rope), batch, index, c.scale, choice.positions

@@ -72,6 +72,8 @@ ARCHITECTURES = {
     "Glm4MoeLiteForCausalLM": "quire.models.deepseek",
     "YoutuForCausalLM": "quire.models.deepseek",
     "MiniCPM3ForCausalLM": "quire.models.deepseek",
+    "LongcatFlashForCausalLM": "quire.models.longcat",
+    "Step3p5ForCausalLM": "quire.models.step3p5",
     "MixtralForCausalLM": "quire.models.moe",
     "Qwen2MoeForCausalLM": "quire.models.moe",
     "Qwen3MoeForCausalLM": "quire.models.moe",
@@ -177,6 +179,7 @@ TEXT_PARTS = dict.fromkeys(
         "MiniMaxM3SparseForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
+        "Step3p7ForConditionalGeneration",
     ),
     "quire.models.text_part",
 )

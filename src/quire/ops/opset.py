@@ -332,7 +332,11 @@ class Routing:
     The weight of each is its share of a softmax over the logits x that are not chosen yet and near the best of them:
     best - x <= threshold * max(|x|, best); times `scale`.
 
-    With `weigh_inputs` (Llama 4), a weight multiplies the input of its expert instead of the output."""
+    With `weigh_inputs` (Llama 4), a weight multiplies the input of its expert instead of the output.
+
+    The last `num_zero` of the experts (LongCat) have no matrices: they pass on their input.
+
+    With `limit` (Step 3.5), the two factors of a gated activation are clamped to -limit .. limit."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -343,6 +347,8 @@ class Routing:
     group_score: Literal["best", "best two"] = "best"
     sparsemixer_threshold: float = 0.0  # 0: off
     weigh_inputs: bool = False
+    num_zero: int = 0
+    limit: float = 0.0  # 0: none
 
     def check(self, num_experts: int) -> None:
         """Raise unless `top_k` of `num_experts` experts can be chosen."""

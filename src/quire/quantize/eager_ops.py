@@ -6,6 +6,7 @@ KV cache: keys and values live as long as their layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -266,6 +267,8 @@ class EagerOps:
         source = self._sources.of(x)
         out = np.zeros((len(x), down.num_outputs), np.float32)
         activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
+        if routing.limit:
+            activate = partial(self._activate_and_clamp, limit=routing.limit)
         for expert in range(gate_up.num_experts):
             tokens, places = np.nonzero(experts == expert)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
@@ -274,7 +277,12 @@ class EagerOps:
             hidden = self._expert(taken, gate_up, expert, tokens, source)
             result = self._expert(activate(hidden, kind), down, expert, tokens)
             np.add.at(out, tokens, result if routing.weigh_inputs else result * weights)
-        return out
+        passed = experts >= router_logits.shape[1] - routing.num_zero  # on, without a matrix
+        return out + x * np.where(passed, shares, 0).sum(axis=1, keepdims=True) if routing.num_zero else out
+
+    def _activate_and_clamp(self, x: Floats, kind: Activation, limit: float) -> Floats:
+        gate, up = np.split(x, 2, axis=1)
+        return self.clamp(self.activate(gate, kind), limit) * self.clamp(up, limit)
 
     def _expert(
         self, x: Floats, w: PackedExperts, expert: int, tokens: NDArray[np.intp], source: InputSource | None = None

@@ -524,6 +524,8 @@ class GpuOps(StateOps):
     ) -> Tensor:
         if routing.weigh_inputs:
             raise Unsupported("experts whose inputs are weighed (Llama 4) have no GPU kernel", "use device cpu")
+        if routing.num_zero or routing.limit:
+            raise Unsupported("experts that pass on their input, or clamp, have no GPU kernel", "use device cpu")
         ids, weights = route(router_logits, routing, correction)
         biases = gate_up.biases, down.biases
         gated = gate_up.num_outputs != down.num_inputs

@@ -337,7 +337,8 @@ class Recorder(ScanRecorder):
         """`hidden`: where ranks write hidden values, this one from column `first_hidden` of each route on. `outputs`:
         where ranks write the outputs of their experts, this one of those from `first_expert` on."""
         assert x.columns == gate_up.num_inputs, f"{x.columns} columns and experts of {gate_up.num_inputs} inputs"
-        assert router_logits.columns == gate_up.num_experts or outputs
+        assert router_logits.columns == gate_up.num_experts + routing.num_zero or outputs
+        assert not routing.num_zero or (x.columns == down.num_outputs and not routing.weigh_inputs)
         assert correction is None or correction.shape == (router_logits.columns,)
         routing.check(router_logits.columns)
         out = new_value(down.num_outputs)
@@ -367,6 +368,8 @@ class Recorder(ScanRecorder):
                 first_hidden=first_hidden,
                 outputs=view(outputs) if outputs else None,
                 first_expert=first_expert,
+                num_zero=routing.num_zero,
+                limit=routing.limit,
             ),
             barrier=True,
             any_rows=True,

@@ -330,6 +330,8 @@ class TorchOps:
         own = (ids >= first) & (ids < first + gate_up.num_experts)
         is_gated = cut is not None or gate_up.num_outputs != down.num_inputs
         activate = self.activate_and_mul if is_gated else self.activate
+        if routing.limit:
+            activate = partial(activate_and_clamp, limit=routing.limit)
         for expert in ids[own].unique().tolist():
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if w.biases is None else w.biases[expert - first] for w in (gate_up, down)]
@@ -339,6 +341,9 @@ class TorchOps:
             outputs[rows, ranks] = F.linear(hidden, down.packed[expert - first], biases[1])
         if experts is not None:
             outputs = self._ranks.all_rows(outputs.flatten(0, 1), own.flatten()).view_as(outputs)
+        if routing.num_zero:
+            passed = ids >= router_logits.shape[1] - routing.num_zero
+            outputs = torch.where(passed[..., None], x[:, None], outputs)
         return (outputs if routing.weigh_inputs else outputs * weights[..., None]).sum(dim=1)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -446,6 +451,11 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SIGMOID: lambda x: torch.sigmoid(x.double()).to(x.dtype),
     Activation.CLAMPED_SWIGLU: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
 }
+
+
+def activate_and_clamp(x: Tensor, kind: Activation, limit: float) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return ACTIVATIONS[kind](gate).clamp(-limit, limit) * up.clamp(-limit, limit)
 
 
 class TorchProgram:

@@ -6,6 +6,7 @@ dtype; norms, softmax and states are computed in fp32."""
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +20,7 @@ from quire.ops.reference.attention import attention
 from quire.ops.reference.causal_conv import convolve
 from quire.ops.reference.linear_attention import attend_states
 from quire.ops.reference.mamba import mamba2_scan, mamba_scan
-from quire.ops.reference.opset import TorchOps
+from quire.ops.reference.opset import TorchOps, activate_and_clamp
 from quire.ops.reference.routing import choose_experts
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_ops import EagerBatch, EagerOps, MatmulHook
@@ -214,6 +215,8 @@ class ObservedOps(TorchOps):
         source = self._sources.of(x)
         out = x.new_zeros(len(x), down.num_outputs)
         activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
+        if routing.limit:
+            activate = partial(activate_and_clamp, limit=routing.limit)
         for expert in range(gate_up.num_experts):
             tokens, places = (ids == expert).nonzero(as_tuple=True)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
@@ -223,7 +226,8 @@ class ObservedOps(TorchOps):
             hidden = activate(self._matmul(taken, gate_up.packed[expert], biases[0], source), kind)
             result = self._matmul(hidden, down.packed[expert], biases[1], None)
             out.index_add_(0, tokens, result if routing.weigh_inputs else result * weights)
-        return out
+        passed = (ids >= router_logits.shape[1] - routing.num_zero).to(shares.dtype)  # on, without a matrix
+        return out + x * (passed * shares).sum(1, keepdim=True).to(self.dtype) if routing.num_zero else out
 
     def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int, offset: int = 0) -> Tensor:
         return super().scale_by_position(x.float(), positions, growth, length, offset).to(self.dtype)
