@@ -25,8 +25,7 @@ void score_keys(const float* q, const float* weights, int64_t heads, int64_t dim
         }
         if (d < dim) {
             const Floats query = load_part(q + d, dim - d);
-            for (int i = 0; i < N; ++i)
-                sums[i] = multiply_add(query, load_part(keys + i * dim + d, dim - d), sums[i]);
+            for (int i = 0; i < N; ++i) sums[i] = multiply_add(query, load_part(keys + i * dim + d, dim - d), sums[i]);
         }
         for (int i = 0; i < N; ++i) {
             const float dot = sum(sums[i]);

@@ -14,7 +14,11 @@ extern const IndexKernels index_kernels;
 #define QUIRE_STRING(x) QUIRE_STRING_(x)
 
 extern const Kernels table;
-const Kernels table = {QUIRE_STRING(QUIRE_ISA) + sizeof("isa_") - 1, matrix_kernels, op_kernels, search_kernels,
-                       scan_kernels, index_kernels};
+const Kernels table = {QUIRE_STRING(QUIRE_ISA) + sizeof("isa_") - 1,
+                       matrix_kernels,
+                       op_kernels,
+                       search_kernels,
+                       scan_kernels,
+                       index_kernels};
 
 }  // namespace quire::QUIRE_ISA

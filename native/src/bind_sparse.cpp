@@ -1,4 +1,4 @@
-// Binds the ops of a tape that are sparse attention. The caller has checked shapes.
+// Binds the ops of a tape that are attention of a kind of its own. The caller has checked shapes.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -36,5 +36,15 @@ void bind_sparse(nb::class_<Tape>& tape) {
             [](Tape& t, View q, View q_rope, View chosen, int64_t layer, float scale, View out) {
                 t.add(quire::SparseMla{q, q_rope, chosen, layer, scale, out, 0});
             },
-            "q"_a, "q_rope"_a, "chosen"_a, "layer"_a, "scale"_a, "out"_a);
+            "q"_a, "q_rope"_a, "chosen"_a, "layer"_a, "scale"_a, "out"_a)
+        .def(
+            "disentangled_attention",
+            [](Tape& t, View q, View by_query, View by_key,
+               nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> rows, int64_t head_dim,
+               float scale, View out) {
+                const quire::SelfAttentionShape shape{q.columns / head_dim, 1, head_dim, scale, false, 0, nullptr, 0};
+                const int64_t reach = int64_t(rows.size()) / 2;
+                t.add(quire::SelfAttention{q, shape, out, 0, by_query, by_key, rows.data(), reach});
+            },
+            "q"_a, "by_query"_a, "by_key"_a, "rows"_a.noconvert(), "head_dim"_a, "scale"_a, "out"_a);
 }

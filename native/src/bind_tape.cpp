@@ -347,8 +347,7 @@ void bind_tape(nb::module_& m) {
                std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid,
                bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
                std::optional<Floats> correction, bool weigh_inputs, int kind, View out, std::optional<View> hidden,
-               int64_t first_hidden, std::optional<View> outputs, int64_t first_expert, int64_t num_zero,
-               float limit) {
+               int64_t first_hidden, std::optional<View> outputs, int64_t first_expert, int64_t num_zero, float limit) {
                 const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
                                              num_groups,     top_groups, group_best, near,        data_of(correction),
                                              weigh_inputs,   num_zero,   limit};

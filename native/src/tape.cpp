@@ -71,7 +71,10 @@ void Tape::add(Op op) {
     if (auto* sparse = std::get_if<SparseMla>(&op)) sparse->counter = add_counters(1);
     if (auto* keep = std::get_if<KeepKV>(&op))
         self_attention_.reserve(keep->num_kv_heads, keep->head_dim, num_threads_);
-    if (auto* attention = std::get_if<SelfAttention>(&op)) attention->counter = add_counters(1);
+    if (auto* attention = std::get_if<SelfAttention>(&op)) {
+        attention->counter = add_counters(1);
+        if (attention->rows) self_attention_.read_distances(attention->reach);
+    }
     if (auto* moe = std::get_if<Moe>(&op))
         moe_.reserve(moe->routing, moe->gate_up, moe->down, max_tokens_, num_threads_);
     if (auto* adapt = std::get_if<Adapt>(&op)) {

@@ -178,7 +178,10 @@ struct SelfAttention {
     View q;
     SelfAttentionShape shape;
     View out;
-    int64_t counter;  // as in Attention
+    int64_t counter;            // as in Attention
+    View by_query{}, by_key{};  // see DistanceScores
+    const int32_t* rows = nullptr;
+    int64_t reach = 0;
 };
 struct Activate {
     View x;
@@ -281,10 +284,11 @@ struct CopyColumns {
 };
 struct RankBarrier {};  // all ranks wait for each other
 
-using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
-                        WriteKV, WriteLatent, Attention, WriteIndexKey, TopPositions, SparseMla, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
-                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Decay,
-                        DeltaRule, Wkv7, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
+using Op =
+    std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
+                 WriteLatent, Attention, WriteIndexKey, TopPositions, SparseMla, KeepKV, SelfAttention, Activate,
+                 ActivateAndMul, Moe, MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan,
+                 MambaScan, Decay, DeltaRule, Wkv7, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -370,19 +374,19 @@ class Tape {
     std::vector<std::atomic<int64_t>> counters_;  // work of each op that is handed out in the running step
     // Splits done of every tile of the running attention: tiles without a shared prefix, then the others.
     std::vector<std::atomic<int64_t>> splits_done_;
-    DraftTrees draft_trees_;           // of the running step
-    SharedPrefixes shared_prefixes_;   // of the running step
-    int64_t group_ = 1;                // the most query heads per KV head
-    Buffer<float> shared_partials_;    // [members, KV heads, splits, group] of shared-prefix groups
-    Buffer<float> tile_partials_;      // [threads] the partials of a tile of a shared-prefix group
-    int64_t top_k_ = 0;                 // the most positions that an indexer chooses; 0: there is none
-    Buffer<float> index_scores_;        // [threads, longest_]
-    Buffer<uint64_t> index_order_;      // [threads, longest_]
-    Buffer<uint8_t> gathered_keys_;     // [threads, gathered_stride_]: vectors of chosen positions, as blocks
+    DraftTrees draft_trees_;          // of the running step
+    SharedPrefixes shared_prefixes_;  // of the running step
+    int64_t group_ = 1;               // the most query heads per KV head
+    Buffer<float> shared_partials_;   // [members, KV heads, splits, group] of shared-prefix groups
+    Buffer<float> tile_partials_;     // [threads] the partials of a tile of a shared-prefix group
+    int64_t top_k_ = 0;               // the most positions that an indexer chooses; 0: there is none
+    Buffer<float> index_scores_;      // [threads, longest_]
+    Buffer<uint64_t> index_order_;    // [threads, longest_]
+    Buffer<uint8_t> gathered_keys_;   // [threads, gathered_stride_]: vectors of chosen positions, as blocks
     size_t gathered_stride_ = 0;
     std::vector<int32_t> consecutive_;  // the block table of gathered keys
-    std::vector<int32_t> seq_logits_;  // [num_seqs] the row of logits of the sequence, or -1
-    std::vector<int32_t> logit_seqs_;  // [num_logits] the sequence of a row of logits
+    std::vector<int32_t> seq_logits_;   // [num_seqs] the row of logits of the sequence, or -1
+    std::vector<int32_t> logit_seqs_;   // [num_logits] the sequence of a row of logits
 };
 
 }  // namespace quire

@@ -23,8 +23,8 @@ template <class T>
 constexpr bool kIsSparse = std::is_same_v<T, TopPositions> || std::is_same_v<T, SparseMla>;
 template <class T>
 constexpr bool kReadsOwnRows =
-    !kIsSparse<T> && !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> && !std::is_same_v<T, Logits> &&
-    !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
+    !kIsSparse<T> && !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> &&
+    !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
 template <class T>
 constexpr bool kWritesOwnRows = std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> ||
                                 (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
@@ -214,8 +214,10 @@ class TapeExecutor {
     }
 
     void run(const SelfAttention& op) {
-        tape_.self_attention_.attend(op.shape, rows(op.q, op.out), rows(op.out, op.out), op.out.logits_only, pool_,
-                                     tape_.counters_[op.counter]);
+        const int64_t count = op.by_query.columns / std::max<int64_t>(op.shape.num_kv_heads, 1);
+        const DistanceScores distances{rows(op.by_query, op.out), rows(op.by_key, op.by_key), op.rows, op.reach, count};
+        tape_.self_attention_.attend(op.shape, distances, rows(op.q, op.out), rows(op.out, op.out), op.out.logits_only,
+                                     pool_, tape_.counters_[op.counter]);
     }
 
     void run(const MulSigmoid& op) {

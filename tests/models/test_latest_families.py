@@ -1,8 +1,13 @@
 """LongCat-Flash and Step 3.5 against transformers."""
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from transformers import LongcatFlashConfig, Step3p7Config
 
 from models.checking import BACKENDS, DEVICE, MAX_LEN, Cases, Theirs, check_against_transformers, checkpoints_of
@@ -51,3 +56,41 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     checkpoints: Callable[[str], Theirs], backend: str, name: str
 ) -> None:
     check_against_transformers(backend, checkpoints(name))
+
+
+@pytest.mark.verifies("safetensors", architecture="Step3p5ForCausalLM")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_step_as_published_without_the_part_for_images(
+    checkpoints: Callable[[str], Theirs], backend: str, tmp_path: Path
+) -> None:
+    """Its keys count layers that predict further tokens, too, and list a theta for each layer."""
+    theirs = checkpoints("step")
+    kinds, experts, limits = STEP["layer_types"], STEP["n_routed_experts"], STEP["swiglu_limits"]
+    values = {key: STEP[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+    values |= {key: STEP[key] for key in ("num_attention_heads", "head_dim", "max_position_embeddings")}
+    values |= {key: STEP[key] for key in ("sliding_window", "moe_intermediate_size", "share_expert_dim")}
+    values |= {
+        "architectures": ["Step3p5ForCausalLM"], "model_type": "step3p5", "num_attention_groups": 2,
+        "moe_num_experts": experts, "moe_top_k": 3, "moe_layers_enum": "2,3,4", "moe_router_activation": "sigmoid",
+        "moe_router_scaling_factor": 2.0, "norm_expert_weight": True, "zero_centered": True,
+        "layer_types": [*kinds, "sliding_attention"], "rope_theta": [5000.0, 10000.0] * 2 + [10000.0],
+        "partial_rotary_factors": [0.5, 1.0] * 2 + [1.0], "swiglu_limits": [*limits, 0.0],
+        "swiglu_limits_shared": [*STEP["swiglu_limits_shared"], 0.0], "num_nextn_predict_layers": 1,
+        "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2, "head_dim": 24},
+        "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    tensors = {name: data for name, data in load_file(theirs.path / "model.safetensors").items() if "vi" not in name}
+    further = {"model.layers.4.eh_proj.weight": np.ones((4, 4), np.float32)}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    save_file(tensors | further, tmp_path / "model.safetensors")
+    check_against_transformers(backend, replace(theirs, path=tmp_path))
+
+
+@pytest.mark.verifies("gguf", architecture="Step3p5ForCausalLM")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_step_in_a_gguf_file(checkpoints: Callable[[str], Theirs], backend: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the package gguf")
+    from models.gguf_latest_writing import write_step
+
+    theirs = checkpoints("step")
+    check_against_transformers(backend, replace(theirs, path=write_step(theirs.path, tmp_path / "model.gguf")))

@@ -12,7 +12,18 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from runtime.oracle import oracle, tree_oracle
-from runtime.tiny_model import BACKENDS, BLOCK_SIZE, HYBRIDS, MAX_LEN, MODELS, NATIVE, SLOTTED, WINDOWS, make_runner
+from runtime.tiny_model import (
+    BACKENDS,
+    BLOCK_SIZE,
+    HYBRIDS,
+    MAX_LEN,
+    MODELS,
+    NATIVE,
+    SLOTTED,
+    SPARSE,
+    WINDOWS,
+    make_runner,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +116,7 @@ def serve(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("model", [*MODELS, *HYBRIDS, *SLOTTED])
+@pytest.mark.parametrize("model", [*MODELS, *SPARSE, *HYBRIDS, *SLOTTED])
 def test_company_cache_chunks_and_preemption_change_nothing(backend: str, model: str) -> None:
     alone, *_ = serve(backend, model, alone=True)
     assert serve(backend, model) == (alone, 0, 0)
@@ -155,8 +166,9 @@ def test_steps_that_are_planned_ahead_change_nothing(ahead: int) -> None:
     assert swapped == alone
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("backend", "model"), [*((backend, model) for backend in BACKENDS for model in MODELS), (NATIVE, "sparse")]
+)
 def test_drafts_change_nothing(backend: str, model: str) -> None:
     alone, *_ = serve(backend, model, alone=True)
     assert serve(backend, model, told=alone) == (alone, 0, 0)

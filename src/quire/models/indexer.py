@@ -1,5 +1,5 @@
-"""The indexer of sparse attention (DSA), of DeepSeek V3.2 and GLM-5: small queries and keys of its own, by which a token
-chooses the `index_topk` positions that it attends to. In GLM-5, a layer may use the choice of the one before it."""
+"""The indexer of sparse attention (DSA), of DeepSeek V3.2 and GLM-5: by small queries and keys of its own, a token
+chooses the `index_topk` positions that it attends to. In GLM-5, a layer may use the choice of a layer before it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +57,8 @@ def index_fields(hf: CheckpointConfig, interleaved: bool) -> dict[str, Any]:
     heads, top_k = hf.int("index_n_heads", 64), hf.int("index_topk", 2048)
     if not 0 < rope_dim <= columns or heads < 1 or top_k < 1:
         raise BadCheckpoint(
-            f"index_head_dim is {columns}, with qk_rope_head_dim {rope_dim}; index_n_heads is {heads}, index_topk {top_k}"
+            f"index_head_dim is {columns}, with qk_rope_head_dim {rope_dim}; index_n_heads is {heads}, "
+            f"index_topk {top_k}"
         )
     own = tuple(mode == "full" for mode in _modes(hf))
     return {

@@ -11,7 +11,6 @@ from typing import Any
 from quire.models import deepseek
 from quire.models.config import ATTENTION
 from quire.models.deepseek import DeepseekConfig, DeepseekFamily, DeepseekLayer, DeepseekWeights
-from quire.models.indexer import Choice
 from quire.models.delta_net import (
     LINEAR,
     ConvWeight,
@@ -24,6 +23,7 @@ from quire.models.delta_net import (
     layer_kinds,
     state_specs,
 )
+from quire.models.indexer import Choice
 from quire.models.llama import UNUSED
 from quire.models.loading import Linear, LoadedModel, TensorSpecs, Vector, load_weights
 from quire.models.renamed_checkpoint import RenamedCheckpoint

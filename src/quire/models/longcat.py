@@ -30,9 +30,7 @@ GATE_UP, DOWN = ("moe.experts.{}.gate_proj", "moe.experts.{}.up_proj"), "moe.exp
 
 def routing(hf: CheckpointConfig) -> Routing:
     num_zero = hf.int("zero_expert_num", 0)
-    chosen = Routing(
-        hf.int("num_experts_per_tok"), scale=hf.float("routed_scaling_factor", 1.0), num_zero=num_zero
-    )
+    chosen = Routing(hf.int("num_experts_per_tok"), scale=hf.float("routed_scaling_factor", 1.0), num_zero=num_zero)
     chosen.check(hf.int("n_routed_experts") + num_zero)
     return chosen
 

@@ -67,6 +67,7 @@ FAMILY = MoeFamily(
     },
     adapt=llama_keys,
     local_rope=True,
+    spare_rope_factors=True,
     qk_norms="heads",
     norm_offset=1.0,
     routing=grouped_sigmoid,

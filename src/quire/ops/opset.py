@@ -599,6 +599,16 @@ class OpSet(Protocol):
         cache. Tokens attend to the tokens of their sequence in this step; `causal`: to tokens up to themselves;
         `window`: to tokens less than `window` positions away. Heads and scores as in `paged_attention`."""
 
+    def disentangled_attention(
+        self, q: Value, k: Value, v: Value, by_query: Value, by_key: Value, rows: Int32, batch: Any, head_dim: int,
+        scale: float,
+    ) -> Value:  # fmt: skip
+        """`attention` whose scores also read distances (DeBERTa): (q . k + by_query[row] + by_key[row]) * scale.
+
+        by_query and by_key [T, heads * n]: numbers of the query's token and of the key's, one a row of a table of
+        distances; rows [2m + 1]: the row of the distances -m .. m of a key before its query. No text is longer than
+        m."""
+
     def write_latent(self, latent: Value, k_rope: Value, batch: Any, layer: int) -> None:
         """MLA: store latent [T, spec.latent] and the rotated rope part in the layer's pages at batch.slots."""
 

@@ -246,9 +246,7 @@ class Recorder(ScanRecorder):
         index = self._spec.index
         assert index is not None and k.columns == index.columns, f"{k.columns} columns in pages of {index}"
         assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
-        self._append(
-            Use([k.storage], None, barrier=False), lambda tape, view: tape.write_index_key(view(k), layer)
-        )
+        self._append(Use([k.storage], None, barrier=False), lambda tape, view: tape.write_index_key(view(k), layer))
 
     def top_positions(self, q: RecordedColumns, weights: RecordedColumns, batch: Any, layer: int) -> RecordedColumns:
         index = self._spec.index
@@ -289,6 +287,37 @@ class Recorder(ScanRecorder):
             out,
             lambda tape, view: tape.self_attention(
                 view(q), kv_heads, head_dim, scale, causal, window, view(out), **bias
+            ),
+            barrier=True,
+            any_rows=True,
+        )
+
+    def disentangled_attention(
+        self,
+        q: RecordedColumns,
+        k: RecordedColumns,
+        v: RecordedColumns,
+        by_query: RecordedColumns,
+        by_key: RecordedColumns,
+        rows: NDArray[np.int32],
+        batch: Any,
+        head_dim: int,
+        scale: float,
+    ) -> RecordedColumns:
+        heads, out = q.columns // head_dim, new_value(q.columns)
+        assert q.columns == k.columns == v.columns and q.columns % head_dim == 0, f"{q.columns} columns of q"
+        assert by_query.columns == by_key.columns and by_query.columns % heads == 0 and len(rows) % 2 == 1
+        assert rows.min() >= 0 and rows.max() < by_query.columns // heads, f"row {rows.max()} of {by_query.columns}"
+        table = np.ascontiguousarray(rows, np.int32)
+        self._append(
+            Use([k.storage, v.storage, by_key.storage], None, barrier=False),  # which are read at all tokens
+            lambda tape, view: tape.keep_kv(view(k), view(v), head_dim),
+        )
+        return self._record(
+            (q, by_query, by_key),
+            out,
+            lambda tape, view: tape.disentangled_attention(
+                view(q), view(by_query), view(by_key), table, head_dim, scale, view(out)
             ),
             barrier=True,
             any_rows=True,

@@ -110,7 +110,6 @@ class TorchCache:
         k_scales, v_scales = pages[2:]
         return k * k_scales[..., None], v * v_scales[..., None]
 
-
     def write_index_key(self, layer: int, slots: Tensor, k: Tensor) -> None:
         self.index_keys[layer].flatten(0, 1)[slots] = k.to(self.index_keys.dtype)
 

@@ -30,7 +30,7 @@ from quire.ops.opset import (
     Wkv7Weights,
 )
 from quire.ops.ranks.cuts import Cut
-from quire.ops.reference.attention import paged_attention, self_attention
+from quire.ops.reference.attention import disentangled_attention, paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
 from quire.ops.reference.exchange import RankExchange
@@ -272,6 +272,15 @@ class TorchOps:
     ) -> Tensor:
         q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
         return self_attention(q, k, v, batch.seq_starts, scale, causal, window, biases).flatten(1)
+
+    def disentangled_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, by_query: Tensor, by_key: Tensor, rows: Int32, batch: TorchBatch,
+        head_dim: int, scale: float,
+    ) -> Tensor:  # fmt: skip
+        heads = q.shape[1] // head_dim
+        values = (x.unflatten(-1, (heads, -1)) for x in (q, k, v, by_query, by_key))
+        table = torch.from_numpy(rows.astype(np.int64)).to(self.device)
+        return disentangled_attention(*values, table, batch.seq_starts, scale).flatten(1)
 
     def write_latent(self, latent: Tensor, k_rope: Tensor, batch: TorchBatch, layer: int) -> None:
         batch.cache.write(layer, batch.slots, torch.cat([latent, k_rope], dim=-1)[:, None])

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.ops.reference.attention import attention
 from quire.ops.reference.cache import TorchCache
 
 
@@ -27,10 +26,13 @@ def top_positions(
         keys = cache.read_index_keys(layer, block_tables[seq, :num_pages], context_len)
         for token in range(seq_starts[seq], seq_starts[seq + 1]):
             seen = context_len - (seq_starts[seq + 1] - 1 - token)
+            if seen <= top_k:
+                out[token, :seen] = torch.arange(seen, device=q.device)
+                continue
             scores = weights[token] @ torch.relu(q[token] @ keys[:seen].T)
             scores = scores.masked_fill(scores.isnan(), -torch.inf)
             best = scores.argsort(descending=True, stable=True)[:top_k]  # the lower position of equals
-            out[token, : len(best)] = best.sort().values.to(out.dtype)
+            out[token] = best.sort().values
     return out
 
 
@@ -49,7 +51,9 @@ def sparse_attention(
     for seq, context_len in enumerate(context_lens):
         num_pages = -(-context_len // cache.spec.block_size)
         k, v = cache.read(layer, block_tables[seq, :num_pages], context_len)
-        for token in range(seq_starts[seq], seq_starts[seq + 1]):
-            seen = chosen[token][chosen[token] >= 0].long()
-            out[token] = attention(q[token : token + 1], k[seen], v[seen], scale, window=0)[0]
+        tokens = slice(seq_starts[seq], seq_starts[seq + 1])
+        own = chosen[tokens].long()
+        keys, values = (x[own.clamp(min=0), 0] for x in (k, v))  # [tokens, top_k, columns]
+        scores = q[tokens] @ keys.transpose(1, 2) * scale
+        out[tokens] = scores.masked_fill(own[:, None] < 0, -torch.inf).softmax(dim=-1) @ values
     return out
