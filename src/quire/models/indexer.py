@@ -88,7 +88,10 @@ def indexer_specs(shape: IndexerShape, hidden: int, q_lora_rank: int) -> TensorS
     name, order = "self_attn.indexer", shape.order
     heads = (np.arange(shape.heads, dtype=np.int32)[:, None] * shape.columns + order).ravel()
     queries = {f"{name}.wq_b": LinearPart(shape.heads * shape.columns, heads)}
-    inputs = {f"{name}.wk": LinearPart(shape.columns, order), f"{name}.weights_proj": shape.heads}
+    inputs: dict[str, int | LinearPart] = {
+        f"{name}.wk": LinearPart(shape.columns, order),
+        f"{name}.weights_proj": shape.heads,
+    }
     return {
         "index_query": Linear(queries, q_lora_rank, keep=Keep.ALL),
         "index_in": Linear(inputs, hidden, keep=Keep.ALL),

@@ -150,7 +150,7 @@ class Step3p5Layer(MoeLayer):
 
 
 def layer_specs(c: Step3p5Config, stored: set[str]) -> list[TensorSpecs]:
-    specs = []
+    specs: list[TensorSpecs] = []
     for layer in range(c.layers):
         own = c.of_layer(layer)
         repeated = np.repeat(np.arange(own.heads, dtype=np.int32), c.head_dim)  # a gate for each column of a head

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import Unsupported
 from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing, Wkv7Weights
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_attention import AttentionHeads
@@ -238,7 +239,12 @@ class EagerOps:
     def write_latent(self, latent: Floats, k_rope: Floats, batch: EagerBatch, layer: int) -> None:
         self._kv = (layer, np.concatenate((latent, k_rope), axis=1), latent)
 
-    def mla_attention(self, q_latent: Floats, q_rope: Floats, batch: EagerBatch, layer: int, scale: float) -> Floats:
+    def write_index_key(self, k: Floats, batch: Any, layer: int) -> None:
+        raise Unsupported("texts that are longer than what an indexer chooses (index_topk)", "use shorter texts")
+
+    def mla_attention(
+        self, q_latent: Floats, q_rope: Floats, batch: EagerBatch, layer: int, scale: float, chosen: None = None
+    ) -> Floats:
         _, k, v = self._kv
         width, latent = k.shape[1], v.shape[1]
         heads = q_latent.shape[1] // latent

@@ -278,9 +278,9 @@ class TorchOps:
         head_dim: int, scale: float,
     ) -> Tensor:  # fmt: skip
         heads = q.shape[1] // head_dim
-        values = (x.unflatten(-1, (heads, -1)) for x in (q, k, v, by_query, by_key))
+        q, k, v, by_query, by_key = (x.unflatten(-1, (heads, -1)) for x in (q, k, v, by_query, by_key))
         table = torch.from_numpy(rows.astype(np.int64)).to(self.device)
-        return disentangled_attention(*values, table, batch.seq_starts, scale).flatten(1)
+        return disentangled_attention(q, k, v, by_query, by_key, table, batch.seq_starts, scale).flatten(1)
 
     def write_latent(self, latent: Tensor, k_rope: Tensor, batch: TorchBatch, layer: int) -> None:
         batch.cache.write(layer, batch.slots, torch.cat([latent, k_rope], dim=-1)[:, None])

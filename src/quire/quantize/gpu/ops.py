@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.core.errors import Unsupported
 from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing
 from quire.ops.reference.attention import attention
 from quire.ops.reference.causal_conv import convolve
@@ -192,8 +193,13 @@ class ObservedOps(TorchOps):
     def write_latent(self, latent: Tensor, k_rope: Tensor, batch: Any, layer: int) -> None:
         self._kv = (layer, torch.cat((latent, k_rope), 1), latent)
 
-    def mla_attention(self, q_latent: Tensor, q_rope: Tensor, batch: Any, layer: int, scale: float) -> Tensor:
-        assert self._kv is not None
+    def write_index_key(self, k: Tensor, batch: Any, layer: int) -> None:
+        raise Unsupported("texts that are longer than what an indexer chooses (index_topk)", "use shorter texts")
+
+    def mla_attention(
+        self, q_latent: Tensor, q_rope: Tensor, batch: Any, layer: int, scale: float, chosen: Tensor | None = None
+    ) -> Tensor:
+        assert self._kv is not None and chosen is None, "texts of a calibration are shorter than what indexers keep"
         (_, k, v), self._kv = self._kv, None
         width, latent = k.shape[1], v.shape[1]
         parts = (q_latent.unflatten(-1, (-1, latent)), q_rope.unflatten(-1, (-1, width - latent)))
