@@ -150,6 +150,11 @@ class RankForward:
         args = self._all(x), self._all(router_logits), gate_up, down, routing, kind, correction
         if gate_up.experts is not None:
             return RankValue(self._ops.moe(*args, experts=gate_up.experts))
+        if routing.num_zero:
+            raise Unsupported(
+                "experts that pass on their input are not divided by their columns",
+                "use enable_expert_parallel, or leave out tensor_parallel_size",
+            )
         hidden = {} if gate_up.cut is None else {"cut": gate_up.cut}
         return RankValue(self._ops.moe(*args, **hidden), () if down.cut is None else (down.cut,))
 
