@@ -22,7 +22,8 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-void bind_scans(nb::class_<quire::Tape>& tape);  // bind_scans.cpp
+void bind_scans(nb::class_<quire::Tape>& tape);   // bind_scans.cpp
+void bind_sparse(nb::class_<quire::Tape>& tape);  // bind_sparse.cpp
 
 namespace {
 
@@ -210,6 +211,7 @@ void bind_tape(nb::module_& m) {
 
     nb::class_<Tape> tape(m, "Tape", "A recorded forward pass.");
     bind_scans(tape);
+    bind_sparse(tape);
     tape.def(
             "__init__",
             [](Tape* self, nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> pages, int64_t num_blocks,
@@ -369,11 +371,11 @@ void bind_tape(nb::module_& m) {
                std::optional<Floats> gate_up_biases, std::optional<Floats> down_biases, int64_t top_k, bool sigmoid,
                bool renormalize, float scale, int64_t num_groups, int64_t top_groups, int64_t group_best, float near,
                std::optional<Floats> correction, bool weigh_inputs, int kind, View out, std::optional<View> hidden,
-               int64_t first_hidden, std::optional<View> outputs, int64_t first_expert) {
+               int64_t first_hidden, std::optional<View> outputs, int64_t first_expert, int64_t num_zero, float limit) {
                 const quire::Routing routing{logits.columns, top_k,      sigmoid,    renormalize, scale,
                                              num_groups,     top_groups, group_best, near,        data_of(correction),
-                                             weigh_inputs};
-                if (first_expert < 0 || first_expert + int64_t(gate_up.size()) > logits.columns)
+                                             weigh_inputs,   num_zero,   limit};
+                if (first_expert < 0 || first_expert + int64_t(gate_up.size()) > logits.columns - num_zero)
                     throw std::invalid_argument("experts beyond the router's");
                 t.add(quire::Moe{x, logits, routing, experts(gate_up, gate_up_biases, first_expert),
                                  experts(down, down_biases, first_expert), activation(kind), out,
@@ -383,7 +385,7 @@ void bind_tape(nb::module_& m) {
             "down_biases"_a.none().noconvert(), "top_k"_a, "sigmoid"_a, "renormalize"_a, "scale"_a, "num_groups"_a,
             "top_groups"_a, "group_best"_a, "near"_a, "correction"_a.none().noconvert(), "weigh_inputs"_a = false,
             "kind"_a, "out"_a, "hidden"_a.none() = nb::none(), "first_hidden"_a = 0, "outputs"_a.none() = nb::none(),
-            "first_expert"_a = 0)
+            "first_expert"_a = 0, "num_zero"_a = 0, "limit"_a = 0.0f)
         .def(
             "mul_sigmoid", [](Tape& t, View x, View gate, View out) { t.add(quire::MulSigmoid{x, gate, out}); }, "x"_a,
             "gate"_a, "out"_a)

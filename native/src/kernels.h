@@ -9,6 +9,7 @@
 // the work. It starts no threads, takes no locks and allocates nothing.
 #pragma once
 
+#include "index.h"
 #include "matrix.h"
 #include "ops.h"
 #include "scan.h"
@@ -23,6 +24,7 @@ struct Kernels {
     const OpKernels& ops;         // native/kernels/ops.cpp
     const SearchKernels& search;  // native/kernels/search.cpp
     const ScanKernels& scan;      // native/kernels/scan.cpp
+    const IndexKernels& index;    // native/kernels/index.cpp
 };
 
 // The best table this CPU can run, or the one chosen with use_isa.

@@ -102,8 +102,7 @@ void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Expert
         float* hidden = hidden_.get() + position * gate_up.num_outputs;
         add_bias(gate_up, position, hidden);
         if (is_gated)
-            ops.activate_and_mul(activation, hidden, gate_up.num_outputs / 2,
-                                 activated(position) + shared.first_hidden);
+            activate(routing, activation, hidden, gate_up.num_outputs / 2, activated(position) + shared.first_hidden);
         else
             ops.activate(activation, hidden, gate_up.num_outputs, activated(position));
         if (!shared.hidden) prepare(down, position, hidden, pool.thread);
@@ -125,12 +124,26 @@ void MoeRunner::run(const Routing& routing, const Experts& gate_up, const Expert
     for (int64_t r = rows.first; r < rows.last; ++r) {
         std::fill_n(out.at(r), down.num_outputs, 0.0f);
         for (int64_t route = r * top_k; route < (r + 1) * top_k; ++route) {
+            if (ids_.get()[route] >= routing.num_experts - routing.num_zero) {
+                ops.add_scaled(x.at(r), weights_.get()[route], down.num_outputs, out.at(r));
+                continue;
+            }
             float* output = outputs + positions_.get()[route] * down.num_outputs;
             if (!shared.outputs) add_bias(down, positions_.get()[route], output);
             const float weight = routing.weigh_inputs ? 1.0f : weights_.get()[route];
             ops.add_scaled(output, weight, down.num_outputs, out.at(r));
         }
     }
+}
+
+// hidden [2 * num_outputs] -> out [num_outputs], which may be its first half.
+void MoeRunner::activate(const Routing& routing, Activation activation, float* hidden, int64_t num_outputs,
+                         float* out) const {
+    const OpKernels& ops = kernels().ops;
+    if (routing.limit == 0.0f) return ops.activate_and_mul(activation, hidden, num_outputs, out);
+    ops.activate(activation, hidden, num_outputs, hidden);
+    ops.clamp(hidden, routing.limit, 2 * num_outputs, hidden);
+    ops.mul(hidden, hidden + num_outputs, num_outputs, out);
 }
 
 // Called by one thread, while the others wait.

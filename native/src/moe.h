@@ -60,7 +60,8 @@ class MoeRunner {
 
     // out[r] = sum over j of weight[r, j] * down(activate_and_mul(gate_up(x[r]))), or of down(activate(gate_up(x[r])))
     // where gate_up has as many outputs as down has inputs, of expert ids[r, j], in the order of j. Where the routing
-    // weighs inputs, x[r] is multiplied by weight[r, j], and not the output. All threads of the pool call this at once.
+    // weighs inputs, x[r] is multiplied by weight[r, j], and not the output. An expert that passes on its input gives
+    // x[r]. All threads of the pool call this at once.
     // A thread reads its own rows of x and logits, then (after a barrier) other rows of x, and (after another barrier)
     // writes its own rows of out.
     void run(const Routing& routing, const Experts& gate_up, const Experts& down, Activation activation, Rows x,
@@ -76,6 +77,7 @@ class MoeRunner {
     };
 
     void sort_routes(const Routing& routing, int64_t num_rows);
+    void activate(const Routing& routing, Activation activation, float* hidden, int64_t num_outputs, float* out) const;
     Range own_routes(const Experts& experts, const ThreadPool& pool) const;
     void prepare(const Experts& experts, int64_t position, const float* row, int thread);
     void add_bias(const Experts& experts, int64_t position, float* row) const;

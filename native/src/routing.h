@@ -16,6 +16,8 @@ struct Routing {
     float near;               // 0: weights are scores; see Routing.near in ops/opset.py
     const float* correction;  // [num_experts], or null
     bool weigh_inputs;        // weights multiply the inputs of experts instead of their outputs
+    int64_t num_zero;         // the last so many experts pass on their input, and have no matrices
+    float limit;              // the two factors of a gated activation are clamped to -limit .. limit; 0: they are not
 };
 
 // Scratch floats of select_experts.

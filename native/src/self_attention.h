@@ -4,6 +4,7 @@
 // sequences, so that the paged attention kernels can be used.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -24,6 +25,14 @@ struct SelfAttentionShape {
     int64_t reach;
 };
 
+// Disentangled attention (DeBERTa): of query i and key j, (by_query[i][row] + by_key[j][row]) * scale is added to
+// scores, where row = rows[reach + i - j].
+struct DistanceScores {
+    Rows by_query, by_key;  // [heads * count] each; by_query has the rows of q, by_key those of all tokens
+    const int32_t* rows;    // [2 * reach + 1], or null: scores do not read distances
+    int64_t reach, count;
+};
+
 // One object serves all self-attention ops of a tape, one after the other. Threads call `keep`, wait for each other,
 // and call `attend`.
 class SelfAttentionRunner {
@@ -40,8 +49,11 @@ class SelfAttentionRunner {
 
     // out[r] for all tokens or, if `logits_only`, for the tokens logit_rows[r]; q.at(r) is the query of out[r]. Threads
     // take the next tile from `counter`.
-    void attend(const SelfAttentionShape& shape, Rows q, Rows out, bool logits_only, const ThreadPool& pool,
-                std::atomic<int64_t>& counter);
+    void attend(const SelfAttentionShape& shape, const DistanceScores& distances, Rows q, Rows out, bool logits_only,
+                const ThreadPool& pool, std::atomic<int64_t>& counter);
+
+    // Some op reads distances, at most as far as this.
+    void read_distances(int64_t reach) { reach_ = reach_ ? std::min(reach_, reach) : reach; }
 
  private:
     // Consecutive rows of one sequence.
@@ -51,7 +63,14 @@ class SelfAttentionRunner {
 
     Pages pages(int64_t num_kv_heads, int64_t head_dim) const;
 
+    // What distances add to the scores of a query of this head: out[j - position], of every key j of its sequence.
+    void add_distances(const DistanceScores& distances, float scale, const float* by_query, int64_t first_token,
+                       int64_t head, int64_t position, int64_t length, float* out) const;
+
     PageType type_;
+    int num_threads_ = 0;
+    int64_t reach_ = 0, longest_ = 0;         // of distances, 0: no op reads them; of the sequences of the step
+    Buffer<float> added_;                     // [threads, kTileQueries, 2 * longest_ + 1] scores of distances
     size_t block_bytes_ = 0;                  // of the widest keys and values; 0: the tape has no op of this kind
     Buffer<uint8_t> data_;                    // pages of one layer
     Buffer<float> scratch_;                   // of each thread

@@ -1,6 +1,7 @@
 #include "tape.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -63,9 +64,17 @@ void Tape::add(Op op) {
         if (!attention->group) attention->group = attention->q.columns / pages_.value_dim() / pages_.num_kv_heads;
         group_ = std::max(group_, attention->group);
     }
+    if (auto* chosen = std::get_if<TopPositions>(&op)) {
+        chosen->counter = add_counters(1);
+        top_k_ = std::max(top_k_, chosen->out.columns);
+    }
+    if (auto* sparse = std::get_if<SparseMla>(&op)) sparse->counter = add_counters(1);
     if (auto* keep = std::get_if<KeepKV>(&op))
         self_attention_.reserve(keep->num_kv_heads, keep->head_dim, num_threads_);
-    if (auto* attention = std::get_if<SelfAttention>(&op)) attention->counter = add_counters(1);
+    if (auto* attention = std::get_if<SelfAttention>(&op)) {
+        attention->counter = add_counters(1);
+        if (attention->rows) self_attention_.read_distances(attention->reach);
+    }
     if (auto* moe = std::get_if<Moe>(&op))
         moe_.reserve(moe->routing, moe->gate_up, moe->down, max_tokens_, num_threads_);
     if (auto* adapt = std::get_if<Adapt>(&op)) {
@@ -102,6 +111,8 @@ void Tape::run(const Step& step) {
         const int32_t* end = std::upper_bound(step.seq_starts, step.seq_starts + step.num_seqs, step.logit_rows[i]);
         logit_seqs_[i] = int32_t(end - step.seq_starts) - 1;
     }
+    longest_ = longest;
+    if (top_k_) reserve_index();
     max_splits_ = ceil_div(longest, attention_split(pages_.block_size));
     partials_.reserve(kTilesPerThread * num_threads_ * max_splits_ * tile_partial_floats(pages_.value_dim()));
     find_shared_prefixes(step);
@@ -112,6 +123,26 @@ void Tape::run(const Step& step) {
     self_attention_.begin(step.seq_starts, step.num_seqs, step.logit_rows, step.num_logits);
     run_in_pool(num_threads_, [&](const ThreadPool& pool) { execute(step, pool); });
     if (ranks_ && ranks_->aborted()) throw RankLost("another rank is gone");
+}
+
+void Tape::use_index(uint8_t* data, size_t size, int64_t columns) {
+    index_ = pages_;
+    index_.data = data;
+    index_.head_dim = columns;
+    index_.latent = columns / 2;  // a key is written as two parts, side by side
+    index_.conv_layers = 0;
+    if (columns < 2 || !pages_.latent || size < index_.block_bytes() * index_.num_blocks)
+        throw std::invalid_argument("the pages of an indexer are smaller than their shape, or beside no latent pages");
+}
+
+void Tape::reserve_index() {
+    index_scores_.reserve(num_threads_ * longest_);
+    index_order_.reserve(num_threads_ * longest_);
+    const int64_t num_blocks = ceil_div(top_k_, pages_.block_size);
+    gathered_stride_ = (num_blocks * pages_.head_bytes() + kPagesSlack + 63) / 64 * 64;
+    gathered_keys_.reserve(num_threads_ * gathered_stride_);
+    consecutive_.resize(num_blocks);
+    std::iota(consecutive_.begin(), consecutive_.end(), 0);
 }
 
 void Tape::find_shared_prefixes(const Step& step) {
@@ -148,6 +179,7 @@ void Tape::check(const Step& s) const {
     if (window_pages_.num_blocks)
         within("window_slots", s.window_slots, s.num_tokens, window_pages_.num_blocks * pages_.block_size);
     within("logit_rows", s.logit_rows, s.num_logits, s.num_tokens);
+    if (top_k_ && s.ancestors) throw std::invalid_argument("an indexer chooses among positions, and not in a tree");
     if (reads_hidden_ && !s.hidden_rows)
         throw std::invalid_argument("the program reads hidden states: give hidden_rows");
     if (reads_hidden_) within("hidden_rows", s.hidden_rows, s.num_tokens, num_hidden_);

@@ -152,6 +152,26 @@ struct Attention {
     int64_t group, skipped;
     bool windowed;  // as in WriteKV
 };
+// Sparse attention over latent pages, in three ops: the indexer's key of a token is written to pages of its own; the
+// positions whose keys score best are chosen; queries attend to these.
+struct WriteIndexKey {
+    View k;
+    int64_t layer;
+};
+struct TopPositions {
+    View q, weights;  // [heads * dim], [heads]
+    int64_t layer;
+    View out;         // [top_k] positions as floats, in ascending order; -1 where there are fewer
+    int64_t counter;  // as in Attention
+};
+struct SparseMla {
+    View q, q_rope;
+    View chosen;  // the output of TopPositions
+    int64_t layer;
+    float scale;
+    View out;
+    int64_t counter;  // as in Attention
+};
 // Self-attention without a cache, in two ops: keys and values are written to private pages, then queries attend to
 // them.
 struct KeepKV {
@@ -162,7 +182,10 @@ struct SelfAttention {
     View q;
     SelfAttentionShape shape;
     View out;
-    int64_t counter;  // as in Attention
+    int64_t counter;            // as in Attention
+    View by_query{}, by_key{};  // see DistanceScores
+    const int32_t* rows = nullptr;
+    int64_t reach = 0;
 };
 struct Activate {
     View x;
@@ -265,10 +288,11 @@ struct CopyColumns {
 };
 struct RankBarrier {};  // all ranks wait for each other
 
-using Op = std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope,
-                        WriteKV, WriteLatent, Attention, KeepKV, SelfAttention, Activate, ActivateAndMul, Moe,
-                        MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan, MambaScan, Decay,
-                        DeltaRule, Wkv7, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
+using Op =
+    std::variant<Embedding, HiddenRows, RmsNorm, LayerNorm, Linear, LinearHeads, Adapt, RopeAngles, Rope, WriteKV,
+                 WriteLatent, Attention, WriteIndexKey, TopPositions, SparseMla, KeepKV, SelfAttention, Activate,
+                 ActivateAndMul, Moe, MulSigmoid, Scale, ScaleByPosition, Clamp, Add, Mul, CausalConv, Mamba2Scan,
+                 MambaScan, Decay, DeltaRule, Wkv7, Logits, TakeRows, Keep, CopyColumns, RankBarrier>;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -299,6 +323,9 @@ class Tape {
     // Recurrent states are there, from now on.
     void use_states(const States& states) { states_ = states; }
 
+    // The keys of indexers, [columns] for each token and layer, are in pages of their own, from now on.
+    void use_index(uint8_t* data, size_t size, int64_t columns);
+
     // Throws std::invalid_argument if the step refers to a token, slot or block that does not exist, and RankLost if
     // another rank is gone.
     void run(const Step& step);
@@ -306,10 +333,12 @@ class Tape {
  private:
     friend class TapeExecutor;
     friend class PagedAttention;
+    friend class SparseAttention;
 
     void check(const Step& step) const;
     void check_segments(const Step& step) const;
     void find_shared_prefixes(const Step& step);
+    void reserve_index();
     void execute(const Step& step, const ThreadPool& pool);  // runs in every thread: tape_executor.cpp
     int64_t add_counters(size_t count);                      // returns the first one's index
 
@@ -324,6 +353,7 @@ class Tape {
     Pages pages_;
     Pages window_pages_{};
     States states_;
+    Pages index_{};  // latent: one vector a token
     int64_t max_tokens_;
     int num_threads_;
     RankGroup* const ranks_;
@@ -349,17 +379,24 @@ class Tape {
     Buffer<float> attention_scratch_;
     Buffer<float> partials_;                      // partial softmaxes of the splits of contexts
     bool reads_sources_ = false;                  // an op is cross-attention
+    int64_t longest_ = 0;                         // context of the running step
     int64_t max_splits_ = 0;                      // of a context of the running step
     std::vector<std::atomic<int64_t>> counters_;  // work of each op that is handed out in the running step
     // Splits done of every tile of the running attention: tiles without a shared prefix, then the others.
     std::vector<std::atomic<int64_t>> splits_done_;
-    DraftTrees draft_trees_;           // of the running step
-    SharedPrefixes shared_prefixes_;   // of the running step
-    int64_t group_ = 1;                // the most query heads per KV head
-    Buffer<float> shared_partials_;    // [members, KV heads, splits, group] of shared-prefix groups
-    Buffer<float> tile_partials_;      // [threads] the partials of a tile of a shared-prefix group
-    std::vector<int32_t> seq_logits_;  // [num_seqs] the row of logits of the sequence, or -1
-    std::vector<int32_t> logit_seqs_;  // [num_logits] the sequence of a row of logits
+    DraftTrees draft_trees_;          // of the running step
+    SharedPrefixes shared_prefixes_;  // of the running step
+    int64_t group_ = 1;               // the most query heads per KV head
+    Buffer<float> shared_partials_;   // [members, KV heads, splits, group] of shared-prefix groups
+    Buffer<float> tile_partials_;     // [threads] the partials of a tile of a shared-prefix group
+    int64_t top_k_ = 0;               // the most positions that an indexer chooses; 0: there is none
+    Buffer<float> index_scores_;      // [threads, longest_]
+    Buffer<uint64_t> index_order_;    // [threads, longest_]
+    Buffer<uint8_t> gathered_keys_;   // [threads, gathered_stride_]: vectors of chosen positions, as blocks
+    size_t gathered_stride_ = 0;
+    std::vector<int32_t> consecutive_;  // the block table of gathered keys
+    std::vector<int32_t> seq_logits_;   // [num_seqs] the row of logits of the sequence, or -1
+    std::vector<int32_t> logit_seqs_;   // [num_logits] the sequence of a row of logits
 };
 
 }  // namespace quire

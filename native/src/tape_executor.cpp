@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "paged_attention.h"
+#include "sparse_attention.h"
 
 namespace quire {
 
@@ -19,9 +20,11 @@ template <class T>
 constexpr bool kScans = std::is_same_v<T, CausalConv> || std::is_same_v<T, Mamba2Scan> ||
                         std::is_same_v<T, MambaScan> || std::is_same_v<T, DeltaRule> || std::is_same_v<T, Wkv7>;
 template <class T>
+constexpr bool kIsSparse = std::is_same_v<T, TopPositions> || std::is_same_v<T, SparseMla>;
+template <class T>
 constexpr bool kReadsOwnRows =
-    !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> && !std::is_same_v<T, Logits> &&
-    !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
+    !kIsSparse<T> && !std::is_same_v<T, Attention> && !std::is_same_v<T, SelfAttention> && !kScans<T> &&
+    !std::is_same_v<T, Logits> && !std::is_same_v<T, Adapt> && !std::is_same_v<T, RankBarrier>;
 template <class T>
 constexpr bool kWritesOwnRows = std::is_same_v<T, Adapt> || std::is_same_v<T, RankBarrier> ||
                                 (kReadsOwnRows<T> && !std::is_same_v<T, Linear> && !std::is_same_v<T, LinearHeads>);
@@ -167,6 +170,16 @@ class TapeExecutor {
             kernels_.ops.write_latent(tape_.pages_, op.layer, step_.slots[r], row(op.latent, r), row(op.k_rope, r));
     }
 
+    void run(const WriteIndexKey& op) {
+        const auto [first, last] = mine(op.k);
+        for (int64_t r = first; r < last; ++r)
+            kernels_.ops.write_latent(tape_.index_, op.layer, step_.slots[r], row(op.k, r),
+                                      row(op.k, r) + tape_.index_.latent);
+    }
+
+    void run(const TopPositions& op) { SparseAttention(tape_, step_, pool_).choose(op); }
+    void run(const SparseMla& op) { SparseAttention(tape_, step_, pool_).attend(op); }
+
     void run(const Activate& op) {
         const auto [first, last] = mine(op.out);
         for (int64_t r = first; r < last; ++r)
@@ -202,8 +215,10 @@ class TapeExecutor {
     }
 
     void run(const SelfAttention& op) {
-        tape_.self_attention_.attend(op.shape, rows(op.q, op.out), rows(op.out, op.out), op.out.logits_only, pool_,
-                                     tape_.counters_[op.counter]);
+        const int64_t count = op.by_query.columns / std::max<int64_t>(op.shape.num_kv_heads, 1);
+        const DistanceScores distances{rows(op.by_query, op.out), rows(op.by_key, op.by_key), op.rows, op.reach, count};
+        tape_.self_attention_.attend(op.shape, distances, rows(op.q, op.out), rows(op.out, op.out), op.out.logits_only,
+                                     pool_, tape_.counters_[op.counter]);
     }
 
     void run(const MulSigmoid& op) {

@@ -129,7 +129,7 @@ def compute(ops: OpSet, path: Path) -> Logits:
     """-> a function of (ids, start): the logits of all ids from `start` on, those before being in the cache."""
     checkpoint = open_checkpoint(path)
     module = family(checkpoint.config.architecture)
-    config = module.config(checkpoint.config)
+    config = module.config(checkpoint.config).at_length(MAX_LEN)
     model = module.load(ops, checkpoint, config, MAX_LEN)
     spec = kv_spec(config, BLOCK_SIZE, "float32")
     if spec.states:

@@ -89,6 +89,31 @@ def add_windows(writer: gguf.GGUFWriter, c: dict[str, Any]) -> None:
     writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in c["layer_types"]])
 
 
+def write_step(source: Path, path: Path) -> Path:
+    c = json.loads((source / "config.json").read_text())["text_config"]
+    writer = gguf.GGUFWriter(path, "step35")
+    add_sizes(writer, c | {"num_local_experts": c["n_routed_experts"]}, c["num_hidden_layers"])
+    add_windows(writer, c)
+    local = [kind == "sliding_attention" for kind in c["layer_types"]]
+    writer.add_head_count([c["num_sliding_attention_heads" if swa else "num_attention_heads"] for swa in local])
+    writer.add_head_count_kv([c["num_key_value_heads"]] * len(local))
+    writer.add_expert_shared_feed_forward_length(c["share_expert_dim"])
+    writer.add_expert_weights_scale(c["moe_router_scaling_factor"])
+    writer.add_expert_weights_norm(True)
+    writer.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
+    writer.add_swiglu_clamp_exp([float(limit or 0) for limit in c["swiglu_limits"]])
+    writer.add_swiglu_clamp_shexp([float(limit or 0) for limit in c["swiglu_limits_shared"]])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.STEP35, c["num_hidden_layers"])
+    for name, data in load_file(source / "model.safetensors").items():
+        if name.startswith(("vision_model.", "vit_large_projector.")):
+            continue
+        called = name + ".bias" if name.endswith(".moe.router_bias") else name
+        translated = names.get_name(called, try_suffixes=(".weight", ".bias"))
+        assert translated is not None, name
+        writer.add_tensor(translated, data + np.float32(1) if name.endswith("norm.weight") else data)
+    return finish(writer, path)
+
+
 def add_mellum(writer: gguf.GGUFWriter, c: dict[str, Any]) -> None:
     add_windows(writer, c)
 

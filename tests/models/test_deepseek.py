@@ -147,6 +147,8 @@ def write_gguf(source: Path, path: Path, apart: bool) -> Path:
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     if "index_topk" in c:
         writer.add_indexer_top_k(c["index_topk"])
+        writer.add_indexer_head_count(c["index_n_heads"])
+        writer.add_indexer_key_length(c["index_head_dim"])
     if beta := c["rope_parameters"].get("llama_4_scaling_beta"):
         writer.add_attn_temperature_scale(beta)
     for add, key in (

@@ -79,6 +79,7 @@ def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> 
 
 MLA_CASES: Cases = {
     "glm-dsa": (GlmMoeDsaConfig, INDEXED | {"first_k_dense_replace": 1}),
+    "glm-dsa-sparse": (GlmMoeDsaConfig, INDEXED | {"first_k_dense_replace": 1, "index_topk": 7, "index_n_heads": 8}),
     "mistral4": (Mistral4Config, MLA | {"n_group": 1, "rope_parameters": GROWING}),
 }
 

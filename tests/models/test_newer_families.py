@@ -152,12 +152,6 @@ def read(architecture: str, **values: Any) -> Any:
     return family(architecture).config(config)
 
 
-def test_sparse_attention_is_served_up_to_what_its_indexer_chooses() -> None:
-    sizes = {key: value for key, value in MLA.items() if key != "rope_parameters"}
-    config = read("DeepseekV32ForCausalLM", **sizes, max_position_embeddings=163_840, index_topk=2048)
-    assert (config.max_position, config.max_length) == (2048, 2048)
-
-
 def test_what_nobody_wrote_code_for_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"layer_rope_theta has 10, 20 for sliding_attention"):
         kinds = ["sliding_attention"] * 2

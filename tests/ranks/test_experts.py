@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from transformers import GraniteConfig, MixtralConfig
 
-from models import test_deepseek, test_gpt_oss, test_lfm2, test_moe, test_newer_families
+from models import test_deepseek, test_gpt_oss, test_latest_families, test_lfm2, test_moe, test_newer_families
 from models.checking import PROMPT, TINY, Cases, assert_close, random_model
 from quire import LLM, SamplingParams
-from quire.core.errors import BadRequest
+from quire.core.errors import BadRequest, Unsupported
 from quire.ops.ranks.cuts import RankIndex
 from ranks.rank_threads import InRanks, OneProcess, steps
 from trials import LENGTH
@@ -26,6 +26,7 @@ CASES: Cases = {
     "deepseek-v3": (test_deepseek.CASES["v3"][0], test_deepseek.SIZES),
     "lfm2-moe": test_lfm2.CASES["lfm2-moe"],
     "llama-4": test_newer_families.CASES["llama-4"],  # weights multiply inputs
+    "longcat": test_latest_families.CASES["longcat"],  # some pass on their input
     "seven": (MixtralConfig, WIDE),
 }
 if LENGTH > 1:
@@ -55,7 +56,12 @@ def test_kernels_give_the_bits_of_one_process(checkpoint: Callable[[str], Path],
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["seven", "gpt-oss", "llama-4"])
+def test_experts_that_pass_on_their_input_are_divided_as_whole_ones(checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(Unsupported, match=r"not divided by their columns\nhint: use enable_expert_parallel"):
+        InRanks("native", checkpoint("longcat"), 2)
+
+
+@pytest.mark.parametrize("name", ["seven", "gpt-oss", "llama-4", "longcat"])
 def test_plain_ops_give_the_logits_of_one_process(checkpoint: Callable[[str], Path], name: str) -> None:
     alone = steps(OneProcess("torch", checkpoint(name)).logits, PROMPT)
     ranks = InRanks("torch", checkpoint(name), 2, experts=True)

@@ -14,6 +14,7 @@ from transformers import (
     CohereConfig,
     DbrxConfig,
     DeepseekV3Config,
+    DeepseekV32Config,
     FalconConfig,
     Gemma2Config,
     GPT2Config,
@@ -77,6 +78,7 @@ CASES: Cases = {
         },
     ),
     "deepseek-v3": (DeepseekV3Config, MLA),
+    "deepseek-v32": (DeepseekV32Config, MLA | {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 8}),
     "minicpm3": (MiniCPM3Config, MLA | {"scale_emb": 3, "dim_model_base": 32}),  # scaled residuals
     "bitnet": (BitNetConfig, {}),  # norms of what the output and down projections read
     "dbrx": (

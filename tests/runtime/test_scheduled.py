@@ -22,6 +22,7 @@ from runtime.tiny_model import (
     MODELS,
     NATIVE,
     SLOTTED,
+    SPARSE,
     WINDOWS,
     make_runner,
 )
@@ -121,7 +122,7 @@ def serve(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("model", [*MODELS, *HYBRIDS, *SLOTTED])
+@pytest.mark.parametrize("model", [*MODELS, *SPARSE, *HYBRIDS, *SLOTTED])
 def test_company_cache_chunks_and_preemption_change_nothing(backend: str, model: str) -> None:
     alone, *_ = serve(backend, model, alone=True)
     assert serve(backend, model) == (alone, 0, 0)
@@ -171,8 +172,9 @@ def test_steps_that_are_planned_ahead_change_nothing(model: str, ahead: int) -> 
     assert swapped == alone
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("backend", "model"), [*((backend, model) for backend in BACKENDS for model in MODELS), (NATIVE, "sparse")]
+)
 def test_drafts_change_nothing(backend: str, model: str) -> None:
     alone, *_ = serve(backend, model, alone=True)
     assert serve(backend, model, told=alone) == (alone, 0, 0)

@@ -8,10 +8,11 @@ import numpy as np
 
 from quire.models import bamba, deepseek, lfm2, llama
 from quire.models.config import ModelConfig
+from quire.models.indexer import IndexerShape
 from quire.models.loading import TensorSpecs
 from quire.models.mamba2_mixer import Mamba2Shape
 from quire.models.rope import RopeSpec
-from quire.ops.opset import ConvSpec, OpSet, Routing, WindowSpec
+from quire.ops.opset import ConvSpec, IndexSpec, OpSet, Routing, WindowSpec
 from quire.ops.tensors import F32, StoredTensor
 from quire.runtime.kv import KVSize, kv_spec
 from quire.runtime.runner import Runner
@@ -63,6 +64,12 @@ LATENT_CONFIG = deepseek.DeepseekConfig(
     shared_size=24,
     routing=Routing(2, "sigmoid", True, 1.5),
     num_mtp_layers=0,
+)
+SPARSE_CONFIG = replace(
+    LATENT_CONFIG,
+    q_lora_rank=24,
+    index=IndexSpec(columns=16, top_k=5),
+    indexer=IndexerShape(4, 16, LATENT_CONFIG.rope_dim, interleaved=False, own=(True,) * LATENT_CONFIG.layers),
 )
 HYBRID_CONFIG = lfm2.Lfm2Config(
     architecture="Lfm2ForCausalLM",
@@ -176,8 +183,11 @@ def random_bamba(ops: OpSet) -> Any:
     return bamba.load(ops, RandomCheckpoint(SLOTTED_CONFIG, groups), SLOTTED_CONFIG, MAX_LEN)
 
 
-def random_deepseek(ops: OpSet) -> Any:
-    config = LATENT_CONFIG
+def random_sparse(ops: OpSet) -> Any:
+    return random_deepseek(ops, SPARSE_CONFIG)
+
+
+def random_deepseek(ops: OpSet, config: deepseek.DeepseekConfig = LATENT_CONFIG) -> Any:
     groups = [("", deepseek.top_specs(config))]
     groups += [(f"model.layers.{layer}.", deepseek.layer_specs(config, layer)) for layer in range(config.layers)]
     return deepseek.load(ops, RandomCheckpoint(config, groups), config, MAX_LEN)
@@ -188,6 +198,7 @@ def random_gemma(ops: OpSet) -> Any:
 
 
 MODELS = {"llama": random_llama, "mistral": random_mistral, "gemma": random_gemma, "deepseek": random_deepseek}
+SPARSE = {"sparse": random_sparse}  # its drafts are chains, not trees
 HYBRIDS = {"lfm2": random_lfm2}  # with states in blocks
 SLOTTED = {"bamba": random_bamba}  # with states in slots
 
@@ -203,7 +214,7 @@ def make_runner(
     **options: Any,
 ) -> Runner:
     ops = make_ops(backend)
-    model = (MODELS | HYBRIDS | SLOTTED)[model_name](ops)
+    model = (MODELS | SPARSE | HYBRIDS | SLOTTED)[model_name](ops)
     spec = kv_spec(model.config, BLOCK_SIZE, "float32")
     if spec.states:
         spec = replace(spec, states=replace(spec.states, num_slots=num_slots))

@@ -73,6 +73,7 @@ class LocalExecutor:
         scales = None
         if options.kv_dtype == "fp8" and isinstance(checkpoint, HuggingFaceCheckpoint):
             scales = checkpoint.kv_scales()
+        config = config.at_length(longest(config, options.max_model_len))
         spec = kv_spec(config, options.block_size, options.kv_dtype, scales)
         if options.on_gpu:
             check_gpu_spec(spec)

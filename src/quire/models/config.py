@@ -1,10 +1,11 @@
 """The sizes of a model, as all code outside its own file knows them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from quire.core.errors import BadCheckpoint
 from quire.core.seq2seq import Seq2Seq
-from quire.ops.opset import ConvSpec, StateSpec
+from quire.ops.opset import ConvSpec, IndexSpec, StateSpec
 
 ATTENTION = "full_attention"  # a kind of layer
 MAX_COLUMNS = 1 << 22  # of queries; memory is allocated for them before tensors are compared
@@ -28,6 +29,7 @@ class ModelConfig:
     kinds: tuple[str, ...] = ()  # of a hybrid, for each layer: what mixes its tokens; empty: attention in all layers
     conv: ConvSpec | None = None  # the causal convolutions of a hybrid, whose states are in the blocks
     states: StateSpec | None = None  # of recurrent layers, in slots beside the blocks
+    index: IndexSpec | None = None  # of sparse attention, whose keys are in the blocks
     bidirectional: bool = False  # tokens see those after them, too: it encodes whole texts, and has no KV cache
 
     def __post_init__(self) -> None:
@@ -44,6 +46,10 @@ class ModelConfig:
     def window(self) -> int:
         """The largest window of all layers; 0: some layer attends to all positions."""
         return max(self.windows) if all(self.windows) else 0
+
+    def at_length(self, length: int) -> Self:
+        """Where no context is longer than `length`: an indexer that would choose all positions is left out."""
+        return replace(self, index=None) if self.index and length <= self.index.top_k else self
 
     @property
     def kv_windows(self) -> tuple[int, ...]:

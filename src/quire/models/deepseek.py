@@ -2,8 +2,8 @@
 name; Youtu and MiniCPM3 have no experts, and MiniCPM3 scales embeddings, residuals and logits; A.X-K1 norms the output
 of its experts; Mistral 4 scales queries by position.
 
-DeepSeek V3.2 and GLM-5 attend to the `index_topk` positions that an indexer chooses. They are served up to that many
-tokens, where it chooses all and its tensors are not read.
+DeepSeek V3.2 and GLM-5 attend to the `index_topk` positions that an indexer chooses (indexer.py). Where no context is
+longer than that, it would choose all: its tensors are not read.
 
 The cache holds one vector a token for all heads: a normed latent of `latent` columns (the nope part), and a key of
 `rope_dim` columns (the rope part). A head's keys are W_k . latent and its values W_v . latent, and neither is computed:
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
+from quire.models.indexer import Choice, Indexer, IndexerShape, choose, index_fields, indexer_specs
 from quire.models.llama import UNUSED, QueryGrowth, query_growth, scaled
 from quire.models.llama_families import minicpm_scales
 from quire.models.loading import (
@@ -54,7 +55,8 @@ class DeepseekFamily:
     has_experts: bool = True
     defaults: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # of keys that config.json may not have
     scales: Callable[[CheckpointConfig], Mapping[str, Any]] | None = None  # -> factors of DeepseekConfig
-    indexed: bool = False  # attention is sparse beyond `index_topk` tokens, which are then the longest context
+    indexed: bool = False  # attention is sparse: an indexer chooses `index_topk` tokens
+    interleaved_index: bool = False  # the indexer's rotary pairs are side by side
     post_moe_norm: bool = False  # the output of layers with experts is normed
     query_scaling: bool = False  # queries are scaled by their position: `llama_4_scaling_beta`
 
@@ -71,7 +73,7 @@ FAMILIES = {
     "YoutuForCausalLM": DeepseekFamily(grouped_sigmoid, has_experts=False),
     "MiniCPM3ForCausalLM": DeepseekFamily(grouped_sigmoid, False, minicpm3_defaults, minicpm_scales),
     "DeepseekV32ForCausalLM": DeepseekFamily(grouped_sigmoid, indexed=True),
-    "GlmMoeDsaForCausalLM": DeepseekFamily(grouped_sigmoid, indexed=True),
+    "GlmMoeDsaForCausalLM": DeepseekFamily(grouped_sigmoid, indexed=True, interleaved_index=True),
     "AXK1ForCausalLM": DeepseekFamily(grouped_sigmoid, post_moe_norm=True),
     "Mistral4ForCausalLM": DeepseekFamily(softmax_of_best_two, query_scaling=True),
 }
@@ -108,6 +110,11 @@ class DeepseekConfig(ModelConfig):
     logit_scale: float = 1.0
     post_moe_norm: bool = False  # the output of layers with experts is normed
     query_growth: QueryGrowth | None = None
+    latent_scale: float = 1.0  # of the normed latent that is cached
+    indexer: IndexerShape | None = None  # of sparse attention
+
+    def has_indexer(self, layer: int) -> bool:
+        return self.index is not None and self.indexer is not None and self.indexer.own[layer]
 
     @property
     def corrected(self) -> bool:
@@ -130,7 +137,6 @@ def config_fields(hf: CheckpointConfig, family: DeepseekFamily) -> dict[str, Any
     latent, nope_dim, rope_dim = hf.int("kv_lora_rank"), hf.int("qk_nope_head_dim"), hf.int("qk_rope_head_dim")
     layers, expert_size = hf.int("num_hidden_layers"), hf.int("moe_intermediate_size")
     rope = read_rope(hf.with_values({"partial_rotary_factor": None}), rope_dim, hf.int("max_position_embeddings"))
-    longest = hf.int("index_topk", 2048) if family.indexed else rope.max_length
     return {
         "architecture": hf.architecture,
         "hidden": hf.int("hidden_size"),
@@ -147,8 +153,8 @@ def config_fields(hf: CheckpointConfig, family: DeepseekFamily) -> dict[str, Any
         "q_lora_rank": hf.int("q_lora_rank", 0),
         "intermediate": hf.int("intermediate_size"),
         "vocab": hf.int("vocab_size"),
-        "max_position": min(rope.default_length, longest),
-        "max_length": min(rope.max_length, longest),
+        "max_position": rope.default_length,
+        "max_length": rope.max_length,
         "eps": hf.float("rms_norm_eps", 1e-6),
         "rope": rope,
         "scale": _scale(rope, nope_dim + rope_dim),
@@ -164,6 +170,7 @@ def config_fields(hf: CheckpointConfig, family: DeepseekFamily) -> dict[str, Any
         "post_moe_norm": family.post_moe_norm,
         "query_growth": query_growth(rope) if family.query_scaling else None,
         **(family.scales(hf) if family.scales else {}),
+        **(index_fields(hf, family.interleaved_index) if family.indexed else {}),
     }
 
 
@@ -202,6 +209,7 @@ def layer_specs(c: DeepseekConfig, layer: int, stored: Container[str] = ()) -> T
         **_query_specs(c),
         "latent_norm": Vector("self_attn.kv_a_layernorm", c.latent),
         **_up_specs(c),
+        **(indexer_specs(c.indexer, c.hidden, c.q_lora_rank) if c.indexer and c.has_indexer(layer) else {}),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.heads * c.value_dim, bias=c.attention_bias),
         "mlp_norm": Vector("post_attention_layernorm", c.hidden),
         **feed_forward_specs(c, layer, stored),
@@ -300,6 +308,7 @@ class DeepseekLayer:
     query_up: PackedWeight | None = None
     mlp: DeepseekMlp | None = None  # beside routed experts: the shared experts
     moe: DeepseekMoe | None = None
+    indexer: Indexer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +321,11 @@ class DeepseekWeights:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: DeepseekConfig, max_model_len: int) -> LoadedModel:
-    mtp = mtp_layers(config.layers, config.num_mtp_layers)
-    unused = "|".join([UNUSED, INDEXER, *mtp, *(["lm_head.weight"] if config.tied else [])])
+    config = config.at_length(max_model_len)
+    ignored = mtp_layers(config.layers, config.num_mtp_layers)
+    ignored += ["lm_head.weight"] if config.tied else []
+    ignored += [] if config.index else [INDEXER]
+    unused = "|".join([UNUSED, *ignored])
     stored = set(checkpoint.names())
     by_prefix = {f"model.layers.{layer}.": layer_specs(config, layer, stored) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_specs(config), by_prefix, unused)
@@ -328,16 +340,17 @@ def new_layer(loaded: Mapping[str, Any], kind: type[DeepseekLayer] = DeepseekLay
     def of(part: type[Any]) -> dict[str, Any]:
         return {field.name: loaded[field.name] for field in fields(part) if field.name in loaded}
 
-    mlp, moe = of(DeepseekMlp), of(DeepseekMoe)
-    return kind(**of(kind), mlp=DeepseekMlp(**mlp) if mlp else None, moe=DeepseekMoe(**moe) if moe else None)
+    parts = {"mlp": DeepseekMlp, "moe": DeepseekMoe, "indexer": Indexer}
+    made = {name: part(**given) for name, part in parts.items() if (given := of(part))}
+    return kind(**of(kind), **made)
 
 
 def forward(c: DeepseekConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, w.rope)
-    x = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale)
+    x, choice = scaled(ops, ops.embedding(batch.ids, w.embed), c.embed_scale), Choice()
     for index, layer in enumerate(w.layers):
         ops.tap(x, index)
-        x = block(c, layer, index, ops, x, angles, batch)
+        x = block(c, layer, index, ops, x, angles, batch, choice)
     ops.tap(x, c.layers)
     x = ops.rms_norm(x, w.norm, c.eps)
     ops.tap(x, c.layers + 1)
@@ -345,16 +358,30 @@ def forward(c: DeepseekConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Va
 
 
 def block(
-    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value, batch: Any
+    c: DeepseekConfig,
+    layer: DeepseekLayer,
+    index: int,
+    ops: OpSet,
+    x: Value,
+    angles: Value,
+    batch: Any,
+    choice: Choice,
 ) -> Value:
-    h = attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, batch)
+    h = attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, batch, choice)
     x = ops.add(x, scaled(ops, h, c.residual_scale))
     h = feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps))
     return ops.add(x, scaled(ops, h, c.residual_scale))
 
 
 def attention(
-    c: DeepseekConfig, layer: DeepseekLayer, index: int, ops: OpSet, x: Value, angles: Value | None, batch: Any
+    c: DeepseekConfig,
+    layer: DeepseekLayer,
+    index: int,
+    ops: OpSet,
+    x: Value,
+    angles: Value | None,
+    batch: Any,
+    choice: Choice,
 ) -> Value:
     """`angles`: None where nothing is rotated."""
 
@@ -367,15 +394,18 @@ def attention(
         q_nope, q_rope, latent, k_rope = ops.split(attn_in, (nope, rope, c.latent, c.rope_dim))
     else:
         q_latent, latent, k_rope = ops.split(attn_in, (c.q_lora_rank, c.latent, c.rope_dim))
-        queries = ops.linear(ops.rms_norm(q_latent, layer.query_norm, LATENT_EPS), layer.query_up)
-        q_nope, q_rope = ops.split(queries, (nope, rope))
+        q_latent = ops.rms_norm(q_latent, layer.query_norm, LATENT_EPS)
+        if layer.indexer is not None and c.indexer is not None:
+            choice.positions = choose(c.indexer, layer.indexer, index, ops, x, q_latent, angles, batch)
+        q_nope, q_rope = ops.split(ops.linear(q_latent, layer.query_up), (nope, rope))
     if c.query_growth:
         growth, length = c.query_growth.growth, c.query_growth.length
         q_nope, q_rope = (ops.scale_by_position(q, batch.positions, growth, length) for q in (q_nope, q_rope))
-    latent = ops.rms_norm(latent, layer.latent_norm, LATENT_EPS)
+    latent = scaled(ops, ops.rms_norm(latent, layer.latent_norm, LATENT_EPS), c.latent_scale)
     ops.write_latent(latent, rotated(k_rope), batch, index)
-    q_latent = ops.linear_heads(q_nope, layer.key_up)
-    attended = ops.mla_attention(q_latent, rotated(q_rope), batch, index, c.scale)
+    attended = ops.mla_attention(
+        ops.linear_heads(q_nope, layer.key_up), rotated(q_rope), batch, index, c.scale, choice.positions
+    )
     return ops.linear(ops.linear_heads(attended, layer.value_up), layer.out)
 
 

@@ -23,6 +23,7 @@ from quire.models.delta_net import (
     layer_kinds,
     state_specs,
 )
+from quire.models.indexer import Choice
 from quire.models.llama import UNUSED
 from quire.models.loading import Linear, LoadedModel, TensorSpecs, Vector, load_weights
 from quire.models.renamed_checkpoint import RenamedCheckpoint
@@ -156,7 +157,7 @@ def forward(c: KimiLinearConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> 
         ops.tap(x, index)
         number, normed = c.index_of_kind(index), ops.rms_norm(x, layer.attn_norm, c.eps)
         if c.kinds[index] == ATTENTION:
-            mixed = deepseek.attention(c, layer, number, ops, normed, None, batch)
+            mixed = deepseek.attention(c, layer, number, ops, normed, None, batch, Choice())
         else:
             mixed = delta_attention(c, layer, number, ops, normed, batch)
         x = ops.add(x, mixed)

@@ -301,12 +301,17 @@ def load_layers(
     weights = LlamaWeights(
         **top,
         layers=[layer_type(**layer) for layer in loaded],
-        rope=ops.frequencies(*frequencies(config.rope, max_model_len, rope_factors(checkpoint))),
+        rope=ops.frequencies(*frequencies(config.rope, max_model_len, _own_factors(config, checkpoint))),
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
     )
     bound = partial(forward, config, weights, feed_forward=feed_forward, mixer=mixer)
     return LoadedModel(config, bound, [top, *loaded])
+
+
+def _own_factors(c: LlamaConfig, checkpoint: Checkpoint) -> NDArray[np.float32] | None:
+    factors = rope_factors(checkpoint)
+    return factors[: c.rope.rotary_dim // 2] if factors is not None and c.family.spare_rope_factors else factors
 
 
 def rope_factors(checkpoint: Checkpoint) -> NDArray[np.float32] | None:

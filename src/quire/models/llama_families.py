@@ -57,6 +57,7 @@ class LlamaFamily:
     alibi: bool = False  # scores fall with distance, by slopes; queries and keys have no rope
     rope_interleaved: bool = False  # the checkpoint has the two columns of a rotary pair side by side
     rope_alpha: bool = False  # `alpha` of a dynamic rope scaling is a fixed NTK factor
+    spare_rope_factors: bool = False  # GGUF files have some for columns that are not rotated, too
     local_rope: bool = False  # layers with a window rotate by `rope_local_base_freq`, without scaling
     query_scaling: bool = False  # queries are scaled by their position: `llama_4_scaling_beta`
     bias_key: str = "use_bias"  # the key that gives all linear layers biases

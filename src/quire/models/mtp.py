@@ -13,6 +13,7 @@ from quire.models import deepseek, llama, moe
 from quire.models.config import ModelConfig
 from quire.models.deepseek import DeepseekConfig
 from quire.models.draft_head import DraftHead, first_tap
+from quire.models.indexer import Choice
 from quire.models.loading import Linear, LoadedModel, TensorSpecs, Vector, load_weights
 from quire.models.moe import MoeConfig
 from quire.models.rope import frequencies
@@ -84,7 +85,7 @@ def _block(c: MtpConfig, loaded: Mapping[str, Any]) -> Block:
 def _deepseek_block(
     c: DeepseekConfig, layer: deepseek.DeepseekLayer, ops: OpSet, x: Value, angles: Value, batch: Any
 ) -> Value:
-    return deepseek.block(c, layer, 0, ops, x, angles, batch)
+    return deepseek.block(c, layer, 0, ops, x, angles, batch, Choice())
 
 
 def _moe_block(c: MoeConfig, layer: moe.MoeLayer, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:

@@ -42,6 +42,7 @@ DECODERS: Mapping[str, str] = {
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "step3p5": "Step3p5ForCausalLM",
 }
 DEFAULTS: Mapping[str, str] = {  # where the language model has no `model_type`
     "Gemma3ForConditionalGeneration": "gemma3_text",
@@ -58,7 +59,10 @@ PREFIXES = {
     "lm_head.": "lm_head.",
 }
 # Of checkpoints that call their language model `model`, too: prefixes of the other parts.
-OTHERS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "audio_tower.", "mlp1.")
+OTHERS = (
+    "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "vit_large_projector.", "audio_tower.",
+    "mlp1.",
+)  # fmt: skip
 
 
 def config(hf: CheckpointConfig) -> ModelConfig:

@@ -142,6 +142,18 @@ class WindowSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexSpec:
+    """The indexers of sparse attention (DSA). A token has a key of `columns` numbers in every layer, beside what the
+    layer's attention keeps of it; a query attends to the `top_k` positions whose keys score best."""
+
+    columns: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        assert self.columns > 1 and self.top_k > 0
+
+
+@dataclass(frozen=True, slots=True)
 class KVSpec:
     """The shape of the paged KV cache. A block holds `block_size` tokens of every layer.
 
@@ -155,8 +167,10 @@ class KVSpec:
 
     With `conv`, a block also has the state of every causal convolution after the last token written to it: a full block
     is a prefix from which a sequence can continue. States that are too large for that are beside the blocks, in slots
-    of their own: `states`. A model has one of both, or neither. With `windows`, a block has no part of the layers with
-    a window: that is in window pages."""
+    of their own: `states`. A model has one of both, or neither.
+
+    With `windows`, a block has no part of the layers with a window: that is in window pages. With `index`, a block of a
+    latent cache also has the key of each layer's indexer, in the same type."""
 
     num_layers: int  # that have keys and values
     num_kv_heads: int
@@ -168,10 +182,12 @@ class KVSpec:
     conv: ConvSpec | None = None
     states: StateSpec | None = None
     windows: WindowSpec | None = None
+    index: IndexSpec | None = None
 
     def __post_init__(self) -> None:
         assert self.conv is None or self.states is None
-        assert self.windows is None or not self.has_states
+        assert self.windows is None or not (self.has_states or self.latent)
+        assert self.index is None or (self.latent and self.conv is None)
         assert not self.latent or (self.num_kv_heads == 1 and self.latent < self.head_dim and self.dtype != "int8")
 
     def fp8_scales_of(self, layer: int) -> tuple[float, float]:
@@ -209,8 +225,14 @@ class KVSpec:
         return self.num_layers * self.layer_bytes
 
     @property
+    def index_bytes(self) -> int:
+        """Bytes of the indexers' keys of a block."""
+        return self.kv_bytes // self.head_dim * self.index.columns if self.index else 0
+
+    @property
     def block_bytes(self) -> int:
-        return self.block_layers * self.layer_bytes + (self.conv.state_bytes if self.conv else 0)
+        kv_bytes = self.block_layers * self.layer_bytes
+        return kv_bytes + self.index_bytes + (self.conv.state_bytes if self.conv else 0)
 
     @property
     def page_bytes(self) -> int:
@@ -371,7 +393,11 @@ class Routing:
     The weight of each is its share of a softmax over the logits x that are not chosen yet and near the best of them:
     best - x <= threshold * max(|x|, best); times `scale`.
 
-    With `weigh_inputs` (Llama 4), a weight multiplies the input of its expert instead of the output."""
+    With `weigh_inputs` (Llama 4), a weight multiplies the input of its expert instead of the output.
+
+    The last `num_zero` of the experts (LongCat) have no matrices: they pass on their input.
+
+    With `limit` (Step 3.5), the two factors of a gated activation are clamped to -limit .. limit."""
 
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
@@ -382,6 +408,8 @@ class Routing:
     group_score: Literal["best", "best two"] = "best"
     sparsemixer_threshold: float = 0.0  # 0: off
     weigh_inputs: bool = False
+    num_zero: int = 0
+    limit: float = 0.0  # 0: none
 
     def check(self, num_experts: int) -> None:
         """Raise unless `top_k` of `num_experts` experts can be chosen."""
@@ -632,13 +660,34 @@ class OpSet(Protocol):
         cache. Tokens attend to the tokens of their sequence in this step; `causal`: to tokens up to themselves;
         `window`: to tokens less than `window` positions away. Heads and scores as in `paged_attention`."""
 
+    def disentangled_attention(
+        self, q: Value, k: Value, v: Value, by_query: Value, by_key: Value, rows: Int32, batch: Any, head_dim: int,
+        scale: float,
+    ) -> Value:  # fmt: skip
+        """`attention` whose scores also read distances (DeBERTa): (q . k + by_query[row] + by_key[row]) * scale.
+
+        by_query and by_key [T, heads * n]: numbers of the query's token and of the key's, one a row of a table of
+        distances; rows [2m + 1]: the row of the distances -m .. m of a key before its query. No text is longer than
+        m."""
+
     def write_latent(self, latent: Value, k_rope: Value, batch: Any, layer: int) -> None:
         """MLA: store latent [T, spec.latent] and the rotated rope part in the layer's pages at batch.slots."""
 
-    def mla_attention(self, q_latent: Value, q_rope: Value, batch: Any, layer: int, scale: float) -> Value:
+    def mla_attention(
+        self, q_latent: Value, q_rope: Value, batch: Any, layer: int, scale: float, chosen: Value | None = None
+    ) -> Value:
         """q_latent [T, heads * latent], q_rope [T, heads * (head_dim - latent)] -> [T, heads * latent]. Causal. The
         query of a head is its part of q_latent, then its part of q_rope. Keys are whole vectors of the latent cache;
-        values are their first `latent` columns."""
+        values are their first `latent` columns. `chosen`: of `top_positions`; a token sees these, and no others."""
+
+    def write_index_key(self, k: Value, batch: Any, layer: int) -> None:
+        """Sparse attention: store the indexer's keys [T, spec.index.columns] in the layer's pages at batch.slots."""
+
+    def top_positions(self, q: Value, weights: Value, batch: Any, layer: int) -> Value:
+        """q [T, heads * columns], weights [T, heads] -> [T, top_k]: the positions that each token attends to, of those
+        up to its own, in ascending order; -1 where there are fewer. They have the greatest sums over heads of weight *
+        max(0, q . k), where k is the indexer's key; of equal ones the lower position. `mla_attention` alone reads the
+        result, in any layer."""
 
     def activate(self, x: Value, kind: Activation) -> Value:
         """Element by element."""

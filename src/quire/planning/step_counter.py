@@ -76,6 +76,7 @@ class StepCounter(Recorder):
         self.count = StepCount()
         self._kv, self._shape = kv, shape
         self._kv_bytes = kv.kv_bytes / kv.block_size / max(kv.num_layers, 1)  # of one token in one layer
+        self._index_bytes = kv.index_bytes / kv.block_size / max(kv.num_layers, 1)
         self._arenas: dict[int, int] = {}  # bytes, by the tokens of a step
         self.vocab = self.head_inputs = 0
         self.integer_inputs = 0  # of the matrix of integers that has most: they are quantized for it
@@ -174,12 +175,20 @@ class StepCounter(Recorder):
         return spec
 
     def mla_attention(
-        self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float
-    ) -> RecordedColumns:
+        self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float,
+        chosen: RecordedColumns | None = None,
+    ) -> RecordedColumns:  # fmt: skip
+        """Sparse attention reads as many positions as a window of that length, elsewhere for each token."""
+        shape, window = self._shape, chosen.columns if chosen else 0
+        flops = (4.0 * q_latent.columns + 2.0 * q_rope.columns) * shape.num_seqs * shape.attended(window)
+        self._add("attention", flops, kv_bytes=shape.num_seqs * shape.read(window) * self._kv_bytes)
+        return super().mla_attention(q_latent, q_rope, batch, layer, scale, chosen)
+
+    def top_positions(self, q: RecordedColumns, weights: RecordedColumns, batch: Any, layer: int) -> RecordedColumns:
         shape = self._shape
-        flops = (4.0 * q_latent.columns + 2.0 * q_rope.columns) * shape.num_seqs * shape.attended()
-        self._add("attention", flops, kv_bytes=shape.num_seqs * shape.context * self._kv_bytes)
-        return super().mla_attention(q_latent, q_rope, batch, layer, scale)
+        read = shape.num_seqs * shape.context * self._index_bytes
+        self._add("attention", 2.0 * q.columns * shape.num_seqs * shape.attended(), kv_bytes=read)
+        return super().top_positions(q, weights, batch, layer)
 
     def cross_attention(
         self, q: RecordedColumns, batch: Any, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0

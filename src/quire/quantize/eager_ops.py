@@ -6,12 +6,14 @@ KV cache: keys and values live as long as their layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.core.errors import Unsupported
 from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing, Wkv7Weights
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_attention import AttentionHeads
@@ -237,7 +239,12 @@ class EagerOps:
     def write_latent(self, latent: Floats, k_rope: Floats, batch: EagerBatch, layer: int) -> None:
         self._kv = (layer, np.concatenate((latent, k_rope), axis=1), latent)
 
-    def mla_attention(self, q_latent: Floats, q_rope: Floats, batch: EagerBatch, layer: int, scale: float) -> Floats:
+    def write_index_key(self, k: Floats, batch: Any, layer: int) -> None:
+        raise Unsupported("texts that are longer than what an indexer chooses (index_topk)", "use shorter texts")
+
+    def mla_attention(
+        self, q_latent: Floats, q_rope: Floats, batch: EagerBatch, layer: int, scale: float, chosen: None = None
+    ) -> Floats:
         _, k, v = self._kv
         width, latent = k.shape[1], v.shape[1]
         heads = q_latent.shape[1] // latent
@@ -266,6 +273,8 @@ class EagerOps:
         source = self._sources.of(x)
         out = np.zeros((len(x), down.num_outputs), np.float32)
         activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
+        if routing.limit:
+            activate = partial(self._activate_and_clamp, limit=routing.limit)
         for expert in range(gate_up.num_experts):
             tokens, places = np.nonzero(experts == expert)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
@@ -274,7 +283,12 @@ class EagerOps:
             hidden = self._expert(taken, gate_up, expert, tokens, source)
             result = self._expert(activate(hidden, kind), down, expert, tokens)
             np.add.at(out, tokens, result if routing.weigh_inputs else result * weights)
-        return out
+        passed = experts >= router_logits.shape[1] - routing.num_zero  # on, without a matrix
+        return out + x * np.where(passed, shares, 0).sum(axis=1, keepdims=True) if routing.num_zero else out
+
+    def _activate_and_clamp(self, x: Floats, kind: Activation, limit: float) -> Floats:
+        gate, up = np.split(x, 2, axis=1)
+        return self.clamp(self.activate(gate, kind), limit) * self.clamp(up, limit)
 
     def _expert(
         self, x: Floats, w: PackedExperts, expert: int, tokens: NDArray[np.intp], source: InputSource | None = None

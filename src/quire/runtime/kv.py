@@ -65,7 +65,7 @@ def kv_spec(
     if scales and dtype == "fp8" and not config.latent and scales.keys() >= {*range(config.kv_layers)}:
         fp8_scales = tuple(scales[layer] for layer in range(config.kv_layers))
     shape = config.kv_layers, config.kv_heads, config.head_dim
-    return KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv, config.states)
+    return KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv, config.states, config.index)
 
 
 def _check_int8(config: ModelConfig, block_size: int) -> None:
@@ -89,6 +89,11 @@ def check_gpu_spec(spec: KVSpec) -> None:
     if spec.block_size & (spec.block_size - 1):
         raise BadRequest(
             f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"
+        )
+    if spec.index:
+        raise Unsupported(
+            f"sparse attention in contexts above {spec.index.top_k} tokens (index_topk) on a GPU",
+            f"use max_model_len {spec.index.top_k} or less, or device cpu",
         )
     if spec.head_dim > GPU_MAX_HEAD_DIM and not spec.latent:
         raise Unsupported(

@@ -455,14 +455,30 @@ class GpuOps(StateOps):
             heads = F.rms_norm(heads.float(), (head_dim,), columns.norm.weight, columns.norm.eps).to(heads.dtype)
         return heads if columns.angles is None else rotate_heads(heads, columns.angles)
 
+    def disentangled_attention(self, *values: Any) -> Tensor:
+        raise Unsupported("scores that read distances (DeBERTa) have no GPU kernel", "use device cpu")
+
+    def write_index_key(self, k: Any, batch: GpuBatch, layer: int) -> None:
+        raise Unsupported("sparse attention has no GPU kernel", "use a max_model_len of index_topk, or device cpu")
+
+    def top_positions(self, q: Any, weights: Any, batch: GpuBatch, layer: int) -> Tensor:
+        raise Unsupported("sparse attention has no GPU kernel", "use a max_model_len of index_topk, or device cpu")
+
     def write_latent(self, latent: GpuValue, k_rope: ColumnSlice, batch: GpuBatch, layer: int) -> None:
         """Deferred until q is known, which the same kernel rotates."""
         assert batch.pending_kv is None, "a layer's latents are attended to before the next layer's are written"
         batch.pending_kv = layer, as_columns(latent), as_columns(k_rope)
 
     def mla_attention(
-        self, q_latent: Tensor | DeferredHeadLinear, q_rope: ColumnSlice, batch: GpuBatch, layer: int, scale: float
+        self,
+        q_latent: Tensor | DeferredHeadLinear,
+        q_rope: ColumnSlice,
+        batch: GpuBatch,
+        layer: int,
+        scale: float,
+        chosen: Any = None,
     ) -> Tensor:
+        assert chosen is None, "a GPU has no kernel for sparse attention"
         assert batch.pending_kv is not None and batch.pending_kv[0] == layer, "a layer's latents are written before"
         _, latent, k_rope = batch.pending_kv
         batch.pending_kv = None
@@ -524,6 +540,8 @@ class GpuOps(StateOps):
     ) -> Tensor:
         if routing.weigh_inputs:
             raise Unsupported("experts whose inputs are weighed (Llama 4) have no GPU kernel", "use device cpu")
+        if routing.num_zero or routing.limit:
+            raise Unsupported("experts that pass on their input, or clamp, have no GPU kernel", "use device cpu")
         ids, weights = route(router_logits, routing, correction)
         biases = gate_up.biases, down.biases
         gated = gate_up.num_outputs != down.num_inputs

@@ -11,19 +11,24 @@ from quire.core.errors import DoesNotFit, Unsupported
 from quire.ops.opset import KV_DTYPES, Int32, KVSpec, StepBatch
 
 Bytes = NDArray[np.uint8]
+TokenView = tuple[NDArray[Any], tuple[int, ...]]  # what tokens have [blocks, *places, ...], the shape of places
 
 PAGES_SLACK = 64  # bytes that the kernels may read past the last block
 
 
 class NativeCache:
-    """`num_blocks` blocks, and `num_host_blocks` to swap out to. Blocks that were never written take no memory."""
+    """`num_blocks` blocks, and `num_host_blocks` to swap out to. Blocks that were never written take no memory.
+
+    The keys of indexers are in an array of their own; a host block has both parts, one behind the other."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> None:
         if spec.dtype not in KV_DTYPES:
             raise Unsupported(f"a KV cache of {spec.dtype}", f"the CPU supports {', '.join(KV_DTYPES)}")
         self.spec = spec
         self.num_blocks = num_blocks
-        self.pages, self._blocks = _allocate_pages(num_blocks, spec.block_bytes)
+        self.pages, self._blocks = _allocate_pages(num_blocks, spec.block_bytes - spec.index_bytes)
+        self.index_keys = _allocate(num_blocks * spec.index_bytes)
+        self._index_blocks = self.index_keys.reshape(num_blocks, spec.index_bytes)
         self._host = _allocate(num_host_blocks * spec.host_block_bytes).reshape(num_host_blocks, spec.host_block_bytes)
         self.window_pages, self._window_pages = _allocate_pages(
             spec.windows.num_pages if spec.windows else 0, spec.page_bytes
@@ -44,23 +49,27 @@ class NativeCache:
         return self.slots.view(np.uint8).reshape(-1, self.spec.states.slot_bytes)
 
     @property
-    def _host_blocks(self) -> Bytes:
-        return self._host[:, : self.spec.block_bytes]
+    def _host_parts(self) -> list[Bytes]:
+        """What host blocks have of pages, and of the keys of indexers."""
+        return np.split(self._host[:, : self.spec.block_bytes], [self._blocks.shape[1]], axis=1)
 
     @property
     def _host_pages(self) -> Bytes:
         return self._host[:, self.spec.block_bytes :]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._blocks, self._blocks, pairs)
+        for part in (self._blocks, self._index_blocks):
+            _copy(part, part, pairs)
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._blocks, self._host_blocks, pairs)
+        for part, host in zip((self._blocks, self._index_blocks), self._host_parts, strict=True):
+            _copy(part, host, pairs)
         if self.spec.windows:
             _copy(self._window_pages, self._host_pages, [(int(self._page_of[block]), host) for block, host in pairs])
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._host_blocks, self._blocks, pairs)
+        for part, host in zip((self._blocks, self._index_blocks), self._host_parts, strict=True):
+            _copy(host, part, pairs)
 
     def attach_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         for block, page in pairs:
@@ -96,14 +105,22 @@ class NativeCache:
         for source, target in pairs:
             if not (0 <= source < num_slots and 0 <= target < num_slots):
                 raise ValueError(f"copy of slot {source} to slot {target} of {num_slots}")
-            _move(self.spec, self.spec.block_layers, self._blocks, source, target)
+            _move(_token_views(self.spec, self.spec.block_layers, self._blocks), source, target)
+            _move(self._index_views(), source, target)
             if self.spec.windows:
-                moved = self._page_slot(source), self._page_slot(target)
-                _move(self.spec, len(self.spec.windows.layers), self._window_pages, *moved)
+                views = _token_views(self.spec, len(self.spec.windows.layers), self._window_pages)
+                _move(views, self._page_slot(source), self._page_slot(target))
 
     def _page_slot(self, slot: int) -> int:
         block, offset = divmod(slot, self.spec.block_size)
         return int(self._page_of[block]) * self.spec.block_size + offset
+
+    def _index_views(self) -> list[TokenView]:
+        """As `_token_views`, of the keys of indexers."""
+        if self.spec.index is None:
+            return []
+        keys = self._index_blocks.reshape(self.num_blocks, self.spec.num_layers, self.spec.block_size, -1)
+        return [(np.moveaxis(keys, 2, 1), (self.spec.block_size,))]
 
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
@@ -133,13 +150,13 @@ def _place(slot: int, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (block, *(int(index) for index in np.unravel_index(offset, shape)))
 
 
-def _move(spec: KVSpec, num_layers: int, blocks: Bytes, source: int, target: int) -> None:
+def _move(views: list[TokenView], source: int, target: int) -> None:
     """Copy what one slot has to another."""
-    for view, shape in _token_views(spec, num_layers, blocks):
+    for view, shape in views:
         view[_place(target, shape)] = view[_place(source, shape)]
 
 
-def _token_views(spec: KVSpec, num_layers: int, blocks: Bytes) -> list[tuple[NDArray[Any], tuple[int, ...]]]:
+def _token_views(spec: KVSpec, num_layers: int, blocks: Bytes) -> list[TokenView]:
     """Views of the blocks [blocks, *a token's place in its block, ...], and the shape of those places."""
     size, vectors = spec.block_size, 1 if spec.latent else 2
     heads = blocks.reshape(len(blocks), num_layers, vectors, spec.num_kv_heads, -1)

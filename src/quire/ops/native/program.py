@@ -94,7 +94,9 @@ class NativeProgram:
                 conv_channels=states.conv_channels,
                 size=prod(states.shape),
             )
-        self.takes_trees = states is None
+        if spec.index is not None:
+            self._tape.use_index(cache.index_keys, spec.index.columns)
+        self.takes_trees = states is None and spec.index is None
         self.chain: Chain | None = None
         for emit in recorder.emits:
             emit(self._tape, view)

@@ -66,7 +66,8 @@ class RankRecorder(Recorder):
     ) -> RecordedColumns:  # fmt: skip
         args = x, router_logits, gate_up, down, routing, kind, correction
         if experts is not None:
-            assert gate_up.num_experts == down.num_experts == experts.count and router_logits.columns == experts.total
+            assert gate_up.num_experts == down.num_experts == experts.count
+            assert router_logits.columns == experts.total + routing.num_zero
             outputs = new_value(routing.top_k * down.num_outputs)
             self.shared.storages.add(outputs.storage)
             return self._moe(*args, outputs=outputs, first_expert=experts.first)

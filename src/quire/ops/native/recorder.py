@@ -219,17 +219,52 @@ class Recorder(ScanRecorder):
         )
 
     def mla_attention(
-        self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float
+        self,
+        q_latent: RecordedColumns,
+        q_rope: RecordedColumns,
+        batch: Any,
+        layer: int,
+        scale: float,
+        chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:
         spec, heads = self._spec, q_latent.columns // max(self._spec.latent, 1)
         assert spec.latent and q_latent.columns == heads * spec.latent, f"{q_latent.columns} columns in pages {spec}"
         assert q_rope.columns == heads * (spec.head_dim - spec.latent), f"{q_rope.columns} columns of {heads} heads"
         assert 0 <= layer < spec.num_layers, f"layer {layer} of {spec.num_layers}"
         out = new_value(q_latent.columns)
+        if chosen is not None:
+            return self._record(
+                (q_latent, q_rope, chosen),
+                out,
+                lambda tape, view: tape.sparse_mla(*map(view, (q_latent, q_rope, chosen)), layer, scale, view(out)),
+                barrier=True,
+                any_rows=True,
+            )
         return self._record(
             (q_latent, q_rope),
             out,
             lambda tape, view: tape.mla_attention(view(q_latent), view(q_rope), layer, scale, view(out)),
+            barrier=True,
+            any_rows=True,
+        )
+
+    def write_index_key(self, k: RecordedColumns, batch: Any, layer: int) -> None:
+        index = self._spec.index
+        assert index is not None and k.columns == index.columns, f"{k.columns} columns in pages of {index}"
+        assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
+        self._append(Use([k.storage], None, barrier=False), lambda tape, view: tape.write_index_key(view(k), layer))
+
+    def top_positions(self, q: RecordedColumns, weights: RecordedColumns, batch: Any, layer: int) -> RecordedColumns:
+        index = self._spec.index
+        assert index is not None and q.columns == weights.columns * index.columns, (
+            f"{q.columns} columns of {weights.columns} heads in pages of {index}"
+        )
+        assert 0 <= layer < self._spec.num_layers, f"layer {layer} of {self._spec.num_layers}"
+        out = new_value(index.top_k)
+        return self._record(
+            (q, weights),
+            out,
+            lambda tape, view: tape.top_positions(view(q), view(weights), layer, view(out)),
             barrier=True,
             any_rows=True,
         )
@@ -258,6 +293,37 @@ class Recorder(ScanRecorder):
             out,
             lambda tape, view: tape.self_attention(
                 view(q), kv_heads, head_dim, scale, causal, window, view(out), **bias
+            ),
+            barrier=True,
+            any_rows=True,
+        )
+
+    def disentangled_attention(
+        self,
+        q: RecordedColumns,
+        k: RecordedColumns,
+        v: RecordedColumns,
+        by_query: RecordedColumns,
+        by_key: RecordedColumns,
+        rows: NDArray[np.int32],
+        batch: Any,
+        head_dim: int,
+        scale: float,
+    ) -> RecordedColumns:
+        heads, out = q.columns // head_dim, new_value(q.columns)
+        assert q.columns == k.columns == v.columns and q.columns % head_dim == 0, f"{q.columns} columns of q"
+        assert by_query.columns == by_key.columns and by_query.columns % heads == 0 and len(rows) % 2 == 1
+        assert rows.min() >= 0 and rows.max() < by_query.columns // heads, f"row {rows.max()} of {by_query.columns}"
+        table = np.ascontiguousarray(rows, np.int32)
+        self._append(
+            Use([k.storage, v.storage, by_key.storage], None, barrier=False),  # which are read at all tokens
+            lambda tape, view: tape.keep_kv(view(k), view(v), head_dim),
+        )
+        return self._record(
+            (q, by_query, by_key),
+            out,
+            lambda tape, view: tape.disentangled_attention(
+                view(q), view(by_query), view(by_key), table, head_dim, scale, view(out)
             ),
             barrier=True,
             any_rows=True,
@@ -306,7 +372,8 @@ class Recorder(ScanRecorder):
         """`hidden`: where ranks write hidden values, this one from column `first_hidden` of each route on. `outputs`:
         where ranks write the outputs of their experts, this one of those from `first_expert` on."""
         assert x.columns == gate_up.num_inputs, f"{x.columns} columns and experts of {gate_up.num_inputs} inputs"
-        assert router_logits.columns == gate_up.num_experts or outputs
+        assert router_logits.columns == gate_up.num_experts + routing.num_zero or outputs
+        assert not routing.num_zero or (x.columns == down.num_outputs and not routing.weigh_inputs)
         assert correction is None or correction.shape == (router_logits.columns,)
         routing.check(router_logits.columns)
         out = new_value(down.num_outputs)
@@ -336,6 +403,8 @@ class Recorder(ScanRecorder):
                 first_hidden=first_hidden,
                 outputs=view(outputs) if outputs else None,
                 first_expert=first_expert,
+                num_zero=routing.num_zero,
+                limit=routing.limit,
             ),
             barrier=True,
             any_rows=True,

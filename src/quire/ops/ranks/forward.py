@@ -134,6 +134,14 @@ class RankForward:
     def write_latent(self, latent: RankValue, k_rope: RankValue, batch: Any, layer: int) -> None:
         self._ops.write_latent(self._all(latent), self._all(k_rope), batch, layer)
 
+    # Every rank has the keys of indexers, and chooses the same positions.
+
+    def write_index_key(self, k: RankValue, batch: Any, layer: int) -> None:
+        self._ops.write_index_key(self._all(k), batch, layer)
+
+    def top_positions(self, q: RankValue, weights: RankValue, batch: Any, layer: int) -> RankValue:
+        return RankValue(self._ops.top_positions(self._all(q), self._all(weights), batch, layer))
+
     def moe(
         self, x: RankValue, router_logits: RankValue, gate_up: PackedExperts, down: PackedExperts, routing: Routing,
         kind: Activation, correction: Any = None,
@@ -142,6 +150,11 @@ class RankForward:
         args = self._all(x), self._all(router_logits), gate_up, down, routing, kind, correction
         if gate_up.experts is not None:
             return RankValue(self._ops.moe(*args, experts=gate_up.experts))
+        if routing.num_zero:
+            raise Unsupported(
+                "experts that pass on their input are not divided by their columns",
+                "use enable_expert_parallel, or leave out tensor_parallel_size",
+            )
         hidden = {} if gate_up.cut is None else {"cut": gate_up.cut}
         return RankValue(self._ops.moe(*args, **hidden), () if down.cut is None else (down.cut,))
 
@@ -191,11 +204,20 @@ class RankForward:
         attended = self._ops.attention(*own, batch, head_dim, scale, causal, window, _heads_of(cut, biases))
         return RankValue(attended, (cut,))
 
-    def mla_attention(self, q_latent: RankValue, q_rope: RankValue, batch: Any, layer: int, scale: float) -> RankValue:
+    def mla_attention(
+        self,
+        q_latent: RankValue,
+        q_rope: RankValue,
+        batch: Any,
+        layer: int,
+        scale: float,
+        chosen: RankValue | None = None,
+    ) -> RankValue:
         heads = self._columns(q_latent) // self._spec.latent
         latent, rope = (self._index.heads(self._columns(q), heads, heads) for q in (q_latent, q_rope))
         own = self._own(q_latent, latent), self._own(q_rope, rope)
-        return RankValue(self._ops.mla_attention(*own, batch, layer, scale), (latent,))
+        positions = () if chosen is None else (self._all(chosen),)
+        return RankValue(self._ops.mla_attention(*own, batch, layer, scale, *positions), (latent,))
 
     def _query_heads(self, q: RankValue) -> tuple[Cut, dict[str, int]]:
         """This rank's, of those that read the cache, and how they share its KV heads."""

@@ -221,12 +221,27 @@ class RoleRecorder(Recorder):
             self._mark(x, Role("kv_heads", q.columns // head_dim, kv_heads))
         return super().attention(q, k, v, batch, head_dim, scale, causal, window, biases)
 
+    def write_index_key(self, k: RecordedColumns, batch: Any, layer: int) -> None:
+        self._mark(k, Role("all"))
+        super().write_index_key(k, batch, layer)
+
+    def top_positions(self, q: RecordedColumns, weights: RecordedColumns, batch: Any, layer: int) -> RecordedColumns:
+        for x in (q, weights):
+            self._mark(x, Role("all"))
+        return super().top_positions(q, weights, batch, layer)
+
     def mla_attention(
-        self, q_latent: RecordedColumns, q_rope: RecordedColumns, batch: Any, layer: int, scale: float
+        self,
+        q_latent: RecordedColumns,
+        q_rope: RecordedColumns,
+        batch: Any,
+        layer: int,
+        scale: float,
+        chosen: RecordedColumns | None = None,
     ) -> RecordedColumns:
         heads = q_latent.columns // self._spec.latent
         self._mark_heads(q_rope, heads, heads)
-        return super().mla_attention(q_latent, q_rope, batch, layer, scale)
+        return super().mla_attention(q_latent, q_rope, batch, layer, scale, chosen)
 
     def mamba2_scan(self, *values: Any) -> RecordedColumns:
         x, dt, b, c, weights, batch, layer = values

@@ -72,6 +72,24 @@ def self_attention(
     return out
 
 
+def disentangled_attention(
+    q: Tensor, k: Tensor, v: Tensor, by_query: Tensor, by_key: Tensor, rows: Tensor, seq_starts: Sequence[int],
+    scale: float,
+) -> Tensor:  # fmt: skip
+    """q, k and v [T, heads, head_dim], by_query and by_key [T, heads, n], rows [2m + 1] -> [T, heads, head_dim]"""
+    out = torch.empty_like(q)
+    for start, end in pairwise(seq_starts):
+        tokens = slice(start, end)
+        places = torch.arange(end - start, device=q.device)
+        table = rows[places[:, None] - places + len(rows) // 2]  # [n, n]: of query i and key j
+        index = table.expand(q.shape[1], -1, -1)
+        of_query = by_query[tokens].transpose(0, 1).gather(2, index)
+        of_key = by_key[tokens].transpose(0, 1).gather(2, index.transpose(1, 2)).transpose(1, 2)
+        scores = q[tokens].transpose(0, 1) @ k[tokens].permute(1, 2, 0) + of_query + of_key
+        out[tokens] = ((scores * scale).softmax(dim=-1) @ v[tokens].transpose(0, 1)).transpose(0, 1)
+    return out
+
+
 def attention(
     q: Tensor,
     k: Tensor,

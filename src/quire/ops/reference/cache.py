@@ -27,8 +27,9 @@ class TorchCache:
     """k and v [layers, blocks, block_size, kv_heads, head_dim] on the device, and a second pair on the host to swap to.
 
     In int8, k and v are quantized values, and each has scales [layers, blocks, block_size, kv_heads] beside it. In a
-    latent cache, v is the first columns of k. The states of convolutions are [layers, blocks, taps - 1, channels].
-    Window pages are the blocks of a second cache, `windowed`, that has the layers with a window."""
+    latent cache, v is the first columns of k. The keys of indexers are [layers, blocks, block_size, columns], and the
+    states of convolutions [layers, blocks, taps - 1, channels]. Window pages are the blocks of a second cache,
+    `windowed`, that has the layers with a window."""
 
     def __init__(self, spec: KVSpec, num_blocks: int, num_host_blocks: int, device: str) -> None:
         self.spec = spec
@@ -40,7 +41,9 @@ class TorchCache:
         self.host_slots = TorchStates(spec.states, "cpu", spec.states.num_host_slots) if spec.states else None
         self.pages = self._allocate(num_blocks, device)
         self.host_pages = self._allocate_on_host(num_host_blocks)
-        self.kv_pages, self.states = (self.pages[:-1], self.pages[-1]) if spec.conv else (self.pages, torch.empty(0))
+        beside = self.pages[-1] if spec.conv or spec.index else torch.empty(0)
+        self.kv_pages = self.pages[:-1] if spec.conv or spec.index else self.pages
+        self.states, self.index_keys = (beside, torch.empty(0)) if spec.conv else (torch.empty(0), beside)
         self.k, self.v = _keys_and_values(spec, self.pages)
 
     def _allocate_slots(self, states: StateSpec, device: str) -> TorchStates:
@@ -141,6 +144,13 @@ class TorchCache:
         k_scales, v_scales = pages[2:]
         return k * k_scales[..., None], v * v_scales[..., None]
 
+    def write_index_key(self, layer: int, slots: Tensor, k: Tensor) -> None:
+        self.index_keys[layer].flatten(0, 1)[slots] = k.to(self.index_keys.dtype)
+
+    def read_index_keys(self, layer: int, blocks: Tensor, length: int) -> Tensor:
+        """Of the first `length` tokens of a block table, in fp32: [length, columns]."""
+        return self.index_keys[layer, blocks].flatten(0, 1)[:length].float()
+
 
 def _windowed(spec: KVSpec) -> KVSpec:
     """Of the layers with a window alone."""
@@ -173,11 +183,13 @@ def quantize_kv(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def page_layout(spec: KVSpec, num_blocks: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of k, of v (absent from a latent cache), in int8 of the scales of k and of v, and of the states
-    of convolutions, where the model has any."""
+    """Shape and dtype of k, of v (absent from a latent cache), in int8 of the scales of k and of v, and of the keys of
+    indexers or the states of convolutions, where the model has any."""
     slots = (spec.block_layers, num_blocks, spec.block_size, spec.num_kv_heads)
     vectors = [((*slots, spec.head_dim), DTYPES[spec.dtype])] * (1 if spec.latent else 2)
     scales: list[tuple[tuple[int, ...], torch.dtype]] = [(slots, torch.float32)] * 2 if spec.dtype == "int8" else []
+    if spec.index is not None:
+        return [*vectors, ((*slots[:3], spec.index.columns), DTYPES[spec.dtype])]
     if spec.conv is None:
         return [*vectors, *scales]
     states = (spec.conv.num_layers, num_blocks, spec.conv.taps - 1, spec.conv.channels)

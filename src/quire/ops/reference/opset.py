@@ -30,7 +30,7 @@ from quire.ops.opset import (
     Wkv7Weights,
 )
 from quire.ops.ranks.cuts import Cut
-from quire.ops.reference.attention import paged_attention, self_attention
+from quire.ops.reference.attention import disentangled_attention, paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
 from quire.ops.reference.exchange import RankExchange
@@ -40,6 +40,7 @@ from quire.ops.reference.mamba import mamba2_scan, mamba_scan
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
+from quire.ops.reference.sparse_attention import sparse_attention, top_positions
 from quire.ops.reference.states import TorchStates
 from quire.ops.reference.wkv7 import wkv7
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
@@ -272,15 +273,43 @@ class TorchOps:
         q, k, v = (x.unflatten(-1, (-1, head_dim)) for x in (q, k, v))
         return self_attention(q, k, v, batch.seq_starts, scale, causal, window, biases).flatten(1)
 
+    def disentangled_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, by_query: Tensor, by_key: Tensor, rows: Int32, batch: TorchBatch,
+        head_dim: int, scale: float,
+    ) -> Tensor:  # fmt: skip
+        heads = q.shape[1] // head_dim
+        q, k, v, by_query, by_key = (x.unflatten(-1, (heads, -1)) for x in (q, k, v, by_query, by_key))
+        table = torch.from_numpy(rows.astype(np.int64)).to(self.device)
+        return disentangled_attention(q, k, v, by_query, by_key, table, batch.seq_starts, scale).flatten(1)
+
     def write_latent(self, latent: Tensor, k_rope: Tensor, batch: TorchBatch, layer: int) -> None:
         batch.cache.write(layer, batch.slots, torch.cat([latent, k_rope], dim=-1)[:, None])
 
-    def mla_attention(self, q_latent: Tensor, q_rope: Tensor, batch: TorchBatch, layer: int, scale: float) -> Tensor:
+    def write_index_key(self, k: Tensor, batch: TorchBatch, layer: int) -> None:
+        batch.cache.write_index_key(layer, batch.slots, k)
+
+    def top_positions(self, q: Tensor, weights: Tensor, batch: TorchBatch, layer: int) -> Tensor:
+        heads = q.unflatten(-1, (weights.shape[1], -1))
+        return top_positions(
+            heads, weights, batch.cache, layer, batch.seq_starts, batch.context_lens, batch.block_tables
+        )
+
+    def mla_attention(
+        self,
+        q_latent: Tensor,
+        q_rope: Tensor,
+        batch: TorchBatch,
+        layer: int,
+        scale: float,
+        chosen: Tensor | None = None,
+    ) -> Tensor:
         spec = batch.cache.spec
         parts = (q_latent, spec.latent), (q_rope, spec.head_dim - spec.latent)
         heads = torch.cat([x.unflatten(-1, (-1, size)) for x, size in parts], dim=-1)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
+        if chosen is not None:
+            return sparse_attention(*pages, scale, chosen).flatten(1)
         return paged_attention(*pages, scale, window=0, ancestors=batch.ancestors).flatten(1)
 
     def activate(self, x: Tensor, kind: Activation) -> Tensor:
@@ -310,6 +339,8 @@ class TorchOps:
         own = (ids >= first) & (ids < first + gate_up.num_experts)
         is_gated = cut is not None or gate_up.num_outputs != down.num_inputs
         activate = self.activate_and_mul if is_gated else self.activate
+        if routing.limit:
+            activate = partial(activate_and_clamp, limit=routing.limit)
         for expert in ids[own].unique().tolist():
             rows, ranks = (ids == expert).nonzero(as_tuple=True)
             biases = [None if w.biases is None else w.biases[expert - first] for w in (gate_up, down)]
@@ -319,6 +350,9 @@ class TorchOps:
             outputs[rows, ranks] = F.linear(hidden, down.packed[expert - first], biases[1])
         if experts is not None:
             outputs = self._ranks.all_rows(outputs.flatten(0, 1), own.flatten()).view_as(outputs)
+        if routing.num_zero:
+            passed = ids >= router_logits.shape[1] - routing.num_zero
+            outputs = torch.where(passed[..., None], x[:, None], outputs)
         return (outputs if routing.weigh_inputs else outputs * weights[..., None]).sum(dim=1)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -428,6 +462,11 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+def activate_and_clamp(x: Tensor, kind: Activation, limit: float) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return ACTIVATIONS[kind](gate).clamp(-limit, limit) * up.clamp(-limit, limit)
+
+
 class TorchProgram:
     """Runs the forward pass eagerly, every step."""
 
@@ -449,7 +488,7 @@ class TorchProgram:
             hidden,
         )
         self.kept: Tensor | None = None
-        self.takes_trees = cache.spec.states is None
+        self.takes_trees = cache.spec.states is None and cache.spec.index is None
         self.chain: Chain | None = None
 
     def run(self, batch: StepBatch) -> Tensor:

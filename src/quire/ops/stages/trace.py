@@ -14,7 +14,7 @@ from quire.ops.opset import Keep, OpSet
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 VALUE = object()  # stands for every value of a trace
-KV_OPS = ("write_kv", "paged_attention", "write_latent", "mla_attention")
+KV_OPS = ("write_kv", "paged_attention", "write_latent", "mla_attention", "write_index_key", "top_positions")
 STATE_OPS = ("causal_conv", "mamba_scan", "mamba2_scan", "delta_rule", "linear_attention")
 BEFORE_LAYERS = -1
 WeightKind = Literal["matrix", "experts", "heads", "table"]

@@ -6,6 +6,7 @@ dtype; norms, softmax and states are computed in fp32."""
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.core.errors import Unsupported
 from quire.ops.opset import Activation, Keep, Mamba2Weights, MambaWeights, Routing
 from quire.ops.reference.attention import attention
 from quire.ops.reference.causal_conv import convolve
 from quire.ops.reference.linear_attention import attend_states
 from quire.ops.reference.mamba import mamba2_scan, mamba_scan
-from quire.ops.reference.opset import TorchOps
+from quire.ops.reference.opset import TorchOps, activate_and_clamp
 from quire.ops.reference.routing import choose_experts
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 from quire.quantize.eager_ops import EagerBatch, EagerOps, MatmulHook
@@ -191,8 +193,13 @@ class ObservedOps(TorchOps):
     def write_latent(self, latent: Tensor, k_rope: Tensor, batch: Any, layer: int) -> None:
         self._kv = (layer, torch.cat((latent, k_rope), 1), latent)
 
-    def mla_attention(self, q_latent: Tensor, q_rope: Tensor, batch: Any, layer: int, scale: float) -> Tensor:
-        assert self._kv is not None
+    def write_index_key(self, k: Tensor, batch: Any, layer: int) -> None:
+        raise Unsupported("texts that are longer than what an indexer chooses (index_topk)", "use shorter texts")
+
+    def mla_attention(
+        self, q_latent: Tensor, q_rope: Tensor, batch: Any, layer: int, scale: float, chosen: Tensor | None = None
+    ) -> Tensor:
+        assert self._kv is not None and chosen is None, "texts of a calibration are shorter than what indexers keep"
         (_, k, v), self._kv = self._kv, None
         width, latent = k.shape[1], v.shape[1]
         parts = (q_latent.unflatten(-1, (-1, latent)), q_rope.unflatten(-1, (-1, width - latent)))
@@ -214,6 +221,8 @@ class ObservedOps(TorchOps):
         source = self._sources.of(x)
         out = x.new_zeros(len(x), down.num_outputs)
         activate = self.activate if gate_up.num_outputs == down.num_inputs else self.activate_and_mul
+        if routing.limit:
+            activate = partial(activate_and_clamp, limit=routing.limit)
         for expert in range(gate_up.num_experts):
             tokens, places = (ids == expert).nonzero(as_tuple=True)
             # An expert without tokens is shown to the hook too, which counts it as unseen.
@@ -223,7 +232,8 @@ class ObservedOps(TorchOps):
             hidden = activate(self._matmul(taken, gate_up.packed[expert], biases[0], source), kind)
             result = self._matmul(hidden, down.packed[expert], biases[1], None)
             out.index_add_(0, tokens, result if routing.weigh_inputs else result * weights)
-        return out
+        passed = (ids >= router_logits.shape[1] - routing.num_zero).to(shares.dtype)  # on, without a matrix
+        return out + x * (passed * shares).sum(1, keepdim=True).to(self.dtype) if routing.num_zero else out
 
     def scale_by_position(self, x: Tensor, positions: Tensor, growth: float, length: int, offset: int = 0) -> Tensor:
         return super().scale_by_position(x.float(), positions, growth, length, offset).to(self.dtype)

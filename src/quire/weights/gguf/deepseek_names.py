@@ -126,12 +126,18 @@ DEEPSEEK = GGUFArchitecture(
         ),
     },
 )
+INDEX_NAMES = {"k_norm": "k_norm", "proj": "weights_proj", "attn_k": "wk", "attn_q_b": "wq_b"}
 INDEXED = replace(
     DEEPSEEK,
-    keys={**DEEPSEEK_KEYS, "index_topk": "attention.indexer.top_k"},
+    keys={
+        **DEEPSEEK_KEYS,
+        "index_topk": "attention.indexer.top_k",
+        "index_n_heads": "attention.indexer.head_count",
+        "index_head_dim": "attention.indexer.key_length",
+    },
     layer_tensors={
         **DEEPSEEK_LAYER,
-        **{f"indexer.{part}": f"self_attn.indexer.{part}" for part in ("k_norm", "proj", "attn_k", "attn_q_b")},
+        **{f"indexer.{theirs}": f"self_attn.indexer.{ours}" for theirs, ours in INDEX_NAMES.items()},
     },
 )
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.architecture import GGUFArchitecture
 from quire.weights.gguf.llama_like_names import HUNYUAN
@@ -76,6 +77,29 @@ def _hunyuan_vl(config: CheckpointConfig) -> dict[str, Any]:
     return {"rope_theta": config.float("rope_theta") * alpha ** (width / (width - 2))}
 
 
+def _step35(config: CheckpointConfig) -> dict[str, Any]:
+    """Counts of heads are lists. Layers with a window rotate all columns, the others half of them."""
+    layers = config.int("num_hidden_layers")
+    kinds = layer_types(config, layers) or ["full_attention"] * layers
+    derived: dict[str, Any] = {
+        "layer_types": kinds,
+        "mlp_layer_types": experts_where_stored(config, layers),
+        "rotary_dim": None,
+        "partial_rotary_factor": 0.5,
+        "rope_local_partial_rotary_factor": 1.0,
+    }
+    if isinstance(listed := config.get("num_attention_heads"), array):
+        heads = dict(zip(kinds, listed, strict=False))
+        full = heads.get("full_attention", max(listed, default=0))
+        derived |= {"num_attention_heads": full, "num_sliding_attention_heads": heads.get("sliding_attention", full)}
+    if isinstance(listed := config.get("num_key_value_heads"), array):
+        if len(set(listed)) != 1:
+            raise Unsupported(f"{config.source}: layers have {', '.join(map(str, sorted(set(listed))))} key heads")
+        derived["num_key_value_heads"] = listed[0]
+    limits = {key: [*config.get(key)] for key in ("swiglu_limits", "swiglu_limits_shared") if key in config}
+    return derived | limits
+
+
 LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "mellum": GGUFArchitecture(
         name="MellumForCausalLM",
@@ -129,6 +153,33 @@ LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         expects={"expert_gating_func": SIGMOID},
         layers_with=WHERE_EXPERTS,
         derive=_hy_v3,
+    ),
+    "step35": GGUFArchitecture(
+        name="Step3p5ForCausalLM",
+        keys={
+            **DECODER_KEYS,
+            **EXPERT_KEYS,
+            **PATTERN,
+            "rope_local_base_freq": "rope.freq_base_swa",
+            "moe_router_scaling_factor": "expert_weights_scale",
+            "norm_expert_weight": "expert_weights_norm",
+            "swiglu_limits": "swiglu_clamp_exp",
+            "swiglu_limits_shared": "swiglu_clamp_shexp",
+        },
+        constants={"model_type": "step3p5", "hidden_act": "silu"},
+        tensors=OUTER_TENSORS,
+        layer_tensors={
+            **GATED_LAYER,
+            **HEAD_NORMS,
+            **EXPERTS,
+            "ffn_gate_inp": "moe.gate",
+            "exp_probs_b": "moe.router_bias",
+            "attn_gate": "self_attn.g_proj",
+            **{f"ffn_{part}_shexp": f"share_expert.{part}_proj" for part in ("gate", "up", "down")},
+        },
+        layers_with=WHERE_EXPERTS,
+        norm_offset=1.0,
+        derive=_step35,
     ),
     "hunyuan_vl": replace(  # its text
         HUNYUAN, keys={**DECODER_KEYS, "rope_alpha": "rope.scaling.alpha"}, derive=_hunyuan_vl

@@ -31,7 +31,6 @@ MISSING_GGUF: Mapping[str, str] = {
     "rwkv6": RECURRENT,
     "rwkv6qwen2": RECURRENT,
     "smallthinker": "experts that read the layer's input",
-    "step35": "experts whose activations are clamped",
     "talkie": "its own names of tensors",
     "wavtokenizer-dec": "decoding of audio",
 }
