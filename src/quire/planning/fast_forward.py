@@ -36,17 +36,15 @@ def num_steps_alike(scheduler: Scheduler, in_flight: StepPlan | None) -> int:
 
 
 def skip_steps(
-    scheduler: Scheduler, in_flight: StepPlan | None, count: int, token_id: Callable[[Sequence, int], int]
+    scheduler: Scheduler, in_flight: StepPlan | None, count: int, token: Callable[[Sequence], int]
 ) -> None:
-    """Leave the scheduler as after `count` steps. `token_id`: of a sequence, at a position; those after it follow."""
+    """Leave the scheduler as after `count` steps. `token`: that a sequence samples in each of them."""
     running = scheduler.groups.running.items
     starts = [seq.num_computed for seq in running]
     for seq in running:
-        known = len(seq.tokens) - seq.num_placeholders
-        first = token_id(seq, known)
         if in_flight:
             seq.tokens.pop()
-        seq.tokens.extend(range(first, first + count))
+        seq.tokens += [token(seq)] * count
         if in_flight:
             seq.tokens.append(PLACEHOLDER)
     _fill_blocks(scheduler, starts, count, 1 if in_flight else 0)

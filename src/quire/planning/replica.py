@@ -1,7 +1,7 @@
 """One engine on a virtual clock: its scheduler, and the steps that are in flight on its device."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 
@@ -12,12 +12,13 @@ from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
 from quire.planning.fast_forward import num_steps_alike, skip_steps
+from quire.planning.prompt_ids import simulated_tokens
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 from quire.planning.workload import Arrival
 
 _OUTPUT_IDS = 1 << 48  # first of the token ids that outputs have: no prompt has them
 _REQUEST_IDS = 1 << 24  # ids of one request's output; more than a context holds
-_REJECTED = 1 << 62  # added to the id of a token that was drafted otherwise
+_WRONG = 1 << 62  # a draft token that is not sampled: no output has it
 
 
 @dataclass(slots=True)
@@ -30,6 +31,10 @@ class SimulatedRequest:
     first_token: float = 0.0
     finished: float = 0.0
     num_cached: int = 0
+    token: int = field(init=False)  # every one of its output, as in `simulated_tokens`
+
+    def __post_init__(self) -> None:
+        self.token = _OUTPUT_IDS + self.number * _REQUEST_IDS
 
     @property
     def arrival(self) -> float:
@@ -56,17 +61,12 @@ class SimulatedRequest:
         return self.finished - self.arrival
 
     @property
-    def first_id(self) -> int:
-        """The id of its token at a position is this and the position: no other request has it."""
-        return _OUTPUT_IDS + self.number * _REQUEST_IDS
-
-    def output_ids(self) -> list[int]:
-        first = self.first_id + self.num_prompt
-        return list(range(first, first + self.num_output))
+    def output_ids(self) -> range:
+        return range(self.token, self.token + self.num_output)
 
     def as_request(self) -> Request:
         return Request(
-            id=str(self.number), prompt_ids=list(self.asked.prompt_ids), params=_params(self.num_output),
+            id=str(self.number), prompt_ids=simulated_tokens(self.asked.prompt_ids), params=_params(self.num_output),
             arrival=self.arrival, priority=self.asked.priority,
         )  # fmt: skip
 
@@ -83,6 +83,13 @@ class SimulatedDrafts:
     num_tokens: int
     acceptance: float
     rng: Random
+
+    def offer(self, token: int) -> list[int]:
+        """Drafts for a sequence whose output is `token` again and again."""
+        num_right = 0
+        while num_right < self.num_tokens and self.rng.random() < self.acceptance:
+            num_right += 1
+        return [token] * num_right + [_WRONG] * (self.num_tokens - num_right)
 
 
 @dataclass(slots=True)
@@ -116,7 +123,7 @@ class Replica:
         self.requests: dict[str, SimulatedRequest] = {}  # in flight
         self._ended: list[SimulatedRequest] = []
         self._times, self._ahead, self._drafts = times, ahead, drafts
-        self._by_row: dict[int, SimulatedRequest] = {}
+        self._sampled: dict[int, SampledRow] = {}  # by row: what it yields whenever it samples
         self._known: dict[int, int] = {}  # tokens of each row
         self._steps: deque[StepInFlight] = deque()
         self._device_free = 0.0
@@ -203,11 +210,12 @@ class Replica:
 
     def _submit(self, plan: StepPlan, now: float) -> None:
         for admission in plan.admitted:
+            request = self.requests[self.scheduler.rows[admission.row].group.id]
             self._known[admission.row] = len(admission.tokens)
-            self._by_row[admission.row] = self.requests[self.scheduler.rows[admission.row].group.id]
+            self._sampled[admission.row] = SampledRow(admission.row, [request.token])
         if plan.admitted or plan.retired:
             self._num_shared = None
-        output = StepOutput(plan.step, self._sample(plan))
+        output = StepOutput(plan.step, self._sample(plan) if self._drafts is None else self._verify(plan, self._drafts))
         work = StepWork.of(plan, len(output.sampled))
         work.num_shared = self._shared()
         ends, seconds = now, 0.0
@@ -216,37 +224,32 @@ class Replica:
         self._steps.append(StepInFlight(plan, work, ends, seconds, output))
 
     def _sample(self, plan: StepPlan) -> list[SampledRow]:
-        sampled, known, by_row = [], self._known, self._by_row
-        if self._drafts is None:
-            for run in plan.runs:
-                end, row = run.start + run.count, run.row
-                if end == known[row]:
-                    known[row] = end + 1
-                    sampled.append(SampledRow(row, [by_row[row].first_id + end]))
-            return sampled
+        sampled, known = [], self._known
         for run in plan.runs:
-            if run.start + run.count - len(run.drafts) == known[run.row]:
-                sampled.append(self._verify(run, known[run.row], self._drafts))
-                known[run.row] += len(sampled[-1].tokens)
+            end, row = run.start + run.count, run.row
+            if end == known[row]:
+                known[row] = end + 1
+                sampled.append(self._sampled[row])
         return sampled
 
-    def _verify(self, run: Run, known: int, drafts: SimulatedDrafts) -> SampledRow:
-        """Accept drafts as they are drawn, and sample a token after them. The scheduler also compares drafts that did
-        not run with what was sampled."""
-        first, accepted, offered = self._by_row[run.row].first_id, 0, len(run.drafts) or 1
-        while accepted < offered and drafts.rng.random() < drafts.acceptance:
-            accepted += 1
-        accepted, rejected = min(accepted, len(run.drafts)), accepted < offered
-        last = first + known + accepted + (_REJECTED if rejected else 0)
-        tokens = [*run.drafts[:accepted], last]
-        following = first + known + len(tokens)
-        offered_tokens = list(range(following, following + drafts.num_tokens))
-        return SampledRow(run.row, tokens, proposals=[Proposal(ANY_METHOD, offered_tokens)])
+    def _verify(self, plan: StepPlan, drafts: SimulatedDrafts) -> list[SampledRow]:
+        """Accept the drafts that are what the sequence has, up to the first that is not, and sample a token after them.
+        The scheduler also compares drafts that did not run with what was sampled."""
+        sampled = []
+        for run in plan.runs:
+            if run.start + run.count - len(run.drafts) == self._known[run.row]:
+                (token,) = self._sampled[run.row].tokens
+                num_accepted = run.drafts.index(_WRONG) if _WRONG in run.drafts else len(run.drafts)
+                self._known[run.row] += num_accepted + 1
+                proposal = Proposal(ANY_METHOD, drafts.offer(token))
+                sampled.append(SampledRow(run.row, [token] * (num_accepted + 1), proposals=[proposal]))
+        return sampled
 
     def _finish(self, step: StepInFlight, now: float) -> None:
         for event in self.scheduler.update(step.output):
             request = self.requests[event.request_id]
-            request.first_token = request.first_token or now
+            if not request.first_token:
+                request.first_token = now
             if event.final:
                 request.finished = now
                 request.num_cached = event.num_cached
@@ -258,29 +261,29 @@ class Replica:
     def _decode_until(self, now: float, horizon: float) -> float:
         """Make the steps of decoding until `horizon` that differ in nothing but time. -> when the engine goes on"""
         running, count, work = self.scheduler.groups.running.items, 0, self._decoding()
-        rows, began = len(running), now
-        step = self._steps[0] if self._steps else None
-        last_ends, seconds = step.ends if step else 0.0, 0.0
-        while count < self._num_alike and now < horizon:
-            ends, seconds = self._run(work, 0, now)
+        rows, began, step = len(running), now, self._steps[0] if self._steps else None
+        last_ends, seconds, host = step.ends if step else 0.0, 0.0, self._host_seconds(work)
+        streams = 0.0 if self._ahead else self.costs.row * rows
+        while count < self._num_alike and now < horizon:  # as `_run`, without a call for each step
+            seconds = self._times.seconds(work) + streams
+            self._device_free = ends = max(now, self._device_free) + seconds
+            self.busy_seconds += seconds
             work.num_read += rows
             work.num_pairs += rows
             count += 1
             if step:
-                now, last_ends = max(now + self._host_seconds(work), last_ends), ends
+                now, last_ends = max(now + host, last_ends), ends
             else:
                 now = ends + self.costs.step
+        self.num_steps += count
         self.queue_seconds += len(self.scheduler.groups.waiting) * (now - began)
         self._num_alike -= count
-        skip_steps(self.scheduler, step.plan if step else None, count, self._token_id)
+        skip_steps(self.scheduler, step.plan if step else None, count, self._token)
         for seq in running:
             self._known[seq.row] += count
         if step:
             step.ends, step.seconds, step.work = last_ends, seconds, work
-            step.output = StepOutput(
-                step.plan.step,
-                [SampledRow(seq.row, [self._token_id(seq, self._known[seq.row] - 1)]) for seq in running],
-            )
+            step.output = StepOutput(step.plan.step, [self._sampled[seq.row] for seq in running])
         return now
 
     def _decoding(self) -> StepWork:
@@ -299,5 +302,5 @@ class Replica:
             self._num_shared = size * (len(blocks) - len(set(blocks)))
         return self._num_shared
 
-    def _token_id(self, seq: Sequence, position: int) -> int:
-        return self._by_row[seq.row].first_id + position
+    def _token(self, seq: Sequence) -> int:
+        return self._sampled[seq.row].tokens[0]

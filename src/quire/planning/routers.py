@@ -1,6 +1,7 @@
 """Which replica a request goes to."""
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from random import Random
 
 from quire.planning.replica import Replica
@@ -29,7 +30,7 @@ def power_of_two(replicas: Sequence[Replica], arrival: Arrival, number: int) -> 
 
 def by_prefix(replicas: Sequence[Replica], arrival: Arrival, number: int) -> Replica:
     """The replica that prompts with these first tokens went to, unless it is much busier than the least busy."""
-    chosen = replicas[hash(tuple(arrival.prompt_ids[:PREFIX_TOKENS])) % len(replicas)]
+    chosen = replicas[hash(tuple(islice(arrival.prompt_ids, PREFIX_TOKENS))) % len(replicas)]
     least = least_busy(replicas, arrival, number)
     return least if chosen.load > least.load + MAX_IMBALANCE else chosen
 

@@ -5,6 +5,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from quire.planning.prompt_ids import joined
 from quire.planning.replica import Replica, SimulatedRequest
 from quire.planning.routers import Router, least_busy
 from quire.planning.workload import Arrival
@@ -88,7 +89,7 @@ class _Clock:
         turn = ended.asked.followed_by
         if turn is None:
             return
-        prompt = [*ended.asked.prompt_ids, *ended.output_ids(), *turn.prompt_ids]
+        prompt = joined(ended.asked.prompt_ids, ended.output_ids, turn.prompt_ids)
         asked = Arrival(ended.finished + turn.time, prompt, turn.output, turn.priority, turn.followed_by)
         heapq.heappush(self._pending, (asked.time + self._delay, self._num_arrivals, asked))
         self._num_arrivals += 1
