@@ -80,9 +80,17 @@ class BlockPool:
 
     def grow(self, table: list[int], num_blocks: int) -> bool:
         """Extend `table` to `num_blocks` blocks, or take nothing and return False."""
-        if num_blocks - len(table) > self.num_available:
+        num_missing = num_blocks - len(table)
+        if num_missing > self.num_available:
             return False
-        for _ in range(num_blocks - len(table)):
+        if 0 < num_missing <= len(self._free):
+            taken = self._free[: -num_missing - 1 : -1]
+            del self._free[-num_missing:]
+            for block in taken:
+                self.refs[block] = 1
+            table += taken
+            return True
+        for _ in range(num_missing):
             table.append(self.take())
         return True
 
@@ -93,11 +101,13 @@ class BlockPool:
         self.refs[block] += 1
 
     def release(self, table: list[int]) -> None:
+        refs, tree = self.refs, self.tree
         for block in reversed(table):  # the tail first: a prefix outlives its suffix
-            self.refs[block] -= 1
-            assert self.refs[block] >= 0, f"block {block} is released more often than held"
-            if self.refs[block] == 0:
-                if block in self.tree:
+            left = refs[block] - 1
+            assert left >= 0, f"block {block} is released more often than held"
+            refs[block] = left
+            if left == 0:
+                if block in tree:
                     self._cached[block] = None
                 else:
                     self._free.append(block)

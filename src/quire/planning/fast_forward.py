@@ -26,10 +26,13 @@ def num_steps_alike(scheduler: Scheduler, in_flight: StepPlan | None) -> int:
         return 0
     size, steps = scheduler.limits.block_size, NEVER
     for seq in running:
-        known = len(seq.tokens) - seq.num_placeholders
-        if len(seq.tokens) - seq.num_computed != 1 or seq.num_placeholders != ahead or known <= seq.group.num_prompt:
+        num_tokens, group = len(seq.tokens), seq.group
+        if num_tokens - seq.num_computed != 1 or seq.num_placeholders != ahead or num_tokens - ahead <= group.num_prompt:
             return 0
-        steps = min(steps, seq.group.length - known - 1 - ahead)  # the last token is sampled by a step of its own
+        if (left := group.length - num_tokens) < steps:
+            steps = left
+    if not ahead:
+        steps -= 1  # the last token is sampled by a step of its own
     available = scheduler.kv_blocks.pool.num_available
     # Each sequence takes at most a block every `size` steps, and one at once.
     return min(steps, (available // len(running) - 1) * size)
@@ -45,8 +48,10 @@ def skip_steps(
         if in_flight:
             seq.tokens.pop()
         seq.tokens += [token(seq)] * count
-        if in_flight:
+        if in_flight and len(seq.tokens) + 1 < seq.group.length:
             seq.tokens.append(PLACEHOLDER)
+        elif in_flight:
+            seq.num_placeholders = 0  # its last token is in flight
     _fill_blocks(scheduler, starts, count, 1 if in_flight else 0)
     for seq, start in zip(running, starts, strict=True):
         seq.num_computed = start + count

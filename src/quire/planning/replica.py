@@ -95,7 +95,6 @@ class SimulatedDrafts:
 @dataclass(slots=True)
 class StepInFlight:
     plan: StepPlan
-    work: StepWork
     ends: float
     seconds: float
     output: StepOutput
@@ -128,6 +127,7 @@ class Replica:
         self._steps: deque[StepInFlight] = deque()
         self._device_free = 0.0
         self._num_alike = 0  # steps from here on that only decode
+        self._next_work = StepWork()  # of the first of these
         self._num_shared: int | None = None  # as in StepWork; None: sequences came or went
 
     @property
@@ -155,8 +155,8 @@ class Replica:
         began = now = self.goes_on
         if self.scheduler.has_work:
             plan = self.scheduler.schedule()
-            self._submit(plan, now)
-            now += self._host_seconds(self._steps[-1].work) if self._ahead else 0.0
+            work = self._submit(plan, now)
+            now += self._host_seconds(work) if self._ahead else 0.0
             if plan.runs and len(self._steps) <= self._ahead:
                 self.goes_on = now
                 return
@@ -178,6 +178,7 @@ class Replica:
         if self._num_alike < 1:
             return self.goes_on
         work, count = self._decoding(), self._num_alike
+        self._next_work = work
         seconds = self._times.seconds(work)
         if not self._steps:
             return self.goes_on + seconds * count
@@ -208,7 +209,7 @@ class Replica:
 
     # -- a step
 
-    def _submit(self, plan: StepPlan, now: float) -> None:
+    def _submit(self, plan: StepPlan, now: float) -> StepWork:
         for admission in plan.admitted:
             request = self.requests[self.scheduler.rows[admission.row].group.id]
             self._known[admission.row] = len(admission.tokens)
@@ -221,7 +222,8 @@ class Replica:
         ends, seconds = now, 0.0
         if plan.runs:
             ends, seconds = self._run(work, len(plan.swap_in) + len(plan.swap_out), now)
-        self._steps.append(StepInFlight(plan, work, ends, seconds, output))
+        self._steps.append(StepInFlight(plan, ends, seconds, output))
+        return work
 
     def _sample(self, plan: StepPlan) -> list[SampledRow]:
         sampled, known = [], self._known
@@ -260,7 +262,7 @@ class Replica:
 
     def _decode_until(self, now: float, horizon: float) -> float:
         """Make the steps of decoding until `horizon` that differ in nothing but time. -> when the engine goes on"""
-        running, count, work = self.scheduler.groups.running.items, 0, self._decoding()
+        running, count, work = self.scheduler.groups.running.items, 0, self._next_work
         rows, began, step = len(running), now, self._steps[0] if self._steps else None
         last_ends, seconds, host = step.ends if step else 0.0, 0.0, self._host_seconds(work)
         streams = 0.0 if self._ahead else self.costs.row * rows
@@ -282,14 +284,14 @@ class Replica:
         for seq in running:
             self._known[seq.row] += count
         if step:
-            step.ends, step.seconds, step.work = last_ends, seconds, work
+            step.ends, step.seconds = last_ends, seconds
             step.output = StepOutput(step.plan.step, [self._sampled[seq.row] for seq in running])
         return now
 
     def _decoding(self) -> StepWork:
         """The next step, if all sequences decode."""
         running = self.scheduler.groups.running.items
-        read = sum(seq.num_computed + 1 for seq in running)
+        read = sum([seq.num_computed for seq in running]) + len(running)
         return StepWork(len(running), len(running), read, read, num_shared=self._shared())
 
     def _shared(self) -> int:
