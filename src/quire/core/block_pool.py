@@ -83,15 +83,15 @@ class BlockPool:
         num_missing = num_blocks - len(table)
         if num_missing > self.num_available:
             return False
-        if 0 < num_missing <= len(self._free):
-            taken = self._free[: -num_missing - 1 : -1]
-            del self._free[-num_missing:]
-            for block in taken:
-                self.refs[block] = 1
-            table += taken
-            return True
-        for _ in range(num_missing):
-            table.append(self.take())
+        free, cached, evict = self._free, self._cached, self.tree.remove
+        for _ in range(num_missing):  # as `take` does, without a call for each
+            if free:
+                block = free.pop()
+            else:
+                block, _ = cached.popitem(last=False)
+                evict(block)
+            self.refs[block] = 1
+            table.append(block)
         return True
 
     def hold(self, block: int) -> None:

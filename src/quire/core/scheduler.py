@@ -290,8 +290,9 @@ class Scheduler:
             elif seq.group.search is not None:
                 events += self._advance_search(seq, sampled, plan)
             else:
-                run = drafted.get(sampled.row)
+                run = None
                 if self.speculation:
+                    run = drafted.get(sampled.row)
                     self.speculation.verify(seq, sampled, run)
                 self._take_sampled(seq, sampled, plan, run, events)
         return events

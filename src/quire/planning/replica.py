@@ -21,7 +21,7 @@ _REQUEST_IDS = 1 << 24  # ids of one request's output; more than a context holds
 _WRONG = 1 << 62  # a draft token that is not sampled: no output has it
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SimulatedRequest:
     """Times in seconds since the beginning."""
 
@@ -95,6 +95,7 @@ class SimulatedDrafts:
 @dataclass(slots=True)
 class StepInFlight:
     plan: StepPlan
+    has_prompts: bool
     ends: float
     seconds: float
     output: StepOutput
@@ -120,6 +121,7 @@ class Replica:
         self.max_queue = 0
         self.goes_on: float | None = None  # when the engine's loop does; None: it waits for requests
         self.requests: dict[str, SimulatedRequest] = {}  # in flight
+        self._starting: list[SimulatedRequest] = []  # admitted, and without a token
         self._ended: list[SimulatedRequest] = []
         self._times, self._ahead, self._drafts = times, ahead, drafts
         self._sampled: dict[int, SampledRow] = {}  # by row: what it yields whenever it samples
@@ -214,6 +216,8 @@ class Replica:
             request = self.requests[self.scheduler.rows[admission.row].group.id]
             self._known[admission.row] = len(admission.tokens)
             self._sampled[admission.row] = SampledRow(admission.row, [request.token])
+            if not request.first_token and request not in self._starting:  # it may have been preempted
+                self._starting.append(request)
         if plan.admitted or plan.retired:
             self._num_shared = None
         output = StepOutput(plan.step, self._sample(plan) if self._drafts is None else self._verify(plan, self._drafts))
@@ -222,7 +226,7 @@ class Replica:
         ends, seconds = now, 0.0
         if plan.runs:
             ends, seconds = self._run(work, len(plan.swap_in) + len(plan.swap_out), now)
-        self._steps.append(StepInFlight(plan, ends, seconds, output))
+        self._steps.append(StepInFlight(plan, work.num_chunks > 0, ends, seconds, output))
         return work
 
     def _sample(self, plan: StepPlan) -> list[SampledRow]:
@@ -252,6 +256,7 @@ class Replica:
             request = self.requests[event.request_id]
             if not request.first_token:
                 request.first_token = now
+                self._starting.remove(request)
             if event.final:
                 request.finished = now
                 request.num_cached = event.num_cached
@@ -266,6 +271,9 @@ class Replica:
         rows, began, step = len(running), now, self._steps[0] if self._steps else None
         last_ends, seconds, host = step.ends if step else 0.0, 0.0, self._host_seconds(work)
         streams = 0.0 if self._ahead else self.costs.row * rows
+        if step and step.has_prompts:
+            self.scheduler.record_step(step.plan, step.seconds)
+            step.has_prompts = False
         while count < self._num_alike and now < horizon:  # as `_run`, without a call for each step
             seconds = self._times.seconds(work) + streams
             self._device_free = ends = max(now, self._device_free) + seconds
@@ -275,6 +283,8 @@ class Replica:
             count += 1
             if step:
                 now, last_ends = max(now + host, last_ends), ends
+                if self._starting:
+                    self._start(now)
             else:
                 now = ends + self.costs.step
         self.num_steps += count
@@ -287,6 +297,13 @@ class Replica:
             step.ends, step.seconds = last_ends, seconds
             step.output = StepOutput(step.plan.step, [self._sampled[seq.row] for seq in running])
         return now
+
+    def _start(self, now: float) -> None:
+        """The step in flight has ended, and all that run sampled in it. One that was preempted does not run."""
+        running = {seq.group.id for seq in self.scheduler.groups.running.items}
+        for request in [request for request in self._starting if str(request.number) in running]:
+            request.first_token = now
+            self._starting.remove(request)
 
     def _decoding(self) -> StepWork:
         """The next step, if all sequences decode."""
