@@ -7,7 +7,7 @@ from random import Random
 
 from quire.core.draft_policy import ANY_METHOD
 from quire.core.params import SamplingParams
-from quire.core.plan import Proposal, Run, SampledRow, StepOutput, StepPlan
+from quire.core.plan import Proposal, SampledRow, StepOutput, StepPlan
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
@@ -101,6 +101,15 @@ class StepInFlight:
     output: StepOutput
 
 
+def num_shared_tokens(scheduler: Scheduler) -> int:
+    """Of the cached tokens that running sequences read: those of prefixes that several of them have."""
+    size, blocks = scheduler.limits.block_size, []
+    for seq in scheduler.groups.running.items:
+        if seq.group.num_cached:
+            blocks += seq.block_table[: seq.group.num_cached // size]
+    return size * (len(blocks) - len(set(blocks)))
+
+
 class Replica:
     def __init__(
         self,
@@ -131,6 +140,11 @@ class Replica:
         self._num_alike = 0  # steps from here on that only decode
         self._next_work = StepWork()  # of the first of these
         self._num_shared: int | None = None  # as in StepWork; None: sequences came or went
+
+    @property
+    def clock(self) -> float:
+        """Seconds: when the next step begins, if one is planned now."""
+        return max(self.goes_on or 0.0, self._device_free)
 
     @property
     def load(self) -> int:
@@ -312,13 +326,8 @@ class Replica:
         return StepWork(len(running), len(running), read, read, num_shared=self._shared())
 
     def _shared(self) -> int:
-        """Of the cached tokens that running sequences read: those of prefixes that several of them have."""
         if self._num_shared is None:
-            size, blocks = self.scheduler.limits.block_size, []
-            for seq in self.scheduler.groups.running.items:
-                if seq.group.num_cached:
-                    blocks += seq.block_table[: seq.group.num_cached // size]
-            self._num_shared = size * (len(blocks) - len(set(blocks)))
+            self._num_shared = num_shared_tokens(self.scheduler)
         return self._num_shared
 
     def _token(self, seq: Sequence) -> int:
