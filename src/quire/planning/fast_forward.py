@@ -38,9 +38,7 @@ def num_steps_alike(scheduler: Scheduler, in_flight: StepPlan | None) -> int:
     return min(steps, (available // len(running) - 1) * size)
 
 
-def skip_steps(
-    scheduler: Scheduler, in_flight: StepPlan | None, count: int, token: Callable[[Sequence], int]
-) -> None:
+def skip_steps(scheduler: Scheduler, in_flight: StepPlan | None, count: int, token: Callable[[Sequence], int]) -> None:
     """Leave the scheduler as after `count` steps. `token`: that a sequence samples in each of them."""
     running = scheduler.groups.running.items
     starts = [seq.num_computed for seq in running]
