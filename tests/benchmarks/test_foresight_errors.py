@@ -1,17 +1,10 @@
 """Errors of predictions: what the machine's speed does to them, and how they are printed."""
 
-import json
-import os
-from pathlib import Path
-from urllib.request import Request, urlopen
-
 import pytest
 from benchmarks.foresight_record import AIMS, Latencies, RecordedRun, mean_costs, mean_times, simulated_latencies
 from benchmarks.foresight_table import line_of, markdown_of, summary_of
-from benchmarks.step_log import LoggedStep, ObservedTimes, read_steps
+from benchmarks.step_log import LoggedStep, ObservedTimes
 
-from quire.cli.calibrate import running_server
-from quire.engine.options import EngineOptions
 from quire.planning.calibration import Calibration
 from quire.planning.fitted_times import Curve, FitQuality, FittedTimes
 from quire.planning.fleet import SimulatedEngine
@@ -80,19 +73,3 @@ def test_tables_have_a_row_for_each_workload_and_count_what_is_within_the_aims()
     assert "| within the aim |  |  | 0 of 1 | 1 of 1 |" in text, "throughput may be 2 % off, and TPOT 3 %"
     assert text.count("| busy |") == 2 and "tokens/s 0, TPOT p50 0" in text
     assert "drift +10.0%" in line_of(row) and summary_of([row]).count("1/1") == 6 + 7
-
-
-def test_an_engine_writes_down_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, options = tmp_path / "steps", EngineOptions(kv_cache_memory_bytes=8 << 20, max_model_len=256, threads=1)
-    folder = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder))))
-    with running_server(options, ("benchmarks.step_log", "serve", str(log))) as url:
-        body = {"prompt": list(range(100, 140)), "max_tokens": 5, "temperature": 0, "ignore_eos": True}
-        asked = Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urlopen(asked) as answer:
-            assert json.load(answer)["usage"]["completion_tokens"] == 5
-    prefill, *decoding = read_steps(log)
-    assert (prefill.work.num_tokens, prefill.work.num_pairs, prefill.work.num_chunks) == (40, 820, 1)
-    assert [step.work.num_read for step in decoding] == [41, 42, 43, 44]
-    assert all(step.seconds > 0 for step in decoding)
-    assert read_steps(log, since=decoding[1].began) == decoding[1:]

@@ -130,6 +130,7 @@ class Replica:
         self.max_queue = 0
         self.goes_on: float | None = None  # when the engine's loop does; None: it waits for requests
         self.requests: dict[str, SimulatedRequest] = {}  # in flight
+        self.load = 0  # how many these are: routers ask all replicas
         self._starting: list[SimulatedRequest] = []  # admitted, and without a token
         self._ended: list[SimulatedRequest] = []
         self._times, self._ahead, self._drafts = times, ahead, drafts
@@ -146,16 +147,12 @@ class Replica:
         """Seconds: when the next step begins, if one is planned now."""
         return max(self.goes_on or 0.0, self._device_free)
 
-    @property
-    def load(self) -> int:
-        """Requests in flight."""
-        return len(self.requests)
-
     def add(self, request: SimulatedRequest, now: float) -> None:
         request.replica = self.index
         submitted = request.as_request()
         self.scheduler.add(submitted, now)
         self.requests[submitted.id] = request
+        self.load += 1
         self.goes_on = now if self.goes_on is None else self.goes_on
         if not self._ahead:
             self.goes_on += self.costs.request  # it is received by the cores that compute
@@ -275,6 +272,7 @@ class Replica:
                 request.finished = now
                 request.num_cached = event.num_cached
                 self._ended.append(self.requests.pop(event.request_id))
+                self.load -= 1
         self.scheduler.record_step(step.plan, step.seconds)
 
     # -- many steps at once
