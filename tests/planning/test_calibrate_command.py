@@ -15,7 +15,6 @@ from quire.engine.options import EngineOptions
 from quire.planning.fleet import SimulatedEngine
 from quire.planning.workload import WorkloadSpec, generate
 
-
 ROOT = Path(__file__).parents[2]
 
 
