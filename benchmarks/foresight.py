@@ -1,6 +1,6 @@
 """Predictions beside real runs: workloads are served here by `quire serve`, and simulated.
 
-    python -m benchmarks.foresight                                    all workloads of the CPU: 18 minutes
+    python -m benchmarks.foresight --markdown table.md                all workloads of the CPU: 12 minutes
     python -m benchmarks.foresight --device gpu                       those of a GPU: 10 minutes
     python -m benchmarks.foresight --workload busy --seconds 20
     python -m benchmarks.foresight --list
@@ -8,9 +8,11 @@
     python -m benchmarks.foresight --workload busy conversations --record tests/planning/data/foresight-cpu.json
     python -m benchmarks.foresight --replay tests/planning/data/foresight-cpu.json
 
-On a machine that has nothing else to do. The model is calibrated before each workload, as `quire simulate --calibrate`
-does, since the speed of a rented machine changes within minutes; `--kept` uses the calibration of an earlier run. The
-load of a workload is a share of what the simulation says can be served."""
+On a machine that has nothing else to do. The speed of a rented machine changes within minutes, so that the model is
+calibrated right before and right after each workload, and predictions are the mean of both; how far these two are apart
+is the drift. The engine writes down what its steps took, so that every workload is also simulated with the speed that
+the machine had at each moment: what is then left of an error is not the machine's. The load of a workload is a share of
+what the simulation says can be served."""
 
 import argparse
 import json
@@ -18,27 +20,30 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.foresight_client import Client, step_seconds
-from benchmarks.foresight_record import AIMS, Record, RecordedRun, at_once, simulated_latencies
+from benchmarks.foresight_cases import CPU, GPU, Case
+from benchmarks.foresight_client import Client
+from benchmarks.foresight_record import Record, RecordedRun, at_once, mean_costs, mean_times, simulated_latencies
+from benchmarks.foresight_table import header, line_of, markdown_of, replay_lines, summary_of
 from benchmarks.machine import describe as describe_machine
 from benchmarks.machine import note_others
 from benchmarks.processes import interruptible
+from benchmarks.step_log import LoggedStep, ObservedTimes, read_steps
 from quire.cli.calibrate import calibrate, describe, kept_calibration, running_server
 from quire.cli.simulate import own_gpu
 from quire.engine.options import EngineOptions
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
-from quire.planning.calibration import Calibration
 from quire.planning.fleet import EngineFlags, Fleet, SimulatedEngine, plan_engine
 from quire.planning.hardware import find_hardware
 from quire.planning.packed_bytes import GpuFormat, NativeFormat
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import SHAPES
+from quire.planning.simulator import simulate
 from quire.planning.step_times import default_costs, roofline_times
 from quire.planning.summary import summarize
 from quire.planning.this_machine import this_machine
@@ -49,56 +54,23 @@ from quire.weights.huggingface import read_config
 CACHE_BYTES = {"cpu": 1 << 30, "gpu": 16 << 30}
 VOCAB_SIZE = 49152  # of the default model, whose tokenizer all have
 NUM_AT_ONCE = 120  # requests that tell what can be served
-WITHOUT_CALIBRATION = 0.15  # what a prediction from rates may be off by
+STEPS_SECONDS = {"cpu": 8.0, "gpu": 14.0}  # of the steps that are timed in one calibration
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """`load`: requests a second as a share of what can be served; 0: all at once."""
+class Served:
+    """A workload that was served."""
 
-    name: str
-    load: float
-    spec: dict[str, Any]
-    options: dict[str, Any] = field(default_factory=dict)
-    model: str = "smollm2"
-
-
-_CHAT = {"prompt": 128, "output": 64, "spread": 0.5}
-CPU = (
-    Case("light", 0.3, _CHAT),
-    Case("half", 0.5, _CHAT),
-    Case("busy", 0.8, _CHAT),
-    Case("full", 0.95, _CHAT),
-    Case("bursts", 0.6, {"prompt": 96, "output": 48, "spread": 0.3, "burst": 8}),
-    Case("shared prefixes", 0.7, {"prompt": 32, "output": 48, "spread": 0.5, "shared_prefix": 512, "num_prefixes": 4}),
-    Case("conversations", 0.5, {"prompt": 48, "output": 48, "spread": 0.5, "turns": 4, "think_seconds": 2.0}),
-    Case("long prompts", 0.6, {"prompt": 1500, "output": 32, "spread": 0.3}),
-    Case("short", 0.8, {"prompt": 16, "output": 16, "spread": 0.5}),
-    Case("spread", 0.7, {"prompt": 256, "output": 96, "spread": 1.0}),
-    Case("at once", 0.0, {"prompt": 128, "output": 64, "spread": 0.3}),
-    Case("small cache", 0.95, {"prompt": 96, "output": 128, "spread": 0.3},
-         {"kv_cache_memory_bytes": 30 << 20, "max_model_len": 512}),
-    Case("priorities", 0.9, {**_CHAT, "priorities": 3}, {"scheduling_policy": "priority"}),
-    Case("no prefix cache", 0.7, {"prompt": 32, "output": 48, "spread": 0.5, "shared_prefix": 256},
-         {"enable_prefix_caching": False}),
-)  # fmt: skip
-_LONG_CHAT = {"prompt": 1024, "output": 256, "spread": 0.5}
-GPU = (
-    Case("8b light", 0.3, _LONG_CHAT, model="8b"),
-    Case("8b busy", 0.8, _LONG_CHAT, model="8b"),
-    Case("8b shared prefixes", 0.6, {"prompt": 128, "output": 128, "spread": 0.5, "shared_prefix": 2048,
-         "num_prefixes": 8}, model="8b"),
-    Case("8b at once", 0.0, _LONG_CHAT, model="8b"),
-    Case("135m busy", 0.25, {"prompt": 256, "output": 128, "spread": 0.5}),
-    Case("135m conversations", 0.15, {"prompt": 128, "output": 96, "spread": 0.5, "turns": 4, "think_seconds": 1.0}),
-)  # fmt: skip
+    run: RecordedRun
+    begin: float  # its second 0, as time.perf_counter()
+    steps: list[LoggedStep]
 
 
 class Foresight:
     """Serves cases and simulates them, on one device."""
 
-    def __init__(self, device: str, gpu: str | None, seconds: float, kept: bool) -> None:
-        self.device, self._seconds, self._kept = device, seconds, kept
+    def __init__(self, device: str, gpu: str | None, seconds: float, steps_seconds: float, kept: bool) -> None:
+        self.device, self._seconds, self._steps_seconds, self._kept = device, seconds, steps_seconds, kept
         if device == "gpu":
             self.hardware = find_hardware(gpu) if gpu else own_gpu()
         else:
@@ -133,17 +105,33 @@ class Foresight:
                 self._serve_cases([case for case in cases if case.model == name], options, model)
 
     def _serve_cases(self, cases: list[Case], options: EngineOptions, model: PlannedModel) -> None:
-        for given in dict.fromkeys(json.dumps(case.options) for case in cases):
-            changed = replace(options, **json.loads(given))
-            with running_server(changed) as url:
-                for case in [case for case in cases if json.dumps(case.options) == given]:
-                    calibration = (kept_calibration(options) if self._kept else None) or calibrate(options)
-                    self.record.calibrations[case.name] = calibration
-                    print(f"{case.name}: {describe(calibration)}", flush=True)
-                    if self.device == "cpu":
-                        self.measure()
-                    note_others(case.name)
-                    self._serve_case(case, url, self._engine(changed, model), model, calibration)
+        """One server is calibrated with throughout; cases with options of their own have another beside it."""
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            usual = stack.enter_context(_logged_server(options, folder / "usual"))
+            before = self._calibrate(options, usual)
+            for case in cases:
+                changed = replace(options, **case.options)
+                engine, log = self._engine(changed, model), folder / ("usual" if not case.options else case.name)
+                known = self.record.calibrations[before]
+                fleet = Fleet(engine, known.times, known.costs)
+                with _logged_server(changed, log) if case.options else nullcontext(usual) as url:
+                    served = self._serve_case(case, url, fleet, log)
+                after = self._calibrate(options, usual)
+                self._report(served, model, (before, after))
+                before = after
+
+    def _calibrate(self, options: EngineOptions, url: str) -> str:
+        """-> its name in the record."""
+        calibration = kept_calibration(options) if self._kept else None
+        if calibration is None:
+            if self.device == "cpu":
+                self.measure()
+            calibration = calibrate(options, self._steps_seconds, url)
+        print(describe(calibration), flush=True)
+        name = str(len(self.record.calibrations) + 1)
+        self.record.calibrations[name] = calibration
+        return name
 
     def _engine(self, options: EngineOptions, model: PlannedModel) -> SimulatedEngine:
         flags = EngineFlags(
@@ -152,36 +140,44 @@ class Foresight:
         )  # fmt: skip
         return plan_engine(model, self.hardware, flags)
 
-    def _serve_case(
-        self, case: Case, url: str, engine: SimulatedEngine, model: PlannedModel, calibration: Calibration
-    ) -> None:
+    def _serve_case(self, case: Case, url: str, fleet: Fleet, log: Path) -> Served:
+        note_others(case.name)
         seed = len(self.rows) + 1
-        spec = self._spec(case, seed, Fleet(engine, calibration.times, calibration.costs))
-        before = step_seconds(url)
-        sent, real = Client(url, VOCAB_SIZE, seed).run(generate(spec))
-        after = step_seconds(url)
-        run = RecordedRun(case.name, spec, engine, sent, real)
-        simulation = run.simulate(calibration.times, calibration.costs)
-        predicted = simulated_latencies(simulation).figures()
+        spec = self._spec(case, seed, fleet)
+        begin, sent, real = Client(url, VOCAB_SIZE, seed).run(generate(spec))
+        return Served(RecordedRun(case.name, spec, fleet.engine, sent, real), begin, read_steps(log, begin))
+
+    def _report(self, served: Served, model: PlannedModel, names: tuple[str, ...]) -> None:
+        """`names`: of the calibrations before and after."""
+        run, steps = served.run, served.steps
+        calibrations = [self.record.calibrations[name] for name in names]
+        times, costs = mean_times(calibrations), mean_costs(calibrations)
+        simulation = run.simulate(times, costs)
         by_rates = roofline_times(model, "auto", self.hardware, eight_bit=self.device != "gpu")
-        uncalibrated = simulated_latencies(run.simulate(by_rates, default_costs(self.hardware))).figures()
-        summary = summarize(simulation)
+        uncalibrated = run.simulate(by_rates, default_costs(self.hardware))
+        observed = ObservedTimes(times, steps, served.begin)
+        observed.replica = run.engine.new_replica(0, observed, costs)
+        as_it_was = simulate(run.arrivals(), [observed.replica])
+        summary, real_seconds = summarize(simulation), sum(step.seconds for step in steps)
+        said = [sum(each.times.seconds(step.work) for step in steps) for each in calibrations]
+        errors = {
+            name: run.errors(simulated_latencies(each).figures())
+            for name, each in (("errors", simulation), ("observed", as_it_was), ("uncalibrated", uncalibrated))
+        }
         row = {
-            "workload": case.name,
-            "requests": len(real.ttft),
-            "seconds": real.seconds,
-            "real": real.figures(),
-            "errors": run.errors(predicted),
-            "uncalibrated": run.errors(uncalibrated),
-            "steps": (after[0] - before[0], summary.num_steps),
-            "step_seconds": (
-                (after[1] - before[1]) / max(1, after[0] - before[0]),
-                summary.utilization * summary.seconds / max(1, summary.num_steps),
-            ),
+            "workload": run.workload,
+            "requests": len(run.real.ttft),
+            "seconds": run.real.seconds,
+            "real": run.real.figures(),
+            **errors,
+            "drift": said[1] / said[0] - 1,  # of the machine, from before to after
+            "steps_error": sum(said) / len(said) / real_seconds - 1,  # of the sum of its step times
+            "steps": (len(steps), summary.num_steps),
+            "step_seconds": real_seconds / len(steps),
             "preemptions": summary.preemptions,
         }
         self.rows.append(row)
-        self.record.runs.append((case.name, run, run.errors(predicted)))
+        self.record.runs.append((names, run, errors["errors"]))
         print(line_of(row), flush=True)
 
     def _spec(self, case: Case, seed: int, fleet: Fleet) -> WorkloadSpec:
@@ -192,34 +188,8 @@ class Foresight:
         return replace(spec, rate=rate or math.inf, num_requests=max(8, round((rate or served) * self._seconds)))
 
 
-def _cells(errors: dict[str, float]) -> str:
-    return " ".join(f"{errors[name]:>+8.1%}" for name in AIMS)
-
-
-def line_of(row: dict[str, Any]) -> str:
-    errors, rough = _cells(row["errors"]), _cells(row["uncalibrated"])
-    (real_steps, steps), (real_mean, mean) = row["steps"], row["step_seconds"]
-    return (
-        f"{row['workload']:<20} {row['requests']:>5} {row['seconds']:>5.0f} s {errors}\n"
-        f"{'  without calibration':<33} {rough}\n"
-        f"  steps {real_steps} ({steps} simulated), mean {1e3 * real_mean:.2f} ms ({1e3 * mean:.2f}), "
-        f"real TTFT p50 {1e3 * row['real']['TTFT p50']:.0f} ms, TPOT p50 {1e3 * row['real']['TPOT p50']:.1f} ms, "
-        f"{row['real']['output tokens/s']:.0f} tokens/s"
-    )
-
-
-def summary_of(rows: list[dict[str, Any]]) -> str:
-    lines = []
-    for kind, allowed in (("errors", AIMS), ("uncalibrated", dict.fromkeys(AIMS, WITHOUT_CALIBRATION))):
-        met = [sum(abs(row[kind][name]) <= aim for row in rows) for name, aim in allowed.items()]
-        cells = (f"{count:>4}/{len(rows):<3}" for count in met)
-        lines.append(f"{'within the aim' if kind == 'errors' else 'without: within 15 %':<33} {' '.join(cells)}")
-    return "\n".join(lines)
-
-
-def replay(path: Path) -> None:
-    for workload, kept, now in Record.read(path).replay():
-        print(f"{workload:<20} kept {_cells(kept)}\n{'':<20} now  {_cells(now)}")
+def _logged_server(options: EngineOptions, log: Path) -> AbstractContextManager[str]:
+    return running_server(options, ("benchmarks.step_log", "serve", str(log)))
 
 
 def main() -> None:
@@ -227,9 +197,11 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--hardware", metavar="NAME", help="the data sheet of the GPU (default: by its name)")
     parser.add_argument("--workload", nargs="+", metavar="NAME", help="some of them, with - for spaces (default: all)")
-    parser.add_argument("--seconds", type=float, default=40.0, help="that requests come, of each workload")
+    parser.add_argument("--seconds", type=float, default=25.0, help="that requests come, of each workload")
+    parser.add_argument("--steps-seconds", type=float, metavar="S", help="of steps, in a calibration (8; GPU: 14)")
     parser.add_argument("--kept", action="store_true", help="use the calibration of an earlier run")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what a gate needs")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables, as docs/planning.md has them")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="simulate the runs of a record again")
     parser.add_argument("--list", action="store_true", help="the workloads")
     args = parser.parse_args()
@@ -238,14 +210,14 @@ def main() -> None:
         print("\n".join(cases))
         return
     if args.replay:
-        replay(args.replay)
+        print(replay_lines(Record.read(args.replay)))
         return
     if unknown := [name for name in args.workload or () if name not in cases]:
         sys.exit(f"no workload is called `{unknown[0]}`: choose from {', '.join(cases)}")
     interruptible()
-    foresight = Foresight(args.device, args.hardware, args.seconds, args.kept)
-    names = [name.replace("end to end", "E2E").replace("output ", "")[:8] for name in AIMS]
-    print(f"{'':<34} {' '.join(f'{name:>8}' for name in names)}")
+    steps_seconds = args.steps_seconds or STEPS_SECONDS[args.device]
+    foresight = Foresight(args.device, args.hardware, args.seconds, steps_seconds, args.kept)
+    print(header())
     try:
         foresight.run([cases[name] for name in args.workload or cases])
     finally:
@@ -253,6 +225,8 @@ def main() -> None:
             print(summary_of(foresight.rows))
             if args.record:
                 foresight.record.write(args.record)
+            if args.markdown:
+                args.markdown.write_text(markdown_of(foresight.rows, foresight.record.machine))
             print(json.dumps({"benchmark": "foresight", "machine": foresight.record.machine, "runs": foresight.rows}))
 
 

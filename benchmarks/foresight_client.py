@@ -6,7 +6,6 @@ import random
 import time
 from dataclasses import dataclass
 from typing import Any
-from urllib.request import urlopen
 
 import uvloop
 
@@ -54,8 +53,8 @@ class Client:
         self._rng = random.Random(seed)
         self._ids: dict[int, int] = {}
 
-    def run(self, arrivals: list[Arrival]) -> tuple[list[float], Latencies]:
-        """-> when each arrival was sent, and what was seen of all requests."""
+    def run(self, arrivals: list[Arrival]) -> tuple[float, list[float], Latencies]:
+        """-> when it began (time.perf_counter()), when each arrival was sent since, and what was seen of all."""
         bodies = [self._body(self._translated(arrival), arrival) for arrival in arrivals]
         seen = uvloop.run(self._serve(arrivals, bodies))
         begin = min(chain[0].sent for chain in seen)
@@ -69,7 +68,7 @@ class Client:
             [answer.num_output for answer in answers],
             max(answer.ended for answer in answers) - begin,
         )
-        return [chain[0].sent - begin for chain in seen], latencies
+        return begin, [chain[0].sent - begin for chain in seen], latencies
 
     async def _serve(self, arrivals: list[Arrival], bodies: list[bytes]) -> list[list[Seen]]:
         began = time.perf_counter() + 0.1
@@ -110,16 +109,3 @@ class Client:
         if arrival.priority:
             fields["priority"] = arrival.priority
         return json.dumps(fields).encode()
-
-
-def step_seconds(url: str) -> tuple[int, float]:
-    """-> steps of the server so far, and the seconds that they ran."""
-    with urlopen(f"{url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    values = {}
-    for line in lines:
-        if line.startswith("quire_step_seconds_") and 'phase="run"' in line:
-            name, _, rest = line.removeprefix("quire_step_seconds_").partition("{")
-            if name in ("sum", "count"):
-                values[name] = float(rest.rsplit(" ", 1)[1])
-    return int(values.get("count", 0)), values.get("sum", 0.0)

@@ -3,14 +3,15 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from quire.planning.calibration import Calibration
 from quire.planning.fleet import Fleet, SimulatedEngine
 from quire.planning.simulator import Simulation
-from quire.planning.step_times import ServingCosts, StepTimes
+from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 from quire.planning.summary import percentile
 from quire.planning.workload import Arrival, WorkloadSpec, generate
 
@@ -93,24 +94,44 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
+class MeanTimes:
+    """Of a machine whose speed changes: steps as they were timed before and after a run."""
+
+    times: tuple[StepTimes, ...]
+
+    def seconds(self, work: StepWork) -> float:
+        return sum([each.seconds(work) for each in self.times]) / len(self.times)
+
+
+def mean_times(calibrations: Sequence[Calibration]) -> MeanTimes:
+    return MeanTimes(tuple(calibration.times for calibration in calibrations))
+
+
+def mean_costs(calibrations: Sequence[Calibration]) -> ServingCosts:
+    names = [spec.name for spec in fields(ServingCosts)]
+    return ServingCosts(**{name: fmean(getattr(each.costs, name) for each in calibrations) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """Runs on one machine, the calibration they were predicted with, and the errors at the time."""
+    """Runs on one machine, the calibrations they were predicted with, and the errors at the time."""
 
     machine: dict[str, Any]
     calibrations: dict[str, Calibration]  # by name
-    runs: list[tuple[str, RecordedRun, dict[str, float]]]  # its calibration, the run, errors
+    runs: list[tuple[tuple[str, ...], RecordedRun, dict[str, float]]]  # its calibrations, the run, errors
 
     def replay(self) -> list[tuple[str, dict[str, float], dict[str, float]]]:
         """-> of each run: its workload, the errors that were kept, and those of a simulation now."""
         rows = []
-        for name, run, kept in self.runs:
-            calibration = self.calibrations[name]
-            now = simulated_latencies(run.simulate(calibration.times, calibration.costs)).figures()
+        for names, run, kept in self.runs:
+            calibrations = [self.calibrations[name] for name in names]
+            simulation = run.simulate(mean_times(calibrations), mean_costs(calibrations))
+            now = simulated_latencies(simulation).figures()
             rows.append((run.workload, kept, run.errors(now)))
         return rows
 
     def write(self, path: Path) -> None:
-        runs = [{"calibration": name, **run.as_json(), "errors": errors} for name, run, errors in self.runs]
+        runs = [{"calibrations": names, **run.as_json(), "errors": errors} for names, run, errors in self.runs]
         calibrations = {name: calibration.as_json() for name, calibration in self.calibrations.items()}
         head = {"benchmark": "foresight", "machine": self.machine, "calibrations": calibrations}
         lines = ",\n".join(json.dumps(run) for run in runs)
@@ -122,8 +143,13 @@ class Record:
         return cls(
             values["machine"],
             {name: Calibration.of(kept) for name, kept in values["calibrations"].items()},
-            [(run.get("calibration") or run["model"], RecordedRun.of(run), run["errors"]) for run in values["runs"]],
+            [(_names(run), RecordedRun.of(run), run["errors"]) for run in values["runs"]],
         )
+
+
+def _names(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """Earlier records have one calibration, by the name of the workload or of the model."""
+    return tuple(run["calibrations"]) if "calibrations" in run else (run.get("calibration") or run["model"],)
 
 
 def at_once(spec: WorkloadSpec, num_requests: int) -> WorkloadSpec:

@@ -1,16 +1,21 @@
 """A model is calibrated through its server, and its real runs are compared with simulated ones."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.foresight_client import Client, step_seconds
-from benchmarks.foresight_record import AIMS, Record, RecordedRun, simulated_latencies
+from benchmarks.foresight_client import Client
+from benchmarks.foresight_record import AIMS, Record, RecordedRun, mean_costs, mean_times, simulated_latencies
+from benchmarks.step_log import read_steps
 
 from quire.cli.calibrate import calibrate, kept_calibration, running_server
 from quire.cli.main import main
 from quire.engine.options import EngineOptions
 from quire.planning.fleet import SimulatedEngine
 from quire.planning.workload import WorkloadSpec, generate
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -28,18 +33,30 @@ def test_a_calibration_is_used_from_then_on(options: EngineOptions, capsys: pyte
     assert f"fitted to {calibration.quality.num_steps} measured steps" in capsys.readouterr().err
 
 
-def test_a_workload_is_served_as_it_is_simulated(options: EngineOptions, tmp_path: Path) -> None:
+def test_a_workload_is_served_as_it_is_simulated(
+    options: EngineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     spec = WorkloadSpec(rate=20, num_requests=12, prompt=20, output=20, turns=2, think_seconds=0.05, shared_prefix=32)
-    with running_server(options) as url:
-        sent, real = Client(url, 250, seed=1).run(generate(spec))
-        num_steps, seconds = step_seconds(url)
+    log = tmp_path / "steps"
+    with running_server(options, ("benchmarks.step_log", "serve", str(log))) as url:
+        before = calibrate(options, max_seconds=1.0, url=url)
+        begin, sent, real = Client(url, 250, seed=1).run(generate(spec))
+        steps = read_steps(log, begin)
+        after = calibrate(options, max_seconds=1.0, url=url)
     assert real.num_output == [20] * 12 and len(sent) == 6 and sent[0] == 0 and sent == sorted(sent)
     assert all(0 < ttft <= latency < real.seconds for ttft, latency in zip(real.ttft, real.latency, strict=True))
-    assert num_steps >= 20 and 0 < seconds < real.seconds
-    calibration = calibrate(options, max_seconds=0.3)
-    run = RecordedRun("turns", spec, SimulatedEngine(num_blocks=1000), sent, real)
-    errors = run.errors(simulated_latencies(run.simulate(calibration.times, calibration.costs)).figures())
+    assert len(steps) >= 20 and 0 < sum(step.seconds for step in steps) < real.seconds
+    assert sum(step.work.num_rows for step in steps) == 12 * 20, "every token is sampled in some step"
+    assert max(step.began + step.seconds for step in steps) < begin + real.seconds
+    first = steps[0].work
+    assert (first.num_tokens, first.num_read, first.num_pairs, first.num_chunks) == (52, 52, 52 * 53 // 2, 1)
+    run, both = RecordedRun("turns", spec, SimulatedEngine(num_blocks=1000), sent, real), (before, after)
+    simulation = run.simulate(mean_times(both), mean_costs(both))
+    errors = run.errors(simulated_latencies(simulation).figures())
     assert set(errors) == set(AIMS)
-    Record({}, {"tiny": calibration}, [("tiny", run, errors)]).write(tmp_path / "record.json")
+    record = Record({}, {"before": before, "after": after}, [(("before", "after"), run, errors)])
+    record.write(tmp_path / "record.json")
     ((_, kept, now),) = Record.read(tmp_path / "record.json").replay()
     assert now == pytest.approx(kept, rel=0.1, abs=0.01)  # a record is rounded

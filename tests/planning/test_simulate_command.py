@@ -1,17 +1,18 @@
 """`quire simulate`."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from quire.cli.main import main
+from quire.cli.main import INTERRUPTED, main
 from quire.core.errors import BadRequest
-from quire.planning.fleet import SimulatedEngine
-from quire.planning.simulator import simulate
+from quire.planning.fleet import Fleet, SimulatedEngine
+from quire.planning.simulator import Simulation, simulate
 from quire.planning.step_times import StepWork
 from quire.planning.summary import Summary, summarize
-from quire.planning.workload import WorkloadSpec, generate
+from quire.planning.workload import Arrival, WorkloadSpec, generate
 
 TARGET = ["simulate", "--shape", "llama-3.1-8b", "--hardware", "h200", "--num-requests", "30", "--prompt", "64"]
 
@@ -38,6 +39,28 @@ def test_the_table_and_the_picture_have_a_row_for_each_rate(tmp_path: Path, caps
     assert (tmp_path / "load.svg").read_text().count("<polyline") >= 4
 
 
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_an_interrupted_simulation_keeps_the_loads_that_are_done(
+    flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Fleet.serve
+
+    def interrupted(fleet: Fleet, arrivals: list[Arrival], advance: Callable[[], object]) -> Simulation:
+        if arrivals[-1].time < 1:  # the second load
+            raise KeyboardInterrupt
+        return served(fleet, arrivals, advance)
+
+    monkeypatch.setattr(Fleet, "serve", interrupted)
+    picture = tmp_path / "load.svg"
+    assert main([*TARGET, *flags, "--rates", "1,50", "--svg", str(picture)]) == INTERRUPTED
+    printed = capsys.readouterr().out
+    if flags:
+        assert [load["rate"] for load in json.loads(printed)["loads"]] == [1]
+    else:
+        assert [line.split()[0] for line in printed.splitlines()[2:]] == ["1"]
+    assert picture.read_text().count("<circle") == 4
+
+
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TARGET, "--json", "--price", "2", "--replicas", "2", "--router", "power-of-two"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -51,6 +74,9 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
         (["--rate", "-1"], "rate is -1"),
         (["--router", "rond-robin"], "did you mean round-robin?"),
         (["--rates", "1,x"], "write numbers with commas"),
+        (["--svg", "nowhere/load.svg"], "there is no folder to put nowhere/load.svg into"),
+        (["--svg", "load.png"], "write load.svg"),
+        (["--rates", "1,inf", "--svg", "load.svg"], "a rate is inf"),
         (["--trace", "missing.jsonl"], "missing.jsonl cannot be read"),
         (["--num-speculative-tokens", "3"], "--acceptance 0.7"),
         (["--num-speculative-tokens", "3", "--acceptance", "2"], "acceptance is 2.0"),

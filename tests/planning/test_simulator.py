@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -140,6 +141,14 @@ def test_many_replicas_at_once_are_as_each_step_by_itself() -> None:
         for c in (False, True)
     ]
     assert results[0] == results[1]
+
+
+def test_a_thousand_replicas_serve_as_each_of_them_would() -> None:
+    arrivals = generate(WorkloadSpec(rate=3000, num_requests=3000, prompt=20, output=8))
+    simulation = simulate(arrivals, [new_replica(i, num_blocks=64) for i in range(1000)], round_robin)
+    assert set(Counter(request.replica for request in simulation.requests).values()) == {3}
+    assert all(request.ttft == pytest.approx(0.03) for request in simulation.requests), "no two wait for each other"
+    assert not any(replica.load for replica in simulation.replicas)
 
 
 def test_routing_by_prefix_finds_prefixes_again() -> None:

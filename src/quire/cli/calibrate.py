@@ -8,8 +8,8 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -42,8 +42,9 @@ def kept_calibration(options: EngineOptions) -> "Calibration | None":
     return find(cache_dir() / "calibrations", calibration_key(path, _settings(options)))
 
 
-def calibrate(options: EngineOptions, max_seconds: float | None = None) -> "Calibration":
-    """Measure, fit, and keep the fit. Takes at most 20 seconds beside loading the model twice."""
+def calibrate(options: EngineOptions, max_seconds: float | None = None, url: str | None = None) -> "Calibration":
+    """Measure, fit, and keep the fit. Takes at most 20 seconds beside loading the model twice. `url`: of a server that
+    has these options, and nothing to do."""
     from quire.planning.calibrate import MAX_SECONDS, calibration_steps, measured_steps
     from quire.planning.calibration import Calibration, as_served, calibration_key, fit_costs, keep
     from quire.planning.fitted_times import fit, fit_quality
@@ -54,7 +55,8 @@ def calibrate(options: EngineOptions, max_seconds: float | None = None) -> "Cali
         options = replace(options, kv_cache_memory_bytes=max(options.kv_cache_memory_bytes or 0, CACHE_BYTES))
     options = replace(options, max_model_len=None)
     with progress(NUM_PARTS, "part") as advance:
-        bursts = _serve_bursts(options, advance)
+        with nullcontext(url) if url else running_server(options) as server:
+            bursts = _serve_bursts(server, advance)
         executor = new_executor(path, options)
         capacity = executor.allocate(executor.load())
         shapes = calibration_steps(
@@ -117,20 +119,19 @@ def _settings(options: EngineOptions) -> dict[str, Any]:
 # -- through the server
 
 
-def _serve_bursts(options: EngineOptions, advance: Callable[[], Any]) -> "list[Burst]":
-    with running_server(options) as url:
-        asyncio.run(_burst(url, 4, 8))  # warms up
-        bursts = []
-        for num_streams, num_output in BURSTS:
-            bursts.append(asyncio.run(_burst(url, num_streams, num_output)))
-            advance()
+def _serve_bursts(url: str, advance: Callable[[], Any]) -> "list[Burst]":
+    asyncio.run(_burst(url, 4, 8))  # warms up
+    bursts = []
+    for num_streams, num_output in BURSTS:
+        bursts.append(asyncio.run(_burst(url, num_streams, num_output)))
+        advance()
     return bursts
 
 
 @contextmanager
-def running_server(options: EngineOptions) -> Iterator[str]:
+def running_server(options: EngineOptions, program: Sequence[str] = ("quire.cli.main", "serve")) -> Iterator[str]:
     """`quire serve` in a process of its own. -> its address"""
-    command = [sys.executable, "-m", "quire.cli.main", "serve", *as_flags(options), "--port", "0"]
+    command = [sys.executable, "-m", *program, *as_flags(options), "--port", "0"]
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True)
         try:

@@ -5,12 +5,14 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.planning_flags import add_target_flags, read_hardware, read_model
+from quire.cli.simulate_table import HEADER, cost_of, line_of
 from quire.engine.options import EngineOptions
 from quire.engine.process import TARGET_ITL_MS
 from quire.engine.start import uses_gpu
@@ -50,22 +52,28 @@ def run(argv: Sequence[str]) -> int:
     if arguments.num_speculative_tokens and arguments.acceptance is None:
         raise UsageError("--num-speculative-tokens is given", "say how likely a draft is accepted: --acceptance 0.7")
     rates = _rates(arguments)
+    _check_picture(arguments, rates)
     hardware, model, fleet, source = _fleet(arguments)
     print(f"step times: {source}", file=sys.stderr)
     price = hardware.price if arguments.price is None else arguments.price
-    rows = [(rate, _summary(fleet, _arrivals(arguments, rate))) for rate in rates]
-    if arguments.trace:
-        rows = [(round(summary.requests_per_second, 3), summary) for _, summary in rows]
     hourly = price * arguments.tp * arguments.replicas
-    if arguments.json:
-        loads = [{"rate": rate, **summary.as_json(), "cost": _cost(summary, hourly)} for rate, summary in rows]
-        print(json.dumps({"model": model.name, "hardware": hardware.name, "step_times": source, "loads": loads}))
-    else:
-        print(_table(rows, hourly))
-    if arguments.svg:
-        from quire.planning.picture import load_picture
+    rows: list[tuple[float, Summary]] = []
+    if not arguments.json:
+        print(HEADER)
+    try:
+        for rate in rates:
+            summary = _summary(fleet, _arrivals(arguments, rate))
+            rows.append((round(summary.requests_per_second, 3) if arguments.trace else rate, summary))
+            if not arguments.json:
+                print(line_of(*rows[-1], hourly), flush=True)
+    finally:  # after Ctrl-C, the loads that are done
+        if arguments.json and rows:
+            loads = [{"rate": rate, **summary.as_json(), "cost": cost_of(summary, hourly)} for rate, summary in rows]
+            print(json.dumps({"model": model.name, "hardware": hardware.name, "step_times": source, "loads": loads}))
+        if arguments.svg and rows:
+            from quire.planning.picture import load_picture
 
-        arguments.svg.write_text(load_picture(rows))
+            arguments.svg.write_text(load_picture(rows))
     return 0
 
 
@@ -197,9 +205,22 @@ def own_gpu() -> "Hardware":
 
 
 def _summary(fleet: "Fleet", arrivals: "list[Arrival]") -> "Summary":
+    from quire.cli.bench.setup import progress
     from quire.planning.summary import summarize
 
-    return summarize(fleet.serve(arrivals))
+    with progress(sum(arrival.num_turns for arrival in arrivals), "request") as advance:
+        return summarize(fleet.serve(arrivals, advance))
+
+
+def _check_picture(arguments: Namespace, rates: list[float]) -> None:
+    """Before anything is simulated: a picture that cannot be drawn or written is refused."""
+    from quire.cli.bench.report import check_target
+
+    check_target(arguments.svg)
+    if arguments.svg and arguments.svg.suffix.lower() != ".svg":
+        raise UsageError(f"--svg is `{arguments.svg}`", f"a picture is SVG: write {arguments.svg.with_suffix('.svg')}")
+    if arguments.svg and not all(map(isfinite, rates)):
+        raise UsageError("--svg draws latency by rate, and a rate is inf", "leave out inf, or --svg")
 
 
 def _rates(arguments: Namespace) -> list[float]:
@@ -220,31 +241,3 @@ def _arrivals(arguments: Namespace, rate: float) -> "list[Arrival]":
         return read_trace(arguments.trace)
     given = {spec.name: getattr(arguments, spec.name) for spec in fields(WorkloadSpec) if spec.name != "rate"}
     return generate(WorkloadSpec(rate=rate, **given))
-
-
-def _cost(summary: "Summary", hourly: float) -> dict[str, Any] | None:
-    """In US dollars; None where no price is known."""
-    if not hourly:
-        return None
-    tokens = summary.output_tokens_per_second * 3600
-    return {"per_hour": hourly, "per_million_output_tokens": 1e6 * hourly / tokens}
-
-
-def _table(rows: "list[tuple[float, Summary]]", hourly: float) -> str:
-    lines = [
-        f"{'':>8} {'TTFT ms':^24} {'TPOT ms':^24} {'end to end s':^20} {'output':>8} {'cache':>5} {'':>5} {'mean':>6} "
-        f"{'pre-':>6} {'$ for a':>8}",
-        f"{'req/s':>8} {'p50':>7} {'p90':>7} {'p99':>8} {'p50':>7} {'p90':>7} {'p99':>8} {'p50':>6} {'p90':>6} "
-        f"{'p99':>6} {'tokens/s':>8} {'hits':>5} {'busy':>5} {'queue':>6} {'empted':>6} {'million':>8}",
-    ]
-    for rate, summary in rows:
-        times = [*(1e3 * value for value in summary.ttft.values()), *(1e3 * value for value in summary.tpot.values())]
-        cells = " ".join(f"{value:>{8 if i % 3 == 2 else 7},.1f}" for i, value in enumerate(times))
-        whole = " ".join(f"{value:>6,.1f}" for value in summary.latency.values())
-        cost = _cost(summary, hourly)
-        lines.append(
-            f"{rate:>8g} {cells} {whole} {summary.output_tokens_per_second:>8,.0f} {summary.hit_rate:>5.0%} "
-            f"{summary.utilization:>5.0%} {summary.mean_queue:>6,.1f} {summary.preemptions:>6,} "
-            + (f"{cost['per_million_output_tokens']:>8,.2f}" if cost else f"{'':>8}")
-        )
-    return "\n".join(line.rstrip() for line in lines)

@@ -80,10 +80,18 @@ class BlockPool:
 
     def grow(self, table: list[int], num_blocks: int) -> bool:
         """Extend `table` to `num_blocks` blocks, or take nothing and return False."""
-        if num_blocks - len(table) > self.num_available:
+        num_missing = num_blocks - len(table)
+        if num_missing > self.num_available:
             return False
-        for _ in range(num_blocks - len(table)):
-            table.append(self.take())
+        free, cached, evict = self._free, self._cached, self.tree.remove
+        for _ in range(num_missing):  # as `take` does, without a call for each
+            if free:
+                block = free.pop()
+            else:
+                block, _ = cached.popitem(last=False)
+                evict(block)
+            self.refs[block] = 1
+            table.append(block)
         return True
 
     def hold(self, block: int) -> None:
@@ -93,11 +101,13 @@ class BlockPool:
         self.refs[block] += 1
 
     def release(self, table: list[int]) -> None:
+        refs, tree = self.refs, self.tree
         for block in reversed(table):  # the tail first: a prefix outlives its suffix
-            self.refs[block] -= 1
-            assert self.refs[block] >= 0, f"block {block} is released more often than held"
-            if self.refs[block] == 0:
-                if block in self.tree:
+            left = refs[block] - 1
+            assert left >= 0, f"block {block} is released more often than held"
+            refs[block] = left
+            if left == 0:
+                if block in tree:
                     self._cached[block] = None
                 else:
                     self._free.append(block)

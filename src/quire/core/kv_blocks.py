@@ -311,10 +311,10 @@ class KVBlocks:
         A step writes the keys and values of a layer before it reads any there: a sequence that is planned later in the
         same step may already share these blocks."""
         size, num_ready = self.block_size, min(seq.num_computed, seq.num_known)
+        namespace, tokens, block_table, insert = seq.group.namespace, seq.tokens, seq.block_table, self.tree.insert
         while seq.index_at <= num_ready:
             i = seq.num_indexed
-            tokens = tuple(seq.tokens[i * size : (i + 1) * size])
-            node = self.tree.insert(seq.group.namespace, seq.node, tokens, seq.block_table[i])
+            node = insert(namespace, seq.node, tuple(tokens[i * size : (i + 1) * size]), block_table[i])
             if node is None:  # another block has these tokens, and `seq` does not hold it: it leaves the tree
                 seq.index_at = NEVER
                 break
@@ -323,7 +323,7 @@ class KVBlocks:
             if self.pages:
                 self.pages.index.partial.discard(seq.pages.get(i, NO_PAGE))
             seq.node = node
-            seq.num_indexed += 1
+            seq.num_indexed = i + 1
             seq.index_at += size
         if self.states and seq.checkpoints:
             self.states.attach(seq)

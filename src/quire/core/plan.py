@@ -109,7 +109,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(run.count for run in self.runs)
+        return sum([run.count for run in self.runs])
 
     @property
     def num_drafts(self) -> int:

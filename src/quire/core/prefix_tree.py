@@ -55,7 +55,7 @@ class PrefixTree:
         self.has_gaps = has_gaps
         self.root_key: Callable[[Namespace], BlockKey] = lambda namespace: b""  # set where blocks go beyond the pool
         self.listener: TreeListener | None = None
-        self.removed: Callable[[PrefixNode], None] = lambda node: None  # set where nodes have checkpoints, or pages
+        self.removed: Callable[[PrefixNode], None] | None = None  # set where nodes have checkpoints, or pages
         self._roots: dict[Namespace, NamespaceRoot] = {}
         self._nodes: dict[int, PrefixNode] = {}  # by block
 
@@ -100,17 +100,19 @@ class PrefixTree:
     def remove(self, block: int) -> None:
         node = self._nodes.pop(block)
         assert self.has_gaps or not node.children, f"block {block} is evicted before the blocks that follow it"
-        self.removed(node)
+        if self.removed is not None:
+            self.removed(node)
         node.block = EVICTED
         if self.listener is not None:
             self.listener.removed(node)
         while node.block == EVICTED and not node.children:
-            if isinstance(node, NamespaceRoot):
+            parent = node.parent
+            if parent is None:
+                assert isinstance(node, NamespaceRoot)
                 del self._roots[node.namespace]
                 return
-            assert node.parent is not None
-            del node.parent.children[node.tokens]
-            node = node.parent
+            del parent.children[node.tokens]
+            node = parent
 
     def belongs_to(self, block: int, tenant: str) -> bool:
         node = self._nodes[block]

@@ -302,8 +302,9 @@ class Scheduler:
             elif seq.group.search is not None:
                 events += self._advance_search(seq, sampled, plan)
             else:
-                run = drafted.get(sampled.row)
+                run = None
                 if self.speculation:
+                    run = drafted.get(sampled.row)
                     self.speculation.verify(seq, sampled, run)
                 self._take_sampled(seq, sampled, plan, run, events)
         return events
@@ -349,12 +350,12 @@ class Scheduler:
 
     def _append(self, seq: Sequence, event: SequenceEvent) -> None:
         """Append the tokens of `event` up to the one that ends the sequence, if one does."""
-        group, num_known = seq.group, len(seq.tokens) - seq.num_placeholders
+        group, num_known, logprobs = seq.group, len(seq.tokens) - seq.num_placeholders, event.logprobs
         for count, token in enumerate(event.tokens, 1):
             seq.append(token)
-            if event.logprobs is not None:
-                seq.cumulative_logprob += event.logprobs[count - 1][0].logprob
-            if token in group.stop_ids or num_known + count >= group.length:
+            if logprobs is not None:
+                seq.cumulative_logprob += logprobs[count - 1][0].logprob
+            if num_known + count >= group.length or token in group.stop_ids:
                 event.finish_reason = group.finish_reason(token, num_known + count)
                 if event.finish_reason is not None:
                     del event.tokens[count:]

@@ -4,7 +4,7 @@ A simulation spends most of its steps so. Blocks are taken and indexed in the or
 that later plans are the same, block by block."""
 
 from collections.abc import Callable
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heapreplace
 
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
@@ -22,33 +22,34 @@ def num_steps_alike(scheduler: Scheduler, in_flight: StepPlan | None) -> int:
         return 0
     if groups.waiting.items and scheduler.rows.num_unreserved > 0:
         return 0  # it may be admitted
-    if in_flight and (in_flight.admitted or [run.row for run in in_flight.runs] != [seq.row for seq in running]):
+    if in_flight and (in_flight.swap_in or in_flight.swap_out):
         return 0
     size, steps = scheduler.limits.block_size, NEVER
     for seq in running:
-        known = len(seq.tokens) - seq.num_placeholders
-        if len(seq.tokens) - seq.num_computed != 1 or seq.num_placeholders != ahead or known <= seq.group.num_prompt:
-            return 0
-        steps = min(steps, seq.group.length - known - 1 - ahead)  # the last token is sampled by a step of its own
+        num_tokens, group = len(seq.tokens), seq.group
+        if num_tokens - seq.num_computed != 1 or seq.num_placeholders != ahead or num_tokens <= group.num_prompt:
+            return 0  # it lacks more than the token after its last, or nothing
+        if (left := group.length - num_tokens) < steps:
+            steps = left
+    if not ahead:
+        steps -= 1  # the last token is sampled by a step of its own
     available = scheduler.kv_blocks.pool.num_available
     # Each sequence takes at most a block every `size` steps, and one at once.
     return min(steps, (available // len(running) - 1) * size)
 
 
-def skip_steps(
-    scheduler: Scheduler, in_flight: StepPlan | None, count: int, token_id: Callable[[Sequence, int], int]
-) -> None:
-    """Leave the scheduler as after `count` steps. `token_id`: of a sequence, at a position; those after it follow."""
+def skip_steps(scheduler: Scheduler, in_flight: StepPlan | None, count: int, token: Callable[[Sequence], int]) -> None:
+    """Leave the scheduler as after `count` steps. `token`: that a sequence samples in each of them."""
     running = scheduler.groups.running.items
     starts = [seq.num_computed for seq in running]
     for seq in running:
-        known = len(seq.tokens) - seq.num_placeholders
-        first = token_id(seq, known)
         if in_flight:
             seq.tokens.pop()
-        seq.tokens.extend(range(first, first + count))
-        if in_flight:
+        seq.tokens += [token(seq)] * count
+        if in_flight and len(seq.tokens) + 1 < seq.group.length:
             seq.tokens.append(PLACEHOLDER)
+        elif in_flight:
+            seq.num_placeholders = 0  # its last token is in flight
     _fill_blocks(scheduler, starts, count, 1 if in_flight else 0)
     for seq, start in zip(running, starts, strict=True):
         seq.num_computed = start + count
@@ -57,8 +58,10 @@ def skip_steps(
     scheduler.skip(count)
     if in_flight:
         in_flight.step += count
-        for run in in_flight.runs:
-            run.start += count
+        in_flight.admitted, in_flight.retired = [], []
+        del in_flight.runs[len(running) :]  # of sequences that ended
+        for run, seq in zip(in_flight.runs, running, strict=True):
+            run.row, run.start, run.count = seq.row, seq.num_computed - 1, 1
 
 
 def _fill_blocks(scheduler: Scheduler, starts: list[int], count: int, ahead: int) -> None:
@@ -70,11 +73,12 @@ def _fill_blocks(scheduler: Scheduler, starts: list[int], count: int, ahead: int
     running = scheduler.groups.running.items
     events = []  # (step, phase, sequence, what): the next of each sequence and kind
     for number, (seq, start) in enumerate(zip(running, starts, strict=True)):
-        events.append((len(seq.block_table) * size - start, 0, number, _TAKE))
-        if seq.index_at != NEVER:
-            events.append((seq.index_at - start - 1, ahead, number, _INDEX))
+        if (step := len(seq.block_table) * size - start) < count:
+            events.append((step, 0, number, _TAKE))
+        if (step := seq.index_at - start - 1) < count:
+            events.append((step, ahead, number, _INDEX))
     heapify(events)
-    while events and events[0][0] < count:
+    while events:
         step, phase, number, what = events[0]
         seq = running[number]
         seq.num_computed = starts[number] + step + (what == _INDEX)
@@ -82,5 +86,7 @@ def _fill_blocks(scheduler: Scheduler, starts: list[int], count: int, ahead: int
             seq.block_table.append(kv_blocks.pool.take())
         else:
             kv_blocks.index_full_blocks(seq)
-        gone = what == _INDEX and seq.index_at == NEVER
-        heapreplace(events, (NEVER if gone else step + size, phase, number, what))
+        if step + size < count and not (what == _INDEX and seq.index_at == NEVER):
+            heapreplace(events, (step + size, phase, number, what))
+        else:
+            heappop(events)

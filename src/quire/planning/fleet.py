@@ -1,7 +1,7 @@
 """Engines of one configuration behind a router, made anew for each simulation."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -104,13 +104,13 @@ class Fleet:
     num_replicas: int = 1
     router: str = "least-busy"
 
-    def serve(self, arrivals: Sequence[Arrival]) -> Simulation:
+    def serve(self, arrivals: Sequence[Arrival], advance: Callable[[], object] = lambda: None) -> Simulation:
         if self.router not in ROUTERS:
             near = nearest(self.router, ROUTERS)
             hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(ROUTERS)}"
             raise BadRequest(f"no router is called `{self.router}`", hint, param="router")
         replicas = [self.engine.new_replica(index, self.times, self.costs) for index in range(self.num_replicas)]
-        return simulate(arrivals, replicas, ROUTERS[self.router])
+        return simulate(arrivals, replicas, ROUTERS[self.router], advance)
 
 
 def plan_engine(

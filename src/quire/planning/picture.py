@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
+from math import ceil, floor, log10
 
 from quire.planning.summary import Summary
 
@@ -18,8 +19,6 @@ def load_picture(rows: Sequence[tuple[float, Summary]]) -> str:
         "TPOT p99": [summary.tpot[99] for _, summary in rows],
     }
     rates = [rate for rate, _ in rows]
-    from math import ceil, floor, log10
-
     values = [max(1e3 * value, 0.01) for curve in curves.values() for value in curve]
     low, high = floor(log10(min(values))), max(ceil(log10(max(values))), floor(log10(min(values))) + 1)
     most = max(rates)
@@ -45,5 +44,9 @@ def load_picture(rows: Sequence[tuple[float, Summary]]) -> str:
         points = " ".join(f"{x(rate):.1f},{y(value):.1f}" for rate, value in zip(rates, curve, strict=True))
         color = COLORS[name]
         parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
+        parts += [
+            f'<circle cx="{x(rate):.1f}" cy="{y(value):.1f}" r="3" fill="{color}"/>'
+            for rate, value in zip(rates, curve, strict=True)
+        ]
         parts.append(f'<text x="{MARGIN + 10 + 140 * index}" y="24" fill="{color}">{escape(name)}</text>')
     return "".join(parts) + "</svg>\n"

@@ -1,26 +1,27 @@
 """One engine on a virtual clock: its scheduler, and the steps that are in flight on its device."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from random import Random
 
 from quire.core.draft_policy import ANY_METHOD
 from quire.core.params import SamplingParams
-from quire.core.plan import Proposal, Run, SampledRow, StepOutput, StepPlan
+from quire.core.plan import Proposal, SampledRow, StepOutput, StepPlan
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
 from quire.planning.fast_forward import num_steps_alike, skip_steps
+from quire.planning.prompt_ids import simulated_tokens
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 from quire.planning.workload import Arrival
 
 _OUTPUT_IDS = 1 << 48  # first of the token ids that outputs have: no prompt has them
 _REQUEST_IDS = 1 << 24  # ids of one request's output; more than a context holds
-_REJECTED = 1 << 62  # added to the id of a token that was drafted otherwise
+_WRONG = 1 << 62  # a draft token that is not sampled: no output has it
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SimulatedRequest:
     """Times in seconds since the beginning."""
 
@@ -30,6 +31,10 @@ class SimulatedRequest:
     first_token: float = 0.0
     finished: float = 0.0
     num_cached: int = 0
+    token: int = field(init=False)  # every one of its output, as in `simulated_tokens`
+
+    def __post_init__(self) -> None:
+        self.token = _OUTPUT_IDS + self.number * _REQUEST_IDS
 
     @property
     def arrival(self) -> float:
@@ -56,17 +61,12 @@ class SimulatedRequest:
         return self.finished - self.arrival
 
     @property
-    def first_id(self) -> int:
-        """The id of its token at a position is this and the position: no other request has it."""
-        return _OUTPUT_IDS + self.number * _REQUEST_IDS
-
-    def output_ids(self) -> list[int]:
-        first = self.first_id + self.num_prompt
-        return list(range(first, first + self.num_output))
+    def output_ids(self) -> range:
+        return range(self.token, self.token + self.num_output)
 
     def as_request(self) -> Request:
         return Request(
-            id=str(self.number), prompt_ids=list(self.asked.prompt_ids), params=_params(self.num_output),
+            id=str(self.number), prompt_ids=simulated_tokens(self.asked.prompt_ids), params=_params(self.num_output),
             arrival=self.arrival, priority=self.asked.priority,
         )  # fmt: skip
 
@@ -84,14 +84,30 @@ class SimulatedDrafts:
     acceptance: float
     rng: Random
 
+    def offer(self, token: int) -> list[int]:
+        """Drafts for a sequence whose output is `token` again and again."""
+        num_right = 0
+        while num_right < self.num_tokens and self.rng.random() < self.acceptance:
+            num_right += 1
+        return [token] * num_right + [_WRONG] * (self.num_tokens - num_right)
+
 
 @dataclass(slots=True)
 class StepInFlight:
     plan: StepPlan
-    work: StepWork
+    has_prompts: bool
     ends: float
     seconds: float
     output: StepOutput
+
+
+def num_shared_tokens(scheduler: Scheduler) -> int:
+    """Of the cached tokens that running sequences read: those of prefixes that several of them have."""
+    size, blocks = scheduler.limits.block_size, []
+    for seq in scheduler.groups.running.items:
+        if seq.group.num_cached:
+            blocks += seq.block_table[: seq.group.num_cached // size]
+    return size * (len(blocks) - len(set(blocks)))
 
 
 class Replica:
@@ -114,25 +130,29 @@ class Replica:
         self.max_queue = 0
         self.goes_on: float | None = None  # when the engine's loop does; None: it waits for requests
         self.requests: dict[str, SimulatedRequest] = {}  # in flight
+        self.load = 0  # how many these are: routers ask all replicas
+        self._starting: list[SimulatedRequest] = []  # admitted, and without a token
         self._ended: list[SimulatedRequest] = []
         self._times, self._ahead, self._drafts = times, ahead, drafts
-        self._by_row: dict[int, SimulatedRequest] = {}
+        self._sampled: dict[int, SampledRow] = {}  # by row: what it yields whenever it samples
         self._known: dict[int, int] = {}  # tokens of each row
         self._steps: deque[StepInFlight] = deque()
         self._device_free = 0.0
         self._num_alike = 0  # steps from here on that only decode
+        self._next_work = StepWork()  # of the first of these
         self._num_shared: int | None = None  # as in StepWork; None: sequences came or went
 
     @property
-    def load(self) -> int:
-        """Requests in flight."""
-        return len(self.requests)
+    def clock(self) -> float:
+        """Seconds: when the next step begins, if one is planned now."""
+        return max(self.goes_on or 0.0, self._device_free)
 
     def add(self, request: SimulatedRequest, now: float) -> None:
         request.replica = self.index
         submitted = request.as_request()
         self.scheduler.add(submitted, now)
         self.requests[submitted.id] = request
+        self.load += 1
         self.goes_on = now if self.goes_on is None else self.goes_on
         if not self._ahead:
             self.goes_on += self.costs.request  # it is received by the cores that compute
@@ -148,8 +168,8 @@ class Replica:
         began = now = self.goes_on
         if self.scheduler.has_work:
             plan = self.scheduler.schedule()
-            self._submit(plan, now)
-            now += self._host_seconds(self._steps[-1].work) if self._ahead else 0.0
+            work = self._submit(plan, now)
+            now += self._host_seconds(work) if self._ahead else 0.0
             if plan.runs and len(self._steps) <= self._ahead:
                 self.goes_on = now
                 return
@@ -171,6 +191,7 @@ class Replica:
         if self._num_alike < 1:
             return self.goes_on
         work, count = self._decoding(), self._num_alike
+        self._next_work = work
         seconds = self._times.seconds(work)
         if not self._steps:
             return self.goes_on + seconds * count
@@ -201,103 +222,111 @@ class Replica:
 
     # -- a step
 
-    def _submit(self, plan: StepPlan, now: float) -> None:
+    def _submit(self, plan: StepPlan, now: float) -> StepWork:
         for admission in plan.admitted:
+            request = self.requests[self.scheduler.rows[admission.row].group.id]
             self._known[admission.row] = len(admission.tokens)
-            self._by_row[admission.row] = self.requests[self.scheduler.rows[admission.row].group.id]
+            self._sampled[admission.row] = SampledRow(admission.row, [request.token])
+            if not request.first_token and request not in self._starting:  # it may have been preempted
+                self._starting.append(request)
         if plan.admitted or plan.retired:
             self._num_shared = None
-        output = StepOutput(plan.step, self._sample(plan))
+        output = StepOutput(plan.step, self._sample(plan) if self._drafts is None else self._verify(plan, self._drafts))
         work = StepWork.of(plan, len(output.sampled))
         work.num_shared = self._shared()
         ends, seconds = now, 0.0
         if plan.runs:
             ends, seconds = self._run(work, len(plan.swap_in) + len(plan.swap_out), now)
-        self._steps.append(StepInFlight(plan, work, ends, seconds, output))
+        self._steps.append(StepInFlight(plan, work.num_chunks > 0, ends, seconds, output))
+        return work
 
     def _sample(self, plan: StepPlan) -> list[SampledRow]:
-        sampled, known, by_row = [], self._known, self._by_row
-        if self._drafts is None:
-            for run in plan.runs:
-                end, row = run.start + run.count, run.row
-                if end == known[row]:
-                    known[row] = end + 1
-                    sampled.append(SampledRow(row, [by_row[row].first_id + end]))
-            return sampled
+        sampled, known = [], self._known
         for run in plan.runs:
-            if run.start + run.count - len(run.drafts) == known[run.row]:
-                sampled.append(self._verify(run, known[run.row], self._drafts))
-                known[run.row] += len(sampled[-1].tokens)
+            end, row = run.start + run.count, run.row
+            if end == known[row]:
+                known[row] = end + 1
+                sampled.append(self._sampled[row])
         return sampled
 
-    def _verify(self, run: Run, known: int, drafts: SimulatedDrafts) -> SampledRow:
-        """Accept drafts as they are drawn, and sample a token after them. The scheduler also compares drafts that did
-        not run with what was sampled."""
-        first, accepted, offered = self._by_row[run.row].first_id, 0, len(run.drafts) or 1
-        while accepted < offered and drafts.rng.random() < drafts.acceptance:
-            accepted += 1
-        accepted, rejected = min(accepted, len(run.drafts)), accepted < offered
-        last = first + known + accepted + (_REJECTED if rejected else 0)
-        tokens = [*run.drafts[:accepted], last]
-        following = first + known + len(tokens)
-        offered_tokens = list(range(following, following + drafts.num_tokens))
-        return SampledRow(run.row, tokens, proposals=[Proposal(ANY_METHOD, offered_tokens)])
+    def _verify(self, plan: StepPlan, drafts: SimulatedDrafts) -> list[SampledRow]:
+        """Accept the drafts that are what the sequence has, up to the first that is not, and sample a token after them.
+        The scheduler also compares drafts that did not run with what was sampled."""
+        sampled = []
+        for run in plan.runs:
+            if run.start + run.count - len(run.drafts) == self._known[run.row]:
+                (token,) = self._sampled[run.row].tokens
+                num_accepted = run.drafts.index(_WRONG) if _WRONG in run.drafts else len(run.drafts)
+                self._known[run.row] += num_accepted + 1
+                proposal = Proposal(ANY_METHOD, drafts.offer(token))
+                sampled.append(SampledRow(run.row, [token] * (num_accepted + 1), proposals=[proposal]))
+        return sampled
 
     def _finish(self, step: StepInFlight, now: float) -> None:
         for event in self.scheduler.update(step.output):
             request = self.requests[event.request_id]
-            request.first_token = request.first_token or now
+            if not request.first_token:
+                request.first_token = now
+                self._starting.remove(request)
             if event.final:
                 request.finished = now
                 request.num_cached = event.num_cached
                 self._ended.append(self.requests.pop(event.request_id))
+                self.load -= 1
         self.scheduler.record_step(step.plan, step.seconds)
 
     # -- many steps at once
 
     def _decode_until(self, now: float, horizon: float) -> float:
         """Make the steps of decoding until `horizon` that differ in nothing but time. -> when the engine goes on"""
-        running, count, work = self.scheduler.groups.running.items, 0, self._decoding()
-        rows, began = len(running), now
-        step = self._steps[0] if self._steps else None
-        last_ends, seconds = step.ends if step else 0.0, 0.0
-        while count < self._num_alike and now < horizon:
-            ends, seconds = self._run(work, 0, now)
+        running, count, work = self.scheduler.groups.running.items, 0, self._next_work
+        rows, began, step = len(running), now, self._steps[0] if self._steps else None
+        last_ends, seconds, host = step.ends if step else 0.0, 0.0, self._host_seconds(work)
+        streams = 0.0 if self._ahead else self.costs.row * rows
+        if step and step.has_prompts:
+            self.scheduler.record_step(step.plan, step.seconds)
+            step.has_prompts = False
+        while count < self._num_alike and now < horizon:  # as `_run`, without a call for each step
+            seconds = self._times.seconds(work) + streams
+            self._device_free = ends = max(now, self._device_free) + seconds
+            self.busy_seconds += seconds
             work.num_read += rows
             work.num_pairs += rows
             count += 1
             if step:
-                now, last_ends = max(now + self._host_seconds(work), last_ends), ends
+                now, last_ends = max(now + host, last_ends), ends
+                if self._starting:
+                    self._start(now)
             else:
                 now = ends + self.costs.step
+        self.num_steps += count
         self.queue_seconds += len(self.scheduler.groups.waiting) * (now - began)
         self._num_alike -= count
-        skip_steps(self.scheduler, step.plan if step else None, count, self._token_id)
+        skip_steps(self.scheduler, step.plan if step else None, count, self._token)
         for seq in running:
             self._known[seq.row] += count
         if step:
-            step.ends, step.seconds, step.work = last_ends, seconds, work
-            step.output = StepOutput(
-                step.plan.step,
-                [SampledRow(seq.row, [self._token_id(seq, self._known[seq.row] - 1)]) for seq in running],
-            )
+            step.ends, step.seconds = last_ends, seconds
+            step.output = StepOutput(step.plan.step, [self._sampled[seq.row] for seq in running])
         return now
+
+    def _start(self, now: float) -> None:
+        """The step in flight has ended, and all that run sampled in it. One that was preempted does not run."""
+        running = {seq.group.id for seq in self.scheduler.groups.running.items}
+        for request in [request for request in self._starting if str(request.number) in running]:
+            request.first_token = now
+            self._starting.remove(request)
 
     def _decoding(self) -> StepWork:
         """The next step, if all sequences decode."""
         running = self.scheduler.groups.running.items
-        read = sum(seq.num_computed + 1 for seq in running)
+        read = sum([seq.num_computed for seq in running]) + len(running)
         return StepWork(len(running), len(running), read, read, num_shared=self._shared())
 
     def _shared(self) -> int:
-        """Of the cached tokens that running sequences read: those of prefixes that several of them have."""
         if self._num_shared is None:
-            size, blocks = self.scheduler.limits.block_size, []
-            for seq in self.scheduler.groups.running.items:
-                if seq.group.num_cached:
-                    blocks += seq.block_table[: seq.group.num_cached // size]
-            self._num_shared = size * (len(blocks) - len(set(blocks)))
+            self._num_shared = num_shared_tokens(self.scheduler)
         return self._num_shared
 
-    def _token_id(self, seq: Sequence, position: int) -> int:
-        return self._by_row[seq.row].first_id + position
+    def _token(self, seq: Sequence) -> int:
+        return self._sampled[seq.row].tokens[0]

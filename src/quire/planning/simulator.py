@@ -2,9 +2,10 @@
 
 import gc
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from quire.planning.prompt_ids import joined
 from quire.planning.replica import Replica, SimulatedRequest
 from quire.planning.routers import Router, least_busy
 from quire.planning.workload import Arrival
@@ -20,12 +21,15 @@ class Simulation:
         return max(request.finished for request in self.requests) - min(r.arrival for r in self.requests)
 
 
-def simulate(arrivals: Sequence[Arrival], replicas: list[Replica], router: Router = least_busy) -> Simulation:
-    """Serve all arrivals, and the turns that follow them."""
+def simulate(
+    arrivals: Sequence[Arrival], replicas: list[Replica], router: Router = least_busy,
+    advance: Callable[[], object] = lambda: None,
+) -> Simulation:  # fmt: skip
+    """Serve all arrivals, and the turns that follow them. `advance` is called whenever a request has ended."""
     collected = gc.isenabled()
     gc.disable()  # millions of tokens and no cycles: the collector would go through them again and again
     try:
-        return _Clock(arrivals, replicas, router).run()
+        return _Clock(arrivals, replicas, router, advance=advance).run()
     finally:
         if collected:
             gc.enable()
@@ -38,10 +42,11 @@ class _Clock:
     many engines, few are looked at."""
 
     def __init__(
-        self, arrivals: Sequence[Arrival], replicas: list[Replica], router: Router, *, compress: bool = True
-    ) -> None:
+        self, arrivals: Sequence[Arrival], replicas: list[Replica], router: Router, *, compress: bool = True,
+        advance: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
         """`compress`: steps that are alike are made at once."""
-        self._replicas, self._router, self._compress = replicas, router, compress
+        self._replicas, self._router, self._compress, self._advance = replicas, router, compress, advance
         self._simulation = Simulation(replicas=replicas)
         self._delay = replicas[0].costs.request
         self._pending = [(arrival.time + self._delay, number, arrival) for number, arrival in enumerate(arrivals)]
@@ -67,6 +72,7 @@ class _Clock:
             replica.step()
             for ended in replica.take_ended():
                 self._follow(ended)
+                self._advance()
         if replica.goes_on is not None:
             self._set_alarm(replica, replica.sleeps_until() if self._compress else replica.goes_on)
 
@@ -88,7 +94,7 @@ class _Clock:
         turn = ended.asked.followed_by
         if turn is None:
             return
-        prompt = [*ended.asked.prompt_ids, *ended.output_ids(), *turn.prompt_ids]
+        prompt = joined(ended.asked.prompt_ids, ended.output_ids, turn.prompt_ids)
         asked = Arrival(ended.finished + turn.time, prompt, turn.output, turn.priority, turn.followed_by)
         heapq.heappush(self._pending, (asked.time + self._delay, self._num_arrivals, asked))
         self._num_arrivals += 1

@@ -23,13 +23,17 @@ class StepWork:
 
     @classmethod
     def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
-        work = cls(num_rows=num_sampling)
+        num_tokens = num_read = num_pairs = num_chunks = 0
         for run in plan.runs:
-            work.num_tokens += run.count
-            work.num_read += run.start + run.count
-            work.num_pairs += run.count * run.start + run.count * (run.count + 1) // 2
-            work.num_chunks += run.count > 1 + len(run.drafts)
-        return work
+            start, count = run.start, run.count
+            num_tokens += count
+            num_read += start + count
+            if count == 1:
+                num_pairs += start + 1
+            else:
+                num_pairs += count * start + count * (count + 1) // 2
+                num_chunks += count > 1 + len(run.drafts)
+        return cls(num_tokens, num_sampling, num_read, num_pairs, num_chunks)
 
 
 class StepTimes(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.errors import BadRequest
+from quire.planning.prompt_ids import joined
 
 MAX_TRACE_LINES = 10_000_000
 MAX_GAP = 86_400  # seconds between two requests: more is a mistake in the unit
@@ -21,7 +22,7 @@ class Arrival:
     """A request that comes at `time` seconds: tokens, so that equal prefixes are found as they are in an engine."""
 
     time: float
-    prompt_ids: Sequence[int]  # a range where nothing is shared: an hour of prompts takes little memory
+    prompt_ids: Sequence[int]  # ranges: an hour of prompts takes little memory
     output: int  # tokens
     priority: int = 0
     # The next turn of the conversation: its time counts from the end of this answer, and its prompt follows the answer.
@@ -94,7 +95,7 @@ def _conversation(
 ) -> Arrival:
     priority = rng.randrange(spec.priorities) if spec.priorities > 1 else 0
     own = fresh.take(_vary(rng, spec.prompt, spec.spread))
-    first = Arrival(now, [*prefix, *own] if prefix else own, _vary(rng, spec.output, spec.spread), priority)
+    first = Arrival(now, joined(prefix, own), _vary(rng, spec.output, spec.spread), priority)
     if turns > 1:
         first.followed_by = _conversation(spec, rng, fresh, range(0), spec.think_seconds, turns - 1)
     return first
@@ -185,6 +186,7 @@ def _read_line(path: Path, number: int, line: str, fresh: _FreshIds) -> Arrival:
             f"{path}: line {number} has {num_prompt + output:,} tokens, and a request may have {MAX_TOKENS:,}",
             param="trace",
         )
-    prompt = [block * TRACE_BLOCK + i for block in shared for i in range(TRACE_BLOCK)][:num_prompt]
-    own = fresh.take(num_prompt - len(prompt))
-    return Arrival(time, [*prompt, *own] if prompt else own, output, priority)
+    shared = shared[: -(-num_prompt // TRACE_BLOCK)]
+    ends = [min(TRACE_BLOCK, num_prompt - TRACE_BLOCK * number) for number in range(len(shared))]
+    blocks = [range(block * TRACE_BLOCK, block * TRACE_BLOCK + end) for block, end in zip(shared, ends, strict=True)]
+    return Arrival(time, joined(*blocks, fresh.take(num_prompt - sum(ends))), output, priority)

@@ -65,7 +65,8 @@ def kv_spec(
     if scales and dtype == "fp8" and not config.latent and scales.keys() >= {*range(config.kv_layers)}:
         fp8_scales = tuple(scales[layer] for layer in range(config.kv_layers))
     shape = config.kv_layers, config.kv_heads, config.head_dim
-    return KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv, config.states, config.index)
+    spec = KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv, config.states)
+    return replace(spec, index=config.index)
 
 
 def _check_int8(config: ModelConfig, block_size: int) -> None:
