@@ -281,11 +281,13 @@ class FakeExecutor:
         has_states: bool = False,
         num_slots: int = 0,
         num_host_slots: int = 0,
+        num_checkpoint_slots: int = 0,
     ) -> None:
         """With `num_drafts` it proposes up to that many draft tokens, each correct with probability `accuracy`; with
         `trees`, more of them beside these. With `has_states` every block also holds, behind its slots, the hash of the
         text up to the block's last token. With `num_slots`, that hash is in state slots beside the blocks."""
-        self.slots: list[int | None] = [None] * num_slots
+        self.slots: list[int | None] = [None] * (num_slots + num_checkpoint_slots)
+        self._num_checkpoint_slots = num_checkpoint_slots
         self.store = store
         self._trees = trees
         # By step, what accepted drafts of trees have to move when the output is collected: (row, from, to) slots.
@@ -324,7 +326,8 @@ class FakeExecutor:
             ahead=self.ahead,
             window=self.window,
             has_states=self.has_states,
-            num_slots=len(self.slots),
+            num_slots=len(self.slots) - self._num_checkpoint_slots,
+            num_checkpoint_slots=self._num_checkpoint_slots,
             num_host_slots=len(self.host) - self._num_host_blocks,
         )
 
@@ -356,10 +359,14 @@ class FakeExecutor:
             self.host[host] = self.blocks[block][:]
         for host, block in plan.swap_in:
             self.blocks[block] = self.host[host][:]
+        for slot, checkpoint in plan.checkpoints:
+            self.slots[checkpoint] = self.slots[slot]
         for slot, host in plan.state_swap_out:
             self.host[self._num_host_blocks + host] = [self.slots[slot]]
         for host, slot in plan.state_swap_in:
             [self.slots[slot]] = self.host[self._num_host_blocks + host]
+        for checkpoint, slot in plan.resumed:
+            self.slots[slot] = self.slots[checkpoint]
         if self.store:
             self.store.begin(plan, self.host)
         if self.peers:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool
+from quire.core.checkpoint_slots import CheckpointSlots
 from quire.core.host_index import HostIndex
 from quire.core.kv_sends import BlockSender, KVSends
 from quire.core.kv_tiers import BlockStore, KVTiers
@@ -39,7 +40,9 @@ class KVBlocks:
         num_slots: int = 0,
         max_num_seqs: int = 0,
         num_host_slots: int = 0,
-        slot_bytes: int = 0,
+        host_slot_bytes: int = 0,
+        num_checkpoint_slots: int = 0,
+        small_host_slots: bool = False,
     ) -> None:
         self.block_size = window.block_size
         self._has_states = has_states
@@ -49,7 +52,12 @@ class KVBlocks:
         self.prefix_caching = prefix_caching
         self.states: StateSlots | None = None
         if num_slots:
-            self.states = StateSlots(num_slots, max_num_seqs, self.tree, num_host_slots, num_host_blocks)
+            slots = num_slots, max_num_seqs, self.tree, num_host_slots, num_host_blocks
+            self.states = (
+                CheckpointSlots(*slots, num_checkpoint_slots, small_host_slots)
+                if num_checkpoint_slots
+                else StateSlots(*slots)
+            )
         index = HostIndex()
         self.host = BlockPool(num_host_blocks, index)
         has_tiers = prefix_caching and not self.tree.has_gaps and (store is not None or offload)
@@ -57,7 +65,7 @@ class KVBlocks:
         if has_tiers:
             given = self.tree, self.host, index, store
             self.tiers = (
-                StateTiers(self.states, slot_bytes, *given, keep=offload, block_bytes=block_bytes)
+                StateTiers(self.states, host_slot_bytes, *given, keep=offload, block_bytes=block_bytes)
                 if self.states
                 else KVTiers(*given, keep=offload, block_bytes=block_bytes)
             )
@@ -242,7 +250,7 @@ class KVBlocks:
 
     def _swap_state_in(self, seq: Sequence, states: StateSlots, plan: StepPlan) -> None:
         """Unless the tree has a later checkpoint by now. What came from beyond the slots is one, too."""
-        if seq.state >= 0:
+        if states.can_continue(seq):
             states.drop_host_state(seq)
             return
         states.swap_in(seq, plan)

@@ -34,13 +34,16 @@ class Capacity:
     has_states: bool = False  # whether layers of the model have states, in the blocks or in slots
     num_slots: int = 0  # state slots
     num_host_slots: int = 0  # to swap states to
-    slot_bytes: int = 0  # of a state slot
+    num_checkpoint_slots: int = 0  # of checkpoints that are smaller than states; 0: they are in state slots
+    small_host_slots: bool = False  # whether host slots are of these
+    state_bytes: int = 0  # of all slots of the device
+    host_slot_bytes: int = 0
     offload: bool = False  # whether host blocks keep prefixes
     window: int = 0  # the largest sliding window if every layer has one; 0: some layer attends to everything
 
     @property
     def block_bytes(self) -> int:
-        return (self.cache_bytes - self.num_slots * self.slot_bytes) // self.num_blocks
+        return (self.cache_bytes - self.state_bytes) // self.num_blocks
 
 
 class Executor(Protocol):

@@ -115,10 +115,14 @@ class Runner:
                     cache.join_swaps()
             if plan.swap_in:
                 cache.swap_in(plan.swap_in)
+        if plan.checkpoints:
+            self.cache.copy_states(plan.checkpoints)
         if plan.state_swap_out:
             self.cache.swap_states_out(plan.state_swap_out)
         if plan.state_swap_in:
             self.cache.swap_states_in(plan.state_swap_in)
+        if plan.resumed:
+            self.cache.copy_states(plan.resumed)
         if plan.saves or plan.fetches:
             assert self.store is not None, "there is no store of blocks"
             self.store.begin(plan, self.cache.swapped())

@@ -197,14 +197,14 @@ class HostPart:
     def of(cls, memory: NDArray[np.uint8], spec: KVSpec, num_blocks: int) -> Self:
         """Blocks lie before slots."""
         end = num_blocks * spec.block_bytes
-        num_slots, slot_bytes = (spec.states.num_host_slots, spec.states.slot_bytes) if spec.states else (0, 0)
+        num_slots, slot_bytes = (spec.states.num_host_slots, spec.states.host_slot_bytes) if spec.states else (0, 0)
         blocks, slots = memory[:end], memory[end:]
         return cls(blocks.reshape(num_blocks, spec.block_bytes), slots.reshape(num_slots, slot_bytes))
 
 
 def _slot_bytes(spec: KVSpec) -> int:
     """Of all host slots."""
-    return spec.states.num_host_slots * spec.states.slot_bytes if spec.states else 0
+    return spec.states.num_host_slots * spec.states.host_slot_bytes if spec.states else 0
 
 
 class RankCache:
@@ -214,6 +214,7 @@ class RankCache:
         self.spec, self.own = spec, own
         self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
         self.swap_states_out, self.swap_states_in = own.swap_states_out, own.swap_states_in
+        self.copy_states = own.copy_states
         self.swapped = own.swapped
         self.host_buffers, self.host_state_buffers = own.host_buffers, own.host_state_buffers
         self.move, self.join_swaps = own.move, own.join_swaps
