@@ -140,7 +140,8 @@ class RankOps:
             shape = (*rows, index.even(columns).count)
         else:
             shape = (index.state_heads(rows[0], self._roles.state_groups).count, *rows[1:], columns)
-        return replace(states, shape=shape, conv_channels=index.even(states.conv_channels).count)
+        channels = sum(index.even(columns).count for _, columns in self._roles.convs)
+        return replace(states, shape=shape, conv_channels=channels)
 
     def share_host_blocks(self, cache: "RankCache", num_host_blocks: int) -> "list[HostPart]":
         """Let the host blocks and host slots of all ranks lie in memory that they have in common. -> those of each;
