@@ -115,7 +115,9 @@ def main() -> None:
     args = parser.parse_args()
     interruptible()
     results: dict[str, Any] = {}
-    heading = f"{'model':<16} {'checkpoint':<9} {'KiB':>8} {'KL mean':>9} {'first':>9} {'max':>9} {'logits':>8} {'same':>7}"
+    heading = (
+        f"{'model':<16} {'checkpoint':<9} {'KiB':>8} {'KL mean':>9} {'first':>9} {'max':>9} {'logits':>8} {'same':>7}"
+    )
     print(heading)
     for name in FAMILIES:
         for size, given in SIZES.items():

@@ -82,7 +82,9 @@ def qwen35(layers: int = 12, hidden: int = 1024) -> Hybrid:
         mixing = _attention(hidden, heads, kv_heads, size, gated=True) if attends else delta
         return {**norms, **mixing, **_feed_forward(hidden, inner)}
 
-    return Hybrid("qwen35", layers, add_keys, {"token_embd.weight": (VOCAB, hidden), "output_norm.weight": (hidden,)}, layer)
+    return Hybrid(
+        "qwen35", layers, add_keys, {"token_embd.weight": (VOCAB, hidden), "output_norm.weight": (hidden,)}, layer
+    )
 
 
 def mamba2(layers: int = 24, hidden: int = 1024) -> Hybrid:
@@ -110,7 +112,9 @@ def mamba2(layers: int = 24, hidden: int = 1024) -> Hybrid:
             "ssm_out.weight": (hidden, inner),
         }
 
-    return Hybrid("mamba2", layers, add_keys, {"token_embd.weight": (VOCAB, hidden), "output_norm.weight": (hidden,)}, layer)
+    return Hybrid(
+        "mamba2", layers, add_keys, {"token_embd.weight": (VOCAB, hidden), "output_norm.weight": (hidden,)}, layer
+    )
 
 
 def lfm2(layers: int = 16, hidden: int = 1024) -> Hybrid:

@@ -204,7 +204,9 @@ def beside_llama_cpp(args: argparse.Namespace) -> None:
 
     interruptible()
     found = known.find(
-        argparse.Namespace(**{**vars(args), "engines": PEERS, "llama_server": Path(), "vllm_python": Path()}, vllm_dtype=""),
+        argparse.Namespace(
+            **{**vars(args), "engines": PEERS, "llama_server": Path(), "vllm_python": Path()}, vllm_dtype=""
+        ),
         needs=["speed"],
     )
     sizes = {"layers": args.layers} if args.layers else {}

@@ -4,9 +4,9 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-
 from benchmarks.checkpoint_error import measure
 from benchmarks.hybrid_files import HYBRIDS, VOCAB, write_hybrid
+
 from quire import LLM, SamplingParams
 
 SMALL = {"layers": 4, "hidden": 128}

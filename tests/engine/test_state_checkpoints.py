@@ -1,4 +1,4 @@
-"""Checkpoints of recurrent states in bf16 and int8: how far a resumed prompt is from a cold one, and what stays exact."""
+"""Checkpoints of recurrent states in bf16 and int8: how far a resumed prompt is from a cold one, and what is exact."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -88,5 +88,7 @@ def test_slots_are_copied_to_checkpoints_and_back(dtype: str, on_host: bool) -> 
 
 
 def test_bytes_of_a_checkpoint() -> None:
-    sizes = {dtype: StateSpec(2, (4, 16, 16), checkpoint_dtype=dtype).checkpoint_bytes for dtype in ("float32", *ERRORS)}
+    sizes = {
+        dtype: StateSpec(2, (4, 16, 16), checkpoint_dtype=dtype).checkpoint_bytes for dtype in ("float32", *ERRORS)
+    }
     assert sizes == {"float32": 8192, "bfloat16": 4096, "int8": 2048 + 4 * 2048 // CHECKPOINT_GROUP}

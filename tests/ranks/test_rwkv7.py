@@ -34,7 +34,9 @@ def test_ranks_give_the_bits_of_one_process(tmp_path: Path, name: str, size: int
     shapes = [rank.cache.own.spec.states.shape for rank in ranks.ranks]
     heads = OneProcess("native", path).cache.spec.states.shape[0]
     assert sum(shape[0] for shape in shapes) == heads
-    assert sum(rank.cache.own.spec.states.conv_channels for rank in ranks.ranks) == 7 * ranks.ranks[0].model.config.hidden
+    assert (
+        sum(rank.cache.own.spec.states.conv_channels for rank in ranks.ranks) == 7 * ranks.ranks[0].model.config.hidden
+    )
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ class CheckpointSlots(StateSlots):
     ) -> None:
         """`small_host_slots`: host slots are of checkpoints, and states of running sequences do not go there."""
         super().__init__(num_slots, max_num_seqs, tree, num_host_slots, first_host_id)
+        self.max_running = min(max_num_seqs, (num_slots - 1) // 2)  # two of each, and one to be sent or for drafts
         self.pool = BlockPool(num_slots, StateIndex())
         self.checkpoints = BlockPool(num_checkpoint_slots, self.index)
         self._small_host_slots = small_host_slots
@@ -48,6 +49,7 @@ class CheckpointSlots(StateSlots):
         for node, slot in self._unwritten.items():
             self._write(node, slot, plan)
         self._unwritten, self._to_keep = {}, set()
+        self._order_superseded()
 
     def _write(self, node: PrefixNode, slot: int, plan: StepPlan) -> None:
         """The plan writes the checkpoint before its runs, so that they may have the state slot."""
@@ -57,6 +59,7 @@ class CheckpointSlots(StateSlots):
         checkpoint = self._take_of(self.checkpoints)
         self.index.add(checkpoint, node)
         self.checkpoints.release([checkpoint])
+        super()._supersede_above(node)
         plan.checkpoints.append((slot, self.place_of(node)))
         if node in self._to_keep:
             self.checkpoint_kept(node)
@@ -73,6 +76,9 @@ class CheckpointSlots(StateSlots):
     def _add(self, slot: int, node: PrefixNode) -> None:
         self.pool.hold(slot)
         self._unwritten[node] = slot
+
+    def _supersede_above(self, node: PrefixNode) -> None:
+        """When it is written: the one before it may have to be written, too."""
 
     def _keep(self, node: PrefixNode) -> None:
         if node in self._unwritten:

@@ -85,10 +85,13 @@ class StateSlots:
 
     def begin_plan(self, plan: StepPlan) -> None:
         self.pool.release(self._released)
+        self._released, self._num_planned = [], 0
+        self._order_superseded()
+
+    def _order_superseded(self) -> None:
         for slot in self._superseded:
             self.checkpoints.evict_first(slot)
-        self._released, self._superseded = [], []
-        self._num_planned = 0
+        self._superseded = []
 
     @property
     def has_unwritten(self) -> bool:

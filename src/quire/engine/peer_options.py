@@ -55,7 +55,8 @@ _LOGS = NoEffect("prompts are never logged, and requests with --access-log only"
 _FILES = Only(_OFF, "models are kept in the Hugging Face cache: set HF_HOME, or QUIRE_CACHE for the default model")
 _ROPE = Only(_OFF, "positions are scaled as the checkpoint says")
 _STATES = Only(
-    ("auto", "float32"), "states of running sequences are float32; those of prefixes are set with state_checkpoint_dtype"
+    ("auto", "float32"),
+    "states of running sequences are float32; those of prefixes are set with state_checkpoint_dtype",
 )
 _CODE = Only(_OFF, "no code is loaded from outside")
 _DRAFTS = Only(_OFF, "speculative decoding is set with speculative_config, or spec_method and spec_tokens")

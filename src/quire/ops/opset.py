@@ -100,8 +100,8 @@ class StateSpec:
     zeros if that is below zero, and leaves the state after its last token in the slot `target`, which may be `source`.
     The segments of a sequence follow each other; a segment may continue what one before it has left.
 
-    Checkpoints that are not in fp32 have slots of their own, *checkpoint slots*. In int8, `CHECKPOINT_GROUP` numbers are
-    integers in -127 .. 127 and a scale in fp32, max|x| / 127, which is NaN if one of them is not finite."""
+    Checkpoints that are not in fp32 have slots of their own, *checkpoint slots*. In int8, `CHECKPOINT_GROUP` numbers
+    are integers in -127 .. 127 and a scale in fp32, max|x| / 127, which is NaN if one of them is not finite."""
 
     num_layers: int
     shape: tuple[int, ...]  # of one layer: (heads, rows, columns), say

@@ -194,15 +194,15 @@ def _with_slots(
     states: StateSpec, cache_bytes: int, seq_bytes: int, typical_bytes: int, max_num_seqs: int
 ) -> StateSpec:
     """Where checkpoints are smaller, running sequences have at most half of the slots that there would be in fp32, and
-    checkpoints as many as go with the prefixes that the rest has room for."""
+    checkpoints as many as go with the prefixes of typical length that the rest has room for."""
     num_slots = _num_slots(states, cache_bytes, seq_bytes, typical_bytes)
     if states.checkpoint_dtype == "float32":
         return replace(states, num_slots=num_slots)
-    num_slots = max(min(MIN_SLOTS * max_num_seqs, num_slots // 2), MIN_SLOTS)
-    rest = max(cache_bytes - num_slots * states.slot_bytes, 0)
+    own = max(min(MIN_SLOTS * max_num_seqs, num_slots // 2), MIN_SLOTS)
+    rest = max(cache_bytes - own * states.slot_bytes, 0)
     typical = SLOTS_A_PREFIX * rest // (typical_bytes + SLOTS_A_PREFIX * states.checkpoint_bytes)
     beside_one = max(rest - seq_bytes, 0) // states.checkpoint_bytes
-    return replace(states, num_slots=num_slots, num_checkpoint_slots=max(min(typical, beside_one), 1))
+    return replace(states, num_slots=own, num_checkpoint_slots=max(min(typical, beside_one), 1))
 
 
 def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, typical_bytes: int) -> int:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from quire.executors.ranks.messages import AllocateRank, RankLoaded
 from quire.runtime.kv import KVSize
 
-
 SLOTS = ("num_slots", "num_checkpoint_slots", "num_host_slots")
 
 
-def counts(size: KVSize) -> tuple[int, ...]:
+def counts(size: KVSize) -> tuple[int, int, int, int, int, int]:
     """As the messages have them, in their order."""
-    return size.num_blocks, size.num_host_blocks, *(getattr(size, name) for name in SLOTS), size.max_model_len
+    slots = size.num_slots, size.num_checkpoint_slots, size.num_host_slots
+    return size.num_blocks, size.num_host_blocks, *slots, size.max_model_len
 
 
 def smallest(sizes: Sequence[KVSize | RankLoaded | AllocateRank]) -> KVSize:

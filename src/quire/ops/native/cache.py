@@ -35,7 +35,6 @@ class NativeCache:
             self._states += list(self.slots.view(np.uint8).reshape(-1, states.slot_bytes))
             self._states += list(_slots(states.num_checkpoint_slots, states.checkpoint_bytes))
 
-
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         _copy(self._blocks, self._blocks, pairs)
 
