@@ -124,6 +124,8 @@ def test_ranks_and_stages_have_their_parts_of_a_checkpoint(hybrid: Path, paralle
         llm.engine.stop()
 
 
-def test_swap_space_beside_small_host_slots_is_refused(hybrid: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_by_name(hybrid: Path, tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="state_checkpoint_dtype is int8, and no layer of this model has a state"):
+        LLM(tiny_model, state_checkpoint_dtype="int8")
     with pytest.raises(Unsupported, match="swap_space with checkpoints of states in int8 on the host"):
         LLM(hybrid, swap_space=0.01, kv_disk_path=str(tmp_path), state_checkpoint_dtype="int8")

@@ -84,8 +84,8 @@ class EngineOptions:
     )
     state_checkpoint_dtype: str = option(
         "float32",
-        "how checkpoints of recurrent states are kept; bfloat16 takes half of float32, int8 a quarter, and prompts that "
-        "continue from them are computed less exactly; states of running sequences are always float32",
+        "how checkpoints of recurrent states are kept; bfloat16 takes half of float32, int8 a quarter, and prompts "
+        "that continue from them are computed less exactly; states of running sequences are always float32",
         choices=("float32", "bfloat16", "int8"),
         synonyms={"fp32": "float32", "f32": "float32", "bf16": "bfloat16"},
     )

@@ -76,6 +76,11 @@ def kv_spec(
     if checkpoint_dtype not in CHECKPOINT_DTYPES:
         names = ", ".join(CHECKPOINT_DTYPES)
         raise Unsupported(f"state_checkpoint_dtype is `{checkpoint_dtype}`", f"use one of {names}")
+    if checkpoint_dtype != "float32" and config.states is None:
+        raise Unsupported(
+            f"state_checkpoint_dtype is {checkpoint_dtype}, and no layer of this model has a state in slots",
+            "leave it out",
+        )
     states = replace(config.states, checkpoint_dtype=checkpoint_dtype) if config.states else None
     shape = config.kv_layers, config.kv_heads, config.head_dim
     return KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv, states)
