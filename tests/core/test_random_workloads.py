@@ -50,6 +50,8 @@ class Setting:
     def __post_init__(self) -> None:
         if self.num_slots:
             self.window, self.trees, self.has_states = 0, False, False
+        else:
+            self.num_checkpoint_slots = 0
 
 
 @dataclass
