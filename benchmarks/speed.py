@@ -10,6 +10,7 @@ share of this machine's memory bandwidth (decode 1) or of its int8 peak (prefill
 dequantized weights of the first file, and its share of the bandwidth is counted with those."""
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -29,7 +30,12 @@ WARM_UP = Case("warm-up", 32, 16, 4, "whole")
 
 
 def measure_speed(
-    engines: Engines, path: Path, rounds: int, ceilings: Ceilings | None, with_vllm: bool = True
+    engines: Engines,
+    path: Path,
+    rounds: int,
+    ceilings: Ceilings | None,
+    with_vllm: bool = True,
+    cases: Sequence[Case] = CASES,
 ) -> Section:
     """Every engine's rates on one file."""
     section = Section(f"{path.name}: tokens/s, one process")
@@ -48,13 +54,13 @@ def measure_speed(
                 workers.pop(name, None)
         for number in range(1, rounds + 1):
             section.others.append(note_others(f"{path.name}: round {number} of {rounds}"))
-            for case in CASES:
+            for case in cases:
                 for name, engine in workers.items():
                     section.row(case.name).add(name, engine.measure(case, seed=number))
     if ceilings:
         for name, model in models.items():
             work = work_of(model)
-            for case in CASES:
+            for case in cases:
                 if (share := share_per_token(case, work, ceilings)) is not None:
                     section.row(case.name).per_unit[name] = share
     return section

@@ -4,25 +4,37 @@
     python -m benchmarks.states --device cuda
     python -m benchmarks.states --device cuda --batch-invariant --only "delta rule" mamba2
     python -m benchmarks.gpu.engine --shape qwen3-next-half     # whole steps
+    python -m benchmarks.states --peer               # whole models beside llama.cpp, on the same files
+    python -m benchmarks.states --peer --only lfm2 --layers 4 --rounds 1    # a quick look
 
 Shapes are those of published models. The time of an op is that of a program with several of them, less that of one
-without, divided by their number. Bytes are those of the states that are read and written, and of inputs and outputs."""
+without, divided by their number. Bytes are those of the states that are read and written, and of inputs and outputs.
+
+With --peer, hybrids of random weights (benchmarks/hybrid_files.py) are written as GGUF files, and Quire and llama.cpp
+take turns on each: the prompt's and the decode's tokens a second."""
 
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.cases import CASES as CASES_OF_SPEED
 from benchmarks.machine import describe
+from benchmarks.processes import ROOT
 from quire.ops.opset import Activation, KVSpec, Mamba2Weights, MambaWeights, OpSet, StateSpec, StepBatch
 from quire.ops.tensors import stored_floats
 
+PEERS = ["quire", "llama.cpp"]
+LLAMA_PYTHON = ROOT / ".venv-llama/bin/python"
+PEER_CASES = [case for case in CASES_OF_SPEED if case.counts != "whole"]
 BLOCK = 16
 DECODES = (1, 64)
 ROWS_OF_TABLE = 64  # tokens are rows of a random table
@@ -183,14 +195,49 @@ def measure(device: OnCpu | OnGpu, case: StateCase, num_seqs: int, num_tokens: i
     return (times[0] - times[1]) / layers
 
 
+def beside_llama_cpp(args: argparse.Namespace) -> None:
+    from benchmarks import engines as known
+    from benchmarks.hybrid_files import HYBRIDS, write_hybrid
+    from benchmarks.processes import interruptible, progress
+    from benchmarks.report import Report
+    from benchmarks.speed import measure_speed
+
+    interruptible()
+    found = known.find(
+        argparse.Namespace(
+            **{**vars(args), "engines": PEERS, "llama_server": Path(), "vllm_python": Path()}, vllm_dtype=""
+        ),
+        needs=["speed"],
+    )
+    sizes = {"layers": args.layers} if args.layers else {}
+    report = Report(Path("hybrids of random weights"), found, None, args.json)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in HYBRIDS:
+            if any(part in name for part in args.only):
+                progress(f"{name} is written")
+                path = write_hybrid(Path(folder), name, **sizes)
+                report.add(measure_speed(found, path, args.rounds, None, cases=PEER_CASES))
+                path.unlink()
+    report.finish()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--threads", type=int, help="of the CPU")
     parser.add_argument("--prompt", type=int, default=8192, help="tokens of the prompt")
-    parser.add_argument("--only", nargs="+", default=[""], help="parts of names of ops")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of names of ops, or of hybrids")
+    peer = parser.add_argument_group("with --peer")
+    peer.add_argument("--peer", action="store_true", help="whole models beside llama.cpp")
+    peer.add_argument("--rounds", type=int, default=3, help="how often each is measured (default: 3)")
+    peer.add_argument("--layers", type=int, help="of every hybrid (default: those of its shape)")
+    peer.add_argument("--json", type=Path, metavar="FILE", help="keep the result there too")
+    peer.add_argument("--llama-python", type=Path, default=LLAMA_PYTHON, metavar="PATH", help="llama.cpp's interpreter")
     args = parser.parse_args()
+    if args.peer:
+        beside_llama_cpp(args)
+        return
     device = OnGpu(args.batch_invariant) if args.device == "cuda" else OnCpu(args.threads)
     print(f"memory: {device.bandwidth / 1e9:.0f} GB/s")
     rows = []

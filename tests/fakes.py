@@ -74,6 +74,7 @@ class FakeExecutor:
         has_states: bool = False,
         num_slots: int = 0,
         num_host_slots: int = 0,
+        num_checkpoint_slots: int = 0,
         num_pages: int = 0,
         page_window: int = 0,
     ) -> None:
@@ -85,7 +86,8 @@ class FakeExecutor:
         self.pages: list[list[int | None]] = [[None] * block_size for _ in range(num_pages)]
         self.page_of: dict[int, int] = {}  # by block
         self.host_pages: dict[int, list[int | None]] = {}  # by host block
-        self.slots: list[int | None] = [None] * num_slots
+        self.slots: list[int | None] = [None] * (num_slots + num_checkpoint_slots)
+        self._num_checkpoint_slots = num_checkpoint_slots
         self.store = store
         self._trees = trees
         # By step, what accepted drafts of trees have to move when the output is collected: (row, from, to) slots.
@@ -124,7 +126,8 @@ class FakeExecutor:
             ahead=self.ahead,
             window=self.window,
             has_states=self.has_states,
-            num_slots=len(self.slots),
+            num_slots=len(self.slots) - self._num_checkpoint_slots,
+            num_checkpoint_slots=self._num_checkpoint_slots,
             num_host_slots=len(self.host) - self._num_host_blocks,
             num_pages=len(self.pages),
             page_window=self.page_window,
@@ -170,10 +173,14 @@ class FakeExecutor:
             self.pages[target] = self.pages[source][:]
         for host, block in plan.swap_in:
             self.blocks[block] = self.host[host][:]
+        for slot, checkpoint in plan.checkpoints:
+            self.slots[checkpoint] = self.slots[slot]
         for slot, host in plan.state_swap_out:
             self.host[self._num_host_blocks + host] = [self.slots[slot]]
         for host, slot in plan.state_swap_in:
             [self.slots[slot]] = self.host[self._num_host_blocks + host]
+        for checkpoint, slot in plan.resumed:
+            self.slots[slot] = self.slots[checkpoint]
         if self.store:
             self.store.begin(plan, self.host)
         if self.peers:

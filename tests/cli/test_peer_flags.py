@@ -96,6 +96,7 @@ def test_sglang() -> None:
     [
         ("--sharded true", "--sharded is true"),
         ("--nnodes 2", "--nnodes is 2.*\n.*tensor_parallel_size"),
+        ("--mamba-ssm-cache-dtype float16", "--mamba-ssm-cache-dtype is float16.*\n.*state_checkpoint_dtype"),
         ("--cpu-offload-gb much", "`much` is not a number"),
         ("--temp 0.5", "--override-generation-config"),
         ("--top-k 5", "--override-generation-config"),

@@ -47,11 +47,15 @@ class Setting:
     has_states: bool = False
     num_slots: int = 0
     num_host_slots: int = 0
+    num_checkpoint_slots: int = 0
+    small_host_slots: bool = False
     page_window: int = 0
 
     def __post_init__(self) -> None:
         if self.num_slots:
             self.window, self.trees, self.has_states = 0, False, False
+        else:
+            self.num_checkpoint_slots = 0
         if self.num_slots or self.prefill_engines:
             self.page_window = 0
         if self.page_window:
@@ -93,6 +97,8 @@ SETTINGS = st.builds(
     has_states=st.booleans(),
     num_slots=st.sampled_from([0, 0, 3, 4, 9, 30]),
     num_host_slots=st.sampled_from([0, 1, 2, 20]),
+    num_checkpoint_slots=st.sampled_from([0, 1, 3, 20]),
+    small_host_slots=st.booleans(),
     page_window=st.just(0) | st.integers(1, 20),
 )
 SHAPES = st.one_of(
@@ -188,6 +194,8 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         prefill_engines=setting.prefill_engines,
         num_slots=setting.num_slots,
         num_host_slots=setting.num_host_slots,
+        num_checkpoint_slots=setting.num_checkpoint_slots,
+        small_host_slots=setting.small_host_slots,
         num_pages=setting.num_pages,
         page_window=setting.page_window,
     )
@@ -208,6 +216,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         has_states=setting.has_states,
         num_slots=setting.num_slots,
         num_host_slots=setting.num_host_slots,
+        num_checkpoint_slots=setting.num_checkpoint_slots,
         num_pages=setting.num_pages,
         page_window=setting.page_window,
     )
@@ -375,6 +384,18 @@ def test_states_in_slots_are_those_of_the_position_that_a_run_continues() -> Non
         hits += stats.prefix_hits
         accepted += stats.accepted_tokens
     assert preemptions > 50 and hits > 20 and accepted > 500
+
+
+def test_checkpoints_in_slots_of_their_own_are_those_of_the_position_that_a_run_continues() -> None:
+    preemptions = hits = 0
+    for seed in range(20 * LENGTH):
+        setting, workload = crowd(seed)
+        slots = {"num_slots": (3, 7, 12, 40)[seed % 4], "num_checkpoint_slots": (1, 4, 9, 30)[seed % 4]}
+        slots |= {"num_host_slots": (0, 1, 20)[seed % 3], "small_host_slots": seed % 2}
+        stats = verify(replace(setting, **slots), workload).stats()
+        preemptions += stats.preemptions
+        hits += stats.prefix_hits
+    assert preemptions > 50 and hits > 20, (preemptions, hits)
 
 
 def test_encoder_inputs_are_computed_whole_and_shared_whole() -> None:

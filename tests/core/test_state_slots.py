@@ -3,6 +3,7 @@
 from fakes import FakeExecutor
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
+from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 
@@ -48,7 +49,7 @@ def test_a_sequence_that_decodes_keeps_its_last_checkpoint_only() -> None:
     scheduler, executor = engine()
     ask(scheduler, executor, "a", [1, 2, 3, 4, 5], max_tokens=40)
     assert scheduler.states is not None
-    scheduler.states.begin_plan()
+    scheduler.states.begin_plan(StepPlan(0, []))
     checkpoints = sorted(_depth(node) for node in scheduler.states.index.walk())
     assert checkpoints == [1, 11]  # of the prompt, and of 44 computed tokens
 
@@ -76,7 +77,7 @@ def test_an_evicted_block_takes_its_checkpoint_along() -> None:
     assert scheduler.states is not None and len(list(scheduler.states.index.walk())) == 1
     assert scheduler.reset_prefix_cache("")
     assert not list(scheduler.states.index.walk())
-    scheduler.states.begin_plan()
+    scheduler.states.begin_plan(StepPlan(0, []))
     scheduler.check()
     assert scheduler.states.pool.num_available == 12 and scheduler.states.pool.num_cached == 0
 
@@ -85,7 +86,7 @@ def depths(scheduler: Scheduler) -> list[int]:
     """Blocks before each checkpoint, the first to be evicted first."""
     states = scheduler.states
     assert states is not None
-    states.begin_plan()
+    states.begin_plan(StepPlan(0, []))
     nodes = {node.state: node for node in states.index.walk()}
     return [_depth(nodes[slot]) for slot in states.pool.cached]
 

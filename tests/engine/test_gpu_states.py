@@ -115,6 +115,21 @@ def test_a_prefix_from_the_cache_changes_nothing(path: Path, alone: Tokens) -> N
         assert served.record is not None and served.record.scheduler.prefix_hits > 0
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_smaller_checkpoints_are_continued_from(path: Path, alone: Tokens, dtype: str) -> None:
+    """Tokens may differ from those of cold prompts; most of the greedy ones do not."""
+    if path.name == "lfm2":
+        pytest.skip("its states are in the blocks")
+    with engine(path, batch_invariant=True, enable_prefix_caching=True, state_checkpoint_dtype=dtype) as served:
+        run(served, requests())
+        again = run(served, requests())
+        assert served.record is not None and served.record.scheduler.prefix_hits > 0
+        assert served.capacity.num_checkpoint_slots > 0
+    assert {name: len(tokens) for name, tokens in again.items()} == {name: len(one) for name, one in alone.items()}
+    greedy = [name for name in alone if "greedy" in name]
+    assert sum(again[name][0] == alone[name][0] for name in greedy) >= len(greedy) / 2
+
+
 def test_preemption_changes_nothing(path: Path, alone: Tokens) -> None:
     name, preempted = path.name, 0
     if name == "mamba":

@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.test_state_slots import few_blocks_and_drafts_change_nothing, hybrid, mamba
+from engine.test_state_slots import PROMPTS, bits, few_blocks_and_drafts_change_nothing, hybrid, mamba
 from models import test_delta_nets, test_mamba
 from models.checking import PROMPT, TINY, random_model
 from pipeline.stages_here import InStages
+from quire import LLM
 from ranks.rank_threads import OneProcess, steps
 from trials import LENGTH
 
@@ -44,3 +45,12 @@ def test_processes_swap_states_and_roll_drafts_back(hybrid: Path) -> None:
 
 def test_processes_of_a_model_without_attention(mamba: Path) -> None:
     few_blocks_and_drafts_change_nothing(mamba, pipeline_parallel_size=2)
+
+
+def test_stages_of_ranks_have_their_heads_of_every_state(hybrid: Path) -> None:
+    expected = bits(LLM(hybrid, max_model_len=160), PROMPTS[:2])
+    llm = LLM(hybrid, max_model_len=160, tensor_parallel_size=2, pipeline_parallel_size=2)
+    try:
+        assert bits(llm, PROMPTS[:2]) == expected
+    finally:
+        llm.engine.stop()

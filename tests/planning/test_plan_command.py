@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from benchmarks.hollow_files import write_llama_gguf
 from benchmarks.plan_memory_cases import MODELS
+from benchmarks.turns import SMALL as HYBRID
 
 from quire.cli.main import main
+from quire.ops.opset import StateSpec
 
 GPU = ["--hardware", "l4"]
 
@@ -29,6 +31,20 @@ def test_a_gguf_header_a_folder_and_a_config_are_planned_alike(
 def test_a_gpu_keeps_keys_and_values_in_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--shape", "llama-3.2-1b", *GPU, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kv"]["dtype"] == "bfloat16"
+
+
+def test_checkpoints_of_states_are_counted_by_their_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HYBRID))
+    sizes = {}
+    for dtype in ("float32", "bfloat16", "int8"):
+        flags = ["plan", str(tmp_path / "config.json"), *GPU, "--state-checkpoint-dtype", dtype]
+        assert main([*flags, "--json"]) == 0
+        sizes[dtype] = json.loads(capsys.readouterr().out)["memory"]["kv_cache"]
+        assert main([*flags, "--explain"]) == 0
+        assert (f"bytes of checkpoints in {dtype}" in capsys.readouterr().out) == (dtype != "float32")
+    slot = StateSpec(9, (12, 64, 64), 1536, 4).slot_bytes
+    assert sizes["float32"] - sizes["bfloat16"] == 2 * slot  # four checkpoints a sequence
+    assert sizes["float32"] - sizes["int8"] == pytest.approx(4 * slot * (1 - 68 / 256), rel=1e-3)
 
 
 def test_several_devices_and_other_engines_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from quire.cli.planning_flags import (
 from quire.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from quire.ops.opset import KVSpec
     from quire.planning.hardware import Hardware
     from quire.planning.memory import EngineLimits, Load
     from quire.planning.plan import Draft, Setup
@@ -62,6 +63,12 @@ def run(argv: Sequence[str]) -> int:
     engine = parser.add_argument_group("engine")
     engine.add_argument(
         "--max-num-batched-tokens", type=int, default=512, metavar="N", help="as `quire serve` has it (default: 512)"
+    )
+    engine.add_argument(
+        "--state-checkpoint-dtype",
+        choices=("float32", "bfloat16", "int8"),
+        default="float32",
+        help="of recurrent states, as `quire serve` has it (default: float32)",
     )
     engine.add_argument("--max-loras", type=int, default=0, metavar="N", help="LoRA adapters in memory")
     engine.add_argument("--max-lora-rank", type=int, default=16, metavar="N", help="their rank (default: 16)")
@@ -111,7 +118,7 @@ def _plan(arguments: Namespace) -> None:
     model = read_model(arguments, hardware)
     setup = _setup(arguments, hardware)
     draft = _draft(arguments, hardware) if arguments.draft_model else None
-    plan = make_plan(model, model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments), setup, draft)
+    plan = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments), setup, draft)
     if arguments.json:
         print(json.dumps(as_json(plan), indent=2))
         return
@@ -121,6 +128,10 @@ def _plan(arguments: Namespace) -> None:
     if arguments.tensors:
         for tensor in model.tensors:
             print(f"{tensor.nbytes:>14,}  {tensor.type:<9} {[*tensor.shape]!s:<20} {tensor.name}")
+
+
+def _kv_spec(model: "PlannedModel", arguments: Namespace, hardware: "Hardware") -> "KVSpec":
+    return model.kv_spec(kv_dtype(arguments, hardware), checkpoint_dtype=arguments.state_checkpoint_dtype)
 
 
 def _setup(arguments: Namespace, hardware: "Hardware") -> "Setup":
@@ -139,7 +150,7 @@ def _scale(arguments: Namespace, given: Sequence[int]) -> None:
 
     hardware = read_hardware(arguments)
     model = read_model(arguments, hardware)
-    kv, load = model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments)
+    kv, load = _kv_spec(model, arguments, hardware), _load(arguments)
     setups = [replace(_setup(arguments, hardware), tp=tp) for tp in sorted({1, *given})]
     found = scaling([make_plan(model, kv, load, setup) for setup in setups])
     print(json.dumps({"scaling": as_json(found)}, indent=2) if arguments.json else as_text(found))
@@ -153,7 +164,7 @@ def _scale_stages(arguments: Namespace, given: Sequence[int]) -> None:
     hardware = read_hardware(arguments)
     model = read_model(arguments, hardware)
     setup = _setup(arguments, hardware)  # the largest number: refused where there is one device
-    one = make_plan(model, model.kv_spec(kv_dtype(arguments, hardware)), _load(arguments), replace(setup, pp=1))
+    one = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments), replace(setup, pp=1))
     found = stage_scaling(one, sorted({1, *given}))
     print(json.dumps({"scaling": as_json(found)}, indent=2) if arguments.json else as_text(found))
 

@@ -5,6 +5,7 @@ Nothing here decides who runs. The scheduler asks only for blocks that it knows 
 from collections.abc import Iterable
 
 from quire.core.block_pool import BlockPool
+from quire.core.checkpoint_slots import CheckpointSlots
 from quire.core.host_index import HostIndex
 from quire.core.kv_checks import check_memory, swapped_blocks
 from quire.core.kv_sends import BlockSender, KVSends
@@ -40,7 +41,9 @@ class KVBlocks:
         num_slots: int = 0,
         max_num_seqs: int = 0,
         num_host_slots: int = 0,
-        slot_bytes: int = 0,
+        host_slot_bytes: int = 0,
+        num_checkpoint_slots: int = 0,
+        small_host_slots: bool = False,
         num_pages: int = 0,
         page_window: SlidingWindow | None = None,
         max_num_batched_tokens: int = 0,
@@ -53,7 +56,12 @@ class KVBlocks:
         self.prefix_caching = prefix_caching
         self.states: StateSlots | None = None
         if num_slots:
-            self.states = StateSlots(num_slots, max_num_seqs, self.tree, num_host_slots, num_host_blocks)
+            slots = num_slots, max_num_seqs, self.tree, num_host_slots, num_host_blocks
+            self.states = (
+                CheckpointSlots(*slots, num_checkpoint_slots, small_host_slots)
+                if num_checkpoint_slots
+                else StateSlots(*slots)
+            )
         self.pages: WindowPages | None = None
         if page_window is not None:
             assert not (num_slots or has_states or window.size or store or offload or prefill_engines or block_sender)
@@ -67,7 +75,7 @@ class KVBlocks:
         if has_tiers:
             given = self.tree, self.host, index, store
             self.tiers = (
-                StateTiers(self.states, slot_bytes, *given, keep=offload, block_bytes=block_bytes)
+                StateTiers(self.states, host_slot_bytes, *given, keep=offload, block_bytes=block_bytes)
                 if self.states
                 else KVTiers(*given, keep=offload, block_bytes=block_bytes)
             )
@@ -297,7 +305,7 @@ class KVBlocks:
 
     def _swap_state_in(self, seq: Sequence, states: StateSlots, plan: StepPlan) -> None:
         """Unless the tree has a later checkpoint by now. What came from beyond the slots is one, too."""
-        if seq.state >= 0:
+        if states.can_continue(seq):
             states.drop_host_state(seq)
             return
         states.swap_in(seq, plan)

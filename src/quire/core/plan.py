@@ -84,7 +84,10 @@ class BlockSend:
 
 @dataclass(slots=True)
 class StepPlan:
-    """Carried out in this order: retire, swap out, pages, swap in, copy, adapters, admit, compute.
+    """Carried out in this order: retire, checkpoints, swap out, pages, swap in, resumed, copy, adapters, admit,
+    compute.
+
+    Checkpoints that are smaller than states have slots of their own, which are numbered behind the state slots.
 
     Saves, fetches, prefills and sends begin after the swaps. The step does not wait for them, nor does the next. They
     name host slots as host blocks: those are numbered behind the last of these."""
@@ -94,7 +97,9 @@ class StepPlan:
     retired: list[int] = field(default_factory=list)  # rows that the runner forgets
     swap_out: list[tuple[int, int]] = field(default_factory=list)  # (block, host block)
     swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, block)
-    state_swap_out: list[tuple[int, int]] = field(default_factory=list)  # (state slot, host slot)
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)  # (state slot, checkpoint slot)
+    resumed: list[tuple[int, int]] = field(default_factory=list)  # (checkpoint slot, state slot)
+    state_swap_out: list[tuple[int, int]] = field(default_factory=list)  # (state or checkpoint slot, host slot)
     state_swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host slot, state slot)
     saves: list[tuple[int, BlockKey]] = field(default_factory=list)  # host blocks to write to the disk, by key
     fetches: list[Fetch] = field(default_factory=list)

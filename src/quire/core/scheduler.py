@@ -65,17 +65,20 @@ class Scheduler:
         block_sender: BlockSender | None = None,
         num_slots: int = 0,
         num_host_slots: int = 0,
-        slot_bytes: int = 0,
+        host_slot_bytes: int = 0,
+        num_checkpoint_slots: int = 0,
+        small_host_slots: bool = False,
         num_pages: int = 0,
         page_window: int = 0,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `micro_batches`: where there are several,
         sequences that decode are divided among them, and none is in two plans in flight before its token is known.
         `window`: tokens that attention looks back, 0: all. `drafts`: how draft tokens are chosen; None: there are none.
-        `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`, `slot_bytes`: of a
-        block and of a state slot. `prefill_engines` compute prompts for this one. `block_sender`: this one computes
-        prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap to.
-        `num_pages`: window pages, of models in which some layers have a window, `page_window` the largest."""
+        `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`, `host_slot_bytes`:
+        of a block and of a host slot. `prefill_engines` compute prompts for this one. `block_sender`: this one computes
+        prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap to;
+        `num_checkpoint_slots`: of checkpoints that are smaller than states; `small_host_slots`: those of the host are,
+        too. `num_pages`: window pages, of models in which some layers have a window, `page_window` the largest."""
         self.limits = limits
         sliding_window = SlidingWindow(window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
         self.kv_blocks = KVBlocks(
@@ -92,7 +95,9 @@ class Scheduler:
             num_slots,
             limits.max_num_seqs,
             num_host_slots,
-            slot_bytes,
+            host_slot_bytes,
+            num_checkpoint_slots,
+            small_host_slots,
             num_pages,
             SlidingWindow(page_window, limits.block_size, max_chunk=limits.max_chunk, ahead=ahead)
             if num_pages
@@ -165,7 +170,7 @@ class Scheduler:
         plan = StepPlan(self._step, [])
         self._step += 1
         if self.states:
-            self.states.begin_plan()
+            self.states.begin_plan(plan)
         if self.pages:
             self.pages.begin_plan()
         if self.tiers:

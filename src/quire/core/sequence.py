@@ -30,6 +30,7 @@ class Sequence:
         "block_table",
         "branch",
         "candidates",
+        "checkpoint",
         "checkpoints",
         "copy_from",
         "cumulative_logprob",
@@ -87,6 +88,7 @@ class Sequence:
         self.num_indexed = 0  # leading blocks of the block table that are in the prefix tree
         self.node: PrefixNode | None = None  # of the last of these blocks
         self.index_at = NEVER  # num_computed at which the next block enters the tree; NEVER: it left it
+        self.checkpoint = NO_STATE  # the checkpoint slot that its next run continues from
         self.state = NO_STATE  # the slot of the model's state after `num_computed` tokens
         self.checkpoints: dict[int, int] = {}  # position -> slot: states that blocks will have when they enter the tree
         self.last_checkpoint: PrefixNode | None = None  # of its output

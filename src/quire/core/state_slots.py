@@ -71,7 +71,7 @@ class StateSlots:
         assert num_slots >= 3, f"{num_slots} state slots: a sequence needs two, and a checkpoint one"
         self.max_running = min(max_num_seqs, num_slots // 3)
         self.index = StateIndex()
-        self.pool = BlockPool(num_slots, self.index)
+        self.pool = self.checkpoints = BlockPool(num_slots, self.index)
         self.host_index = HostIndex()  # of checkpoints that the host keeps
         self.host = BlockPool(num_host_slots, self.host_index)
         self._first_host_id = first_host_id
@@ -83,12 +83,20 @@ class StateSlots:
         self._superseded: list[int] = []  # slots that are evicted first, once they are released
         self._num_planned = 0  # runs of the plan in the making
 
-    def begin_plan(self) -> None:
+    def begin_plan(self, plan: StepPlan) -> None:
         self.pool.release(self._released)
+        self._released, self._num_planned = [], 0
+        self._order_superseded()
+
+    def _order_superseded(self) -> None:
         for slot in self._superseded:
-            self.pool.evict_first(slot)
-        self._released, self._superseded = [], []
-        self._num_planned = 0
+            self.checkpoints.evict_first(slot)
+        self._superseded = []
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether the next plan writes checkpoints."""
+        return False
 
     @property
     def num_spare(self) -> int:
@@ -96,14 +104,29 @@ class StateSlots:
         return self.pool.num_available - 2 * (self.max_running - self._num_planned)
 
     def _take(self) -> int:
+        """A free slot for a state."""
+        return self._take_of(self.pool)
+
+    def _take_of(self, pool: BlockPool) -> int:
         """A free slot. If all have checkpoints, the least recently used one is evicted, of those that are superseded
         first. One where prompts branch is passed over, as long as these are less than half of all."""
-        if self.pool.num_cached == self.pool.num_available:
-            for slot in list(islice(self.pool.cached, self.pool.num_cached // 2)):
+        if pool.num_cached == pool.num_available:
+            for slot in list(islice(pool.cached, pool.num_cached // 2)):
                 if not self.index.is_branch(slot):
                     break
-                self.pool.touch(slot)
-        return self.pool.take()
+                pool.touch(slot)
+        return pool.take()
+
+    def place_of(self, node: PrefixNode) -> int:
+        """The number of the slot of a checkpoint in plans."""
+        return node.state
+
+    def has_checkpoint(self, node: PrefixNode) -> bool:
+        return node.state != NO_STATE
+
+    def can_continue(self, seq: Sequence) -> bool:
+        """Whether the state of a sequence is on the device."""
+        return seq.state >= 0
 
     # ---- plan
 
@@ -141,7 +164,7 @@ class StateSlots:
         prompt, and where prompts branch, any is evicted for it; elsewhere, one that another has superseded."""
         if self.num_spare <= num_needed:
             return False
-        num_cheap = self.pool.num_available - self.pool.num_cached + len(self.index.superseded)
+        num_cheap = self.checkpoints.num_available - self.checkpoints.num_cached + len(self.index.superseded)
         return num_cheap > num_needed or position == seq.branch or position >= self._prompt_end(seq)
 
     def _checkpoints(self, seq: Sequence, start: int, end: int) -> list[int]:
@@ -155,7 +178,7 @@ class StateSlots:
         if last > prompt_end:
             wanted.add(last)
         positions = sorted(p for p in wanted if start < p <= last and p % self.block_size == 0)
-        return [p for p in positions if (node := self._node(seq, p)) is None or node.state == NO_STATE]
+        return [p for p in positions if (node := self._node(seq, p)) is None or not self.has_checkpoint(node)]
 
     def _prompt_end(self, seq: Sequence) -> int:
         """The end of the last full block that another sequence with the same prompt can start from."""
@@ -179,14 +202,22 @@ class StateSlots:
                 continue  # its tokens are not known yet
             del seq.checkpoints[position]
             self._released.append(slot)
-            if node is None or node.state != NO_STATE:
+            if node is None or self.has_checkpoint(node):
                 continue
-            self.index.add(slot, node)
+            self._add(slot, node)
             if position > seq.group.num_prompt:
                 self._replace_last(seq, node)
             else:
-                self.checkpoint_kept(node)
+                self._keep(node)
             self._supersede_above(node)
+
+    def _add(self, slot: int, node: PrefixNode) -> None:
+        """Let a node name the state in a slot."""
+        self.index.add(slot, node)
+
+    def _keep(self, node: PrefixNode) -> None:
+        """Its checkpoint is to go beyond the slots."""
+        self.checkpoint_kept(node)
 
     def _supersede_above(self, node: PrefixNode) -> None:
         """The checkpoint before the one of `node` is the first to be evicted, unless prompts branch there."""
@@ -200,20 +231,20 @@ class StateSlots:
     def attach_arrived(self, seq: Sequence) -> None:
         """Let a node name the state that `seq` continues from, which came from beyond the slots."""
         node = self._node(seq, seq.num_computed) if seq.num_computed % self.block_size == 0 else None
-        if node is not None and node.state == NO_STATE:
-            self.index.add(seq.state, node)
+        if node is not None and not self.has_checkpoint(node):
+            self._add(seq.state, node)
 
     def _replace_last(self, seq: Sequence, node: PrefixNode) -> None:
         """A sequence that decodes keeps its last checkpoint only, unless a sequence holds the one before."""
         before, seq.last_checkpoint = seq.last_checkpoint, node
-        if before is not None and before.state >= 0 and self.pool.refs[before.state] == 0:
+        if before is not None and before.state >= 0 and self.checkpoints.refs[before.state] == 0:
             self._forget(before)
 
     def _forget(self, node: PrefixNode) -> None:
         """A node loses its checkpoint, or leaves the tree."""
         if (slot := node.state) >= 0:
             self.index.remove(slot)
-            self.pool.forget(slot)
+            self.checkpoints.forget(slot)
 
     # ---- drafts
 
@@ -239,7 +270,7 @@ class StateSlots:
 
     def can_swap_out(self, seq: Sequence) -> bool:
         """Which of the states after its drafts is the one to continue from is not known while these are in flight."""
-        return not seq.draft_states and self.host.num_available > 0
+        return not seq.draft_states and seq.state >= 0 and self.host.num_available > 0
 
     def swap_out(self, seq: Sequence, plan: StepPlan) -> int:
         """-> the host slot of its state, which the caller holds"""
@@ -299,8 +330,8 @@ class StateSlots:
             self.pool.release([seq.state])
         self.pool.release(list(seq.checkpoints.values()))
         self.drop_host_state(seq)
-        if seq.last_checkpoint is not None and seq.last_checkpoint.state >= 0:
-            self.checkpoint_kept(seq.last_checkpoint)
+        if seq.last_checkpoint is not None and self.has_checkpoint(seq.last_checkpoint):
+            self._keep(seq.last_checkpoint)
         seq.state, seq.checkpoints, seq.draft_states = NO_STATE, {}, []
         seq.branch, seq.last_checkpoint = 0, None
 
@@ -314,7 +345,7 @@ class StateSlots:
         refs: Counter[int] = Counter([*self._released, *self._lent])
         for seq in sequences:
             name = f"sample {seq.sample} of {seq.group.id}"
-            has_state = seq.state >= 0 or (seq.host_state >= 0 and seq.num_computed > 0)
+            has_state = self.can_continue(seq) or (seq.host_state >= 0 and seq.num_computed > 0)
             assert has_state == (seq.num_computed > 0), f"{name} has {seq.num_computed} tokens and no state"
             host_refs.update([seq.host_state] if seq.host_state >= 0 else [])
             held = [slot for _, slot in seq.draft_states] or ([seq.state] if seq.state >= 0 else [])

@@ -64,7 +64,7 @@ class StateTiers(KVTiers):
 
     @property
     def has_unsaved(self) -> bool:
-        return super().has_unsaved or self._can_save_states
+        return super().has_unsaved or self._can_save_states or self._states.has_unwritten
 
     @property
     def waits_to_save(self) -> bool:
@@ -87,7 +87,7 @@ class StateTiers(KVTiers):
             return
         self._saving_seconds -= cost
         host = states.host.take()
-        plan.state_swap_out.append((node.state, host))
+        plan.state_swap_out.append((states.place_of(node), host))
         if self._keep:
             states.host_index.insert(key, host)
             self._host_stats.written_bytes += self._slot_bytes

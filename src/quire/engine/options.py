@@ -82,6 +82,13 @@ class EngineOptions:
         choices=("auto", "float16", "bfloat16", "float32", "int8", "fp8"),
         synonyms={"fp8_e4m3": "fp8", **_FLOATS},
     )
+    state_checkpoint_dtype: str = option(
+        "float32",
+        "how checkpoints of recurrent states are kept; bfloat16 takes half of float32, int8 a quarter, and prompts "
+        "that continue from them are computed less exactly; states of running sequences are always float32",
+        choices=("float32", "bfloat16", "int8"),
+        synonyms={"fp32": "float32", "f32": "float32", "bf16": "bfloat16"},
+    )
     kv_cache_memory_bytes: int | None = option(
         None, "memory for the KV cache (default: half of what is free, 4 GiB at most)", unit="bytes", metavar="SIZE"
     )

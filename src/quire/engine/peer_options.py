@@ -54,6 +54,10 @@ _TEXT_ONLY = NoEffect("models are served for text")
 _LOGS = NoEffect("prompts are never logged, and requests with --access-log only", switch=True)
 _FILES = Only(_OFF, "models are kept in the Hugging Face cache: set HF_HOME, or QUIRE_CACHE for the default model")
 _ROPE = Only(_OFF, "positions are scaled as the checkpoint says")
+_STATES = Only(
+    ("auto", "float32"),
+    "states of running sequences are float32; those of prefixes are set with state_checkpoint_dtype",
+)
 _CODE = Only(_OFF, "no code is loaded from outside")
 _DRAFTS = Only(_OFF, "speculative decoding is set with speculative_config, or spec_method and spec_tokens")
 
@@ -105,6 +109,8 @@ _VLLM: dict[str, PeerOption] = {
     "logprobs_mode": Only(("raw_logprobs", "none"), "logprobs are those of the model, before sampling filters"),
     "lora_dtype": NoEffect("adapters are computed in the type of the activations"),
     "lora_extra_vocab_size": NoEffect("adapters have no tokens of their own"),
+    "mamba_cache_dtype": _STATES,
+    "mamba_ssm_cache_dtype": _STATES,
     "max_context_len_to_capture": _GRAPHS,
     "max_cpu_loras": NoEffect("loaded adapters stay in memory"),
     "max_cudagraph_capture_size": _GRAPHS,

@@ -73,7 +73,7 @@ def _described(options: ExecutorOptions, size: KVSize) -> str:
         computes.append(isa())
     spec = size.spec
     if spec.states is not None:  # how many slots there are decides nothing
-        spec = replace(spec, states=replace(spec.states, num_slots=0, num_host_slots=0))
+        spec = replace(spec, states=replace(spec.states, num_slots=0, num_checkpoint_slots=0, num_host_slots=0))
     return repr((__version__, computes, spec, size.max_model_len))
 
 

@@ -74,7 +74,7 @@ class LocalExecutor:
         if options.kv_dtype == "fp8" and isinstance(checkpoint, HuggingFaceCheckpoint):
             scales = checkpoint.kv_scales()
         config = config.at_length(longest(config, options.max_model_len))
-        spec = kv_spec(config, options.block_size, options.kv_dtype, scales)
+        spec = kv_spec(config, options.block_size, options.kv_dtype, scales, options.state_checkpoint_dtype)
         if options.on_gpu:
             check_gpu_spec(spec)
         self._check_speculation(config)
@@ -143,7 +143,10 @@ class LocalExecutor:
             has_states=config.has_states,
             num_slots=size.num_slots,
             num_host_slots=size.num_host_slots,
-            slot_bytes=size.spec.states.slot_bytes if size.spec.states else 0,
+            num_checkpoint_slots=size.num_checkpoint_slots,
+            small_host_slots=size.spec.states.small_host_slots if size.spec.states else False,
+            state_bytes=size.state_bytes,
+            host_slot_bytes=size.spec.states.host_slot_bytes if size.spec.states else 0,
             num_pages=size.num_pages,
             page_window=size.spec.windows.size if size.spec.windows else 0,
             page_bytes=size.spec.page_bytes,

@@ -18,6 +18,7 @@ class ExecutorOptions:
     max_num_batched_tokens: int = 512
     block_size: int = 16
     kv_cache_dtype: str = "auto"
+    state_checkpoint_dtype: str = "float32"
     kv_cache_memory_bytes: int | None = None
     swap_space_bytes: int = 0
     offload_bytes: int = 0  # of host memory for prefixes

@@ -34,7 +34,10 @@ class Capacity:
     has_states: bool = False  # whether layers of the model have states, in the blocks or in slots
     num_slots: int = 0  # state slots
     num_host_slots: int = 0  # to swap states to
-    slot_bytes: int = 0  # of a state slot
+    num_checkpoint_slots: int = 0  # of checkpoints that are smaller than states; 0: they are in state slots
+    small_host_slots: bool = False  # whether host slots are of these
+    state_bytes: int = 0  # of all slots of the device
+    host_slot_bytes: int = 0
     num_pages: int = 0  # window pages; 0: blocks have all layers
     page_window: int = 0  # the largest sliding window of the layers in window pages
     page_bytes: int = 0  # of a window page
@@ -43,7 +46,7 @@ class Capacity:
 
     @property
     def block_bytes(self) -> int:
-        beside = self.num_slots * self.slot_bytes + self.num_pages * self.page_bytes
+        beside = self.state_bytes + self.num_pages * self.page_bytes
         return (self.cache_bytes - beside) // self.num_blocks
 
 

@@ -54,7 +54,7 @@ def _share_host_blocks(size: KVSize, cache: KVCache) -> int | None:
     keeps them in its own way."""
     num_bytes = size.num_host_blocks * size.spec.block_bytes
     if size.spec.states is not None:
-        num_bytes += size.num_host_slots * size.spec.states.slot_bytes
+        num_bytes += size.num_host_slots * size.spec.states.host_slot_bytes
     if not hasattr(cache, "move_host") or not num_bytes:
         return None
     file = new_shared_file(num_bytes)

@@ -69,6 +69,8 @@ GPU_KV_DTYPES = (*KV_DTYPES, "fp8")
 
 MAX_CONV_TAPS = 16
 STATE_ALIGNMENT = 16  # numbers
+CHECKPOINT_DTYPES = ("float32", "bfloat16", "int8")
+CHECKPOINT_GROUP = 64  # numbers of a state that share a scale in int8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,10 @@ class StateSpec:
     A step has the tokens of its sequences in segments, in order (`StepBatch.states`): (end, source, target). A segment
     is the tokens from the end of the one before it up to `end`. It starts from the state in the slot `source`, or from
     zeros if that is below zero, and leaves the state after its last token in the slot `target`, which may be `source`.
-    The segments of a sequence follow each other; a segment may continue what one before it has left."""
+    The segments of a sequence follow each other; a segment may continue what one before it has left.
+
+    Checkpoints that are not in fp32 have slots of their own, *checkpoint slots*. In int8, `CHECKPOINT_GROUP` numbers
+    are integers in -127 .. 127 and a scale in fp32, max|x| / 127, which is NaN if one of them is not finite."""
 
     num_layers: int
     shape: tuple[int, ...]  # of one layer: (heads, rows, columns), say
@@ -104,8 +109,12 @@ class StateSpec:
     conv_taps: int = 1
     num_slots: int = 0  # of a cache
     num_host_slots: int = 0  # to swap states to
+    checkpoint_dtype: str = "float32"  # one of CHECKPOINT_DTYPES
+    num_checkpoint_slots: int = 0  # 0: checkpoints are in state slots
+    small_host_slots: bool = False  # whether host slots are of checkpoints, in their dtype
 
     def __post_init__(self) -> None:
+        assert self.checkpoint_dtype in CHECKPOINT_DTYPES
         assert self.num_layers > 0 and 1 <= self.conv_taps <= MAX_CONV_TAPS and all(n > 0 for n in self.shape)
 
     @property
@@ -126,6 +135,17 @@ class StateSpec:
     def slot_bytes(self) -> int:
         """Of all layers."""
         return 4 * self.num_layers * (self.conv_numbers + self.numbers)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of a checkpoint, of all layers. Numbers of an int8 one are padded to whole groups."""
+        if self.checkpoint_dtype != "int8":
+            return self.slot_bytes // (2 if self.checkpoint_dtype == "bfloat16" else 1)
+        return -(-self.slot_bytes // 4 // CHECKPOINT_GROUP) * (CHECKPOINT_GROUP + 4)
+
+    @property
+    def host_slot_bytes(self) -> int:
+        return self.checkpoint_bytes if self.small_host_slots else self.slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +273,9 @@ class KVSpec:
 
 
 class KVCache(Protocol):
-    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to; state slots and host slots, of `KVSpec.states`."""
+    """`num_blocks` KV blocks, and `num_host_blocks` more to swap to; state slots, checkpoint slots and host slots, of
+    `KVSpec.states`. Checkpoint slots are numbered behind the state slots. States are converted to the dtype of the slot
+    that they are copied to."""
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, in order: pairs of (source, target)."""
@@ -265,10 +287,14 @@ class KVCache(Protocol):
         """Copy blocks from the host: pairs of (host block, block)."""
 
     def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy states to the host: pairs of (state slot, host slot). What is launched next begins after it."""
+        """Copy states to the host: pairs of (state slot or checkpoint slot, host slot). What is launched next begins
+        after it."""
 
     def swap_states_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy states from the host: pairs of (host slot, state slot)."""
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy states from a state slot to a checkpoint slot, or back, in order: pairs of (source, target)."""
 
     def join_swaps(self) -> None:
         """What is launched from here on begins after the swaps so far. A swap to the host may still read its blocks

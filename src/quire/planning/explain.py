@@ -2,9 +2,10 @@
 
 from math import ceil
 
+from quire.ops.opset import StateSpec
 from quire.planning.plan import Plan
 from quire.planning.roofline import all_reduce_bytes
-from quire.runtime.kv import SLOTS_A_SEQUENCE
+from quire.runtime.kv import OWN_SLOTS, SLOTS_A_SEQUENCE
 
 _GIB = 1 << 30
 
@@ -24,7 +25,7 @@ def _memory(plan: Plan) -> list[str]:
     kv_bytes = kv.kv_bytes / kv.block_size
     width = kv_bytes / max(config.kv_layers, 1) / (config.head_dim * (1 if config.latent else 2 * config.kv_heads))
     states = f" + {config.conv.state_bytes:,} bytes of states / {kv.block_size} tokens" if config.conv else ""
-    slots = f" + {SLOTS_A_SEQUENCE} x {kv.states.slot_bytes:,} bytes of states" if kv.states else ""
+    slots = _slots(kv.states) if kv.states else ""
     is_bounded = any(config.windows) and load.users * load.context * per_token > memory.kv_cache
     windows = ", less what is behind windows" if is_bounded else ""
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
@@ -38,6 +39,16 @@ def _memory(plan: Plan) -> list[str]:
         f"{memory.kv_cache / load.users / _GIB:.3f} GiB",
         f"memory         = {' + '.join(parts)} = {memory.total / _GIB:.3f} GiB",
     ]
+
+
+def _slots(states: StateSpec) -> str:
+    own, checkpoints = OWN_SLOTS, SLOTS_A_SEQUENCE - OWN_SLOTS
+    if states.checkpoint_dtype == "float32":
+        return f" + {SLOTS_A_SEQUENCE} x {states.slot_bytes:,} bytes of states"
+    return (
+        f" + {own} x {states.slot_bytes:,} bytes of states + {checkpoints} x {states.checkpoint_bytes:,} bytes of "
+        f"checkpoints in {states.checkpoint_dtype}"
+    )
 
 
 def _parts(memory: object) -> list[int]:

@@ -10,7 +10,7 @@ from quire.ops.opset import KVSpec
 from quire.planning import gpu_memory, native_memory
 from quire.planning.planned_model import PlannedModel
 from quire.planning.step_counter import StepShape
-from quire.runtime.kv import SLOTS_A_SEQUENCE
+from quire.runtime.kv import sequence_state_bytes
 from quire.runtime.window_pages import windowed_layers, with_window_pages
 
 
@@ -128,8 +128,7 @@ def _plan_gpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits,
 def sequence_bytes(model: PlannedModel, kv: KVSpec, context: int, max_chunk: int = 512, ahead: int = 0) -> int:
     """KV cache of one sequence: whole blocks, no more than its windows need; and the state slots it has in turn."""
     window = SlidingWindow(model.config.window, kv.block_size, max_chunk=max_chunk, ahead=ahead)
-    states = SLOTS_A_SEQUENCE * kv.states.slot_bytes if kv.states else 0
-    return window.max_blocks(context) * kv.block_bytes + states
+    return window.max_blocks(context) * kv.block_bytes + sequence_state_bytes(kv.states)
 
 
 def cache_bytes(

@@ -43,8 +43,8 @@ class PlannedModel:
         counted = (tensor for tensor in self.tensors if tensor.is_table or tensor.name not in tables)
         return sum(prod(tensor.shape) for tensor in counted)
 
-    def kv_spec(self, dtype: str, block_size: int = 16) -> KVSpec:
-        return kv_spec(self.config, block_size, dtype)
+    def kv_spec(self, dtype: str, block_size: int = 16, checkpoint_dtype: str = "float32") -> KVSpec:
+        return kv_spec(self.config, block_size, dtype, checkpoint_dtype=checkpoint_dtype)
 
     def step(self, shape: StepShape, kv: KVSpec) -> StepCounter:
         if (shape, kv) not in self._steps:

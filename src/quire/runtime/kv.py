@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.sliding_window import SlidingWindow
 from quire.models.config import ModelConfig
-from quire.ops.opset import GPU_KV_DTYPES, KVSpec, StateSpec
+from quire.ops.opset import CHECKPOINT_DTYPES, GPU_KV_DTYPES, KVSpec, StateSpec
 from quire.runtime.window_pages import with_window_pages
 
 INT8_TOKENS = 16  # kernels take this many tokens of an int8 cache at a time
 INT8_MAX_SIZE = 1024  # slots of a block, columns of a head: longer sums would overflow 32 bits
 MAX_STAGED_BYTES = 2**30  # of host blocks on the way from and to the disk and other engines
 MIN_STAGED_BLOCKS = 16
-SLOTS_A_SEQUENCE = 6  # state slots for each sequence that may run: two of its own, the others for checkpoints
+SLOTS_A_SEQUENCE = 6  # state slots for each sequence that may run, with those for checkpoints
+OWN_SLOTS = 2  # of these, its own
 MIN_SLOTS = 3
 TYPICAL_TOKENS = 4096  # of a prefix, where memory is divided between blocks and slots
 SLOTS_A_PREFIX = 3  # the same
@@ -35,6 +36,10 @@ class KVSize:
         return self.spec.states.num_slots if self.spec.states else 0
 
     @property
+    def num_checkpoint_slots(self) -> int:
+        return self.spec.states.num_checkpoint_slots if self.spec.states else 0
+
+    @property
     def num_host_slots(self) -> int:
         return self.spec.states.num_host_slots if self.spec.states else 0
 
@@ -43,16 +48,25 @@ class KVSize:
         return self.spec.windows.num_pages if self.spec.windows else 0
 
     @property
+    def state_bytes(self) -> int:
+        """Of all slots of the device."""
+        if (states := self.spec.states) is None:
+            return 0
+        return states.num_slots * states.slot_bytes + states.num_checkpoint_slots * states.checkpoint_bytes
+
+    @property
     def cache_bytes(self) -> int:
-        slot_bytes = self.spec.states.slot_bytes if self.spec.states else 0
-        pages = self.num_pages * self.spec.page_bytes
-        return self.num_blocks * self.spec.block_bytes + self.num_slots * slot_bytes + pages
+        return self.num_blocks * self.spec.block_bytes + self.state_bytes + self.num_pages * self.spec.page_bytes
 
 
 def kv_spec(
-    config: ModelConfig, block_size: int, dtype: str, scales: Mapping[int, tuple[float, float]] | None = None
+    config: ModelConfig,
+    block_size: int,
+    dtype: str,
+    scales: Mapping[int, tuple[float, float]] | None = None,
+    checkpoint_dtype: str = "float32",
 ) -> KVSpec:
-    """`scales`: the checkpoint's, of an fp8 cache; used if every layer has them."""
+    """`scales`: the checkpoint's, of an fp8 cache; used if every layer has them. `checkpoint_dtype`: of states."""
     if block_size < 1:
         raise BadRequest(f"block_size is {block_size}", "it must be at least 1", param="block_size")
     if dtype == "auto":
@@ -64,8 +78,17 @@ def kv_spec(
     fp8_scales: tuple[tuple[float, float], ...] = ()
     if scales and dtype == "fp8" and not config.latent and scales.keys() >= {*range(config.kv_layers)}:
         fp8_scales = tuple(scales[layer] for layer in range(config.kv_layers))
+    if checkpoint_dtype not in CHECKPOINT_DTYPES:
+        names = ", ".join(CHECKPOINT_DTYPES)
+        raise Unsupported(f"state_checkpoint_dtype is `{checkpoint_dtype}`", f"use one of {names}")
+    if checkpoint_dtype != "float32" and config.states is None:
+        raise Unsupported(
+            f"state_checkpoint_dtype is {checkpoint_dtype}, and no layer of this model has a state in slots",
+            "leave it out",
+        )
+    states = replace(config.states, checkpoint_dtype=checkpoint_dtype) if config.states else None
     shape = config.kv_layers, config.kv_heads, config.head_dim
-    spec = KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv, config.states)
+    spec = KVSpec(*shape, block_size, dtype, config.latent, fp8_scales, config.conv, states)
     return replace(spec, index=config.index)
 
 
@@ -133,10 +156,9 @@ def size_cache(
     window = SlidingWindow(config.window, spec.block_size, max_chunk=max_num_batched_tokens, ahead=ahead)
     seq_blocks = window.max_blocks(length)
     seq_bytes = seq_blocks * spec.block_bytes
-    slot_bytes = spec.states.slot_bytes if spec.states else 0
     is_sized = cache_bytes is None  # by the number and the length of sequences
     if cache_bytes is None:
-        cache_bytes = min(max_bytes, max_num_seqs * (seq_bytes + SLOTS_A_SEQUENCE * slot_bytes))
+        cache_bytes = min(max_bytes, max_num_seqs * (seq_bytes + sequence_state_bytes(spec.states)))
     page_bytes = 0  # of all window pages
     if window_pages and spec.block_bytes:
         num_whole = cache_bytes // spec.block_bytes
@@ -149,9 +171,9 @@ def size_cache(
             cache_bytes = min(cache_bytes, max_num_seqs * seq_bytes) if is_sized else cache_bytes
     if spec.states:
         typical_bytes = min(seq_blocks, -(-TYPICAL_TOKENS // spec.block_size)) * spec.block_bytes
-        num_slots = _num_slots(spec.states, cache_bytes, seq_bytes, typical_bytes)
-        spec = replace(spec, states=replace(spec.states, num_slots=num_slots))
-        cache_bytes -= num_slots * slot_bytes
+        states = _with_slots(spec.states, cache_bytes, seq_bytes, typical_bytes, max_num_seqs)
+        spec = replace(spec, states=states)
+        cache_bytes -= states.num_slots * states.slot_bytes + states.num_checkpoint_slots * states.checkpoint_bytes
     num_blocks = cache_bytes // spec.block_bytes if spec.block_bytes else max_num_seqs * seq_blocks
     fits = length if num_blocks >= seq_blocks else num_blocks * spec.block_size  # tokens
     if fits <= 0 or (max_model_len is not None and fits < length):
@@ -163,6 +185,16 @@ def size_cache(
     has_staging = has_staging and not offload_bytes
     host_bytes = swap_bytes + offload_bytes
     if spec.states:
+        is_small = spec.states.checkpoint_dtype != "float32" and (has_staging or offload_bytes > 0)
+        if is_small and swap_bytes:
+            raise Unsupported(
+                f"swap_space with checkpoints of states in {spec.states.checkpoint_dtype} on the host: running "
+                "sequences are swapped in float32",
+                "leave out swap_space, or use state_checkpoint_dtype float32",
+            )
+        spec = replace(spec, states=replace(spec.states, small_host_slots=is_small))
+        assert spec.states is not None
+        slot_bytes = spec.states.host_slot_bytes
         num_host_slots = _num_host_slots(host_bytes, seq_bytes, slot_bytes)
         host_bytes -= num_host_slots * slot_bytes
         if has_staging:
@@ -178,6 +210,28 @@ def size_cache(
 def _num_host_slots(host_bytes: int, seq_bytes: int, slot_bytes: int) -> int:
     """Host slots that go with the sequences that there is room for on the host."""
     return host_bytes // (seq_bytes // SWAPPED_SHARE + slot_bytes)
+
+
+def sequence_state_bytes(states: StateSpec | None) -> int:
+    """Of the slots that go with a sequence: `OWN_SLOTS` for its states, the others for checkpoints."""
+    if states is None:
+        return 0
+    return OWN_SLOTS * states.slot_bytes + (SLOTS_A_SEQUENCE - OWN_SLOTS) * states.checkpoint_bytes
+
+
+def _with_slots(
+    states: StateSpec, cache_bytes: int, seq_bytes: int, typical_bytes: int, max_num_seqs: int
+) -> StateSpec:
+    """Where checkpoints are smaller, running sequences have at most half of the slots that there would be in fp32, and
+    checkpoints as many as go with the prefixes of typical length that the rest has room for."""
+    num_slots = _num_slots(states, cache_bytes, seq_bytes, typical_bytes)
+    if states.checkpoint_dtype == "float32":
+        return replace(states, num_slots=num_slots)
+    own = max(min(MIN_SLOTS * max_num_seqs, num_slots // 2), MIN_SLOTS)
+    rest = max(cache_bytes - own * states.slot_bytes, 0)
+    typical = SLOTS_A_PREFIX * rest // (typical_bytes + SLOTS_A_PREFIX * states.checkpoint_bytes)
+    beside_one = max(rest - seq_bytes, 0) // states.checkpoint_bytes
+    return replace(states, num_slots=own, num_checkpoint_slots=max(min(typical, beside_one), 1))
 
 
 def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, typical_bytes: int) -> int:

@@ -123,10 +123,14 @@ class Runner:
             self._windowed_cache.attach_pages(plan.pages)
         if plan.page_swap_in:
             self._windowed_cache.swap_pages_in(plan.page_swap_in)
+        if plan.checkpoints:
+            self.cache.copy_states(plan.checkpoints)
         if plan.state_swap_out:
             self.cache.swap_states_out(plan.state_swap_out)
         if plan.state_swap_in:
             self.cache.swap_states_in(plan.state_swap_in)
+        if plan.resumed:
+            self.cache.copy_states(plan.resumed)
         if plan.saves or plan.fetches:
             assert self.store is not None, "there is no store of blocks"
             self.store.begin(plan, self.cache.swapped())

@@ -28,6 +28,7 @@ class AllocateRank(msgspec.Struct, tag=True):
     num_blocks: int
     num_host_blocks: int
     num_slots: int  # state slots
+    num_checkpoint_slots: int
     num_host_slots: int
     max_model_len: int
 
@@ -73,7 +74,7 @@ def _array(name: str, data: bytes | None) -> Any:
     return None if data is None else np.frombuffer(data, np.int64 if name == "ancestors" else np.int32)
 
 
-MOVES = ("copy", "swap_out", "swap_in", "swap_states_out", "swap_states_in", "move")
+MOVES = ("copy", "swap_out", "swap_in", "swap_states_out", "swap_states_in", "copy_states", "move")
 
 
 class MoveBlocks(msgspec.Struct, tag=True):
@@ -117,6 +118,7 @@ class RankLoaded(msgspec.Struct, tag=True):
     num_blocks: int
     num_host_blocks: int
     num_slots: int
+    num_checkpoint_slots: int
     num_host_slots: int
     max_model_len: int
     weight_bytes: int

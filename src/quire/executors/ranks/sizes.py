@@ -6,10 +6,13 @@ from dataclasses import replace
 from quire.executors.ranks.messages import AllocateRank, RankLoaded
 from quire.runtime.kv import KVSize
 
+SLOTS = ("num_slots", "num_checkpoint_slots", "num_host_slots")
 
-def counts(size: KVSize) -> tuple[int, int, int, int, int]:
+
+def counts(size: KVSize) -> tuple[int, int, int, int, int, int]:
     """As the messages have them, in their order."""
-    return size.num_blocks, size.num_host_blocks, size.num_slots, size.num_host_slots, size.max_model_len
+    slots = size.num_slots, size.num_checkpoint_slots, size.num_host_slots
+    return size.num_blocks, size.num_host_blocks, *slots, size.max_model_len
 
 
 def smallest(sizes: Sequence[KVSize | RankLoaded | AllocateRank]) -> KVSize:
@@ -18,9 +21,6 @@ def smallest(sizes: Sequence[KVSize | RankLoaded | AllocateRank]) -> KVSize:
     assert isinstance(own, KVSize)
     spec = own.spec
     if spec.states is not None:
-        num_slots, num_host_slots = (
-            min(getattr(one, name) for one in sizes) for name in ("num_slots", "num_host_slots")
-        )
-        spec = replace(spec, states=replace(spec.states, num_slots=num_slots, num_host_slots=num_host_slots))
+        spec = replace(spec, states=replace(spec.states, **{n: min(getattr(one, n) for one in sizes) for n in SLOTS}))
     names = ("num_blocks", "num_host_blocks", "max_model_len")
     return KVSize(spec, *(min(getattr(one, name) for one in sizes) for name in names))

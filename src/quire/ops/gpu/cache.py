@@ -14,7 +14,7 @@ from quire.ops.gpu.block_copy import BESIDE, copy_blocks
 from quire.ops.gpu.pinned import pinned
 from quire.ops.opset import KVSpec, StateSpec
 from quire.ops.reference.cache import TorchCache, page_layout, zero_pages  # the layout is the specification's
-from quire.ops.reference.states import TorchStates
+from quire.ops.reference.states import TorchCheckpoints, TorchStates
 
 ALIGNMENT = 256  # bytes
 
@@ -32,12 +32,13 @@ class GpuCache(TorchCache):
         try:
             return super()._allocate_slots(states, device)
         except torch.OutOfMemoryError as error:
-            free, _ = torch.cuda.mem_get_info()
-            raise DoesNotFit(
-                f"{states.num_slots} state slots need {states.num_slots * states.slot_bytes / 2**30:.2f} GiB, and "
-                f"{free / 2**30:.2f} GiB of the GPU's memory are free",
-                "ask for less kv_cache_memory_bytes, or leave it out: what fits is taken",
-            ) from error
+            raise _slots_do_not_fit("state", states.num_slots, states.slot_bytes) from error
+
+    def _allocate_checkpoints(self, states: StateSpec, device: str) -> TorchCheckpoints | None:
+        try:
+            return super()._allocate_checkpoints(states, device)
+        except torch.OutOfMemoryError as error:
+            raise _slots_do_not_fit("checkpoint", states.num_checkpoint_slots, states.checkpoint_bytes) from error
 
     def _allocate(self, num_blocks: int, device: str) -> tuple[Tensor, ...]:
         try:
@@ -87,6 +88,15 @@ class GpuCache(TorchCache):
         event = torch.cuda.Event(blocking=True)
         event.record(self._beside)
         return lambda: event.synchronize()
+
+
+def _slots_do_not_fit(kind: str, count: int, slot_bytes: int) -> DoesNotFit:
+    free, _ = torch.cuda.mem_get_info()
+    return DoesNotFit(
+        f"{count} {kind} slots need {count * slot_bytes / 2**30:.2f} GiB, and {free / 2**30:.2f} GiB of the GPU's "
+        "memory are free",
+        "ask for less kv_cache_memory_bytes, or leave it out: what fits is taken",
+    )
 
 
 def pinned_pages(spec: KVSpec, num_blocks: int, owner: object) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import DoesNotFit, Unsupported
+from quire.ops.checkpoint_numbers import read_checkpoint, write_checkpoint
 from quire.ops.opset import KV_DTYPES, Int32, KVSpec, StepBatch
 
 Bytes = NDArray[np.uint8]
@@ -36,17 +37,11 @@ class NativeCache:
         self._page_of = np.zeros(num_blocks if spec.windows else 0, np.int32)  # stale where a block has no page
         states = spec.states
         self.slots = _allocate(states.num_slots * states.slot_bytes if states else 0).view(np.float32)
-        self._host_slots = self._allocate_slots(states.num_host_slots if states else 0)
-
-    def _allocate_slots(self, count: int) -> Bytes:
-        slot_bytes = self.spec.states.slot_bytes if self.spec.states else 0
-        return _allocate(count * slot_bytes).reshape(count, slot_bytes)
-
-    @property
-    def _slots(self) -> Bytes:
-        """[slots, bytes]"""
-        assert self.spec.states is not None
-        return self.slots.view(np.uint8).reshape(-1, self.spec.states.slot_bytes)
+        self._host_slots = _slots(states.num_host_slots, states.host_slot_bytes) if states else _slots(0, 0)
+        self._states: list[Bytes] = []  # by number: state slots, and checkpoint slots behind them
+        if states:
+            self._states += list(self.slots.view(np.uint8).reshape(-1, states.slot_bytes))
+            self._states += list(_slots(states.num_checkpoint_slots, states.checkpoint_bytes))
 
     @property
     def _host_parts(self) -> list[Bytes]:
@@ -91,11 +86,31 @@ class NativeCache:
 
     def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self.spec.states is not None:  # a stage may have no layer with states
-            _copy(self._slots, self._host_slots, pairs)
+            self._copy_states(self._states, self._host_slots, pairs)
 
     def swap_states_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self.spec.states is not None:
-            _copy(self._host_slots, self._slots, pairs)
+            self._copy_states(self._host_slots, self._states, pairs)
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if self.spec.states is not None:
+            self._copy_states(self._states, self._states, pairs)
+
+    def _copy_states(
+        self, sources: Sequence[Bytes] | Bytes, targets: Sequence[Bytes] | Bytes, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        assert self.spec.states is not None
+        dtype = self.spec.states.checkpoint_dtype
+        for src, dst in pairs:
+            if not (0 <= src < len(sources) and 0 <= dst < len(targets)):
+                raise ValueError(f"copy of state {src} of {len(sources)} to state {dst} of {len(targets)}")
+            source, target = sources[src], targets[dst]
+            if source.size == target.size:
+                target[:] = source
+            elif source.size > target.size:
+                write_checkpoint(source.view(np.float32), target, dtype)
+            else:
+                read_checkpoint(source, target.view(np.float32), dtype)
 
     def join_swaps(self) -> None:
         """A swap is done when it returns."""
@@ -183,6 +198,11 @@ def _allocate(nbytes: int) -> Bytes:
         return np.empty(nbytes, dtype=np.uint8)
     except MemoryError as error:
         raise DoesNotFit(f"the KV cache needs {nbytes / 2**30:.1f} GiB of address space", "use fewer blocks") from error
+
+
+def _slots(count: int, slot_bytes: int) -> Bytes:
+    """[slots, bytes]"""
+    return _allocate(count * slot_bytes).reshape(count, slot_bytes)
 
 
 def _copy(source: Bytes, target: Bytes, pairs: Sequence[tuple[int, int]]) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from quire.core.errors import Unsupported
-from quire.ops.opset import Activation, KVSpec, Mamba2Weights, MambaWeights, Routing, Value
+from quire.ops.opset import Activation, KVSpec, Mamba2Weights, MambaWeights, Routing, Value, Wkv7Weights
 from quire.ops.ranks.cuts import Cut, HeadRange, RankIndex, state_columns
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
+
+WKV7_VECTORS = ("remove_scale", "learn_scale", "bonus", "norm", "norm_bias")
 
 
 @dataclass(slots=True, eq=False)
@@ -239,6 +241,18 @@ class RankForward:
         scanned = self._ops.mamba2_scan(*by_head, *by_group, own_weights, batch, layer)
         return self._of_heads(scanned, own, heads, self._columns(x))
 
+    def wkv7(
+        self, r: RankValue, w: RankValue, k: RankValue, v: RankValue, a: RankValue, weights: Wkv7Weights, batch: Any,
+        layer: int,
+    ) -> RankValue:  # fmt: skip
+        heads, columns = weights.heads, self._columns(r)
+        own, size = self._index.state_heads(heads, heads), columns // heads
+        part = slice(own.first * size, (own.first + own.count) * size)
+        vectors = {name: getattr(weights, name)[part] for name in WKV7_VECTORS}
+        values = [self._own_heads(value, own, heads) for value in (r, w, k, v, a)]
+        mixed = self._ops.wkv7(*values, replace(weights, **vectors, heads=own.count), batch, layer)
+        return self._of_heads(mixed, own, heads, columns)
+
     def mamba_scan(
         self, x: RankValue, dt: RankValue, b: RankValue, c: RankValue, weights: MambaWeights, batch: Any, layer: int
     ) -> RankValue:
@@ -294,9 +308,10 @@ class RankForward:
         return RankValue(self._ops.decay(x.local, *own), x.cuts)
 
     def causal_conv(self, x: RankValue, weight: Any, bias: Any, batch: Any, layer: int, first: int = 0) -> RankValue:
-        assert first == 0, "models whose layers have several convolutions are not divided"
-        cut = self._index.even(self._columns(x))
-        mixed = self._ops.causal_conv(self._own(x, cut), weight, _own_part(bias, cut, cut.total), batch, layer)
+        """`first`: 0, or the columns of the one convolution of the layer before this one."""
+        cut, own_first = self._index.even(self._columns(x)), self._index.even(first).count if first else 0
+        own = self._own(x, cut), weight, _own_part(bias, cut, cut.total)
+        mixed = self._ops.causal_conv(*own, batch, layer, own_first)
         return RankValue(mixed, () if cut.is_whole else (cut,))
 
     def mul(self, x: RankValue, y: RankValue) -> RankValue:

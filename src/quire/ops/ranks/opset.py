@@ -140,7 +140,8 @@ class RankOps:
             shape = (*rows, index.even(columns).count)
         else:
             shape = (index.state_heads(rows[0], self._roles.state_groups).count, *rows[1:], columns)
-        return replace(states, shape=shape, conv_channels=index.even(states.conv_channels).count)
+        channels = sum(index.even(columns).count for _, columns in self._roles.convs)
+        return replace(states, shape=shape, conv_channels=channels)
 
     def share_host_blocks(self, cache: "RankCache", num_host_blocks: int) -> "list[HostPart]":
         """Let the host blocks and host slots of all ranks lie in memory that they have in common. -> those of each;
@@ -197,14 +198,14 @@ class HostPart:
     def of(cls, memory: NDArray[np.uint8], spec: KVSpec, num_blocks: int) -> Self:
         """Blocks lie before slots."""
         end = num_blocks * spec.block_bytes
-        num_slots, slot_bytes = (spec.states.num_host_slots, spec.states.slot_bytes) if spec.states else (0, 0)
+        num_slots, slot_bytes = (spec.states.num_host_slots, spec.states.host_slot_bytes) if spec.states else (0, 0)
         blocks, slots = memory[:end], memory[end:]
         return cls(blocks.reshape(num_blocks, spec.block_bytes), slots.reshape(num_slots, slot_bytes))
 
 
 def _slot_bytes(spec: KVSpec) -> int:
     """Of all host slots."""
-    return spec.states.num_host_slots * spec.states.slot_bytes if spec.states else 0
+    return spec.states.num_host_slots * spec.states.host_slot_bytes if spec.states else 0
 
 
 class RankCache:
@@ -214,6 +215,7 @@ class RankCache:
         self.spec, self.own = spec, own
         self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
         self.swap_states_out, self.swap_states_in = own.swap_states_out, own.swap_states_in
+        self.copy_states = own.copy_states
         self.swapped = own.swapped
         self.host_buffers, self.host_state_buffers = own.host_buffers, own.host_state_buffers
         self.move, self.join_swaps = own.move, own.join_swaps

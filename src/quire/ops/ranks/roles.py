@@ -74,6 +74,7 @@ class Roles:
     num_experts: int = 0  # matrices of experts
     group: int = 1  # query heads that share a KV head of the cache
     undivided: set[int] = field(default_factory=set)  # experts' first matrices without a gate: every rank has all
+    convs: set[tuple[int, int]] = field(default_factory=set)  # (first column, columns) of the convolutions of a layer
     state_groups: int = 0  # of the heads of recurrences, that share b and c, or q and k; 0: they are not divided
 
     def only(self, matrices: Sequence[int], experts: Sequence[int], tables: Sequence[int]) -> "Roles":
@@ -84,6 +85,9 @@ class Roles:
             {place for place, number in enumerate(experts) if number in self.gates},
             len(experts),
             self.group,
+            {place for place, number in enumerate(experts) if number in self.undivided},
+            self.convs,
+            self.state_groups,
         )
 
 
@@ -242,6 +246,17 @@ class RoleRecorder(Recorder):
         heads = q_latent.columns // self._spec.latent
         self._mark_heads(q_rope, heads, heads)
         return super().mla_attention(q_latent, q_rope, batch, layer, scale, chosen)
+
+    def causal_conv(
+        self, x: RecordedColumns, weight: Float32, bias: Float32 | None, batch: Any, layer: int, first: int = 0
+    ) -> RecordedColumns:
+        self._roles.convs.add((first, x.columns))
+        return super().causal_conv(x, weight, bias, batch, layer, first)
+
+    def wkv7(self, *values: Any) -> RecordedColumns:
+        r, w, k, v, a, weights, batch, layer = values
+        self._roles.state_groups = weights.heads
+        return super().wkv7(r, w, k, v, a, weights, batch, layer)
 
     def mamba2_scan(self, *values: Any) -> RecordedColumns:
         x, dt, b, c, weights, batch, layer = values

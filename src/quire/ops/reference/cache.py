@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quire.ops.opset import KVSpec, StateSpec
-from quire.ops.reference.states import TorchStates
+from quire.ops.reference.states import TorchCheckpoints, TorchStates
 
 DTYPES = {
     "float16": torch.float16,
@@ -38,7 +38,8 @@ class TorchCache:
             self.windowed = type(self)(_windowed(spec), spec.windows.num_pages, num_host_blocks, device)
             self._page_of = torch.zeros(num_blocks, dtype=torch.int64, device=device)  # stale: a block has no page
         self.slots = self._allocate_slots(spec.states, device) if spec.states else None
-        self.host_slots = TorchStates(spec.states, "cpu", spec.states.num_host_slots) if spec.states else None
+        self.checkpoints = self._allocate_checkpoints(spec.states, device) if spec.states else None
+        self.host_slots = _host_slots(spec.states) if spec.states else None
         self.pages = self._allocate(num_blocks, device)
         self.host_pages = self._allocate_on_host(num_host_blocks)
         beside = self.pages[-1] if spec.conv or spec.index else torch.empty(0)
@@ -48,6 +49,9 @@ class TorchCache:
 
     def _allocate_slots(self, states: StateSpec, device: str) -> TorchStates:
         return TorchStates(states, device)
+
+    def _allocate_checkpoints(self, states: StateSpec, device: str) -> TorchCheckpoints | None:
+        return TorchCheckpoints(states, states.num_checkpoint_slots, device) if states.num_checkpoint_slots else None
 
     def _allocate(self, num_blocks: int, device: str) -> tuple[Tensor, ...]:
         return zero_pages(self.spec, num_blocks, device)
@@ -83,12 +87,26 @@ class TorchCache:
         return self._page_of[slots // size] * size + slots % size
 
     def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        assert self.slots is not None and self.host_slots is not None
-        copy_blocks_in_order(self.slots.pages, self.host_slots.pages, pairs)
+        assert self.host_slots is not None
+        for number, host in pairs:
+            _copy_state(*self._state(number), self.host_slots, host)
 
     def swap_states_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        assert self.slots is not None and self.host_slots is not None
-        copy_blocks_in_order(self.host_slots.pages, self.slots.pages, pairs)
+        assert self.host_slots is not None
+        for host, number in pairs:
+            _copy_state(self.host_slots, host, *self._state(number))
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            _copy_state(*self._state(source), *self._state(target))
+
+    def _state(self, number: int) -> tuple[TorchStates | TorchCheckpoints, int]:
+        """A slot among those of its kind: checkpoint slots are numbered behind state slots."""
+        assert self.slots is not None and self.spec.states is not None
+        if number < self.spec.states.num_slots:
+            return self.slots, number
+        assert self.checkpoints is not None, f"there is no state slot {number}"
+        return self.checkpoints, number - self.spec.states.num_slots
 
     def join_swaps(self) -> None:
         """A swap is done when it returns."""
@@ -158,6 +176,21 @@ def _windowed(spec: KVSpec) -> KVSpec:
     layers = spec.windows.layers
     scales = tuple(spec.fp8_scales_of(layer) for layer in layers) if spec.fp8_scales else ()
     return replace(spec, num_layers=len(layers), fp8_scales=scales, windows=None)
+
+
+def _host_slots(states: StateSpec) -> TorchStates | TorchCheckpoints:
+    if states.small_host_slots:
+        return TorchCheckpoints(states, states.num_host_slots, "cpu")
+    return TorchStates(states, "cpu", states.num_host_slots)
+
+
+def _copy_state(
+    source: TorchStates | TorchCheckpoints, from_slot: int, target: TorchStates | TorchCheckpoints, to_slot: int
+) -> None:
+    if type(source) is type(target):
+        copy_blocks_in_order(source.pages, target.pages, [(from_slot, to_slot)])
+    else:
+        target.write(to_slot, source.read(from_slot))
 
 
 def _buffers(pages: Sequence[Tensor], block: int) -> list[NDArray[np.uint8]]:

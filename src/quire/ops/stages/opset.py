@@ -94,6 +94,7 @@ class StageCache:
         self.spec, self.own = spec, own
         self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
         self.swap_states_out, self.swap_states_in = own.swap_states_out, own.swap_states_in
+        self.copy_states = own.copy_states
         self.swapped = own.swapped
         self.host_buffers, self.host_state_buffers = own.host_buffers, own.host_state_buffers
         self.move, self.join_swaps = own.move, own.join_swaps
