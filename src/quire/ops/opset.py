@@ -39,10 +39,11 @@ WORD_BITS = 64  # of a word of `StepBatch.ancestors`
 class StepBatch:
     """A step as flat arrays: T tokens of S sequences, R of which need logits.
 
-    The tokens of a sequence are at the last places of its context. `ancestors` makes a tree of them: bit j of a token's
-    word says that the token sees the sequence's j-th token of this step. A token sees itself, its ancestors, and all
-    places before these tokens. Its position is then that of a text without the tokens it does not see. Words of
-    sequences with more than WORD_BITS tokens are not read: a token sees all tokens before it."""
+    The tokens of a sequence are at the last places of its context. `ancestors` makes a tree of the places behind some
+    text, of this step and of steps before it: bit j of a token's word says that the token sees the j-th of them. A
+    token sees itself, its ancestors, and all places before the tree. Its position is then that of a text without the
+    tokens it does not see; so the tree begins at place position + 1 - the bits of the word, the same for all tokens of
+    a sequence. Words of sequences with more than WORD_BITS tokens are not read: a token sees all tokens before it."""
 
     ids: Int32  # [T]
     positions: Int32  # [T]

@@ -69,6 +69,11 @@ class TorchBatch:
     states: list[list[int]] = field(default_factory=list)  # segments: (end, source, target)
 
     @property
+    def trees(self) -> dict[str, Any]:
+        """What attention takes of them."""
+        return {} if self.ancestors is None else {"ancestors": self.ancestors, "positions": self.positions.tolist()}
+
+    @property
     def slots_of_states(self) -> TorchStates:
         assert self.cache.slots is not None, "the cache has no state slots"
         return self.cache.slots
@@ -243,8 +248,7 @@ class TorchOps:
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
         scoring = scale, window, softcap, slopes, sinks, biases
-        ancestors = batch.ancestors
-        return paged_attention(*pages, *scoring, ancestors=ancestors, group=group, skipped=skipped).flatten(1)
+        return paged_attention(*pages, *scoring, **batch.trees, group=group, skipped=skipped).flatten(1)
 
     def cross_attention(
         self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
@@ -281,7 +285,7 @@ class TorchOps:
         heads = torch.cat([x.unflatten(-1, (-1, size)) for x, size in parts], dim=-1)
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
-        return paged_attention(*pages, scale, window=0, ancestors=batch.ancestors).flatten(1)
+        return paged_attention(*pages, scale, window=0, **batch.trees).flatten(1)
 
     def activate(self, x: Tensor, kind: Activation) -> Tensor:
         return ACTIVATIONS[kind](x)
