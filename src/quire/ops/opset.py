@@ -32,6 +32,7 @@ Value = Any  # [tokens, columns]: a torch tensor, or a recorded or deferred one
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+TreeNode = tuple[int, int, float]  # token, parent (a node before it, or -1), probability after the parent
 WORD_BITS = 64  # of a word of `StepBatch.ancestors`
 
 
@@ -404,7 +405,10 @@ class Program(Protocol):
 
 
 class Chain(Protocol):
-    """Steps of one token for each of these rows, drawn by the sampler that the program was compiled with."""
+    """Steps of one token for each of these rows, drawn by the sampler that the program was compiled with; or steps of
+    the nodes of a level of trees."""
+
+    takes_trees: bool
 
     def takes(self, rows: Sequence[int]) -> bool:
         """Whether the sampler can draw these rows without the host."""
@@ -413,6 +417,26 @@ class Chain(Protocol):
         """The arrays are those of the first of `count` steps; ids below zero are rows, whose token was sampled last.
         Each later step reads, in the same row of hidden states, what the one before kept. The result waits, and has the
         tokens of each step: below zero where none could be sampled."""
+
+
+    def grow(
+        self, logits: Any, roots: "TreeRoots", num_levels: int, top_k: int, num_candidates: int
+    ) -> "Callable[[], list[list[TreeNode]]]":
+        """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the `top_k` nodes
+        that are the likeliest with all before them are computed, and have `top_k` children each: the most likely
+        tokens or, where tokens are sampled, those of `num_candidates` that lead the race which will sample the token.
+        The result waits, and has the nodes, level by level. If `takes_trees`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRoots:
+    """S sequences behind which trees grow: nodes are computed at the places behind the text, one after the other."""
+
+    positions: Int32  # [S] of the first level
+    block_tables: Int32  # [S, W]
+    hidden_rows: Int32  # [S] where the hidden state of the root is kept; those of nodes are kept behind it
+    temperatures: Float32  # [S] 0: greedy
+    keys: Int64  # [S, levels, 2] of the race (ops/race.py) of each level
 
 
 class HiddenStates(Protocol):

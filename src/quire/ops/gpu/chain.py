@@ -15,7 +15,8 @@ from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.logprobs import to_host
 from quire.ops.gpu.sampling.rows import Features
 from quire.ops.gpu.sampling.sampler import DeviceSampler, padded
-from quire.ops.opset import Int32, StepBatch
+from quire.ops.gpu.tree_steps import TreeSteps
+from quire.ops.opset import Int32, StepBatch, TreeNode, TreeRoots
 
 ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere
 
@@ -36,6 +37,8 @@ class DraftChain:
         self._forward, self._cache, self._sampler, self._hidden = forward, cache, sampler, hidden
         self._max_model_len, self._width, self._batch_invariant = max_model_len, width, batch_invariant
         self._graphs = LaunchGraphs(cache.k.device)
+        self.takes_trees = not batch_invariant and not cache.spec.latent
+        self._trees = TreeSteps(forward, cache, hidden, max_model_len, width)
 
     def takes(self, rows: Sequence[int]) -> bool:
         return not self._sampler.needs(rows) & Features.ON_HOST
@@ -56,6 +59,11 @@ class DraftChain:
             key = len(arrays[0]), count, features
             tokens = to_host(self._graphs.run(key, flat, launch)[:, : len(rows)])
         return lambda: tokens()[0].tolist()
+
+    def grow(
+        self, logits: Tensor, roots: TreeRoots, num_levels: int, top_k: int, num_candidates: int
+    ) -> Callable[[], list[list[TreeNode]]]:
+        return self._trees.run(logits, roots, num_levels, top_k, num_candidates)
 
     def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int) -> list[Int32]:
         """rows, ids, positions, context_lens, hidden_rows [S], seq_starts [S + 1], slots [count, S], block_tables
