@@ -3,13 +3,18 @@
     python -m benchmarks.speculation                       # the default model, one sequence and eight
     python -m benchmarks.speculation --spec-method suffix
     python -m benchmarks.speculation --spec-method suffix,draft_model --draft-model qwen2.5-0.5b --model qwen2.5-1.5b
+    python -m benchmarks.speculation --model ./1.5b.gguf --texts code "open chat" --kv-cache-memory-bytes 268435456 \
+        --speculative-config '{"method": "draft_model", "model": "./0.5b.gguf"}'
     python -m benchmarks.speculation --speculative-config '{"method": "ngram", "num_speculative_tokens": 3, \
         "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.9}'
     python -m benchmarks.speculation --tokens 96 --rounds 1 --texts story
 
 Both engines are in this process and take turns; a figure is the median of the rounds. Times are those of decoding: from
 a request's first token to its last. Answers are compared, too, unless acceptance is synthetic. Every round has prompts
-and seeds of its own, and what was answered in the rounds before is what `suffix` may find."""
+and seeds of its own, and what was answered in the rounds before is what `suffix` may find.
+
+Where a model drafts, `planned` is what the planner's formula gives for the acceptance that was measured: the gain, and
+with how many draft tokens (`quire plan --draft-model`)."""
 
 import argparse
 import json
@@ -18,7 +23,12 @@ from dataclasses import dataclass
 
 from benchmarks.machine import describe
 from quire import LLM, SamplingParams
+from quire.cli.planning_flags import THIS, count_model, hardware_called
 from quire.core.structured import Structured
+from quire.planning.hardware import kv_dtype_on
+from quire.planning.memory import EngineLimits, Load
+from quire.planning.plan import Draft, Setup, make_plan
+from quire.planning.speculation import SpeculationTable
 
 PASSAGE = (
     "A quire is a gathering of sheets folded once and laid one inside the other, so that they can be sewn through the "
@@ -40,6 +50,7 @@ CODE = """class Point:
         return Point(self.x * other.x, self.y * other.y)
 
     def"""
+PROMPT_TOKENS = 128  # about as many as the prompts have
 QUESTIONS = [
     "How do I keep bread fresh for longer?",
     "What should I see in Lisbon in two days?",
@@ -179,6 +190,17 @@ def compare(
     }
 
 
+def planned(model: str, draft: str, num_tokens: int, users: int, tokens: int) -> SpeculationTable:
+    """What drafts of a model gain, as the planner has it for this machine."""
+    hardware = hardware_called(THIS)
+    target, small = (count_model(name, hardware) for name in (model, draft))
+    kv, small_kv = (one.kv_spec(kv_dtype_on(hardware, "auto")) for one in (target, small))
+    load = Load(users=users, context=PROMPT_TOKENS + tokens, prompt=PROMPT_TOKENS, output=tokens)
+    limits = EngineLimits(threads=hardware.threads, num_drafts=num_tokens)
+    setup = Setup(hardware=hardware, limits=limits, eight_bit=not hardware.is_gpu)
+    return make_plan(target, kv, load, setup, Draft(small, small_kv, num_tokens)).speculation
+
+
 def config_of(args: argparse.Namespace) -> dict[str, object]:
     given = {"method": args.spec_method, "num_speculative_tokens": args.spec_tokens, "model": args.draft_model}
     return {key: value for key, value in given.items() if value is not None}
@@ -196,24 +218,35 @@ def main() -> None:
     parser.add_argument("--spec-tokens", type=int)
     parser.add_argument("--draft-model", help="of the method draft_model")
     parser.add_argument("--speculative-config", type=json.loads, metavar="JSON", help="instead of these")
+    parser.add_argument("--kv-cache-memory-bytes", type=int, help="of each engine; as the machine has room")
     args = parser.parse_args()
     common = {"max_model_len": 2048, "max_num_seqs": max(args.users), "threads": args.threads}
+    common["kv_cache_memory_bytes"] = args.kv_cache_memory_bytes
     drafting = LLM(args.model, **common, speculative_config=args.speculative_config or config_of(args))
     speculation = drafting.options.speculation
     assert speculation is not None
     exact = not speculation.synthetic_rates
     engines = LLM(args.model, **common), drafting
     result: dict[str, dict[str, dict[str, float]]] = {}
-    print(f"{'text':18} {'sequences':>9} {'without':>8} {'with':>8} {'times':>6} {'accepted':>9} {'of tokens':>10}")
+    plans: dict[int, SpeculationTable] = {}
+    if "draft_model" in speculation.method:
+        given = args.model, speculation.model, speculation.num_tokens
+        plans = {users: planned(*given, users, args.tokens) for users in args.users}
+    head = f"{'text':18} {'sequences':>9} {'without':>8} {'with':>8} {'times':>6} {'accepted':>9} {'of tokens':>10}"
+    print(head + (f" {'planned':>16}" if plans else ""))
     for name in args.texts:
         for users in args.users:
             found = compare(engines, TEXTS[name], users, args.tokens, args.rounds, exact)
             result.setdefault(name, {})[str(users)] = found
-            print(
+            line = (
                 f"{name:18} {users:9} {found['without']:8.1f} {found['with']:8.1f} {found['times']:6.2f} "
-                f"{found['accepted']:9.0%} {found['tokens of drafts']:10.0%}",
-                flush=True,
+                f"{found['accepted']:9.0%} {found['tokens of drafts']:10.0%}"
             )
+            if users in plans:
+                num_drafts, gain = plans[users].best(found["accepted"])
+                found |= {"planned": round(gain, 3), "planned drafts": num_drafts}
+                line += f" {gain:7.2f} with {num_drafts:2}"
+            print(line, flush=True)
     print(json.dumps({"benchmark": "speculation", "machine": describe(), **vars(args), "texts": result}))
 
 

@@ -224,7 +224,8 @@ def tree_outputs(program, case, context, num_nodes, others):
     out = program.run(tree_batch(pool, [(0, [context, *nodes]), *others], random_parents(num_nodes, 0)))
     return out.float().cpu().numpy() if isinstance(out, torch.Tensor) else out.copy()
 
-# -- a tree that grows --------------------------------------------------------------------------------------------------
+
+# -- a tree that grows -------------------------------------------------------------------------------------------------
 
 
 def grown_outputs(program, case, context, parents, nodes, sizes):

@@ -418,14 +418,19 @@ class Chain(Protocol):
         Each later step reads, in the same row of hidden states, what the one before kept. The result waits, and has the
         tokens of each step: below zero where none could be sampled."""
 
+    def grow(self, logits: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[list[TreeNode]]]":
+        """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the nodes that
+        are the likeliest with all before them are computed. Their children are the most likely tokens or, where tokens
+        are sampled, the candidates that lead the race which will sample the token. The result waits, and has the nodes,
+        level by level. If `takes_trees`."""
 
-    def grow(
-        self, logits: Any, roots: "TreeRoots", num_levels: int, top_k: int, num_candidates: int
-    ) -> "Callable[[], list[list[TreeNode]]]":
-        """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the `top_k` nodes
-        that are the likeliest with all before them are computed, and have `top_k` children each: the most likely
-        tokens or, where tokens are sampled, those of `num_candidates` that lead the race which will sample the token.
-        The result waits, and has the nodes, level by level. If `takes_trees`."""
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    num_levels: int
+    top_k: int  # nodes of a level that are computed
+    num_children: int  # of a node
+    num_candidates: int  # for them: more than there are children where tokens are sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from quire.ops.gpu.sampling.logprobs import to_host
 from quire.ops.gpu.sampling.rows import Features
 from quire.ops.gpu.sampling.sampler import DeviceSampler, padded
 from quire.ops.gpu.tree_steps import TreeSteps
-from quire.ops.opset import Int32, StepBatch, TreeNode, TreeRoots
+from quire.ops.opset import Int32, StepBatch, TreeNode, TreeRoots, TreeShape
 
 ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere
 
@@ -60,10 +60,8 @@ class DraftChain:
             tokens = to_host(self._graphs.run(key, flat, launch)[:, : len(rows)])
         return lambda: tokens()[0].tolist()
 
-    def grow(
-        self, logits: Tensor, roots: TreeRoots, num_levels: int, top_k: int, num_candidates: int
-    ) -> Callable[[], list[list[TreeNode]]]:
-        return self._trees.run(logits, roots, num_levels, top_k, num_candidates)
+    def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[list[TreeNode]]]:
+        return self._trees.run(logits, roots, shape)
 
     def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int) -> list[Int32]:
         """rows, ids, positions, context_lens, hidden_rows [S], seq_starts [S + 1], slots [count, S], block_tables

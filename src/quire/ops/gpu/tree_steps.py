@@ -1,5 +1,5 @@
-"""Trees of drafts that grow without the host: each step computes the likeliest nodes of the level before. All levels are
-one CUDA graph, and one copy brings what was found."""
+"""Trees of drafts that grow without the host: each step computes the likeliest nodes of the level before. All levels
+are one CUDA graph, and one copy brings what was found."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.logprobs import to_host
 from quire.ops.gpu.sampling.sampler import padded
-from quire.ops.opset import Int32, TreeNode, TreeRoots
+from quire.ops.opset import Int32, TreeNode, TreeRoots, TreeShape
 from quire.ops.philox import MASK32
 
 ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere
@@ -35,11 +35,9 @@ class TreeSteps:
         self._max_model_len, self._width = max_model_len, width
         self._graphs = LaunchGraphs(cache.k.device)
 
-    def run(
-        self, logits: Tensor, roots: TreeRoots, num_levels: int, top_k: int, num_candidates: int
-    ) -> Callable[[], list[list[TreeNode]]]:
+    def run(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[list[TreeNode]]]:
         """logits [S, vocab] of the roots -> see `Chain.grow`"""
-        arrays = self._arrays(roots, num_levels, top_k)
+        arrays = self._arrays(roots, shape)
         sizes = [-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays]
         flat = np.zeros(sum(sizes), np.int32)
         for part, array in zip(np.split(flat, np.cumsum(sizes)[:-1]), arrays, strict=True):
@@ -48,20 +46,21 @@ class TreeSteps:
         def launch(on_device: Tensor) -> Tensor:
             parts = zip(on_device.split(sizes), arrays, strict=True)
             views = [part[: array.size].view(array.shape) for part, array in parts]
-            return self._levels(logits, views, num_levels, top_k, num_candidates)
+            return self._levels(logits, views, shape)
 
         num_seqs = len(roots.positions)
         with torch.inference_mode():
             of_logits = logits.data_ptr(), logits.stride(0), logits.dtype, len(logits)
-            key = of_logits, len(arrays[0]), num_levels, top_k, num_candidates
+            key = of_logits, len(arrays[0]), shape
             found = to_host(self._graphs.run(key, flat, launch)[:num_seqs])
         return lambda: [_nodes(tree) for tree in found()[0]]
 
-    def _arrays(self, roots: TreeRoots, num_levels: int, top_k: int) -> list[Int32]:
+    def _arrays(self, roots: TreeRoots, shape: TreeShape) -> list[Int32]:
         """lines, positions, hidden_rows, temperatures (their bits) [S], context_lens [levels, S], seq_starts [S + 1],
         slots [levels, S * top_k], keys [levels, 2, S], block_tables [S, W]; S is padded: slot -1, an empty context,
         and the last of the hidden states."""
         n, s = len(roots.positions), padded(len(roots.positions))
+        num_levels, top_k = shape.num_levels, shape.top_k
         of_seqs = np.zeros((4, s), np.int32)
         of_seqs[2] = len(self._hidden.rows) - 1
         bits = roots.temperatures.astype(np.float32).view(np.int32)
@@ -81,12 +80,10 @@ class TreeSteps:
         starts = top_k * np.arange(s + 1, dtype=np.int32)
         return [*of_seqs, contexts, starts, slots, keys, tables]
 
-    def _levels(
-        self, logits: Tensor, arrays: Sequence[Tensor], num_levels: int, top_k: int, num_candidates: int
-    ) -> Tensor:
+    def _levels(self, logits: Tensor, arrays: Sequence[Tensor], shape: TreeShape) -> Tensor:
         """-> [S, nodes, 3]: the token, the parent (a node before it, or -1), and the bits of the probability"""
         lines, positions, hidden_rows, temperatures, contexts, starts, slots, keys, tables = arrays
-        num_seqs = len(lines)
+        num_seqs, num_levels, top_k = len(lines), shape.num_levels, shape.top_k
         heat = temperatures.contiguous().view(torch.float32).double()[:, None, None]
         numbers = torch.arange(top_k, device=lines.device)
         parents = torch.full((num_seqs, 1), -1, device=lines.device)  # by number among all nodes
@@ -96,13 +93,13 @@ class TreeSteps:
         of_level = logits.index_select(0, lines).unsqueeze(1)  # [S, parents, vocab]
         levels, num_nodes = [], 0
         for level in range(num_levels):
-            tokens, confidences = _children(of_level, top_k, num_candidates, heat, keys[level].long() & MASK32)
+            tokens, confidences = _children(of_level, shape, heat, keys[level].long() & MASK32)
             levels.append(_packed(tokens, parents, confidences))
             if level + 1 == num_levels:
                 break
             likely = (joint[:, :, None] * confidences).flatten(1)
             joint, order = (x[:, :top_k] for x in likely.sort(dim=1, descending=True, stable=True))
-            owner = order // top_k
+            owner = order // shape.num_children
             words = words.gather(1, owner) | 1 << (level * top_k + numbers)
             sources = hidden_rows[:, None] + 1 + places.gather(1, owner)
             parents, places = num_nodes + order, (level * top_k + numbers).expand(num_seqs, -1)
@@ -141,18 +138,18 @@ class TreeSteps:
         )
 
 
-def _children(logits: Tensor, top_k: int, num_candidates: int, heat: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [S, parents, vocab] -> tokens and confidences [S, parents, top_k]: the most likely or, where tokens are
+def _children(logits: Tensor, shape: TreeShape, heat: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [S, parents, vocab] -> tokens and confidences [S, parents, children]: the most likely or, where tokens are
     sampled, those of the candidates that lead the race which will sample the token. keys [2, S]"""
     raw = torch.where(logits.isnan(), -torch.inf, logits.float())
-    best, ids = raw.topk(num_candidates, dim=-1)
+    best, ids = raw.topk(shape.num_candidates, dim=-1)
     likely = (best - raw.logsumexp(-1, keepdim=True)).double().exp().nan_to_num(0.0)
-    if num_candidates == top_k:  # all rows are greedy
+    if shape.num_candidates == shape.num_children:  # all rows are greedy
         return ids, likely
     speeds = likely ** (1.0 / heat.clamp(min=1e-6)) / exponentials(keys, ids)
     shares = speeds / speeds.sum(-1, keepdim=True).clamp(min=1e-300)
     confidences, order = torch.where(heat > 0, shares, likely).sort(dim=-1, descending=True, stable=True)
-    return ids.gather(-1, order[..., :top_k]), confidences[..., :top_k]
+    return ids.gather(-1, order[..., : shape.num_children]), confidences[..., : shape.num_children]
 
 
 def exponentials(keys: Tensor, ids: Tensor) -> Tensor:
@@ -174,7 +171,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _packed(tokens: Tensor, parents: Tensor, confidences: Tensor) -> Tensor:
-    """[S, parents, top_k], [S, parents] -> [S, parents * top_k, 3] int32"""
+    """[S, parents, children], [S, parents] -> [S, parents * children, 3] int32"""
     bits = confidences.float().view(torch.int32)
     return torch.stack([tokens.int(), parents[:, :, None].expand_as(tokens).int(), bits], dim=-1).flatten(1, 2)
 

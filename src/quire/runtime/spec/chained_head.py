@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.core.draft_tree import ROOT, ancestor_words
 from quire.core.plan import Run
-from quire.ops.opset import Int32, StepBatch, TreeRoots
+from quire.ops.opset import Int32, StepBatch, TreeRoots, TreeShape
 from quire.ops.philox import random_bits
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
@@ -216,7 +216,8 @@ class ChainedHead(HeadProposer):
             temperatures=np.array([0.0 if one.is_greedy else one.temperature for one in of_rows], np.float32),
             keys=np.array([self._race_keys(one, len(texts[row])) for one, row in zip(of_rows, rows, strict=True)]),
         )
-        grown = chain.grow(logits, roots, self._num_tokens, self._top_k, self._num_candidates(rows))
+        shape = TreeShape(self._num_tokens, self._top_k, self._num_children, self._num_candidates(rows))
+        grown = chain.grow(logits, roots, shape)
         trees = {row: GrowingTree() for row in rows}
         wait = self._timed(grown, self._top_k * len(rows), self._num_tokens)
         for tree, nodes in zip(trees.values(), wait(), strict=True):
