@@ -230,7 +230,7 @@ def test_trees_that_grow_without_the_host(made: Any, monkeypatch: pytest.MonkeyP
     path, method, head, _ = made("EAGLE-3")
     trees = list[list[DraftTree]]()
     for at_once in (True, False):
-        runner = new_runner(make_ops("gpu"), path, method, head, tree_nodes=20, tree_top_k=3)
+        runner = new_runner(make_ops("gpu"), path, method, head, tree_nodes=40, tree_top_k=3)
         assert head_of(runner)._program.chain.takes_trees
         if not at_once:
             without_chain(runner)
@@ -242,7 +242,7 @@ def test_trees_that_grow_without_the_host(made: Any, monkeypatch: pytest.MonkeyP
     for grown, expected in zip(*trees, strict=True):
         grown.check()
         assert (grown.tokens, grown.parents) == (expected.tokens, expected.parents)
-        assert max(grown.depths()) == NUM_DRAFTS and len(grown.tokens) == 20
+        assert max(grown.depths()) == NUM_DRAFTS and len(grown.tokens) == 40
         np.testing.assert_allclose(grown.confidences, expected.confidences, rtol=1e-4)
 
 

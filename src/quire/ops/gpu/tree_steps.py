@@ -106,7 +106,7 @@ class TreeSteps:
             num_nodes += likely.shape[1]
             step = self._step(
                 tokens.flatten(1).gather(1, order), positions + level, slots[level], sources, words,
-                Runs(starts, contexts[level].contiguous(), tables), top_k,
+                Runs(starts, contexts[level].clone(), tables), top_k,
             )  # fmt: skip
             of_level = self._forward(step).view(num_seqs, top_k, -1)
             assert step.kept is not None, "the program keeps no hidden states"
@@ -123,8 +123,8 @@ class TreeSteps:
         flat = ids.int().flatten()
         return GpuBatch(
             TokenIds(flat, None),
-            positions.repeat_interleave(top_k),
-            slots.flatten().contiguous(),
+            positions[:, None].expand(-1, top_k).flatten(),
+            slots.flatten().clone(),  # which begins where kernels are compiled for
             runs,
             torch.arange(len(flat), dtype=torch.int32, device=flat.device),
             self._cache,
