@@ -86,11 +86,10 @@ void DraftTrees::check(const Step& step, int64_t seq) {
         const int64_t parent = before ? 63 - __builtin_clzll(before) : -1;
         const bool of_step = parent >= tree.num_earlier;  // the words of earlier tokens are not known
         const uint64_t expected = (of_step ? tree.words[parent - tree.num_earlier] : before) | bit(place);
-        if (tree.words[token] != expected)
-            fail(token, "its parent's and itself are " + std::to_string(expected));
+        if (tree.words[token] != expected) fail(token, "its parent's and itself are " + std::to_string(expected));
         const int64_t position = tree.num_before + __builtin_popcountll(expected) - 1;
         if (tree.positions[token] != position)
-            fail(token, "its position " + std::to_string(tree.positions[token]) + " instead of " +
+            fail(token, "its position is " + std::to_string(tree.positions[token]) + " instead of " +
                             std::to_string(position));
     }
 }
@@ -102,7 +101,8 @@ void DraftTrees::find(const Step& step, const Pages& pages, int num_threads) {
     for (int64_t seq = 0; seq < step.num_seqs; ++seq) {
         const int64_t start = step.seq_starts[seq], count = step.seq_starts[seq + 1] - start;
         const bool in_tree = 0 < count && count <= kMaxTreeTokens;
-        const Tree tree = in_tree ? tree_of(step, seq) : Tree{nullptr, nullptr, count, step.context_lens[seq] - count, 0};
+        const Tree tree =
+            in_tree ? tree_of(step, seq) : Tree{nullptr, nullptr, count, step.context_lens[seq] - count, 0};
         for (int64_t token = 0; token < count; ++token) {
             const uint64_t word = in_tree ? tree.words[token] : 0;
             const int64_t seen = in_tree ? __builtin_popcountll(word) : token + 1;

@@ -142,6 +142,10 @@ def test_words_that_are_no_tree_are_refused():
         batch.ancestors[token] = word
         with pytest.raises(ValueError, match=rf"ancestors\[{token}\] of a sequence is {word}, "):
             program.run(batch)
+    batch = tree_batch(Pool(case.spec, case.num_blocks), [(0, range(4))], [ROOT, ROOT, 1])
+    batch.positions[2] = 2
+    with pytest.raises(ValueError, match=r"ancestors\[2\] of a sequence is 5, and its position is 2 instead of 1"):
+        program.run(batch)
     batch.ancestors = batch.ancestors[:2]
     with pytest.raises(ValueError, match="ancestors has 2 entries, and must have 4"):
         program.run(batch)
