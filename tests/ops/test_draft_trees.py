@@ -251,8 +251,8 @@ def grown_outputs(program, case, context, parents, nodes, sizes):
 SIZES = (4, 1, 7, 30, 21)
 
 
-def grown_tree(case, seed):
-    parents = random_parents(sum(SIZES), seed)
+def grown_tree(case, seed, sizes):
+    parents = random_parents(sum(sizes), seed)
     return parents, random.Random(seed).choices(range(len(case.rows)), k=len(parents))
 
 
@@ -262,19 +262,20 @@ def test_nodes_of_later_steps_have_the_bits_of_a_chain(name, shape):
     """A step computes new nodes alone: keys and values of those before are in their places."""
     use_isa(name)
     case = Case(*shape, seqs=2, length=400)
-    for seed, context in enumerate([0, 14, 61, 250]):
-        parents, nodes = grown_tree(case, seed)
+    for seed, context in enumerate([0, 61]):
+        parents, nodes = grown_tree(case, seed, SIZES)
         found = grown_outputs(case.program(1 + seed % 2), case, context, parents, nodes, SIZES)
         assert np.array_equal(found, as_chains(case, context, [context], nodes, parents))
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 9}, {"slopes": [0.5, 0.1, 0.7, 0.2]}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"slopes": [0.5, 0.1, 0.7, 0.2]}], ids=str)
 def test_other_devices_see_the_same_in_later_steps(options):
     case = Case(4, 2, 32, 16, "float32", seqs=2, length=150, **options)
-    parents, nodes = grown_tree(case, 3)
-    expected = grown_outputs(case.program(), case, 20, parents, nodes, SIZES)
+    sizes = (3, 1, 4)  # across place 64, where the splits of a context may begin
+    parents, nodes = grown_tree(case, 3, sizes)
+    expected = grown_outputs(case.program(), case, 62, parents, nodes, sizes)
     for program in (torch_program(case), gpu_program(case), gpu_program(case, batch_invariant=True)):
-        found = grown_outputs(program, case, 20, parents, nodes, SIZES)
+        found = grown_outputs(program, case, 62, parents, nodes, sizes)
         np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
