@@ -3,13 +3,20 @@
     python -m benchmarks.speculation                       # the default model, one sequence and eight
     python -m benchmarks.speculation --spec-method suffix
     python -m benchmarks.speculation --spec-method suffix,draft_model --draft-model qwen2.5-0.5b --model qwen2.5-1.5b
+    python -m benchmarks.speculation --model ./1.5b.gguf --texts code "open chat" --kv-cache-memory-bytes 268435456 \
+        --speculative-config '{"method": "draft_model", "model": "./0.5b.gguf", "num_speculative_tokens": 2, \
+        "num_speculative_tokens_per_batch_size": [[1, 8, 2]]}'
     python -m benchmarks.speculation --speculative-config '{"method": "ngram", "num_speculative_tokens": 3, \
         "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.9}'
     python -m benchmarks.speculation --tokens 96 --rounds 1 --texts story
 
 Both engines are in this process and take turns; a figure is the median of the rounds. Times are those of decoding: from
 a request's first token to its last. Answers are compared, too, unless acceptance is synthetic. Every round has prompts
-and seeds of its own, and what was answered in the rounds before is what `suffix` may find."""
+and seeds of its own, and what was answered in the rounds before is what `suffix` may find.
+
+Where a model drafts, `planned` is the gain that the planner's formula gives for the acceptance that was measured and as
+many drafts in every step, and `best` that with the best number of them (`quire plan --draft-model`). To compare the
+first with `times`, let `num_speculative_tokens_per_batch_size` fix the number; else drafts that do not pay are rare."""
 
 import argparse
 import json
@@ -18,7 +25,13 @@ from dataclasses import dataclass
 
 from benchmarks.machine import describe
 from quire import LLM, SamplingParams
+from quire.cli.planning_flags import THIS, count_model, hardware_called
+from quire.core.acceptance import expected_tokens
 from quire.core.structured import Structured
+from quire.planning.hardware import kv_dtype_on
+from quire.planning.memory import EngineLimits, Load
+from quire.planning.plan import Draft, Setup, make_plan
+from quire.planning.speculation import SpeculationTable
 
 PASSAGE = (
     "A quire is a gathering of sheets folded once and laid one inside the other, so that they can be sewn through the "
@@ -40,6 +53,7 @@ CODE = """class Point:
         return Point(self.x * other.x, self.y * other.y)
 
     def"""
+PROMPT_TOKENS = 128  # about as many as the prompts have
 QUESTIONS = [
     "How do I keep bread fresh for longer?",
     "What should I see in Lisbon in two days?",
@@ -124,6 +138,7 @@ TEXTS = {
 class Round:
     rate: float  # tokens a second, of all sequences
     answers: list[list[int]]
+    verifications: int
     drafts: int
     accepted: int
 
@@ -149,6 +164,7 @@ def run(llm: LLM, text: Text, users: int, tokens: int, number: int) -> Round:
     return Round(
         (sum(map(len, answers)) - users) / (max(lasts) - min(firsts)),
         answers,
+        after.drafts - before.drafts,
         after.draft_tokens - before.draft_tokens,
         after.accepted_tokens - before.accepted_tokens,
     )
@@ -167,7 +183,9 @@ def compare(
     same = all(plain.answers == drafted.answers for plain, drafted in found)
     assert same or not exact, "drafts have changed an answer"
     plain, drafted = (statistics.median(each.rate for each in column) for column in zip(*found, strict=True))
-    drafts, accepted = (sum(getattr(each, name) for _, each in found) for name in ("drafts", "accepted"))
+    verifications, drafts, accepted = (
+        sum(getattr(each, name) for _, each in found) for name in ("verifications", "drafts", "accepted")
+    )
     num_tokens = sum(len(answer) for _, each in found for answer in each.answers)
     return {
         "without": round(plain, 1),
@@ -176,6 +194,43 @@ def compare(
         "drafts a token": round(drafts / num_tokens, 3),
         "accepted": round(accepted / drafts, 3) if drafts else 0.0,
         "tokens of drafts": round(accepted / num_tokens, 3),
+        "length": round(1 + accepted / verifications, 3) if drafts else 1.0,
+        "drafts a step": round(drafts / verifications, 2) if drafts else 0.0,
+    }
+
+
+def acceptance_of(length: float, num_drafts: float) -> float:
+    """The rate at which each of so many drafts is accepted, where those before it are, for steps of this length."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, num_drafts) < length else (low, middle)
+    return low
+
+
+def planned(model: str, draft: str, num_tokens: int, users: int, tokens: int) -> SpeculationTable:
+    """What drafts of a model gain, as the planner has it for this machine."""
+    hardware = hardware_called(THIS)
+    target, small = (count_model(name, hardware) for name in (model, draft))
+    kv, small_kv = (one.kv_spec(kv_dtype_on(hardware, "auto")) for one in (target, small))
+    load = Load(users=users, context=PROMPT_TOKENS + tokens, prompt=PROMPT_TOKENS, output=tokens)
+    limits = EngineLimits(threads=hardware.threads, num_drafts=num_tokens)
+    setup = Setup(hardware=hardware, limits=limits, eight_bit=not hardware.is_gpu)
+    return make_plan(target, kv, load, setup, Draft(small, small_kv, num_tokens)).speculation
+
+
+def beside_the_plan(found: dict[str, float], table: SpeculationTable) -> dict[str, float]:
+    """The planner's gains for the acceptance that was measured: with as many drafts, and with the best number."""
+    if not found["drafts a step"]:
+        return {}
+    rate = acceptance_of(found["length"], found["drafts a step"])
+    as_many = min(table.verify_costs, key=lambda k: abs(k - found["drafts a step"]))
+    num_drafts, best = table.best(rate)
+    return {
+        "acceptance": round(rate, 3),
+        "planned": round(table.speedup(rate, as_many), 3),
+        "best planned": round(best, 3),
+        "best drafts": num_drafts,
     }
 
 
@@ -196,24 +251,34 @@ def main() -> None:
     parser.add_argument("--spec-tokens", type=int)
     parser.add_argument("--draft-model", help="of the method draft_model")
     parser.add_argument("--speculative-config", type=json.loads, metavar="JSON", help="instead of these")
+    parser.add_argument("--kv-cache-memory-bytes", type=int, help="of each engine; as the machine has room")
     args = parser.parse_args()
     common = {"max_model_len": 2048, "max_num_seqs": max(args.users), "threads": args.threads}
+    common["kv_cache_memory_bytes"] = args.kv_cache_memory_bytes
     drafting = LLM(args.model, **common, speculative_config=args.speculative_config or config_of(args))
     speculation = drafting.options.speculation
     assert speculation is not None
     exact = not speculation.synthetic_rates
     engines = LLM(args.model, **common), drafting
     result: dict[str, dict[str, dict[str, float]]] = {}
-    print(f"{'text':18} {'sequences':>9} {'without':>8} {'with':>8} {'times':>6} {'accepted':>9} {'of tokens':>10}")
+    plans: dict[int, SpeculationTable] = {}
+    if "draft_model" in speculation.method:
+        given = args.model, speculation.model, speculation.num_tokens
+        plans = {users: planned(*given, users, args.tokens) for users in args.users}
+    head = f"{'text':18} {'sequences':>9} {'without':>8} {'with':>8} {'times':>6} {'accepted':>9} {'of tokens':>10}"
+    print(head + (f" {'planned':>8} {'best':>6}" if plans else ""))
     for name in args.texts:
         for users in args.users:
             found = compare(engines, TEXTS[name], users, args.tokens, args.rounds, exact)
             result.setdefault(name, {})[str(users)] = found
-            print(
+            line = (
                 f"{name:18} {users:9} {found['without']:8.1f} {found['with']:8.1f} {found['times']:6.2f} "
-                f"{found['accepted']:9.0%} {found['tokens of drafts']:10.0%}",
-                flush=True,
+                f"{found['accepted']:9.0%} {found['tokens of drafts']:10.0%}"
             )
+            if users in plans and (plan := beside_the_plan(found, plans[users])):
+                found |= plan
+                line += f" {plan['planned']:8.2f} {plan['best planned']:6.2f} with {plan['best drafts']}"
+            print(line, flush=True)
     print(json.dumps({"benchmark": "speculation", "machine": describe(), **vars(args), "texts": result}))
 
 

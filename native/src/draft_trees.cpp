@@ -12,6 +12,24 @@ namespace {
 
 uint64_t bit(int64_t token) { return uint64_t(1) << token; }
 
+// The tokens of a sequence in a step, as the places of a tree behind its text.
+struct Tree {
+    const uint64_t* words;
+    const int32_t* positions;
+    int64_t count;
+    int64_t num_before;   // places before the tree
+    int64_t num_earlier;  // places of the tree that earlier steps have computed
+};
+
+// A token at position p sees p + 1 places: what its word has, and all before the tree.
+Tree tree_of(const Step& step, int64_t seq) {
+    const int64_t start = step.seq_starts[seq], count = step.seq_starts[seq + 1] - start;
+    const uint64_t* words = step.ancestors + start;
+    const int32_t* positions = step.positions + start;
+    const int64_t num_before = count ? positions[0] + 1 - __builtin_popcountll(words[0]) : 0;
+    return {words, positions, count, num_before, step.context_lens[seq] - count - num_before};
+}
+
 // The keys and values of one head: in a block of the pages, or in a tail.
 struct HeadBlock {
     uint8_t *keys, *values;
@@ -54,15 +72,25 @@ void copy_token(const Pages& pages, const HeadBlock& from, int64_t slot, const H
 
 }  // namespace
 
-void DraftTrees::check(const uint64_t* words, int64_t count) {
-    for (int64_t token = 0; token < count; ++token) {
-        const uint64_t before = words[token] & (bit(token) - 1);
+void DraftTrees::check(const Step& step, int64_t seq) {
+    const Tree tree = tree_of(step, seq);
+    const auto fail = [&](int64_t token, const std::string& problem) {
+        throw std::invalid_argument("ancestors[" + std::to_string(token) + "] of a sequence is " +
+                                    std::to_string(tree.words[token]) + ", and " + problem);
+    };
+    for (int64_t token = 0; token < tree.count; ++token) {
+        const int64_t place = tree.num_earlier + token;
+        if (place < 0 || place >= kMaxTreeTokens)
+            fail(token, "the token is at place " + std::to_string(place) + " of its tree");
+        const uint64_t before = tree.words[token] & (bit(place) - 1);
         const int64_t parent = before ? 63 - __builtin_clzll(before) : -1;
-        const uint64_t expected = (parent < 0 ? 0 : words[parent]) | bit(token);
-        if (words[token] != expected)
-            throw std::invalid_argument("ancestors[" + std::to_string(token) + "] of a sequence is " +
-                                        std::to_string(words[token]) + ", and its parent's and itself are " +
-                                        std::to_string(expected));
+        const bool of_step = parent >= tree.num_earlier;  // the words of earlier tokens are not known
+        const uint64_t expected = (of_step ? tree.words[parent - tree.num_earlier] : before) | bit(place);
+        if (tree.words[token] != expected) fail(token, "its parent's and itself are " + std::to_string(expected));
+        const int64_t position = tree.num_before + __builtin_popcountll(expected) - 1;
+        if (tree.positions[token] != position)
+            fail(token, "its position is " + std::to_string(tree.positions[token]) + " instead of " +
+                            std::to_string(position));
     }
 }
 
@@ -72,18 +100,18 @@ void DraftTrees::find(const Step& step, const Pages& pages, int num_threads) {
     if (!step.ancestors) return;
     for (int64_t seq = 0; seq < step.num_seqs; ++seq) {
         const int64_t start = step.seq_starts[seq], count = step.seq_starts[seq + 1] - start;
-        const int64_t num_before = step.context_lens[seq] - count;
-        const uint64_t* words = step.ancestors + start;
+        const bool in_tree = 0 < count && count <= kMaxTreeTokens;
+        const Tree tree =
+            in_tree ? tree_of(step, seq) : Tree{nullptr, nullptr, count, step.context_lens[seq] - count, 0};
         for (int64_t token = 0; token < count; ++token) {
-            const bool in_tree = count <= kMaxTreeTokens;
-            const int64_t seen = in_tree ? __builtin_popcountll(words[token]) : token + 1;
-            tokens_.push_back({seq, start + token, 1, num_before + seen, num_before, in_tree ? words[token] : 0});
-            const Branch& last = tokens_.back();
-            if (token > 0 && (!in_tree || words[token] == (words[token - 1] | bit(token)))) {
+            const uint64_t word = in_tree ? tree.words[token] : 0;
+            const int64_t seen = in_tree ? __builtin_popcountll(word) : token + 1;
+            tokens_.push_back({seq, start + token, 1, tree.num_before + seen, tree.num_before, word});
+            if (token > 0 && (!in_tree || word == (tree.words[token - 1] | bit(tree.num_earlier + token)))) {
                 Branch& run = runs_.back();
-                run = {seq, run.start, run.count + 1, last.context, num_before, last.word};
+                run = {seq, run.start, run.count + 1, tokens_.back().context, tree.num_before, word};
             } else {
-                runs_.push_back(last);
+                runs_.push_back(tokens_.back());
             }
         }
     }

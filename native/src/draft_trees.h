@@ -1,5 +1,5 @@
-// Trees of draft tokens in a step: a token sees its ancestors among the tokens of its sequence (StepBatch,
-// ops/opset.py).
+// Trees of draft tokens: a token sees its ancestors among the tokens of its sequence's tree, of this step and of steps
+// before it (StepBatch, ops/opset.py).
 //
 // Keys and values of a tree lie in the order of its tokens, so those of a token's ancestors lie apart, and elsewhere
 // than in a chain. Sums over positions would have another order, and a token other bits. So a thread copies the blocks
@@ -24,15 +24,15 @@ class DraftTrees {
     struct Branch {
         int64_t seq, start, count;
         int64_t context;     // positions that the last token sees
-        int64_t num_before;  // positions before the sequence's tokens of this step
-        uint64_t word;       // the tokens of the sequence that the last token sees; 0: those before it
+        int64_t num_before;  // places before the tree
+        uint64_t word;       // the places of the tree that the last token sees; 0: those before it
 
         // Whether some position is not at the place of a chain.
         bool moves() const { return (word & (word + 1)) != 0; }
     };
 
-    // Throws std::invalid_argument unless each of the `count` words is a parent's and the token itself.
-    static void check(const uint64_t* words, int64_t count);
+    // Throws std::invalid_argument unless each word of the sequence is a parent's and the token itself.
+    static void check(const Step& step, int64_t seq);
 
     void find(const Step& step, const Pages& pages, int num_threads);
 

@@ -197,7 +197,7 @@ void Tape::check(const Step& s) const {
             throw std::invalid_argument("sequence " + std::to_string(seq) + " has " + std::to_string(count) +
                                         " tokens in a context of " + std::to_string(context) +
                                         " and a block table for " + std::to_string(room));
-        if (s.ancestors && count <= kMaxTreeTokens) DraftTrees::check(s.ancestors + s.seq_starts[seq], count);
+        if (s.ancestors && count <= kMaxTreeTokens) DraftTrees::check(s, seq);
         within("block_tables", s.block_tables + seq * s.table_stride, ceil_div(context, pages_.block_size),
                pages_.num_blocks);
         if (window_pages_.num_blocks)

@@ -53,7 +53,7 @@ struct Step {
     const int32_t* logit_rows;   // [num_logits]
     float* logits;               // [num_logits, vocab]
     const int32_t* adapters;     // [num_tokens] the slot of each token's adapter, or -1; null: no token has one
-    const uint64_t* ancestors;   // [num_tokens] which tokens of its sequence and step a token sees; null: no tree
+    const uint64_t* ancestors;   // [num_tokens] which places of its sequence's tree a token sees; null: no tree
     const int32_t* hidden_rows;  // [num_tokens] the row of the hidden states that each token reads, or null
     const Segment* segments;     // [num_segments] of the tokens, if the tape has states
     int64_t num_segments;

@@ -156,7 +156,7 @@ def check_tree(twin: Any, tokens: list[int], tree: DraftTree) -> None:
             path = [tree.tokens[one] for one in path_to(tree.parents, node)]
             line = torch.softmax(twin(tokens, len(path), path)[1][-1].double(), -1)
             assert tree.confidences[node] == pytest.approx(float(line[token]), rel=2e-2, abs=1e-4), f"node {node}"
-            assert token in line.topk(5).indices.tolist()
+            assert token in line.topk(9).indices.tolist()  # eight, or one that rounds alike
         parent = tree.parents[node]
         joint.append(tree.confidences[node] * (joint[parent] if parent >= 0 else 1.0))
     assert all(before >= after for before, after in pairwise(joint))

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from fakes import make_drafts_free
+from models.head_twins import write_bigrams, write_noisy_eagle, write_noisy_medusa
 from quire import LLM, SamplingParams
 from trials import LENGTH
 
 pytestmark = [pytest.mark.slow, pytest.mark.trial]
 
-NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 10 engines and LENGTH 10: 12,500
+NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 13 engines and LENGTH 10: 16,250
 BLOCK_BYTES = 2 * 2 * 3 * 16 * 16 * 2  # of the tiny model: K and V, layers, heads, head_dim, block_size, bytes
 
 
@@ -35,6 +36,18 @@ def rough_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+@pytest.fixture(scope="session")
+def bigrams(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that heads can draft for."""
+    return write_bigrams(tmp_path_factory.mktemp("bigrams"), tiny_model)
+
+
+@pytest.fixture(scope="session")
+def heads(bigrams: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    write = {"eagle": write_noisy_eagle, "medusa": write_noisy_medusa}
+    return {method: write[method](tmp_path_factory.mktemp(method), bigrams) for method in write}
+
+
 ENGINES: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
     "suffix": {"method": "suffix"},
@@ -51,6 +64,9 @@ ENGINES: dict[str, dict[str, Any]] = {
         "num_blocks": 12,
         "swap_space": 0.01,
     },
+    "eagle, chunked": {"method": "eagle", "max_num_batched_tokens": 16},
+    "suffix and eagle, trees": {"method": "suffix,eagle", "num_speculative_tokens": 4, "tree_nodes": 14},
+    "medusa, trees, swapped": {"method": "medusa", "tree_nodes": 14, "num_blocks": 12, "swap_space": 0.01},
     "all, at their real cost": {"method": "ngram,suffix,draft_model", "real": True},
 }
 
@@ -88,19 +104,25 @@ def answers(llm: LLM, seed: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_seeded_requests_have_the_tokens_of_no_speculation(tiny_model: Path, rough_model: Path, name: str) -> None:
+def test_seeded_requests_have_the_tokens_of_no_speculation(
+    tiny_model: Path, rough_model: Path, bigrams: Path, heads: dict[str, Path], name: str
+) -> None:
     given = dict(ENGINES[name])
+    head = next((path for method, path in heads.items() if method in given["method"]), None)
+    target = bigrams if head else tiny_model
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 16, "max_num_batched_tokens": 64}
     pool, real = given.pop("num_blocks", None), given.pop("real", False)
     options |= {key: given.pop(key) for key in ("max_num_batched_tokens", "swap_space") if key in given}
     seed = list(ENGINES).index(name)
-    expected = answers(LLM(tiny_model, max_model_len=128), seed)
+    expected = answers(LLM(target, max_model_len=128), seed)
+    if head:
+        given["model"] = str(head)
     if "draft_model" in given["method"]:
         given["model"] = str(rough_model)
         pool = 2 * pool if pool else None  # half of the bytes are the draft model's
     if pool:
         options["kv_cache_memory_bytes"] = pool * BLOCK_BYTES
-    llm = LLM(tiny_model, speculative_config=given, **options)
+    llm = LLM(target, speculative_config=given, **options)
     if not real:
         make_drafts_free(llm.engine._scheduler.speculation)
     assert answers(llm, seed) == expected

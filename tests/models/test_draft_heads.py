@@ -1,6 +1,6 @@
 """Heads that draft from hidden states, beside the same in plain torch: logits, drafts, and what is refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -23,6 +23,7 @@ from models.head_twins import (
     write_medusa,
     write_mtp,
 )
+from quire.core.draft_tree import DraftTree
 from quire.core.errors import BadCheckpoint, BadRequest, QuireError, Unsupported
 from quire.core.params import SamplingParams
 from quire.core.plan import Admission, Run, StepPlan
@@ -62,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Callable
     return make
 
 
-def new_runner(ops: OpSet, path: Path, method: str, head: Path, num_drafts: int = NUM_DRAFTS) -> Runner:
+def new_runner(ops: OpSet, path: Path, method: str, head: Path, num_drafts: int = NUM_DRAFTS, **tree: int) -> Runner:
     checkpoint = open_checkpoint(path)
     file = family(checkpoint.config.architecture)
     config = read_model_config(file, checkpoint.config)
@@ -70,8 +71,8 @@ def new_runner(ops: OpSet, path: Path, method: str, head: Path, num_drafts: int 
     opened = HeadCheckpoint.open(method, str(head) if METHODS[method].has_model else "", checkpoint, config)
     size = KVSize(kv_spec(config, BLOCK, "float32"), 80, 0, MAX_LEN)
     context = ProposerContext(ops, model, size, 4, 32, head=opened.load(ops, model))
-    made = getattr(import_module(METHODS[method].module), METHODS[method].name)(context, num_drafts)
-    proposers = Proposers([(method, made)], {method: num_drafts})
+    made = getattr(import_module(METHODS[method].module), METHODS[method].name)(context, num_drafts, **tree)
+    proposers = Proposers([(method, made)], {method: tree.get("tree_nodes", num_drafts)})
     return Runner(ops, model, size, max_rows=4, max_tokens=32, proposer=proposers)
 
 
@@ -88,8 +89,8 @@ def without_chain(runner: Runner) -> None:
 class Steps:
     """A scheduler by hand: all prompts, and then as many drafts as are told."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.runner, self.number = runner, 0
+    def __init__(self, runner: Runner, temperatures: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
+        self.runner, self.number, self.temperatures = runner, 0, temperatures
         self.blocks = iter(np.random.default_rng(1).permutation(80).tolist())
         self.tokens = {row: list(prompt) for row, prompt in enumerate(PROMPTS)}
         self.tables: dict[int, list[int]] = {row: [] for row in self.tokens}
@@ -114,7 +115,7 @@ class Steps:
         admitted = []
         for row, tokens in self.tokens.items():
             self.grow(row, len(tokens))
-            params = SamplingParams(temperature=0.0, seed=1)
+            params = SamplingParams(temperature=self.temperatures[row], seed=1)
             admitted.append(Admission(row, params, 0, list(tokens), len(tokens), list(self.tables[row]), []))
         self.run([Run(0, 0, 9)], admitted)
         self.run([Run(0, 9, len(PROMPTS[0]) - 9), *(Run(row, 0, len(PROMPTS[row])) for row in (1, 2))], [])
@@ -220,6 +221,41 @@ def test_drafts_that_follow_each_other_without_the_host(made: Any, monkeypatch: 
         steps.prefill()
         drafts.append(steps.drafts)
     assert drafts[0] == drafts[1] and all(len(of_row) == NUM_DRAFTS for of_row in drafts[0].values())
+
+
+@pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.0, 1.0, 0.6)])
+def test_trees_that_grow_without_the_host(made: Any, monkeypatch: pytest.MonkeyPatch, temperatures: Any) -> None:
+    """They are those that the host makes of the logits of each level."""
+    monkeypatch.setattr("models.checking.DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
+    path, method, head, _ = made("EAGLE-3")
+    trees = list[list[DraftTree]]()
+    for at_once in (True, False):
+        runner = new_runner(make_ops("gpu"), path, method, head, tree_nodes=40, tree_top_k=3)
+        assert head_of(runner)._program.chain.takes_trees
+        if not at_once:
+            without_chain(runner)
+        trees.append(trees_heard(head_of(runner)))
+        Steps(runner, temperatures).prefill()
+    assert len(trees[0]) == len(trees[1]) == 3
+    for grown, expected in zip(*trees, strict=True):
+        grown.check()
+        assert (grown.tokens, grown.parents) == (expected.tokens, expected.parents)
+        assert max(grown.depths()) == NUM_DRAFTS and len(grown.tokens) == 40
+        np.testing.assert_allclose(grown.confidences, expected.confidences, rtol=1e-4)
+
+
+def trees_heard(proposer: Any) -> list[DraftTree]:
+    """The trees that are proposed from now on."""
+    heard = list[DraftTree]()
+    propose = proposer.propose
+
+    def listen(known: Any, counts: Any) -> Any:
+        proposed = propose(known, counts)
+        heard.extend(proposed.values())
+        return proposed
+
+    proposer.propose = listen
+    return heard
 
 
 def target_config(path: Path) -> ModelConfig:

@@ -142,16 +142,18 @@ def test_words_that_are_no_tree_are_refused():
         batch.ancestors[token] = word
         with pytest.raises(ValueError, match=rf"ancestors\[{token}\] of a sequence is {word}, "):
             program.run(batch)
+    batch = tree_batch(Pool(case.spec, case.num_blocks), [(0, range(4))], [ROOT, ROOT, 1])
+    batch.positions[2] = 2
+    with pytest.raises(ValueError, match=r"ancestors\[2\] of a sequence is 5, and its position is 2 instead of 1"):
+        program.run(batch)
     batch.ancestors = batch.ancestors[:2]
     with pytest.raises(ValueError, match="ancestors has 2 entries, and must have 4"):
         program.run(batch)
 
 
-def test_the_specification_sees_the_same():
-    case = Case(4, 2, 32, 16, "float32", seqs=2, length=100, window=40, slopes=[0.5, 0.1, 0.7, 0.2])
-    found = check_bits(case, 37, num_nodes=20)
+def torch_program(case):
     ops, rows = TorchOps(), torch.tensor(case.rows)
-    eye, slopes = ops.pack([case.eye]), torch.tensor(case.slopes)
+    eye, slopes = ops.pack([case.eye]), None if case.slopes is None else torch.tensor(case.slopes)
 
     def forward(ops, batch):
         q, k, v = ops.split(rows[batch.ids], case.columns)
@@ -159,8 +161,14 @@ def test_the_specification_sees_the_same():
         out = ops.paged_attention(q, batch, 1, case.head_dim, case.scale, case.window, slopes=slopes)
         return ops.logits(out, eye, batch)
 
+    return ops.compile(forward, ops.new_cache(case.spec, case.num_blocks), len(case.rows))
+
+
+def test_the_specification_sees_the_same():
+    case = Case(4, 2, 32, 16, "float32", seqs=2, length=100, window=40, slopes=[0.5, 0.1, 0.7, 0.2])
+    found = check_bits(case, 37, num_nodes=20)
     parents, pool = random_parents(20, 0), Pool(case.spec, case.num_blocks)
-    program = ops.compile(forward, ops.new_cache(case.spec, case.num_blocks), len(case.rows))
+    program = torch_program(case)
     program.run(pool.batch([(0, case.ids(0, 0, 37))]))
     nodes = random.Random(0).choices(range(len(case.rows)), k=20)
     plain = program.run(tree_batch(pool, [(0, [37, *nodes])], parents))[1:].numpy()
@@ -173,11 +181,13 @@ def test_the_specification_sees_the_same():
 def gpu_program(case, batch_invariant=False):
     ops = GpuOps(DEVICE, "float32", batch_invariant=batch_invariant, graphs=False)
     rows, eye = torch.tensor(case.rows, device=DEVICE), ops.pack([case.eye])
+    slopes = None if case.slopes is None else torch.tensor(case.slopes, device=DEVICE)
 
     def forward(ops, batch):
         q, k, v = ops.split(rows[batch.ids.ids.long()], case.columns)
         ops.write_kv(k, v, batch, 1)
-        return ops.logits(ops.paged_attention(q, batch, 1, case.head_dim, case.scale, case.window), eye, batch)
+        out = ops.paged_attention(q, batch, 1, case.head_dim, case.scale, case.window, slopes=slopes)
+        return ops.logits(out, eye, batch)
 
     cache = ops.new_cache(case.spec, case.num_blocks)
     return ops.compile(forward, cache, len(case.rows), 8, case.length)
@@ -217,6 +227,56 @@ def tree_outputs(program, case, context, num_nodes, others):
     nodes = random.Random(0).choices(range(len(case.rows)), k=num_nodes)
     out = program.run(tree_batch(pool, [(0, [context, *nodes]), *others], random_parents(num_nodes, 0)))
     return out.float().cpu().numpy() if isinstance(out, torch.Tensor) else out.copy()
+
+
+# -- a tree that grows -------------------------------------------------------------------------------------------------
+
+
+def grown_outputs(program, case, context, parents, nodes, sizes):
+    """The outputs of a tree's nodes, so many in each step, behind a context and one token more."""
+    pool, done, rows = Pool(case.spec, case.num_blocks), 0, []
+    program.run(pool.batch([(0, case.ids(0, 0, context + 1))]))
+    words, levels = np.array(ancestor_words(parents)[1:], np.uint64) >> np.uint64(1), np.array(depths(parents))
+    for size in sizes:
+        batch = pool.batch([(0, nodes[done : done + size]), (1, case.ids(1, done, done + size))])
+        of_tree = slice(done, done + size)
+        batch.ancestors = np.concatenate([words[of_tree].view(np.int64), CAUSAL_WORDS[:size]])
+        batch.positions[:size] = context + levels[of_tree]
+        out = program.run(batch)[:size]
+        rows.append(out.float().cpu().numpy() if isinstance(out, torch.Tensor) else out.copy())
+        done += size
+    return np.concatenate(rows)
+
+
+SIZES = (4, 1, 7, 30, 21)
+
+
+def grown_tree(case, seed, sizes):
+    parents = random_parents(sum(sizes), seed)
+    return parents, random.Random(seed).choices(range(len(case.rows)), k=len(parents))
+
+
+@pytest.mark.parametrize("name", available_isas())
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_nodes_of_later_steps_have_the_bits_of_a_chain(name, shape):
+    """A step computes new nodes alone: keys and values of those before are in their places."""
+    use_isa(name)
+    case = Case(*shape, seqs=2, length=400)
+    for seed, context in enumerate([0, 61]):
+        parents, nodes = grown_tree(case, seed, SIZES)
+        found = grown_outputs(case.program(1 + seed % 2), case, context, parents, nodes, SIZES)
+        assert np.array_equal(found, as_chains(case, context, [context], nodes, parents))
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"slopes": [0.5, 0.1, 0.7, 0.2]}], ids=str)
+def test_other_devices_see_the_same_in_later_steps(options):
+    case = Case(4, 2, 32, 16, "float32", seqs=2, length=150, **options)
+    sizes = (3, 1, 4)  # across place 64, where the splits of a context may begin
+    parents, nodes = grown_tree(case, 3, sizes)
+    expected = grown_outputs(case.program(), case, 62, parents, nodes, sizes)
+    for program in (torch_program(case), gpu_program(case), gpu_program(case, batch_invariant=True)):
+        found = grown_outputs(program, case, 62, parents, nodes, sizes)
+        np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 # -- keys and values that move ----------------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def test_a_policy_knows_what_trees_take() -> None:
         assert found is not None
         return [(one.tree_nodes, one.tree_steps) for one in found.policy(on_gpu=True).methods]
 
-    assert trees(method="eagle3", tree_nodes=16) == [(16, (1, 4, 8))]
+    assert trees(method="eagle3", tree_nodes=16) == [(16, (1, 4, 4))]
     assert trees(method="medusa", tree_nodes=16, tree_top_k=8) == [(16, (1, 1, 1))]
     assert trees(method="eagle") == [(0, ())]
 

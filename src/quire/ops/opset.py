@@ -32,6 +32,7 @@ Value = Any  # [tokens, columns]: a torch tensor, or a recorded or deferred one
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
+TreeNode = tuple[int, int, float]  # token, parent (a node before it, or -1), probability after the parent
 WORD_BITS = 64  # of a word of `StepBatch.ancestors`
 
 
@@ -39,10 +40,11 @@ WORD_BITS = 64  # of a word of `StepBatch.ancestors`
 class StepBatch:
     """A step as flat arrays: T tokens of S sequences, R of which need logits.
 
-    The tokens of a sequence are at the last places of its context. `ancestors` makes a tree of them: bit j of a token's
-    word says that the token sees the sequence's j-th token of this step. A token sees itself, its ancestors, and all
-    places before these tokens. Its position is then that of a text without the tokens it does not see. Words of
-    sequences with more than WORD_BITS tokens are not read: a token sees all tokens before it."""
+    The tokens of a sequence are at the last places of its context. `ancestors` makes a tree of the places behind some
+    text, of this step and of steps before it: bit j of a token's word says that the token sees the j-th of them. A
+    token sees itself, its ancestors, and all places before the tree. Its position is then that of a text without the
+    tokens it does not see; so the tree begins at place position + 1 - the bits of the word, the same for all tokens of
+    a sequence. Words of sequences with more than WORD_BITS tokens are not read: a token sees all tokens before it."""
 
     ids: Int32  # [T]
     positions: Int32  # [T]
@@ -517,7 +519,10 @@ class Program(Protocol):
 
 
 class Chain(Protocol):
-    """Steps of one token for each of these rows, drawn by the sampler that the program was compiled with."""
+    """Steps of one token for each of these rows, drawn by the sampler that the program was compiled with; or steps of
+    the nodes of a level of trees."""
+
+    takes_trees: bool
 
     def takes(self, rows: Sequence[int]) -> bool:
         """Whether the sampler can draw these rows without the host."""
@@ -526,6 +531,31 @@ class Chain(Protocol):
         """The arrays are those of the first of `count` steps; ids below zero are rows, whose token was sampled last.
         Each later step reads, in the same row of hidden states, what the one before kept. The result waits, and has the
         tokens of each step: below zero where none could be sampled."""
+
+    def grow(self, logits: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[list[TreeNode]]]":
+        """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the nodes that
+        are the likeliest with all before them are computed. Their children are the most likely tokens or, where tokens
+        are sampled, the candidates that lead the race which will sample the token. The result waits, and has the nodes,
+        level by level. If `takes_trees`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    num_levels: int
+    top_k: int  # nodes of a level that are computed
+    num_children: int  # of a node
+    num_candidates: int  # for them: more than there are children where tokens are sampled
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRoots:
+    """S sequences behind which trees grow: nodes are computed at the places behind the text, one after the other."""
+
+    positions: Int32  # [S] of the first level
+    block_tables: Int32  # [S, W]
+    hidden_rows: Int32  # [S] where the hidden state of the root is kept; those of nodes are kept behind it
+    temperatures: Float32  # [S] 0: greedy
+    keys: Int64  # [S, levels, 2] of the race (ops/race.py) of each level
 
 
 class HiddenStates(Protocol):

@@ -17,6 +17,7 @@ from quire.ops.gpu.deferred import ColumnSlice
 from quire.ops.gpu.linear.lora import sort_by_slot
 from quire.ops.gpu.moe.moe import RoutedTokens
 from quire.ops.gpu.states.segments import DeviceSegments
+from quire.ops.opset import WORD_BITS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +44,7 @@ class GpuBatch:
     batch_invariant: bool = False
     all_logits: bool = False  # every token's logits are wanted
     adapters: Tensor | None = None  # [T] the slot of each token's adapter, or -1; None: no token has one
-    ancestors: Tensor | None = None  # [T] int64: `StepBatch.ancestors`, with at most max_queries bits
+    ancestors: Tensor | None = None  # [T] int64: `StepBatch.ancestors`
     max_queries: int = 1  # tokens of a sequence that the decode kernel takes: more than one where drafts are trees
     paths: Paths | None = None  # if batch_invariant: of trees, each of whose tokens is a sequence
     adapts: bool = False  # set by a forward pass that has LoRA slots
@@ -70,14 +71,17 @@ class GpuBatch:
 
     @property
     def only_decodes(self) -> bool:
-        return self.decodes and not self.prefills and self.max_queries == 1
+        return self.decodes and not self.prefills and self.max_queries == 1 and self.ancestors is None
 
     def decode_plan(self, window: int, num_heads: int) -> tuple[DecodePlan, bool]:
         """-> the step's plan for layers of this window, and whether it was made just now."""
         if is_new := window not in self._decode_plans:
             spec, per = self.cache.spec, self._decode_launch(num_heads).per_multiprocessor
             workers = num_workers(self.slots.device, per, spec.num_kv_heads, self.runs.num_seqs, self.max_model_len)
-            self._decode_plans[window] = plan_decode(self.runs, workers, max_queries=self.max_queries, window=window)
+            tree_places = 0 if self.ancestors is None else WORD_BITS
+            self._decode_plans[window] = plan_decode(
+                self.runs, workers, max_queries=self.max_queries, window=window, tree_places=tree_places
+            )
         return self._decode_plans[window], is_new
 
     def _decode_launch(self, num_heads: int) -> DecodeLaunch:

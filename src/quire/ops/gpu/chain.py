@@ -16,7 +16,8 @@ from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.logprobs import to_host
 from quire.ops.gpu.sampling.rows import Features
 from quire.ops.gpu.sampling.sampler import DeviceSampler, padded
-from quire.ops.opset import Int32, StepBatch
+from quire.ops.gpu.tree_steps import TreeSteps
+from quire.ops.opset import Int32, StepBatch, TreeNode, TreeRoots, TreeShape
 
 
 class DraftChain:
@@ -35,6 +36,8 @@ class DraftChain:
         self._forward, self._cache, self._sampler, self._hidden = forward, cache, sampler, hidden
         self._max_model_len, self._width, self._batch_invariant = max_model_len, width, batch_invariant
         self._graphs = LaunchGraphs(cache.k.device)
+        self.takes_trees = not batch_invariant and not cache.spec.latent
+        self._trees = TreeSteps(forward, cache, hidden, max_model_len, width)
 
     def takes(self, rows: Sequence[int]) -> bool:
         return not self._sampler.needs(rows) & Features.ON_HOST
@@ -51,6 +54,9 @@ class DraftChain:
             key = len(arrays[0]), count, features
             tokens = to_host(self._graphs.run(key, pack(arrays).numpy(), launch)[:, : len(rows)])
         return lambda: tokens()[0].tolist()
+
+    def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[list[TreeNode]]]:
+        return self._trees.run(logits, roots, shape)
 
     def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int) -> list[Int32]:
         """rows, ids, positions, context_lens, hidden_rows [S], seq_starts [S + 1], slots [count, S], block_tables

@@ -128,7 +128,8 @@ class GpuProgram:
     def _graph_for(self, batch: StepBatch) -> CapturedGraph | None:
         """The smallest graph that holds the step, if there is one."""
         n, rows = batch.num_tokens, len(batch.logit_rows)
-        if len(batch.context_lens) == n == rows and (batch.states is None or are_independent(batch.states)):
+        is_decode = len(batch.context_lens) == n == rows and batch.ancestors is None
+        if is_decode and (batch.states is None or are_independent(batch.states)):
             graphs = self._decode_graphs.get(batch.adapters is not None, {})
             return next((graph for size, graph in graphs.items() if size >= n), None)
         if batch.adapters is not None or batch.source_lens is not None:

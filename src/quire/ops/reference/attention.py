@@ -25,11 +25,12 @@ def paged_attention(
     biases: Tensor | None = None,
     causal: bool = True,
     ancestors: Sequence[int] | None = None,
+    positions: Sequence[int] = (),
     group: int = 0,
     skipped: int = 0,
 ) -> Tensor:
     """q [T, heads, head_dim] -> [T, heads, value_dim]. The queries of a sequence are its last positions. With
-    `ancestors`, they are a tree (see `StepBatch`): a query sees some places, as if there were no others."""
+    `ancestors`, they are of a tree (see `StepBatch`): a query sees some places, as if there were no others."""
     out = q.new_empty(*q.shape[:2], cache.spec.value_dim)
     for seq, context_len in enumerate(context_lens):
         tokens = slice(seq_starts[seq], seq_starts[seq + 1])
@@ -43,14 +44,16 @@ def paged_attention(
             out[tokens] = attention(q[tokens], k, v, *scoring)
             continue
         for token in range(tokens.start, tokens.stop):
-            seen = seen_places(ancestors[token], context_len - len(out[tokens]), q.device)
+            seen = seen_places(ancestors[token], positions[token], q.device)
             out[token] = attention(q[token : token + 1], k[seen], v[seen], *scoring)[0]
     return out
 
 
-def seen_places(word: int, num_before: int, device: torch.device) -> Tensor:
-    """All places before a sequence's tokens of this step, and those of the tokens that the word has."""
-    own = [num_before + bit for bit in range(WORD_BITS) if word >> bit & 1]
+def seen_places(word: int, position: int, device: torch.device) -> Tensor:
+    """All places before the tree of the token at this position, and those of the tree that its word has."""
+    bits = [bit for bit in range(WORD_BITS) if word >> bit & 1]
+    num_before = position + 1 - len(bits)
+    own = [num_before + bit for bit in bits]
     return torch.tensor([*range(num_before), *own], device=device)
 
 

@@ -70,6 +70,11 @@ class TorchBatch:
     states: list[list[int]] = field(default_factory=list)  # segments: (end, source, target)
 
     @property
+    def trees(self) -> dict[str, Any]:
+        """What attention takes of them."""
+        return {} if self.ancestors is None else {"ancestors": self.ancestors, "positions": self.positions.tolist()}
+
+    @property
     def slots_of_states(self) -> TorchStates:
         assert self.cache.slots is not None, "the cache has no state slots"
         return self.cache.slots
@@ -244,8 +249,7 @@ class TorchOps:
         runs = batch.seq_starts, batch.context_lens, batch.block_tables
         pages = heads, batch.cache, layer, *runs
         scoring = scale, window, softcap, slopes, sinks, biases
-        ancestors = batch.ancestors
-        return paged_attention(*pages, *scoring, ancestors=ancestors, group=group, skipped=skipped).flatten(1)
+        return paged_attention(*pages, *scoring, **batch.trees, group=group, skipped=skipped).flatten(1)
 
     def cross_attention(
         self, q: Tensor, batch: TorchBatch, layer: int, head_dim: int, scale: float, group: int = 0, skipped: int = 0
@@ -310,7 +314,7 @@ class TorchOps:
         pages = heads, batch.cache, layer, *runs
         if chosen is not None:
             return sparse_attention(*pages, scale, chosen).flatten(1)
-        return paged_attention(*pages, scale, window=0, ancestors=batch.ancestors).flatten(1)
+        return paged_attention(*pages, scale, window=0, **batch.trees).flatten(1)
 
     def activate(self, x: Tensor, kind: Activation) -> Tensor:
         return ACTIVATIONS[kind](x)

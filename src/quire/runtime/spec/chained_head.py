@@ -9,7 +9,9 @@ import numpy as np
 
 from quire.core.draft_tree import ROOT, ancestor_words
 from quire.core.plan import Run
-from quire.ops.opset import Int32, StepBatch
+from quire.ops.opset import Int32, StepBatch, TreeRoots, TreeShape
+from quire.ops.philox import random_bits
+from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
 from quire.runtime.spec.draft_blocks import DraftBlocks
 from quire.runtime.spec.growing_tree import GrowingTree
@@ -23,8 +25,8 @@ class ChainedHead(HeadProposer):
     """Position p of its cache is made of the target's hidden state of position p and of token p + 1, and gives token
     p + 2. Positions behind a draft are computed anew when the target has verified it.
 
-    Of each level of a tree, the `tree_top_k` likeliest nodes are computed, at places behind the text (EAGLE-2). A step
-    computes the levels before again: a token sees its ancestors among the tokens of the same step."""
+    Of each level of a tree, the `tree_top_k` likeliest nodes are computed (EAGLE-2), at places behind the text, one
+    after the other: a node of a later level sees its ancestors there."""
 
     def __init__(
         self,
@@ -174,6 +176,8 @@ class ChainedHead(HeadProposer):
     # ---- trees
 
     def _draft_trees(self, texts: Mapping[int, Int32]) -> dict[int, GrowingTree]:
+        if self._program.chain is not None and self._program.chain.takes_trees:
+            return self._draft_trees_at_once(texts)
         trees = {row: _ComputedTree() for row in texts}
         rows = list(texts)
         batch = self._unread(texts)
@@ -196,23 +200,50 @@ class ChainedHead(HeadProposer):
                 self._hidden.put(np.concatenate(places), self._program, batch.logit_rows)
         return dict(trees)
 
+    def _draft_trees_at_once(self, texts: Mapping[int, Int32]) -> dict[int, GrowingTree]:
+        """The same without the host: all levels are queued before the first is known."""
+        rows, chain = list(texts), self._program.chain
+        assert chain is not None
+        batch = self._unread(texts, self._max_computed)
+        logits = self._program.run(batch)[: len(rows)]
+        places = self._draft_places(rows, 0)
+        self._hidden.put(places, self._program, batch.logit_rows)
+        of_rows = [self._drafted[row].params for row in rows]
+        roots = TreeRoots(
+            positions=np.array([len(texts[row]) - 1 for row in rows], np.int32),
+            block_tables=batch.block_tables,
+            hidden_rows=places,
+            temperatures=np.array([0.0 if one.is_greedy else one.temperature for one in of_rows], np.float32),
+            keys=np.array([self._race_keys(one, len(texts[row])) for one, row in zip(of_rows, rows, strict=True)]),
+        )
+        shape = TreeShape(self._num_tokens, self._top_k, self._num_children, self._num_candidates(rows))
+        grown = chain.grow(logits, roots, shape)
+        trees = {row: GrowingTree() for row in rows}
+        wait = self._timed(grown, self._top_k * len(rows), self._num_tokens)
+        for tree, nodes in zip(trees.values(), wait(), strict=True):
+            tree.add(nodes)
+        return trees
+
+    def _race_keys(self, params: RowParams, position: int) -> list[tuple[int, int]]:
+        """Of the races that sample the tokens from there on, one a level."""
+        positions = range(position, position + self._num_tokens)
+        return [random_bits(params.seed, one, params.sample)[0] for one in positions]
+
     def _tree_batch(self, texts: Mapping[int, Int32], trees: "Mapping[int, _ComputedTree]") -> StepBatch:
-        """All computed nodes of each tree; logits are those of the newest level."""
+        """The newest level of each tree."""
         pieces, hidden_rows, words, positions = {}, [], [], []
-        logit_rows: list[int] = []
-        num_tokens = 0
         for row, tokens in texts.items():
             tree, first = trees[row], len(tokens) - 1  # where the first draft is computed
-            pieces[row] = first, np.array([tree.tree.tokens[node] for node in tree.computed], np.int32)
-            hidden_rows += [self._draft_places([row], 1 + parent) for parent in tree.parents]
-            words += [word >> 1 for word in ancestor_words(tree.parents)[1:]]  # without the root, which is read
-            positions += [first - 1 + depth for depth in tree.depths]
-            num_tokens += len(tree.computed)
-            logit_rows += range(num_tokens - len(tree.newest), num_tokens)
+            newest = slice(tree.newest.start, tree.newest.stop)
+            nodes = [tree.tree.tokens[node] for node in tree.computed[newest]]
+            pieces[row] = first + newest.start, np.array(nodes, np.int32)
+            hidden_rows += [self._draft_places([row], 1 + parent) for parent in tree.parents[newest]]
+            words += [word >> 1 for word in ancestor_words(tree.parents)[1:][newest]]  # the root is part of the text
+            positions += [first - 1 + depth for depth in tree.depths[newest]]
         return replace(
             self._blocks.batch(self._rows, pieces),
             positions=np.array(positions, np.int32),
-            logit_rows=np.array(logit_rows, np.int32),
+            logit_rows=np.arange(len(positions), dtype=np.int32),
             hidden_rows=np.concatenate(hidden_rows),
             ancestors=np.array(words, np.uint64).view(np.int64),
         )

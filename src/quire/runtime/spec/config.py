@@ -55,9 +55,9 @@ class MethodConfig:
 
     @property
     def tree_steps(self) -> tuple[int, ...]:
-        """What its own steps compute for one tree, in tokens: the levels before are computed again."""
-        top_k = int(self.keys.get("tree_top_k", 0)) if METHODS[self.name].computes_nodes else 0
-        return (1, *(level * top_k or 1 for level in range(1, self.num_tokens)))
+        """What its own steps compute for one tree, in tokens: level by level."""
+        top_k = int(self.keys.get("tree_top_k", 0)) if METHODS[self.name].computes_nodes else 1
+        return (1, *[top_k] * (self.num_tokens - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ def _check_tree(method: MethodConfig, given: Mapping[str, Any]) -> None:
             f"tree_nodes is {method.tree_nodes}, and a chain of {method.name} has {method.num_tokens} draft tokens",
             f"let it be {method.num_tokens + 1} to {MAX_TREE_NODES}, or {NUM_TOKENS} less",
         )
-    if (computed := max(method.tree_steps)) > MAX_TREE_NODES:
+    if (computed := sum(method.tree_steps[1:])) > MAX_TREE_NODES:
         raise _refusal(
             f"tree_top_k is {method.keys['tree_top_k']} and {NUM_TOKENS} is {method.num_tokens}: {method.name} would "
             f"compute {computed} nodes",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from quire.core.draft_tree import ROOT, DraftTree
+from quire.ops.opset import TreeNode
 
 
 class GrowingTree:
@@ -13,17 +14,27 @@ class GrowingTree:
         self._probabilities: list[float] = []
         self._level: Sequence[int] = ()  # the nodes added last
 
+    def add(self, nodes: Sequence[TreeNode]) -> None:
+        """All nodes at once. Those that cannot follow their parent are left out, with all below them."""
+        numbers = {ROOT: ROOT}
+        for number, (token, parent, probability) in enumerate(nodes):
+            if probability > 0.0 and parent in numbers:
+                numbers[number] = len(self.tree.tokens)
+                self._add(token, numbers[parent], probability)
+
     def add_level(self, parents: Sequence[int], children: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Below each of `parents`, nodes of the level added last: (token, its probability after the parent)."""
         first = len(self.tree.tokens)
         for parent, of_parent in zip(parents, children, strict=True):
-            before = 1.0 if parent == ROOT else self._probabilities[parent]
             for token, probability in of_parent:
-                self.tree.tokens.append(token)
-                self.tree.parents.append(parent)
-                self.tree.confidences.append(probability)
-                self._probabilities.append(before * probability)
+                self._add(token, parent, probability)
         self._level = range(first, len(self.tree.tokens))
+
+    def _add(self, token: int, parent: int, probability: float) -> None:
+        self.tree.tokens.append(token)
+        self.tree.parents.append(parent)
+        self.tree.confidences.append(probability)
+        self._probabilities.append(probability * (1.0 if parent == ROOT else self._probabilities[parent]))
 
     def likeliest(self, count: int) -> list[int]:
         """Of the nodes added last."""

@@ -18,7 +18,8 @@ from quire.runtime.spec.proposer import ProposerContext
 from quire.runtime.spec.taps import with_taps
 
 MAX_UNASKED = 8  # steps of a sequence after which no drafts were wanted: then it is left alone
-RACERS = 4  # tokens for each child of a tree, of which the race chooses
+CHILDREN = 2  # of a node, times the nodes of a level that are computed: looking at one more costs next to nothing
+RACERS = 2  # tokens for each child of a tree, of which the race chooses
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class HeadProposer(DraftingProposer[HeadRow]):
         super().__init__(context, context.model.config.vocab)
         self._head, self._num_tokens = context.head, num_tokens
         self.tree_nodes, self._top_k, self._draft_rows = tree_nodes, tree_top_k, draft_rows
+        self._num_children = CHILDREN * tree_top_k
         # A step's token and drafts, and with async scheduling the next step's token.
         self._window = max(num_tokens, tree_nodes, context.max_drafts) + 2
         self._first_draft = context.max_rows * self._window
@@ -115,21 +117,21 @@ class HeadProposer(DraftingProposer[HeadRow]):
     def _num_candidates(self, rows: Iterable[int]) -> int:
         """Of a line of logits, what `_children` chooses from."""
         sampled = any(not self._drafted[row].params.is_greedy for row in rows)
-        return self._top_k * RACERS if sampled else self._top_k
+        return self._num_children * RACERS if sampled else self._num_children
 
     def _children(self, row: int, position: int, lines: Sequence[Candidates]) -> list[Candidates]:
         """For the token at `position`, the children of each node of a level, with their confidences: the most likely
         tokens or, where tokens are sampled, those that lead the race which will sample the token."""
         params = self._drafted[row].params
         if params.is_greedy:
-            return [line[: self._top_k] for line in lines]
+            return [line[: self._num_children] for line in lines]
         key, _ = random_bits(params.seed, position, params.sample)
         numbers = iter(exponentials(key, np.array([id for line in lines for id, _ in line], np.int64)).tolist())
         children = []
         for line in lines:
             speeds = [(id, p ** (1.0 / params.temperature) / next(numbers)) for id, p in line]
             total = sum(speed for _, speed in speeds) or 1.0
-            leading = sorted(speeds, key=lambda one: -one[1])[: self._top_k]
+            leading = sorted(speeds, key=lambda one: -one[1])[: self._num_children]
             children.append([(id, speed / total) for id, speed in leading])
         return children
 

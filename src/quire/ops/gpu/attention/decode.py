@@ -23,7 +23,7 @@ from quire.ops.gpu.attention.pages import (
     offset_type,
 )
 from quire.ops.gpu.attention.plan import MAX_ROW_TILES, MIN_SPLIT_LENGTH, DecodePlan, load_piece
-from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN, add_sink, attend
+from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN, add_sink, attend, count_bits
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 from quire.ops.opset import WORD_BITS
 
@@ -84,8 +84,8 @@ def decode(
     """q [T, heads, head_dim] -> out, of the same shape and type, for tokens of the sequences that `plan` serves. Tokens
     of no sequence get zeros; tokens of longer runs are left as they are.
 
-    `tree` [T] int64 makes drafts a tree: bit j of a token's word says that it sees the j-th token of its run (its
-    ancestors and itself). `positions` [T] int32 are then the tokens' depths in the text."""
+    `tree` [T] int64 makes drafts a tree (`StepBatch.ancestors`): bit j of a token's word says that it sees the j-th
+    place of the tree (its ancestors and itself). `positions` [T] int32 are then the tokens' depths in the text."""
     num_tokens, num_heads, head_dim = q.shape
     group = num_heads // pages.num_kv_heads
     assert q.stride(2) == 1 and group * pages.num_kv_heads == num_heads and head_dim == pages.head_dim
@@ -179,6 +179,7 @@ def _decode(
         if tree is not None:
             ancestors = tl.load(tree + token + query, mask=exists, other=0)
             query_pos = tl.load(positions + token + query, mask=exists, other=0)
+            run_begin = tl.load(positions + token) + 1 - count_bits(tl.load(tree + token))
         slope = None
         if score.slopes is not None:
             slope = tl.load(score.slopes + head, mask=exists, other=0.0) * EXP2_SCALE
@@ -201,7 +202,6 @@ def _decode(
             bias,
             ancestors,
             run_begin,
-            positions + token if tree is not None else None,
             None,
             score,
             True,

@@ -176,7 +176,6 @@ def _decode_step(
             None,
             0,
             None,
-            None,
             score,
             True,
             WINDOW,

@@ -33,16 +33,18 @@ def split_trees(batch: StepBatch) -> tuple[StepBatch, Int32, Int32]:
     assert batch.ancestors is not None
     owners, starts, contexts, begins, places = [], [0], [], [], []
     for seq, (first, end) in enumerate(zip(batch.seq_starts.tolist(), batch.seq_starts[1:].tolist(), strict=False)):
-        num_before, words = int(batch.context_lens[seq]) - (end - first), batch.ancestors[first:end]
+        words = batch.ancestors[first:end]
         if _is_chain(words):
             owners.append(seq)
             starts.append(end)
-            contexts.append(num_before + end - first)
+            contexts.append(int(batch.context_lens[seq]))
             begins.append(NO_PATH)
             places.append([0] * WORD_BITS)
             continue
         for token, word in enumerate(words.tolist(), first):
-            path = [num_before + bit for bit in range(WORD_BITS) if word >> bit & 1]
+            bits = [bit for bit in range(WORD_BITS) if word >> bit & 1]
+            num_before = int(batch.positions[token]) + 1 - len(bits)  # places before the tree
+            path = [num_before + bit for bit in bits]
             owners.append(seq)
             starts.append(token + 1)
             contexts.append(num_before + len(path))

@@ -74,9 +74,11 @@ def plan_decode(
     *,
     max_queries: int = 1,
     window: int = 0,
+    tree_places: int = 0,
     min_length: int = MIN_SPLIT_LENGTH,
     split_contexts: bool = True,
 ) -> DecodePlan:
+    """`tree_places`: a token's position may be so many places before its own, where drafts are trees."""
     like = {"dtype": torch.int32, "device": runs.context_lens.device}
     pieces = torch.empty(runs.num_seqs + workers, FIELDS.value, **like)
     ranges = torch.empty(workers, 2, **like)
@@ -89,7 +91,7 @@ def plan_decode(
         workers,
         MIN_LENGTH=min_length,
         MAX_QUERIES=max_queries,
-        WINDOW=window,
+        WINDOW=window and window + tree_places,
         SPLIT=split_contexts,
         MULTIPLE=SPLIT_MULTIPLE,
         SEQS=SEQS_AT_ONCE,

@@ -195,7 +195,6 @@ def _prefill(
             bias,
             None,
             path_begin,
-            None,
             places,
             score,
             phase != 1,

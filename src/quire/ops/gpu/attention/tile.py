@@ -27,6 +27,18 @@ def find_places(pos, end, run_begin, places):
 
 
 @triton.jit
+def count_bits(words):
+    """Of words of 64 bits -> int32"""
+    x = words.to(tl.uint64)
+    x = x - ((x >> 1) & 0x5555555555555555)
+    x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+    x = x + (x >> 8)
+    x = x + (x >> 16)
+    return ((x + (x >> 32)) & 0x7F).to(tl.int32)
+
+
+@triton.jit
 def attend(
     acc,  # [ROWS, D_PAD] fp32
     m,  # [ROWS] fp32
@@ -40,9 +52,8 @@ def attend(
     query_pos,  # [ROWS]
     slope,  # [ROWS], or None
     bias,  # [ROWS] pointers to the bias of distance 0, with REACH others before and behind it; or None
-    ancestors,  # [ROWS] bits, or None: the drafts of its run that the row sees, itself among them
-    run_begin,  # the position of the run's first query
-    run_positions,  # of the run's queries: in a tree they are depths
+    ancestors,  # [ROWS] bits, or None: the places of its tree that the row sees, itself among them
+    run_begin,  # the place at which the tree begins; without one, the position of the run's first query
     places,  # of positions run_begin and following (all rows are of one token), or None: where they are
     score,  # ScoreArgs
     MASKED: tl.constexpr,  # not all rows see all of the positions
@@ -96,25 +107,27 @@ def attend(
         if score.cap is not None:
             scores = score.cap * (1.0 - 2.0 / (tl.exp(2.0 * score.qk_scale * scores) + 1.0))  # tanh
             late_scale = 1.0
-        key_pos = pos
+        key_pos = pos[None, :]
         if ancestors is not None:
             draft = pos - run_begin
-            key_pos = tl.where(draft < 0, pos, tl.load(run_positions + draft, mask=(draft >= 0) & inside, other=0))
+            if slope is not None or bias is not None or WINDOW > 0:  # a node is as deep as it has ancestors
+                before = (tl.full([1], 1, tl.int64) << tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)) - 1
+                key_pos = tl.where((draft < 0)[None, :], key_pos, run_begin + count_bits(ancestors[:, None] & before))
         if slope is not None:
-            scores = scores * late_scale + slope[:, None] * (key_pos[None, :] - query_pos[:, None])
+            scores = scores * late_scale + slope[:, None] * (key_pos - query_pos[:, None])
             late_scale = 1.0
         if bias is not None:
-            distance = tl.minimum(tl.maximum(key_pos[None, :] - query_pos[:, None], -REACH), REACH)
+            distance = tl.minimum(tl.maximum(key_pos - query_pos[:, None], -REACH), REACH)
             scores = scores * late_scale + tl.load(bias[:, None] + distance) * EXP2_SCALE
             late_scale = 1.0
         if MASKED:
             if ancestors is not None:
-                bit = (ancestors[:, None] >> tl.maximum(draft, 0)[None, :].to(tl.int64)) & 1
+                bit = (ancestors[:, None] >> tl.minimum(tl.maximum(draft, 0), 63)[None, :].to(tl.int64)) & 1
                 seen = inside[None, :] & ((draft < 0)[None, :] | (bit != 0))
             else:
-                seen = inside[None, :] & (key_pos[None, :] <= query_pos[:, None])
+                seen = inside[None, :] & (key_pos <= query_pos[:, None])
             if WINDOW > 0:
-                seen = seen & (key_pos[None, :] > query_pos[:, None] - WINDOW)
+                seen = seen & (key_pos > query_pos[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
 
         m_new = tl.maximum(m, tl.max(scores, 1) * late_scale)
