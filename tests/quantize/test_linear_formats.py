@@ -44,7 +44,7 @@ def written(
         run,
         options,
         algorithm,
-        GPTQOptions(order="activation" if formats.get("act_order") else "inputs"),
+        GPTQOptions(order="activation" if formats.get("act_order") else None),
         lambda *_: None,
     )
     return out
