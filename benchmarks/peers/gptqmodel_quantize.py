@@ -6,9 +6,13 @@ IDS.json: sequences of token ids, to calibrate with."""
 
 import argparse
 import json
+import os
 from pathlib import Path
 
-from gptqmodel import GPTQModel, QuantizeConfig  # type: ignore[import-not-found]
+# With two cores it takes one worker by itself, and then fails to start its two loaders.
+os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+
+from gptqmodel import GPTQModel, QuantizeConfig  # type: ignore[import-not-found]  # noqa: E402
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

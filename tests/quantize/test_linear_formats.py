@@ -119,7 +119,16 @@ def test_layers_that_are_ignored_or_do_not_fit_stay_and_are_listed(plain_llama: 
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert "lm_head" in config["ignore"] and "model.layers.0.mlp.up_proj" in config["ignore"]
     assert error(plain_llama, tmp_path / "out", "model.layers.0.mlp.up_proj.weight") == 0
-    assert "3 of" in outcome.written.plan.notes[0]
+    assert "3 of" in outcome.written.plan.notes[0] and "--group-size" not in outcome.written.plan.notes[0]
+
+
+def test_layers_whose_inputs_are_no_multiple_of_the_group_size_say_which_size_fits(
+    plain_llama: Path, tmp_path: Path
+) -> None:
+    formats = FormatOptions(group_size=512)  # layers have 256 and 512 inputs
+    run = QuantizeRun(plain_llama, tmp_path / "out", QuantizeOptions("W4A16"), formats)
+    notes = run.plan(run.open()).notes
+    assert notes[0].endswith(": 256 inputs are no multiple of 512; `--group-size 256` fits")
 
 
 def test_static_scales_of_inputs_and_of_the_kv_cache(plain_llama: Path, tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def mix_target(arguments: Namespace) -> "MixTarget | None":
 def gptq_options(arguments: Namespace) -> "GPTQOptions":
     from quire.quantize.gptq import GPTQOptions
 
+    if not 0 <= arguments.damping <= 1:
+        raise UsageError(f"--damping is {arguments.damping:g}", "give 0 to 1, a share of the mean second moment")
     return GPTQOptions(damping=arguments.damping, order=arguments.act_order)
 
 
