@@ -15,15 +15,19 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe, note_others
 from benchmarks.processes import ROOT, progress
+from quire.core.errors import QuireError
 from quire.hub import DEFAULT_MODEL, resolve_model
+from quire.ops.opset import Keep
 from quire.quantize import quality
 from quire.quantize.calibration import default_text, sequences
 from quire.quantize.command import cut_to
+from quire.quantize.eager_model import linear_layers
 from quire.weights.checkpoint import open_checkpoint
 
 LENGTH = 512
@@ -124,7 +128,10 @@ class Bench:
             said = log.read()
         if process.returncode or not out.exists():
             return f"ended with status {process.returncode}: {said[-600:]}"
-        states = quality.last_states(open_checkpoint(out), self.measured)
+        try:
+            states = quality.last_states(open_checkpoint(out), self.measured)
+        except QuireError as error:
+            return f"wrote what cannot be read: {error}"
         compared = quality.compare(self.original, states, self.measured)
         files = [out] if out.is_file() else [*out.glob("*.safetensors")]
         row = Quantized(
@@ -159,6 +166,12 @@ def tools(arguments: argparse.Namespace) -> dict[str, Tool]:
     return found
 
 
+def fitting_group(model: Path) -> int:
+    """The largest size of groups, 128 at most, that divides the inputs of all linear layers."""
+    uses = linear_layers(open_checkpoint(model)).values()
+    return gcd(128, *(use.shape[1] for use in uses if use.keep is Keep.NOTHING))
+
+
 def _worker(name: str, python: str) -> Tool:
     module = f"benchmarks.peers.{name.replace('-', '')}_quantize"
     return Tool(name, (str(Path(python).absolute()), "-m", module))
@@ -183,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--llmcompressor-python", default=".venv-llmcompressor/bin/python")
     parser.add_argument("--gptqmodel-python", default=".venv-gptqmodel/bin/python")
     parser.add_argument("--autoround-python", default=".venv-auto-round/bin/python")
-    parser.add_argument("--group-size", type=int, default=128, help="of W4A16: a divisor of the model's widths")
+    parser.add_argument("--group-size", type=int, help="of W4A16 (default: the largest up to 128 that fits all layers)")
     parser.add_argument("--tokens", type=int, default=16384, help="to calibrate with")
     parser.add_argument("--measured-tokens", type=int, default=2048)
     parser.add_argument("--cases", nargs="*", help="some of the table; default: all")
@@ -193,6 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.quick:
         arguments.cases, arguments.tokens, arguments.measured_tokens = arguments.cases or [*QUICK], 1024, 512
     model = resolve_model(arguments.model).path
+    arguments.group_size = arguments.group_size or fitting_group(model)
     found = tools(arguments)
     rows, failures = [], {}
     with tempfile.TemporaryDirectory(prefix="quire-bench-quantize-") as folder:

@@ -22,7 +22,9 @@ if __name__ == "__main__":
     parser.add_argument("out")
     parser.add_argument("ids", type=Path)
     parser.add_argument("--group-size", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=LIGHT_STEPS, help="for each layer (default: %(default)s, its light)")
+    parser.add_argument(
+        "--steps", type=int, default=LIGHT_STEPS, help="for each layer (default: %(default)s, its light)"
+    )
     args = parser.parse_args()
     ids = json.loads(args.ids.read_text())
     model = AutoModelForCausalLM.from_pretrained(args.source, dtype=torch.float32)

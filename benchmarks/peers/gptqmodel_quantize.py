@@ -12,7 +12,7 @@ from pathlib import Path
 # With two cores it takes one worker by itself, and then fails to start its two loaders.
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 
-from gptqmodel import GPTQModel, QuantizeConfig  # type: ignore[import-not-found]  # noqa: E402
+from gptqmodel import GPTQModel, QuantizeConfig  # type: ignore[import-not-found]
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
