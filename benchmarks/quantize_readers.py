@@ -61,8 +61,9 @@ def cases(arguments: argparse.Namespace) -> list[ReaderCase]:
     group = ("--group-size", "64")
     return [
         *(ReaderCase(name, "transformers", compressed, flags=group)
-          for name in ("W4A16", "W4A16_ASYM", "W8A16")),
+          for name in ("W4A16", "W4A16_ASYM", "W3A16", "W8A16")),
         ReaderCase("W4A16", "transformers", compressed, flags=(*group, "--algorithm", "gptq", "--act-order")),
+        ReaderCase("MXFP4A16", "transformers", compressed, 0.05),  # the library computes in bf16
         *(ReaderCase(name, "transformers", compressed, ACTIVATIONS)
           for name in ("W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK")),
         *(ReaderCase(name, "gptqmodel", gptq, flags=group) for name in ("GPTQ", "GPTQ_V2", "AWQ")),

@@ -195,6 +195,16 @@ def test_gptq_in_the_order_of_groups_keeps_them_and_loses_less(bits: int) -> Non
     assert lost["group"] < 0.97 * lost["inputs"], lost
 
 
+def test_gptq_counts_an_error_as_far_as_later_inputs_cannot_make_up_for_it() -> None:
+    x = np.random.default_rng(0).normal(size=(256, 64)) @ np.random.default_rng(1).normal(size=(64, 64))
+    moments = CPU().add_moments(None, x.astype(np.float32)) / 256
+    shared = rounding_order(moments, 32, GPTQOptions(order="inputs"))
+    damped = moments + GPTQOptions().damping * np.diagonal(moments).mean() * np.eye(64)
+    for index in (0, 31, 63):  # the least of e^T H e where e is 1 there and 0 before
+        least = 1 / np.linalg.inv(damped[index:, index:])[0, 0]
+        assert shared.importance[index] == pytest.approx(least, rel=1e-3)
+
+
 def test_methods_are_found_by_the_names_people_know() -> None:
     assert [method_name(name) for name in ("q4_k_m", "int8", "fp8-dynamic", "q4_k", "mxfp4")] == [
         "Q4_K_M", "W8A8", "FP8_DYNAMIC", "Q4_K_M", "MXFP4_MOE",
