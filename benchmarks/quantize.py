@@ -120,7 +120,9 @@ class Bench:
         note_others(f"{case}: {tool.name}")
         started = time.perf_counter()
         with (self.folder / "log.txt").open("w+") as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=peer_environment(), stdout=log, stderr=subprocess.STDOUT
+            )
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             seconds = time.perf_counter() - started
@@ -151,7 +153,7 @@ def tools(arguments: argparse.Namespace) -> dict[str, Tool]:
     quire = Tool("quire", (sys.executable, "-m", "quire.cli.main", "quantize"))
     found = {"quire": quire}
     candidates = [
-        (Tool("llama.cpp", (arguments.llama_quantize,), gguf=True), arguments.llama_quantize),
+        (Tool("llama.cpp", (str(Path(arguments.llama_quantize).absolute()),), gguf=True), arguments.llama_quantize),
         (_worker("llm-compressor", arguments.llmcompressor_python), arguments.llmcompressor_python),
         (_worker("gptqmodel", arguments.gptqmodel_python), arguments.gptqmodel_python),
         (_worker("autoround", arguments.autoround_python), arguments.autoround_python),
@@ -164,6 +166,12 @@ def tools(arguments: argparse.Namespace) -> dict[str, Tool]:
             continue
         found[tool.name] = tool
     return found
+
+
+def peer_environment() -> dict[str, str]:
+    """Of a process that starts elsewhere, where it may leave logs, and imports `benchmarks`."""
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT)}
 
 
 def fitting_group(model: Path) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.machine import describe
 from benchmarks.processes import ROOT, progress
+from benchmarks.quantize import peer_environment
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.quantize import quality
 from quire.quantize.calibration import default_text, sequences
@@ -102,8 +103,9 @@ class Reading:
             python = str(Path(case.environment).absolute())
             command = [python, "-m", "benchmarks.peers.native_logits", case.reader, str(out)]
             done = subprocess.run(
-                [*command, str(self.folder / "ids.json"), str(logits)], cwd=ROOT, text=True, capture_output=True
-            )
+                [*command, str(self.folder / "ids.json"), str(logits)],
+                cwd=self.folder, env=peer_environment(), text=True, capture_output=True,
+            )  # fmt: skip
             if done.returncode:
                 return f"ended with status {done.returncode}: {done.stderr[-600:]}"
             ours = quality.last_states(open_checkpoint(out), [self.ids]).rows(0, len(self.ids))
