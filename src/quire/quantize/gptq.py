@@ -53,7 +53,8 @@ def rounding_order(moments: Floats, group: int, options: GPTQOptions) -> Roundin
     order = input_order(diagonal, group, options.chosen_order)
     dead = (diagonal <= 0)[order]
     factor = _inverse_factor(moments[np.ix_(order, order)], dead, options.damping)
-    return RoundingOrder(order, factor, 1 / np.square(np.diagonal(factor)), dead)
+    importance: Floats = np.float32(1) / np.square(np.diagonal(factor))
+    return RoundingOrder(order, factor, importance, dead)
 
 
 def gptq(w: Floats, shared: RoundingOrder, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:
