@@ -4,7 +4,7 @@
 # make bench   Quire beside its peers                                make fleet   a gateway and two engines, on this machine
 # make check-deploy     the files of deploy/ by their schemas
 # make bench-quantize   its quantizer beside theirs                  make bench-gateway   its gateway beside theirs
-# make bench-many       ranks on several GPUs
+# make bench-many       ranks on several GPUs                        make bench-readers   its formats in their own libraries
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with; imports quire from src/
@@ -15,6 +15,7 @@
 # .venv-deploy  kubernetes-validate and hadolint, for make check-deploy
 # .venv-litellm, .venv-routers  LiteLLM; vllm-router and smg, for make bench-gateway
 # .venv-llmcompressor, .venv-gptqmodel, .venv-auto-round  on top of .venv-dev, for make bench-quantize
+# .venv-bitsandbytes  on top of .venv-dev, for make bench-readers
 
 PYTHON ?= python3
 MODEL ?=
@@ -40,6 +41,7 @@ VLLM_VERSION := 0.32.0
 LLMCOMPRESSOR := .venv-llmcompressor/.installed-0.14.0
 GPTQMODEL := .venv-gptqmodel/.installed-7.7.0
 AUTOROUND := .venv-auto-round/.installed-0.16.1
+BITSANDBYTES := .venv-bitsandbytes/.installed-0.50.2
 DEPLOY_TOOLS := .venv-deploy/.installed-1.37.0-2.15.1
 LITELLM := .venv-litellm/.installed-1.106.2
 ROUTERS := .venv-routers/.installed-0.1.16-1.13.0
@@ -55,7 +57,7 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
 .PHONY: serve fleet model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
-	check-deploy bench bench-parts bench-quantize bench-gateway bench-many clean
+	check-deploy bench bench-parts bench-quantize bench-readers bench-gateway bench-many clean
 
 serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
@@ -126,6 +128,9 @@ bench-parts: build $(VENV_DEV) model
 bench-quantize: build $(VENV_DEV) $(LLAMA) $(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOROUND) model
 	.venv-dev/bin/python -m benchmarks.quantize $(ARGS)
 
+bench-readers: build $(VENV_DEV) $(LLAMA) $(LLMCOMPRESSOR) $(GPTQMODEL) $(BITSANDBYTES) model
+	.venv-dev/bin/python -m benchmarks.quantize_readers $(ARGS)
+
 bench-many: build $(VENV_DEV)
 	.venv-dev/bin/python -m benchmarks.gpu.many $(ARGS)
 
@@ -190,7 +195,7 @@ $(VLLM):
 	@PYTHON=$(PYTHON) benchmarks/peers/install_vllm.sh .venv-vllm $(VLLM_VERSION) 2.13.0
 	@touch $@
 
-$(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOROUND): $(VENV_DEV)
+$(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOROUND) $(BITSANDBYTES): $(VENV_DEV)
 	@echo "installing into $(@D), to compare with (minutes; GPTQModel may bring a torch of its own)" >&2
 	@benchmarks/peers/install_quantizer.sh $(@D) .venv-dev $(@D:.venv-%=%)==$(@F:.installed-%=%)
 	@touch $@
@@ -215,4 +220,4 @@ $(ROUTERS):
 
 clean:
 	rm -rf build dist .venv .venv-build .venv-dev .venv-clients .venv-llama .venv-vllm .venv-llmcompressor .venv-gptqmodel \
-		.venv-auto-round .venv-litellm .venv-routers .venv-deploy
+		.venv-auto-round .venv-bitsandbytes .venv-litellm .venv-routers .venv-deploy

@@ -15,15 +15,19 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe, note_others
 from benchmarks.processes import ROOT, progress
+from quire.core.errors import QuireError
 from quire.hub import DEFAULT_MODEL, resolve_model
+from quire.ops.opset import Keep
 from quire.quantize import quality
 from quire.quantize.calibration import default_text, sequences
 from quire.quantize.command import cut_to
+from quire.quantize.eager_model import linear_layers
 from quire.weights.checkpoint import open_checkpoint
 
 LENGTH = 512
@@ -116,7 +120,9 @@ class Bench:
         note_others(f"{case}: {tool.name}")
         started = time.perf_counter()
         with (self.folder / "log.txt").open("w+") as log:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=peer_environment(), stdout=log, stderr=subprocess.STDOUT
+            )
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             seconds = time.perf_counter() - started
@@ -124,7 +130,10 @@ class Bench:
             said = log.read()
         if process.returncode or not out.exists():
             return f"ended with status {process.returncode}: {said[-600:]}"
-        states = quality.last_states(open_checkpoint(out), self.measured)
+        try:
+            states = quality.last_states(open_checkpoint(out), self.measured)
+        except QuireError as error:
+            return f"wrote what cannot be read: {error}"
         compared = quality.compare(self.original, states, self.measured)
         files = [out] if out.is_file() else [*out.glob("*.safetensors")]
         row = Quantized(
@@ -144,7 +153,7 @@ def tools(arguments: argparse.Namespace) -> dict[str, Tool]:
     quire = Tool("quire", (sys.executable, "-m", "quire.cli.main", "quantize"))
     found = {"quire": quire}
     candidates = [
-        (Tool("llama.cpp", (arguments.llama_quantize,), gguf=True), arguments.llama_quantize),
+        (Tool("llama.cpp", (str(Path(arguments.llama_quantize).absolute()),), gguf=True), arguments.llama_quantize),
         (_worker("llm-compressor", arguments.llmcompressor_python), arguments.llmcompressor_python),
         (_worker("gptqmodel", arguments.gptqmodel_python), arguments.gptqmodel_python),
         (_worker("autoround", arguments.autoround_python), arguments.autoround_python),
@@ -157,6 +166,18 @@ def tools(arguments: argparse.Namespace) -> dict[str, Tool]:
             continue
         found[tool.name] = tool
     return found
+
+
+def peer_environment() -> dict[str, str]:
+    """Of a process that starts elsewhere, where it may leave logs, and imports `benchmarks`."""
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT)}
+
+
+def fitting_group(model: Path) -> int:
+    """The largest size of groups, 128 at most, that divides the inputs of all linear layers."""
+    uses = linear_layers(open_checkpoint(model)).values()
+    return gcd(128, *(use.shape[1] for use in uses if use.keep is Keep.NOTHING))
 
 
 def _worker(name: str, python: str) -> Tool:
@@ -183,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--llmcompressor-python", default=".venv-llmcompressor/bin/python")
     parser.add_argument("--gptqmodel-python", default=".venv-gptqmodel/bin/python")
     parser.add_argument("--autoround-python", default=".venv-auto-round/bin/python")
-    parser.add_argument("--group-size", type=int, default=128, help="of W4A16: a divisor of the model's widths")
+    parser.add_argument("--group-size", type=int, help="of W4A16 (default: the largest up to 128 that fits all layers)")
     parser.add_argument("--tokens", type=int, default=16384, help="to calibrate with")
     parser.add_argument("--measured-tokens", type=int, default=2048)
     parser.add_argument("--cases", nargs="*", help="some of the table; default: all")
@@ -193,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.quick:
         arguments.cases, arguments.tokens, arguments.measured_tokens = arguments.cases or [*QUICK], 1024, 512
     model = resolve_model(arguments.model).path
+    arguments.group_size = arguments.group_size or fitting_group(model)
     found = tools(arguments)
     rows, failures = [], {}
     with tempfile.TemporaryDirectory(prefix="quire-bench-quantize-") as folder:

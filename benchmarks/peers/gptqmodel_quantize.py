@@ -6,7 +6,11 @@ IDS.json: sequences of token ids, to calibrate with."""
 
 import argparse
 import json
+import os
 from pathlib import Path
+
+# With two cores it takes one worker by itself, and then fails to start its two loaders.
+os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
 
 from gptqmodel import GPTQModel, QuantizeConfig  # type: ignore[import-not-found]
 

@@ -44,7 +44,7 @@ def written(
         run,
         options,
         algorithm,
-        GPTQOptions(order="activation" if formats.get("act_order") else "inputs"),
+        GPTQOptions(order="activation" if formats.get("act_order") else None),
         lambda *_: None,
     )
     return out
@@ -119,7 +119,16 @@ def test_layers_that_are_ignored_or_do_not_fit_stay_and_are_listed(plain_llama: 
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert "lm_head" in config["ignore"] and "model.layers.0.mlp.up_proj" in config["ignore"]
     assert error(plain_llama, tmp_path / "out", "model.layers.0.mlp.up_proj.weight") == 0
-    assert "3 of" in outcome.written.plan.notes[0]
+    assert "3 of" in outcome.written.plan.notes[0] and "--group-size" not in outcome.written.plan.notes[0]
+
+
+def test_layers_whose_inputs_are_no_multiple_of_the_group_size_say_which_size_fits(
+    plain_llama: Path, tmp_path: Path
+) -> None:
+    formats = FormatOptions(group_size=512)  # layers have 256 and 512 inputs
+    run = QuantizeRun(plain_llama, tmp_path / "out", QuantizeOptions("W4A16"), formats)
+    notes = run.plan(run.open()).notes
+    assert notes[0].endswith(": 256 inputs are no multiple of 512; `--group-size 256` fits")
 
 
 def test_static_scales_of_inputs_and_of_the_kv_cache(plain_llama: Path, tmp_path: Path) -> None:
@@ -184,6 +193,16 @@ def test_gptq_in_the_order_of_groups_keeps_them_and_loses_less(bits: int) -> Non
         lost[order] = float(((error @ moments) * error).sum())
         assert (integers.groups is None) == (order != "activation")
     assert lost["group"] < 0.97 * lost["inputs"], lost
+
+
+def test_gptq_counts_an_error_as_far_as_later_inputs_cannot_make_up_for_it() -> None:
+    x = np.random.default_rng(0).normal(size=(256, 64)) @ np.random.default_rng(1).normal(size=(64, 64))
+    moments = CPU().add_moments(None, x.astype(np.float32)) / 256
+    shared = rounding_order(moments, 32, GPTQOptions(order="inputs"))
+    damped = moments + GPTQOptions().damping * np.diagonal(moments).mean() * np.eye(64)
+    for index in (0, 31, 63):  # the least of e^T H e where e is 1 there and 0 before
+        least = 1 / np.linalg.inv(damped[index:, index:])[0, 0]
+        assert shared.importance[index] == pytest.approx(least, rel=1e-3)
 
 
 def test_methods_are_found_by_the_names_people_know() -> None:

@@ -189,6 +189,8 @@ def test_an_output_is_never_overwritten(plain_llama: Path, tmp_path: Path) -> No
         (["out", "--method", "FP8", "--algorithm", "gptq"], "--algorithm gptq is for integers"),
         (["out", "--method", "W4A16", "--act-order"], "--act-order is an order of GPTQ"),
         (["out", "--method", "W4A16", "--act-order", "group"], "--act-order is an order of GPTQ"),
+        (["out", "--method", "GPTQ", "--damping", "-1"], "--damping is -1"),
+        (["out", "--method", "GPTQ", "--damping", "nan"], "--damping is nan"),
         (["out.gguf", "--method", "Q8_0", "--split-max-size", "1"], "--split-max-size is 1"),
         (["out", "--method", "FP8_STATIC", "--imatrix", "x.gguf"], "needs the largest inputs"),
         (["out", "--method", "W4A16", "--ignore", "("], "is no regex"),

@@ -43,10 +43,11 @@ def add_flags(parser: Parser) -> None:
         "--act-order",
         nargs="?",
         const="activation",
-        choices=("activation", "group"),
-        help="of GPTQ: the inputs that matter most first; `group`: within groups that stay as they are",
+        choices=("activation", "group", "inputs"),
+        help="of GPTQ: the inputs that matter most first; `group` (default): within groups that stay as they are; "
+        "`inputs`: as they are",
     )
-    add("--damping", type=float, default=0.01, metavar="X", help="of GPTQ's second moments (default: 0.01)")
+    add("--damping", type=float, default=0.05, metavar="X", help="of GPTQ's second moments (default: 0.05)")
     add("--double-quantization", action=argparse.BooleanOptionalAction, default=True, help="of NF4's and FP4's scales")
     add("--ignore", action="append", default=[], metavar="REGEX", help="names of weights that stay as they are")
     add("--dtype", choices=("F32", "F16", "BF16"), help="of quantized tensors that the output has in floats")
@@ -121,7 +122,9 @@ def mix_target(arguments: Namespace) -> "MixTarget | None":
 def gptq_options(arguments: Namespace) -> "GPTQOptions":
     from quire.quantize.gptq import GPTQOptions
 
-    return GPTQOptions(damping=arguments.damping, order=arguments.act_order or "inputs")
+    if not 0 <= arguments.damping <= 1:
+        raise UsageError(f"--damping is {arguments.damping:g}", "give 0 to 1, a share of the mean second moment")
+    return GPTQOptions(damping=arguments.damping, order=arguments.act_order)
 
 
 def calibration_options(arguments: Namespace) -> "CalibrationOptions":

@@ -121,7 +121,7 @@ def _algorithm(run: QuantizeRun, algorithm: str | None, options: GPTQOptions) ->
         raise QuantizeError(
             f"--algorithm {chosen} is for integers, and {method} has none", f"use one of {', '.join(known)}, W8A8, AWQ"
         )
-    if (run.formats.act_order or options.order != "inputs") and chosen != "gptq":
+    if (run.formats.act_order or options.order) and chosen != "gptq":
         raise QuantizeError("--act-order is an order of GPTQ", "add `--algorithm gptq`")
     return chosen
 

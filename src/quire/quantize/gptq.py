@@ -19,21 +19,27 @@ from quire.quantize.search import Floats, inverse
 # What is rounded first: inputs as they are; those with the largest second moments ("activation", whose groups are then
 # no runs of inputs); or the same within groups, the groups that matter most first ("group"), which stay as they are.
 ORDERS = ("inputs", "activation", "group")
+DEFAULT_ORDER = "group"  # costs readers nothing, and loses less than "inputs"
+DEFAULT_DAMPING = 0.05
 BLOCK = 128  # inputs whose errors are carried on together
 MAX_DAMPING = 10.0  # times the mean of the diagonal
 
 
 @dataclass(frozen=True, slots=True)
 class GPTQOptions:
-    damping: float = 0.01  # of the mean of the diagonal of H
-    order: str = "inputs"  # one of ORDERS
+    damping: float = DEFAULT_DAMPING  # of the mean of the diagonal of H
+    order: str | None = None  # one of ORDERS; None: DEFAULT_ORDER
     search: bool = True  # ranges are chosen by weighted search
+
+    @property
+    def chosen_order(self) -> str:
+        return self.order or DEFAULT_ORDER
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundingOrder:
     """What layers that share their inputs share: the order in which inputs are rounded, and, in that order, the factor
-    U, the second moments of inputs, and which inputs are always 0."""
+    U, what an error of each input costs after later inputs have made up for it, and which inputs are always 0."""
 
     order: NDArray[np.intp]
     factor: Floats
@@ -44,10 +50,11 @@ class RoundingOrder:
 def rounding_order(moments: Floats, group: int, options: GPTQOptions) -> RoundingOrder:
     """`moments` [inputs, inputs]: X^T X over the number of rows. `group`: inputs that share a scale."""
     diagonal = np.diagonal(moments).copy()
-    order = input_order(diagonal, group, options.order)
+    order = input_order(diagonal, group, options.chosen_order)
     dead = (diagonal <= 0)[order]
     factor = _inverse_factor(moments[np.ix_(order, order)], dead, options.damping)
-    return RoundingOrder(order, factor, np.maximum(diagonal[order], np.float32(1e-12)), dead)
+    importance: Floats = np.float32(1) / np.square(np.diagonal(factor))
+    return RoundingOrder(order, factor, importance, dead)
 
 
 def gptq(w: Floats, shared: RoundingOrder, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:
@@ -80,7 +87,7 @@ def gptq(w: Floats, shared: RoundingOrder, grid: IntegerGrid, options: GPTQOptio
             errors[:, index - first] = error
             block[:, index - first + 1 :] -= error[:, None] * factor[index, index + 1 : last]
         weights[:, last:] -= errors @ factor[first:last, last:]
-    back, groups, places = original_order(shared.order, size, options.order)
+    back, groups, places = original_order(shared.order, size, options.chosen_order)
     return GroupedIntegers(grid.bits, q[:, back], scales[:, places], zeros[:, places], groups)
 
 

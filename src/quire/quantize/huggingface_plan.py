@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def plan_huggingface(
     small = small_files(checkpoint, quantization, dtype) | index
     notes = []
     if left := [name for name, use in linears.items() if name not in chosen and use.keep is Keep.NOTHING]:
-        notes.append(f"{len(left)} of {len(linears)} linear layers stay as they are, such as {_module(left[0])}")
+        said = f"{len(left)} of {len(linears)} linear layers stay as they are, such as {_module(left[0])}"
+        notes.append(said + _group_hint([linears[name].shape[1] for name in left], forms))
     return WritePlan(out, layouts, tasks, small, notes)
 
 
@@ -80,6 +82,16 @@ def quantized_layers(
         and forms.of(name).fits(*use.shape)
         and not any(re.search(pattern, name) for pattern in options.ignore)
     }
+
+
+def _group_hint(inputs: list[int], forms: LinearFormats | None) -> str:
+    """Which size of groups divides the inputs of layers that the method's does not."""
+    grid = None if forms is None else forms.usual.grid
+    if grid is None or not grid.group or not (uneven := [count for count in inputs if count % grid.group]):
+        return ""
+    said = f": {uneven[0]} inputs are no multiple of {grid.group}"
+    common = gcd(grid.group, *uneven)
+    return said if common % 32 else f"{said}; `--group-size {common}` fits"
 
 
 def _module(name: str) -> str:

@@ -77,7 +77,6 @@ def gptq(bits: int, group: int, symmetric: bool, second_version: bool, act_order
             "group_size": group or -1,
             "sym": symmetric,
             "desc_act": act_order,
-            "damp_percent": 0.01,
             "checkpoint_format": "gptq_v2" if second_version else "gptq",
             "lm_head": False,
         }

@@ -28,12 +28,12 @@ class TorchRoundingOrder:
 
 def rounding_order(moments: Tensor, group: int, options: GPTQOptions) -> TorchRoundingOrder:
     diagonal = moments.diagonal().clone()
-    order = input_order(diagonal.cpu().numpy(), group, options.order)
+    order = input_order(diagonal.cpu().numpy(), group, options.chosen_order)
     order_on = torch.from_numpy(order).to(moments.device)
     dead = (diagonal <= 0)[order_on]
-    in_order = moments if options.order == "inputs" else moments[order_on][:, order_on]
+    in_order = moments if options.chosen_order == "inputs" else moments[order_on][:, order_on]
     factor = _inverse_factor(in_order, dead, options.damping)
-    return TorchRoundingOrder(order, order_on, factor, diagonal[order_on].clamp(min=1e-12), dead)
+    return TorchRoundingOrder(order, order_on, factor, factor.diagonal().square().reciprocal(), dead)
 
 
 def _inverse_factor(moments: Tensor, dead: Tensor, damping: float) -> Tensor:
@@ -78,7 +78,7 @@ def gptq(w: Tensor, shared: TorchRoundingOrder, grid: IntegerGrid, options: GPTQ
         errors = round_block(block, stored[:, 0].float(), zero[:, 0].float(), factor, q[:, first:last], levels)
         if last < inputs:
             weights[:, last:].addmm_(errors, shared.factor[first:last, last:], alpha=-1)
-    back, groups, places = original_order(shared.order, size, options.order)
-    q = q if options.order == "inputs" else q[:, torch.from_numpy(back).to(w.device)]
+    back, groups, places = original_order(shared.order, size, options.chosen_order)
+    q = q if options.chosen_order == "inputs" else q[:, torch.from_numpy(back).to(w.device)]
     there = torch.from_numpy(places).to(w.device)
     return TorchIntegers.of(grid.bits, q, scales[:, there], zeros[:, there], groups)

@@ -1,0 +1,162 @@
+"""Every format of `quire quantize` in the library whose format it is: does it load, and are the logits the same?
+
+    python -m benchmarks.quantize_readers [MODEL] --json result.json
+
+MODEL: a folder in Hugging Face's layout, or a model to convert (its dequantized weights). Each row quantizes it, has
+the library compute the logits of some tokens, and says how far they are from those of Quire's forward pass on the same
+files, relative to the largest. A library that is not installed is left out, and said so."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.machine import describe
+from benchmarks.processes import ROOT, progress
+from benchmarks.quantize import peer_environment
+from quire.hub import DEFAULT_MODEL, resolve_model
+from quire.quantize import quality
+from quire.quantize.calibration import default_text, sequences
+from quire.weights.checkpoint import open_checkpoint
+
+EXACT, ACTIVATIONS = 1e-3, 0.3  # fp32 or fp16 sums; the library quantizes activations too
+NUM_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderCase:
+    """`tolerance`: of the largest logit."""
+
+    method: str
+    reader: str
+    environment: str  # the interpreter's
+    tolerance: float = EXACT
+    flags: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " ".join((self.method, *self.flags))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBack:
+    """A row of the result."""
+
+    case: str
+    reader: str
+    versions: dict[str, str]
+    difference: float  # of the largest logit
+    same_top: float
+    within: bool
+
+
+def cases(arguments: argparse.Namespace) -> list[ReaderCase]:
+    compressed, bits = arguments.llmcompressor_python, arguments.bitsandbytes_python
+    gptq, llama = arguments.gptqmodel_python, arguments.llama_python
+    group = ("--group-size", "64")
+    return [
+        *(ReaderCase(name, "transformers", compressed, flags=group)
+          for name in ("W4A16", "W4A16_ASYM", "W3A16", "W8A16")),
+        ReaderCase("W4A16", "transformers", compressed, flags=(*group, "--algorithm", "gptq", "--act-order")),
+        ReaderCase("MXFP4A16", "transformers", compressed, 0.05),  # the library computes in bf16
+        *(ReaderCase(name, "transformers", compressed, ACTIVATIONS)
+          for name in ("W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK")),
+        *(ReaderCase(name, "gptqmodel", gptq, flags=group) for name in ("GPTQ", "GPTQ_V2", "AWQ")),
+        ReaderCase("GPTQ", "gptqmodel", gptq, flags=(*group, "--act-order")),
+        *(ReaderCase(name, "transformers", bits, 0.01) for name in ("NF4", "FP4")),
+        ReaderCase("LLM_INT8", "transformers", bits, ACTIVATIONS),
+        # llama.cpp quantizes activations to 8 bits for most types.
+        *(ReaderCase(name, "llama.cpp", llama, 0.05)
+          for name in ("F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K_M", "Q6_K", "IQ4_NL", "IQ4_XS")),
+    ]  # fmt: skip
+
+
+class Reading:
+    """`folder`: where the source and outputs are."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        self.folder = folder
+        self.source = model
+        if not model.is_dir():
+            self.source = folder / "source"
+            self._quantize(model, self.source, "--method", "F16")
+        used, _ = sequences(self.source, default_text(), NUM_TOKENS, 1024, measures=False)
+        self.ids = used[0]
+        (folder / "ids.json").write_text(json.dumps(self.ids))
+
+    def _quantize(self, source: Path, out: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "quire.cli.main", "quantize", str(source), str(out), "--report-tokens", "0"]
+        subprocess.run([*command, "-q", *flags], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+    def row(self, case: ReaderCase) -> ReadBack | str:
+        """The row, or why there is none."""
+        out = self.folder / ("out.gguf" if case.reader == "llama.cpp" else "out")
+        logits = self.folder / "logits.npy"
+        self._quantize(self.source, out, "--method", case.method, "--calibration-tokens", "1024", *case.flags)
+        try:
+            python = str(Path(case.environment).absolute())
+            command = [python, "-m", "benchmarks.peers.native_logits", case.reader, str(out)]
+            done = subprocess.run(
+                [*command, str(self.folder / "ids.json"), str(logits)],
+                cwd=self.folder, env=peer_environment(), text=True, capture_output=True,
+            )  # fmt: skip
+            if done.returncode:
+                return f"ended with status {done.returncode}: {done.stderr[-600:]}"
+            ours = quality.last_states(open_checkpoint(out), [self.ids]).rows(0, len(self.ids))
+        finally:
+            subprocess.run(["rm", "-rf", str(out)], check=True)
+        theirs = np.load(logits)[:, : ours.shape[1]]
+        difference = float(np.abs(theirs - ours).max() / np.abs(ours).max())
+        same = float((theirs.argmax(1) == ours.argmax(1)).mean())
+        versions = json.loads(done.stdout.strip().splitlines()[-1])
+        return ReadBack(case.name, case.reader, versions, difference, same, difference <= case.tolerance)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    parser.add_argument("--llmcompressor-python", default=".venv-llmcompressor/bin/python")
+    parser.add_argument("--gptqmodel-python", default=".venv-gptqmodel/bin/python")
+    parser.add_argument("--bitsandbytes-python", default=".venv-bitsandbytes/bin/python")
+    parser.add_argument("--llama-python", default=".venv-llama/bin/python")
+    parser.add_argument("--methods", nargs="*", help="some of the table; default: all")
+    parser.add_argument("--json", type=Path, help="keep the result there")
+    arguments = parser.parse_args(argv)
+    given = Path(arguments.model)
+    model = given if given.is_dir() else resolve_model(arguments.model).path
+    rows, failures = [], {}
+    with tempfile.TemporaryDirectory(prefix="quire-bench-readers-") as folder:
+        reading = Reading(model, Path(folder))
+        for case in cases(arguments):
+            if arguments.methods and case.method not in arguments.methods:
+                continue
+            if not Path(case.environment).exists():
+                progress(f"{case.name} is left out: there is no {case.environment}")
+                continue
+            row = reading.row(case)
+            if isinstance(row, str):
+                failures[f"{case.name}: {case.reader}"] = row
+                progress(f"{case.name}: {case.reader} {row}")
+                continue
+            rows.append(row)
+            verdict = "" if row.within else f"   more than {case.tolerance}"
+            figures = f"{row.difference:.2e}  same top {100 * row.same_top:.0f} %{verdict}"
+            print(f"{row.case:<44} {row.reader:<13} {figures}", flush=True)
+    outcome = {
+        "benchmark": "quantize_readers", "model": model.name, "machine": describe(),
+        "rows": [asdict(row) for row in rows], "failures": failures,
+    }  # fmt: skip
+    if arguments.json:
+        arguments.json.write_text(json.dumps(outcome, indent=1) + "\n")
+    print(json.dumps(outcome))
+    return 1 if failures or not all(row.within for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
