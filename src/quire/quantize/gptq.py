@@ -53,7 +53,7 @@ def rounding_order(moments: Floats, group: int, options: GPTQOptions) -> Roundin
     order = input_order(diagonal, group, options.chosen_order)
     dead = (diagonal <= 0)[order]
     factor = _inverse_factor(moments[np.ix_(order, order)], dead, options.damping)
-    importance: Floats = np.float32(1) / np.square(np.diagonal(factor))
+    importance: Floats = np.reciprocal(np.square(np.diagonal(factor)))
     return RoundingOrder(order, factor, importance, dead)
 
 
