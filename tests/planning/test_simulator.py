@@ -25,6 +25,8 @@ from quire.planning.packed_bytes import NativeFormat
 from quire.planning.planned_model import plan_model
 from quire.planning.replica import Replica, SimulatedRequest
 from quire.planning.routers import by_prefix, least_busy, power_of_two, round_robin
+from quire.planning.shape_checkpoint import shape_checkpoint
+from quire.planning.shapes import shape_config
 from quire.planning.simulator import Simulation, _Clock, simulate
 from quire.planning.step_times import ServingCosts, StepWork
 from quire.planning.summary import summarize
@@ -106,6 +108,19 @@ def test_fed_with_real_step_times_the_simulated_plans_equal_the_real_ones(given:
     assert engine.stats().prefix_hits > 0 or not options.enable_prefix_caching
     assert bool(engine.capacity.num_host_blocks) == any(plan[4] for plan in plans), "nothing was swapped out"
     assert outlines == plans
+
+
+def test_an_engine_on_a_cpu_has_window_pages_where_only_some_layers_have_windows() -> None:
+    model = plan_model("", shape_checkpoint(shape_config("gpt-oss-20b")), NativeFormat())
+    flags = EngineFlags(max_num_seqs=8, max_model_len=4096, kv_cache_memory_bytes=1 << 30)
+    engine = plan_engine(model, find_hardware("epyc-9654"), flags)
+    assert engine.num_pages and engine.page_window == 128
+    whole = plan_engine(model, find_hardware("h200"), flags)
+    assert not whole.num_pages and engine.num_blocks > 1.5 * whole.num_blocks
+    replica = engine.new_replica(0, FixedTimes())
+    arrivals = [Arrival(0.0, list(range(number, number + 500)), 20) for number in range(12)]
+    assert all(request.finished for request in simulate(arrivals, [replica]).requests)
+    replica.scheduler.check()
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -57,6 +57,10 @@ class SimulatedEngine:
     policy: str = "fcfs"
     ahead: int = 0  # 1: the next step is planned while this one runs, as on a GPU
     window: int = 0
+    has_states: bool = False
+    num_slots: int = 0  # state slots
+    num_pages: int = 0  # window pages
+    page_window: int = 0
     num_speculative_tokens: int = 0  # drafts offered for a step
     acceptance: float = 0.0  # how likely a draft is accepted, if those before it were
 
@@ -78,11 +82,13 @@ class SimulatedEngine:
             block_size=self.block_size,
             max_queued=sys.maxsize,  # the server limits the queue
             step_seconds=self.target_itl_ms / 1000,
+            has_states=self.has_states,
         )
         scheduler = Scheduler(
             limits, self.num_blocks, num_host_blocks=self.num_host_blocks, policy=self.policy,
             prefix_caching=self.prefix_caching, ahead=self.ahead, window=self.window,
-            drafts=self._draft_policy(),
+            drafts=self._draft_policy(), num_slots=self.num_slots, num_pages=self.num_pages,
+            page_window=self.page_window,
         )  # fmt: skip
         drafts = None
         if self.num_speculative_tokens:
@@ -124,6 +130,7 @@ def plan_engine(
         model.config, kv, max_model_len=flags.max_model_len, max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=flags.kv_cache_memory_bytes,
         max_bytes=_cache_room(model, hardware, flags, tp), swap_bytes=int(flags.swap_space * 2**30), ahead=ahead,
+        window_pages=not hardware.is_gpu and tp == 1,
     )  # fmt: skip
     return SimulatedEngine(
         num_blocks=size.num_blocks,
@@ -138,6 +145,10 @@ def plan_engine(
         policy=flags.scheduling_policy,
         ahead=ahead,
         window=model.config.window,
+        has_states=model.config.has_states,
+        num_slots=size.num_slots,
+        num_pages=size.num_pages,
+        page_window=size.spec.windows.size if size.spec.windows else 0,
         num_speculative_tokens=num_speculative_tokens,
         acceptance=acceptance,
     )
