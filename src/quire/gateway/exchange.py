@@ -69,6 +69,7 @@ class Exchange:
         self.first_token: float | None = None
         self.queue_seconds = 0.0
         self.span: Any = None  # of OpenTelemetry
+        self.clock_offset = 0  # nanoseconds from the loop's clock to that of spans
         self.trace_headers: Headers = []  # name the span to workers
         self.usage: TokenUsage | None = None
         self.num_counted = 0  # what the tenant's concurrency counts for it

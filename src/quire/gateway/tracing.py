@@ -46,10 +46,12 @@ class GatewayTracer:
 
         names = ("traceparent", "tracestate")
         given = {name: exchange.request.header(name.encode()) for name in names}
+        exchange.clock_offset = time.time_ns() - int(exchange.loop.time() * 1e9)
         exchange.span = self._source.start_span(
             f"{exchange.request.method} {exchange.request.path}",
             context=self._propagator.extract({name: value for name, value in given.items() if value}),
             kind=SpanKind.SERVER,
+            start_time=_at(exchange, exchange.began),
         )
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, context=set_span_in_context(exchange.span))
@@ -58,7 +60,7 @@ class GatewayTracer:
     def end(self, exchange: "Exchange", worker: str, usage: TokenUsage, now: float) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        span, wall = exchange.span, time.time_ns()
+        span = exchange.span
         span.set_attributes(
             {
                 "http.request.method": exchange.request.method,
@@ -78,13 +80,18 @@ class GatewayTracer:
             }
         )
         if exchange.first_token is not None:
-            span.add_event("first_token", timestamp=wall - int((now - exchange.first_token) * 1e9))
+            span.add_event("first_token", timestamp=_at(exchange, exchange.first_token))
         if exchange.error:
             span.set_attribute("error.type", exchange.error)
         if exchange.status >= 500:
             span.set_status(Status(StatusCode.ERROR, exchange.error))
-        span.end(wall)
+        span.end(_at(exchange, now))
 
     def close(self) -> None:
         """Send what is left."""
         self._provider.shutdown()
+
+
+def _at(exchange: "Exchange", loop_time: float) -> int:
+    """By the clock of spans, which may be set while the request runs: its own times stay in order."""
+    return exchange.clock_offset + int(loop_time * 1e9)

@@ -78,8 +78,6 @@ class NativeCache:
 
     def find_pages(self, batch: StepBatch) -> dict[str, Int32]:
         """The slots and block tables of a step in window pages, for `Tape.run`."""
-        if self.spec.windows is None:
-            return {}
         block, offset = np.divmod(batch.slots, np.int32(self.spec.block_size))
         slots = self._page_of[block] * np.int32(self.spec.block_size) + offset
         return {"window_slots": slots, "window_tables": self._page_of[batch.block_tables]}

@@ -127,7 +127,7 @@ class NativeProgram:
             batch.logit_rows,
             self._logits,
             **optional,
-            **self._cache.find_pages(batch),
+            **(self._cache.find_pages(batch) if self._cache.spec.windows else {}),
         )
         return self._logits[:num_rows] if self._vocabulary is None else self._with_all_tokens(num_rows)
 
