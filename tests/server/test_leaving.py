@@ -30,7 +30,7 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
-RECEIVE_BUFFER = 1 << 16  # bytes; a kernel's own may be 32 MiB, which a server does not notice for a minute
+RECEIVE_BUFFER = 1 << 16  # bytes; a kernel may take 32 MiB before its sender notices
 
 
 def post(port: int, path: str, body: dict[str, object], *, ends: bool = False) -> socket.socket:
