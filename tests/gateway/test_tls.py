@@ -1,21 +1,26 @@
 """TLS on both sides: clients to the gateway, the gateway to a worker that asks for its certificate."""
 
+import asyncio
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from gateway.gateways import SECONDS, completion, read_request, response, wait_for
 from gateway.gateways import gateway as started_gateway
 from quire.core.errors import BadRequest
 from quire.gateway.config import parse_config
+from quire.gateway.upstream import ConnectionPool
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
 
@@ -109,3 +114,25 @@ def test_wrong_files_are_named() -> None:
         parse_config(b'[[workers]]\nurl = "https://h:1"\nca_file = "/no.pem"', "x")
     with pytest.raises(BadRequest, match="its url is not https"):
         parse_config(b'[[workers]]\nurl = "http://h:1"\nca_file = "/no.pem"', "x")
+
+
+def test_connections_given_up_are_forgotten(pem: Path, worker: str) -> None:
+    """At any step of the loop, while the peer's certificate does not fit."""
+    complaints: list[dict[str, Any]] = []
+
+    async def give_up_at_any_step() -> int:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        pool = ConnectionPool(worker, 5.0, ssl.create_default_context(cafile=pem), "other.test")
+        for num_steps in list(range(12)) * 8:
+            attempt = asyncio.create_task(pool.connect())
+            for _ in range(num_steps):
+                time.sleep(0.001)  # what the peer sends arrives within the step
+                await asyncio.sleep(0)
+            attempt.cancel()
+            with pytest.raises((asyncio.CancelledError, ssl.SSLError)):
+                await attempt
+        return pool.num_open
+
+    assert uvloop.run(give_up_at_any_step()) == 0
+    assert complaints == []

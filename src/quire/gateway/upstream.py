@@ -82,7 +82,12 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
-        self._pool.num_open += 1
+
+    async def start_tls(self, context: ssl.SSLContext, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        transport = await loop.start_tls(self._transport, self, context, server_hostname=name)
+        assert transport is not None
+        self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.lost(self)
@@ -181,11 +186,11 @@ class ConnectionPool:
         self.host = self.url.netloc.rpartition("@")[2].encode()
         self.prefix = self.url.path.rstrip("/").encode()
         self._address = (self.url.hostname, port or (443 if self.url.scheme == "https" else 80))
-        self._ssl, self._tls_name = tls, (tls_name or None) if tls is not None else None
+        self._tls, self._tls_name = tls, tls_name or self.url.hostname
         self.connect_timeout = connect_timeout
         self._idle: deque[UpstreamConnection] = deque()
         self._loop = asyncio.get_running_loop()
-        self.num_open = 0
+        self._open: set[UpstreamConnection] = set()
 
     def take(self) -> UpstreamConnection | None:
         """An idle connection, the last used first; None if a new one has to be made."""
@@ -200,11 +205,14 @@ class ConnectionPool:
 
     async def connect(self) -> UpstreamConnection:
         """Raises OSError or TimeoutError."""
-        host, port = self._address
         async with asyncio.timeout(self.connect_timeout):
-            _, connection = await self._loop.create_connection(
-                lambda: UpstreamConnection(self), host, port, ssl=self._ssl, server_hostname=self._tls_name
-            )
+            _, connection = await self._loop.create_connection(lambda: UpstreamConnection(self), *self._address)
+            if self._tls is not None:
+                # not by create_connection: uvloop's logs a failed handshake as never retrieved if it is cancelled
+                await connection.start_tls(self._tls, self._tls_name)
+        if not connection.is_open:
+            raise ConnectionResetError("closed as soon as it was made")
+        self._open.add(connection)
         return connection
 
     def put(self, connection: UpstreamConnection) -> None:
@@ -214,8 +222,12 @@ class ConnectionPool:
             connection.idle_since = self._loop.time()
             self._idle.append(connection)
 
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
     def lost(self, connection: UpstreamConnection) -> None:
-        self.num_open -= 1
+        self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
