@@ -79,7 +79,7 @@ def measure(gateway: MeasuredGateway, worker: str, seconds: float) -> Figures:
     url = gateway.url
     uvloop.run(requests_a_second(url, 0.5))  # warm
     direct, through = uvloop.run(latencies(worker, seconds)), uvloop.run(latencies(url, seconds))
-    added = [1000 * (percentile(through, q) - percentile(direct, q)) for q in (0.5, 0.99)]
+    added = [1000 * (percentile(through, q) - percentile(direct, q)) for q in (50, 99)]
     requests, cpu_request = _with_cpu(gateway, lambda: uvloop.run(requests_a_second(url, seconds)))
     chunks, cpu_chunk = _with_cpu(gateway, lambda: uvloop.run(chunks_a_second(url, seconds)))
     rss = sum(process.memory_info().rss for process in gateway.process.tree()) / 1e6

@@ -140,7 +140,8 @@ async def connect(url: str) -> Client:
 
 
 async def latencies(url: str, seconds: float) -> list[float]:
-    """Of requests at a fixed rate: a request that waits for a connection counts from when it was due."""
+    """Of requests at a fixed rate: a request that waits for a connection counts from when it was due, or from when the
+    timer of the loop fired, which counts whole milliseconds."""
     idle: asyncio.Queue[Client] = asyncio.Queue()
     for _ in range(NUM_CONNECTIONS):
         idle.put_nowait(await connect(url))
@@ -157,6 +158,7 @@ async def latencies(url: str, seconds: float) -> list[float]:
         due = begin + number / RATE
         if (wait := due - time.perf_counter()) > 0:
             await asyncio.sleep(wait)
+            due = max(due, time.perf_counter())
         tasks.append(asyncio.create_task(one(due)))
     await asyncio.gather(*tasks)
     return times
