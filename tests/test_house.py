@@ -20,10 +20,18 @@ GATEWAY_IMPORTS += ("server.http.json_size", "server.observe", "server.prompt_re
 TORCH_ALLOWED = {"ops/reference", "ops/gpu", "quantize/gpu", "train"}
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Of a module and all that it defines, without their expressions, which are most of a tree."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, field, ()):
+            yield inner
+            yield from statements(inner)
+
+
 @cache
 def imports(path: Path) -> list[str]:
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

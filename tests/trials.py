@@ -3,3 +3,8 @@
 import os
 
 LENGTH = int(os.environ.get("QUIRE_TRIAL_LENGTH", "1"))
+
+
+def rounds(count: int) -> int:
+    """`count` for each unit of LENGTH, and half as many in `make test`."""
+    return count * LENGTH if LENGTH > 1 else count // 2
