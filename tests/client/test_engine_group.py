@@ -26,6 +26,7 @@ from trials import LENGTH
 
 TEXT = "A quire is four sheets of paper or parchment folded to form eight leaves, as in medieval manuscripts. "
 NUM_STREAMS = 8
+ROOM = 0.01  # GiB: what arrives for all streams finds a place, and none computes its prompt itself for want of one
 LONG = pytest.mark.skipif(LENGTH == 1, reason="it takes minutes: `make trials`")
 
 
@@ -157,7 +158,7 @@ async def no_block_is_stranded(group: EngineGroup, metrics: ModelMetrics) -> Non
 
 def test_answers_of_two_engines_are_those_of_one(tiny_model: Path, undisturbed: list[Answer]) -> None:
     async def main() -> None:
-        async with EngineGroup(EngineOptions(model=str(tiny_model)), 1, 1) as group:
+        async with EngineGroup(EngineOptions(model=str(tiny_model), swap_space=ROOM), 1, 1) as group:
             metrics = observed(group)
             assert group.info.max_requests == 256 + 1024 and group.state == "ready"
             await until_connected(group, metrics)
@@ -205,7 +206,8 @@ def test_two_servers_hand_blocks_over_by_tcp(tiny_model: Path, undisturbed: list
             port = free.getsockname()[1]
         config = {"kv_ip": "127.0.0.1", "kv_port": port}
         roles = [json.dumps({"kv_role": role, **config}) for role in ("kv_producer", "kv_consumer")]
-        there, here = (EngineOptions(model=str(tiny_model), kv_transfer_config=text) for text in roles)
+        common = {"model": str(tiny_model), "swap_space": ROOM}
+        there, here = (EngineOptions.of({**common, "kv_transfer_config": text}) for text in roles)
         metrics = ModelMetrics()
         async with EngineClient(here, metrics) as consumer:
             assert await read(consumer, request(0, salt="alone")) == undisturbed[0]

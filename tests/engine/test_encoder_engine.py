@@ -22,7 +22,6 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, DeadlinePassed, PromptTooLong, Unsupported
 from quire.engine.options import EngineOptions
 
-
 MANY, ONE = TEXTS * 100, TEXTS[:1]
 
 

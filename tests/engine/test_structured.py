@@ -287,7 +287,6 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 def test_hostile_languages_are_refused_while_others_stream(tiny_model: Path) -> None:
     async def main() -> None:
         async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
-
             tokens: list[int] = []
 
             async def stream() -> None:

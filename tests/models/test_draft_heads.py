@@ -42,7 +42,7 @@ from quire.runtime.spec.proposers import Proposers
 from quire.runtime.spec.taps import with_taps
 from quire.weights.checkpoint import open_checkpoint
 
-BLOCK, NUM_DRAFTS, NUM_NODES, MAX_LEN = 4, 3, 20, 96
+BLOCK, NUM_DRAFTS, NUM_NODES, MAX_LEN = 4, 3, 40, 96
 PROMPTS = [list(range(40, 62)), [70, 3, 99, 99, 8], [17]]
 SHORT = PROMPTS if torch.cuda.is_available() else [list(range(40, 47)), [70, 3], [17]]  # Triton's interpreter is slow
 

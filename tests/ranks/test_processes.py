@@ -81,9 +81,7 @@ def test_ranks_end_when_the_process_that_started_them_is_killed(tiny_model: Path
 
 
 def test_streams_go_on_when_a_rank_is_killed(tiny_model: Path) -> None:
-    check_that_streams_go_on(
-        tiny_model, lambda engine: followers(engine)[0], also_idle=True, tensor_parallel_size=2
-    )
+    check_that_streams_go_on(tiny_model, lambda engine: followers(engine)[0], also_idle=True, tensor_parallel_size=2)
 
 
 def test_what_ranks_cannot_do_is_refused(tiny_model: Path, tmp_path: Path) -> None:

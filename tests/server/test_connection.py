@@ -53,11 +53,10 @@ def test_a_request_has_to_come_in_time(sent: bytes, status: bytes) -> None:
 
 
 def test_letter_by_letter_is_not_in_time_either() -> None:
-    with running(QUICK) as server, connection(server) as made:
-        with pytest.raises(OSError):
-            for letter in HEAD * 100:
-                made.sendall(bytes([letter]))
-                time.sleep(0.01)
+    with running(QUICK) as server, connection(server) as made, pytest.raises(OSError):
+        for letter in HEAD * 100:
+            made.sendall(bytes([letter]))
+            time.sleep(0.01)
 
 
 def test_a_second_request_on_a_connection_has_its_own_time() -> None:
@@ -107,7 +106,9 @@ def test_heads_have_an_end(sent: bytes, status: bytes) -> None:
         assert server.complete().status_code == 200
 
 
-@pytest.mark.parametrize(("options", "max_unread"), [(QUICK, 1 << 40), (ServerOptions(), 1 << 20)], ids=["for long", "much"])
+@pytest.mark.parametrize(
+    ("options", "max_unread"), [(QUICK, 1 << 40), (ServerOptions(), 1 << 20)], ids=["for long", "much"]
+)
 def test_who_does_not_read_is_disconnected(
     options: ServerOptions, max_unread: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
