@@ -1,4 +1,4 @@
-"""Tests marked `trial` draw at random. `make trials` runs them alone, LENGTH times as long as `make test` does."""
+"""Tests marked `trial` draw at random. `make trials` runs them alone, at least LENGTH times as long as `make test`."""
 
 import os
 

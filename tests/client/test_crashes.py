@@ -26,10 +26,10 @@ from quire.core.structured import Structured
 from quire.engine.options import EngineOptions
 from quire.runtime.kv_files import is_whole
 from quire.server.observe.metrics import ModelMetrics
-from trials import LENGTH
+from trials import LENGTH, rounds
 
 NUM_BYSTANDERS = 16
-NUM_KILLS = 4 * LENGTH
+NUM_KILLS = rounds(4)
 
 
 class PoisonedProcess(EngineProcess):
