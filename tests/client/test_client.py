@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine_kills import check_that_a_kill_loses_nothing
 from quire import LLM, AsyncEngine, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
@@ -61,20 +62,12 @@ def test_streams_survive_a_killed_engine(tiny_model: Path) -> None:
     chance = random.Random(1)
     cancelled = {number: chance.randrange(1, 20) for number in range(64) if chance.random() < 0.25}
 
-    async def main() -> None:
-        async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
-            begun: set[str] = set()
-            tasks = [asyncio.create_task(read(client, r, cancelled.get(i), begun)) for i, r in enumerate(requests)]
-            await condition(lambda: len(begun) > 20)
-            first = client.engine_pid
-            os.kill(first, signal.SIGKILL)
-            results = await asyncio.gather(*tasks)
-            assert client.engine_pid != first
-            for number, result in enumerate(results):
-                assert result == (None if number in cancelled else undisturbed[number]), number
-            assert client.state == "ready"
+    expected = [None if number in cancelled else undisturbed[number] for number in range(64)]
 
-    run(main())
+    def one(client: EngineClient, number: int, begun: set[str]) -> Coroutine[Any, Any, list[list[int]] | None]:
+        return read(client, requests[number], cancelled.get(number), begun)
+
+    run(check_that_a_kill_loses_nothing(EngineOptions(model=str(tiny_model)), one, expected, num_begun=21))
 
 
 def test_cancelling_frees_the_engine(tiny_model: Path) -> None:

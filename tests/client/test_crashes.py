@@ -26,10 +26,10 @@ from quire.core.structured import Structured
 from quire.engine.options import EngineOptions
 from quire.runtime.kv_files import is_whole
 from quire.server.observe.metrics import ModelMetrics
-from trials import LENGTH
+from trials import LENGTH, rounds
 
 NUM_BYSTANDERS = 16
-NUM_KILLS = 4 * LENGTH
+NUM_KILLS = rounds(4)
 
 
 class PoisonedProcess(EngineProcess):
@@ -183,6 +183,7 @@ def test_kills_while_an_engine_starts_are_no_reason_to_give_up(
 def test_deadlines_count_while_the_engine_restarts(tiny_model: Path) -> None:
     async def main() -> None:
         async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
+            os.kill(client.engine_pid, signal.SIGSTOP)  # it does not answer before it dies
             stream = await client.submit(replace(request(1, max_tokens=480), timeout=0.2))
             os.kill(client.engine_pid, signal.SIGKILL)
             time.sleep(0.2)

@@ -16,6 +16,7 @@ from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.engine_group import EngineGroup
 from quire.client.generate_request import GenerateRequest
+from quire.client.watchdog import STALL_SECONDS
 from quire.core.errors import BadRequest, Unsupported
 from quire.core.records import SchedulerStats, TransferStats, merged
 from quire.engine.options import EngineOptions
@@ -25,6 +26,7 @@ from trials import LENGTH
 
 TEXT = "A quire is four sheets of paper or parchment folded to form eight leaves, as in medieval manuscripts. "
 NUM_STREAMS = 8
+ROOM = 0.01  # GiB: what arrives for all streams finds a place, and none computes its prompt itself for want of one
 LONG = pytest.mark.skipif(LENGTH == 1, reason="it takes minutes: `make trials`")
 
 
@@ -145,15 +147,18 @@ async def read_again_and_again(
 
 
 async def no_block_is_stranded(group: EngineGroup, metrics: ModelMetrics) -> None:
-    """A second later, and as the last steps of all engines tell."""
-    await asyncio.sleep(1.0)
-    await asyncio.gather(*(read(client, short(20_000 + i)) for i, client in enumerate(group.decode)))
-    assert metrics.now.transfers is not None and metrics.now.transfers.in_flight == metrics.now.held_blocks == 0
+    """Soon, and as the last steps of all engines tell."""
+    while True:
+        await asyncio.gather(*(read(client, short(20_000 + i)) for i, client in enumerate(group.decode)))
+        transfers = metrics.now.transfers
+        if transfers is not None and transfers.in_flight == metrics.now.held_blocks == 0:
+            return
+        await asyncio.sleep(0.05)
 
 
 def test_answers_of_two_engines_are_those_of_one(tiny_model: Path, undisturbed: list[Answer]) -> None:
     async def main() -> None:
-        async with EngineGroup(EngineOptions(model=str(tiny_model)), 1, 1) as group:
+        async with EngineGroup(EngineOptions(model=str(tiny_model), swap_space=ROOM), 1, 1) as group:
             metrics = observed(group)
             assert group.info.max_requests == 256 + 1024 and group.state == "ready"
             await until_connected(group, metrics)
@@ -181,8 +186,13 @@ def test_a_stopped_prefill_engine_is_killed_and_answers_go_on(
             engine._watchdog.seconds = 0.5
             pid = engine.pid
             os.kill(pid, signal.SIGSTOP)
-            answers = await asyncio.gather(*(read(group, request(number)) for number in range(NUM_STREAMS)))
-            assert answers == undisturbed and engine.pid != pid
+            reading = asyncio.gather(*(read(group, request(number)) for number in range(NUM_STREAMS)))
+            while engine.is_ready:
+                await asyncio.sleep(0.002)
+            engine._watchdog.seconds = STALL_SECONDS  # the next one may take its time
+            assert await reading == undisturbed
+            while engine.pid == pid:
+                await asyncio.sleep(0.002)
             assert metrics.restarts == 1 and metrics.transfer_total("failed") > 0
 
     run(main())
@@ -196,7 +206,8 @@ def test_two_servers_hand_blocks_over_by_tcp(tiny_model: Path, undisturbed: list
             port = free.getsockname()[1]
         config = {"kv_ip": "127.0.0.1", "kv_port": port}
         roles = [json.dumps({"kv_role": role, **config}) for role in ("kv_producer", "kv_consumer")]
-        there, here = (EngineOptions(model=str(tiny_model), kv_transfer_config=text) for text in roles)
+        common = {"model": str(tiny_model), "swap_space": ROOM}
+        there, here = (EngineOptions.of({**common, "kv_transfer_config": text}) for text in roles)
         metrics = ModelMetrics()
         async with EngineClient(here, metrics) as consumer:
             assert await read(consumer, request(0, salt="alone")) == undisturbed[0]

@@ -70,7 +70,7 @@ def test_a_deadline_holds_while_the_engine_is_stopped(tiny_model: Path) -> None:
                         pass
             finally:
                 os.kill(client.engine_pid, signal.SIGCONT)
-            assert 0.3 <= time.monotonic() - begin < 3 and not client.busy
+            assert time.monotonic() - begin >= 0.3 and not client.busy
 
     run(main())
 
@@ -80,10 +80,10 @@ def test_an_engine_that_compiles_answers_pings(tiny_model: Path) -> None:
 
     async def main() -> None:
         async with quick_client(tiny_model) as client:
+            heard: list[float] = []
+            client._watchdog.heard = lambda: heard.append(time.monotonic())  # type: ignore[method-assign]
             client._watchdog._is_busy = lambda: True
-            client._watchdog.heard()
-            for _ in range(40):
-                await asyncio.sleep(0.05)
-                assert client.state == "ready"
+            while len(heard) < 3:
+                await asyncio.sleep(0.01)
 
     run(main())

@@ -11,7 +11,7 @@ from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
 from quire.core.request import IdLogprob, Request
 from quire.core.scheduler import Scheduler
-from trials import LENGTH
+from trials import rounds
 
 Model = tuple[int, int]  # (seed, vocabulary size)
 FAR = -1e9
@@ -68,7 +68,7 @@ def search(model: Model, beams: BeamSearch) -> list[tuple[float, list[int]]]:
 
 
 @pytest.mark.trial
-@settings(max_examples=200 * LENGTH, deadline=None)
+@settings(max_examples=rounds(200), deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     width=st.integers(1, 5),

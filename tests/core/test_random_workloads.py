@@ -18,7 +18,7 @@ from quire.core.plan import StepOutput
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
 from quire.core.sliding_window import SlidingWindow
-from trials import LENGTH
+from trials import rounds
 
 pytestmark = pytest.mark.trial
 
@@ -311,7 +311,7 @@ def verify(setting: Setting, workload: list[Arrival]) -> Scheduler:
     return scheduler
 
 
-@settings(max_examples=120 * LENGTH, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=rounds(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(SETTINGS, arrivals())
 def test_any_workload_gives_the_tokens_of_undisturbed_runs(setting: Setting, workload: list[Arrival]) -> None:
     verify(setting, workload)
@@ -358,50 +358,50 @@ def crowd(seed: int, max_tokens: int = 24) -> tuple[Setting, list[Arrival]]:
 
 
 def test_crowded_pools_preempt_and_give_the_tokens_of_undisturbed_runs() -> None:
-    stats = [verify(*crowd(seed)).stats() for seed in range(25 * LENGTH)]
-    assert sum(each.preemptions for each in stats) > 100
+    stats = [verify(*crowd(seed)).stats() for seed in range(rounds(25))]
+    assert sum(each.preemptions for each in stats) > 50
     accepted, computed = sum(each.accepted_tokens for each in stats), sum(each.draft_tokens for each in stats)
-    assert 0.5 * computed < accepted < computed > 300
+    assert 0.5 * computed < accepted < computed > 150
 
 
 def test_states_are_those_of_the_position_that_a_run_continues() -> None:
     preemptions = hits = 0
-    for seed in range(25 * LENGTH):
+    for seed in range(rounds(25)):
         setting, workload = crowd(seed)
         stats = verify(replace(setting, has_states=True), workload).stats()
         preemptions += stats.preemptions
         hits += stats.prefix_hits
-    assert preemptions > 200 and hits > 60
+    assert preemptions > 100 and hits > 30
 
 
 def test_states_in_slots_are_those_of_the_position_that_a_run_continues() -> None:
     preemptions = hits = accepted = 0
-    for seed in range(25 * LENGTH):
+    for seed in range(rounds(25)):
         setting, workload = crowd(seed)
         slots = {"num_slots": (3, 7, 12, 40)[seed % 4], "num_host_slots": (0, 1, 20)[seed % 3]}
         stats = verify(replace(setting, **slots), workload).stats()
         preemptions += stats.preemptions
         hits += stats.prefix_hits
         accepted += stats.accepted_tokens
-    assert preemptions > 50 and hits > 20 and accepted > 500
+    assert preemptions > 25 and hits > 10 and accepted > 250
 
 
 def test_checkpoints_in_slots_of_their_own_are_those_of_the_position_that_a_run_continues() -> None:
     preemptions = hits = 0
-    for seed in range(20 * LENGTH):
+    for seed in range(rounds(20)):
         setting, workload = crowd(seed)
         slots = {"num_slots": (3, 7, 12, 40)[seed % 4], "num_checkpoint_slots": (1, 4, 9, 30)[seed % 4]}
         slots |= {"num_host_slots": (0, 1, 20)[seed % 3], "small_host_slots": seed % 2}
         stats = verify(replace(setting, **slots), workload).stats()
         preemptions += stats.preemptions
         hits += stats.prefix_hits
-    assert preemptions > 50 and hits > 20, (preemptions, hits)
+    assert preemptions > 25 and hits > 10, (preemptions, hits)
 
 
 def test_encoder_inputs_are_computed_whole_and_shared_whole() -> None:
     """Prompts become encoder inputs, and most of them are longer than a step's budget."""
     preemptions = hits = 0
-    for seed in range(25 * LENGTH):
+    for seed in range(rounds(25)):
         setting, workload = crowd(seed)
         for number, arrival in enumerate(workload):
             params = replace(arrival.request.params, prompt_logprobs=None)
@@ -410,14 +410,14 @@ def test_encoder_inputs_are_computed_whole_and_shared_whole() -> None:
         stats = verify(replace(setting, num_blocks=setting.num_blocks + 6, budget=8), workload).stats()
         preemptions += stats.preemptions
         hits += stats.prefix_hits
-    assert preemptions > 50 and hits > 50
+    assert preemptions > 25 and hits > 25
 
 
 def test_windows_let_sequences_outgrow_the_pool() -> None:
     """A sequence of 60 tokens takes 15 blocks, and there are about as many for all: what is behind the window is free
     again while it runs, and its prefix can still be gone on from."""
     preemptions = hits = outgrown = 0
-    for seed in range(40 * LENGTH):
+    for seed in range(rounds(40)):
         setting, workload = crowd(seed, max_tokens=43)
         setting = replace(setting, num_blocks=10, budget=8, window=3 + seed % 7, max_num_seqs=3 + seed % 3)
         stats = verify(setting, workload).stats()
@@ -425,4 +425,4 @@ def test_windows_let_sequences_outgrow_the_pool() -> None:
         hits += stats.prefix_hits
         longest = max(len(a.request.prompt_ids) + (a.request.params.max_tokens or 0) for a in workload)
         outgrown += longest > setting.num_blocks * BLOCK
-    assert preemptions > 100 and hits > 100 and outgrown > 20
+    assert preemptions > 50 and hits > 50 and outgrown > 10

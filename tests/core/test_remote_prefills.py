@@ -12,7 +12,7 @@ from fake_tiers import FakeStore
 from quire.core import remote_prefills
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from trials import LENGTH
+from trials import rounds
 
 PROMPT = [3 + i % 9 for i in range(27)]  # six full blocks of 4, and three tokens
 
@@ -200,7 +200,7 @@ def test_a_dropped_prefill_strands_no_block() -> None:
 @pytest.mark.trial
 def test_crowded_pools_with_prefill_engines_give_the_tokens_of_undisturbed_runs() -> None:
     preemptions = tokens = failed = 0
-    for seed in range(25 * LENGTH):
+    for seed in range(rounds(25)):
         setting, workload = crowd(seed)
         peers = FakePrefillEngines(seed, failures=0.2 * (seed % 3))
         size = random.Random(seed).choice([5, 30, 200])
@@ -211,13 +211,13 @@ def test_crowded_pools_with_prefill_engines_give_the_tokens_of_undisturbed_runs(
         preemptions += stats.preemptions
         tokens += stats.transfers.tokens
         failed += stats.transfers.failed
-    assert preemptions > 50 and tokens > 1000 and failed > 50
+    assert preemptions > 25 and tokens > 500 and failed > 25
 
 
 @pytest.mark.trial
 def test_crowded_prefill_engines_send_every_block() -> None:
     """Prefills for others and answers of its own on a pool that holds about three of them."""
-    for seed in range(20 * LENGTH):
+    for seed in range(rounds(20)):
         rng = random.Random(seed)
         peers = FakeDecodeEngines(seed)
         engine = Engine(

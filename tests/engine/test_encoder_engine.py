@@ -14,6 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.tiny_encoders import QUERY, TEXTS, save_encoder, save_reranker
 from engine.tiny_rerankers import SIZES, TEMPLATE, save_decoder, write_logit_score
+from engine_kills import check_that_a_kill_loses_nothing
 from quire import Embedder, SamplingParams
 from quire.client.embed_request import EmbedRequest, ScoreRequest
 from quire.client.engine_client import EngineClient
@@ -21,9 +22,20 @@ from quire.client.generate_request import GenerateRequest
 from quire.core.errors import BadRequest, DeadlinePassed, PromptTooLong, Unsupported
 from quire.engine.options import EngineOptions
 
+MANY, ONE = TEXTS * 100, TEXTS[:1]
+
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(main, 60))
+
+
+async def embed_many_and_one(client: EngineClient, number: int, begun: set[int]) -> list[list[float]]:
+    """The one among many waits for a step or two."""
+    while number and not client._requests:
+        await asyncio.sleep(0.001)
+    vectors = (await client.embed(EmbedRequest(id=str(number), texts=ONE if number else MANY))).vectors
+    begun.add(number)
+    return np.array(vectors).tolist()  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
@@ -90,22 +102,9 @@ def test_scores_of_a_decoder(tmp_path: Path, task: str) -> None:
 
 
 def test_a_killed_engine_loses_no_text(encoder: Path) -> None:
-    texts = TEXTS * 200
-
-    async def main() -> None:
-        async with EngineClient(EngineOptions(model=str(encoder), max_num_batched_tokens=16)) as client:
-            under_way = asyncio.create_task(client.embed(EmbedRequest(id="a", texts=texts)))
-            while not client._requests:
-                await asyncio.sleep(0.001)
-            await client.embed(EmbedRequest(id="b", texts=TEXTS[:1]))  # one among many waits for a step or two
-            assert not under_way.done()
-            first = client.engine_pid
-            os.kill(first, signal.SIGKILL)
-            vectors = (await under_way).vectors
-            assert client.engine_pid != first
-            assert np.array_equal(np.array(vectors), Embedder(encoder).embed(texts))
-
-    run(main())
+    options = EngineOptions(model=str(encoder), max_num_batched_tokens=16)
+    expected = [Embedder(encoder).embed(texts).tolist() for texts in (MANY, ONE)]
+    run(check_that_a_kill_loses_nothing(options, embed_many_and_one, expected, num_begun=1))
 
 
 def test_what_cannot_be_read_is_refused(encoder: Path, tiny_model: Path) -> None:

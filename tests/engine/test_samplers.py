@@ -1,13 +1,12 @@
 """Samplers that look back or keep a state: batching, preemption, drafts and a killed engine change no token."""
 
 import asyncio
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine_kills import check_that_a_kill_loses_nothing
 from fakes import make_drafts_free
 from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
@@ -92,15 +91,5 @@ def test_resumed_after_the_death_of_an_engine_is_as_undisturbed(tiny_model: Path
             begun.add(number)
         return samples
 
-    async def main() -> None:
-        async with EngineClient(EngineOptions(model=str(tiny_model))) as client:
-            begun: set[int] = set()
-            tasks = [asyncio.create_task(read(client, number, begun)) for number in range(len(wishes))]
-            while len(begun) < len(wishes):
-                await asyncio.sleep(0.002)
-            first = client.engine_pid
-            os.kill(first, signal.SIGKILL)
-            assert await asyncio.gather(*tasks) == expected
-            assert client.engine_pid != first
-
-    asyncio.run(asyncio.wait_for(main(), 90))
+    killed = check_that_a_kill_loses_nothing(EngineOptions(model=str(tiny_model)), read, expected, len(wishes))
+    asyncio.run(asyncio.wait_for(killed, 90))

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import random
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine_kills import check_that_a_kill_loses_nothing
 from fakes import make_drafts_free
 from quire import LLM, SamplingParams
 from quire.api.outputs import RequestOutput
@@ -272,19 +271,8 @@ def test_streams_survive_a_killed_engine(tiny_model: Path) -> None:
             begun.add(number)
         return samples
 
-    async def main() -> None:
-        options = EngineOptions(model=str(tiny_model), speculative_config='{"method": "ngram"}')
-        async with EngineClient(options) as client:
-            begun: set[int] = set()
-            tasks = [asyncio.create_task(read(client, number, begun)) for number in range(len(wishes))]
-            while len(begun) < 2:
-                await asyncio.sleep(0.002)
-            first = client.engine_pid
-            os.kill(first, signal.SIGKILL)
-            assert await asyncio.gather(*tasks) == expected
-            assert client.engine_pid != first
-
-    asyncio.run(asyncio.wait_for(main(), 90))
+    options = EngineOptions(model=str(tiny_model), speculative_config='{"method": "ngram"}')
+    asyncio.run(asyncio.wait_for(check_that_a_kill_loses_nothing(options, read, expected, num_begun=2), 90))
 
 
 def test_without_the_option_nothing_is_guessed(tiny_model: Path) -> None:

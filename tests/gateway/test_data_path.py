@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from gateway.gateways import (
+    SECONDS,
     SSE_HEAD,
     Asked,
     RunningGateway,
@@ -165,7 +166,7 @@ def test_a_client_that_leaves_cancels_its_request_at_once(through: Through) -> N
     body = {"model": "m", "messages": MESSAGES, "stream": True}
     with through.gateway.http.stream("POST", f"{through.gateway.url}/v1/chat/completions", json=body) as answer:
         next(answer.iter_raw())
-    assert left.wait(5)
+    assert left.wait(SECONDS)
     wait_for(lambda: all(worker["in_flight"] == 0 for worker in through.gateway.workers().values()))
     assert through.gateway.metric("requests_total", 'status="499"') >= 1
 
@@ -181,8 +182,8 @@ def test_a_client_that_leaves_before_the_answer_cancels_it(through: Through) -> 
     through.upstream.script = silent
     with socket.create_connection(("127.0.0.1", through.gateway.port)) as client:
         client.sendall(_request(b'{"model": "m", "messages": []}'))
-        assert arrived.wait(5)
-    assert left.wait(5)
+        assert arrived.wait(SECONDS)
+    assert left.wait(SECONDS)
 
 
 def test_a_slow_reader_stops_its_worker_and_not_the_gateway(through: Through) -> None:

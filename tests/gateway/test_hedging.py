@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.gateways import (
+    SECONDS,
     SSE_HEAD,
     Asked,
     RunningGateway,
@@ -140,7 +141,7 @@ def test_the_second_answers_first_and_the_first_is_cancelled_at_once(pair: Pair,
     pair.begin(slow, streams("B") if stream else answers("B", prompt=5, output=2))
     answer = pair.chat(stream=stream)
     assert "B" in answer and "A" not in answer
-    assert slow.closed.wait(5)
+    assert slow.closed.wait(SECONDS)
     assert len(pair.first.asked) == len(pair.second.asked) == 1
     pair.wait_until_idle()
     assert pair.counted("hedges_total", 'outcome="won"') == pair.counted("hedges_total") == 1
@@ -165,7 +166,7 @@ def test_the_first_answers_first_and_the_second_is_cancelled_at_once(pair: Pair,
 
     pair.begin(late, second)
     assert "A" in pair.chat(stream=stream)
-    assert second.closed.wait(5)
+    assert second.closed.wait(SECONDS)
     pair.wait_until_idle()
     assert pair.counted("hedges_total", 'outcome="lost"') == pair.counted("hedges_total") == 1
     assert pair.audit("hedged") == ["second"] and pair.audit("served") == ["first"]
@@ -187,7 +188,7 @@ def test_a_comment_that_keeps_a_connection_alive_is_no_answer(pair: Pair) -> Non
     slow = Slow(answers("A"), SSE_HEAD + chunk(b": wait\n\n"))
     pair.begin(slow, streams("B"))
     assert pair.chat(stream=True).startswith(event("B").decode())
-    assert slow.closed.wait(5)
+    assert slow.closed.wait(SECONDS)
 
 
 def test_nothing_is_hedged_behind_the_first_byte(pair: Pair) -> None:
@@ -239,7 +240,7 @@ def test_a_client_that_leaves_cancels_both(pair: Pair) -> None:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
         client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         wait_for(lambda: pair.first.asked and pair.second.asked)
-    assert first.closed.wait(5) and second.closed.wait(5)
+    assert first.closed.wait(SECONDS) and second.closed.wait(SECONDS)
     pair.wait_until_idle()
 
 

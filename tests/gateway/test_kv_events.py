@@ -15,7 +15,7 @@ from quire.engine.kv_batch_log import SNAPSHOT, BatchLog, Numbered
 from quire.gateway.kv_batches import AllBlocksCleared, BadKVBatch, BlockRemoved, BlockStored, KVBatch, decode_batch
 from quire.gateway.kv_follower import BatchFollower, ReplayRequest
 from quire.gateway.kv_index import KVIndex
-from trials import LENGTH
+from trials import rounds
 
 SIZE = 4
 CLOCK = count(1)
@@ -94,7 +94,7 @@ def settle(engine: Tree, follower: BatchFollower, has_snapshots: bool = True) ->
     buffer_steps=st.sampled_from([1, 3, 10_000]),
     restarts=st.sampled_from([0.0, 0.05]),
 )
-@settings(max_examples=100 * LENGTH, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(100), deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_index_is_the_engines_after_quiescence(seed: int, loss: float, buffer_steps: int, restarts: float) -> None:
     """Whatever is dropped, doubled, reordered and late, and whenever the engine is restarted."""
     rng = random.Random(seed)
@@ -124,7 +124,7 @@ def test_the_index_is_the_engines_after_quiescence(seed: int, loss: float, buffe
 
 @pytest.mark.trial
 @given(seed=st.integers(0, 1 << 30), loss=st.sampled_from([0.0, 0.3, 0.9]))
-@settings(max_examples=50 * LENGTH, deadline=None)
+@settings(max_examples=rounds(50), deadline=None)
 def test_an_engine_without_snapshots_is_followed_by_its_replay(seed: int, loss: float) -> None:
     """vLLM's: all is replayed as long as its buffer reaches back to the first batch."""
     rng = random.Random(seed)
@@ -143,7 +143,7 @@ def test_an_engine_without_snapshots_is_followed_by_its_replay(seed: int, loss: 
 
 @pytest.mark.trial
 @given(seed=st.integers(0, 1 << 30))
-@settings(max_examples=50 * LENGTH, deadline=None)
+@settings(max_examples=rounds(50), deadline=None)
 def test_without_a_replay_nothing_wrong_is_believed(seed: int) -> None:
     """Of an engine that cannot be asked, what was lost is not known, but nothing is believed that was evicted before
     the last gap."""

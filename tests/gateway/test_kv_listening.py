@@ -70,7 +70,7 @@ class PublishedTree:
         return {node.hash for node in self.tree.walk()}
 
 
-async def until(met: Any, seconds: float = 10.0) -> None:
+async def until(met: Any, seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not met():
             await asyncio.sleep(0.005)
@@ -309,20 +309,20 @@ def test_the_index_is_the_engines(engines: Engines) -> None:
 def test_what_a_pool_has_evicted_to_disk_is_known_to_be_there(default_model: Path, tmp_path: Path) -> None:
     events, replay = endpoints()
     config = {"enable_kv_cache_events": True, "endpoint": events, "replay_endpoint": replay}
-    flags = ["--threads", "1", "--kv-cache-memory-bytes", "16MiB", "--max-num-seqs", "2", "--max-model-len", "512"]
+    flags = ["--threads", "1", "--kv-cache-memory-bytes", "8MiB", "--max-num-seqs", "2", "--max-model-len", "256"]
     flags += ["--served-model-name", "smollm2", "--kv-disk-path", str(tmp_path / "kv")]
     server = start("--kv-events-config", json.dumps(config), *flags)
     worker = f'[[workers]]\nurl = "{server.url}"\nkv_events = "{events}"\nkv_replay = "{replay}"\n'
     toml = f'policy = "cache_aware"\n[models.smollm2]\ntokenizer = "smollm2"\n{worker}'
     with gateway(toml, folder=tmp_path) as running:
         wait_for(lambda: running.metric("worker_kv_in_step") and any("tokenizer of" in line for line in running.said))
-        for number in range(1, 9):
+        for number in range(1, 5):
             assert running.chat("smollm2", story(number), max_tokens=1).status_code == 200
             least = 8 * number  # fewer blocks than so many stories have
             wait_for(lambda: len(list((tmp_path / "kv").rglob("*.kv"))) >= least)  # noqa: B023
         exposed = running.http.get(f"{server.url}/metrics").text
         num_pool = float(re.findall(r"^quire_kv_cache_blocks\{.*\} (\S+)", exposed, re.MULTILINE)[0])
-        assert 0 < num_pool < 8 * 8, "it has no room for all of them"
+        assert 0 < num_pool < 8 * 4, "it has no room for all of them"
         wait_for(lambda: running.metric("worker_kv_blocks") > num_pool)
         usage = running.chat("smollm2", story(1), max_tokens=1).json()["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]

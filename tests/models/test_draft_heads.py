@@ -42,8 +42,9 @@ from quire.runtime.spec.proposers import Proposers
 from quire.runtime.spec.taps import with_taps
 from quire.weights.checkpoint import open_checkpoint
 
-BLOCK, NUM_DRAFTS, MAX_LEN = 4, 3, 96
+BLOCK, NUM_DRAFTS, NUM_NODES, MAX_LEN = 4, 3, 40, 96
 PROMPTS = [list(range(40, 62)), [70, 3, 99, 99, 8], [17]]
+SHORT = PROMPTS if torch.cuda.is_available() else [list(range(40, 47)), [70, 3], [17]]  # Triton's interpreter is slow
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +90,15 @@ def without_chain(runner: Runner) -> None:
 class Steps:
     """A scheduler by hand: all prompts, and then as many drafts as are told."""
 
-    def __init__(self, runner: Runner, temperatures: Sequence[float] = (0.0, 0.0, 0.0)) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        temperatures: Sequence[float] = (0.0, 0.0, 0.0),
+        prompts: Sequence[Sequence[int]] = PROMPTS,
+    ) -> None:
         self.runner, self.number, self.temperatures = runner, 0, temperatures
         self.blocks = iter(np.random.default_rng(1).permutation(80).tolist())
-        self.tokens = {row: list(prompt) for row, prompt in enumerate(PROMPTS)}
+        self.tokens = {row: list(prompt) for row, prompt in enumerate(prompts)}
         self.tables: dict[int, list[int]] = {row: [] for row in self.tokens}
         self.drafts: dict[int, list[int]] = {}
 
@@ -117,8 +123,9 @@ class Steps:
             self.grow(row, len(tokens))
             params = SamplingParams(temperature=self.temperatures[row], seed=1)
             admitted.append(Admission(row, params, 0, list(tokens), len(tokens), list(self.tables[row]), []))
-        self.run([Run(0, 0, 9)], admitted)
-        self.run([Run(0, 9, len(PROMPTS[0]) - 9), *(Run(row, 0, len(PROMPTS[row])) for row in (1, 2))], [])
+        whole, *others = map(len, self.tokens.values())
+        self.run([Run(0, 0, whole // 2)], admitted)
+        self.run([Run(0, whole // 2, whole - whole // 2), *(Run(row, 0, n) for row, n in enumerate(others, 1))], [])
 
     def decode(self, drafts: dict[int, list[int]]) -> None:
         runs = []
@@ -130,7 +137,7 @@ class Steps:
 
 def check_drafts(backend: str, path: Path, method: str, head: Path, twin: Drafts, *, brief: bool = False) -> None:
     """At every step: after a prompt in chunks, without drafts, with right, wrong and half right ones."""
-    steps = Steps(new_runner(make_ops(backend), path, method, head))
+    steps = Steps(new_runner(make_ops(backend), path, method, head), prompts=SHORT if brief else PROMPTS)
     target = Target(path)
     without_chain(steps.runner)  # its steps cannot be listened to
     heard = logits_heard(head_of(steps.runner))
@@ -214,7 +221,7 @@ def test_drafts_that_follow_each_other_without_the_host(made: Any, monkeypatch: 
     path, method, head, _ = made("EAGLE-3")
     drafts = []
     for chained in (True, False):
-        steps = Steps(new_runner(make_ops("gpu"), path, method, head))
+        steps = Steps(new_runner(make_ops("gpu"), path, method, head), prompts=SHORT)
         assert head_of(steps.runner)._program.chain is not None
         if not chained:
             without_chain(steps.runner)
@@ -230,17 +237,17 @@ def test_trees_that_grow_without_the_host(made: Any, monkeypatch: pytest.MonkeyP
     path, method, head, _ = made("EAGLE-3")
     trees = list[list[DraftTree]]()
     for at_once in (True, False):
-        runner = new_runner(make_ops("gpu"), path, method, head, tree_nodes=40, tree_top_k=3)
+        runner = new_runner(make_ops("gpu"), path, method, head, tree_nodes=NUM_NODES, tree_top_k=3)
         assert head_of(runner)._program.chain.takes_trees
         if not at_once:
             without_chain(runner)
         trees.append(trees_heard(head_of(runner)))
-        Steps(runner, temperatures).prefill()
+        Steps(runner, temperatures, SHORT).prefill()
     assert len(trees[0]) == len(trees[1]) == 3
     for grown, expected in zip(*trees, strict=True):
         grown.check()
         assert (grown.tokens, grown.parents) == (expected.tokens, expected.parents)
-        assert max(grown.depths()) == NUM_DRAFTS and len(grown.tokens) == 40
+        assert max(grown.depths()) == NUM_DRAFTS and len(grown.tokens) == NUM_NODES
         np.testing.assert_allclose(grown.confidences, expected.confidences, rtol=1e-4)
 
 

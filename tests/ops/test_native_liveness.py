@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops.native.liveness import Storage, Use, assign_offsets, needed_for_logits
-from trials import LENGTH
+from trials import rounds
 
 
 @st.composite
@@ -24,7 +24,7 @@ def recordings(draw):
 
 @pytest.mark.trial
 @given(recordings(), st.integers(1, 9))
-@settings(max_examples=100 * LENGTH, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_memory_is_reused_only_after_its_last_reader_and_a_barrier(uses, num_rows):
     offsets, size = assign_offsets(uses, num_rows)
     last_use = {s: i for i, use in enumerate(uses) for s in (*use.inputs, use.output)}

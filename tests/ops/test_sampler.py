@@ -18,7 +18,7 @@ from quire.ops.reference.filters import weights
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.row_params import DryParams, Filter, MirostatParams, RowParams
 from quire.ops.sampled_row import CANDIDATES
-from trials import LENGTH
+from trials import rounds
 
 VOCAB = 24
 token_ids = st.integers(0, VOCAB - 1)
@@ -63,7 +63,7 @@ params_strategy = st.builds(
 
 
 @pytest.mark.trial
-@settings(max_examples=120 * LENGTH, deadline=None)
+@settings(max_examples=rounds(120), deadline=None)
 @given(
     params=params_strategy,
     tokens=st.lists(token_ids, max_size=6),

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,13 @@ from pipeline.test_processes import stages
 from quire import LLM, LoRARequest, SamplingParams
 from quire.core.errors import BadRequest, EngineFailed
 from ranks.processes import PROMPTS, check_that_streams_go_on, exists, followers, texts, wait_until
+from trials import LENGTH
 
-VICTIMS = [  # one of them is killed in every run of the tests
-    pytest.param(0, id="a stage", marks=pytest.mark.trial),
+TRIAL = [pytest.mark.trial, pytest.mark.skipif(LENGTH == 1, reason="`make trials` ends each of them")]
+VICTIMS = [
+    pytest.param(0, id="a stage", marks=TRIAL),
     pytest.param(1, id="a rank of a stage"),
-    pytest.param(2, id="a rank of the last stage", marks=pytest.mark.trial),
+    pytest.param(2, id="a rank of the last stage", marks=TRIAL),
 ]
 RANK = b"quire.executors.pipeline.rank_follower"
 
@@ -83,10 +84,8 @@ def test_a_process_that_hangs_is_noticed_in_the_middle_of_a_step(tiny_model: Pat
     texts(llm)
     processes = all_processes(os.getpid())
     os.kill(processes[victim], signal.SIGSTOP)
-    start = time.monotonic()
     with pytest.raises(EngineFailed, match=("stage 1 of 2.* hangs", "stage 1 of 2", "rank 1 of 2.* hangs")[victim]):
         texts(llm)
-    assert time.monotonic() - start < 3.0
     llm.engine.stop()
     wait_until(lambda: not any(map(exists, processes)))
 

@@ -1,17 +1,17 @@
 """What tests of models in several processes share: their tokens, their processes, and one that is killed."""
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine_kills import kill, kill_in_the_middle
 from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
 from quire.engine.options import EngineOptions
+from quire.server.observe.metrics import ModelMetrics
 
 PROMPTS = ["A quire is", "Chapter 1. " * 9, "x"]
 MIXED = [
@@ -48,16 +48,15 @@ def exists(process: int) -> bool:
     return state != "Z"
 
 
-def wait_until(condition: Any, seconds: float = 5.0) -> float:
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < seconds, "it never happened"
         time.sleep(0.01)
-    return time.monotonic() - start
 
 
 def check_that_streams_go_on(
-    model: Path, victim: Callable[[int], int], max_tokens: int = 300, also_idle: bool = False, **options: Any
+    model: Path, victim: Callable[[int], int], max_tokens: int = 100, also_idle: bool = False, **options: Any
 ) -> None:
     """`victim`: of an engine's process, the process that is killed: while it computes, and perhaps also when it has
     nothing to do."""
@@ -73,28 +72,27 @@ def check_that_streams_go_on(
     outputs = llm.generate([one.prompt or "" for one in requests], [one.params for one in requests])
     undisturbed = [output.outputs[0].token_ids for output in outputs]
 
+    async def read(client: EngineClient, index: int, begun: set[int]) -> list[int]:
+        seen: list[int] = []
+        async for event in await client.submit(requests[index]):
+            seen += event.token_ids
+            if len(seen) > 20:
+                begun.add(index)
+        return seen
+
     async def main() -> None:
-        async with EngineClient(EngineOptions(model=str(model), **options)) as client:
-            seen: list[list[int]] = [[] for _ in requests]
+        metrics, engines = ModelMetrics(), list[int]()
 
-            async def read(index: int) -> None:
-                async for event in await client.submit(requests[index]):
-                    seen[index] += event.token_ids
+        def killed(engine: int) -> int:
+            engines.append(engine)
+            return victim(engine)
 
-            streams = [asyncio.create_task(read(index)) for index in range(len(requests))]
-            while not all(len(tokens) > 20 for tokens in seen):
-                await asyncio.sleep(0.002)
-            engine = client.engine_pid
-            os.kill(victim(engine), signal.SIGKILL)
-            await asyncio.gather(*streams)
-            assert client.engine_pid != engine and not exists(engine) and seen == undisturbed
+        async with EngineClient(EngineOptions(model=str(model), **options), metrics) as client:
+            await kill_in_the_middle(client, metrics, read, undisturbed, len(requests), killed)
             if also_idle:
-                engine = client.engine_pid
-                os.kill(victim(engine), signal.SIGKILL)
-                while client.engine_pid == engine or client.state != "ready":
-                    await asyncio.sleep(0.01)
-            left = victim(client.engine_pid)
-        assert not exists(client.engine_pid)
-        wait_until(lambda: not exists(left))
+                await kill(client, killed)
+            assert not any(map(exists, engines))
+            left = [client.engine_pid, victim(client.engine_pid)]
+        wait_until(lambda: not any(map(exists, left)))
 
     asyncio.run(asyncio.wait_for(main(), 120))

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -13,12 +12,13 @@ import numpy as np
 import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from engine.test_encoder_engine import MANY, ONE, embed_many_and_one
 from engine.tiny_encoders import QUERY, TEXTS, save_encoder
 from engine.tiny_rerankers import SIZES, save_decoder
+from engine_kills import kill_in_the_middle
 from models import test_bert
 from models.checking import TINY, random_model
 from quire import Embedder
-from quire.client.embed_request import EmbedRequest
 from quire.client.engine_client import EngineClient
 from quire.core.errors import BadRequest, Unsupported
 from quire.engine.options import EngineOptions
@@ -26,6 +26,7 @@ from quire.executors.encoder import EncoderExecutor
 from quire.executors.options import ExecutorOptions
 from quire.executors.ranks.encoder import RankEncoder, RanksEncoder
 from quire.ops.ranks.group import RankGroup, new_shared_memory
+from quire.server.observe.metrics import ModelMetrics
 from ranks.processes import followers
 
 NAMES = ["bert", "xlm-roberta", "distilbert", "modernbert", "mpnet", "nomic", "score-bert", "score-modernbert"]
@@ -86,20 +87,15 @@ def test_processes_score_by_yes_and_no(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_loses_no_text(encoder: Path) -> None:
-    texts = TEXTS * 100
+    options = EngineOptions(model=str(encoder), max_num_batched_tokens=16, tensor_parallel_size=2)
+    expected = [Embedder(encoder).embed(texts).tolist() for texts in (MANY, ONE)]
 
     async def main() -> None:
-        options = EngineOptions(model=str(encoder), max_num_batched_tokens=16, tensor_parallel_size=2)
-        async with EngineClient(options) as client:
-            in_flight = asyncio.create_task(client.embed(EmbedRequest(id="a", texts=texts)))
-            while not client._requests:
-                await asyncio.sleep(0.001)
-            await client.embed(EmbedRequest(id="b", texts=TEXTS[:1]))
-            first = client.engine_pid
-            os.kill(followers(first)[0], signal.SIGKILL)
-            vectors = (await in_flight).vectors
-            assert client.engine_pid != first
-            assert np.array_equal(np.array(vectors), Embedder(encoder).embed(texts))
+        metrics = ModelMetrics()
+        async with EngineClient(options, metrics) as client:
+            await kill_in_the_middle(
+                client, metrics, embed_many_and_one, expected, 1, victim=lambda engine: followers(engine)[0]
+            )
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

@@ -1,6 +1,7 @@
 """Scheduler and runner together: a request's tokens do not depend on what else happens to it or beside it."""
 
 from collections import deque
+from functools import cache
 from typing import Any
 
 import pytest
@@ -121,10 +122,15 @@ def serve(
     return tokens, scheduler.stats().preemptions, num_swapped
 
 
+@cache
+def answers_alone(backend: str, model: str = "llama") -> dict[tuple[str, int], list[int]]:
+    return serve(backend, model, alone=True)[0]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("model", [*MODELS, *SPARSE, *HYBRIDS, *SLOTTED])
 def test_company_cache_chunks_and_preemption_change_nothing(backend: str, model: str) -> None:
-    alone, *_ = serve(backend, model, alone=True)
+    alone = answers_alone(backend, model)
     assert serve(backend, model) == (alone, 0, 0)
     assert serve(backend, model, budget=16) == (alone, 0, 0)  # prompts in chunks
     num_blocks = 16 if model == "mistral" else 22  # blocks behind a window are freed
@@ -142,7 +148,7 @@ def test_company_cache_chunks_and_preemption_change_nothing(backend: str, model:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rejected_drafts_leave_no_trace_in_states(backend: str) -> None:
-    alone, *_ = serve(backend, "bamba", alone=True)
+    alone = answers_alone(backend, "bamba")
     assert serve(backend, "bamba", told=alone) == (alone, 0, 0)
     assert serve(backend, "bamba", told=alone, budget=16, num_slots=30) == (alone, 0, 0)
     recomputed, num_preemptions, _ = serve(backend, "bamba", told=alone, num_blocks=22)
@@ -152,7 +158,7 @@ def test_rejected_drafts_leave_no_trace_in_states(backend: str) -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_steps_that_are_planned_ahead_change_no_state(ahead: int) -> None:
-    alone, *_ = serve("torch", "bamba", alone=True)
+    alone = answers_alone("torch", "bamba")
     for num_blocks in (200, 22):
         for told in (None, alone):
             tokens, _, _ = serve("torch", "bamba", ahead=ahead, num_blocks=num_blocks, told=told)
@@ -161,7 +167,7 @@ def test_steps_that_are_planned_ahead_change_no_state(ahead: int) -> None:
 
 @pytest.mark.parametrize(("model", "ahead"), [("llama", 1), ("llama", 2), ("gemma", 1)])
 def test_steps_that_are_planned_ahead_change_nothing(model: str, ahead: int) -> None:
-    alone, *_ = serve("torch", model, alone=True)
+    alone = answers_alone("torch", model)
     assert serve("torch", model, ahead=ahead) == (alone, 0, 0)
     assert serve("torch", model, ahead=ahead, budget=16) == (alone, 0, 0)
     recomputed, num_preemptions, _ = serve("torch", model, ahead=ahead, num_blocks=22)
@@ -176,7 +182,7 @@ def test_steps_that_are_planned_ahead_change_nothing(model: str, ahead: int) -> 
     ("backend", "model"), [*((backend, model) for backend in BACKENDS for model in MODELS), (NATIVE, "sparse")]
 )
 def test_drafts_change_nothing(backend: str, model: str) -> None:
-    alone, *_ = serve(backend, model, alone=True)
+    alone = answers_alone(backend, model)
     assert serve(backend, model, told=alone) == (alone, 0, 0)
     assert serve(backend, model, told=alone, budget=16) == (alone, 0, 0)
     num_blocks = 14 if model == "mistral" else 22
@@ -190,7 +196,7 @@ def test_drafts_change_nothing(backend: str, model: str) -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_drafts_between_steps_that_are_planned_ahead_change_nothing(ahead: int) -> None:
-    alone, *_ = serve("torch", alone=True)
+    alone = answers_alone("torch")
     for host in (0, 40):
         for num_blocks in (200, 22):
             tokens, _, _ = serve("torch", ahead=ahead, num_blocks=num_blocks, host=host, told=alone)
@@ -199,7 +205,7 @@ def test_drafts_between_steps_that_are_planned_ahead_change_nothing(ahead: int) 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_trees_of_drafts_change_nothing(model: str) -> None:
-    alone, *_ = serve(NATIVE, model, alone=True)
+    alone = answers_alone(NATIVE, model)
     assert serve(NATIVE, model, told=alone, trees=True) == (alone, 0, 0)
     num_blocks = 14 if model == "mistral" else 22
     for host in (0, 40):
@@ -212,7 +218,7 @@ def test_trees_of_drafts_change_nothing(model: str) -> None:
 
 def test_trees_between_steps_that_are_planned_ahead_change_nothing() -> None:
     """A sequence may lose its row while its tree is verified: what was not moved is computed again."""
-    alone, *_ = serve("torch", alone=True)
+    alone = answers_alone("torch")
     for host in (0, 40):
         tokens, _, _ = serve("torch", ahead=1, num_blocks=22, host=host, told=alone, trees=True)
         assert tokens == alone

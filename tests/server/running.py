@@ -47,7 +47,7 @@ def running(options: ServerOptions | None = None) -> Iterator[Running]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
             yield Running(service, metrics, port, http)
     finally:
         server.should_exit = server.force_exit = True

@@ -49,17 +49,14 @@ def test_a_request_has_to_come_in_time(sent: bytes, status: bytes) -> None:
         made.sendall(sent)
         assert answer(made)[:12] == status
         assert server.metrics.http_requests["none", "408"] == bool(status)
-        assert server.complete().status_code == 200
+        eventually(lambda: server.complete().status_code == 200)  # its own head and body may come apart
 
 
 def test_letter_by_letter_is_not_in_time_either() -> None:
-    with running(QUICK) as server, connection(server) as made:
-        begin = time.monotonic()
-        with pytest.raises(OSError):
-            for letter in HEAD * 10:
-                made.sendall(bytes([letter]))
-                time.sleep(0.01)
-        assert time.monotonic() - begin < 5
+    with running(QUICK) as server, connection(server) as made, pytest.raises(OSError):
+        for letter in HEAD * 100:
+            made.sendall(bytes([letter]))
+            time.sleep(0.01)
 
 
 def test_a_second_request_on_a_connection_has_its_own_time() -> None:
@@ -109,8 +106,13 @@ def test_heads_have_an_end(sent: bytes, status: bytes) -> None:
         assert server.complete().status_code == 200
 
 
-@pytest.mark.parametrize("options", [QUICK, ServerOptions()], ids=["for long", "much"])
-def test_who_does_not_read_is_disconnected(options: ServerOptions) -> None:
+@pytest.mark.parametrize(
+    ("options", "max_unread"), [(QUICK, 1 << 40), (ServerOptions(), 1 << 20)], ids=["for long", "much"]
+)
+def test_who_does_not_read_is_disconnected(
+    options: ServerOptions, max_unread: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire.server.http.connection.MAX_UNREAD_BYTES", max_unread)
     with running(options) as server:
         server.service.says = "x" * 100
         made = post(
@@ -119,8 +121,9 @@ def test_who_does_not_read_is_disconnected(options: ServerOptions) -> None:
             {"prompt": "x", "stream": True, "max_tokens": 10**6, "n": 64, "ignore_eos": True},
         )
         with made:
-            eventually(lambda: server.metrics.http_requests["/v1/completions", "200"] == 1, 20)
+            eventually(lambda: server.metrics.http_requests["/v1/completions", "200"] == 1)
             assert not server.service.open
+    assert "socket.send() raised" not in caplog.text, "what comes after is still written"
 
 
 def test_who_reads_slowly_is_not_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,14 +135,26 @@ def test_who_reads_slowly_is_not_disconnected(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Connection, "connection_made", connection_made)
     with running(QUICK) as server:
         server.service.says = "x" * 100
-        body = {"prompt": "x", "stream": True, "max_tokens": 120, "n": 64, "ignore_eos": True}
-        with post(server.port, "/v1/completions", body) as made:
-            told = b""
-            while not told.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):  # more wait than are read in 0.3 s
+        while (gap := longest_gap_of_a_slow_reader(server.port)) is not None:
+            assert gap > QUICK.send_timeout, "the server has closed the connection"
+
+
+def longest_gap_of_a_slow_reader(port: int) -> float | None:
+    """Seconds between two reads, which a busy machine makes longer. None: all was read."""
+    body = {"prompt": "x", "stream": True, "max_tokens": 120, "n": 64, "ignore_eos": True}
+    with post(port, "/v1/completions", body) as made:
+        told, longest, last = b"", 0.0, time.monotonic()
+        while not told.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):  # more wait than are read in 0.3 s
+            try:
                 part = made.recv(1 << 16)
-                assert part, "the server has closed the connection"
-                told = told[-20:] + part
-                time.sleep(0.04)
+            except ConnectionResetError:
+                part = b""
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            if not part:
+                return longest
+            told = told[-20:] + part
+            time.sleep(0.04)
+    return None
 
 
 def test_bodies_of_all_requests_together_are_bounded() -> None:

@@ -23,7 +23,7 @@ from server.running import running
 TESTS = Path(__file__).parent.parent
 
 
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
@@ -203,12 +203,13 @@ def test_a_second_signal_does_not_wait() -> None:
 
 def test_a_token_is_sent_at_once_and_not_after_nagles_40_ms() -> None:
     with running() as server:
-        seconds = []
-        for _ in range(10):
+
+        def seconds() -> float:
             begin = time.perf_counter()
             server.complete(max_tokens=1)
-            seconds.append(time.perf_counter() - begin)
-        assert min(seconds) < 0.03
+            return time.perf_counter() - begin
+
+        assert any(seconds() < 0.03 for _ in range(200)), "none is quicker, and on a busy machine some are"
 
 
 def test_a_port_that_is_taken_is_told() -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,9 +84,9 @@ def test_a_machine_that_was_never_measured_is_not_measured_now(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default_model: Path
 ) -> None:
     monkeypatch.setattr(plan_process, "cache_dir", lambda: tmp_path)
-    began = time.process_time()
+    monkeypatch.setattr("quire.planning.this_machine.measure", lambda threads: pytest.fail("it is measured"))
     reply = plan_reply(PlanRequest(name="m", path=str(default_model), users=9, context=4096, machine_memory=1 << 30))
-    assert time.process_time() - began < 2 and list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     assert "`quire plan`" in reply["note"]
     assert reply["memory"]["total"] > 0 and reply["kv"]["users_by_context"]
     assert reply["tokens_per_second"] is None and reply["decode"] is None and reply["cost"] is None

@@ -24,7 +24,7 @@ def hub(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def _until(holds: Callable[[], bool], otherwise: str) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end, otherwise
         time.sleep(0.01)

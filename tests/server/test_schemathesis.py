@@ -18,13 +18,13 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from clients.served import started
-from trials import LENGTH
+from trials import rounds
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 MODEL = "tiny"
 REQUIRED = {"messages", "prompt", "input", "inputs", "tokens", "query", "documents", "text_1", "text_2", "max_tokens"}
 NEVER_ENDS = "/live"
-EXAMPLES = 6 * LENGTH  # of each operation, the same in every run
+EXAMPLES = rounds(6)  # of each operation, the same in every run
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import random
 import unicodedata
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,11 +14,17 @@ from quire.text.tokenizers.gguf_pre_tokenizers import PRE_TOKENIZERS
 DECODE = {chr(256 + index): byte for index, byte in enumerate([*range(33), *range(127, 161), 173])}
 
 
+@cache
+def pre_tokenizer(style: str) -> Any:
+    return PRE_TOKENIZERS[style].make()
+
+
 def words(style: str, text: str) -> list[str]:
-    pieces = PRE_TOKENIZERS[style].make().pre_tokenize_str(text)
+    pieces = pre_tokenizer(style).pre_tokenize_str(text)
     return [bytes(DECODE.get(character, ord(character) & 255) for character in piece).decode() for piece, _ in pieces]
 
 
+@cache
 def texts_of_all_scripts(count: int) -> list[str]:
     rng = random.Random(5)
     scripts: dict[int, list[str]] = {}

@@ -15,7 +15,7 @@ from quire.text.grammar.mask_cache import MaskCache, RegexState
 from quire.text.grammar.matcher import GrammarMatcher
 from quire.text.tokenizers.tokenizer import Tokenizer
 from text import regex_strategies
-from trials import LENGTH
+from trials import rounds
 
 VOCAB = 49152
 REGEXES = [
@@ -87,7 +87,7 @@ def test_cached_masks_are_those_computed(grammars: GrammarCompiler, tokenizer: T
 
 
 @pytest.mark.trial
-@settings(max_examples=40 * LENGTH, deadline=None)
+@settings(max_examples=rounds(40), deadline=None)
 @given(regex_strategies.REGEXES, st.integers(0, 2**32))
 def test_any_regex(grammars: GrammarCompiler, tokenizer: Tokenizer, regex: str, seed: int) -> None:
     walked = [walk_together(grammars, tokenizer, regex, seed + number) for number in range(2)]

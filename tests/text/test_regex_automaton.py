@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.text.grammar.regex_automaton import MAX_NODES, RegexAutomaton, UnsupportedRegex
 from text.regex_strategies import REGEXES
-from trials import LENGTH
+from trials import rounds
 
 TEXTS = st.text("abcé語1. -\n", max_size=8)
 
@@ -21,7 +21,7 @@ def accepts(automaton: RegexAutomaton, text: str) -> bool:
 
 
 @pytest.mark.trial
-@settings(max_examples=300 * LENGTH, deadline=None)
+@settings(max_examples=rounds(300), deadline=None)
 @given(REGEXES, st.lists(TEXTS, min_size=5, max_size=20))
 def test_the_automaton_matches_what_python_matches(regex: str, texts: list[str]) -> None:
     automaton, theirs = RegexAutomaton(regex), re.compile(re.sub(r"\\[dw]", r"(?a:\g<0>)", regex))

@@ -18,7 +18,7 @@ from quire.text.tools.json_parser import JsonToolParser
 from quire.text.tools.params import ToolParams
 from quire.text.tools.parser import CallDelta, ToolParser
 from text.tool_cases import CASES, SCHEMAS
-from trials import LENGTH
+from trials import rounds
 
 Parsed = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 
@@ -57,7 +57,7 @@ PIECES = st.sampled_from([*sorted(ALL_MARKERS), '"name"', '"arguments"', '"f"', 
 
 
 @pytest.mark.trial
-@settings(max_examples=150 * LENGTH, deadline=None)
+@settings(max_examples=rounds(150), deadline=None)
 @given(st.lists(PIECES, max_size=24), st.sampled_from([*tools.FORMATS, "json"]))
 def test_nonsense_is_parsed_the_same_however_it_is_cut(pieces: list[str], name: str) -> None:
     parser = JsonToolParser if name == "json" else partial(tools.load(name).parser, {})
@@ -79,7 +79,7 @@ def damaged(text: str, random: Random) -> str:
 
 
 @pytest.mark.trial
-@settings(max_examples=150 * LENGTH, deadline=None)
+@settings(max_examples=rounds(150), deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from(sorted(tools.FORMATS)))
 def test_damaged_calls_are_parsed_the_same_however_they_are_cut(random: Random, name: str) -> None:
     text = damaged("\n".join(random.choice(CASES[name])[0] for _ in range(2)), random)

@@ -16,7 +16,7 @@ from quire.ops.dequantize import dequantize
 from quire.ops.reference import TorchOps
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
-from trials import LENGTH
+from trials import rounds
 from weights.gguf_files import HIDDEN, VOCAB, add_tokenizer, llama_tensors, write_llama
 
 BIG = [0, 1, 255, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
@@ -92,7 +92,7 @@ def assert_memory_below(limit: int) -> Iterator[None]:
 
 @pytest.mark.trial
 def test_changed_bytes_give_our_errors_only(valid: bytes, tmp_path: Path) -> None:
-    num_files = 600 * LENGTH
+    num_files = rounds(600)
     with assert_memory_below(16 << 20):
         readable = fuzz(valid, tmp_path / "damaged.gguf", range(num_files))
     assert 0 < readable < num_files, "either nothing was damaged, or everything was damaged in the first bytes"

@@ -125,7 +125,7 @@ class Connection(HttpToolsProtocol):
     def _stream(self, cycle: RequestResponseCycle, part: bytes) -> None:
         """Write a part of a response that has begun, without an ASGI message and a task. A client that is
         MAX_UNREAD_BYTES behind is disconnected; nothing happens if it is gone."""
-        if not cycle.disconnected:
+        if not cycle.disconnected and not self.transport.is_closing():
             data = b"%x\r\n%b\r\n" % (len(part), part) if cycle.chunked_encoding else part
             self._num_streamed += len(data)
             self.transport.write(data)
