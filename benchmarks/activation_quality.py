@@ -23,7 +23,7 @@ from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.scaled import ScaledWeight
 from quire.ops.gpu.linear.w4a8 import W4A8Weight
 from quire.ops.gpu.weights import QUANTIZERS
-from quire.ops.opset import Keep, StepBatch
+from quire.ops.opset import Keep, ProgramSpec, StepBatch
 from quire.ops.reference import TorchOps
 from quire.ops.reference.quantized_linear import quantize_tokens
 from quire.ops.tensors import PackedWeight, StoredTensor
@@ -91,7 +91,7 @@ def logits_of(path: Any, method: str | None, chunks: Sequence[Sequence[int]]) ->
     model = kind.load(ops, checkpoint, config, CHUNK)
     blocks = CHUNK // BLOCK
     cache = ops.new_cache(kv_spec(config, BLOCK, "float32"), blocks)
-    program = ops.compile(model.forward, cache, CHUNK, CHUNK, CHUNK)
+    program = ops.compile(model.forward, cache, ProgramSpec(CHUNK, CHUNK, CHUNK))
     positions = np.arange(CHUNK, dtype=np.int32)
     found = []
     for ids in chunks:

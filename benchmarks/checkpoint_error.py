@@ -24,7 +24,7 @@ from benchmarks.machine import describe
 from benchmarks.processes import interruptible, progress
 from quire.models.registry import family, read_model_config
 from quire.ops.native import NativeOps
-from quire.ops.opset import CHECKPOINT_DTYPES, StepBatch
+from quire.ops.opset import CHECKPOINT_DTYPES, ProgramSpec, StepBatch
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
@@ -47,7 +47,7 @@ class Model:
         self.checkpoint_bytes, num_blocks = states.checkpoint_bytes, -(-length // BLOCK)
         self.cache = ops.new_cache(replace(spec, states=states), num_blocks)
         forward = model_family.load(ops, checkpoint, config, length).forward
-        self._program = ops.compile(forward, self.cache, CHUNK, 1, length)
+        self._program = ops.compile(forward, self.cache, ProgramSpec(CHUNK, 1, length))
         self._table = np.arange(num_blocks, dtype=np.int32)
 
     def logits(self, ids: Array, start: int, source: int, target: int) -> Array:

@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.cases import CASES as CASES_OF_SPEED
 from benchmarks.machine import describe
 from benchmarks.processes import ROOT
-from quire.ops.opset import Activation, KVSpec, Mamba2Weights, MambaWeights, OpSet, StateSpec, StepBatch
+from quire.ops.opset import Activation, KVSpec, Mamba2Weights, MambaWeights, OpSet, ProgramSpec, StateSpec, StepBatch
 from quire.ops.tensors import stored_floats
 
 PEERS = ["quire", "llama.cpp"]
@@ -190,7 +190,7 @@ def measure(device: OnCpu | OnGpu, case: StateCase, num_seqs: int, num_tokens: i
     cache = ops.new_cache(KVSpec(1, 1, 16, BLOCK, "float16", states=states), 1)
     times = []
     for count in (layers, 0):
-        program = ops.compile(partial(forward, count), cache, batch.num_tokens, num_seqs, num_tokens + 1)
+        program = ops.compile(partial(forward, count), cache, ProgramSpec(batch.num_tokens, num_seqs, num_tokens + 1))
         times.append(device.seconds(program, batch))
     return (times[0] - times[1]) / layers
 

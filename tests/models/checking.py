@@ -27,7 +27,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from quire.models.registry import family
-from quire.ops.opset import OpSet, StepBatch
+from quire.ops.opset import OpSet, ProgramSpec, StepBatch
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
@@ -135,7 +135,7 @@ def compute(ops: OpSet, path: Path) -> Logits:
     if spec.states:
         spec = replace(spec, states=replace(spec.states, num_slots=3))
     cache = ops.new_cache(spec, 20)
-    program = ops.compile(model.forward, cache, MAX_LEN, 1, MAX_LEN)
+    program = ops.compile(model.forward, cache, ProgramSpec(MAX_LEN, 1, MAX_LEN))
     table = np.random.default_rng(0).permutation(20).astype(np.int32)[: MAX_LEN // BLOCK_SIZE]
 
     def run(ids: list[int], start: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from quire.models.registry import family
-from quire.ops.opset import OpSet, StepBatch
+from quire.ops.opset import OpSet, ProgramSpec, StepBatch
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
@@ -91,8 +91,8 @@ class Ours:
         assert model.encode is not None
         num_blocks = 2 * MAX_LEN // BLOCK_SIZE + 4
         cache = ops.new_cache(kv_spec(config, BLOCK_SIZE, "float32"), num_blocks)
-        self._encoder = ops.compile(model.encode, cache, MAX_LEN, 1, MAX_LEN, sources=True)
-        self._decoder = ops.compile(model.forward, cache, MAX_LEN, 1, MAX_LEN, sources=True)
+        self._encoder = ops.compile(model.encode, cache, ProgramSpec(MAX_LEN, 1, MAX_LEN, sources=True))
+        self._decoder = ops.compile(model.forward, cache, ProgramSpec(MAX_LEN, 1, MAX_LEN, sources=True))
         blocks = np.random.default_rng(0).permutation(num_blocks).astype(np.int32)
         self._source_table, self._table = blocks[: MAX_LEN // BLOCK_SIZE], blocks[MAX_LEN // BLOCK_SIZE :]
         self._num_source = 0

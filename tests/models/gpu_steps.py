@@ -3,7 +3,7 @@
 import numpy as np
 
 from quire.models.registry import family
-from quire.ops.opset import StepBatch
+from quire.ops.opset import ProgramSpec, StepBatch
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
@@ -22,7 +22,7 @@ def logits_of(ops, path, dtype, steps):
 def run_steps(ops, forward, spec, steps):
     num_seqs, width = len(steps[0]), LENGTH // BLOCK
     cache = ops.new_cache(spec, num_seqs * width)
-    program = ops.compile(forward, cache, 64, num_seqs, LENGTH)
+    program = ops.compile(forward, cache, ProgramSpec(64, num_seqs, LENGTH))
     tables = np.arange(num_seqs * width, dtype=np.int32).reshape(num_seqs, width)[:, ::-1].copy()
     found = []
     for step in steps:

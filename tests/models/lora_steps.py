@@ -7,7 +7,7 @@ import numpy as np
 
 from models.checking import BLOCK_SIZE, MAX_LEN, on_host
 from quire.models.registry import family
-from quire.ops.opset import OpSet, StepBatch
+from quire.ops.opset import OpSet, ProgramSpec, StepBatch
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
@@ -32,7 +32,9 @@ class Together:
         self.blocks = -(-MAX_LEN // BLOCK_SIZE)
         num_blocks = self.blocks * len(self.names)
         cache = ops.new_cache(kv_spec(config, BLOCK_SIZE, "float32"), num_blocks)
-        self.program = ops.compile(held.forward, cache, MAX_LEN * len(self.names), len(self.names), MAX_LEN)
+        self.program = ops.compile(
+            held.forward, cache, ProgramSpec(MAX_LEN * len(self.names), len(self.names), MAX_LEN)
+        )
         self.tables = np.random.default_rng(0).permutation(num_blocks).astype(np.int32).reshape(-1, self.blocks)
 
     def run(self, ids: dict[str, list[int]], start: int) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire.models.registry import family
 from quire.ops.gpu.opset import GpuOps
-from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.opset import KVSpec, ProgramSpec, StepBatch
 from quire.weights.checkpoint import open_checkpoint
 
 ON_GPU = torch.cuda.is_available()
@@ -87,7 +87,7 @@ def compiled(
     model = kind.load(ops, checkpoint, config, MAX_LEN)
     spec = KVSpec(config.layers, config.kv_heads, config.head_dim, BLOCK, kept or dtype)
     cache = ops.new_cache(spec, NUM_SEQS * -(-MAX_LEN // BLOCK))
-    program = ops.compile(model.forward, cache, NUM_SEQS * MAX_LEN, NUM_SEQS, MAX_LEN)
+    program = ops.compile(model.forward, cache, ProgramSpec(NUM_SEQS * MAX_LEN, NUM_SEQS, MAX_LEN))
     return Program(program, np.random.default_rng(5).integers(0, VOCAB, (NUM_SEQS, MAX_LEN)).astype(np.int32))
 
 

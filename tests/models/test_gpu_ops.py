@@ -17,7 +17,7 @@ from ops.stored_blocks import stored_rows
 from quire.models.registry import family
 from quire.ops.gpu.opset import GpuOps
 from quire.ops.gpu.program import dry_run_batch
-from quire.ops.opset import Activation, KVSpec, Routing
+from quire.ops.opset import Activation, KVSpec, ProgramSpec, Routing
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import MXFP4, Q4_F, Q8_0, StoredTensor, stored_floats
 from quire.runtime.kv import kv_spec
@@ -92,7 +92,7 @@ def test_a_step_may_be_tried_out_and_written_nowhere(model):
     config = kind.config(checkpoint.config)
     ops = GpuOps(DEVICE, dtype="float32")
     cache = ops.new_cache(kv_spec(config, BLOCK, "float32"), 4)
-    program = ops.compile(kind.load(ops, checkpoint, config, LENGTH).forward, cache, 64, 4, LENGTH)
+    program = ops.compile(kind.load(ops, checkpoint, config, LENGTH).forward, cache, ProgramSpec(64, 4, LENGTH))
     logits = program.run(dry_run_batch([12, 1, 1], BLOCK))
     assert logits.shape == (3, 256)  # of what happens to be in memory: rows that go nowhere are not turned either
     assert not cache.k.any() and not cache.v.any()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from quire.ops.opset import Activation, KVSpec, Routing, StepBatch
+from quire.ops.opset import Activation, KVSpec, ProgramSpec, Routing, StepBatch
 from quire.ops.reference import TorchOps
 from quire.ops.reference.routing import choose_experts
 from quire.ops.tensors import F32, StoredTensor
@@ -162,9 +162,11 @@ def test_logits_of_the_rows_wanted() -> None:
     x, head = random(4, 8), random(10, 8)
     batch = step_batch([(0, 4)], np.array([[0]]), block_size=4, logit_rows=[3, 1])
     w = ops.pack([stored(head)])
-    program = ops.compile(lambda o, b: o.logits(torch.tensor(x), w, b), ops.new_cache(SPEC, 1), 4)
+    program = ops.compile(lambda o, b: o.logits(torch.tensor(x), w, b), ops.new_cache(SPEC, 1), ProgramSpec(4))
     assert_close(program.run(batch), x[[3, 1]] @ head.T)
-    capped = ops.compile(lambda o, b: o.logits(torch.tensor(x), w, b, softcap=0.5), ops.new_cache(SPEC, 1), 4)
+    capped = ops.compile(
+        lambda o, b: o.logits(torch.tensor(x), w, b, softcap=0.5), ops.new_cache(SPEC, 1), ProgramSpec(4)
+    )
     assert_close(capped.run(batch), 0.5 * np.tanh(x[[3, 1]] @ head.T / 0.5))
 
 
@@ -225,7 +227,7 @@ def test_paged_attention_over_scattered_pages_and_chunks() -> None:
                 o.write_kv(now[1], now[2], b, 1)
                 return o.paged_attention(now[0], b, 1, 4, 0.5, *scoring)
 
-            result = ops.compile(forward, cache, 16).run(batch).numpy().reshape(-1, 4, 4)
+            result = ops.compile(forward, cache, ProgramSpec(16)).run(batch).numpy().reshape(-1, 4, 4)
             for s, (a, b) in enumerate(spans):
                 out[s][a:b] = result[batch.seq_starts[s] : batch.seq_starts[s + 1]]
         for s in range(2):
@@ -273,7 +275,7 @@ def test_mla_attention_is_that_of_expanded_keys_and_values() -> None:
             o.write_latent(now[2], now[3], b, 1)
             return o.linear_heads(o.mla_attention(o.linear_heads(now[0], absorb), now[1], b, 1, 0.3), expand)
 
-        found.append(ops.compile(forward, cache, 8).run(step_batch([span], tables, 4)))
+        found.append(ops.compile(forward, cache, ProgramSpec(8)).run(step_batch([span], tables, 4)))
         cache.swap_out([(2, 0)])  # to the host and back, as preempted sequences go
         cache.k[:, 2] = 0.0
         cache.swap_in([(0, 2)])

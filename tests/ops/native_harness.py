@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from quire.ops.native import NativeOps
-from quire.ops.opset import Float32, KVSpec, StepBatch
+from quire.ops.opset import Float32, KVSpec, ProgramSpec, StepBatch
 from quire.ops.tensors import F32, StoredTensor
 
 SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=8, block_size=8, dtype="float32")
@@ -58,7 +58,7 @@ def apply(op: Callable[[Any, Any, Any], Any], x: Float32, positions: Any = None,
         value = op(recorder, recorder.embedding(batch.ids, table), batch)
         return recorder.logits(value, ops.pack([stored(np.eye(value.columns))]), batch)
 
-    program = ops.compile(forward, ops.new_cache(SPEC, 64), max_tokens=len(x))
+    program = ops.compile(forward, ops.new_cache(SPEC, 64), ProgramSpec(len(x)))
     batch = Pool(SPEC, 64).batch([(0, range(len(x)))])
     if positions is not None:
         batch.positions = int32(positions)

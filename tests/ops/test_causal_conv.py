@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.ops.opset import ConvSpec, KVSpec, OpSet, StepBatch
+from quire.ops.opset import ConvSpec, KVSpec, OpSet, ProgramSpec, StepBatch
 from quire.ops.tensors import stored_floats
 
 BLOCK, NUM_BLOCKS, MAX_TOKENS = 4, 24, 64
@@ -48,7 +48,7 @@ class Convolution:
             self.cache.pages.fill(0xFF)  # unwritten states are NaN
         else:
             self.cache.states.fill_(float("nan"))
-        self.program = ops.compile(forward, self.cache, MAX_TOKENS, 8, MAX_TOKENS)
+        self.program = ops.compile(forward, self.cache, ProgramSpec(MAX_TOKENS, 8, MAX_TOKENS))
 
     def run(self, *sequences: Sequence) -> np.ndarray:
         """The rows of all ids that are not computed yet."""

@@ -16,7 +16,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
 )
 
 from quire.ops.native import available_isas, use_isa
-from quire.ops.opset import Activation, KVSpec, OpSet, StateSpec, StepBatch
+from quire.ops.opset import Activation, KVSpec, OpSet, ProgramSpec, StateSpec, StepBatch
 from quire.ops.tensors import stored_floats
 from quire.quantize.eager_ops import EagerBatch, EagerOps
 
@@ -71,7 +71,7 @@ class LinearAttention:
         def forward(ops: OpSet, batch: Any) -> Any:
             return ops.rows(self.attend(ops, ops.embedding(batch.ids, table), batch, self.ops), batch)
 
-        self.program = self.ops.compile(forward, self.cache, MAX_TOKENS, 8, MAX_TOKENS)
+        self.program = self.ops.compile(forward, self.cache, ProgramSpec(MAX_TOKENS, 8, MAX_TOKENS))
         return self
 
     def attend(self, ops: Any, rows: Any, batch: Any, loader: Any) -> Any:
@@ -236,7 +236,7 @@ def test_decays_are_exact_far_from_zero(backend: str) -> None:
     cache = ops.new_cache(KVSpec(1, 1, 8, BLOCK, "float32"), 1)
     one = np.zeros(1, np.int32)
     batch = StepBatch(one, one, one, np.array([0, 1], np.int32), one + 1, one[None], one)
-    decays = np.asarray(ops.compile(forward, cache, 1, 1, 1).run(batch))[0]
+    decays = np.asarray(ops.compile(forward, cache, ProgramSpec(1, 1, 1)).run(batch))[0]
     softplus = np.logaddexp(0, x.astype(np.float64) + 0.25)
     np.testing.assert_allclose(decays, np.exp(-0.125 * softplus), rtol=2e-6, atol=1e-37)
     np.testing.assert_allclose(1 - decays.astype(np.float64), -np.expm1(-0.125 * softplus), atol=1e-7)

@@ -14,7 +14,7 @@ from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.opset import GpuOps
 from quire.ops.native import NativeOps, available_isas, use_isa
 from quire.ops.native.cache import NativeCache
-from quire.ops.opset import KV_DTYPES, KVSpec
+from quire.ops.opset import KV_DTYPES, KVSpec, ProgramSpec
 from quire.ops.reference import TorchOps
 from quire.runtime.batch import CAUSAL_WORDS
 
@@ -161,7 +161,7 @@ def torch_program(case):
         out = ops.paged_attention(q, batch, 1, case.head_dim, case.scale, case.window, slopes=slopes)
         return ops.logits(out, eye, batch)
 
-    return ops.compile(forward, ops.new_cache(case.spec, case.num_blocks), len(case.rows))
+    return ops.compile(forward, ops.new_cache(case.spec, case.num_blocks), ProgramSpec(len(case.rows)))
 
 
 def test_the_specification_sees_the_same():
@@ -190,7 +190,7 @@ def gpu_program(case, batch_invariant=False):
         return ops.logits(out, eye, batch)
 
     cache = ops.new_cache(case.spec, case.num_blocks)
-    return ops.compile(forward, cache, len(case.rows), 8, case.length)
+    return ops.compile(forward, cache, ProgramSpec(len(case.rows), 8, case.length))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
@@ -312,7 +312,7 @@ def test_moved_tokens_are_as_if_they_had_been_written_there(spec):
         cache.pages.fill(0)
         batch = Pool(spec, num_blocks).batch([(0, order)])
         batch.slots = np.arange(50, dtype=np.int32)
-        ops.compile(forward, cache, 50).run(batch)
+        ops.compile(forward, cache, ProgramSpec(50)).run(batch)
         return cache
 
     order = list(range(50))

@@ -8,7 +8,7 @@ from ops.native_harness import Pool, stored
 from ops.test_native_attention import Case
 from quire.core.errors import Unsupported
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KV_DTYPES, KVSpec
+from quire.ops.opset import KV_DTYPES, KVSpec, ProgramSpec
 from quire.ops.reference import TorchOps
 
 
@@ -44,7 +44,7 @@ def run(ops, case, cache):
         return ops.logits(out, eye, batch)
 
     eye = ops.pack([case.eye])
-    program, pool = ops.compile(forward, cache, len(case.rows)), Pool(case.spec, case.num_blocks)
+    program, pool = ops.compile(forward, cache, ProgramSpec(len(case.rows))), Pool(case.spec, case.num_blocks)
     out = program.run(pool.batch([(s, case.ids(s, 0, case.length)) for s in range(2)]))
     return out.numpy() if isinstance(out, torch.Tensor) else out.copy()
 
@@ -127,7 +127,7 @@ def test_types_that_are_not_there_are_refused():
         NativeOps().new_cache(KVSpec(1, 1, 8, 8, "fp8"), 1)
     ops = NativeOps()
     with pytest.raises(ValueError, match="int8"):
-        ops.compile(_nothing(ops), ops.new_cache(KVSpec(1, 1, 8, 12, "int8"), 1), 1)
+        ops.compile(_nothing(ops), ops.new_cache(KVSpec(1, 1, 8, 12, "int8"), 1), ProgramSpec(1))
 
 
 def _nothing(ops):

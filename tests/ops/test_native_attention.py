@@ -5,7 +5,7 @@ import pytest
 
 from ops.native_harness import Pool, assert_close, max_error, stored
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KV_DTYPES, KVSpec
+from quire.ops.opset import KV_DTYPES, KVSpec, ProgramSpec
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,7 @@ class Case:
 
         cache = ops.new_cache(self.spec, self.num_blocks)
         cache.pages.fill(0xFF)  # unwritten memory is NaN
-        return ops.compile(forward, cache, max_tokens=len(self.rows))
+        return ops.compile(forward, cache, ProgramSpec(len(self.rows)))
 
     def ids(self, seq, start, end):
         return range(seq * self.length + start, seq * self.length + end)

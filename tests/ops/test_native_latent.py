@@ -8,7 +8,7 @@ from ops.test_native_attention import STEPS, Case, as_stored, assert_right
 from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KVSpec, ProgramSpec
 from quire.ops.tensors import BF16, F16, StoredTensor
 from quire.runtime.kv import kv_spec
 
@@ -45,7 +45,7 @@ class LatentCase(Case):
 
         cache = ops.new_cache(self.spec, self.num_blocks)
         cache.pages.fill(0xFF)  # unwritten memory is NaN
-        return ops.compile(forward, cache, max_tokens=len(self.rows))
+        return ops.compile(forward, cache, ProgramSpec(len(self.rows)))
 
     def plain(self, seq, num_tokens, dtype):
         rows = self.rows[seq * self.length :][:num_tokens]

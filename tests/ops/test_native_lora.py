@@ -6,6 +6,7 @@ import pytest
 from ops.low_rank import RNG, added, bfloats, fp16_values, low_rank, random, stored_floats
 from ops.native_harness import SPEC, Pool, int32, max_error, stored
 from quire.ops.native import NativeOps, available_isas, use_isa
+from quire.ops.opset import ProgramSpec
 
 INPUTS, SIZES = 72, (40, 8, 21)
 OUTPUTS = sum(SIZES)
@@ -44,7 +45,7 @@ def program(parts, x, threads=2):
         value = recorder.embedding(batch.ids, table)
         return recorder.logits(recorder.adapt(recorder.linear(value, weight), value, slots, batch), eye, batch)
 
-    compiled = ops.compile(forward, ops.new_cache(SPEC, 64), max_tokens=len(x))
+    compiled = ops.compile(forward, ops.new_cache(SPEC, 64), ProgramSpec(len(x)))
 
     def run(rows, adapters, logit_rows=None):
         batch = Pool(SPEC, 64).batch([(0, list(rows))])

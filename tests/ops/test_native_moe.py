@@ -9,7 +9,7 @@ import torch
 from ops.native_harness import SPEC, Pool, apply, int32, max_error, stored
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import Activation, Routing
+from quire.ops.opset import Activation, ProgramSpec, Routing
 from quire.ops.reference import TorchOps
 from quire.ops.reference.routing import choose_experts
 from quire.ops.tensors import F16, Q8_0, StoredTensor
@@ -138,7 +138,7 @@ def test_only_rows_with_requested_logits_are_computed():
     packed = [ops.pack_experts(experts(stack, stored)) for stack in (GATE_UP, DOWN)]
     op, table, head = moe(*packed, Routing(2)), ops.table(stored(x)), ops.pack([stored(np.eye(COLUMNS))])
     forward = lambda o, batch: o.logits(op(o, o.embedding(batch.ids, table), batch), head, batch)  # noqa: E731
-    program = ops.compile(forward, ops.new_cache(SPEC, 4), max_tokens=9)
+    program = ops.compile(forward, ops.new_cache(SPEC, 4), ProgramSpec(9))
     batch = Pool(SPEC, 4).batch([(0, range(9))])
     every = program.run(batch).copy()
     batch.logit_rows = int32([7, 2])

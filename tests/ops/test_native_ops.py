@@ -6,7 +6,7 @@ import torch
 
 from ops.native_harness import SPEC, Pool, apply, assert_close, int32, stored
 from quire.ops.native import NativeOps, available_isas, isa, use_isa
-from quire.ops.opset import Activation
+from quire.ops.opset import Activation, ProgramSpec
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import F16, StoredTensor
 
@@ -93,7 +93,7 @@ def test_softcapped_logits(columns):
     program = ops.compile(
         lambda ops, batch: ops.logits(ops.embedding(batch.ids, table), head, batch, softcap=30.0),
         ops.new_cache(SPEC, 4),
-        9,
+        ProgramSpec(9),
     )
     out = program.run(Pool(SPEC, 4).batch([(0, range(5))]))
     assert_close(out, 30 * np.tanh((x + 1) / 30), 30 * np.tanh((x.astype(np.float64) + 1) / 30))
@@ -165,7 +165,9 @@ def test_embedding_gathers_rows_in_the_stored_type_and_order():
     table = ops.table(StoredTensor("", weights.shape, F16, weights.view(np.uint8), row_order=order))
     head = ops.pack([stored(np.eye(24))])
     program = ops.compile(
-        lambda ops, batch: ops.logits(ops.embedding(batch.ids, table), head, batch), ops.new_cache(SPEC, 4), 9
+        lambda ops, batch: ops.logits(ops.embedding(batch.ids, table), head, batch),
+        ops.new_cache(SPEC, 4),
+        ProgramSpec(9),
     )
     ids = [3, 3, 0, 10, 7]
     out = program.run(Pool(SPEC, 4).batch([(0, ids)]))
@@ -176,7 +178,9 @@ def test_learned_positions_are_looked_up_and_checked():
     ops, x = NativeOps(), rows(6, 8)
     table, head = ops.table(stored(x)), ops.pack([stored(np.eye(8))])
     program = ops.compile(
-        lambda ops, batch: ops.logits(ops.embedding(batch.positions, table), head, batch), ops.new_cache(SPEC, 4), 9
+        lambda ops, batch: ops.logits(ops.embedding(batch.positions, table), head, batch),
+        ops.new_cache(SPEC, 4),
+        ProgramSpec(9),
     )
     batch = Pool(SPEC, 4).batch([(0, [50, 60, 70])])
     batch.positions = int32([5, 0, 4])

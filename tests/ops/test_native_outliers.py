@@ -11,7 +11,7 @@ from quire import _native
 from quire.core.errors import Unsupported
 from quire.ops.dequantize import dequantize
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import Activation, Routing
+from quire.ops.opset import Activation, ProgramSpec, Routing
 from quire.ops.tensors import Q8_0, STORAGE_TYPES, StoredTensor
 
 THRESHOLD = 6.0
@@ -136,7 +136,9 @@ def test_parts_of_one_matrix_may_differ_in_all_but_their_inputs():
 def test_only_rows_with_requested_logits_are_computed():
     x, w, ops = activations(9, 96), matrix(33, 96), NativeOps(2)
     table, head = ops.table(stored(x)), ops.pack([w])
-    program = ops.compile(lambda o, b: o.logits(o.embedding(b.ids, table), head, b), ops.new_cache(SPEC, 8), 9)
+    program = ops.compile(
+        lambda o, b: o.logits(o.embedding(b.ids, table), head, b), ops.new_cache(SPEC, 8), ProgramSpec(9)
+    )
     batch = Pool(SPEC, 8).batch([(0, range(9))])
     batch.logit_rows = int32([2, 8])
     assert np.array_equal(program.run(batch), apply(linear([w]), x)[[2, 8]])

@@ -7,7 +7,7 @@ import pytest
 
 from ops.native_harness import Pool, int32, max_error, stored
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import Activation, KVSpec
+from quire.ops.opset import Activation, KVSpec, ProgramSpec
 from quire.ops.tensors import Q8_0, StoredTensor
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB, LAYERS = 6, 2, 32, 96, 160, 50, 2
@@ -155,7 +155,7 @@ def run(program, steps, spec=SPEC):
 def compiled(threads=2, max_tokens=64, **kwargs):
     ops = NativeOps(threads)
     packed, floats = tiny_llama(ops, **kwargs)
-    return ops.compile(forward_with(packed), ops.new_cache(SPEC, 32), max_tokens), floats
+    return ops.compile(forward_with(packed), ops.new_cache(SPEC, 32), ProgramSpec(max_tokens)), floats
 
 
 @pytest.mark.parametrize("name", available_isas())
@@ -234,7 +234,7 @@ def test_a_value_is_live_until_the_last_read_of_any_of_its_columns():
         y = ops.add(y, ops.linear(ops.linear(y, flip), flip))
         return ops.logits(ops.add(c, y), eye, batch)
 
-    program = ops.compile(forward, ops.new_cache(SPEC, 4), 16)
+    program = ops.compile(forward, ops.new_cache(SPEC, 4), ProgramSpec(16))
     a, b, c = np.split(x, 3, axis=1)
     y = a[:, ::-1]
     for _ in range(4):
@@ -291,7 +291,7 @@ def test_copied_and_swapped_blocks_carry_on_the_sequence():
     ops = NativeOps()
     packed, _ = tiny_llama(ops)
     cache = ops.new_cache(SPEC, 32, num_host_blocks=4)
-    program, pool = ops.compile(forward_with(packed), cache, 64), Pool(SPEC, 32)
+    program, pool = ops.compile(forward_with(packed), cache, ProgramSpec(64)), Pool(SPEC, 32)
     program.run(pool.batch([(0, IDS[0][:20])]))
     table = pool.tables[0]
     expected = program.run(pool.batch([(0, IDS[0][20:23])])).copy()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quire.ops.compiled import native
-from quire.ops.opset import KVSpec, Mamba2Weights, MambaWeights, OpSet, StateSpec, StepBatch
+from quire.ops.opset import KVSpec, Mamba2Weights, MambaWeights, OpSet, ProgramSpec, StateSpec, StepBatch
 from quire.ops.tensors import stored_floats
 
 BLOCK, NUM_BLOCKS, MAX_TOKENS, NUM_SLOTS, LAYERS = 4, 24, 64, 9, 2
@@ -53,7 +53,7 @@ class Scan:
                 x = ops.split(x, (self.width, self.outputs))[0]
             return ops.rows(x, batch)
 
-        self.program = self.ops.compile(forward, self.cache, MAX_TOKENS, 8, MAX_TOKENS)
+        self.program = self.ops.compile(forward, self.cache, ProgramSpec(MAX_TOKENS, 8, MAX_TOKENS))
 
     width: int
     outputs: int

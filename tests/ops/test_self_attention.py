@@ -10,7 +10,7 @@ import torch
 
 from ops.native_harness import int32, stored
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.opset import KVSpec, ProgramSpec, StepBatch
 from quire.ops.reference import TorchOps
 
 LENGTHS = (1, 5, 70, 33, 16, 300)
@@ -61,7 +61,7 @@ class Case:
             return ops.rows(ops.attention(q, k, v, batch, self.head_dim, scale, self.causal, self.window), batch)
 
         cache = ops.new_cache(KVSpec(0, self.kv_heads, self.head_dim, 16, dtype), 64)
-        return ops.compile(forward, cache, max_tokens=len(self.rows))
+        return ops.compile(forward, cache, ProgramSpec(len(self.rows)))
 
     def plain(self) -> np.ndarray:
         outs = []

@@ -7,7 +7,7 @@ from ops.native_harness import Pool, stored
 from ops.test_native_attention import STEPS, as_stored, assert_right
 from ops.test_native_latent import DTYPES, LatentCase
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import IndexSpec, KVSpec
+from quire.ops.opset import IndexSpec, KVSpec, ProgramSpec
 from quire.ops.reference import TorchOps
 
 
@@ -52,7 +52,7 @@ class SparseCase(LatentCase):
         if self.backend is NativeOps:  # unwritten memory is NaN
             self.cache.pages.fill(0xFF)
             self.cache.index_keys.fill(0xFF)
-        program = ops.compile(forward, self.cache, max_tokens=len(self.rows))
+        program = ops.compile(forward, self.cache, ProgramSpec(len(self.rows)))
         return program if self.backend is NativeOps else TorchRun(program)
 
     def chosen(self, seq, num_tokens):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire.ops.gpu.opset import GpuOps
-from quire.ops.opset import Activation, ConvSpec, KVSpec, Mamba2Weights, OpSet, StateSpec, StepBatch
+from quire.ops.opset import Activation, ConvSpec, KVSpec, Mamba2Weights, OpSet, ProgramSpec, StateSpec, StepBatch
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import stored_floats
 
@@ -88,7 +88,9 @@ class Layer:
             return ops.rows(layer.forward(ops, ops.embedding(batch.ids, table), batch), batch)
 
         self.has_slots = kind.spec.states is not None
-        self.program = ops.compile(forward, ops.new_cache(kind.spec, NUM_BLOCKS), MAX_TOKENS, 4, MAX_TOKENS)
+        self.program = ops.compile(
+            forward, ops.new_cache(kind.spec, NUM_BLOCKS), ProgramSpec(MAX_TOKENS, 4, MAX_TOKENS)
+        )
 
     def run(self, *sequences: Sequence) -> list[np.ndarray]:
         """The rows of all ids that are not computed yet. Sequence i has blocks 4 i .. 4 i + 4, and slot i."""

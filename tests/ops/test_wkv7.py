@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KVSpec, OpSet, StateSpec, StepBatch, Wkv7Weights
+from quire.ops.opset import KVSpec, OpSet, ProgramSpec, StateSpec, StepBatch, Wkv7Weights
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import stored_floats
 from quire.quantize.eager_ops import EagerBatch, EagerOps
@@ -33,7 +33,7 @@ class TimeMixing:
         def forward(ops: OpSet, batch: Any) -> Any:
             return ops.rows(self.mix(ops, ops.embedding(batch.ids, table), batch), batch)
 
-        self.program = ops.compile(forward, self.cache, 64, 4, 64)
+        self.program = ops.compile(forward, self.cache, ProgramSpec(64, 4, 64))
 
     def mix(self, ops: Any, rows: Any, batch: Any, loader: Any = None) -> Any:
         vectors = [(loader or self.ops).vector(stored_floats("v", vector)) for vector in self.vectors]

@@ -10,6 +10,7 @@ from quire.executors.pipeline.stage import trace_model
 from quire.models.registry import family
 from quire.ops.native import NativeOps
 from quire.ops.native.hidden_states import NativeHiddenStates
+from quire.ops.opset import ProgramSpec
 from quire.ops.stages.opset import StageOps
 from quire.ops.stages.parts import StagePart, divide
 from quire.runtime.adapters import LoraAdapters
@@ -31,7 +32,9 @@ class Stage:
         self.spec = spec_of(config)
         self.cache: Any = ops.new_cache(self.spec, MAX_LEN // BLOCK_SIZE)
         held = LoraAdapters(ops, self.model, num_slots=4, max_rank=64) if adapters else None  # type: ignore[arg-type]
-        self.program = ops.compile(held.forward if held else self.model.forward, self.cache, MAX_LEN, 1, MAX_LEN)
+        self.program = ops.compile(
+            held.forward if held else self.model.forward, self.cache, ProgramSpec(MAX_LEN, 1, MAX_LEN)
+        )
         for slot, (name, place) in enumerate((adapters or {}).items()):
             assert held is not None
             held.add(name, held.load(place))

@@ -16,6 +16,7 @@ from quire.executors.pipeline.stage import begin_stage
 from quire.executors.pipeline.stage_ranks import ranks_received
 from quire.models.registry import family
 from quire.ops.native import NativeOps
+from quire.ops.opset import ProgramSpec
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup, new_shared_memory
 from quire.ops.ranks.opset import RankOps
@@ -52,7 +53,9 @@ class StageRank:
         begin_stage(ops, options, kind, checkpoint, config, spec, MAX_LEN, stage=stage, num_stages=SIZE)
         self.received = ops.received = ranks_received(group, MAX_LEN, config.hidden) if stage else None
         self.model = kind.load(ops, checkpoint, config, MAX_LEN)
-        self.program = ops.compile(self.model.forward, ops.new_cache(spec, MAX_LEN // BLOCK_SIZE), MAX_LEN, 1, MAX_LEN)
+        self.program = ops.compile(
+            self.model.forward, ops.new_cache(spec, MAX_LEN // BLOCK_SIZE), ProgramSpec(MAX_LEN, 1, MAX_LEN)
+        )
 
 
 class Grid:

@@ -10,7 +10,7 @@ from quire.models.registry import family
 from quire.ops.compiled import native
 from quire.ops.native import NativeOps
 from quire.ops.native.scan_recorder import new_value
-from quire.ops.opset import KVSpec, Mamba2Weights, StateSpec
+from quire.ops.opset import KVSpec, Mamba2Weights, ProgramSpec, StateSpec
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 from quire.planning.packed_bytes import GpuFormat, NativeFormat
 from quire.planning.planned_model import plan_model
@@ -83,7 +83,7 @@ def test_the_default_model_has_the_weights_and_activations_that_are_counted() ->
     vectors = sum(tensor.nbytes for tensor in model.tensors if len(tensor.shape) == 1)
     assert model.weight_bytes == loaded.weight_bytes + vectors
     kv = model.kv_spec("auto")
-    program = ops.compile(loaded.forward, ops.new_cache(kv, 1), 512)
+    program = ops.compile(loaded.forward, ops.new_cache(kv, 1), ProgramSpec(512))
     assert model.step(StepShape(1), kv).arena_bytes(512) == program.arena_bytes
 
 

@@ -12,7 +12,7 @@ from models.checking import BLOCK_SIZE, MAX_LEN, on_host
 from quire.executors.ranks.shapes import trace_roles
 from quire.models.config import ModelConfig
 from quire.models.registry import family
-from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.opset import KVSpec, ProgramSpec, StepBatch
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup, new_shared_memory
 from quire.ops.ranks.opset import RankOps
@@ -55,7 +55,7 @@ class OneProcess:
         self.cache = cache = ops.new_cache(spec, MAX_LEN // BLOCK_SIZE)
         held = LoraAdapters(ops, self.model, num_slots=4, max_rank=64) if adapters else None
         forward = held.forward if held else self.model.forward
-        self.program = ops.compile(forward, cache, MAX_LEN, 1, MAX_LEN)
+        self.program = ops.compile(forward, cache, ProgramSpec(MAX_LEN, 1, MAX_LEN))
         for slot, (name, place) in enumerate((adapters or {}).items()):
             assert held is not None
             held.add(name, held.load(place))

@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.executors.backends import new_ops
 from quire.executors.options import ExecutorOptions
-from quire.ops.opset import Float32, KVSpec, StepBatch
+from quire.ops.opset import Float32, KVSpec, ProgramSpec, StepBatch
 from quire.ops.tensors import F32, StoredTensor
 
 
@@ -45,7 +45,7 @@ class AttentionLayer:
             ops.write_kv(k, v, batch, 0)
             return ops.rows(ops.paged_attention(q, batch, 0, self.head_dim, self.scale), batch)
 
-        program = ops.compile(forward, cache, self.length, 1, self.length)
+        program = ops.compile(forward, cache, ProgramSpec(self.length, 1, self.length))
         places = np.arange(self.length, dtype=np.int32)
         starts, contexts = np.array([0, self.length], np.int32), np.array([self.length], np.int32)
         blocks = np.arange(num_blocks, dtype=np.int32)[None]

@@ -568,6 +568,19 @@ class HiddenStates(Protocol):
         """Copy values [n, columns] of the host to the first n rows."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """What a forward pass is compiled for: the largest step, and what it reads and writes beside its batch."""
+
+    max_tokens: int  # of a step
+    max_rows: int = 0  # sequences of a step
+    max_model_len: int = 0
+    sampler: Sampler | None = None  # an id below zero stands for the token that it sampled last for row ~id
+    sources: bool = False  # the model is an encoder, or a decoder with cross-attention
+    tree_nodes: int = 0  # drafts of a sequence that come as a tree, at most; 0: they are chains, and a tree is slower
+    hidden: HiddenStates | None = None  # what `hidden_states` reads
+
+
 class OpSet(Protocol):
     """What a backend implements. `Any` stands for values that only the backend looks into."""
 
@@ -618,25 +631,9 @@ class OpSet(Protocol):
 
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler: ...
 
-    def compile(
-        self,
-        forward: "Callable[[Any, Any], Value]",
-        cache: KVCache,
-        max_tokens: int,
-        max_rows: int,
-        max_model_len: int,
-        sampler: Sampler | None = None,
-        sources: bool = False,
-        tree_nodes: int = 0,
-        hidden: HiddenStates | None = None,
-    ) -> Program:
-        """`forward(ops, batch)` returns the logits of a step of at most `max_tokens` tokens, of at most `max_rows`
-        sequences of at most `max_model_len`. `batch` has the fields of `StepBatch`, to be handed to ops and never
-        looked into.
-
-        An id below zero stands for the token that `sampler` sampled last for row ~id. `sources`: the model is an
-        encoder or a decoder with cross-attention. `tree_nodes`: drafts of a sequence that come as a tree, at most; 0:
-        they are chains, and a tree is slower. `hidden`: what `hidden_states` reads."""
+    def compile(self, forward: "Callable[[Any, Any], Value]", cache: KVCache, spec: ProgramSpec) -> Program:
+        """`forward(ops, batch)` returns the logits of a step. `batch` has the fields of `StepBatch`, to be handed to
+        ops and never looked into."""
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 

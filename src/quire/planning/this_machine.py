@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quire.ops.native import NativeOps
-from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.opset import KVSpec, ProgramSpec, StepBatch
 from quire.ops.tensors import F16, F32, Q8_0, StorageType, StoredTensor
 from quire.planning.hardware import Hardware
 from quire.runtime.available_memory import available_memory
@@ -86,7 +86,7 @@ def _steps(kind: StorageType, threads: int) -> tuple[Callable[[int], None], int]
         return recorder.rows(x, batch)
 
     cache = ops.new_cache(KVSpec(1, 1, 64, 16, "float16"), 1)
-    program = ops.compile(forward, cache, ROWS)
+    program = ops.compile(forward, cache, ProgramSpec(ROWS))
 
     def run(num_tokens: int) -> None:
         """Sequences of one token."""

@@ -9,7 +9,7 @@ import numpy as np
 from quire.core.encode_request import EncodeInput
 from quire.models.config import EncoderConfig, ModelConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import Float32, KVSpec, OpSet, StepBatch
+from quire.ops.opset import Float32, KVSpec, OpSet, ProgramSpec, StepBatch
 from quire.runtime.kv import kv_spec
 
 BLOCK_SIZE = 16
@@ -47,7 +47,7 @@ class EncoderRunner:
         spec = encoder_spec(config, kv_dtype)
         self._has_slots = spec.states is not None
         cache = ops.new_cache(spec, -(-step_tokens // BLOCK_SIZE) + max_rows)
-        self._program = ops.compile(model.forward, cache, step_tokens, max_rows, max_model_len)
+        self._program = ops.compile(model.forward, cache, ProgramSpec(step_tokens, max_rows, max_model_len))
 
     def run(self, texts: Sequence[EncodeInput], wanted: Wanted, take: Callable[[Float32], Any]) -> list[Any]:
         """take(rows) of every text: the hidden states [n, columns] of the wanted tokens."""

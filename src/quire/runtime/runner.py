@@ -10,7 +10,7 @@ from quire.core.draft_tree import DraftTree
 from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import KVCache, Masks, OpSet, WindowedKVCache
+from quire.ops.opset import KVCache, Masks, OpSet, ProgramSpec, WindowedKVCache
 from quire.ops.sampled_row import Logprobs, id_logprobs
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.batch import BatchedStep, BatchRows
@@ -64,12 +64,14 @@ class Runner:
         self.program = ops.compile(
             forward,
             self.cache,
-            max_tokens,
-            max_rows,
-            size.max_model_len,
-            self.sampler,
-            sources=has_encoder,
-            tree_nodes=proposer.tree_nodes if proposer else 0,
+            ProgramSpec(
+                max_tokens,
+                max_rows,
+                size.max_model_len,
+                self.sampler,
+                sources=has_encoder,
+                tree_nodes=proposer.tree_nodes if proposer else 0,
+            ),
         )
         if proposer:
             proposer.bind(self.rows, self.program)
@@ -318,5 +320,5 @@ def _encoder_inputs(
     assert isinstance(model.config, Seq2SeqConfig)
     longest = min(model.config.seq2seq.max_encoder_tokens, size.max_model_len)
     most = max(max_tokens, longest)
-    encoder = ops.compile(model.encode, cache, most, max_rows, longest, sources=True)
+    encoder = ops.compile(model.encode, cache, ProgramSpec(most, max_rows, longest, sources=True))
     return EncoderInputs(encoder, max_rows, longest, most, size.spec.block_size)

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from quire.executors.ranks.follower import FollowerExecutor, follow, move_blocks
 from quire.executors.ranks.messages import FromRank, MoveBlocks, RankAdapter, RunStep, StartRank, ToRank
 from quire.models.config import ModelConfig
 from quire.ops.compiled import native
-from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.opset import KVCache, KVSpec, Program, ProgramSpec, StepBatch
 from quire.ops.ranks.group import RankGroup
 from quire.ops.stages.opset import StageCache, StageOps
 
@@ -33,7 +33,7 @@ class StageFollowerOps(StageOps):
     def __init__(self, ops: Any) -> None:
         super().__init__(ops)
         self.caches: list[StageCache] = []
-        self.programs: list[Any] = []
+        self.programs: list[Program] = []
 
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> StageCache:
         self.caches.append(super().new_cache(spec, num_blocks, num_host_blocks))
@@ -42,8 +42,8 @@ class StageFollowerOps(StageOps):
     def move_blocks(self, message: MoveBlocks) -> None:
         move_blocks(self.caches, message)
 
-    def compile(self, *args: Any, **named: Any) -> Any:
-        self.programs.append(super().compile(*args, **named))
+    def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> Program:
+        self.programs.append(super().compile(forward, cache, spec))
         return self.programs[-1]
 
 

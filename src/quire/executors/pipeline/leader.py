@@ -22,7 +22,7 @@ from quire.executors.ranks.messages import MOVES, LoadRankAdapter, PutRankAdapte
 from quire.executors.ranks.processes import OnLoss, die_like
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import Chain, KVSpec, OpSet, Program, Sampler, StepBatch
+from quire.ops.opset import Chain, KVCache, KVSpec, OpSet, Program, ProgramSpec, Sampler, StepBatch
 from quire.ops.stages.opset import StageCache, StageOps
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.kv import KVSize
@@ -122,8 +122,8 @@ class PipelineOps(StageOps):
         own: Sampler = self.backend.new_sampler(num_rows, vocab_size)
         return QueuedSampler(own, self.queue)
 
-    def compile(self, *args: Any, **named: Any) -> "QueuedProgram":
-        return QueuedProgram(super().compile(*args, **named), self.link, self._processes, self.queue)
+    def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> "QueuedProgram":
+        return QueuedProgram(super().compile(forward, cache, spec), self.link, self._processes, self.queue)
 
 
 class QueuedCache(StageCache):

@@ -39,7 +39,7 @@ from quire.executors.ranks.rank import RankExecutor
 from quire.executors.ranks.sizes import counts, smallest
 from quire.ipc.channel import Channel
 from quire.ops.compiled import native
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KVCache, KVSpec, Program, ProgramSpec
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankCache, RankOps
 from quire.runtime.kv import KVSize
@@ -51,7 +51,7 @@ class FollowerOps(RankOps):
     def __init__(self, ops: Any, index: Any, expert_parallel: bool = False) -> None:
         super().__init__(ops, index, expert_parallel)
         self.caches: list[RankCache] = []
-        self.programs: list[Any] = []
+        self.programs: list[Program] = []
         self.hidden_states: list[Any] = []
         self._moves = ops.group.counters()
 
@@ -66,8 +66,8 @@ class FollowerOps(RankOps):
         move_blocks(self.caches, message)
         self._moves[self.index.rank] += 1
 
-    def compile(self, *args: Any, **named: Any) -> Any:
-        self.programs.append(super().compile(*args, **named))
+    def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> Program:
+        self.programs.append(super().compile(forward, cache, spec))
         return self.programs[-1]
 
     def new_hidden_states(self, num_rows: int, num_columns: int) -> Any:

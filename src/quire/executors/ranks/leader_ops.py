@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Self
 
 from quire.executors.ranks.messages import MOVES, MoveBlocks, PutHiddenStates, RunStep
 from quire.executors.ranks.processes import RankProcesses
 from quire.ops.compiled import native
-from quire.ops.opset import Chain, HiddenStates, Int32, KVSpec, Program, StepBatch
+from quire.ops.opset import Chain, HiddenStates, Int32, KVCache, KVSpec, Program, ProgramSpec, StepBatch
 from quire.ops.ranks.opset import HostPart, RankCache, RankOps
 
 Tell = Callable[[Any], None]
@@ -37,10 +38,10 @@ class LeaderOps(RankOps):
         host = self.share_host_blocks(cache, num_host_blocks) if num_host_blocks else []
         return LeaderCache(cache, next(self._caches), self._moves, host)
 
-    def compile(self, *args: Any, **named: Any) -> "LeaderProgram":
-        if isinstance(hidden := named.get("hidden"), LeaderHiddenStates):
-            named["hidden"] = hidden.own
-        return LeaderProgram(super().compile(*args, **named), next(self._programs), self._ranks)
+    def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> "LeaderProgram":
+        if isinstance(spec.hidden, LeaderHiddenStates):
+            spec = replace(spec, hidden=spec.hidden.own)
+        return LeaderProgram(super().compile(forward, cache, spec), next(self._programs), self._ranks)
 
     def new_hidden_states(self, num_rows: int, num_columns: int) -> "LeaderHiddenStates":
         own = self.backend.new_hidden_states(num_rows, num_columns)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.ops.gpu.copies import DirectCopies, HostStore, ThreadCopies
-from quire.ops.opset import Keep, KVSpec, Program
+from quire.ops.opset import Keep, KVCache, KVSpec, Program, ProgramSpec
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 ALIGNMENT = 256  # bytes
@@ -155,8 +155,8 @@ class OffloadOps:
 
     # -- forward passes
 
-    def compile(self, forward: Forward, *args: Any, **named: Any) -> Program:
-        program: Program = self.backend.compile(self._copying(forward), *args, **named)
+    def compile(self, forward: Forward, cache: KVCache, spec: ProgramSpec) -> Program:
+        program: Program = self.backend.compile(self._copying(forward), cache, spec)
         return program
 
     def room(self, forward: Forward, spec: KVSpec, max_tokens: int, sources: bool = False) -> int:

@@ -67,13 +67,12 @@ from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats
 from quire.ops.opset import (
     Activation,
     Float32,
-    HiddenStates,
     Int32,
     Keep,
     KVCache,
     KVSpec,
+    ProgramSpec,
     Routing,
-    Sampler,
 )
 from quire.ops.reference.rope import (  # torch formulas: nothing to gain by a kernel
     Frequencies,
@@ -173,18 +172,8 @@ class GpuOps(StateOps):
     def new_sampler(self, num_rows: int, vocab_size: int) -> DeviceSampler:
         return DeviceSampler(num_rows, vocab_size, self.device)
 
-    def compile(
-        self,
-        forward: Callable[[Any, Any], Any],
-        cache: KVCache,
-        max_tokens: int,
-        max_rows: int,
-        max_model_len: int,
-        sampler: Sampler | None = None,
-        sources: bool = False,
-        tree_nodes: int = 0,
-        hidden: HiddenStates | None = None,
-    ) -> GpuProgram:
+    def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> GpuProgram:
+        sampler, hidden = spec.sampler, spec.hidden
         assert isinstance(cache, GpuCache) and (sampler is None or isinstance(sampler, DeviceSampler))
         assert hidden is None or isinstance(hidden, GpuHiddenStates)
         if sampler is not None and self.graphs and self.device.type == "cuda":
@@ -193,13 +182,13 @@ class GpuOps(StateOps):
         return GpuProgram(
             partial(forward, self),
             cache,
-            max_tokens,
-            max_rows,
-            max_model_len,
+            spec.max_tokens,
+            spec.max_rows,
+            spec.max_model_len,
             sampler=sampler,
-            graphs=self.graphs and not sources,
+            graphs=self.graphs and not spec.sources,
             batch_invariant=self.batch_invariant,
-            tree_nodes=tree_nodes,
+            tree_nodes=spec.tree_nodes,
             hidden=hidden,
             agree=self._agree_on_sizes,
         )

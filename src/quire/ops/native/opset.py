@@ -17,7 +17,7 @@ from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import RecordedFrequencies, RecordedTable
-from quire.ops.opset import Float32, HiddenStates, Int32, Keep, KVCache, KVSpec, Sampler, quantization_of
+from quire.ops.opset import Float32, Int32, Keep, KVCache, KVSpec, ProgramSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,
     F8_E4M3,
@@ -164,22 +164,11 @@ class NativeOps:
 
         return NativeSampler(num_rows, vocab_size, self.threads)
 
-    def compile(
-        self,
-        forward: Callable[[Any, Any], Any],
-        cache: KVCache,
-        max_tokens: int,
-        max_rows: int = 0,
-        max_model_len: int = 0,
-        sampler: Sampler | None = None,
-        sources: bool = False,
-        tree_nodes: int = 0,
-        hidden: HiddenStates | None = None,
-    ) -> NativeProgram:
+    def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
-        assert hidden is None or isinstance(hidden, NativeHiddenStates)
+        assert spec.hidden is None or isinstance(spec.hidden, NativeHiddenStates)
         _free_at_once(USUAL_ARRAY_BYTES)
-        return NativeProgram(forward, cache, max_tokens, self.threads, hidden, self.group)
+        return NativeProgram(forward, cache, spec.max_tokens, self.threads, spec.hidden, self.group)
 
 
 def _free_at_once(num_bytes: int) -> None:

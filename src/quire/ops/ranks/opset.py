@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadRequest
-from quire.ops.opset import Float32, HiddenStates, Keep, KVCache, KVSpec, Program, Sampler, StateSpec
+from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Program, ProgramSpec, Sampler, StateSpec
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
 from quire.ops.ranks.lora import RankSlots
@@ -161,21 +161,9 @@ class RankOps:
         sampler: Sampler = self.backend.new_sampler(num_rows, vocab_size)
         return sampler
 
-    def compile(
-        self,
-        forward: "Callable[[Any, Any], Any]",
-        cache: KVCache,
-        max_tokens: int,
-        max_rows: int = 0,
-        max_model_len: int = 0,
-        sampler: Sampler | None = None,
-        sources: bool = False,
-        tree_nodes: int = 0,
-        hidden: HiddenStates | None = None,
-    ) -> Program:
+    def compile(self, forward: "Callable[[Any, Any], Any]", cache: KVCache, spec: ProgramSpec) -> Program:
         assert isinstance(cache, RankCache), "the cache was made by another op set"
-        args = self._own_part(forward, cache.spec), cache.own, max_tokens, max_rows, max_model_len, sampler, sources
-        program: Program = self.backend.compile(*args, hidden=hidden)
+        program: Program = self.backend.compile(self._own_part(forward, cache.spec), cache.own, spec)
         return program
 
     def _own_part(self, forward: "Callable[[Any, Any], Any]", spec: KVSpec) -> "Callable[[Any, Any], Any]":

@@ -15,7 +15,6 @@ from quire.ops.opset import (
     Activation,
     Chain,
     Float32,
-    HiddenStates,
     Int32,
     Keep,
     KVCache,
@@ -23,6 +22,7 @@ from quire.ops.opset import (
     Mamba2Weights,
     MambaWeights,
     Program,
+    ProgramSpec,
     Routing,
     Sampler,
     StepBatch,
@@ -156,21 +156,10 @@ class TorchOps:
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         return TorchSampler(num_rows, vocab_size)
 
-    def compile(
-        self,
-        forward: Callable[[Any, Any], Value],
-        cache: KVCache,
-        max_tokens: int,
-        max_rows: int = 0,
-        max_model_len: int = 0,
-        sampler: Sampler | None = None,
-        sources: bool = False,
-        tree_nodes: int = 0,
-        hidden: HiddenStates | None = None,
-    ) -> "TorchProgram":
-        assert isinstance(cache, TorchCache) and (sampler is None or isinstance(sampler, TorchSampler))
-        assert hidden is None or isinstance(hidden, TorchHiddenStates)
-        return TorchProgram(self, forward, cache, max_tokens, sampler, hidden)
+    def compile(self, forward: Callable[[Any, Any], Value], cache: KVCache, spec: ProgramSpec) -> "TorchProgram":
+        assert isinstance(cache, TorchCache) and (spec.sampler is None or isinstance(spec.sampler, TorchSampler))
+        assert spec.hidden is None or isinstance(spec.hidden, TorchHiddenStates)
+        return TorchProgram(self, forward, cache, spec.max_tokens, spec.sampler, spec.hidden)
 
     def _tensor(self, stored: StoredTensor) -> Tensor:
         return torch.tensor(dequantize(stored), device=self.device).reshape(stored.shape)

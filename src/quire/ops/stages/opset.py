@@ -1,9 +1,10 @@
 """StageOps: a backend's op set, with the weights and the KV cache of one stage."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from quire.ops.opset import HiddenStates, Keep, KVCache, KVSpec, LoraSlots, Program, Sampler
+from quire.ops.opset import HiddenStates, Keep, KVCache, KVSpec, LoraSlots, Program, ProgramSpec
 from quire.ops.stages.forward import StageForward
 from quire.ops.stages.parts import StagePart
 from quire.ops.stages.trace import absent_experts, absent_heads, absent_weight
@@ -59,23 +60,11 @@ class StageOps:
         """`spec`: of all layers."""
         return StageCache(spec, self.backend.new_cache(self.part.own_spec(spec), num_blocks, num_host_blocks))
 
-    def compile(
-        self,
-        forward: "Callable[[Any, Any], Any]",
-        cache: KVCache,
-        max_tokens: int,
-        max_rows: int = 0,
-        max_model_len: int = 0,
-        sampler: Sampler | None = None,
-        sources: bool = False,
-        tree_nodes: int = 0,
-        hidden: HiddenStates | None = None,
-    ) -> Program:
+    def compile(self, forward: "Callable[[Any, Any], Any]", cache: KVCache, spec: ProgramSpec) -> Program:
         assert isinstance(cache, StageCache), "the cache was made by another op set"
-        assert hidden is None and not sources, "no head drafts where a model has stages, and it has no encoder"
-
-        args = self._own_part(forward), cache.own, max_tokens, max_rows, max_model_len, sampler
-        program: Program = self.backend.compile(*args, hidden=self.received)
+        assert spec.hidden is None and not spec.sources, "a model in stages has no head that drafts, and no encoder"
+        spec = replace(spec, hidden=self.received)
+        program: Program = self.backend.compile(self._own_part(forward), cache.own, spec)
         return program
 
     def _own_part(self, forward: "Callable[[Any, Any], Any]") -> "Callable[[Any, Any], Any]":

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.ops.opset import Chain, HiddenStates, KVCache, KVSpec, Program, Sampler, StepBatch
+from quire.ops.opset import Chain, HiddenStates, KVCache, KVSpec, Program, ProgramSpec, StepBatch
 from quire.ops.stages.opset import StageCache, StageOps
 from quire.ops.stages.parts import StagePart
 
@@ -34,22 +34,11 @@ class TwoDeviceOps(StageOps):
         caches = [StageOps.new_cache(ops, spec, num_blocks, num_host_blocks) for ops in (self.first, self)]
         return TwoCaches(spec, *caches)
 
-    def compile(
-        self,
-        forward: Forward,
-        cache: KVCache,
-        max_tokens: int,
-        max_rows: int = 0,
-        max_model_len: int = 0,
-        sampler: Sampler | None = None,
-        sources: bool = False,
-        tree_nodes: int = 0,
-        hidden: HiddenStates | None = None,
-    ) -> "TwoPrograms":
+    def compile(self, forward: Forward, cache: KVCache, spec: ProgramSpec) -> "TwoPrograms":
         assert isinstance(cache, TwoCaches) and self.received is not None
-        sizes = max_tokens, max_rows, max_model_len
-        first = self.first.compile(self.first_forward, cache.first, *sizes)
-        last = super().compile(forward, cache.last, *sizes, sampler, sources, tree_nodes, hidden)
+        of_first = replace(spec, sampler=None, sources=False, tree_nodes=0, hidden=None)
+        first = self.first.compile(self.first_forward, cache.first, of_first)
+        last = super().compile(forward, cache.last, spec)
         return TwoPrograms(first, last, self.received)
 
 

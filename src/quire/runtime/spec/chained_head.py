@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.core.draft_tree import ROOT, ancestor_words
 from quire.core.plan import Run
-from quire.ops.opset import Int32, StepBatch, TreeRoots, TreeShape
+from quire.ops.opset import Int32, ProgramSpec, StepBatch, TreeRoots, TreeShape
 from quire.ops.philox import random_bits
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
@@ -50,12 +50,14 @@ class ChainedHead(HeadProposer):
         self._program = context.ops.compile(
             forward,
             cache,
-            max_tokens,
-            context.max_rows,
-            size.max_model_len,
-            self._sampler,
-            tree_nodes=self._max_computed,
-            hidden=self._hidden,
+            ProgramSpec(
+                max_tokens,
+                context.max_rows,
+                size.max_model_len,
+                self._sampler,
+                tree_nodes=self._max_computed,
+                hidden=self._hidden,
+            ),
         )
 
     def _num_places(self, count: int) -> int:

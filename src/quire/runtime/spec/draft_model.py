@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from quire.core.plan import Run, StepPlan
-from quire.ops.opset import Int32, StepBatch
+from quire.ops.opset import Int32, ProgramSpec, StepBatch
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
 from quire.runtime.spec.draft_blocks import DraftBlocks
@@ -63,7 +63,9 @@ class DraftModel(DraftingProposer[_DraftedRow]):
         cache = context.ops.new_cache(spec, self._blocks.num_blocks(context.max_rows), size.num_host_blocks)
         self.caches = (cache,)
         self._program = context.ops.compile(
-            context.draft.forward, cache, context.max_tokens, context.max_rows, size.max_model_len, self._sampler
+            context.draft.forward,
+            cache,
+            ProgramSpec(context.max_tokens, context.max_rows, size.max_model_len, self._sampler),
         )
         self._begun: set[int] = set()  # rows that had a run
         self._filled = FilledBlocks(size.num_blocks, size.num_host_blocks, spec.block_size)

@@ -6,7 +6,7 @@ import numpy as np
 
 from quire.core.draft_tree import ROOT
 from quire.core.errors import BadRequest
-from quire.ops.opset import Int32, KVSpec, StepBatch
+from quire.ops.opset import Int32, KVSpec, ProgramSpec, StepBatch
 from quire.runtime.spec.growing_tree import GrowingTree
 from quire.runtime.spec.head import HeadProposer
 from quire.runtime.spec.proposer import ProposerContext
@@ -36,7 +36,9 @@ class Medusa(HeadProposer):
         cache = context.ops.new_cache(NO_CACHE, 1)
         self._programs = [
             context.ops.compile(
-                forward, cache, context.max_rows, context.max_rows, NO_CACHE.block_size, hidden=self._hidden
+                forward,
+                cache,
+                ProgramSpec(context.max_rows, context.max_rows, NO_CACHE.block_size, hidden=self._hidden),
             )
             for forward in self._head.forwards[:num_tokens]
         ]
