@@ -5,10 +5,11 @@ import time
 import pytest
 
 from quire.planning.cost import Cost
+from quire.planning.drafting import Draft
 from quire.planning.hardware import HARDWARE, find_hardware
 from quire.planning.memory import EngineLimits, Load, cache_bytes, sequence_bytes, users_that_fit
 from quire.planning.packed_bytes import GpuFormat
-from quire.planning.plan import Draft, Plan, Setup, make_plan
+from quire.planning.plan import Plan, Setup, make_plan
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.roofline import all_reduce_bytes, pipeline_bubble, step_ceiling
 from quire.planning.scaling import gathered_columns, scaling

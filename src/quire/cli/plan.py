@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
 from quire.cli.planning_flags import (
+    add_draft_flags,
     add_target_flags,
     count_model,
     degrees,
     hardware_called,
     kv_dtype,
+    read_draft,
     read_hardware,
     read_model,
 )
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from quire.ops.opset import KVSpec
     from quire.planning.hardware import Hardware
     from quire.planning.memory import EngineLimits, Load
-    from quire.planning.plan import Draft, Setup
+    from quire.planning.plan import Setup
     from quire.planning.planned_model import PlannedModel
     from quire.planning.slo import Slo
 
@@ -35,6 +37,7 @@ EXAMPLES = """\
   quire plan --shape llama-3.1-70b --hardware h100 --tp 2,4,8 --users 64    what each number of GPUs would gain
   quire plan --shape llama-3.1-70b --hardware h100 --pp 2,4,8 --users 64    the same, with some layers on each
   quire plan --shape llama-3.1-70b --format fp8 --hardware h100 --tp 2 --draft-model llama-3.2-1b --explain
+  quire plan --shape llama-3.1-8b --hardware h100 --draft-head --explain        a head of one layer drafts
   quire plan --shape llama-3.1-8b --hardware this,l4,h100 --slo ttft=500ms,tpot=40ms --rate 20
   quire plan --calibrate ./model.gguf                        time its steps here, for `quire simulate`
   quire plan --list                                          the shapes, formats and hardware that are known
@@ -72,7 +75,7 @@ def run(argv: Sequence[str]) -> int:
     )
     engine.add_argument("--max-loras", type=int, default=0, metavar="N", help="LoRA adapters in memory")
     engine.add_argument("--max-lora-rank", type=int, default=16, metavar="N", help="their rank (default: 16)")
-    engine.add_argument("--draft-model", metavar="MODEL", help="a model, or a shape, that proposes draft tokens")
+    add_draft_flags(engine)
     engine.add_argument("--num-speculative-tokens", type=int, default=4, metavar="N", help="of a step (default: 4)")
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of one device for an hour")
     parser.add_argument("--explain", action="store_true", help="show the formulas with their numbers")
@@ -117,7 +120,7 @@ def _plan(arguments: Namespace) -> None:
     hardware = read_hardware(arguments)
     model = read_model(arguments, hardware)
     setup = _setup(arguments, hardware)
-    draft = _draft(arguments, hardware) if arguments.draft_model else None
+    draft = read_draft(arguments, model, hardware)
     plan = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments), setup, draft)
     if arguments.json:
         print(json.dumps(as_json(plan), indent=2))
@@ -182,22 +185,8 @@ def _limits(arguments: Namespace, hardware: "Hardware") -> "EngineLimits":
     return EngineLimits(
         max_num_batched_tokens=arguments.max_num_batched_tokens, num_loras=arguments.max_loras,
         lora_rank=arguments.max_lora_rank, threads=hardware.threads,
-        num_drafts=arguments.num_speculative_tokens if arguments.draft_model else 0,
+        num_drafts=arguments.num_speculative_tokens if arguments.draft_model or arguments.draft_head else 0,
     )  # fmt: skip
-
-
-def _draft(arguments: Namespace, hardware: "Hardware") -> "Draft":
-    """A shape, or a model that is here. It has the format of the model, where that is given."""
-    from quire.planning.plan import Draft
-    from quire.planning.shapes import SHAPES
-
-    if arguments.num_speculative_tokens < 1:
-        raise UsageError(f"--num-speculative-tokens is {arguments.num_speculative_tokens}", "it must be at least 1")
-    name = arguments.draft_model
-    is_shape = name.lower() in SHAPES
-    has_format = is_shape or name.endswith("config.json")
-    model = count_model(name, hardware, arguments.format if has_format else None, is_shape=is_shape)
-    return Draft(model, model.kv_spec(kv_dtype(arguments, hardware)), arguments.num_speculative_tokens)
 
 
 def _search(arguments: Namespace) -> None:

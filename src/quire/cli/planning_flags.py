@@ -12,6 +12,9 @@ from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
 THIS = "this"  # the name of this machine
 
 if TYPE_CHECKING:
+    from argparse import _ArgumentGroup
+
+    from quire.planning.drafting import Draft
     from quire.planning.hardware import Hardware
     from quire.planning.planned_model import PlannedModel
     from quire.weights.checkpoint import Checkpoint
@@ -31,6 +34,33 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
         parser.add_argument("--tp", type=int, default=1, metavar="N", help="devices that share every matrix")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME", help="as `quire serve` has it")
     parser.add_argument("--measure", action="store_true", help="measure this machine again")
+
+
+def add_draft_flags(group: "_ArgumentGroup") -> None:
+    group.add_argument("--draft-model", metavar="MODEL", help="a model, or a shape, that proposes draft tokens")
+    group.add_argument(
+        "--draft-head", action="store_true", help="a head that has one layer, as EAGLE and MTP have, proposes them"
+    )
+
+
+def read_draft(arguments: Namespace, model: "PlannedModel", hardware: "Hardware") -> "Draft | None":
+    """What proposes draft tokens; None: nothing that takes time. A shape has the format of the model, where that is
+    given."""
+    from quire.planning.drafting import Draft
+    from quire.planning.shapes import SHAPES
+
+    if arguments.draft_model and arguments.draft_head:
+        raise UsageError("--draft-model and --draft-head are given", "one of them proposes draft tokens")
+    if not arguments.draft_model and not arguments.draft_head:
+        return None
+    if (num_tokens := arguments.num_speculative_tokens) < 1:
+        raise UsageError(f"--num-speculative-tokens is {num_tokens}", "it must be at least 1")
+    small, name = model, arguments.draft_model
+    if name:
+        is_shape = name.lower() in SHAPES
+        has_format = is_shape or name.endswith("config.json")
+        small = count_model(name, hardware, arguments.format if has_format else None, is_shape=is_shape)
+    return Draft(small, small.kv_spec(kv_dtype(arguments, hardware)), num_tokens, is_head=arguments.draft_head)
 
 
 def degrees(text: str) -> tuple[int, ...]:

@@ -117,4 +117,4 @@ def _speculation(plan: "Plan") -> list[Advice]:
         return [Advice("speculative decoding by prompt lookup", f"--spec-method ngram --spec-tokens {k}", why, gain)]
     cost = plan.speculation.draft_cost
     why = f"at an acceptance rate of {acceptance:.0%}; a draft token costs {cost:.0%} of a step of the model"
-    return [Advice(f"speculative decoding with {plan.draft.model.name}", f"--num-speculative-tokens {k}", why, gain)]
+    return [Advice(f"speculative decoding with {plan.draft.name}", f"--num-speculative-tokens {k}", why, gain)]

@@ -109,7 +109,7 @@ def _cost(plan: Plan) -> list[str]:
 
 def _speculation(plan: Plan) -> list[str]:
     table = plan.speculation
-    by = plan.draft.model.name if plan.draft else "prompt lookup"
+    by = plan.draft.name if plan.draft else "prompt lookup"
     return [
         f"speculation    = (1 - a^(k+1)) / (1 - a) tokens a step / (cost of verifying k + k x {table.draft_cost:.3f}), "
         f"drafts by {by}",
