@@ -60,7 +60,22 @@ def read_draft(arguments: Namespace, model: "PlannedModel", hardware: "Hardware"
         is_shape = name.lower() in SHAPES
         has_format = is_shape or name.endswith("config.json")
         small = count_model(name, hardware, arguments.format if has_format else None, is_shape=is_shape)
+    _check_draft(model, small)
     return Draft(small, small.kv_spec(kv_dtype(arguments, hardware)), num_tokens, is_head=arguments.draft_head)
+
+
+def _check_draft(model: "PlannedModel", small: "PlannedModel") -> None:
+    """As an engine checks it, when it starts."""
+    if small.config.vocab != model.config.vocab:
+        raise UsageError(
+            f"the draft model {small.name} has {small.config.vocab:,} logits, and the model {model.config.vocab:,}",
+            "draft with a smaller model of the same family",
+        )
+    if small.config.has_states:
+        raise UsageError(
+            f"{small.name} has states, which cannot take rejected drafts back",
+            "draft with a model that has attention in all layers",
+        )
 
 
 def degrees(text: str) -> tuple[int, ...]:

@@ -13,8 +13,7 @@ from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.planning_flags import add_draft_flags, add_target_flags, read_draft, read_hardware, read_model
 from quire.cli.simulate_table import HEADER, cost_of, line_of
-from quire.engine.options import EngineOptions
-from quire.engine.process import TARGET_ITL_MS
+from quire.engine.options import TARGET_ITL_MS, EngineOptions
 from quire.engine.start import uses_gpu
 from quire.hub import DEFAULT_MODEL
 

@@ -41,6 +41,11 @@ class Draft:
         layers = self.model.config.layers if self.is_head else 1
         return users * sequence_bytes(self.model, self.kv, context) // layers
 
+    def cache_share(self, target: KVSpec) -> float:
+        """The target's share of the bytes of a block in both caches."""
+        own = self.kv.block_bytes / (self.model.config.layers if self.is_head else 1) / self.kv.block_size
+        return 1 / (1 + own * target.block_size / target.block_bytes)
+
     @property
     def step_share(self) -> float:
         """Of a head: the bytes that its step reads, as a share of the model's."""

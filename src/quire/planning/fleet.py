@@ -144,12 +144,14 @@ def plan_engine(
     """What an engine with these flags would have on this hardware. `draft`: what proposes draft tokens; None: that is
     free."""
     kv = model.kv_spec(flags.kv_cache_dtype, flags.block_size)
-    ahead = 1 if hardware.is_gpu else 0
+    ahead, asked = 1 if hardware.is_gpu else 0, flags.kv_cache_memory_bytes
+    share = draft.cache_share(kv) if draft else 1.0  # what drafts has blocks beside the model's
+    room = _cache_room(model, hardware, flags, tp, draft.weight_bytes if draft else 0)
     size = size_cache(
         model.config, kv, max_model_len=flags.max_model_len, max_num_seqs=flags.max_num_seqs,
-        max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=flags.kv_cache_memory_bytes,
-        max_bytes=_cache_room(model, hardware, flags, tp), swap_bytes=int(flags.swap_space * 2**30), ahead=ahead,
-        window_pages=not hardware.is_gpu and tp == 1,
+        max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=None if asked is None else int(asked * share),
+        max_bytes=int(room * share), swap_bytes=int(flags.swap_space * 2**30), ahead=ahead,
+        window_pages=not hardware.is_gpu and tp == 1 and draft is None,
     )  # fmt: skip
     return SimulatedEngine(
         num_blocks=size.num_blocks,
@@ -175,13 +177,14 @@ def plan_engine(
     )
 
 
-def _cache_room(model: PlannedModel, hardware: Hardware, flags: EngineFlags, tp: int) -> int:
-    """Bytes that an engine would have for its KV cache: what the weights leave of the memory."""
+def _cache_room(model: PlannedModel, hardware: Hardware, flags: EngineFlags, tp: int, draft_bytes: int) -> int:
+    """Bytes that an engine would have for its KV cache: what the weights leave of the memory. `draft_bytes`: weights of
+    what drafts."""
     if not hardware.is_gpu:
-        return max(0, min(int(hardware.memory - model.weight_bytes) // 2, MAX_CPU_CACHE))
+        return max(0, min(int(hardware.memory - model.weight_bytes - draft_bytes) // 2, MAX_CPU_CACHE))
     kv = model.kv_spec(flags.kv_cache_dtype, flags.block_size)
     memory = plan_memory(model, kv, Load(), on_gpu=hardware.is_gpu, max_num_batched_tokens=flags.max_num_batched_tokens)
-    taken, room = memory.total - memory.kv_cache, int(tp * hardware.memory * flags.gpu_memory_utilization)
+    taken, room = memory.total - memory.kv_cache + draft_bytes, int(tp * hardware.memory * flags.gpu_memory_utilization)
     if taken >= room:
         raise DoesNotFit(
             f"weights and activations take {taken / 2**30:.1f} GiB of {room / 2**30:.1f} GiB",

@@ -24,15 +24,18 @@ class StepWork:
     @classmethod
     def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
         """`num_sampling`: sequences that sample in it."""
-        work = cls(num_rows=num_sampling)
+        work, num_alone, read_alone = cls(num_rows=num_sampling), 0, 0
         for run in plan.runs:
             if run.count == 1:
-                work.num_tokens += 1
-                work.num_read += run.start + 1
-                work.num_pairs += run.start + 1
+                num_alone += 1
+                read_alone += run.start
             else:
                 work.add(run.start, run.count, num_drafts := len(run.drafts))
                 work.num_rows += num_drafts
+        read_alone += num_alone
+        work.num_tokens += num_alone
+        work.num_read += read_alone
+        work.num_pairs += read_alone
         return work
 
     def add(self, start: int, count: int, num_drafts: int = 0) -> None:
