@@ -1,6 +1,7 @@
 """`quire plan`: what fits, how fast it can be, what it costs, before anything is started."""
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from quire.cli.parser import Parser, UsageError
 from quire.cli.planning_flags import (
     add_draft_flags,
     add_target_flags,
+    check_price,
     count_model,
     degrees,
     hardware_called,
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from quire.planning.planned_model import PlannedModel
     from quire.planning.slo import Slo
 
+DRAFT_TOKENS = 4  # of a step, where nothing is said
+USUAL_TPOT = 0.05  # seconds: 20 tokens a second are faster than people read
 EXAMPLES = """\
   quire plan                                                 the default model on this machine
   quire plan ./model.gguf --users 8 --context 8192
@@ -76,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
     engine.add_argument("--max-loras", type=int, default=0, metavar="N", help="LoRA adapters in memory")
     engine.add_argument("--max-lora-rank", type=int, default=16, metavar="N", help="their rank (default: 16)")
     add_draft_flags(engine)
-    engine.add_argument("--num-speculative-tokens", type=int, default=4, metavar="N", help="of a step (default: 4)")
+    engine.add_argument("--num-speculative-tokens", type=int, metavar="N", help="of a step (default: 4)")
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of one device for an hour")
     parser.add_argument("--explain", action="store_true", help="show the formulas with their numbers")
     parser.add_argument("--tensors", action="store_true", help="list every weight with its type and bytes")
@@ -91,6 +95,8 @@ def run(argv: Sequence[str]) -> int:
         if min(numbers) < 1 or len(set(numbers)) < len(numbers):
             raise UsageError(f"{flag} is {','.join(map(str, numbers))}", "name numbers of at least 1, each once")
     arguments.tp, arguments.pp = max(given), max(stages)
+    check_price(arguments)
+    _check_drafts(arguments)
     if arguments.list:
         print(_known())
     elif arguments.calibrate:
@@ -110,6 +116,14 @@ def run(argv: Sequence[str]) -> int:
     else:
         _plan(arguments)
     return 0
+
+
+def _check_drafts(arguments: Namespace) -> None:
+    drafts = arguments.draft_model or arguments.draft_head
+    if arguments.num_speculative_tokens is None:
+        arguments.num_speculative_tokens = DRAFT_TOKENS if drafts else 0
+    elif not drafts:
+        raise UsageError("--num-speculative-tokens is given", "say what proposes them: --draft-model or --draft-head")
 
 
 def _plan(arguments: Namespace) -> None:
@@ -185,7 +199,7 @@ def _limits(arguments: Namespace, hardware: "Hardware") -> "EngineLimits":
     return EngineLimits(
         max_num_batched_tokens=arguments.max_num_batched_tokens, num_loras=arguments.max_loras,
         lora_rank=arguments.max_lora_rank, threads=hardware.threads,
-        num_drafts=arguments.num_speculative_tokens if arguments.draft_model or arguments.draft_head else 0,
+        num_drafts=arguments.num_speculative_tokens,
     )  # fmt: skip
 
 
@@ -230,7 +244,10 @@ def _search(arguments: Namespace) -> None:
 def users_rate(load: "Load", slo: "Slo") -> float:
     """Requests a second of users who each send the next when they have an answer, just within the limits."""
     limits = slo.limits
-    seconds = limits.get("e2e") or limits.get("ttft", 0.0) + load.output * limits.get("tpot", 0.0)
+    if "e2e" not in limits and "tpot" not in limits:
+        words = f"{load.users} users: an answer is taken to come at {1 / USUAL_TPOT:g} tokens a second (or give tpot)"
+        print(words, file=sys.stderr)
+    seconds = limits.get("e2e") or limits.get("ttft", 0.0) + load.output * limits.get("tpot", USUAL_TPOT)
     return load.users / seconds
 
 

@@ -2,12 +2,15 @@
 
 import sys
 from argparse import Namespace
+from math import inf
+from os import getloadavg
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
 from quire.engine.options import QUANTIZE
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
+from quire.ops.native.cpus import available_cpus
 
 THIS = "this"  # the name of this machine
 
@@ -34,6 +37,11 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
         parser.add_argument("--tp", type=int, default=1, metavar="N", help="devices that share every matrix")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME", help="as `quire serve` has it")
     parser.add_argument("--measure", action="store_true", help="measure this machine again")
+
+
+def check_price(arguments: Namespace) -> None:
+    if arguments.price is not None and not 0 <= arguments.price < inf:
+        raise UsageError(f"--price is {arguments.price:g}", "it is in dollars an hour, and at least 0")
 
 
 def add_draft_flags(group: "_ArgumentGroup") -> None:
@@ -105,7 +113,19 @@ def hardware_called(name: str, *, measure_again: bool = False) -> "Hardware":
     kept = cache_dir() / "machine.json"
     if measure_again or not kept.exists():
         print("measuring this machine (a few seconds, once)", file=sys.stderr)
+        warn_if_busy("--measure")
     return this_machine(kept, measure_again=measure_again)
+
+
+def warn_if_busy(flag: str) -> None:
+    """`flag`: what measures again."""
+    load, num_cpus = getloadavg()[0], available_cpus()
+    if load > 0.5 * num_cpus:
+        print(
+            f"warning: {load:.1f} programs run on {num_cpus} CPUs, so that what is measured now is too slow; measure "
+            f"again with {flag} when it is idle",
+            file=sys.stderr,
+        )
 
 
 def read_model(arguments: Namespace, hardware: "Hardware") -> "PlannedModel":

@@ -3,15 +3,23 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
-from quire.cli.planning_flags import add_draft_flags, add_target_flags, read_draft, read_hardware, read_model
+from quire.cli.planning_flags import (
+    add_draft_flags,
+    add_target_flags,
+    check_price,
+    read_draft,
+    read_hardware,
+    read_model,
+)
 from quire.cli.simulate_table import HEADER, cost_of, line_of
 from quire.engine.options import TARGET_ITL_MS, EngineOptions
 from quire.engine.start import uses_gpu
@@ -51,8 +59,10 @@ def run(argv: Sequence[str]) -> int:
     arguments = _parser().parse(argv)
     if arguments.replicas < 1:
         raise UsageError(f"--replicas is {arguments.replicas}", "it must be at least 1")
+    check_price(arguments)
     _check_drafts(arguments)
     rates = _rates(arguments)
+    workloads = [(rate, _workload(arguments, rate)) for rate in rates]
     _check_picture(arguments, rates)
     hardware, model, fleet, source = _fleet(arguments)
     print(f"step times: {source}", file=sys.stderr)
@@ -62,8 +72,8 @@ def run(argv: Sequence[str]) -> int:
     if not arguments.json:
         print(HEADER)
     try:
-        for rate in rates:
-            summary = _summary(fleet, _arrivals(arguments, rate))
+        for rate, workload in workloads:
+            summary = _summary(fleet, workload())
             rows.append((round(summary.requests_per_second, 3) if arguments.trace else rate, summary))
             if not arguments.json:
                 print(line_of(*rows[-1], hourly), flush=True)
@@ -258,7 +268,7 @@ def _check_picture(arguments: Namespace, rates: list[float]) -> None:
 
 
 def _rates(arguments: Namespace) -> list[float]:
-    if not arguments.rates:
+    if arguments.rates is None:
         return [arguments.rate]
     if arguments.trace:
         raise UsageError("--rates and --trace are given", "a trace has its own rate")
@@ -268,10 +278,12 @@ def _rates(arguments: Namespace) -> list[float]:
         raise UsageError(f"--rates is `{arguments.rates}`", "write numbers with commas: 1,2,4") from None
 
 
-def _arrivals(arguments: Namespace, rate: float) -> "list[Arrival]":
+def _workload(arguments: Namespace, rate: float) -> "Callable[[], list[Arrival]]":
+    """What makes the arrivals. A wrong workload is refused here, before anything is simulated."""
     from quire.planning.workload import WorkloadSpec, generate, read_trace
 
     if arguments.trace:
-        return read_trace(arguments.trace)
+        arrivals = read_trace(arguments.trace)
+        return lambda: arrivals
     given = {spec.name: getattr(arguments, spec.name) for spec in fields(WorkloadSpec) if spec.name != "rate"}
-    return generate(WorkloadSpec(rate=rate, **given))
+    return partial(generate, WorkloadSpec(rate=rate, **given))

@@ -155,22 +155,27 @@ def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Dr
 
 
 def _speculation(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> SpeculationTable:
-    """By the step times that `quire simulate` computes, with every user decoding."""
-    users, middle = load.users, load.prompt + load.output // 2
+    """By the step times that `quire simulate` computes, with every user decoding.
 
-    def step(num_drafts: int) -> StepWork:
+    With async scheduling, sequences that wait for their drafts miss the step that is planned meanwhile, which others
+    have: steps of groups take turns."""
+    ahead, middle = 1 if setup.hardware.is_gpu else 0, load.prompt + load.output // 2
+    groups = min(load.users, 1 + ahead)
+
+    def step(users: int, num_drafts: int = 0) -> StepWork:
         work = StepWork(num_rows=users * (1 + num_drafts))
         for _ in range(users):
             work.add(middle - 1, 1 + num_drafts, num_drafts)
         return work
 
     times = roofline_times(model, kv.dtype, setup.hardware, tp=setup.tp, eight_bit=setup.eight_bit)
-    plain, counts = times.seconds(step(0)), {*NUM_DRAFTS, *([draft.num_tokens] if draft is not None else [])}
-    verify = {k: times.seconds(step(k)) / plain for k in sorted(counts)}
+    plain, in_group = times.seconds(step(load.users)) / groups, ceil(load.users / groups)
+    counts = {*NUM_DRAFTS, *([draft.num_tokens] if draft is not None else [])}
+    verify = {k: times.seconds(step(in_group, k)) / plain for k in sorted(counts)}
     draft_cost = 0.0
     if draft is not None:
-        draft_cost = draft.times(setup.hardware, setup.eight_bit).seconds(step(0)) / plain
-    return SpeculationTable(draft_cost, verify)
+        draft_cost = draft.times(setup.hardware, setup.eight_bit).seconds(step(in_group)) / plain
+    return SpeculationTable(draft_cost, verify, ahead)
 
 
 def _numbers(kv: KVSpec) -> int:
