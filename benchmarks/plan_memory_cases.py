@@ -64,6 +64,13 @@ MODELS: dict[str, dict[str, Any]] = {
         n_group=4, topk_group=2, first_k_dense_replace=1, q_lora_rank=256, kv_lora_rank=256, qk_nope_head_dim=64,
         qk_rope_head_dim=32, v_head_dim=64,
     ),
+    "windows": {  # five layers in six have a window
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 768,
+        "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "head_dim": 128, "vocab_size": 32000, "sliding_window": 256, "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 128, "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 32768,
+    },
     "default": SHAPES["smollm2-135m"],
     **{name: SHAPES[name] for name in ("smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "qwen3-4b", "llama-3.1-8b")},
 }  # fmt: skip
@@ -100,6 +107,9 @@ CPU_CASES = [
     MemoryCase(model="moe", users=16, context=64, max_num_batched_tokens=256),
     *(MemoryCase(model="mla", quantization=name) for name in (None, "int8")),
     MemoryCase(model="mla", kv_cache_dtype="float32", users=8, context=128),
+    MemoryCase(model="windows", users=4, context=2048),
+    MemoryCase(model="windows", users=8, context=1024),
+    MemoryCase(model="windows", kv_cache_dtype="int8", users=2, context=4096),
     MemoryCase(model="smollm2-135m", quantization="int8", users=4, context=128),
 ]  # fmt: skip
 

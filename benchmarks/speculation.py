@@ -28,9 +28,10 @@ from quire import LLM, SamplingParams
 from quire.cli.planning_flags import THIS, count_model, hardware_called
 from quire.core.acceptance import expected_tokens
 from quire.core.structured import Structured
+from quire.planning.drafting import Draft
 from quire.planning.hardware import kv_dtype_on
 from quire.planning.memory import EngineLimits, Load
-from quire.planning.plan import Draft, Setup, make_plan
+from quire.planning.plan import Setup, make_plan
 from quire.planning.speculation import SpeculationTable
 
 PASSAGE = (

@@ -40,7 +40,7 @@ class LoggedEngine(Engine):
             self._num_shared = num_shared_tokens(self._scheduler)
         events = super()._collect()
         if step.plan.runs and self.record is not None:
-            work = StepWork.of(step.plan, self.record.num_drawn)
+            work = StepWork.of(step.plan, min(self.record.num_drawn, len(step.plan.runs)))
             work.num_shared = self._num_shared
             seconds = self.record.run_seconds
             os.write(self.file, _STEP.pack(*astuple(work), self._collected - seconds, seconds))

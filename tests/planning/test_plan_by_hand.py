@@ -5,10 +5,11 @@ import time
 import pytest
 
 from quire.planning.cost import Cost
+from quire.planning.drafting import Draft
 from quire.planning.hardware import HARDWARE, find_hardware
 from quire.planning.memory import EngineLimits, Load, cache_bytes, sequence_bytes, users_that_fit
 from quire.planning.packed_bytes import GpuFormat
-from quire.planning.plan import Draft, Plan, Setup, make_plan
+from quire.planning.plan import Plan, Setup, make_plan
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.roofline import all_reduce_bytes, pipeline_bubble, step_ceiling
 from quire.planning.scaling import gathered_columns, scaling
@@ -24,11 +25,13 @@ def planned(shape: str, format_name: str = "bfloat16") -> PlannedModel:
     return plan_model(shape, shape_checkpoint(shape_config(shape), format_name), GpuFormat())
 
 
-def plan_of(shape: str, format_name: str = "bfloat16", hardware: str = "h100", draft: str = "", **setup: int) -> Plan:
+def plan_of(
+    shape: str, format_name: str = "bfloat16", hardware: str = "h100", draft: str = "", users: int = 8, **setup: int
+) -> Plan:
     model = planned(shape, format_name)
     small = planned(draft) if draft else None
     of_draft = Draft(small, small.kv_spec("bfloat16"), 4) if small else None
-    load = Load(users=8, context=4096, prompt=1024, output=256)
+    load = Load(users=users, context=4096, prompt=1024, output=256)
     return make_plan(model, model.kv_spec("bfloat16"), load, Setup(hardware=find_hardware(hardware), **setup), of_draft)
 
 
@@ -128,13 +131,26 @@ def test_speculation_pays_by_tokens_over_costs() -> None:
 
 
 def test_a_draft_model_takes_memory_and_costs_what_it_reads() -> None:
-    plan = plan_of("llama-3.1-8b", draft="llama-3.2-1b")
+    plan = plan_of("llama-3.1-8b", draft="llama-3.2-1b", users=1)
     assert plan.draft is not None
-    weights, kv = plan.draft.model.weight_bytes, 8 * 4096 * 16 * 2 * 8 * 64 * 2
+    weights, kv = plan.draft.model.weight_bytes, 4096 * 16 * 2 * 8 * 64 * 2
     assert plan.memory.draft == weights + kv
     small, large = plan.draft.model, plan.model
     assert plan.speculation.draft_cost == pytest.approx(small.weight_bytes / large.weight_bytes, rel=0.3)
     assert any("llama-3.2-1b" in advice.what for advice in plan.advice)
+    many = plan_of("llama-3.1-8b", draft="llama-3.2-1b").speculation
+    assert many.draft_cost == pytest.approx(2 * plan.speculation.draft_cost, rel=0.1), "two groups take turns on a GPU"
+    assert many.speedup(0.5, 3) == 1 and many.speedup(0.95, 4) > 1
+
+
+def test_a_head_has_one_layer_and_the_logits_of_the_model() -> None:
+    model = planned("llama-3.1-8b")
+    head = Draft(model, model.kv_spec("bfloat16"), 3, is_head=True)
+    layer = 2 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
+    assert head.weight_bytes == pytest.approx(layer, rel=1e-3)
+    assert head.cache_bytes(2, 1600) == 2 * 1600 * 2 * 8 * 128 * 2
+    times = head.times(find_hardware("h100"), eight_bit=False)
+    assert times.weight_bytes == pytest.approx(layer + 2 * 4096 * 128256, rel=1e-3)
 
 
 def test_replicas_and_devices_are_advised() -> None:

@@ -94,6 +94,7 @@ def test_stages_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--shape", "qwen3-8b", "--tp", "2,2"], "each once"),
         (["--shape", "qwen3-8b", "--tp", "2,4", "--slo", "ttft=1s", "--rate", "2"], "leave --tp out"),
+        (["--shape", "qwen3-8b", "--num-speculative-tokens", "3"], "--draft-model or --draft-head"),
         (["--shape", "lama-3.1-8b"], "llama-3.1-8b"),
         (["--shape", "qwen3-8b", "--hardware", "h20"], "h200"),
         (["--shape", "qwen3-8b", "--format", "q4_k"], "q4_k_m"),

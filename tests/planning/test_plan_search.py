@@ -5,8 +5,10 @@ import json
 import pytest
 
 from quire.cli.main import main
+from quire.cli.plan import users_rate
 from quire.core.errors import BadRequest
 from quire.planning.hardware import find_hardware
+from quire.planning.memory import Load
 from quire.planning.packed_bytes import GpuFormat
 from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.queueing import SATURATED, estimate
@@ -84,3 +86,11 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     assert main([*flags, "--format", "q8_0", "--slo", "tpot=1ms", "--rate", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["feasible"] == [] and {one["hardware"] for one in found["near_misses"]} == {"l4", "raspberry-pi-5"}
+
+
+def test_users_whose_answers_have_no_limit_read_twenty_tokens_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    load = Load(users=200, context=1280, prompt=1024, output=256)
+    assert users_rate(load, read_slo("ttft=500ms,tpot=40ms")) == pytest.approx(200 / (0.5 + 256 * 0.04))
+    assert not capsys.readouterr().err
+    assert users_rate(load, read_slo("ttft=500ms")) == pytest.approx(200 / (0.5 + 256 * 0.05))
+    assert "at 20 tokens a second" in capsys.readouterr().err

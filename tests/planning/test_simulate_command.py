@@ -16,6 +16,8 @@ from quire.planning.workload import Arrival, WorkloadSpec, generate
 
 TARGET = ["simulate", "--shape", "llama-3.1-8b", "--hardware", "h200", "--num-requests", "30", "--prompt", "64"]
 
+DRAFTS = ["--num-speculative-tokens", "3", "--acceptance", "0.9"]
+
 
 class FixedTimes:
     def seconds(self, work: StepWork) -> float:
@@ -80,6 +82,13 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
         (["--trace", "missing.jsonl"], "missing.jsonl cannot be read"),
         (["--num-speculative-tokens", "3"], "--acceptance 0.7"),
         (["--num-speculative-tokens", "3", "--acceptance", "2"], "acceptance is 2.0"),
+        (["--acceptance", "0.7"], "--num-speculative-tokens 3"),
+        (["--draft-model", "llama-3.2-1b"], "--num-speculative-tokens 3"),
+        ([*DRAFTS, "--draft-model", "qwen3-0.6b"], "has 151,936 logits, and the model 128,256"),
+        ([*DRAFTS, "--draft-model", "llama-3.2-1b", "--draft-head"], "one of them"),
+        (["--price", "-1"], "--price is -1"),
+        (["--rates", "1,-2"], "rate is -2"),
+        (["--rates", ""], "write numbers with commas"),
         (["--calibrate"], "--calibrate runs the model here"),
         (["--prompt", "200000"], "the context holds"),
         (["--scheduling-policy", "lifo"], "fcfs"),
@@ -95,6 +104,17 @@ def test_wrong_flags_are_refused_with_a_sentence(
         status = ended.code
     printed = capsys.readouterr().err
     assert status and message in printed and "Traceback" not in printed
+
+
+@pytest.mark.parametrize("flags", [["--draft-model", "llama-3.2-1b"], ["--draft-head"]])
+def test_what_drafts_takes_time(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    tpots = []
+    for drafted in ([], flags):
+        assert main([*TARGET, *DRAFTS, *drafted, "--rate", "0.1", "--num-requests", "6", "--json"]) == 0
+        printed = capsys.readouterr()
+        tpots.append(json.loads(printed.out)["loads"][0]["tpot"]["50"])
+    assert 1.2 * tpots[0] < tpots[1] < 3 * tpots[0]
+    assert "llama-3.2-1b, too" in printed.err or "a head of one layer, too" in printed.err
 
 
 def test_only_a_model_that_is_here_is_calibrated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from quire.cli.bench.setup import progress
 from quire.cli.parser import UsageError
+from quire.cli.planning_flags import warn_if_busy
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor, uses_gpu
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
@@ -54,6 +55,7 @@ def calibrate(options: EngineOptions, max_seconds: float | None = None, url: str
     if not uses_gpu(options.device):
         options = replace(options, kv_cache_memory_bytes=max(options.kv_cache_memory_bytes or 0, CACHE_BYTES))
     options = replace(options, max_model_len=None)
+    warn_if_busy("--calibrate")
     with progress(NUM_PARTS, "part") as advance:
         with nullcontext(url) if url else running_server(options) as server:
             bursts = _serve_bursts(server, advance)

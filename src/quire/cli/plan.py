@@ -1,6 +1,7 @@
 """`quire plan`: what fits, how fast it can be, what it costs, before anything is started."""
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
 from quire.cli.planning_flags import (
+    add_draft_flags,
     add_target_flags,
+    check_price,
     count_model,
     degrees,
     hardware_called,
     kv_dtype,
+    read_draft,
     read_hardware,
     read_model,
 )
@@ -23,10 +27,12 @@ if TYPE_CHECKING:
     from quire.ops.opset import KVSpec
     from quire.planning.hardware import Hardware
     from quire.planning.memory import EngineLimits, Load
-    from quire.planning.plan import Draft, Setup
+    from quire.planning.plan import Setup
     from quire.planning.planned_model import PlannedModel
     from quire.planning.slo import Slo
 
+DRAFT_TOKENS = 4  # of a step, where nothing is said
+USUAL_TPOT = 0.05  # seconds: 20 tokens a second are faster than people read
 EXAMPLES = """\
   quire plan                                                 the default model on this machine
   quire plan ./model.gguf --users 8 --context 8192
@@ -35,6 +41,7 @@ EXAMPLES = """\
   quire plan --shape llama-3.1-70b --hardware h100 --tp 2,4,8 --users 64    what each number of GPUs would gain
   quire plan --shape llama-3.1-70b --hardware h100 --pp 2,4,8 --users 64    the same, with some layers on each
   quire plan --shape llama-3.1-70b --format fp8 --hardware h100 --tp 2 --draft-model llama-3.2-1b --explain
+  quire plan --shape llama-3.1-8b --hardware h100 --draft-head --explain        a head of one layer drafts
   quire plan --shape llama-3.1-8b --hardware this,l4,h100 --slo ttft=500ms,tpot=40ms --rate 20
   quire plan --calibrate ./model.gguf                        time its steps here, for `quire simulate`
   quire plan --list                                          the shapes, formats and hardware that are known
@@ -72,8 +79,8 @@ def run(argv: Sequence[str]) -> int:
     )
     engine.add_argument("--max-loras", type=int, default=0, metavar="N", help="LoRA adapters in memory")
     engine.add_argument("--max-lora-rank", type=int, default=16, metavar="N", help="their rank (default: 16)")
-    engine.add_argument("--draft-model", metavar="MODEL", help="a model, or a shape, that proposes draft tokens")
-    engine.add_argument("--num-speculative-tokens", type=int, default=4, metavar="N", help="of a step (default: 4)")
+    add_draft_flags(engine)
+    engine.add_argument("--num-speculative-tokens", type=int, metavar="N", help="of a step (default: 4)")
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of one device for an hour")
     parser.add_argument("--explain", action="store_true", help="show the formulas with their numbers")
     parser.add_argument("--tensors", action="store_true", help="list every weight with its type and bytes")
@@ -88,6 +95,8 @@ def run(argv: Sequence[str]) -> int:
         if min(numbers) < 1 or len(set(numbers)) < len(numbers):
             raise UsageError(f"{flag} is {','.join(map(str, numbers))}", "name numbers of at least 1, each once")
     arguments.tp, arguments.pp = max(given), max(stages)
+    check_price(arguments)
+    _check_drafts(arguments)
     if arguments.list:
         print(_known())
     elif arguments.calibrate:
@@ -109,6 +118,14 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def _check_drafts(arguments: Namespace) -> None:
+    drafts = arguments.draft_model or arguments.draft_head
+    if arguments.num_speculative_tokens is None:
+        arguments.num_speculative_tokens = DRAFT_TOKENS if drafts else 0
+    elif not drafts:
+        raise UsageError("--num-speculative-tokens is given", "say what proposes them: --draft-model or --draft-head")
+
+
 def _plan(arguments: Namespace) -> None:
     from quire.planning.explain import explain
     from quire.planning.plan import make_plan
@@ -117,7 +134,7 @@ def _plan(arguments: Namespace) -> None:
     hardware = read_hardware(arguments)
     model = read_model(arguments, hardware)
     setup = _setup(arguments, hardware)
-    draft = _draft(arguments, hardware) if arguments.draft_model else None
+    draft = read_draft(arguments, model, hardware)
     plan = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments), setup, draft)
     if arguments.json:
         print(json.dumps(as_json(plan), indent=2))
@@ -182,22 +199,8 @@ def _limits(arguments: Namespace, hardware: "Hardware") -> "EngineLimits":
     return EngineLimits(
         max_num_batched_tokens=arguments.max_num_batched_tokens, num_loras=arguments.max_loras,
         lora_rank=arguments.max_lora_rank, threads=hardware.threads,
-        num_drafts=arguments.num_speculative_tokens if arguments.draft_model else 0,
+        num_drafts=arguments.num_speculative_tokens,
     )  # fmt: skip
-
-
-def _draft(arguments: Namespace, hardware: "Hardware") -> "Draft":
-    """A shape, or a model that is here. It has the format of the model, where that is given."""
-    from quire.planning.plan import Draft
-    from quire.planning.shapes import SHAPES
-
-    if arguments.num_speculative_tokens < 1:
-        raise UsageError(f"--num-speculative-tokens is {arguments.num_speculative_tokens}", "it must be at least 1")
-    name = arguments.draft_model
-    is_shape = name.lower() in SHAPES
-    has_format = is_shape or name.endswith("config.json")
-    model = count_model(name, hardware, arguments.format if has_format else None, is_shape=is_shape)
-    return Draft(model, model.kv_spec(kv_dtype(arguments, hardware)), arguments.num_speculative_tokens)
 
 
 def _search(arguments: Namespace) -> None:
@@ -241,7 +244,10 @@ def _search(arguments: Namespace) -> None:
 def users_rate(load: "Load", slo: "Slo") -> float:
     """Requests a second of users who each send the next when they have an answer, just within the limits."""
     limits = slo.limits
-    seconds = limits.get("e2e") or limits.get("ttft", 0.0) + load.output * limits.get("tpot", 0.0)
+    if "e2e" not in limits and "tpot" not in limits:
+        words = f"{load.users} users: an answer is taken to come at {1 / USUAL_TPOT:g} tokens a second (or give tpot)"
+        print(words, file=sys.stderr)
+    seconds = limits.get("e2e") or limits.get("ttft", 0.0) + load.output * limits.get("tpot", USUAL_TPOT)
     return load.users / seconds
 
 

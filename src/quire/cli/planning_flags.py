@@ -2,16 +2,22 @@
 
 import sys
 from argparse import Namespace
+from math import inf
+from os import getloadavg
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
 from quire.engine.options import QUANTIZE
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
+from quire.ops.native.cpus import available_cpus
 
 THIS = "this"  # the name of this machine
 
 if TYPE_CHECKING:
+    from argparse import _ArgumentGroup
+
+    from quire.planning.drafting import Draft
     from quire.planning.hardware import Hardware
     from quire.planning.planned_model import PlannedModel
     from quire.weights.checkpoint import Checkpoint
@@ -31,6 +37,53 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
         parser.add_argument("--tp", type=int, default=1, metavar="N", help="devices that share every matrix")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME", help="as `quire serve` has it")
     parser.add_argument("--measure", action="store_true", help="measure this machine again")
+
+
+def check_price(arguments: Namespace) -> None:
+    if arguments.price is not None and not 0 <= arguments.price < inf:
+        raise UsageError(f"--price is {arguments.price:g}", "it is in dollars an hour, and at least 0")
+
+
+def add_draft_flags(group: "_ArgumentGroup") -> None:
+    group.add_argument("--draft-model", metavar="MODEL", help="a model, or a shape, that proposes draft tokens")
+    group.add_argument(
+        "--draft-head", action="store_true", help="a head that has one layer, as EAGLE and MTP have, proposes them"
+    )
+
+
+def read_draft(arguments: Namespace, model: "PlannedModel", hardware: "Hardware") -> "Draft | None":
+    """What proposes draft tokens; None: nothing that takes time. A shape has the format of the model, where that is
+    given."""
+    from quire.planning.drafting import Draft
+    from quire.planning.shapes import SHAPES
+
+    if arguments.draft_model and arguments.draft_head:
+        raise UsageError("--draft-model and --draft-head are given", "one of them proposes draft tokens")
+    if not arguments.draft_model and not arguments.draft_head:
+        return None
+    if (num_tokens := arguments.num_speculative_tokens) < 1:
+        raise UsageError(f"--num-speculative-tokens is {num_tokens}", "it must be at least 1")
+    small, name = model, arguments.draft_model
+    if name:
+        is_shape = name.lower() in SHAPES
+        has_format = is_shape or name.endswith("config.json")
+        small = count_model(name, hardware, arguments.format if has_format else None, is_shape=is_shape)
+    _check_draft(model, small)
+    return Draft(small, small.kv_spec(kv_dtype(arguments, hardware)), num_tokens, is_head=arguments.draft_head)
+
+
+def _check_draft(model: "PlannedModel", small: "PlannedModel") -> None:
+    """As an engine checks it, when it starts."""
+    if small.config.vocab != model.config.vocab:
+        raise UsageError(
+            f"the draft model {small.name} has {small.config.vocab:,} logits, and the model {model.config.vocab:,}",
+            "draft with a smaller model of the same family",
+        )
+    if small.config.has_states:
+        raise UsageError(
+            f"{small.name} has states, which cannot take rejected drafts back",
+            "draft with a model that has attention in all layers",
+        )
 
 
 def degrees(text: str) -> tuple[int, ...]:
@@ -60,7 +113,19 @@ def hardware_called(name: str, *, measure_again: bool = False) -> "Hardware":
     kept = cache_dir() / "machine.json"
     if measure_again or not kept.exists():
         print("measuring this machine (a few seconds, once)", file=sys.stderr)
+        warn_if_busy("--measure")
     return this_machine(kept, measure_again=measure_again)
+
+
+def warn_if_busy(flag: str) -> None:
+    """`flag`: what measures again."""
+    load, num_cpus = getloadavg()[0], available_cpus()
+    if load > 0.5 * num_cpus:
+        print(
+            f"warning: {load:.1f} programs run on {num_cpus} CPUs, so that what is measured now is too slow; measure "
+            f"again with {flag} when it is idle",
+            file=sys.stderr,
+        )
 
 
 def read_model(arguments: Namespace, hardware: "Hardware") -> "PlannedModel":

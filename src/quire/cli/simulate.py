@@ -3,26 +3,35 @@
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
-from quire.cli.planning_flags import add_target_flags, read_hardware, read_model
+from quire.cli.planning_flags import (
+    add_draft_flags,
+    add_target_flags,
+    check_price,
+    read_draft,
+    read_hardware,
+    read_model,
+)
 from quire.cli.simulate_table import HEADER, cost_of, line_of
-from quire.engine.options import EngineOptions
-from quire.engine.process import TARGET_ITL_MS
+from quire.engine.options import TARGET_ITL_MS, EngineOptions
 from quire.engine.start import uses_gpu
 from quire.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from quire.planning.calibration import Calibration
+    from quire.planning.drafting import Draft
     from quire.planning.fleet import Fleet
     from quire.planning.hardware import Hardware
     from quire.planning.planned_model import PlannedModel
+    from quire.planning.step_times import StepTimes
     from quire.planning.summary import Summary
     from quire.planning.workload import Arrival
 
@@ -33,6 +42,7 @@ EXAMPLES = """\
   quire simulate --shape llama-3.1-70b --format fp8 --hardware h100 --tp 4 --replicas 8 --rate 50
   quire simulate --shape qwen3-8b --hardware l4 --rates 1,2,4,8 --svg load.svg
   quire simulate --shape qwen3-8b --hardware h100 --num-speculative-tokens 3 --acceptance 0.7
+  quire simulate --shape qwen3-8b --hardware h100 --draft-model qwen3-0.6b --num-speculative-tokens 3 --acceptance 0.7
   quire simulate --shape qwen3-8b --hardware h100 --turns 5 --replicas 4 --router prefix
   quire simulate --shape qwen3-8b --hardware h100 --trace trace.jsonl --json
 """
@@ -49,9 +59,10 @@ def run(argv: Sequence[str]) -> int:
     arguments = _parser().parse(argv)
     if arguments.replicas < 1:
         raise UsageError(f"--replicas is {arguments.replicas}", "it must be at least 1")
-    if arguments.num_speculative_tokens and arguments.acceptance is None:
-        raise UsageError("--num-speculative-tokens is given", "say how likely a draft is accepted: --acceptance 0.7")
+    check_price(arguments)
+    _check_drafts(arguments)
     rates = _rates(arguments)
+    workloads = [(rate, _workload(arguments, rate)) for rate in rates]
     _check_picture(arguments, rates)
     hardware, model, fleet, source = _fleet(arguments)
     print(f"step times: {source}", file=sys.stderr)
@@ -61,8 +72,8 @@ def run(argv: Sequence[str]) -> int:
     if not arguments.json:
         print(HEADER)
     try:
-        for rate in rates:
-            summary = _summary(fleet, _arrivals(arguments, rate))
+        for rate, workload in workloads:
+            summary = _summary(fleet, workload())
             rows.append((round(summary.requests_per_second, 3) if arguments.trace else rate, summary))
             if not arguments.json:
                 print(line_of(*rows[-1], hourly), flush=True)
@@ -75,6 +86,16 @@ def run(argv: Sequence[str]) -> int:
 
             arguments.svg.write_text(load_picture(rows))
     return 0
+
+
+def _check_drafts(arguments: Namespace) -> None:
+    flag = "--draft-model" if arguments.draft_model else "--draft-head" if arguments.draft_head else ""
+    if flag and not arguments.num_speculative_tokens:
+        raise UsageError(f"{flag} is given", "say how many draft tokens a step: --num-speculative-tokens 3")
+    if arguments.num_speculative_tokens and arguments.acceptance is None:
+        raise UsageError("--num-speculative-tokens is given", "say how likely a draft is accepted: --acceptance 0.7")
+    if arguments.acceptance is not None and not arguments.num_speculative_tokens:
+        raise UsageError("--acceptance is given", "say how many draft tokens a step: --num-speculative-tokens 3")
 
 
 def _parser() -> Parser:
@@ -115,6 +136,7 @@ def _parser() -> Parser:
         "--num-speculative-tokens", type=int, default=0, metavar="N", help="draft tokens of a sequence a step"
     )
     fleet.add_argument("--acceptance", type=float, metavar="P", help="how likely a draft token is accepted")
+    add_draft_flags(fleet)
     add_flags(
         parser, EngineOptions, "engine", skip=[spec.name for spec in fields(EngineOptions) if spec.name not in ENGINE]
     )
@@ -138,7 +160,7 @@ def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
     """-> also what its step times are."""
     from quire.cli.calibrate import describe
     from quire.planning.fleet import EngineFlags, Fleet, plan_engine
-    from quire.planning.step_times import SWAP_BANDWIDTH, StepTimes, default_costs, roofline_times
+    from quire.planning.step_times import SWAP_BANDWIDTH, default_costs, roofline_times
 
     options = read_engine(arguments)
     calibration = _calibration(arguments, options)
@@ -156,11 +178,33 @@ def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
     flags = {spec.name: getattr(options, spec.name) for spec in fields(EngineFlags)}
     if options.target_itl_ms is None:
         flags["target_itl_ms"] = TARGET_ITL_MS
+    draft = read_draft(arguments, model, hardware)
     engine = plan_engine(
         model, hardware, EngineFlags(**flags), tp=arguments.tp, acceptance=arguments.acceptance or 0.0,
-        num_speculative_tokens=arguments.num_speculative_tokens,
+        num_speculative_tokens=arguments.num_speculative_tokens, draft=draft,
     )  # fmt: skip
-    return hardware, model, Fleet(engine, times, costs, arguments.replicas, arguments.router), source
+    draft_times, of_draft = _draft_times(arguments, options, hardware, draft, calibration) if draft else (None, "")
+    fleet = Fleet(engine, times, costs, arguments.replicas, arguments.router, draft_times)
+    return hardware, model, fleet, source + of_draft
+
+
+def _draft_times(
+    arguments: Namespace, options: EngineOptions, hardware: "Hardware", draft: "Draft", target: "Calibration | None"
+) -> "tuple[StepTimes, str]":
+    """Of the steps that draft: measured like those of the model, or computed. -> also what they are"""
+    from quire.cli.calibrate import kept_calibration
+
+    if target is None:
+        return draft.times(hardware, eight_bit=not hardware.is_gpu), f"; those of {draft.name}, too"
+    if draft.is_head:
+        return target.times.scaled(draft.step_share), f"; those of {draft.name}: {draft.step_share:.1%} of these"
+    kept = kept_calibration(replace(options, model=arguments.draft_model))
+    if kept is None:
+        raise UsageError(
+            f"step times of the model are measured, and those of {draft.name} are not",
+            f"measure them: `quire plan --calibrate {arguments.draft_model}`; or compute both: --roofline",
+        )
+    return kept.times, f"; those of {draft.name} are measured, too"
 
 
 def _is_here(arguments: Namespace) -> bool:
@@ -224,7 +268,7 @@ def _check_picture(arguments: Namespace, rates: list[float]) -> None:
 
 
 def _rates(arguments: Namespace) -> list[float]:
-    if not arguments.rates:
+    if arguments.rates is None:
         return [arguments.rate]
     if arguments.trace:
         raise UsageError("--rates and --trace are given", "a trace has its own rate")
@@ -234,10 +278,12 @@ def _rates(arguments: Namespace) -> list[float]:
         raise UsageError(f"--rates is `{arguments.rates}`", "write numbers with commas: 1,2,4") from None
 
 
-def _arrivals(arguments: Namespace, rate: float) -> "list[Arrival]":
+def _workload(arguments: Namespace, rate: float) -> "Callable[[], list[Arrival]]":
+    """What makes the arrivals. A wrong workload is refused here, before anything is simulated."""
     from quire.planning.workload import WorkloadSpec, generate, read_trace
 
     if arguments.trace:
-        return read_trace(arguments.trace)
+        arrivals = read_trace(arguments.trace)
+        return lambda: arrivals
     given = {spec.name: getattr(arguments, spec.name) for spec in fields(WorkloadSpec) if spec.name != "rate"}
-    return generate(WorkloadSpec(rate=rate, **given))
+    return partial(generate, WorkloadSpec(rate=rate, **given))

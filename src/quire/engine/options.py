@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.engine")
 
+TARGET_ITL_MS = 30  # inter-token latency of streams while prompts are computed; first tokens come sooner, too
 # What a plain checkpoint can be quantized to while it is loaded.
 QUANTIZE = ("fp8", "int8", "int4", "nf4", "w8a8", "w4a8")
 # What a checkpoint can be quantized as: the keys of FORMATS in weights/formats, and GGUF.

@@ -47,13 +47,12 @@ from quire.engine.messages import (
     decode_to_engine,
     encode,
 )
-from quire.engine.options import SPECULATION, EngineOptions
+from quire.engine.options import SPECULATION, TARGET_ITL_MS, EngineOptions
 from quire.engine.protocol import EngineLoop
 from quire.engine.start import load_tokenizer, new_executor, task_of
 from quire.ipc.active_work import MESSAGE, ActiveWork
 from quire.ipc.channel import Channel
 
-TARGET_ITL_MS = 30  # inter-token latency of streams while prompts are computed; first tokens come sooner, too
 CLOSE_TIMEOUT = 1.0  # seconds for the last messages to leave
 
 

@@ -1,5 +1,6 @@
 """What to try, in order, each with the gain that the ceilings predict."""
 
+import json
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
@@ -117,4 +118,6 @@ def _speculation(plan: "Plan") -> list[Advice]:
         return [Advice("speculative decoding by prompt lookup", f"--spec-method ngram --spec-tokens {k}", why, gain)]
     cost = plan.speculation.draft_cost
     why = f"at an acceptance rate of {acceptance:.0%}; a draft token costs {cost:.0%} of a step of the model"
-    return [Advice(f"speculative decoding with {plan.draft.model.name}", f"--num-speculative-tokens {k}", why, gain)]
+    config = {"method": plan.draft.method, "model": "HEAD" if plan.draft.is_head else plan.draft.name}
+    flags = f"--speculative-config '{json.dumps({**config, 'num_speculative_tokens': k})}'"
+    return [Advice(f"speculative decoding with {plan.draft.name}", flags, why, gain)]

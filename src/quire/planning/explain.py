@@ -109,9 +109,11 @@ def _cost(plan: Plan) -> list[str]:
 
 def _speculation(plan: Plan) -> list[str]:
     table = plan.speculation
-    by = plan.draft.model.name if plan.draft else "prompt lookup"
+    by = plan.draft.name if plan.draft else "prompt lookup"
     return [
         f"speculation    = (1 - a^(k+1)) / (1 - a) tokens a step / (cost of verifying k + k x {table.draft_cost:.3f}), "
         f"drafts by {by}",
         *table.lines(),
-    ]
+        *(["  1.00x: no more than 1 draft token is expected to be accepted, and a GPU's next step is planned meanwhile"]
+          if table.ahead else []),
+    ]  # fmt: skip

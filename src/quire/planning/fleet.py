@@ -2,23 +2,26 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
-from quire.core.draft_policy import CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
+from quire.core.draft_policy import ANY_METHOD, CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
 from quire.core.errors import BadRequest, DoesNotFit
 from quire.core.limits import SchedulerLimits
 from quire.core.nearest import nearest
 from quire.core.scheduler import Scheduler
+from quire.planning.drafting import Draft
 from quire.planning.hardware import Hardware
 from quire.planning.memory import Load, plan_memory
 from quire.planning.planned_model import PlannedModel
-from quire.planning.replica import Replica, SimulatedDrafts
+from quire.planning.replica import Replica
 from quire.planning.routers import ROUTERS
+from quire.planning.simulated_drafts import DraftingSteps, SimulatedDrafts
 from quire.planning.simulator import Simulation, simulate
 from quire.planning.step_times import ServingCosts, StepTimes
 from quire.planning.workload import Arrival
 from quire.runtime.kv import size_cache
+from quire.runtime.spec import METHODS
 
 MAX_CPU_CACHE = 4 << 30  # bytes, as an engine takes by default
 
@@ -63,6 +66,8 @@ class SimulatedEngine:
     page_window: int = 0
     num_speculative_tokens: int = 0  # drafts offered for a step
     acceptance: float = 0.0  # how likely a draft is accepted, if those before it were
+    draft_method: str = ANY_METHOD  # or one of `runtime/spec` with weights, whose steps take time
+    draft_cost: float = 0.0  # bytes of these weights, as a share of the model's
 
     def __post_init__(self) -> None:
         if self.num_speculative_tokens < 0:
@@ -73,7 +78,10 @@ class SimulatedEngine:
         if not 0 <= self.acceptance <= 1:
             raise BadRequest(f"acceptance is {self.acceptance}", "it is a share: from 0 to 1", param="acceptance")
 
-    def new_replica(self, index: int, times: StepTimes, costs: ServingCosts | None = None) -> Replica:
+    def new_replica(
+        self, index: int, times: StepTimes, costs: ServingCosts | None = None, draft_times: StepTimes | None = None
+    ) -> Replica:
+        """`draft_times`: of the model or head that drafts; None: proposing is free."""
         limits = SchedulerLimits(
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -90,16 +98,24 @@ class SimulatedEngine:
             drafts=self._draft_policy(), num_slots=self.num_slots, num_pages=self.num_pages,
             page_window=self.page_window,
         )  # fmt: skip
-        drafts = None
-        if self.num_speculative_tokens:
-            drafts = SimulatedDrafts(self.num_speculative_tokens, self.acceptance, Random(index))
+        drafts = self._drafts(index, draft_times) if self.num_speculative_tokens else None
         return Replica(index, scheduler, times, costs, ahead=self.ahead, drafts=drafts)
 
+    def _drafts(self, index: int, times: StepTimes | None) -> SimulatedDrafts:
+        steps = None
+        if times is not None:
+            is_head = METHODS[self.draft_method].has_head
+            steps = DraftingSteps(times, self.block_size, self.max_num_batched_tokens, is_head)
+        return SimulatedDrafts(self.num_speculative_tokens, self.acceptance, Random(index), self.draft_method, steps)
+
     def _draft_policy(self) -> DraftPolicy | None:
+        """As an engine has it: what it believes of a method until it has measured it."""
         if not self.num_speculative_tokens:
             return None
-        token_cost = GPU_TOKEN_COST if self.ahead else CPU_TOKEN_COST
-        return DraftPolicy((DraftMethod(max_tokens=self.num_speculative_tokens),), token_cost)
+        method = DraftMethod(self.draft_method, self.num_speculative_tokens, cost=self.draft_cost)
+        if self.draft_method in METHODS:
+            method = replace(method, acceptance=METHODS[self.draft_method].acceptance)
+        return DraftPolicy((method,), GPU_TOKEN_COST if self.ahead else CPU_TOKEN_COST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,28 +125,33 @@ class Fleet:
     costs: ServingCosts | None = None
     num_replicas: int = 1
     router: str = "least-busy"
+    draft_times: StepTimes | None = None
 
     def serve(self, arrivals: Sequence[Arrival], advance: Callable[[], object] = lambda: None) -> Simulation:
         if self.router not in ROUTERS:
             near = nearest(self.router, ROUTERS)
             hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(ROUTERS)}"
             raise BadRequest(f"no router is called `{self.router}`", hint, param="router")
-        replicas = [self.engine.new_replica(index, self.times, self.costs) for index in range(self.num_replicas)]
+        given = self.times, self.costs, self.draft_times
+        replicas = [self.engine.new_replica(index, *given) for index in range(self.num_replicas)]
         return simulate(arrivals, replicas, ROUTERS[self.router], advance)
 
 
 def plan_engine(
     model: PlannedModel, hardware: Hardware, flags: EngineFlags, *, tp: int = 1, num_speculative_tokens: int = 0,
-    acceptance: float = 0.0,
+    acceptance: float = 0.0, draft: Draft | None = None,
 ) -> SimulatedEngine:  # fmt: skip
-    """What an engine with these flags would have on this hardware."""
+    """What an engine with these flags would have on this hardware. `draft`: what proposes draft tokens; None: that is
+    free."""
     kv = model.kv_spec(flags.kv_cache_dtype, flags.block_size)
-    ahead = 1 if hardware.is_gpu else 0
+    ahead, asked = 1 if hardware.is_gpu else 0, flags.kv_cache_memory_bytes
+    share = draft.cache_share(kv) if draft else 1.0  # what drafts has blocks beside the model's
+    room = _cache_room(model, hardware, flags, tp, draft.weight_bytes if draft else 0)
     size = size_cache(
         model.config, kv, max_model_len=flags.max_model_len, max_num_seqs=flags.max_num_seqs,
-        max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=flags.kv_cache_memory_bytes,
-        max_bytes=_cache_room(model, hardware, flags, tp), swap_bytes=int(flags.swap_space * 2**30), ahead=ahead,
-        window_pages=not hardware.is_gpu and tp == 1,
+        max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=None if asked is None else int(asked * share),
+        max_bytes=int(room * share), swap_bytes=int(flags.swap_space * 2**30), ahead=ahead,
+        window_pages=not hardware.is_gpu and tp == 1 and draft is None,
     )  # fmt: skip
     return SimulatedEngine(
         num_blocks=size.num_blocks,
@@ -151,16 +172,19 @@ def plan_engine(
         page_window=size.spec.windows.size if size.spec.windows else 0,
         num_speculative_tokens=num_speculative_tokens,
         acceptance=acceptance,
+        draft_method=draft.method if draft else ANY_METHOD,
+        draft_cost=draft.weight_bytes / model.weight_bytes if draft else 0.0,
     )
 
 
-def _cache_room(model: PlannedModel, hardware: Hardware, flags: EngineFlags, tp: int) -> int:
-    """Bytes that an engine would have for its KV cache: what the weights leave of the memory."""
+def _cache_room(model: PlannedModel, hardware: Hardware, flags: EngineFlags, tp: int, draft_bytes: int) -> int:
+    """Bytes that an engine would have for its KV cache: what the weights leave of the memory. `draft_bytes`: weights of
+    what drafts."""
     if not hardware.is_gpu:
-        return max(0, min(int(hardware.memory - model.weight_bytes) // 2, MAX_CPU_CACHE))
+        return max(0, min(int(hardware.memory - model.weight_bytes - draft_bytes) // 2, MAX_CPU_CACHE))
     kv = model.kv_spec(flags.kv_cache_dtype, flags.block_size)
     memory = plan_memory(model, kv, Load(), on_gpu=hardware.is_gpu, max_num_batched_tokens=flags.max_num_batched_tokens)
-    taken, room = memory.total - memory.kv_cache, int(tp * hardware.memory * flags.gpu_memory_utilization)
+    taken, room = memory.total - memory.kv_cache + draft_bytes, int(tp * hardware.memory * flags.gpu_memory_utilization)
     if taken >= room:
         raise DoesNotFit(
             f"weights and activations take {taken / 2**30:.1f} GiB of {room / 2**30:.1f} GiB",

@@ -7,6 +7,7 @@ from quire.core.errors import BadRequest
 from quire.ops.opset import KVSpec
 from quire.planning.advice import Advice, advise
 from quire.planning.cost import Cost
+from quire.planning.drafting import Draft
 from quire.planning.hardware import Hardware, usable_memory
 from quire.planning.memory import (
     EngineLimits,
@@ -15,13 +16,13 @@ from quire.planning.memory import (
     MemoryPlan,
     kv_variants,
     plan_memory,
-    sequence_bytes,
     users_that_fit,
 )
 from quire.planning.planned_model import PlannedModel
 from quire.planning.roofline import StepCeiling, pipeline_bubble, step_ceiling
 from quire.planning.speculation import NUM_DRAFTS, SpeculationTable
 from quire.planning.step_counter import StepShape
+from quire.planning.step_times import StepWork, roofline_times
 
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)  # of the table of users
 BATCHES = (1, 8, 32, 128)  # of the table of decode steps
@@ -51,15 +52,6 @@ class Setup:
     @property
     def num_devices(self) -> int:
         return self.tp * self.pp
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A smaller model that proposes `num_tokens` draft tokens a step."""
-
-    model: PlannedModel
-    kv: KVSpec
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +149,33 @@ def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Dr
     )  # fmt: skip
     held = 0
     if draft is not None:
-        held = draft.model.weight_bytes + load.users * sequence_bytes(draft.model, draft.kv, load.context)
+        held = draft.weight_bytes + draft.cache_bytes(load.users, load.context)
     devices = setup.num_devices
     return replace(memory, draft=held, activations=devices * memory.activations, process=devices * memory.process)
 
 
 def _speculation(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> SpeculationTable:
-    """By the ceilings of the steps of both models, with every user decoding."""
-    middle, drafts = load.prompt + load.output // 2, draft.num_tokens if draft is not None else 0
+    """By the step times that `quire simulate` computes, with every user decoding.
 
-    def seconds(of: PlannedModel, cache: KVSpec, new_tokens: int) -> float:
-        shape = StepShape(load.users, new_tokens, middle + new_tokens - 1)
-        return step_ceiling(of, cache, setup.hardware, shape, tp=setup.tp, eight_bit=setup.eight_bit).seconds
+    With async scheduling, sequences that wait for their drafts miss the step that is planned meanwhile, which others
+    have: steps of groups take turns."""
+    ahead, middle = 1 if setup.hardware.is_gpu else 0, load.prompt + load.output // 2
+    groups = min(load.users, 1 + ahead)
 
-    plain = seconds(model, kv, 1)
-    verify = {k: seconds(model, kv, k + 1) / plain for k in sorted({*NUM_DRAFTS, *([drafts] if drafts else [])})}
-    draft_cost = seconds(draft.model, draft.kv, 1) / plain if draft is not None else 0.0
-    return SpeculationTable(draft_cost, verify)
+    def step(users: int, num_drafts: int = 0) -> StepWork:
+        work = StepWork(num_rows=users * (1 + num_drafts))
+        for _ in range(users):
+            work.add(middle - 1, 1 + num_drafts, num_drafts)
+        return work
+
+    times = roofline_times(model, kv.dtype, setup.hardware, tp=setup.tp, eight_bit=setup.eight_bit)
+    plain, in_group = times.seconds(step(load.users)) / groups, ceil(load.users / groups)
+    counts = {*NUM_DRAFTS, *([draft.num_tokens] if draft is not None else [])}
+    verify = {k: times.seconds(step(in_group, k)) / plain for k in sorted(counts)}
+    draft_cost = 0.0
+    if draft is not None:
+        draft_cost = draft.times(setup.hardware, setup.eight_bit).seconds(step(in_group)) / plain
+    return SpeculationTable(draft_cost, verify, ahead)
 
 
 def _numbers(kv: KVSpec) -> int:

@@ -3,22 +3,20 @@
 from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
-from random import Random
 
-from quire.core.draft_policy import ANY_METHOD
 from quire.core.params import SamplingParams
-from quire.core.plan import Proposal, SampledRow, StepOutput, StepPlan
+from quire.core.plan import SampledRow, StepOutput, StepPlan
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.sequence import Sequence
 from quire.planning.fast_forward import num_steps_alike, skip_steps
 from quire.planning.prompt_ids import simulated_tokens
+from quire.planning.simulated_drafts import WRONG, SimulatedDrafts
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 from quire.planning.workload import Arrival
 
 _OUTPUT_IDS = 1 << 48  # first of the token ids that outputs have: no prompt has them
 _REQUEST_IDS = 1 << 24  # ids of one request's output; more than a context holds
-_WRONG = 1 << 62  # a draft token that is not sampled: no output has it
 
 
 @dataclass(slots=True, eq=False)
@@ -74,22 +72,6 @@ class SimulatedRequest:
 @lru_cache(4096)
 def _params(num_output: int) -> SamplingParams:
     return SamplingParams(max_tokens=num_output, ignore_eos=True)
-
-
-@dataclass(slots=True)
-class SimulatedDrafts:
-    """Draft tokens offered for each sequence, and how likely each is accepted if those before it were."""
-
-    num_tokens: int
-    acceptance: float
-    rng: Random
-
-    def offer(self, token: int) -> list[int]:
-        """Drafts for a sequence whose output is `token` again and again."""
-        num_right = 0
-        while num_right < self.num_tokens and self.rng.random() < self.acceptance:
-            num_right += 1
-        return [token] * num_right + [_WRONG] * (self.num_tokens - num_right)
 
 
 @dataclass(slots=True)
@@ -168,8 +150,8 @@ class Replica:
         began = now = self.goes_on
         if self.scheduler.has_work:
             plan = self.scheduler.schedule()
-            work = self._submit(plan, now)
-            now += self._host_seconds(work) if self._ahead else 0.0
+            num_sampled = self._submit(plan, now)
+            now += self._host_seconds(num_sampled) if self._ahead else 0.0
             if plan.runs and len(self._steps) <= self._ahead:
                 self.goes_on = now
                 return
@@ -195,7 +177,7 @@ class Replica:
         seconds = self._times.seconds(work)
         if not self._steps:
             return self.goes_on + seconds * count
-        by_host = self.goes_on + self._host_seconds(work) * count
+        by_host = self.goes_on + self._host_seconds(work.num_rows) * count
         return max(self.goes_on, by_host, self._steps[0].ends + seconds * (count - 1))
 
     def catch_up(self, until: float) -> None:
@@ -205,15 +187,16 @@ class Replica:
 
     # -- time
 
-    def _host_seconds(self, work: StepWork) -> float:
+    def _host_seconds(self, num_sampled: int) -> float:
         """Of the engine's loop for one step, beside the device."""
-        return self.costs.step + self.costs.row * work.num_rows
+        return self.costs.step + self.costs.row * num_sampled
 
-    def _run(self, work: StepWork, num_swapped: int, now: float) -> tuple[float, float]:
+    def _run(self, plan: StepPlan, work: StepWork, output: StepOutput, now: float) -> tuple[float, float]:
         """-> when the device has done a step that is submitted now, and how long it took."""
-        seconds = self._times.seconds(work) + self.costs.swapped_block * num_swapped
+        num_swapped = len(plan.swap_in) + len(plan.swap_out)
+        seconds = self._times.seconds(work) + self.costs.swapped_block * num_swapped + output.draft_seconds
         if not self._ahead:
-            seconds += self.costs.row * work.num_rows  # streams are written by the cores that compute
+            seconds += self.costs.row * len(output.sampled)  # streams are written by the cores that compute
         ends = max(now, self._device_free) + seconds
         self._device_free = ends
         self.busy_seconds += seconds
@@ -222,23 +205,29 @@ class Replica:
 
     # -- a step
 
-    def _submit(self, plan: StepPlan, now: float) -> StepWork:
+    def _submit(self, plan: StepPlan, now: float) -> int:
+        """-> how many sequences sample in it"""
+        drafts = self._drafts
         for admission in plan.admitted:
             request = self.requests[self.scheduler.rows[admission.row].group.id]
             self._known[admission.row] = len(admission.tokens)
             self._sampled[admission.row] = SampledRow(admission.row, [request.token])
             if not request.first_token and request not in self._starting:  # it may have been preempted
                 self._starting.append(request)
+            if drafts:
+                drafts.admit(admission.row)
         if plan.admitted or plan.retired:
             self._num_shared = None
-        output = StepOutput(plan.step, self._sample(plan) if self._drafts is None else self._verify(plan, self._drafts))
+        output = StepOutput(plan.step, self._verify(plan) if drafts else self._sample(plan))
+        if drafts:
+            drafts.propose(plan, output, self._known)
         work = StepWork.of(plan, len(output.sampled))
         work.num_shared = self._shared()
         ends, seconds = now, 0.0
         if plan.runs:
-            ends, seconds = self._run(work, len(plan.swap_in) + len(plan.swap_out), now)
+            ends, seconds = self._run(plan, work, output, now)
         self._steps.append(StepInFlight(plan, work.num_chunks > 0, ends, seconds, output))
-        return work
+        return len(output.sampled)
 
     def _sample(self, plan: StepPlan) -> list[SampledRow]:
         sampled, known = [], self._known
@@ -249,17 +238,16 @@ class Replica:
                 sampled.append(self._sampled[row])
         return sampled
 
-    def _verify(self, plan: StepPlan, drafts: SimulatedDrafts) -> list[SampledRow]:
+    def _verify(self, plan: StepPlan) -> list[SampledRow]:
         """Accept the drafts that are what the sequence has, up to the first that is not, and sample a token after them.
         The scheduler also compares drafts that did not run with what was sampled."""
         sampled = []
         for run in plan.runs:
             if run.start + run.count - len(run.drafts) == self._known[run.row]:
                 (token,) = self._sampled[run.row].tokens
-                num_accepted = run.drafts.index(_WRONG) if _WRONG in run.drafts else len(run.drafts)
+                num_accepted = run.drafts.index(WRONG) if WRONG in run.drafts else len(run.drafts)
                 self._known[run.row] += num_accepted + 1
-                proposal = Proposal(ANY_METHOD, drafts.offer(token))
-                sampled.append(SampledRow(run.row, [token] * (num_accepted + 1), proposals=[proposal]))
+                sampled.append(SampledRow(run.row, [token] * (num_accepted + 1)))
         return sampled
 
     def _finish(self, step: StepInFlight, now: float) -> None:
@@ -281,7 +269,7 @@ class Replica:
         """Make the steps of decoding until `horizon` that differ in nothing but time. -> when the engine goes on"""
         running, count, work = self.scheduler.groups.running.items, 0, self._next_work
         rows, began, step = len(running), now, self._steps[0] if self._steps else None
-        last_ends, seconds, host = step.ends if step else 0.0, 0.0, self._host_seconds(work)
+        last_ends, seconds, host = step.ends if step else 0.0, 0.0, self._host_seconds(rows)
         streams = 0.0 if self._ahead else self.costs.row * rows
         if step and step.has_prompts:
             self.scheduler.record_step(step.plan, step.seconds)

@@ -121,7 +121,7 @@ def _memory(plan: Plan) -> list[str]:
         ("KV cache", memory.kv_cache, f"{load.users} x {load.context:,} tokens in {plan.kv.dtype}"),
         ("activations", memory.activations, ""),
         ("LoRA adapters", memory.adapters, f"{plan.setup.limits.num_loras} of rank {plan.setup.limits.lora_rank}"),
-        ("draft model", memory.draft, plan.draft.model.name if plan.draft else ""),
+        ("draft model", memory.draft, plan.draft.name if plan.draft else ""),
         ("process", memory.process, "interpreter, libraries" + (", CUDA" if plan.hardware.is_gpu else "")),
         ("mapped tables", memory.tables, "embeddings in the file: the system may drop these pages"),
         ("loading", memory.loading, "for a moment, while weights are packed"),

@@ -21,8 +21,12 @@ class SpeculationTable:
 
     draft_cost: float  # of one draft token, as a share of a plain step; 0: prompt lookup
     verify_costs: Mapping[int, float]  # by k, of the step that verifies them
+    ahead: int = 0  # steps that are planned while one runs: an engine drafts where it gains more tokens than these
 
     def speedup(self, acceptance: float, num_drafts: int) -> float:
+        """1: the engine does not draft."""
+        if expected_tokens(acceptance, num_drafts) - 1 <= self.ahead:
+            return 1.0
         return speedup(acceptance, num_drafts, self.draft_cost, self.verify_costs[num_drafts])
 
     def best(self, acceptance: float) -> tuple[int, float]:

@@ -15,7 +15,7 @@ class StepWork:
     """What the duration of a step depends on."""
 
     num_tokens: int = 0
-    num_rows: int = 0  # sequences that sample
+    num_rows: int = 0  # lines of logits: one of each sequence that samples, and one of each draft token
     num_read: int = 0  # cached tokens that are read, of all sequences
     num_pairs: int = 0  # of a query and a key
     num_chunks: int = 0  # runs of several prompt tokens; 0: all sequences decode
@@ -23,17 +23,27 @@ class StepWork:
 
     @classmethod
     def of(cls, plan: StepPlan, num_sampling: int) -> "StepWork":
-        num_tokens = num_read = num_pairs = num_chunks = 0
+        """`num_sampling`: sequences that sample in it."""
+        work, num_alone, read_alone = cls(num_rows=num_sampling), 0, 0
         for run in plan.runs:
-            start, count = run.start, run.count
-            num_tokens += count
-            num_read += start + count
-            if count == 1:
-                num_pairs += start + 1
+            if run.count == 1:
+                num_alone += 1
+                read_alone += run.start
             else:
-                num_pairs += count * start + count * (count + 1) // 2
-                num_chunks += count > 1 + len(run.drafts)
-        return cls(num_tokens, num_sampling, num_read, num_pairs, num_chunks)
+                work.add(run.start, run.count, num_drafts := len(run.drafts))
+                work.num_rows += num_drafts
+        read_alone += num_alone
+        work.num_tokens += num_alone
+        work.num_read += read_alone
+        work.num_pairs += read_alone
+        return work
+
+    def add(self, start: int, count: int, num_drafts: int = 0) -> None:
+        """A run of `count` tokens from `start` on, the last of which are drafts."""
+        self.num_tokens += count
+        self.num_read += start + count
+        self.num_pairs += count * start + count * (count + 1) // 2
+        self.num_chunks += count > 1 + num_drafts
 
 
 class StepTimes(Protocol):
@@ -55,7 +65,7 @@ class RooflineTimes:
     """What memory and what compute take, of the shares of both that kernels reach. On a GPU one hides behind the
     other; on a CPU they do so in part, which the root of the sum of their squares is near to."""
 
-    weight_bytes: float
+    weight_bytes: float  # without experts
     kv_bytes: float  # of a cached token
     flops_token: float  # of linear layers
     flops_row: float  # of the head
@@ -65,9 +75,13 @@ class RooflineTimes:
     attention_flops: float  # a second
     overhead: float  # seconds of a step beside its kernels
     hides: bool  # the lesser of both behind the greater
+    expert_bytes: float = 0.0  # of all experts
+    expert_share: float = 0.0  # of the experts, those that a token chooses
 
     def seconds(self, work: StepWork) -> float:
         moved = self.weight_bytes + self.kv_bytes * (work.num_read - work.num_shared)
+        if self.expert_bytes:
+            moved += self.expert_bytes * (1 - (1 - self.expert_share) ** work.num_tokens)
         matmuls = self.flops_token * work.num_tokens + self.flops_row * work.num_rows
         computed = matmuls / self.flops + self.flops_pair * work.num_pairs / self.attention_flops
         read = moved / self.bandwidth
@@ -86,23 +100,32 @@ def default_costs(hardware: Hardware) -> ServingCosts:
 
 
 def roofline_times(
-    model: PlannedModel, kv_dtype: str, hardware: Hardware, *, tp: int = 1, eight_bit: bool = False
-) -> RooflineTimes:
+    model: PlannedModel, kv_dtype: str, hardware: Hardware, *, tp: int = 1, eight_bit: bool = False,
+    is_head: bool = False,
+) -> RooflineTimes:  # fmt: skip
+    """`is_head`: of a head that has one layer like the model's, and the matrix of its logits."""
     kv = model.kv_spec(kv_dtype)
-    one = model.step(StepShape(1, 1, 1), kv).count.ops
-    two = model.step(StepShape(1, 1, 2), kv).count.ops
-    linear = sum(one[op].flops for op in ("linear", "experts") if op in one)
+    one, two = (model.step(StepShape(1, 1, context), kv).count.ops for context in (1, 2))
+    layers = model.config.layers if is_head else 1
+    experts = one["experts"].weight_bytes if "experts" in one else 0.0
+    share = 0.0
+    if experts:  # two tokens read share x (2 - share) of them
+        share = 2 - model.step(StepShape(2, 1, 1), kv).count.ops["experts"].weight_bytes / experts
+    logits, linear = one["head"], sum(one[op].flops for op in ("linear", "experts") if op in one)
+    weights = sum(count.weight_bytes for count in one.values()) - experts - logits.weight_bytes
     bandwidth_share, flops_share = MEASURED_SHARES if hardware.measured else GPU_SHARES
     flops = hardware.flops_8bit if eight_bit and hardware.flops_8bit else hardware.flops
     return RooflineTimes(
-        weight_bytes=sum(count.weight_bytes for count in one.values()),
-        kv_bytes=kv.block_bytes / kv.block_size,
-        flops_token=linear,
-        flops_row=one["head"].flops,
-        flops_pair=two["attention"].flops - one["attention"].flops,
+        weight_bytes=weights / layers + logits.weight_bytes,
+        kv_bytes=kv.block_bytes / kv.block_size / layers,
+        flops_token=linear / layers,
+        flops_row=logits.flops,
+        flops_pair=(two["attention"].flops - one["attention"].flops) / layers,
         bandwidth=hardware.bandwidth * bandwidth_share * tp,
         flops=flops * flops_share * tp,
         attention_flops=hardware.flops * flops_share * tp,
         hides=hardware.is_gpu,
         overhead=STEP_OVERHEAD,
+        expert_bytes=experts / share / layers if share else 0.0,
+        expert_share=share,
     )
