@@ -65,7 +65,7 @@ def whole(models: dict[str, Path]) -> Callable[[str], LLM]:
     @cache
     def make(name: str) -> LLM:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LocalExecutor, "alone", False)
+            patch.setattr(LocalExecutor, "_has_window_pages", False)
             llm = LLM(models[name], enable_prefix_caching=False, max_num_seqs=4, max_model_len=512)
         assert llm.engine._scheduler.pages is None
         return llm
@@ -171,11 +171,11 @@ def test_drafts_change_nothing(models: dict[str, Path], whole: Callable[[str], L
 
 def test_pages_of_8_bits(models: dict[str, Path]) -> None:
     answers = []
-    for alone in (True, False):
+    for in_pages in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LocalExecutor, "alone", alone)
+            patch.setattr(LocalExecutor, "_has_window_pages", in_pages)
             llm = LLM(models["gemma-3"], max_num_seqs=4, max_model_len=512, kv_cache_dtype="int8")
-        assert (llm.engine._scheduler.pages is not None) == alone
+        assert (llm.engine._scheduler.pages is not None) == in_pages
         answers.append(bits(llm, PROMPTS[:2]))
     assert answers[0] == answers[1]
 

@@ -130,7 +130,7 @@ def plan_engine(
         model.config, kv, max_model_len=flags.max_model_len, max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=flags.kv_cache_memory_bytes,
         max_bytes=_cache_room(model, hardware, flags, tp), swap_bytes=int(flags.swap_space * 2**30), ahead=ahead,
-        window_pages=not hardware.is_gpu and tp == 1,
+        window_pages=not hardware.is_gpu,
     )  # fmt: skip
     return SimulatedEngine(
         num_blocks=size.num_blocks,

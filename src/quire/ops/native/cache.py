@@ -67,14 +67,17 @@ class NativeCache:
             _copy(host, part, pairs)
 
     def attach_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for block, page in pairs:
-            self._page_of[block] = page
+        if self.spec.windows is not None:  # a stage may have no layer with a window
+            for block, page in pairs:
+                self._page_of[block] = page
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._window_pages, self._window_pages, pairs)
+        if self.spec.windows is not None:
+            _copy(self._window_pages, self._window_pages, pairs)
 
     def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._host_pages, self._window_pages, pairs)
+        if self.spec.windows is not None:
+            _copy(self._host_pages, self._window_pages, pairs)
 
     def find_pages(self, batch: StepBatch) -> dict[str, Int32]:
         """The slots and block tables of a step in window pages, for `Tape.run`."""
@@ -172,6 +175,8 @@ def _move(views: list[TokenView], source: int, target: int) -> None:
 def _token_views(spec: KVSpec, num_layers: int, blocks: Bytes) -> list[TokenView]:
     """Views of the blocks [blocks, *a token's place in its block, ...], and the shape of those places."""
     size, vectors = spec.block_size, 1 if spec.latent else 2
+    if not num_layers:  # a stage may have layers with a window alone
+        return []
     heads = blocks.reshape(len(blocks), num_layers, vectors, spec.num_kv_heads, -1)
     if spec.dtype == "int8":
         columns = heads.shape[-1] // size - 4
