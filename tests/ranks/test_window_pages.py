@@ -21,26 +21,29 @@ SPEC = KVSpec(num_layers=4, num_kv_heads=2, head_dim=8, block_size=16, dtype="fl
 WINDOWED = replace(SPEC, windows=WindowSpec((0, 1, 3), 20, 30))
 
 
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        {"tensor_parallel_size": 2},
-        {"pipeline_parallel_size": 3},  # two stages have layers with a window alone, the last has none
-        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
-    ],
-    ids=["ranks", "stages", "both"],
-)
+# Two of three stages have layers with a window alone, the last has none.
+PARALLEL = [
+    pytest.param({"tensor_parallel_size": 2}, 24, 90, id="ranks"),
+    pytest.param({"pipeline_parallel_size": 3}, 30, 150, id="stages"),
+    pytest.param(
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 30, 150, id="both", marks=pytest.mark.trial
+    ),
+]
+
+
+@pytest.mark.parametrize(("parallel", "num_whole", "num_tokens"), PARALLEL)
 def test_ranks_and_stages_give_the_bits_of_one_process(
-    models: dict[str, Path], whole: Callable[[str], LLM], parallel: dict[str, Any]
-) -> None:
-    long, distinct = replace(PARAMS, max_tokens=150), [end + SHARED for end in "abcd"]
+    models: dict[str, Path], whole: Callable[[str], LLM], parallel: dict[str, Any], num_whole: int,
+    num_tokens: int,
+) -> None:  # fmt: skip
+    long, distinct = replace(PARAMS, max_tokens=num_tokens), [end + SHARED for end in "abcd"]
     alone, undisturbed = bits(whole("gemma-3"), PROMPTS), bits(whole("gemma-3"), distinct, long)
     llm = LLM(
         models["gemma-3"], max_model_len=288, max_num_seqs=4, max_num_batched_tokens=32, swap_space=1 / 1024,
-        kv_cache_memory_bytes=30 * 3 * LAYER_BYTES, **parallel,
+        kv_cache_memory_bytes=num_whole * 3 * LAYER_BYTES, **parallel,
     )  # fmt: skip
     try:
-        assert pages_of(llm).pool.num_blocks < 30
+        assert pages_of(llm).pool.num_blocks < num_whole
         assert bits(llm, PROMPTS) == alone
         again = llm.generate(PROMPTS[2:3], PARAMS)[0]
         assert again.num_cached_tokens == (len(again.prompt_token_ids) - 1) // BLOCK * BLOCK
