@@ -213,8 +213,3 @@ def test_little_memory_and_long_windows_leave_blocks_whole(models: dict[str, Pat
     short = LLM(models["gemma-3"], max_num_seqs=2, max_model_len=WINDOW)
     for llm in (few, short):
         assert llm.engine._scheduler.pages is None
-
-
-def test_what_moves_blocks_elsewhere_moves_whole_ones(models: dict[str, Path], tmp_path: Path) -> None:
-    llm = LLM(models["gemma-3"], max_num_seqs=2, kv_disk_path=str(tmp_path))
-    assert llm.engine._scheduler.pages is None

@@ -277,10 +277,10 @@ class LocalExecutor:
 
     @property
     def _has_window_pages(self) -> bool:
-        """Whether layers with a window may have pages of their own. What moves blocks elsewhere moves whole ones."""
+        """Whether layers with a window may have pages of their own. The host tier keeps whole blocks, and other engines
+        are sent whole ones."""
         options = self.options
-        moves_blocks = options.host_tier_bytes or options.kv_disk_path or options.kv_transfer
-        return not options.on_gpu and not moves_blocks
+        return not (options.on_gpu or options.host_tier_bytes or options.kv_transfer)
 
     # -- running
 

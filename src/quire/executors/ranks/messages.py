@@ -77,7 +77,7 @@ def _array(name: str, data: bytes | None) -> Any:
 
 MOVES = (
     "copy", "swap_out", "swap_in", "swap_states_out", "swap_states_in", "copy_states", "move", "attach_pages",
-    "copy_pages", "swap_pages_in",
+    "copy_pages", "swap_pages_in", "swap_pages_out",
 )  # fmt: skip
 
 

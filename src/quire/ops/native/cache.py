@@ -59,8 +59,6 @@ class NativeCache:
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         for part, host in zip((self._blocks, self._index_blocks), self._host_parts, strict=True):
             _copy(part, host, pairs)
-        if self.spec.windows:
-            _copy(self._window_pages, self._host_pages, [(int(self._page_of[block]), host) for block, host in pairs])
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         for part, host in zip((self._blocks, self._index_blocks), self._host_parts, strict=True):
@@ -78,6 +76,10 @@ class NativeCache:
     def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self.spec.windows is not None:
             _copy(self._host_pages, self._window_pages, pairs)
+
+    def swap_pages_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if self.spec.windows is not None:
+            _copy(self._window_pages, self._host_pages, pairs)
 
     def find_pages(self, batch: StepBatch) -> dict[str, Int32]:
         """The slots and block tables of a step in window pages, for `Tape.run`."""
@@ -148,7 +150,10 @@ class NativeCache:
         self._host_slots = slots.reshape(self._host_slots.shape)
 
     def host_buffers(self, host_block: int) -> list[Bytes]:
-        return [self._host[host_block]]
+        return [self._host[host_block, : self.spec.block_bytes]]
+
+    def host_page_buffers(self, host_block: int) -> list[Bytes]:
+        return [self._host_pages[host_block]]
 
     def host_state_buffers(self, host_slot: int) -> list[Bytes]:
         return [self._host_slots[host_slot]]

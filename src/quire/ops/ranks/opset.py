@@ -189,9 +189,11 @@ class RankOps:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """One rank's part of host blocks [blocks, bytes] and of host slots [slots, bytes]."""
+    """One rank's part of host blocks [blocks, bytes], of their window pages [blocks, bytes] and of host slots [slots,
+    bytes]."""
 
     blocks: NDArray[np.uint8]
+    pages: NDArray[np.uint8]
     slots: NDArray[np.uint8]
 
     @classmethod
@@ -199,8 +201,9 @@ class HostPart:
         """Blocks lie before slots."""
         end = num_blocks * spec.host_block_bytes
         num_slots, slot_bytes = (spec.states.num_host_slots, spec.states.host_slot_bytes) if spec.states else (0, 0)
-        blocks, slots = memory[:end], memory[end:]
-        return cls(blocks.reshape(num_blocks, spec.host_block_bytes), slots.reshape(num_slots, slot_bytes))
+        whole, slots = memory[:end].reshape(num_blocks, spec.host_block_bytes), memory[end:]
+        blocks, pages = np.split(whole, [spec.block_bytes], axis=1)
+        return cls(blocks, pages, slots.reshape(num_slots, slot_bytes))
 
 
 def _slot_bytes(spec: KVSpec) -> int:
@@ -217,7 +220,8 @@ class RankCache:
         self.swap_states_out, self.swap_states_in = own.swap_states_out, own.swap_states_in
         self.copy_states = own.copy_states
         self.attach_pages, self.copy_pages = own.attach_pages, own.copy_pages
-        self.swap_pages_in = own.swap_pages_in
+        self.swap_pages_in, self.swap_pages_out = own.swap_pages_in, own.swap_pages_out
+        self.host_page_buffers = own.host_page_buffers
         self.swapped = own.swapped
         self.host_buffers, self.host_state_buffers = own.host_buffers, own.host_state_buffers
         self.move, self.join_swaps = own.move, own.join_swaps
