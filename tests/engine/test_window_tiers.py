@@ -9,6 +9,7 @@ import pytest
 from engine.test_kv_tiers import Engine, always_fetch
 from engine.test_window_pages import BLOCK, LAYER_BYTES, PARAMS, SHARED, bits, models, pages_of, whole
 from quire import LLM
+from quire.cli.main import main
 from quire.core.block_keys import is_page_file
 from quire.core.transfer_config import TransferConfig
 from quire.executors.local import LocalExecutor
@@ -27,8 +28,9 @@ def served(model: Path, tmp_path: Path, **options: Any) -> Engine:
 
 @pytest.mark.parametrize(("name", "dtype"), [("gemma-3", "auto"), ("gemma-3", "int8"), ("llama-4", "auto")])
 def test_a_restarted_engine_starts_behind_the_last_window(
-    models: dict[str, Path], whole: Callable[[str], LLM], tmp_path: Path, name: str, dtype: str
-) -> None:
+    models: dict[str, Path], whole: Callable[[str], LLM], tmp_path: Path, name: str, dtype: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     with served(models[name], tmp_path, kv_cache_dtype=dtype) as first:
         assert pages_of(first.llm)
         cold = bits(first.llm, PROMPTS)
@@ -41,6 +43,8 @@ def test_a_restarted_engine_starts_behind_the_last_window(
     if dtype == "auto":
         assert {file.stat().st_size - HEADER_BYTES for file in pages} == {2 * LAYER_BYTES}
         assert {file.stat().st_size - HEADER_BYTES for file in {*files} - {*pages}} == {LAYER_BYTES}
+    assert main(["cache", "verify", str(tmp_path)]) == 0
+    assert f"{len(files) - len(pages)} blocks and {len(pages)} window pages" in capsys.readouterr().out
     with served(models[name], tmp_path, kv_cache_dtype=dtype) as second:
         for prompt, expected in zip(PROMPTS, cold, strict=True):
             assert bits(second.llm, [prompt]) == [expected]
@@ -48,9 +52,7 @@ def test_a_restarted_engine_starts_behind_the_last_window(
         assert second.hits >= sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in (ids[0], ids[2]))
 
 
-def test_what_the_pool_evicts_comes_back(
-    models: dict[str, Path], whole: Callable[[str], LLM], tmp_path: Path
-) -> None:
+def test_what_the_pool_evicts_comes_back(models: dict[str, Path], whole: Callable[[str], LLM], tmp_path: Path) -> None:
     """Prompts that a pool of two of them cannot keep, asked for twice, while sequences are preempted."""
     prompts = [f"{number}: {SHARED * 2}" for number in range(6)]
     expected = bits(whole("gemma-3"), prompts)
@@ -72,9 +74,7 @@ def test_pages_of_another_number_and_with_drafts_find_the_same_files(
 
 
 @pytest.mark.trial
-def test_ranks_read_and_write_their_pages(
-    models: dict[str, Path], whole: Callable[[str], LLM], tmp_path: Path
-) -> None:
+def test_ranks_read_and_write_their_pages(models: dict[str, Path], whole: Callable[[str], LLM], tmp_path: Path) -> None:
     expected = bits(whole("gemma-3"), PROMPTS)
     for hits in (0, 200):
         with served(models["gemma-3"], tmp_path, tensor_parallel_size=2) as engine:

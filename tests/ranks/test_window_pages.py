@@ -27,9 +27,12 @@ PARALLEL = [
     pytest.param({"tensor_parallel_size": 2}, 24, 90, id="ranks"),
     pytest.param({"pipeline_parallel_size": 3}, 30, 150, id="stages"),
     pytest.param(
-        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 30, 150, id="both",
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+        30,
+        150,
+        id="both",
         marks=[pytest.mark.trial, pytest.mark.skipif(LENGTH == 1, reason="as either of them")],
-    ),  # fmt: skip
+    ),
 ]
 
 

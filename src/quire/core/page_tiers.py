@@ -93,6 +93,9 @@ class PageTiers(KVTiers):
     ) -> bool:
         """All from the first block without a page in the deepest window on, or behind the pool; or nothing."""
         assert self._store is not None and not held
+        if len(stored) > self._host.num_available and self._fetched_keys:
+            return True  # other fetches will end and give host blocks back
+        del stored[self._host.num_available :]
         keys, have = [*(node.key for node in path), *stored], self._pages.num_usable(path, 0)
         depth, first = self._find_window(path, keys, have)
         wanted = keys[first:depth]

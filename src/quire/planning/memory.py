@@ -80,9 +80,7 @@ def plan_memory(
     return _plan_cpu(model, kv, load, limits, process)
 
 
-def _plan_cpu(
-    model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None
-) -> MemoryPlan:
+def _plan_cpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None) -> MemoryPlan:
     step = model.step(StepShape(1), kv)
     max_tokens = max(limits.max_num_batched_tokens, load.users)
     buffers = native_memory.step_buffers(

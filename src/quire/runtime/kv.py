@@ -256,7 +256,8 @@ def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, typical_byte
 
 
 def _num_staged(spec: KVSpec, seq_blocks: int) -> int:
-    """Host blocks on the way from and to the disk: those of two longest sequences, if they are not too large."""
+    """Host blocks on the way from and to the disk: those of two longest sequences, if they are not too large. Few of
+    these have a window page at a time; where none is written, none takes memory."""
     most = MAX_STAGED_BYTES // spec.block_bytes if spec.block_bytes else 2 * seq_blocks
     return max(min(2 * seq_blocks, most), MIN_STAGED_BLOCKS)
 
