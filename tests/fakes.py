@@ -85,7 +85,6 @@ class FakeExecutor:
         self.page_window = page_window
         self.pages: list[list[int | None]] = [[None] * block_size for _ in range(num_pages)]
         self.page_of: dict[int, int] = {}  # by block
-        self.host_pages: dict[int, list[int | None]] = {}  # by host block
         self.slots: list[int | None] = [None] * (num_slots + num_checkpoint_slots)
         self._num_checkpoint_slots = num_checkpoint_slots
         self.store = store
@@ -108,6 +107,9 @@ class FakeExecutor:
         self._num_host_blocks = num_host_blocks
         self.host: list[list[int | None]] = [[None] * width for _ in range(num_host_blocks)]
         self.host += [[None] for _ in range(num_host_slots)]  # host slots are numbered behind the blocks
+        self._num_host_slots = num_host_slots
+        if num_pages:  # or window pages, as many
+            self.host += [[None] * block_size for _ in range(num_host_blocks)]
         self.rows: dict[int, FakeRow] = {}
         self.adapters: dict[int, str] = {}  # by slot
         self.num_computed = 0  # tokens, over all steps
@@ -128,7 +130,7 @@ class FakeExecutor:
             has_states=self.has_states,
             num_slots=len(self.slots) - self._num_checkpoint_slots,
             num_checkpoint_slots=self._num_checkpoint_slots,
-            num_host_slots=len(self.host) - self._num_host_blocks,
+            num_host_slots=self._num_host_slots,
             num_pages=len(self.pages),
             page_window=self.page_window,
         )
@@ -162,13 +164,13 @@ class FakeExecutor:
             del self.rows[row]
         for block, host in plan.swap_out:
             self.host[host] = self.blocks[block][:]
-            if self.pages:
-                self.host_pages[host] = self.pages[self.page_of[block]][:]
+        for page, host in plan.page_swap_out:
+            self.host[self._num_host_blocks + host] = self.pages[page][:]
         for block, page in plan.pages:
             self.page_of[block] = page
             self.pages[page] = [None] * self.block_size
         for host, page in plan.page_swap_in:
-            self.pages[page] = self.host_pages[host][:]
+            self.pages[page] = self.host[self._num_host_blocks + host][:]
         for source, target in plan.page_copies:
             self.pages[target] = self.pages[source][:]
         for host, block in plan.swap_in:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli.main import main
+from quire.core.block_keys import page_key, state_key
 from runtime.test_disk_tier import driven, keys
 
 
@@ -27,6 +28,15 @@ def test_models_are_listed_with_their_tokens(
     assert main(["cache", "ls", "--json"]) == 0
     [model] = json.loads(capsys.readouterr().out)["models"]
     assert (model["model"], model["num_blocks"], model["kv_cache_dtype"]) == ("tiny", 3, "?")
+
+
+def test_states_and_window_pages_are_counted_beside_blocks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    block = next(folder.rglob("*.kv"))
+    for key, count in ((state_key(b""), 1), (page_key(b""), 2)):
+        for number in range(count):
+            block.with_name(f"{number}{block.stem[1:]}{key.hex()}.kv").write_bytes(block.read_bytes())
+    assert main(["cache", "ls", str(folder)]) == 0
+    assert "48 tokens       1 states       2 window pages" in capsys.readouterr().out
 
 
 def test_damaged_blocks_are_found_and_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

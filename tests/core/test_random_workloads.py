@@ -59,7 +59,7 @@ class Setting:
         if self.num_slots or self.prefill_engines:
             self.page_window = 0
         if self.page_window:
-            self.window, self.has_states, self.offload, self.store = 0, False, False, None
+            self.window, self.has_states, self.offload = 0, False, False
 
     @property
     def num_pages(self) -> int:

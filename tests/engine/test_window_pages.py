@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fakes import make_drafts_free
+from models.head_twins import write_eagle
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core.sliding_window import SlidingWindow
 from quire.core.window_pages import WindowPages
@@ -21,7 +22,7 @@ SHARED = "A quire is four sheets of paper or parchment folded to form eight leav
 PROMPTS = [SHARED, SHARED + "Then the binder sews them.", SHARED * 3, "x", "In the beginning was the word"]
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=40, logprobs=1, ignore_eos=True)
 COMMON: dict[str, Any] = {
-    "vocab_size": 259, "hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 259, "hidden_size": 72, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 12, "max_position_embeddings": 4608, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     "initializer_range": 0.3,
 }  # fmt: skip
@@ -65,7 +66,7 @@ def whole(models: dict[str, Path]) -> Callable[[str], LLM]:
     @cache
     def make(name: str) -> LLM:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LocalExecutor, "alone", False)
+            patch.setattr(LocalExecutor, "_has_window_pages", False)
             llm = LLM(models[name], enable_prefix_caching=False, max_num_seqs=4, max_model_len=512)
         assert llm.engine._scheduler.pages is None
         return llm
@@ -169,13 +170,40 @@ def test_drafts_change_nothing(models: dict[str, Path], whole: Callable[[str], L
         assert speculation is not None and 0 < speculation.num_accepted < speculation.num_draft_tokens
 
 
+@pytest.mark.parametrize("how", ["model", "eagle"])
+def test_what_drafts_has_whole_blocks(
+    models: dict[str, Path], whole: Callable[[str], LLM], tmp_path: Path, how: str
+) -> None:
+    """A draft model that is the target drafts right what is greedy; a random head now and then."""
+    params = replace(PARAMS, temperature=0.0, allowed_token_ids=[40, 41, 42, 43], max_tokens=60)
+    prompts = [end + SHARED for end in "abcd"]
+    configs = {
+        "model": {"model": str(models["gemma-3"]), "num_speculative_tokens": 3},
+        "eagle": {"method": "eagle", "model": str(write_eagle(tmp_path)), "num_speculative_tokens": 3},
+    }
+    draft_bytes = {"model": 3 * LAYER_BYTES, "eagle": 2 * 2 * 16 * BLOCK * 2}[how]  # of a block
+    cache_bytes = 26 * (3 * LAYER_BYTES + draft_bytes)
+    llm = LLM(
+        models["gemma-3"], max_num_seqs=4, max_model_len=256, max_num_batched_tokens=32, swap_space=1 / 1024,
+        speculative_config=configs[how], kv_cache_memory_bytes=cache_bytes,
+    )  # fmt: skip
+    speculation = llm.engine._scheduler.speculation
+    make_drafts_free(speculation)
+    expected = bits(whole("gemma-3"), prompts, params)
+    assert bits(llm, prompts, params) == expected and bits(llm, prompts, params) == expected
+    assert speculation is not None and speculation.num_accepted > 0
+    assert pages_of(llm).pool.num_blocks == 18 and llm.engine.stats().preemptions > 0
+    left = cache_bytes - 18 * 2 * LAYER_BYTES
+    assert llm.engine.capacity.num_blocks == left // (LAYER_BYTES + draft_bytes)
+
+
 def test_pages_of_8_bits(models: dict[str, Path]) -> None:
     answers = []
-    for alone in (True, False):
+    for in_pages in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LocalExecutor, "alone", alone)
+            patch.setattr(LocalExecutor, "_has_window_pages", in_pages)
             llm = LLM(models["gemma-3"], max_num_seqs=4, max_model_len=512, kv_cache_dtype="int8")
-        assert (llm.engine._scheduler.pages is not None) == alone
+        assert (llm.engine._scheduler.pages is not None) == in_pages
         answers.append(bits(llm, PROMPTS[:2]))
     assert answers[0] == answers[1]
 
@@ -185,8 +213,3 @@ def test_little_memory_and_long_windows_leave_blocks_whole(models: dict[str, Pat
     short = LLM(models["gemma-3"], max_num_seqs=2, max_model_len=WINDOW)
     for llm in (few, short):
         assert llm.engine._scheduler.pages is None
-
-
-def test_what_moves_blocks_elsewhere_moves_whole_ones(models: dict[str, Path], tmp_path: Path) -> None:
-    llm = LLM(models["gemma-3"], max_num_seqs=2, kv_disk_path=str(tmp_path))
-    assert llm.engine._scheduler.pages is None

@@ -100,6 +100,16 @@ def test_layers_with_a_window_have_pages_where_that_makes_room_for_longer_sequen
         assert size(alike, window_pages=True).num_pages == 0
 
 
+def test_memory_is_divided_with_the_blocks_of_what_drafts() -> None:
+    half = size(cache_bytes=200 * BLOCK, draft_block_bytes=BLOCK)
+    assert half.num_blocks == 100 and half.cache_bytes == 100 * BLOCK
+    mixed = replace(MODEL, windows=(100, 0, 100, 80))
+    divided = size(mixed, cache_bytes=400 * BLOCK, draft_block_bytes=BLOCK, window_pages=True)
+    assert divided.num_pages == 100
+    left = 400 * BLOCK - 100 * divided.spec.page_bytes
+    assert divided.num_blocks == left // (divided.spec.block_bytes + BLOCK) == 260
+
+
 def test_the_model_limits_the_length() -> None:
     with pytest.raises(BadRequest, match="1001, and the model was made for 1000") as error:
         size(max_model_len=1001)

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import time
 
 from quire.cli.parser import Parser, UsageError, nearest
-from quire.core.block_keys import is_state_file
+from quire.core.block_keys import is_page_file, is_state_file
 from quire.core.errors import BadRequest
 
 ACTIONS = ("ls", "clear", "verify")
@@ -26,7 +26,7 @@ EXAMPLES = """\
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """The KV blocks of one model and one type of cache, and its states."""
+    """The KV blocks of one model and one type of cache, its states and its window pages."""
 
     fingerprint: str
     model: str
@@ -34,6 +34,7 @@ class StoredModel:
     block_size: int
     num_blocks: int
     num_states: int  # checkpoints of recurrent layers
+    num_pages: int  # window pages
     num_bytes: int
     last_used: float  # time.time()
 
@@ -77,13 +78,14 @@ def _stored(folder: Path) -> StoredModel:
     about: dict[str, object] = {}
     with suppress(OSError, ValueError, TypeError):  # it is for people; blocks do not need it
         about = dict(json.loads((folder / "model.json").read_text()))
-    sizes, used, num_states = [], [folder.stat().st_mtime], 0
+    sizes, used, num_states, num_pages = [], [folder.stat().st_mtime], 0, 0
     for file in folder.rglob("*.kv"):
         try:
             status = file.stat()
         except OSError:
             continue  # an engine has removed it
         num_states += is_state_file(file)
+        num_pages += is_page_file(file)
         sizes.append(status.st_size)
         used.append(status.st_mtime)
     return StoredModel(
@@ -91,8 +93,9 @@ def _stored(folder: Path) -> StoredModel:
         str(about.get("model", "?")),
         str(about.get("kv_cache_dtype", "?")),
         int(str(about.get("block_size", 0))),
-        len(sizes) - num_states,
+        len(sizes) - num_states - num_pages,
         num_states,
+        num_pages,
         sum(sizes),
         max(used),
     )
@@ -108,8 +111,9 @@ def _list(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
         for model in models:
             tokens = model.num_blocks * model.block_size
             hours = (time() - model.last_used) / 3600
-            states = f"{model.num_states:>6} states  " if model.num_states else ""
-            print(f"{model.fingerprint[:12]}  {_size(model.num_bytes):>10}  {tokens:>9} tokens  {states}", end="")
+            beside = f"{model.num_states:>6} states  " if model.num_states else ""
+            beside += f"{model.num_pages:>6} window pages  " if model.num_pages else ""
+            print(f"{model.fingerprint[:12]}  {_size(model.num_bytes):>10}  {tokens:>9} tokens  {beside}", end="")
             print(f"{model.kv_cache_dtype:<9} used {hours:.1f} h ago  {model.model}")
         print(f"{_size(sum(model.num_bytes for model in models))} in {root}")
     return {"path": str(root), "models": [asdict(model) for model in models]}
@@ -131,7 +135,8 @@ def _verify(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
     from quire.runtime.kv_files import is_whole
 
     files = [file for folder in folders for file in folder.rglob("*.kv")]
-    damaged, num_states = [], sum(map(is_state_file, files))
+    damaged, num_states, num_pages = [], sum(map(is_state_file, files)), sum(map(is_page_file, files))
+    num_blocks = len(files) - num_states - num_pages
     for file in tqdm(files, desc="blocks", unit="block", leave=False, disable=not show or not sys.stderr.isatty()):
         if not is_whole(file) and file.exists():
             file.unlink(missing_ok=True)
@@ -139,11 +144,13 @@ def _verify(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
     if show:
         for name in damaged:
             print(f"removed {name}: it is damaged")
-        states = f" and {num_states} states" if num_states else ""
-        print(f"{len(files) - num_states} blocks{states} in {root}, {len(damaged)} damaged")
+        beside = f" and {num_states} states" if num_states else ""
+        beside += f" and {num_pages} window pages" if num_pages else ""
+        print(f"{num_blocks} blocks{beside} in {root}, {len(damaged)} damaged")
     return {
         "path": str(root),
-        "num_blocks": len(files) - num_states,
+        "num_blocks": num_blocks,
         "num_states": num_states,
+        "num_pages": num_pages,
         "damaged": damaged,
     }

@@ -10,6 +10,7 @@ BlockKey = bytes
 TENANT_BYTES = 8
 PATH_BYTES = 16
 STATE_MARK = b"s"  # behind the key of a block: the state after it
+PAGE_MARK = b"w"  # behind the key of a block: its window page
 
 
 def tenant_digest(tenant: str) -> bytes:
@@ -37,9 +38,23 @@ def state_key(block: BlockKey) -> BlockKey:
 
 
 def is_state(key: BlockKey) -> bool:
-    return len(key) > TENANT_BYTES + PATH_BYTES
+    return key[TENANT_BYTES + PATH_BYTES :] == STATE_MARK
+
+
+def page_key(block: BlockKey) -> BlockKey:
+    """The key of the window page of a block."""
+    return block + PAGE_MARK
+
+
+def is_page(key: BlockKey) -> bool:
+    return key[TENANT_BYTES + PATH_BYTES :] == PAGE_MARK
 
 
 def is_state_file(path: Path) -> bool:
     """Whether a file is named by the key of a state."""
-    return len(path.stem) > 2 * PATH_BYTES
+    return path.stem[2 * PATH_BYTES :] == STATE_MARK.hex()
+
+
+def is_page_file(path: Path) -> bool:
+    """Whether a file is named by the key of a window page."""
+    return path.stem[2 * PATH_BYTES :] == PAGE_MARK.hex()

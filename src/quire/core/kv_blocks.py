@@ -10,6 +10,7 @@ from quire.core.host_index import HostIndex
 from quire.core.kv_checks import check_memory, swapped_blocks
 from quire.core.kv_sends import BlockSender, KVSends
 from quire.core.kv_tiers import BlockStore, KVTiers
+from quire.core.page_tiers import PageTiers
 from quire.core.plan import StepPlan
 from quire.core.prefix_tree import EVICTED, NO_STATE, PrefixNode, PrefixTree
 from quire.core.remote_prefills import PrefillEngines, RemotePrefills
@@ -47,6 +48,7 @@ class KVBlocks:
         num_pages: int = 0,
         page_window: SlidingWindow | None = None,
         max_num_batched_tokens: int = 0,
+        page_bytes: int = 0,
     ) -> None:
         self.block_size = window.block_size
         self._has_states = has_states
@@ -64,7 +66,7 @@ class KVBlocks:
             )
         self.pages: WindowPages | None = None
         if page_window is not None:
-            assert not (num_slots or has_states or window.size or store or offload or prefill_engines or block_sender)
+            assert not (num_slots or has_states or window.size or offload or prefill_engines or block_sender)
             num_needed = page_window.num_needed(max_num_seqs, max_num_batched_tokens)
             self.pages = WindowPages(num_pages, num_blocks, self.tree, page_window, num_needed)
         self.computes_again = bool(self.states or self.pages)  # tokens of shared blocks, for states or pages
@@ -74,11 +76,12 @@ class KVBlocks:
         self.tiers: KVTiers | None = None
         if has_tiers:
             given = self.tree, self.host, index, store
-            self.tiers = (
-                StateTiers(self.states, host_slot_bytes, *given, keep=offload, block_bytes=block_bytes)
-                if self.states
-                else KVTiers(*given, keep=offload, block_bytes=block_bytes)
-            )
+            if self.states:
+                self.tiers = StateTiers(self.states, host_slot_bytes, *given, keep=offload, block_bytes=block_bytes)
+            elif self.pages:
+                self.tiers = PageTiers(self.pages, page_bytes, *given, keep=offload, block_bytes=block_bytes)
+            else:
+                self.tiers = KVTiers(*given, keep=offload, block_bytes=block_bytes)
         self.remote: RemotePrefills | None = None
         if prefill_engines is not None:
             pools = self.pool, self.host, self.states
@@ -140,6 +143,8 @@ class KVBlocks:
         elif owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
             self.fork(seq, owner, self._fork_point(seq.group.num_prompt - 1))
         else:
+            if self.pages:
+                seq.num_computed = max(seq.num_computed, seq.num_arrived)
             self.extend_prefix_hit(seq)
             if self.tiers:
                 self.tiers.hold_host_hits(seq, len(seq.block_table))
@@ -369,6 +374,9 @@ class KVBlocks:
         for block, host_block in zip(blocks, host.values(), strict=True):
             self.host.hold(host_block)
             plan.swap_out.append((block, host_block))
+        for i in seq.pages.keys() & host.keys():
+            self.host.hold(host[i])
+            plan.page_swap_out.append((seq.pages[i], host[i]))
         host_state = self.states.swap_out(seq, plan) if self.states else NO_STATE
         self.release(seq)
         seq.host_blocks, seq.host_state, seq.num_computed = host, host_state, num_computed

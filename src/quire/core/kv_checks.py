@@ -77,4 +77,4 @@ def _copied(seq: Sequence) -> int:
 def swapped_blocks(plan: StepPlan) -> list[int]:
     """The host blocks that a plan has references to."""
     swapped_in = (host for host, _ in (*plan.swap_in, *plan.page_swap_in))
-    return [*(host for _, host in plan.swap_out), *swapped_in]
+    return [*(host for _, host in (*plan.swap_out, *plan.page_swap_out)), *swapped_in]

@@ -206,10 +206,14 @@ class KVTiers:
         last = (len(seq.tokens) - 1) // self._tree.block_size
         path = self._tree.match(seq.group.namespace, None, seq.tokens, 0, last)
         if seq.num_arrived:
-            if len(path) >= seq.first_arrived(self._tree.block_size) and not seq.group.computes_prompt_logprobs(seq):
+            if self._is_continued(seq, path) and not seq.group.computes_prompt_logprobs(seq):
                 return False  # they have arrived
             self.drop_arrived(seq)
         return can_ask and self._begin_fetch(seq, path, plan)
+
+    def _is_continued(self, seq: Sequence, path: Many[PrefixNode]) -> bool:
+        """Whether the pool still has what precedes the blocks that arrived for `seq`."""
+        return len(path) >= seq.first_arrived(self._tree.block_size)
 
     def _begin_fetch(self, seq: Sequence, path: Many[PrefixNode], plan: StepPlan) -> bool:
         """Fetch what follows the blocks of `path` in the pool and further blocks on the host, if that pays."""

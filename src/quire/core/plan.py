@@ -89,8 +89,10 @@ class StepPlan:
 
     Checkpoints that are smaller than states have slots of their own, which are numbered behind the state slots.
 
+    A host block has room for a block and for its window page, which are swapped each by itself.
+
     Saves, fetches, prefills and sends begin after the swaps. The step does not wait for them, nor does the next. They
-    name host slots as host blocks: those are numbered behind the last of these."""
+    name host slots, or the window pages of host blocks, as host blocks: those are numbered behind the last of these."""
 
     step: int
     runs: list[Run]
@@ -106,6 +108,7 @@ class StepPlan:
     prefills: list[RemotePrefill] = field(default_factory=list)
     sends: list[BlockSend] = field(default_factory=list)
     pages: list[tuple[int, int]] = field(default_factory=list)  # (block, its window page from now on)
+    page_swap_out: list[tuple[int, int]] = field(default_factory=list)  # (window page, host block)
     page_swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, window page)
     copies: list[tuple[int, int]] = field(default_factory=list)  # (from block, to block): copy-on-write
     page_copies: list[tuple[int, int]] = field(default_factory=list)  # the same of window pages
@@ -119,6 +122,12 @@ class StepPlan:
     @property
     def num_drafts(self) -> int:
         return sum(len(run.drafts) for run in self.runs)
+
+    @property
+    def has_swaps(self) -> bool:
+        """Whether it has references to the host."""
+        to_host = self.swap_out or self.page_swap_out or self.state_swap_out
+        return bool(to_host or self.swap_in or self.page_swap_in or self.state_swap_in)
 
 
 @dataclass(slots=True)

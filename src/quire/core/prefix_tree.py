@@ -65,6 +65,9 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def find(self, block: int) -> PrefixNode | None:
+        return self._nodes.get(block)
+
     def match(
         self, namespace: Namespace, node: PrefixNode | None, tokens: list[int], start: int, stop: int
     ) -> list[PrefixNode]:

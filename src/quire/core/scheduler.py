@@ -70,6 +70,7 @@ class Scheduler:
         small_host_slots: bool = False,
         num_pages: int = 0,
         page_window: int = 0,
+        page_bytes: int = 0,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `micro_batches`: where there are several,
         sequences that decode are divided among them, and none is in two plans in flight before its token is known.
@@ -103,6 +104,7 @@ class Scheduler:
             if num_pages
             else None,
             limits.max_num_batched_tokens,
+            page_bytes,
         )
         self.states, self.pages = self.kv_blocks.states, self.kv_blocks.pages
         self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
@@ -290,7 +292,7 @@ class Scheduler:
         """Append the tokens that the oldest plan in flight sampled; returns the events for the clients."""
         step = self._in_flight.popleft()
         plan, owners = step.plan, step.owners
-        if plan.swap_out or plan.swap_in or plan.page_swap_in or plan.state_swap_out or plan.state_swap_in:
+        if plan.has_swaps:
             self.kv_blocks.release_swapped(plan)
         assert output.step == plan.step, f"the output of step {output.step} comes instead of that of step {plan.step}"
         events = self.groups.take_events()

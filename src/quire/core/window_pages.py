@@ -4,7 +4,7 @@ A block has its part of the other layers for as long as a sequence or the prefix
 layers with a window is in a page, which goes back to a pool of its own when the window has passed."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
 
 from quire.core.block_pool import BlockPool
@@ -66,11 +66,15 @@ class WindowPages:
         self._size = window.block_size
         self._grown: list[Sequence] = []  # sequences whose last run was a chunk
         self._copied: list[int] = []  # pages that the plan in the making copies, or that was made last
+        self.window_kept: Callable[[PrefixNode], None] | None = None  # set where pages go beyond the pool
+        self._tree = tree
         tree.removed = self._forget
 
     def begin_plan(self) -> None:
         """Give back what chunks have passed, and pages that were copied."""
         for seq in self._grown:
+            if seq.num_indexed >= self._prompt_end(seq):
+                self._note_window(seq, self._prompt_end(seq))
             self.free_behind(seq)
         self._release(self._copied)
         self._grown, self._copied = [], []
@@ -80,16 +84,17 @@ class WindowPages:
     def num_usable(self, path: Many[PrefixNode], start: int) -> int:
         """How many blocks of `path`, which begins at block `start`, a sequence can start behind: the last window before
         is there. It has the pages of the blocks before `start`."""
-        return self.window.num_usable([not self._is_computed(node.block) for node in path], start)
+        return self.window.num_usable([not self.is_computed(node.block) for node in path], start)
 
-    def _is_computed(self, block: int) -> bool:
+    def is_computed(self, block: int) -> bool:
+        """Whether a block has a page with all of its tokens."""
         page = self.index.page_of[block]
         return page != NO_PAGE and page not in self.index.partial
 
     def hold_window(self, seq: Sequence) -> None:
         """Hold what a sequence that shares blocks reads next. What is missing is swapped in."""
         for i in range(self.window.first_block(seq.num_computed), seq.num_computed // self._size):
-            if i not in seq.pages and i < len(seq.block_table) and self._is_computed(seq.block_table[i]):
+            if i not in seq.pages and i < len(seq.block_table) and self.is_computed(seq.block_table[i]):
                 self._hold(seq, i)
 
     def can_fork(self, owner: Sequence, num_tokens: int) -> bool:
@@ -159,19 +164,26 @@ class WindowPages:
         for i in [i for i in seq.pages if i < first]:
             page = seq.pages.pop(i)
             self._release([page])
-            if not self._is_kept(seq, i):
+            if self._is_kept(seq, i):
+                self._note_kept(seq.block_table[i])
+            else:
                 self.pool.evict_first(page)
 
     def _is_kept(self, seq: Sequence, i: int) -> bool:
         """Whether a block is in a window that other prompts are likely to start from."""
-        prompt_end = (seq.group.num_prompt - 1) // self._size * self._size
-        return any(self.window.first_block(end) <= i < end // self._size for end in (prompt_end, seq.branch))
+        ends = self._prompt_end(seq), seq.branch // self._size
+        return any(self.window.first_block(end * self._size) <= i < end for end in ends)
+
+    def _prompt_end(self, seq: Sequence) -> int:
+        """The blocks that the same prompt can start behind."""
+        return (seq.group.num_prompt - 1) // self._size
 
     def drop_behind(self, seq: Sequence, num_blocks: int) -> None:
         """Release the pages of all but the first `num_blocks` blocks."""
         self._release([seq.pages.pop(i) for i in [i for i in seq.pages if i >= num_blocks]])
 
     def release(self, seq: Sequence) -> None:
+        self._note_window(seq, seq.num_indexed)  # what comes next of a conversation starts there
         self.drop_behind(seq, 0)
         seq.branch = 0
 
@@ -180,6 +192,16 @@ class WindowPages:
             self.pool.release([page])
             if not self.pool.refs[page] and page not in self.index:
                 self.index.remove(page)
+
+    def _note_window(self, seq: Sequence, num_blocks: int) -> None:
+        """Of a token behind the first `num_blocks`, which are in the tree, if `seq` still has them."""
+        if self.window_kept is not None:
+            for block in seq.block_table[self.window.first_block(num_blocks * self._size) : num_blocks]:
+                self._note_kept(block)
+
+    def _note_kept(self, block: int) -> None:
+        if self.window_kept is not None and self.is_computed(block) and (node := self._tree.find(block)):
+            self.window_kept(node)
 
     def _forget(self, node: PrefixNode) -> None:
         """A block leaves the tree: its page is free."""

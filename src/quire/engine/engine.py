@@ -112,6 +112,7 @@ class Engine:
             num_host_slots=self.capacity.num_host_slots,
             num_pages=self.capacity.num_pages,
             page_window=self.capacity.page_window,
+            page_bytes=self.capacity.page_bytes,
             prefill_engines=None if config is None or config.is_producer else cast("KVConsumer", transfer),
             block_sender=cast("KVProducer", transfer) if config is not None and config.is_producer else None,
         )

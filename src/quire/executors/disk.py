@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from quire import __version__
 from quire.core.errors import BadRequest
 from quire.executors.options import ExecutorOptions
-from quire.ops.opset import KVCache
+from quire.ops.opset import KVCache, WindowedKVCache
 from quire.runtime.disk_tier import DiskTier
 from quire.runtime.kv import KVSize
 from quire.runtime.kv_files import BlockFormat, Buffers
@@ -26,9 +27,10 @@ def open_disk_tier(
 ) -> DiskTier:
     """`rank_bytes`: of a block's part of each rank, if there are several."""
     path, format = find_checkpoint(Path(model)), block_format(model, options, size, cache, rank_bytes)
-    largest = max(format.nbytes, format.state_nbytes)
+    sizes = {format.nbytes: "block", format.state_nbytes: "state", format.page_nbytes: "window page"}
+    largest = max(sizes)
     if options.kv_disk_bytes < 2 * largest:
-        what = "block" if largest == format.nbytes else "state"
+        what = sizes[largest]
         raise BadRequest(
             f"kv_disk_size is {options.kv_disk_bytes / 2**30:.3f} GiB, and one {what} has {largest / 2**30:.3f}",
             "give more GiB",
@@ -40,11 +42,12 @@ def open_disk_tier(
 
 
 def host_memory(cache: KVCache, size: KVSize) -> Callable[[int], Buffers]:
-    """The memory of host blocks, and of host slots behind them."""
+    """The memory of host blocks, and behind them of host slots, or of the window pages of the same host blocks."""
     num_blocks = size.num_host_blocks
+    behind = cast(WindowedKVCache, cache).host_page_buffers if size.num_pages else cache.host_state_buffers
 
     def buffers(host: int) -> Buffers:
-        return cache.host_buffers(host) if host < num_blocks else cache.host_state_buffers(host - num_blocks)
+        return cache.host_buffers(host) if host < num_blocks else behind(host - num_blocks)
 
     return buffers
 
@@ -61,6 +64,7 @@ def block_format(
         layout=options.backend,
         nbytes=sum(rank_bytes) or size.spec.block_bytes,
         state_nbytes=sum(part.nbytes for part in cache.host_state_buffers(0)) if size.num_host_slots else 0,
+        page_nbytes=sum(map(len, cast(WindowedKVCache, cache).host_page_buffers(0))) if size.num_pages else 0,
     )
 
 
@@ -72,7 +76,9 @@ def _described(options: ExecutorOptions, size: KVSize) -> str:
 
         computes.append(isa())
     spec = size.spec
-    if spec.states is not None:  # how many slots there are decides nothing
+    if spec.windows is not None:  # how many pages there are decides nothing
+        spec = replace(spec, windows=replace(spec.windows, num_pages=1))
+    if spec.states is not None:  # nor does the number of slots
         spec = replace(spec, states=replace(spec.states, num_slots=0, num_checkpoint_slots=0, num_host_slots=0))
     return repr((__version__, computes, spec, size.max_model_len))
 

@@ -59,8 +59,8 @@ class DraftCheckpoint:
         model: LoadedModel = self.family.load(ops, self.checkpoint, self.config, self.max_model_len)
         return model
 
-    def cache_share(self, target: KVSpec) -> float:
-        return _cache_share(self.config, target)
+    def block_bytes(self, target: KVSpec) -> int:
+        return _block_bytes(self.config, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,17 @@ class HeadCheckpoint:
     def load(self, ops: OpSet, target: LoadedModel) -> DraftHead:
         return self._load(ops, self.checkpoint, self.config, target, target.config.max_length)
 
-    def cache_share(self, target: KVSpec) -> float:
-        return _cache_share(self.config, target)
+    def block_bytes(self, target: KVSpec) -> int:
+        return _block_bytes(self.config, target)
 
 
-def _cache_share(config: Any, target: KVSpec) -> float:
-    """The target's share of the bytes of a block in both caches."""
+def _block_bytes(config: Any, target: KVSpec) -> int:
+    """Of a block in its own cache, which has as many as the target's; 0: it has none."""
     if not isinstance(config, ModelConfig):
-        return 1.0
+        return 0
     if not target.block_bytes:
         raise Unsupported(
             "drafting with a model or a head for one that has no keys and values",
             "use the speculative method ngram or suffix",
         )
-    own = kv_spec(config, target.block_size, target.dtype)
-    return target.block_bytes / (target.block_bytes + own.block_bytes)
+    return kv_spec(config, target.block_size, target.dtype).block_bytes

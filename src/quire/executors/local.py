@@ -44,8 +44,6 @@ MAX_DEFAULT_CACHE_BYTES = 4 * 2**30  # of main memory, unless a size is asked fo
 class LocalExecutor:
     """Loads a checkpoint, allocates a KV cache beside it, and runs plans."""
 
-    alone = True  # it has all layers of the model, and all their heads
-
     def __init__(self, path: str | Path, options: ExecutorOptions | None = None) -> None:
         self.path = path
         self.options = options or ExecutorOptions()
@@ -81,7 +79,7 @@ class LocalExecutor:
         self._check_swap_space()
         self._ops = self._new_ops(options, config)
         draft = self._open_draft(checkpoint, config)
-        self._cache_share = draft.cache_share(spec) if draft else 1.0
+        self._draft_block_bytes = draft.block_bytes(spec) if draft else 0
         if options.on_gpu:  # how much memory is free is known when the weights are loaded
             length = longest(config, options.max_model_len)
             self._model = self._load_model(model_family, checkpoint, config, spec, length)
@@ -261,16 +259,15 @@ class LocalExecutor:
         return DraftCheckpoint.open(spec.model, config, self.options.max_model_len)
 
     def _size(self, config: ModelConfig, spec: KVSpec, max_bytes: int) -> KVSize:
-        """A draft model's cache has blocks beside the target's: what there is, is shared by both."""
-        asked = self.options.kv_cache_memory_bytes
         return size_cache(
             config,
             spec,
             max_model_len=self.options.max_model_len,
             max_num_seqs=self.options.max_num_seqs,
             max_num_batched_tokens=self.options.max_num_batched_tokens,
-            cache_bytes=None if asked is None else int(asked * self._cache_share),
-            max_bytes=int(max_bytes * self._cache_share),
+            cache_bytes=self.options.kv_cache_memory_bytes,
+            max_bytes=max_bytes,
+            draft_block_bytes=self._draft_block_bytes,
             swap_bytes=self.options.swap_space_bytes,
             offload_bytes=self.options.host_tier_bytes,
             has_staging=self._disk_path(config) is not None or self.options.kv_transfer is not None,
@@ -280,12 +277,10 @@ class LocalExecutor:
 
     @property
     def _has_window_pages(self) -> bool:
-        """Whether layers with a window may have pages of their own. What moves blocks elsewhere moves whole ones, and
-        what drafts has blocks as many as the target, and as large as a share of whole ones."""
+        """Whether layers with a window may have pages of their own. The host tier keeps whole blocks, and other engines
+        are sent whole ones."""
         options = self.options
-        moves_blocks = options.host_tier_bytes or options.kv_disk_path or options.kv_transfer
-        drafts_in_blocks = options.speculation and (options.speculation.model or options.speculation.head)
-        return self.alone and not options.on_gpu and not moves_blocks and not drafts_in_blocks
+        return not (options.on_gpu or options.host_tier_bytes or options.kv_transfer)
 
     # -- running
 

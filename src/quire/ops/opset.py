@@ -326,8 +326,13 @@ class WindowedKVCache(KVCache, Protocol):
         """Copy window pages, in order: pairs of (source, target)."""
 
     def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy window pages from the host: pairs of (host block, page). A block that is swapped out takes its page
-        along; one that is swapped in does not."""
+        """Copy window pages from the host: pairs of (host block, page)."""
+
+    def swap_pages_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy window pages to the host: pairs of (page, host block)."""
+
+    def host_page_buffers(self, host_block: int) -> list[NDArray[np.uint8]]:
+        """The memory of the window page of a host block, as `host_buffers` has that of the block."""
 
 
 @dataclass(frozen=True, slots=True)

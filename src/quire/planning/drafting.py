@@ -41,10 +41,10 @@ class Draft:
         layers = self.model.config.layers if self.is_head else 1
         return users * sequence_bytes(self.model, self.kv, context) // layers
 
-    def cache_share(self, target: KVSpec) -> float:
-        """The target's share of the bytes of a block in both caches."""
-        own = self.kv.block_bytes / (self.model.config.layers if self.is_head else 1) / self.kv.block_size
-        return 1 / (1 + own * target.block_size / target.block_bytes)
+    def block_bytes(self, target: KVSpec) -> int:
+        """Of as many tokens as a block of the target has."""
+        layers = self.model.config.layers if self.is_head else 1
+        return self.kv.block_bytes * target.block_size // (self.kv.block_size * layers)
 
     @property
     def step_share(self) -> float:

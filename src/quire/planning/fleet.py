@@ -144,14 +144,13 @@ def plan_engine(
     """What an engine with these flags would have on this hardware. `draft`: what proposes draft tokens; None: that is
     free."""
     kv = model.kv_spec(flags.kv_cache_dtype, flags.block_size)
-    ahead, asked = 1 if hardware.is_gpu else 0, flags.kv_cache_memory_bytes
-    share = draft.cache_share(kv) if draft else 1.0  # what drafts has blocks beside the model's
-    room = _cache_room(model, hardware, flags, tp, draft.weight_bytes if draft else 0)
+    ahead = 1 if hardware.is_gpu else 0
     size = size_cache(
         model.config, kv, max_model_len=flags.max_model_len, max_num_seqs=flags.max_num_seqs,
-        max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=None if asked is None else int(asked * share),
-        max_bytes=int(room * share), swap_bytes=int(flags.swap_space * 2**30), ahead=ahead,
-        window_pages=not hardware.is_gpu and tp == 1 and draft is None,
+        max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=flags.kv_cache_memory_bytes,
+        max_bytes=_cache_room(model, hardware, flags, tp, draft.weight_bytes if draft else 0),
+        swap_bytes=int(flags.swap_space * 2**30), ahead=ahead, window_pages=not hardware.is_gpu,
+        draft_block_bytes=draft.block_bytes(kv) if draft else 0,
     )  # fmt: skip
     return SimulatedEngine(
         num_blocks=size.num_blocks,

@@ -71,18 +71,16 @@ CPU_PROCESS_BYTES = 42 << 20  # of an engine process without a model, on Linux; 
 
 def plan_memory(
     model: PlannedModel, kv: KVSpec, load: Load, *, limits: EngineLimits | None = None, on_gpu: bool = False,
-    process: int | None = None, max_num_batched_tokens: int = 512, alone: bool = True,
+    process: int | None = None, max_num_batched_tokens: int = 512,
 ) -> MemoryPlan:  # fmt: skip
-    """`process`: bytes of an engine process without a model; None: a usual one. `alone`: one process computes it."""
+    """`process`: bytes of an engine process without a model; None: a usual one."""
     limits = limits or EngineLimits(max_num_batched_tokens=max_num_batched_tokens)
     if on_gpu:
         return _plan_gpu(model, kv, load, limits, process)
-    return _plan_cpu(model, kv, load, limits, process, alone and not limits.num_drafts)
+    return _plan_cpu(model, kv, load, limits, process)
 
 
-def _plan_cpu(
-    model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None, window_pages: bool
-) -> MemoryPlan:
+def _plan_cpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits, process: int | None) -> MemoryPlan:
     step = model.step(StepShape(1), kv)
     max_tokens = max(limits.max_num_batched_tokens, load.users)
     buffers = native_memory.step_buffers(
@@ -92,7 +90,7 @@ def _plan_cpu(
     rank = limits.lora_rank if limits.num_loras else 0
     plan = MemoryPlan(
         weights=native_memory.weight_pages(model.allocations) + model.vector_bytes,
-        kv_cache=cache_bytes(model, kv, load.users, load.context, limits.max_num_batched_tokens, window_pages),
+        kv_cache=cache_bytes(model, kv, load.users, load.context, limits.max_num_batched_tokens),
         activations=buffers + native_memory.token_bytes(load.users, load.context, kv.block_size),
         adapters=native_memory.adapter_bytes(model.linears, rank, limits.num_loras)
         + (native_memory.adapter_buffers(model.linears, rank, max_tokens) if rank else 0),

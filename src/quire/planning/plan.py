@@ -116,7 +116,7 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
     one_user = replace(load, users=1)
     alone = _memory(model, kv, one_user, setup, draft)
     room = usable_memory(hardware, setup.num_devices) - (alone.total - alone.kv_cache)
-    in_pages = not hardware.is_gpu and setup.num_devices == 1 and not setup.limits.num_drafts
+    in_pages = not hardware.is_gpu
     contexts = [context for context in CONTEXTS if context <= model.config.max_length] or [model.config.max_length]
     plan = Plan(
         model=model,
@@ -143,10 +143,7 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
 def _memory(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: Draft | None) -> MemoryPlan:
     """Of all devices together: each has a process and activations of its own."""
     hardware = setup.hardware
-    memory = plan_memory(
-        model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes,
-        alone=setup.num_devices == 1,
-    )  # fmt: skip
+    memory = plan_memory(model, kv, load, limits=setup.limits, on_gpu=hardware.is_gpu, process=hardware.process_bytes)
     held = 0
     if draft is not None:
         held = draft.weight_bytes + draft.cache_bytes(load.users, load.context)

@@ -144,6 +144,7 @@ def size_cache(
     has_staging: bool = False,
     ahead: int = 0,
     window_pages: bool = False,
+    draft_block_bytes: int = 0,
 ) -> KVSize:
     """How many blocks there are, and the longest sequence.
 
@@ -151,7 +152,10 @@ def size_cache(
     `max_bytes`. Without `max_model_len` the model's own length is served, or what fits. Where every layer has a
     window, a sequence of any length fits in the blocks of its window and of the tokens of one step. `swap_bytes` and
     `offload_bytes` are host memory; `has_staging`: blocks on their way from and to the disk, or other engines, need
-    some, too. With `window_pages`, layers with a window may have pages of their own."""
+    some, too. With `window_pages`, layers with a window may have pages of their own. `draft_block_bytes`: of a block of
+    what drafts, whose cache has as many blocks; `cache_bytes` and `max_bytes` are those of both."""
+    share = spec.block_bytes / (spec.block_bytes + draft_block_bytes) if draft_block_bytes else 1.0
+    cache_bytes, max_bytes = None if cache_bytes is None else int(cache_bytes * share), int(max_bytes * share)
     length = longest(config, max_model_len)
     window = SlidingWindow(config.window, spec.block_size, max_chunk=max_num_batched_tokens, ahead=ahead)
     seq_blocks = window.max_blocks(length)
@@ -161,13 +165,14 @@ def size_cache(
         cache_bytes = min(max_bytes, max_num_seqs * (seq_bytes + sequence_state_bytes(spec.states)))
     page_bytes = 0  # of all window pages
     if window_pages and spec.block_bytes:
-        num_whole = cache_bytes // spec.block_bytes
+        num_whole, whole_bytes = cache_bytes // spec.block_bytes, spec.block_bytes
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "ahead": ahead}
         spec = with_window_pages(config, spec, num_whole, max_model_len=length, **limits)
         seq_bytes = seq_blocks * spec.block_bytes
         if spec.windows:
             page_bytes = spec.windows.num_pages * spec.page_bytes
-            cache_bytes -= page_bytes
+            of_both = cache_bytes * (whole_bytes + draft_block_bytes) // whole_bytes - page_bytes
+            cache_bytes = of_both * spec.block_bytes // (spec.block_bytes + draft_block_bytes)
             cache_bytes = min(cache_bytes, max_num_seqs * seq_bytes) if is_sized else cache_bytes
     if spec.states:
         typical_bytes = min(seq_blocks, -(-TYPICAL_TOKENS // spec.block_size)) * spec.block_bytes
@@ -251,7 +256,8 @@ def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, typical_byte
 
 
 def _num_staged(spec: KVSpec, seq_blocks: int) -> int:
-    """Host blocks on the way from and to the disk: those of two longest sequences, if they are not too large."""
+    """Host blocks on the way from and to the disk: those of two longest sequences, if they are not too large. Few of
+    these have a window page at a time; where none is written, none takes memory."""
     most = MAX_STAGED_BYTES // spec.block_bytes if spec.block_bytes else 2 * seq_blocks
     return max(min(2 * seq_blocks, most), MIN_STAGED_BLOCKS)
 

@@ -22,7 +22,7 @@ import xxhash
 from numpy import uint8
 from numpy.typing import NDArray
 
-from quire.core.block_keys import TENANT_BYTES, BlockKey, is_state
+from quire.core.block_keys import TENANT_BYTES, BlockKey, is_page, is_state
 
 MAGIC = b"quirekv1"
 HEADER_BYTES = 512
@@ -41,6 +41,7 @@ class BlockFormat:
     layout: str  # the backend whose pages these are
     nbytes: int  # of the payload
     state_nbytes: int = 0  # of a model with state slots: of the payload of a state
+    page_nbytes: int = 0  # of a model with window pages: of the payload of one
 
     @property
     def num_states(self) -> int:
@@ -48,6 +49,8 @@ class BlockFormat:
         return 1 if self.state_nbytes else 0
 
     def payload_bytes(self, key: BlockKey) -> int:
+        if is_page(key):
+            return self.page_nbytes
         return self.state_nbytes if is_state(key) else self.nbytes
 
     def header(self, key: BlockKey) -> bytes:

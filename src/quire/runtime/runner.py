@@ -121,6 +121,8 @@ class Runner:
                     cache.join_swaps()
             if plan.swap_in:
                 cache.swap_in(plan.swap_in)
+        if plan.page_swap_out:
+            self._windowed_cache.swap_pages_out(plan.page_swap_out)
         if plan.pages:
             self._windowed_cache.attach_pages(plan.pages)
         if plan.page_swap_in:

@@ -69,10 +69,6 @@ class PipelineExecutor(StageExecutor, RanksExecutor):
     def _on_loss(self) -> OnLoss:
         return die_like if self._dies_with_ranks else None
 
-    @property
-    def _ahead(self) -> int:
-        return num_micro_batches(self.num_ranks) - 1
-
     def allocate(self, size: KVSize) -> Capacity:
         capacity = replace(super().allocate(size), micro_batches=num_micro_batches(self.num_ranks))
         self.submit, self.collect = self._submit, self._collect

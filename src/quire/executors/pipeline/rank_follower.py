@@ -7,7 +7,7 @@ import sys
 
 from quire.executors.local import LocalExecutor
 from quire.executors.options import ExecutorOptions
-from quire.executors.pipeline.stage import begin_stage
+from quire.executors.pipeline.stage import begin_stage, num_micro_batches
 from quire.executors.pipeline.stage_ranks import ranks_received
 from quire.executors.ranks.follower import FollowerExecutor, follow, started_options
 from quire.executors.ranks.messages import StartRank
@@ -24,6 +24,10 @@ class StageRankFollower(FollowerExecutor):
     def __init__(self, start: StartRank, group: RankGroup) -> None:
         super().__init__(start.path, started_options(start), group)
         self._stage, self._num_stages = start.stage, start.num_stages
+
+    @property
+    def _ahead(self) -> int:
+        return num_micro_batches(self._num_stages) - 1
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> StageOps:  # type: ignore[override]
         ops = StageOps(super()._new_ops(options, config))

@@ -115,7 +115,6 @@ def check_pipeline(options: ExecutorOptions, size: int, config: Any = None) -> N
 class StageExecutor(LocalExecutor):
     """One of several stages. Processes are numbered as ranks are: 0 is the engine's, which has the last stage."""
 
-    alone = False
     group: RankGroup
     members: StageRanks | None = None  # the other ranks of this stage
     received: HiddenSlots | None  # where the hidden states of the stage before are; None: this is the first
@@ -125,6 +124,11 @@ class StageExecutor(LocalExecutor):
     def stage(self) -> int:
         """From 0 on."""
         return (self.group.rank - 1) % self.group.size
+
+    @property
+    def _ahead(self) -> int:
+        """The same in all stages: it decides how many window pages running sequences need."""
+        return num_micro_batches(self.group.size) - 1
 
     @property
     def _on_loss(self) -> OnLoss:

@@ -76,6 +76,7 @@ class LeaderCache(RankCache):
             setattr(self, how, telling(how, getattr(cache.own, how), number, moves.tell))
         self.swapped = self._swapped
         self.host_buffers = lambda host_block: [part.blocks[host_block] for part in host]
+        self.host_page_buffers = lambda host_block: [part.pages[host_block] for part in host]
         self.host_state_buffers = lambda host_slot: [part.slots[host_slot] for part in host]
         self.rank_bytes = [part.blocks.shape[1] for part in host]  # of a block of each rank
 

@@ -30,6 +30,7 @@ class AllocateRank(msgspec.Struct, tag=True):
     num_slots: int  # state slots
     num_checkpoint_slots: int
     num_host_slots: int
+    num_pages: int  # window pages
     max_model_len: int
 
 
@@ -74,11 +75,14 @@ def _array(name: str, data: bytes | None) -> Any:
     return None if data is None else np.frombuffer(data, np.int64 if name == "ancestors" else np.int32)
 
 
-MOVES = ("copy", "swap_out", "swap_in", "swap_states_out", "swap_states_in", "copy_states", "move")
+MOVES = (
+    "copy", "swap_out", "swap_in", "swap_states_out", "swap_states_in", "copy_states", "move", "attach_pages",
+    "copy_pages", "swap_pages_in", "swap_pages_out",
+)  # fmt: skip
 
 
 class MoveBlocks(msgspec.Struct, tag=True):
-    """Move KV blocks or states of a cache; caches are numbered as they were made."""
+    """Move KV blocks, window pages or states of a cache; caches are numbered as they were made."""
 
     cache: int
     how: str  # one of MOVES
@@ -120,6 +124,7 @@ class RankLoaded(msgspec.Struct, tag=True):
     num_slots: int
     num_checkpoint_slots: int
     num_host_slots: int
+    num_pages: int
     max_model_len: int
     weight_bytes: int
 

@@ -33,7 +33,6 @@ Ops = TypeVar("Ops", bound=RankOps)
 class RankExecutor(LocalExecutor):
     """One of several ranks. `options.threads` are the threads of all of them together."""
 
-    alone = False
     ops_type = RankOps
 
     def __init__(self, path: str | Path, options: ExecutorOptions, group: RankGroup) -> None:

@@ -59,22 +59,27 @@ class NativeCache:
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         for part, host in zip((self._blocks, self._index_blocks), self._host_parts, strict=True):
             _copy(part, host, pairs)
-        if self.spec.windows:
-            _copy(self._window_pages, self._host_pages, [(int(self._page_of[block]), host) for block, host in pairs])
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         for part, host in zip((self._blocks, self._index_blocks), self._host_parts, strict=True):
             _copy(host, part, pairs)
 
     def attach_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for block, page in pairs:
-            self._page_of[block] = page
+        if self.spec.windows is not None:  # a stage may have no layer with a window
+            for block, page in pairs:
+                self._page_of[block] = page
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._window_pages, self._window_pages, pairs)
+        if self.spec.windows is not None:
+            _copy(self._window_pages, self._window_pages, pairs)
 
     def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        _copy(self._host_pages, self._window_pages, pairs)
+        if self.spec.windows is not None:
+            _copy(self._host_pages, self._window_pages, pairs)
+
+    def swap_pages_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if self.spec.windows is not None:
+            _copy(self._window_pages, self._host_pages, pairs)
 
     def find_pages(self, batch: StepBatch) -> dict[str, Int32]:
         """The slots and block tables of a step in window pages, for `Tape.run`."""
@@ -145,7 +150,10 @@ class NativeCache:
         self._host_slots = slots.reshape(self._host_slots.shape)
 
     def host_buffers(self, host_block: int) -> list[Bytes]:
-        return [self._host[host_block]]
+        return [self._host[host_block, : self.spec.block_bytes]]
+
+    def host_page_buffers(self, host_block: int) -> list[Bytes]:
+        return [self._host_pages[host_block]]
 
     def host_state_buffers(self, host_slot: int) -> list[Bytes]:
         return [self._host_slots[host_slot]]
@@ -172,6 +180,8 @@ def _move(views: list[TokenView], source: int, target: int) -> None:
 def _token_views(spec: KVSpec, num_layers: int, blocks: Bytes) -> list[TokenView]:
     """Views of the blocks [blocks, *a token's place in its block, ...], and the shape of those places."""
     size, vectors = spec.block_size, 1 if spec.latent else 2
+    if not num_layers:  # a stage may have layers with a window alone
+        return []
     heads = blocks.reshape(len(blocks), num_layers, vectors, spec.num_kv_heads, -1)
     if spec.dtype == "int8":
         columns = heads.shape[-1] // size - 4

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadRequest
-from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Program, ProgramSpec, Sampler, StateSpec
+from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Program, ProgramSpec, Sampler, StateSpec, WindowedKVCache
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
 from quire.ops.ranks.lora import RankSlots
@@ -150,7 +150,7 @@ class RankOps:
             return []
         size = self.index.size
         specs = [self.own_spec(cache.spec, RankIndex(rank, size)) for rank in range(size)]
-        sizes = [num_host_blocks * spec.block_bytes + _slot_bytes(spec) for spec in specs]
+        sizes = [num_host_blocks * spec.host_block_bytes + _slot_bytes(spec) for spec in specs]
         bounds = list(accumulate(sizes, initial=0))
         memory = self.backend.group.allocate(max(bounds[-1], 1))
         parts = [memory[first:end] for first, end in pairwise(bounds)]
@@ -177,18 +177,21 @@ class RankOps:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """One rank's part of host blocks [blocks, bytes] and of host slots [slots, bytes]."""
+    """One rank's part of host blocks [blocks, bytes], of their window pages [blocks, bytes] and of host slots [slots,
+    bytes]."""
 
     blocks: NDArray[np.uint8]
+    pages: NDArray[np.uint8]
     slots: NDArray[np.uint8]
 
     @classmethod
     def of(cls, memory: NDArray[np.uint8], spec: KVSpec, num_blocks: int) -> Self:
         """Blocks lie before slots."""
-        end = num_blocks * spec.block_bytes
+        end = num_blocks * spec.host_block_bytes
         num_slots, slot_bytes = (spec.states.num_host_slots, spec.states.host_slot_bytes) if spec.states else (0, 0)
-        blocks, slots = memory[:end], memory[end:]
-        return cls(blocks.reshape(num_blocks, spec.block_bytes), slots.reshape(num_slots, slot_bytes))
+        whole, slots = memory[:end].reshape(num_blocks, spec.host_block_bytes), memory[end:]
+        blocks, pages = np.split(whole, [spec.block_bytes], axis=1)
+        return cls(blocks, pages, slots.reshape(num_slots, slot_bytes))
 
 
 def _slot_bytes(spec: KVSpec) -> int:
@@ -197,13 +200,16 @@ def _slot_bytes(spec: KVSpec) -> int:
 
 
 class RankCache:
-    """This rank's KV heads of every block, and its heads of every state."""
+    """This rank's KV heads of every block and window page, and its heads of every state."""
 
-    def __init__(self, spec: KVSpec, own: KVCache) -> None:
+    def __init__(self, spec: KVSpec, own: WindowedKVCache) -> None:
         self.spec, self.own = spec, own
         self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
         self.swap_states_out, self.swap_states_in = own.swap_states_out, own.swap_states_in
         self.copy_states = own.copy_states
+        self.attach_pages, self.copy_pages = own.attach_pages, own.copy_pages
+        self.swap_pages_in, self.swap_pages_out = own.swap_pages_in, own.swap_pages_out
+        self.host_page_buffers = own.host_page_buffers
         self.swapped = own.swapped
         self.host_buffers, self.host_state_buffers = own.host_buffers, own.host_state_buffers
         self.move, self.join_swaps = own.move, own.join_swaps

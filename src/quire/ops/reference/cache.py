@@ -64,8 +64,6 @@ class TorchCache:
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._copy_blocks(self.pages, self.host_pages, pairs)
-        if self.windowed:
-            self.windowed.swap_out([(int(self._page_of[block]), host) for block, host in pairs])
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._copy_blocks(self.host_pages, self.pages, pairs)
@@ -81,6 +79,14 @@ class TorchCache:
     def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         assert self.windowed is not None
         self.windowed.swap_in(pairs)
+
+    def swap_pages_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        assert self.windowed is not None
+        self.windowed.swap_out(pairs)
+
+    def host_page_buffers(self, host_block: int) -> list[NDArray[np.uint8]]:
+        assert self.windowed is not None
+        return self.windowed.host_buffers(host_block)
 
     def _page_slots(self, slots: Tensor) -> Tensor:
         size = self.spec.block_size

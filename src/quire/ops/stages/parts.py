@@ -5,7 +5,7 @@ from functools import cache
 from itertools import accumulate, chain, pairwise
 
 from quire.core.errors import BadRequest, Unsupported
-from quire.ops.opset import KVSpec
+from quire.ops.opset import KVSpec, WindowSpec
 from quire.ops.stages.trace import BEFORE_LAYERS, LayerTrace, ModelTrace
 
 MAX_STAGES = 64  # as many processes as a group has room for
@@ -33,7 +33,13 @@ class StagePart:
         states = replace(spec.states, num_layers=count) if spec.states and count else None
         # A stage without attention keeps the room of one layer: a cache has at least one, if the model has attention.
         num_layers = max(min(1, spec.num_layers), len(self.kv_layers))
-        return replace(spec, num_layers=num_layers, fp8_scales=(), conv=conv, states=states)
+        own = replace(spec, num_layers=num_layers, fp8_scales=(), conv=conv, states=states)
+        return replace(own, windows=self._own_windows(spec.windows) if spec.windows else None)
+
+    def _own_windows(self, windows: WindowSpec) -> WindowSpec | None:
+        """Of this stage's layers with a window; None: it has no such layer."""
+        layers = tuple(own for own, layer in enumerate(self.kv_layers) if layer in windows.layers)
+        return replace(windows, layers=layers) if layers else None
 
 
 def check_stages(size: int, num_layers: int) -> None:

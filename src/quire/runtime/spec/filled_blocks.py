@@ -25,7 +25,7 @@ class FilledBlocks:
         for host, block in plan.swap_in:
             self._counts[block] = self._host_counts[host]
         for fetch in plan.fetches:
-            self._host_counts[[host for _, host in fetch.blocks]] = 0
+            self._host_counts[[host for _, host in fetch.blocks if host < len(self._host_counts)]] = 0
         for source, target in plan.copies:
             self._counts[target] = self._counts[source]
         self._copied = {target for _, target in plan.copies}
