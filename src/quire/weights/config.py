@@ -56,6 +56,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "XverseForCausalLM": "LlamaForCausalLM",
     "IQuestCoderForCausalLM": "LlamaForCausalLM",
     "TeleChat3ForCausalLM": "LlamaForCausalLM",
+    "Emu3ForCausalLM": "LlamaForCausalLM",
     "GritLM": "MistralForCausalLM",
     "Kimi_K25ForConditionalGeneration": "KimiK25ForConditionalGeneration",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
