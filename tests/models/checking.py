@@ -90,7 +90,11 @@ def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     makers: tuple[Any, ...] = (
         AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
     )  # fmt: skip
-    model = next(m for m in makers if type(config) in m._model_mapping).from_config(config).eval()
+    return randomized(next(m for m in makers if type(config) in m._model_mapping).from_config(config).eval())
+
+
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
+    """With other values for what starts as zeros or ones."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or name.endswith(
             "bias"

@@ -1,9 +1,11 @@
 """Language models of further checkpoints that also take images or audio, against transformers."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     AudioFlamingo3Config,
     DeepseekOcr2Config,
@@ -20,6 +22,8 @@ from transformers import (
     HyperCLOVAXVisionV2Config,
     Idefics2Config,
     LlavaNextVideoConfig,
+    MllamaConfig,
+    MllamaForConditionalGeneration,
     Ovis2Config,
     PaddleOCRVLConfig,
     Qwen2AudioConfig,
@@ -30,7 +34,15 @@ from transformers import (
 from transformers.models.qwen2_5_omni import Qwen2_5OmniThinkerConfig
 from transformers.models.qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 
-from models.checking import TINY, Cases, Theirs, check_against_transformers, checkpoints_of
+from models.checking import (
+    TINY,
+    Cases,
+    Theirs,
+    ask_transformers,
+    check_against_transformers,
+    checkpoints_of,
+    randomized,
+)
 from models.test_newer_families import FACTORS, HALF_WINDOWS
 from models.test_text_parts import EXPERTS, GEMMA_4, MROPE, QWEN_VISION, SIGLIP, TEXT, UNTIED, VISION
 
@@ -53,6 +65,15 @@ VQ = {
     "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "embed_dim": 8, "latent_channels": 8,
     "codebook_size": 16, "hidden_size": 32, "num_attention_heads": 1,
 }  # fmt: skip
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 96}  # which no vocabulary has
+MLLAMA_VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_global_layers": 1, "attention_heads": 2,
+    "image_size": 16, "patch_size": 8, "vision_output_dim": 32, "intermediate_layers_indices": [0],
+}  # fmt: skip
+MLLAMA = {
+    "text_config": TINY | {"num_hidden_layers": 4, "cross_attention_layers": [1, 2]} | IDS,
+    "vision_config": MLLAMA_VISION,
+}
 DEEPSEEK = {
     "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1,
     "first_k_dense_replace": 1, "mlp_layer_types": ["dense", "sparse"],
@@ -67,6 +88,7 @@ CASES: Cases = {
     "video-llava": (VideoLlavaConfig, LLAVA),
     "vip-llava": (VipLlavaConfig, LLAVA),
     "deepseek-vl": (DeepseekVLConfig, LLAVA),
+    "llama-3.2-vision": (MllamaConfig, MLLAMA),  # of which transformers makes the language model alone
     "ovis2": (
         Ovis2Config,
         {"text_config": QWEN2, "vision_config": SIGLIP | {"vocab_size": 32}, "hidden_size": 128, "vocab_size": 96},
@@ -110,7 +132,7 @@ CASES: Cases = {
     ),
     "emu3": (
         Emu3Config,
-        {"text_config": TINY | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 95}, "vq_config": VQ,
+        {"text_config": TINY | IDS, "vq_config": VQ,
          "vocabulary_map": {"<image>": 1, "<|extra_200|>": 2}} | UNTIED,
     ),
     "deepseek-ocr2": (
@@ -139,3 +161,10 @@ checkpoints = checkpoints_of(CASES, tiny={})
 @pytest.mark.parametrize("name", CASES)
 def test_logits_and_greedy_tokens_are_those_of_transformers(checkpoints: Callable[[str], Theirs], name: Any) -> None:
     check_against_transformers("torch", checkpoints(name))
+
+
+@pytest.mark.verifies("safetensors", backend="torch", architecture="MllamaForConditionalGeneration")
+def test_layers_that_attend_to_images_are_left_out(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = randomized(MllamaForConditionalGeneration(MllamaConfig(**MLLAMA)).eval())
+    check_against_transformers("torch", ask_transformers(model, tmp_path))

@@ -60,6 +60,7 @@ ARCHITECTURES = {
     "CodeShellForCausalLM": "quire.models.llama",
     "Plamo3ForCausalLM": "quire.models.llama",
     "MaincoderForCausalLM": "quire.models.llama",
+    "MllamaForCausalLM": "quire.models.mllama",
     "ApertusForCausalLM": "quire.models.apertus",
     "BaichuanForCausalLM": "quire.models.baichuan",
     "BaiChuanForCausalLM": "quire.models.baichuan",  # as 7B spells it
@@ -147,6 +148,7 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": "quire.models.granite_hybrid",
     "FalconH1ForCausalLM": "quire.models.falcon_h1",
     "NemotronHForCausalLM": "quire.models.nemotron_h",
+    "ZambaForCausalLM": "quire.models.zamba",
     "Zamba2ForCausalLM": "quire.models.zamba2",
     "JambaForCausalLM": "quire.models.jamba",
     "RWKV7ForCausalLM": "quire.models.rwkv7",
@@ -215,7 +217,7 @@ TEXT_PARTS = dict.fromkeys(
         "DeepseekOcr2ForConditionalGeneration",
     ),
     "quire.models.text_part",
-)
+) | {"MllamaForConditionalGeneration": "quire.models.mllama"}
 
 ENCODER_DECODERS = {
     "T5ForConditionalGeneration": "quire.models.t5",
