@@ -36,7 +36,6 @@ MISSING: Mapping[str, str] = {
     "RwkvForCausalLM": RECURRENT,
     "SolarForCausalLM": "connections that skip blocks of layers",
     "Step3TextForCausalLM": "factored queries",
-    "ZambaForCausalLM": RECURRENT,
     "ZayaForCausalLM": "convolutions in attention",
     "xLSTMForCausalLM": RECURRENT,
 }
