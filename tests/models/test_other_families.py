@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from transformers import ZambaConfig
+from transformers import DiffLlamaConfig, DogeConfig, NanoChatConfig, ZambaConfig
 
 from models.checking import BACKENDS, Cases, Theirs, check_against_transformers, checkpoints_of
 
@@ -14,6 +14,12 @@ ZAMBA = {
 CASES: Cases = {
     "zamba": (ZambaConfig, ZAMBA),
     "zamba-heads-4": (ZambaConfig, ZAMBA | {"n_mamba_heads": 4, "mamba_conv_bias": False, "mamba_proj_bias": True}),
+    "nanochat": (NanoChatConfig, {}),
+    "nanochat-uncapped": (NanoChatConfig, {"final_logit_softcapping": None, "num_key_value_heads": 4}),
+    "diffllama": (DiffLlamaConfig, {}),
+    "diffllama-mha": (DiffLlamaConfig, {"num_key_value_heads": 4, "attention_bias": True, "num_hidden_layers": 3}),
+    "doge": (DogeConfig, {}),
+    "doge-biases": (DogeConfig, {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
 }
 checkpoints = checkpoints_of(CASES)
 

@@ -13,8 +13,6 @@ MISSING: Mapping[str, str] = {
     "BailingMoeV2_5ForCausalLM": "linear attention",
     "BltForCausalLM": "patches of bytes instead of tokens",
     "DeepseekV4ForCausalLM": "compressed sparse attention and several residual streams",
-    "DiffLlamaForCausalLM": "the difference of two attentions",
-    "DogeForCausalLM": "a mask of attention that is computed",
     "Fairseq2LlamaForCausalLM": "tensors as fairseq2 stores them",
     "Grok1ForCausalLM": "norms of its own around experts",
     "Grok1ModelForCausalLM": "norms of its own around experts",

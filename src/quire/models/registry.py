@@ -62,6 +62,9 @@ ARCHITECTURES = {
     "MaincoderForCausalLM": "quire.models.llama",
     "MllamaForCausalLM": "quire.models.mllama",
     "ApertusForCausalLM": "quire.models.apertus",
+    "NanoChatForCausalLM": "quire.models.nanochat",
+    "DiffLlamaForCausalLM": "quire.models.diffllama",
+    "DogeForCausalLM": "quire.models.doge",
     "BaichuanForCausalLM": "quire.models.baichuan",
     "BaiChuanForCausalLM": "quire.models.baichuan",  # as 7B spells it
     "DeepseekV2ForCausalLM": "quire.models.deepseek",
