@@ -10,23 +10,21 @@ from functools import partial
 from math import sqrt
 from typing import Any
 
-import numpy as np
-
 from quire.models import llama
-from quire.models.constant_weights import ConstantVector, Repeated
+from quire.models.constant_weights import ZERO_COLUMNS, ConstantVector, Repeated, StoredRow, zero_columns
 from quire.models.llama import LlamaConfig
 from quire.models.llama_families import LlamaFamily, translate
 from quire.models.loading import Linear, LoadedModel, TensorSpecs, load_weights
 from quire.models.rope import frequencies
 from quire.models.uneven_heads import narrowed, widened
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, Keep, OpSet, Value
-from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
+from quire.ops.opset import Activation, OpSet, Value
+from quire.ops.tensors import StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 FAMILY = LlamaFamily(expects={"is_moe": (False, None), "sliding_window": (None,)}, qk_norms="heads")
-SPARE = 8  # columns of a head that the number of a token takes
+SPARE = ZERO_COLUMNS  # columns of a head that the number of a token takes
 HALF = 0.5  # what a query has in these columns: the sigmoid of zero
 
 
@@ -60,21 +58,6 @@ class Rate:
         return ops.vector(stored_floats("rate", -dequantize(tensors[0]).ravel()))
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The factors of the columns of a residual, as a linear layer that gives them for inputs of zero."""
-
-    name: str
-    size: int
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        yield self.name, (self.size,)
-
-    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
-        zeros = stored_floats("zeros", np.zeros((self.size, SPARE), np.float32))
-        return ops.pack([zeros], [tensors[0]], keep=Keep.ALL)
-
-
 def layer_specs(c: DogeConfig) -> TensorSpecs:
     narrow = replace(c, head_dim=c.width)
     return {
@@ -83,8 +66,8 @@ def layer_specs(c: DogeConfig) -> TensorSpecs:
         "rate": Rate(c.kv_heads),
         "zero": ConstantVector(c.kv_heads, 0.0),
         "spread": Repeated(c.kv_heads, SPARE),
-        "attn_residual": Columns("input_residual", c.hidden),
-        "mlp_residual": Columns("post_attention_residual", c.hidden),
+        "attn_residual": StoredRow("input_residual", c.hidden),
+        "mlp_residual": StoredRow("post_attention_residual", c.hidden),
     }
 
 
@@ -110,7 +93,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: DogeConfig, max_model_len: 
 def forward(c: DogeConfig, top: dict[str, Any], layers: list[DogeLayer], rope: Any, ops: OpSet, batch: Any) -> Value:
     angles = ops.rope_angles(batch.positions, rope)
     x = ops.embedding(batch.ids, top["embed"])
-    zeros = ops.scale(ops.split(x, (SPARE, c.hidden - SPARE))[0], 0.0)
+    zeros = zero_columns(ops, x, c.hidden)
     for index, layer in enumerate(layers):
         ops.tap(x, index)
         h = attention(c, layer, index, ops, ops.rms_norm(x, layer.attn_norm, c.eps), angles, zeros, batch)
