@@ -20,7 +20,6 @@ MISSING: Mapping[str, str] = {
     "HYV4ForCausalLM": "sparse attention",
     "IQuestLoopCoderForCausalLM": "layers that run twice",
     "InternLM2VEForCausalLM": "experts for tokens of images",
-    "JetMoeForCausalLM": "experts of attention",
     "Kolibri1ForCausalLM": "experts chosen by corrected logits",
     "LagunaForCausalLM": "a softplus gate of attention",
     "MistralLarge3ForCausalLM": "tensors as Mistral stores them; Hugging Face's layout is another architecture",

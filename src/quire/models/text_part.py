@@ -16,6 +16,7 @@ from quire.weights.config import CheckpointConfig
 
 # `model_type` of the language model (or of the whole, where config.json is flat) -> the decoder that it is.
 DECODERS: Mapping[str, str] = {
+    "aria_text": "AriaTextForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "deepseek_ocr2_text": "DeepseekForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
