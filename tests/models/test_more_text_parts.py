@@ -4,9 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from transformers import (
+    AriaConfig,
     AudioFlamingo3Config,
     DeepseekOcr2Config,
     DeepseekVLConfig,
@@ -16,21 +19,26 @@ from transformers import (
     Gemma4UnifiedConfig,
     Glm4vConfig,
     Glm4vMoeConfig,
+    Glm46VConfig,
     GlmOcrConfig,
     GotOcr2Config,
     HunYuanVLConfig,
     HyperCLOVAXVisionV2Config,
     Idefics2Config,
+    LightOnOcrConfig,
     LlavaNextVideoConfig,
     MllamaConfig,
     MllamaForConditionalGeneration,
     Ovis2Config,
     PaddleOCRVLConfig,
+    Phi4MultimodalConfig,
     Qwen2AudioConfig,
+    Qwen3ASRConfig,
     VideoLlavaConfig,
     VipLlavaConfig,
     VoxtralConfig,
 )
+from transformers.models.gemma4_unified import Gemma4UnifiedTextConfig
 from transformers.models.qwen2_5_omni import Qwen2_5OmniThinkerConfig
 from transformers.models.qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 
@@ -42,11 +50,13 @@ from models.checking import (
     check_against_transformers,
     checkpoints_of,
     randomized,
+    rewritten,
 )
 from models.test_newer_families import FACTORS, HALF_WINDOWS
 from models.test_text_parts import EXPERTS, GEMMA_4, MROPE, QWEN_VISION, SIGLIP, TEXT, UNTIED, VISION
 
 LLAMA, QWEN2 = TINY | {"model_type": "llama"}, TINY | {"model_type": "qwen2"}
+QWEN3 = TINY | {"model_type": "qwen3", "head_dim": 24}
 LLAVA = {"text_config": LLAMA, "vision_config": SIGLIP} | UNTIED
 GLM = TINY | {"rope_parameters": MROPE | {"partial_rotary_factor": 0.5, "mrope_section": [2, 2, 4]}}
 SAM = VISION | {"image_size": 32, "patch_size": 8, "mlp_dim": 16, "output_channels": 8, "global_attn_indexes": [0]}
@@ -74,6 +84,11 @@ MLLAMA = {
     "text_config": TINY | {"num_hidden_layers": 4, "cross_attention_layers": [1, 2]} | IDS,
     "vision_config": MLLAMA_VISION,
 }
+PHI_VISION = SIGLIP | {"num_hidden_layers": 2, "feature_layer": -1}
+PHI_AUDIO = {
+    "hidden_size": 16, "intermediate_size": 16, "num_blocks": 1, "num_attention_heads": 2, "input_size": 8,
+    "nemo_conv_channels": 8, "ext_pw_out_channel": 16,
+}  # fmt: skip
 DEEPSEEK = {
     "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_shared_experts": 1,
     "first_k_dense_replace": 1, "mlp_layer_types": ["dense", "sparse"],
@@ -89,6 +104,16 @@ CASES: Cases = {
     "vip-llava": (VipLlavaConfig, LLAVA),
     "deepseek-vl": (DeepseekVLConfig, LLAVA),
     "llama-3.2-vision": (MllamaConfig, MLLAMA),  # of which transformers makes the language model alone
+    "phi-4-multimodal": (Phi4MultimodalConfig, TINY | {"vision_config": PHI_VISION, "audio_config": PHI_AUDIO} | IDS),
+    "gemma-4-unified-text": (
+        Gemma4UnifiedTextConfig,
+        {key: value for key, value in GEMMA_4.items() if "per_layer" not in key},
+    ),
+    "aria": (
+        AriaConfig,
+        {"text_config": TINY | {"moe_num_experts": 6, "moe_topk": 3, "pad_token_id": 0},
+         "vision_config": SIGLIP | {"model_type": "idefics3_vision"}} | UNTIED,
+    ),
     "ovis2": (
         Ovis2Config,
         {"text_config": QWEN2, "vision_config": SIGLIP | {"vocab_size": 32}, "hidden_size": 128, "vocab_size": 96},
@@ -100,6 +125,11 @@ CASES: Cases = {
     ),
     "glm-ocr": (GlmOcrConfig, {"text_config": TEXT | {"head_dim": 32}, "vision_config": QWEN_VISION} | UNTIED),
     "glm4v": (Glm4vConfig, {"text_config": GLM, "vision_config": QWEN_VISION} | UNTIED),
+    "glm-4.6v": (
+        Glm46VConfig,
+        {"text_config": GLM | {"model_type": "glm4v_text"},
+         "vision_config": QWEN_VISION | {"model_type": "glm4v_vision"}} | UNTIED,
+    ),
     "glm4v-moe": (
         Glm4vMoeConfig,
         {"text_config": GLM | {"head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2,
@@ -151,6 +181,11 @@ CASES: Cases = {
         {"text_config": TEXT | EXPERTS | {"head_dim": 32, "norm_topk_prob": True}, "audio_config": OMNI_AUDIO,
          "vision_config": QWEN_VISION | {"deepstack_visual_indexes": [0]}} | TOKENS | UNTIED,
     ),
+    "qwen3-asr": (Qwen3ASRConfig, {"text_config": QWEN3, "audio_config": OMNI_AUDIO}),
+    "lighton-ocr": (
+        LightOnOcrConfig,
+        {"text_config": QWEN3, "vision_config": SIGLIP | {"model_type": "pixtral", "head_dim": 8}},
+    ),
     "voxtral": (VoxtralConfig, {"text_config": LLAMA, "audio_config": AUDIO}),
     "audio-flamingo-3": (AudioFlamingo3Config, {"text_config": QWEN2, "audio_config": AUDIO}),
 }  # fmt: skip
@@ -168,3 +203,18 @@ def test_layers_that_attend_to_images_are_left_out(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = randomized(MllamaForConditionalGeneration(MllamaConfig(**MLLAMA)).eval())
     check_against_transformers("torch", ask_transformers(model, tmp_path))
+
+
+@pytest.mark.verifies("safetensors", backend="torch", architecture="Phi4MMForCausalLM")
+def test_adapters_for_images_and_audio_are_not_read(checkpoints: Callable[[str], Theirs], tmp_path: Path) -> None:
+    theirs = checkpoints("phi-4-multimodal")
+    tensors = {}
+    for name, data in load_file(theirs.path / "model.safetensors").items():
+        layer, _, weight = name.rpartition("_proj.weight")
+        if not name.startswith("model.layers.") or weight or not layer:
+            tensors[name] = data
+            continue
+        tensors[f"{layer}_proj.base_layer.weight"] = data
+        tensors |= {f"{layer}_proj.lora_{part}.speech.weight": np.ones((2, 2), np.float32) for part in "AB"}
+    values = {"architectures": ["Phi4MMForCausalLM"], "model_type": "phi4mm"}
+    check_against_transformers("torch", rewritten(theirs, tmp_path, values, tensors, ()))

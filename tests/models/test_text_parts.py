@@ -22,6 +22,7 @@ from transformers import (
     MiniMaxM3VLConfig,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen3MoeConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
     SmolVLMConfig,
@@ -91,6 +92,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 TEXTS: Cases = {
     "llama": (LlamaConfig, {}),
     "qwen2": (Qwen2Config, {}),
+    "qwen3-moe": (Qwen3MoeConfig, EXPERTS | {"head_dim": 32}),
     "granite": (GraniteConfig, FACTORS),
     "cohere2": (Cohere2Config, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}),
     "lfm2": (Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
@@ -124,6 +126,7 @@ def of(name: str, architecture: str, prefix: str) -> Any:
         of("qwen2", "FastVlmForConditionalGeneration", "model.language_"),
         of("qwen2", "VideoLlama3ForConditionalGeneration", "model.language_"),
         of("qwen2", "Qwen2_5OmniForConditionalGeneration", "thinker."),
+        of("qwen3-moe", "Qwen3OmniMoeForConditionalGeneration", "thinker."),
         of("granite", "Granite4VisionForConditionalGeneration", "model.language_"),
         of("granite", "GraniteSpeechForConditionalGeneration", "language_model."),
     ],

@@ -40,9 +40,7 @@ def config(hf: CheckpointConfig) -> JetMoeConfig:
     hf = hf.with_values({"num_attention_heads": num_experts * kv_heads, "num_key_value_heads": kv_heads})
     routing = Routing(hf.int("num_experts_per_tok", 2), renormalize=True)
     routing.check(num_experts)
-    return JetMoeConfig(
-        **llama.config_fields(translate(hf, FAMILY), FAMILY), num_experts=num_experts, routing=routing
-    )
+    return JetMoeConfig(**llama.config_fields(translate(hf, FAMILY), FAMILY), num_experts=num_experts, routing=routing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +151,7 @@ class JetMoeLayer(llama.LlamaLayer):
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: JetMoeConfig, max_model_len: int) -> LoadedModel:
     layers = [layer_specs(config)] * config.layers
-    return llama.load_layers(
-        ops, checkpoint, config, max_model_len, layers, JetMoeLayer, feed_forward, mixer=attention
-    )
+    return llama.load_layers(ops, checkpoint, config, max_model_len, layers, JetMoeLayer, feed_forward, mixer=attention)
 
 
 def attention(

@@ -69,9 +69,7 @@ GRANITE_5_EXPERTS = ExpertNames(  # as transformers 5 names them
     "block_sparse_moe.experts.down_proj",
     ("input_linear",),
 )
-ARIA_EXPERTS = ExpertNames(
-    "mlp.router", ("mlp.experts.fc1.weight",), "mlp.experts.fc2.weight", transposed=True
-)
+ARIA_EXPERTS = ExpertNames("mlp.router", ("mlp.experts.fc1.weight",), "mlp.experts.fc2.weight", transposed=True)
 GRANITE_GGUF_EXPERTS = replace(MIXTRAL_EXPERTS, router=GRANITE_EXPERTS.router)
 
 

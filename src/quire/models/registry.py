@@ -201,6 +201,7 @@ TEXT_PARTS = dict.fromkeys(
         "JanusForConditionalGeneration",
         "GotOcr2ForConditionalGeneration",
         "LightOnOcrForConditionalGeneration",
+        "Qwen3ASRForConditionalGeneration",
         "PaddleOCRVLForConditionalGeneration",
         "GlmOcrForConditionalGeneration",
         "Glm4vForConditionalGeneration",
@@ -212,6 +213,8 @@ TEXT_PARTS = dict.fromkeys(
         "Exaone4_5_ForConditionalGeneration",
         "Gemma4UnifiedForConditionalGeneration",
         "FuyuForCausalLM",
+        "Phi4MultimodalForCausalLM",
+        "Phi4MMForCausalLM",  # as its authors spell it
         "AriaForConditionalGeneration",
         "Qwen2AudioForConditionalGeneration",
         "Qwen2_5OmniForConditionalGeneration",

@@ -45,6 +45,8 @@ DECODERS: Mapping[str, str] = {
     "paddleocr_vl_text": "LlamaForCausalLM",
     "persimmon": "PersimmonForCausalLM",
     "phi3": "Phi3ForCausalLM",
+    "phi4_multimodal": "Phi3ForCausalLM",
+    "phi4mm": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_5_omni_text": "Qwen2ForCausalLM",
     "qwen2_5_vl": "Qwen2ForCausalLM",
@@ -54,6 +56,7 @@ DECODERS: Mapping[str, str] = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_omni_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
@@ -87,8 +90,8 @@ PREFIXES = {
 # Of checkpoints that call their language model `model`, too: prefixes of the other parts.
 OTHERS = (
     "visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "vit_large_projector.", "audio_tower.",
-    "mlp1.", "mlp_AR.", "vit.", "audio_projector.", "model.projector.", "model.qwen2_model.", "model.sam_model.", "model.vision_model.",
-    "model.view_seperator", "model.image_newline",
+    "mlp1.", "mlp_AR.", "vit.", "audio_projector.", "model.projector.", "model.qwen2_model.", "model.sam_model.",
+    "model.vision_model.", "model.view_seperator", "model.image_newline", "model.embed_tokens_extend.",
 )  # fmt: skip
 
 
@@ -136,4 +139,6 @@ def text_tensors(checkpoint: Checkpoint) -> Checkpoint:
             names[PREFIXES[prefix] + name.removeprefix(prefix)] = name
     if not any(name.startswith("model.") for name in names):
         names = {name: name for name in checkpoint.names() if not name.startswith(OTHERS)}
+    # Linear layers with adapters for images and audio (Phi-4): without them, they are those of the language model.
+    names = {new.replace(".base_layer.", "."): name for new, name in names.items() if ".lora_" not in name}
     return RenamedCheckpoint(checkpoint, names)

@@ -133,9 +133,7 @@ def block_specs(c: ZambaConfig) -> TensorSpecs:
         "qkv": Linear({f"self_attn.{part}_proj": size for part, size in sizes.items()}, 2 * c.hidden),
         "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size),
         "mlp_norm": Vector("pre_ff_layernorm", c.hidden),
-        "gate_up": Linear(
-            dict.fromkeys(("feed_forward.gate_proj", "feed_forward.up_proj"), c.intermediate), c.hidden
-        ),
+        "gate_up": Linear(dict.fromkeys(("feed_forward.gate_proj", "feed_forward.up_proj"), c.intermediate), c.hidden),
         "down": Linear({"feed_forward.down_proj": c.hidden}, c.intermediate),
     }
 

@@ -181,9 +181,7 @@ def forward(
     return ops.logits(x, top["head"], batch)
 
 
-def shared_block(
-    c: Any, w: Mapping[str, Any], use: int, ops: OpSet, x: Value, angles: Value, batch: Any
-) -> Value:
+def shared_block(c: Any, w: Mapping[str, Any], use: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
     """x [T, 2 * hidden] -> [T, hidden]. `use`: the number of the hybrid layer. (Zamba has it, too.)"""
     x = ops.rms_norm(x, w["attn_norm"], c.eps)
     parts = ops.split(ops.linear(x, w["qkv"]), (c.q_size, c.kv_size, c.kv_size))

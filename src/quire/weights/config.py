@@ -62,6 +62,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "Gemma3TextModel": "Gemma3Model",
+    "Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM",
     "Gemma3TextForSequenceClassification": "Gemma3ForSequenceClassification",
     "RWForCausalLM": "FalconForCausalLM",
     "TelechatForCausalLM": "TeleChatForCausalLM",
