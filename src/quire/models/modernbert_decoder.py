@@ -1,5 +1,6 @@
 """ModernBERT as a decoder (Ettin): attention is causal, and a head with a layer of its own predicts the next token."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
@@ -7,11 +8,11 @@ from typing import Any
 
 from quire.models import modernbert
 from quire.models.bert import ACTIVATIONS
-from quire.models.loading import Affine, LayerNorm, Linear, LoadedModel, TensorSpecs, load_weights
+from quire.models.loading import Affine, LayerNorm, Linear, LoadedModel, TensorSpec, TensorSpecs, load_weights
 from quire.models.modernbert import ModernBertConfig, ModernBertLayer
 from quire.models.rope import frequencies
 from quire.ops.opset import Keep, OpSet, Value
-from quire.ops.tensors import PackedWeight
+from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
@@ -40,13 +41,16 @@ def config(hf: CheckpointConfig) -> ModernBertDecoderConfig:
 
 def top_specs(c: ModernBertDecoderConfig) -> TensorSpecs:
     table = "model.embeddings.tok_embeddings"
-    head: Any = TiedHead(table, c.vocab, c.hidden) if c.tied and c.decoder_bias else None
-    name = table if c.tied else "decoder"
+    head: TensorSpec = Linear(
+        {table if c.tied else "decoder": c.vocab}, c.hidden, bias=c.decoder_bias, keep=Keep.EIGHT_BITS
+    )
+    if c.tied and c.decoder_bias:
+        head = TiedHead(table, c.vocab, c.hidden)
     return {
         **modernbert.top_specs(c, modernbert.BODY),
         "pooler": Linear({"lm_head.dense": c.hidden}, c.hidden, bias=c.head_bias),
         "pooler_norm": LayerNorm("lm_head.norm", c.hidden, bias=c.norm_bias),
-        "head": head or Linear({name: c.vocab}, c.hidden, bias=c.decoder_bias, keep=Keep.EIGHT_BITS),
+        "head": head,
     }
 
 
@@ -58,11 +62,11 @@ class TiedHead:
     vocab: int
     hidden: int
 
-    def shapes(self) -> Any:
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{self.table}.weight", (self.vocab, self.hidden)
         yield "decoder.bias", (self.vocab,)
 
-    def load(self, ops: OpSet, tensors: Any) -> PackedWeight:
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
         weight, bias = tensors
         return ops.pack([weight], [bias], keep=Keep.EIGHT_BITS)
 
