@@ -1,12 +1,15 @@
-"""docs/architectures.md: which of vLLM's and llama.cpp's architectures are loaded, and what the others lack.
+"""docs/architectures.md: which architectures of vLLM, llama.cpp and transformers are loaded, and what the others lack.
 
     python -m tests.models.architectures         writes the page
 
 tests/models/test_architectures.py fails where the page is not that of the registries that are there. The lists below
-are those of the two engines: `_TEXT_GENERATION_MODELS` of vLLM's model registry, and `LLM_ARCH_NAMES` of llama.cpp."""
+are those of the two engines: `_TEXT_GENERATION_MODELS` of vLLM's model registry, and `LLM_ARCH_NAMES` of llama.cpp.
+Those of transformers are what its installed release has."""
 
 import sys
 from pathlib import Path
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire.models.missing import MISSING
 from quire.models.registry import PURPOSES
@@ -61,12 +64,15 @@ qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact rnd1
 smallthinker smollm3 stablelm starcoder starcoder2 step35 t5 t5encoder talkie wavtokenizer-dec xverse
 """)
 
+TRANSFORMERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))
+
 HEAD = """# Architectures
 
-Which architectures of [vLLM](https://github.com/vllm-project/vllm) and
-[llama.cpp](https://github.com/ggml-org/llama.cpp) are loaded here, by their names, and what of the others is missing.
-This page is made by `python -m tests.models.architectures`, and CI fails where it is stale; [models.md](models.md) says
-how each family is verified, and lists more families that neither has.
+Which architectures of [vLLM](https://github.com/vllm-project/vllm),
+[llama.cpp](https://github.com/ggml-org/llama.cpp) and [transformers](https://github.com/huggingface/transformers) are
+loaded here, by their names, and what of the others is missing. This page is made by `python -m
+tests.models.architectures`, and CI fails where it is stale; [models.md](models.md) says how each family is verified,
+and lists more families that none of them has.
 
 """
 
@@ -87,7 +93,9 @@ def page() -> str:
     vllm = {name: loaded(name) for name in VLLM}
     gguf = {name: read(name) for name in LLAMA_CPP}
     text = HEAD + _section("vLLM's architectures that generate text", vllm, "in", MISSING)
-    return text + "\n" + _section("llama.cpp's architectures, from GGUF files", gguf, "read as", MISSING_GGUF)
+    text += "\n" + _section("llama.cpp's architectures, from GGUF files", gguf, "read as", MISSING_GGUF)
+    causal = {name: loaded(name) for name in TRANSFORMERS}
+    return text + "\n" + _section("transformers' causal language models", causal, "in", MISSING)
 
 
 def _section(title: str, names: dict[str, str | None], column: str, missing: dict[str, str]) -> str:

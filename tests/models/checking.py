@@ -24,7 +24,12 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.auto import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
+)
 
 from quire.models.registry import family
 from quire.ops.opset import OpSet, ProgramSpec, StepBatch
@@ -82,8 +87,14 @@ def checkpoints_of(cases: Cases, tiny: Mapping[str, Any] = TINY) -> Any:
 
 def random_model(config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
-    makers: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
-    model = next(m for m in makers if type(config) in m._model_mapping).from_config(config).eval()
+    makers: tuple[Any, ...] = (
+        AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
+    )  # fmt: skip
+    return randomized(next(m for m in makers if type(config) in m._model_mapping).from_config(config).eval())
+
+
+def randomized(model: PreTrainedModel) -> PreTrainedModel:
+    """With other values for what starts as zeros or ones."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or name.endswith(
             "bias"

@@ -13,6 +13,7 @@ from transformers import (
     Cohere2Config,
     DeepseekV3Config,
     Gemma4Config,
+    GraniteConfig,
     Idefics3Config,
     InternVLConfig,
     Lfm2Config,
@@ -21,6 +22,7 @@ from transformers import (
     MiniMaxM3VLConfig,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen3MoeConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
     SmolVLMConfig,
@@ -28,7 +30,7 @@ from transformers import (
 
 from models.checking import BACKENDS, TINY, Cases, Theirs, check_against_transformers, checkpoints_of
 from models.test_newer_families import CASES as NEWER
-from models.test_newer_families import MLA
+from models.test_newer_families import FACTORS, MLA
 from quire.core.errors import Unsupported
 from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
@@ -90,6 +92,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 TEXTS: Cases = {
     "llama": (LlamaConfig, {}),
     "qwen2": (Qwen2Config, {}),
+    "qwen3-moe": (Qwen3MoeConfig, EXPERTS | {"head_dim": 32}),
+    "granite": (GraniteConfig, FACTORS),
     "cohere2": (Cohere2Config, {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}),
     "lfm2": (Lfm2Config, {"layer_types": ["conv", "full_attention"]}),
     "deepseek-v3": (DeepseekV3Config, MLA | {"first_k_dense_replace": 1}),
@@ -116,6 +120,15 @@ def of(name: str, architecture: str, prefix: str) -> Any:
         of("deepseek-v3", "KimiK25ForConditionalGeneration", "language_model."),
         of("llama-4", "Llama4ForConditionalGeneration", "language_model."),
         of("gemma-3n", "Gemma3nForConditionalGeneration", "model.language_"),
+        of("llama", "PerceptionLMForConditionalGeneration", "model.language_"),
+        of("llama", "DeepseekVLHybridForConditionalGeneration", "model.language_"),
+        of("llama", "JanusForConditionalGeneration", "model.language_"),
+        of("qwen2", "FastVlmForConditionalGeneration", "model.language_"),
+        of("qwen2", "VideoLlama3ForConditionalGeneration", "model.language_"),
+        of("qwen2", "Qwen2_5OmniForConditionalGeneration", "thinker."),
+        of("qwen3-moe", "Qwen3OmniMoeForConditionalGeneration", "thinker."),
+        of("granite", "Granite4VisionForConditionalGeneration", "model.language_"),
+        of("granite", "GraniteSpeechForConditionalGeneration", "language_model."),
     ],
 )
 def test_a_language_model_is_found_among_other_parts(

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from quire.models.registry import ARCHITECTURES, EMBEDDERS, ENCODER_DECODERS, SCORERS, TEXT_PARTS
+from quire.weights.config import ALIASES
 from quire.weights.formats import FORMATS
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -124,6 +125,17 @@ KNOWN_AS = {
     "DeciLMForCausalLM": "DeciLM, Llama-Nemotron Super and Ultra",
     "Cohere2MoeForCausalLM": "Command A with experts",
     "KimiK25ForConditionalGeneration": "Kimi K2.5",
+    "Glm4vForConditionalGeneration": "GLM-4.1V",
+    "Glm4vMoeForConditionalGeneration": "GLM-4.5V",
+    "Glm46VForConditionalGeneration": "GLM-4.6V",
+    "JetMoeForCausalLM": "JetMoE 8B",
+    "ModernBertDecoderForCausalLM": "Ettin 17M to 1B",
+    "MllamaForCausalLM": "the text of Llama 3.2 Vision",
+    "MllamaForConditionalGeneration": "Llama 3.2 Vision 11B, 90B",
+    "NanoChatForCausalLM": "nanochat",
+    "Phi4MultimodalForCausalLM": "Phi-4 multimodal",
+    "Phi4MMForCausalLM": "Phi-4 multimodal as its authors spell it",
+    "ZambaForCausalLM": "Zamba 7B v1",
     "GPTBigCodeForCausalLM": "StarCoder",
     "GPTNeoXForCausalLM": "Pythia",
     "MPTForCausalLM": "MPT as its authors spell it",
@@ -200,12 +212,20 @@ def _architecture(made_with: type) -> str:
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     )
 
     if issubclass(made_with, PreTrainedModel):
         return made_with.__name__
-    names = {**MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
-    return str(names[made_with.model_type])  # type: ignore[attr-defined]
+    names = {
+        **MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        **MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    name = str(names[made_with.model_type])  # type: ignore[attr-defined]
+    return ALIASES.get(name, name)
 
 
 def table(proofs: Iterable[Proof]) -> str:

@@ -22,6 +22,7 @@ from models import (
     test_mamba,
     test_newer_families,
     test_older_families,
+    test_other_families,
 )
 from models import test_moe as moe_cases
 from models.checking import PROMPT, TINY, random_model
@@ -33,7 +34,7 @@ from trials import LENGTH
 
 FILES = (
     test_llama, test_llama_families, test_older_families, test_newer_families, test_gemma, test_gpt, test_gpt_oss,
-    test_lfm2, moe_cases, test_mamba, test_delta_nets,
+    test_lfm2, moe_cases, test_mamba, test_delta_nets, test_other_families,
 )  # fmt: skip
 CASES = {name: case for file in FILES for name, case in file.CASES.items()}
 NAMES_BY_TYPE = dict(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
@@ -47,7 +48,7 @@ NAMED_OTHERWISE = {
     "BaiChuanForCausalLM", "BaichuanForCausalLM", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM",
     "ChatGLMForConditionalGeneration", "ChatGLMModel", "DeciLMForCausalLM", "DeepseekForCausalLM", "ExaoneForCausalLM",
     "InternLM2ForCausalLM", "InternLM3ForCausalLM", "InternLMForCausalLM", "MiMoForCausalLM", "MiniCPMForCausalLM",
-    "MiniMaxM1ForCausalLM", "MiniMaxM3VLForCausalLM", "MiniMaxText01ForCausalLM", "MPTForCausalLM",
+    "MiniMaxM1ForCausalLM", "MiniMaxM3VLForCausalLM", "MiniMaxText01ForCausalLM", "MllamaForCausalLM", "MPTForCausalLM",
     "OrionForCausalLM", "PanguEmbeddedForCausalLM", "PhiMoEForCausalLM",
     "QWenLMHeadModel", "TeleFLMForCausalLM",
     "ArcticForCausalLM", "CodeShellForCausalLM", "GPTRefactForCausalLM", "JAISLMHeadModel", "MaincoderForCausalLM",

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from quire.ops.opset import Keep, OpSet
+from quire.ops.opset import Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
+
+ZERO_COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +66,23 @@ class ConstantVector:
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
         return ops.vector(stored_floats("constant", np.full(self.size, self.value, np.float32)))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """The stored vector `name` as a row for every token: `ops.linear(zero_columns(...), row)` [T, size]."""
+
+    name: str
+    size: int
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield self.name, (self.size,)
+
+    def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> PackedWeight:
+        zeros = stored_floats("zeros", np.zeros((self.size, ZERO_COLUMNS), np.float32))
+        return ops.pack([zeros], list(tensors), keep=Keep.ALL)
+
+
+def zero_columns(ops: OpSet, x: Value, size: int) -> Value:
+    """x [T, size] -> zeros [T, ZERO_COLUMNS]"""
+    return ops.scale(ops.split(x, (ZERO_COLUMNS, size - ZERO_COLUMNS))[0], 0.0)

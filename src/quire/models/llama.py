@@ -17,6 +17,7 @@ from quire.core.errors import Unsupported
 from quire.models.alibi import alibi_slopes
 from quire.models.bidirectional_families import BIDIRECTIONAL_FAMILIES
 from quire.models.config import ModelConfig
+from quire.models.constant_weights import Ones
 from quire.models.gating import mul_sigmoid
 from quire.models.layer_patterns import listed_windows
 from quire.models.llama_families import FAMILIES, LlamaFamily, translate
@@ -27,12 +28,13 @@ from quire.models.loading import (
     Linear,
     LinearPart,
     LoadedModel,
+    TensorSpec,
     TensorSpecs,
     Vector,
     load_weights,
 )
 from quire.models.older_families import OLDER_FAMILIES
-from quire.models.qkv_order import deinterleaved_rope, parted_kv, ungrouped_qkv
+from quire.models.qkv_order import deinterleaved_rope, parted_kv, swapped_rope, ungrouped_qkv
 from quire.models.renamed_checkpoint import RenamedCheckpoint
 from quire.models.rope import RopeSpec, frequencies, read_rope
 from quire.ops.dequantize import dequantize
@@ -190,7 +192,9 @@ def layer_specs(c: LlamaConfig, stored: Container[str] = ()) -> TensorSpecs:
     }
 
 
-def _norm(c: LlamaConfig, name: str, offset: float | None = None) -> Vector | LayerNorm:
+def _norm(c: LlamaConfig, name: str, offset: float | None = None) -> TensorSpec:
+    if not c.family.stored_norms:
+        return Ones(c.hidden)
     if c.family.layer_norm:
         return LayerNorm(name, c.hidden, bias=c.family.norm_bias)
     return Vector(name, c.hidden, offset=c.family.norm_offset if offset is None else offset)
@@ -210,6 +214,8 @@ def _qkv(c: LlamaConfig, stored: Container[str]) -> Linear:
 
 
 def _rope_order(c: LlamaConfig, heads: int) -> NDArray[np.int32] | None:
+    if c.family.rope_reversed:
+        return swapped_rope(heads, c.head_dim)
     return deinterleaved_rope(heads, c.head_dim, c.rope.rotary_dim) if c.family.rope_interleaved else None
 
 
@@ -222,6 +228,8 @@ def _fused_order(c: LlamaConfig) -> NDArray[np.int32] | None:
 
 def _qk_norms(c: LlamaConfig) -> TensorSpecs:
     sizes = {"none": (), "heads": (c.head_dim, c.head_dim), "rows": (c.q_size, c.kv_size)}[c.qk_norms]
+    if not c.family.stored_norms:
+        return {ours: Ones(size) for ours, size in zip(("q_norm", "k_norm"), sizes, strict=False)}
     named = zip(("q_norm", "k_norm"), (c.family.q_norm, c.family.k_norm), sizes, strict=False)
     order = _rope_order(c, 1) if c.qk_norms == "heads" else None
     return {ours: Vector(name, size, offset=c.family.norm_offset, order=order) for ours, name, size in named}

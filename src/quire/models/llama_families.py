@@ -56,6 +56,7 @@ class LlamaFamily:
     rotated: Rotation = rope_everywhere
     alibi: bool = False  # scores fall with distance, by slopes; queries and keys have no rope
     rope_interleaved: bool = False  # the checkpoint has the two columns of a rotary pair side by side
+    rope_reversed: bool = False  # queries and keys are rotated the other way round
     rope_alpha: bool = False  # `alpha` of a dynamic rope scaling is a fixed NTK factor
     spare_rope_factors: bool = False  # GGUF files have some for columns that are not rotated, too
     local_rope: bool = False  # layers with a window rotate by `rope_local_base_freq`, without scaling
@@ -77,6 +78,7 @@ class LlamaFamily:
     layer_norm: bool = False  # norms are layer norms, not RMS norms
     norm_bias: bool = True  # layer norms have biases
     norm_offset: float = 0.0  # added to stored norm weights
+    stored_norms: bool = True  # norms have weights
     norm_offsets: Mapping[str, float] = field(default_factory=dict)  # of fields of LlamaLayer whose offset is another
     # Fields of LlamaLayer -> tensor names: norms of what the output and the down projection get.
     sub_norms: Mapping[str, str] = field(default_factory=dict)

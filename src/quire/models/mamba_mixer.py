@@ -90,10 +90,15 @@ def mixer_specs(m: MambaShape, hidden: int, name: str) -> TensorSpecs:
 def mixer(m: MambaShape, layer: Any, ops: OpSet, x: Value, batch: Any, number: int) -> Value:
     """`number`: of the layer among those with states."""
     x, gate = ops.split(ops.linear(x, layer.mamba_in), (m.channels, m.channels))
+    y = scanned(m, layer, ops, x, batch, number)
+    return ops.linear(ops.mul(y, ops.activate(gate, Activation.SILU)), layer.mamba_out)
+
+
+def scanned(m: MambaShape, layer: Any, ops: OpSet, x: Value, batch: Any, number: int) -> Value:
+    """The convolution and the recurrence: x [T, channels] -> [T, channels]."""
     x = ops.activate(ops.causal_conv(x, layer.conv, layer.conv_bias, batch, number), Activation.SILU)
     dt, b, c = ops.split(ops.linear(x, layer.parameters), (m.rank, m.columns, m.columns))
     if m.norms != "none":
         parts = ((dt, layer.dt_norm), (b, layer.b_norm), (c, layer.c_norm))
         dt, b, c = (ops.rms_norm(part, weight, m.norm_eps) for part, weight in parts)
-    y = ops.mamba_scan(x, ops.linear(dt, layer.dt), b, c, layer.scan, batch, number)
-    return ops.linear(ops.mul(y, ops.activate(gate, Activation.SILU)), layer.mamba_out)
+    return ops.mamba_scan(x, ops.linear(dt, layer.dt), b, c, layer.scan, batch, number)

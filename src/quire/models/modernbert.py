@@ -153,10 +153,14 @@ def forward(c: ModernBertConfig, w: ModernBertWeights, ops: OpSet, batch: Any) -
         q, k = (ops.rope(qk, angles[window > 0], c.head_dim) for qk in (q, k))
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), window=window)
         x = ops.add(x, ops.linear(attended, layer.out))
-        gated = ops.activate_and_mul(ops.linear(ops.layer_norm(x, *layer.mlp_norm, c.eps), layer.gate_up), c.activation)
-        x = ops.add(x, ops.linear(gated, layer.down))
+        x = ops.add(x, mlp(c, layer, ops, x))
     x = ops.layer_norm(x, *w.last_norm, c.eps)
     if w.pooler is None or w.pooler_norm is None or w.head is None:
         return ops.rows(x, batch)
     pooled = ops.activate(ops.linear(x, w.pooler), c.head_activation)
     return ops.logits(ops.layer_norm(pooled, *w.pooler_norm, c.eps), w.head, batch)
+
+
+def mlp(c: ModernBertConfig, layer: ModernBertLayer, ops: OpSet, x: Value) -> Value:
+    gated = ops.activate_and_mul(ops.linear(ops.layer_norm(x, *layer.mlp_norm, c.eps), layer.gate_up), c.activation)
+    return ops.linear(gated, layer.down)

@@ -69,6 +69,7 @@ GRANITE_5_EXPERTS = ExpertNames(  # as transformers 5 names them
     "block_sparse_moe.experts.down_proj",
     ("input_linear",),
 )
+ARIA_EXPERTS = ExpertNames("mlp.router", ("mlp.experts.fc1.weight",), "mlp.experts.fc2.weight", transposed=True)
 GRANITE_GGUF_EXPERTS = replace(MIXTRAL_EXPERTS, router=GRANITE_EXPERTS.router)
 
 
@@ -319,6 +320,14 @@ FAMILIES: Mapping[str, MoeFamily] = {
         local_rope=True,
         qk_norms="heads",
         sparse=experts_as_listed,
+    ),
+    "AriaTextForCausalLM": MoeFamily(
+        keys={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_topk"},
+        defaults={"norm_topk_prob": True},
+        experts=(ARIA_EXPERTS,),
+        num_shared_key="moe_num_shared_experts",
+        shared="mlp.shared_experts",
+        shared_gate=None,
     ),
     "BailingMoeForCausalLM": BAILING,
     "BailingMoeV2ForCausalLM": replace(

@@ -25,3 +25,9 @@ def deinterleaved_rope(heads: int, head_dim: int, rotary_dim: int) -> Order:
     rows = np.arange(heads * head_dim, dtype=np.int32).reshape(heads, head_dim)
     rope, rest = rows[:, :rotary_dim], rows[:, rotary_dim:]
     return np.concatenate([rope[:, ::2], rope[:, 1::2], rest], axis=1).ravel()
+
+
+def swapped_rope(heads: int, head_dim: int) -> NDArray[np.int32]:
+    """The two columns of each rotary pair in turned order. They then rotate the other way round."""
+    columns = np.arange(heads * head_dim, dtype=np.int32).reshape(heads, 2, head_dim // 2)
+    return columns[:, ::-1].ravel()

@@ -88,7 +88,7 @@ def config(hf: CheckpointConfig) -> Zamba2Config:
     )
 
 
-def top_specs(c: Zamba2Config) -> TensorSpecs:
+def top_specs(c: ModelConfig) -> TensorSpecs:
     return {
         "embed": EmbeddingTable("model.embed_tokens", c.vocab, c.hidden),
         "norm": Vector("model.final_layernorm", c.hidden),
@@ -181,10 +181,8 @@ def forward(
     return ops.logits(x, top["head"], batch)
 
 
-def shared_block(
-    c: Zamba2Config, w: Mapping[str, Any], use: int, ops: OpSet, x: Value, angles: Value, batch: Any
-) -> Value:
-    """x [T, 2 * hidden] -> [T, hidden]. `use`: the number of the hybrid layer."""
+def shared_block(c: Any, w: Mapping[str, Any], use: int, ops: OpSet, x: Value, angles: Value, batch: Any) -> Value:
+    """x [T, 2 * hidden] -> [T, hidden]. `use`: the number of the hybrid layer. (Zamba has it, too.)"""
     x = ops.rms_norm(x, w["attn_norm"], c.eps)
     parts = ops.split(ops.linear(x, w["qkv"]), (c.q_size, c.kv_size, c.kv_size))
     if c.attention_adapters:
@@ -195,7 +193,9 @@ def shared_block(
     ops.write_kv(k, v, batch, use)
     attended = ops.paged_attention(q, batch, use, c.head_dim, 1 / sqrt(c.head_dim / 2))
     x = ops.rms_norm(ops.linear(attended, w["out"]), w["mlp_norm"], c.eps)
-    gate_up = ops.add(ops.linear(x, w["gate_up"]), adapted(ops, x, w, "gate_up", use))
+    gate_up = ops.linear(x, w["gate_up"])
+    if c.rank:
+        gate_up = ops.add(gate_up, adapted(ops, x, w, "gate_up", use))
     return ops.linear(ops.activate_and_mul(gate_up, c.activation), w["down"])
 
 

@@ -10,9 +10,7 @@ from typing import Any
 
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
-from quire.weights.gguf.shared_names import NEXTN
-
-SIGMOID = 2  # of expert_gating_func
+from quire.weights.gguf.shared_names import NEXTN, SIGMOID
 
 DEEPSEEK_KEYS = {
     "num_hidden_layers": "block_count",

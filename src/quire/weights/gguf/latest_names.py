@@ -9,7 +9,7 @@ from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.architecture import GGUFArchitecture
 from quire.weights.gguf.llama_like_names import HUNYUAN
-from quire.weights.gguf.newer_names import NEXTN_TENSORS, SIGMOID
+from quire.weights.gguf.newer_names import NEXTN_TENSORS
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -19,6 +19,7 @@ from quire.weights.gguf.shared_names import (
     HEAD_NORMS,
     OUTER_TENSORS,
     SHARED_EXPERTS,
+    SIGMOID,
 )
 
 SOFTMAX = 1  # of expert_gating_func

@@ -19,10 +19,10 @@ from quire.weights.gguf.shared_names import (
     OUTER_TENSORS,
     PRE_AND_POST_NORMS,
     SHARED_EXPERTS,
+    SIGMOID,
     like_llama,
 )
 
-SIGMOID = 2  # of expert_gating_func
 LLAMA_4_CHUNK = 8192  # which files do not have
 LLAMA_4_PLAIN = 128  # experts of Maverick, which has no norms of q and k
 NEXTN_TENSORS = {f"nextn.{part}": f"nextn.{part}" for part in (*NEXTN, "layer_output_norm")}
