@@ -92,6 +92,15 @@ def test_gptq_is_read_back(method: str, formats: dict[str, object], plain_llama:
     assert 0 < error(plain_llama, out) < 1.2
 
 
+def test_act_order_in_compressed_tensors_is_noted(plain_llama: Path, tmp_path: Path) -> None:
+    calibration = CalibrationOptions(measured_tokens=0, num_tokens=128, length=64)
+    for method, noted in (("W4A16", 1), ("GPTQ", 0)):
+        options = QuantizeOptions(method, ("layers.1|mlp",))
+        run = QuantizeRun(plain_llama, tmp_path / method, options, FormatOptions(act_order=True))
+        outcome = quantize(run, calibration, "gptq", GPTQOptions(order="activation"), lambda *_: None)
+        assert sum("up to version 0.19 only" in note for note in outcome.notes) == noted
+
+
 def test_gptq_loses_less_of_what_layers_compute(plain_llama: Path) -> None:
     w = read_floats(open_checkpoint(plain_llama).tensor(Q_PROJ))
     rng = np.random.default_rng(0)
