@@ -1,6 +1,7 @@
 """`quire quantize` beside llama.cpp, llm-compressor, GPTQModel and AutoRound: seconds, memory, bytes, and what is lost.
 
     python -m benchmarks.quantize [MODEL] --peers llama.cpp llm-compressor gptqmodel --tokens 16384 --json result.json
+    python -m benchmarks.quantize --layers 1 --tokens 512 --measured-tokens 256          all cases in minutes
 
 All start from the same fp16 weights (of a quantized model: its dequantized ones, which are then the original), and
 calibrate with the same tokens. Outputs are read by Quire's reader, and their next-token distributions compared with the
@@ -19,6 +20,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cut_model import cut_to_layers
 from benchmarks.machine import describe, note_others
 from benchmarks.processes import ROOT, progress
 from quire.core.errors import QuireError
@@ -207,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--group-size", type=int, help="of W4A16 (default: the largest up to 128 that fits all layers)")
     parser.add_argument("--tokens", type=int, default=16384, help="to calibrate with")
     parser.add_argument("--measured-tokens", type=int, default=2048)
+    parser.add_argument("--layers", type=int, metavar="N", help="of the model, the first alone")
     parser.add_argument("--cases", nargs="*", help="some of the table; default: all")
     parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} alone, with few tokens")
     parser.add_argument("--json", type=Path, help="keep the result there")
@@ -214,10 +217,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.quick:
         arguments.cases, arguments.tokens, arguments.measured_tokens = arguments.cases or [*QUICK], 1024, 512
     model = resolve_model(arguments.model).path
-    arguments.group_size = arguments.group_size or fitting_group(model)
     found = tools(arguments)
     rows, failures = [], {}
     with tempfile.TemporaryDirectory(prefix="quire-bench-quantize-") as folder:
+        if arguments.layers:
+            model = cut_to_layers(model, Path(folder) / f"{model.stem}-{arguments.layers}-layers", arguments.layers)
+        arguments.group_size = arguments.group_size or fitting_group(model)
         bench = Bench(model, Path(folder), arguments.tokens, arguments.measured_tokens)
         for case, by_tool in cases(bench.importance, arguments.group_size).items():
             if arguments.cases and case not in arguments.cases:

@@ -1,6 +1,7 @@
 """Every format of `quire quantize` in the library whose format it is: does it load, and are the logits the same?
 
     python -m benchmarks.quantize_readers [MODEL] --json result.json
+    python -m benchmarks.quantize_readers --layers 1                                     in minutes
 
 MODEL: a folder in Hugging Face's layout, or a model to convert (its dequantized weights). Each row quantizes it, has
 the library compute the logits of some tokens, and says how far they are from those of Quire's forward pass on the same
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.cut_model import cut_to_layers
 from benchmarks.machine import describe
 from benchmarks.processes import ROOT, progress
 from benchmarks.quantize import peer_environment
@@ -63,7 +65,7 @@ def cases(arguments: argparse.Namespace) -> list[ReaderCase]:
     return [
         *(ReaderCase(name, "transformers", compressed, flags=group)
           for name in ("W4A16", "W4A16_ASYM", "W3A16", "W8A16")),
-        ReaderCase("W4A16", "transformers", compressed, flags=(*group, "--algorithm", "gptq", "--act-order")),
+        ReaderCase("W4A16", "transformers", compressed, flags=(*group, "--algorithm", "gptq")),
         ReaderCase("MXFP4A16", "transformers", compressed, 0.05),  # the library computes in bf16
         *(ReaderCase(name, "transformers", compressed, ACTIVATIONS)
           for name in ("W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK")),
@@ -125,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gptqmodel-python", default=".venv-gptqmodel/bin/python")
     parser.add_argument("--bitsandbytes-python", default=".venv-bitsandbytes/bin/python")
     parser.add_argument("--llama-python", default=".venv-llama/bin/python")
+    parser.add_argument("--layers", type=int, metavar="N", help="of the model, the first alone")
     parser.add_argument("--methods", nargs="*", help="some of the table; default: all")
     parser.add_argument("--json", type=Path, help="keep the result there")
     arguments = parser.parse_args(argv)
@@ -132,6 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = given if given.is_dir() else resolve_model(arguments.model).path
     rows, failures = [], {}
     with tempfile.TemporaryDirectory(prefix="quire-bench-readers-") as folder:
+        if arguments.layers:
+            model = cut_to_layers(model, Path(folder) / f"{model.stem}-{arguments.layers}-layers", arguments.layers)
         reading = Reading(model, Path(folder))
         for case in cases(arguments):
             if arguments.methods and case.method not in arguments.methods:

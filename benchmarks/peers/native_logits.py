@@ -21,7 +21,10 @@ def by_transformers(path: str, ids: Sequence[int]) -> np.ndarray:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, device_map="cpu").eval()
+    settings = json.loads((Path(path) / "config.json").read_text())["quantization_config"]
+    # Its floats of 4 bits become bf16, whatever the model is in.
+    dtype = torch.bfloat16 if settings.get("format") == "mxfp4-pack-quantized" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, device_map="cpu").eval()
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].float().numpy()
 

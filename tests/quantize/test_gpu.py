@@ -145,6 +145,7 @@ def test_experts_without_tokens_are_rounded_to_nearest(tmp_path: Path) -> None:
     options = CalibrationOptions(measured_tokens=0, num_tokens=64, length=64)
     outcome = quantize(job, options, "gptq", GPTQOptions(), lambda *_: None)
     assert outcome.notes[0].startswith("6 layers had no inputs and are rounded to nearest: ")
+    assert outcome.notes[0].count(".experts.3.") == 6
     assert not any(".experts.3." in name for name in outcome.losses)
 
 

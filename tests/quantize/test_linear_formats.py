@@ -19,7 +19,7 @@ from quire.quantize.float8 import to_e4m3
 from quire.quantize.floats import read_floats
 from quire.quantize.gptq import GPTQOptions, gptq, rounding_order
 from quire.quantize.integers import IntegerGrid, to_nearest
-from quire.quantize.methods import LINEAR_METHODS, FormatOptions, method_name
+from quire.quantize.methods import LINEAR_METHODS, FormatOptions, linear_format, method_name
 from quire.quantize.plan import QuantizeOptions
 from quire.quantize.run import QuantizeRun
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -90,6 +90,21 @@ def test_values_are_those_of_the_integers(method: str, plain_llama: Path, tmp_pa
 def test_gptq_is_read_back(method: str, formats: dict[str, object], plain_llama: Path, tmp_path: Path) -> None:
     out = written(plain_llama, tmp_path / "out", method, "gptq", ignore="layers.1|mlp", **formats)
     assert 0 < error(plain_llama, out) < 1.2
+
+
+def test_blocks_of_fp8_are_whole_along_inputs() -> None:
+    form = linear_format("FP8_BLOCK", FormatOptions())
+    assert form.fits(576, 1536) and not form.fits(1536, 576)
+    assert linear_format("FP8_DYNAMIC", FormatOptions()).fits(1536, 576)
+
+
+def test_act_order_in_compressed_tensors_is_noted(plain_llama: Path, tmp_path: Path) -> None:
+    calibration = CalibrationOptions(measured_tokens=0, num_tokens=128, length=64)
+    for method, noted in (("W4A16", 1), ("GPTQ", 0)):
+        options = QuantizeOptions(method, ("layers.1|mlp",))
+        run = QuantizeRun(plain_llama, tmp_path / method, options, FormatOptions(act_order=True))
+        outcome = quantize(run, calibration, "gptq", GPTQOptions(order="activation"), lambda *_: None)
+        assert sum("up to version 0.19 only" in note for note in outcome.notes) == noted
 
 
 def test_gptq_loses_less_of_what_layers_compute(plain_llama: Path) -> None:

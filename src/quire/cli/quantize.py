@@ -14,6 +14,7 @@ from quire.cli.quantize_table import print_table
 if TYPE_CHECKING:
     from quire.quantize.command import QuantizeResult
 
+MAX_NOTE = 500  # characters
 EXAMPLES = """\
   quire quantize ./llama llama-q4.gguf --method Q4_K_M --calibrate       ranges weighted by importance
   quire quantize ./llama ./llama-w4 --method W4A16 --algorithm gptq --calibrate texts.txt
@@ -82,8 +83,13 @@ def report(outcome: "QuantizeResult") -> str:
         worst = sorted(outcome.losses.items(), key=lambda item: -item[1])[:5]
         lines.append("layers that lost most, as a share of what they compute:")
         lines += [f"  {100 * loss:6.2f} %  {name}" for name, loss in worst]
-    lines += [f"note: {note}" for note in (*plan.notes, *outcome.notes)]
+    lines += [f"note: {shorten(note)}" for note in (*plan.notes, *outcome.notes)]
     return "\n".join(lines)
+
+
+def shorten(note: str) -> str:
+    """Hundreds of layers may be named."""
+    return note if len(note) <= MAX_NOTE else f"{note[:MAX_NOTE]} ... (--json has all)"
 
 
 def _methods() -> str:

@@ -25,6 +25,11 @@ from quire.weights.checkpoint import Checkpoint, open_checkpoint
 SMOOTHING = ("awq", "smoothquant")
 MEASURED_WEIGHTS = 2 * 10**9  # larger models are measured only when asked to
 DEFAULT_MEASURED_TOKENS = 1024
+GPTQ_LAYOUTS = ("GPTQ", "GPTQ_V2")
+ACT_ORDER_NOTE = (
+    "compressed-tensors reads groups of inputs in another order up to version 0.19 only; "
+    "without --act-order, any version does; `--method GPTQ` keeps the order"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,8 @@ def quantize(
     if chosen not in SMOOTHING:
         rounding = "nearest" if target is not None else chosen  # a mix needs the importance in any case
         run = replace(run, importance=_importance(run, checkpoint, calibration, rounding, calibrated, source, report))
-    notes: list[str] = []
+    packed = run.options.method not in GPTQ_LAYOUTS
+    notes = [ACT_ORDER_NOTE] if run.formats.act_order and packed else []
     if planned_mix is not None:
         mix = planned_mix.chosen(run, calibrated, report)
         run = mix.run
@@ -172,7 +178,7 @@ def _write_gptq(
         run.device.observe(checkpoint, calibrated, hook, None, together=True)
         losses.update(hook.losses)
         if hook.unseen:
-            notes.append(f"{len(hook.unseen)} layers had no inputs and are rounded to nearest: {hook.unseen[0]}, ...")
+            notes.append(_without_inputs(hook.unseen))
 
     settings = {**run.settings(), "gptq": repr(options), "tokens": [sum(map(sum, calibrated)), len(calibrated)]}
     return write(plan, settings, report, first, run.device)
@@ -186,7 +192,11 @@ def _unseen(plan: WritePlan, importance: Importance) -> list[str]:
         name for task in plan.tasks if len(task.outputs[0].shape) > 1 for name in task.published
         if name in importance.counts and not importance.counts[name]
     ]  # fmt: skip
-    return [f"{len(missing)} layers had no inputs and are rounded to nearest: {missing[0]}, ..."] if missing else []
+    return [_without_inputs(missing)] if missing else []
+
+
+def _without_inputs(names: Sequence[str]) -> str:
+    return f"{len(names)} layers had no inputs and are rounded to nearest: {', '.join(names)}"
 
 
 def _measured_tokens(calibration: CalibrationOptions, num_weights: int) -> int:

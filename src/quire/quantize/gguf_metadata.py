@@ -34,8 +34,7 @@ def gguf_architecture(config: CheckpointConfig) -> tuple[str, GGUFArchitecture]:
     found = [key for key, row in ARCHITECTURES.items() if row.name == name]
     key = PREFERRED.get(name) or (found[0] if found else None)
     if key is None:
-        known = sorted({row.name for row in ARCHITECTURES.values()})
-        raise Unsupported(f"a `{name}` has no architecture in GGUF", f"these have one: {', '.join(known)}")
+        raise Unsupported(f"a `{name}` has no architecture in GGUF", "name a folder, and a method such as W4A16 or FP8")
     return key.removesuffix(WITH_EXPERTS), ARCHITECTURES[key]
 
 

@@ -8,6 +8,7 @@ Layers are quantized in the order of the forward pass, with inputs that come out
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from quire.quantize.search import Floats, inverse
 ORDERS = ("inputs", "activation", "group")
 DEFAULT_ORDER = "group"  # costs readers nothing, and loses less than "inputs"
 DEFAULT_DAMPING = 0.05
-BLOCK = 128  # inputs whose errors are carried on together
+BLOCK = 64  # inputs whose errors are carried on together
 MAX_DAMPING = 10.0  # times the mean of the diagonal
 
 
@@ -59,36 +60,35 @@ def rounding_order(moments: Floats, group: int, options: GPTQOptions) -> Roundin
 
 def gptq(w: Floats, shared: RoundingOrder, grid: IntegerGrid, options: GPTQOptions) -> GroupedIntegers:
     outputs, inputs = w.shape
-    size = grid.group_of(inputs)
-    factor, importance = shared.factor, shared.importance
-    weights = np.where(shared.dead, np.float32(0), w[:, shared.order])
-    q = np.empty((outputs, inputs), np.uint8)
-    scales = np.empty((outputs, inputs // size), np.float16)
-    zeros = np.empty((outputs, inputs // size), np.uint8)
-    for first in range(0, inputs, BLOCK):
-        last = min(first + BLOCK, inputs)
-        errors = np.empty((outputs, last - first), np.float32)
-        block = weights[:, first:last].copy()
+    size, factor = grid.group_of(inputs), shared.factor
+    step = gcd(size, BLOCK)  # a group begins with a block
+    weights = np.ascontiguousarray(w.T)[shared.order]  # [inputs, outputs]: an input of all outputs is one run of memory
+    weights[shared.dead] = 0
+    q = np.empty((inputs, outputs), np.uint8)
+    scales = np.empty((inputs // size, outputs), np.float16)
+    zeros = np.empty((inputs // size, outputs), np.uint8)
+    for first in range(0, inputs, step):
+        last, group = first + step, first // size
+        if first % size == 0:
+            current = np.ascontiguousarray(weights[first : first + size].T)
+            importance = shared.importance[first : first + size]
+            counted = np.broadcast_to(importance, current.shape) if options.search else None
+            stored, zero = ranges(current, grid, counted)
+            scales[group], zeros[group] = stored[:, 0], zero[:, 0]
+            scale, offset = scales[group].astype(np.float32), zeros[group].astype(np.float32)
+            over = inverse(scale)
+        errors = np.empty((step, outputs), np.float32)
         for index in range(first, last):
-            if index % size == 0:
-                group = slice(index, index + size)
-                current = weights[:, group].copy()
-                inside = slice(index, min(index + size, last))
-                current[:, : inside.stop - inside.start] = block[:, index - first : inside.stop - first]
-                counted = np.broadcast_to(importance[group], current.shape) if options.search else None
-                stored, zero = ranges(current, grid, counted)
-                scales[:, index // size], zeros[:, index // size] = stored[:, 0], zero[:, 0]
-                scale, offset = stored[:, 0].astype(np.float32), zero[:, 0].astype(np.float32)
-                over = inverse(scale)
-            column = block[:, index - first]
-            rounded = np.clip(np.rint(column * over + offset), 0, grid.levels)
-            q[:, index] = rounded
-            error = (column - scale * (rounded - offset)) / factor[index, index]
-            errors[:, index - first] = error
-            block[:, index - first + 1 :] -= error[:, None] * factor[index, index + 1 : last]
-        weights[:, last:] -= errors @ factor[first:last, last:]
+            column = weights[index]
+            rounded = np.rint(column * over + offset)
+            np.clip(rounded, 0, grid.levels, out=rounded)
+            q[index] = rounded
+            errors[index - first] = error = (column - scale * (rounded - offset)) / factor[index, index]
+            weights[index + 1 : last] -= factor[index, index + 1 : last, None] * error
+        weights[last:] -= factor[first:last, last:].T @ errors
     back, groups, places = original_order(shared.order, size, options.chosen_order)
-    return GroupedIntegers(grid.bits, q[:, back], scales[:, places], zeros[:, places], groups)
+    q, scales, zeros = (np.ascontiguousarray(array.T) for array in (q[back], scales[places], zeros[places]))
+    return GroupedIntegers(grid.bits, q, scales, zeros, groups)
 
 
 def original_order(

@@ -192,8 +192,11 @@ def fp8(by: str, static_inputs: bool = False) -> LinearFormat:
         tensors: Shapes = {"weight": ("F8_E4M3", (outputs, inputs)), "weight_scale": ("F32", scales)}
         return tensors | ({"input_scale": ("F32", (1,))} if static_inputs else {})
 
+    def fits(outputs: int, inputs: int) -> bool:
+        return by != "block" or inputs % float8.BLOCK == 0  # readers scale activations in whole blocks
+
     config = compressed("float-quantized", settings, activations)
-    return LinearFormat(config, shapes, lambda w, importance: encode(w), static_inputs=static_inputs, fp8_by=by)
+    return LinearFormat(config, shapes, lambda w, importance: encode(w), fits, static_inputs=static_inputs, fp8_by=by)
 
 
 def mxfp4() -> LinearFormat:

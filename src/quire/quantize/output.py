@@ -187,6 +187,10 @@ class PartialOutput:
         self.close()
         self.folder.replace(self.out)
 
+    def discard(self) -> None:
+        self.close()
+        shutil.rmtree(self.folder)
+
     def close(self) -> None:
         """What is done stays in the partial output, for another run."""
         for stream in (*self._open.values(), *([self._journal] if self._journal else [])):

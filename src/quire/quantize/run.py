@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.core.errors import DoesNotFit
+from quire.core.errors import BadCheckpoint, DoesNotFit
 from quire.quantize.device import CPU, Device, Report
 from quire.quantize.gguf_plan import is_quantized, plan_gguf
 from quire.quantize.huggingface_plan import plan_huggingface
@@ -115,6 +115,9 @@ def write(
             first(output, there)
         _write_tasks(output, plan, there, device or CPU(), report)
         output.finish()
+    except BadCheckpoint:  # no later run can use what there is
+        output.discard()
+        raise
     finally:
         output.close()
     return Written(plan, resumed)

@@ -8,11 +8,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.quantize.gptq import BLOCK, GPTQOptions, damping_shares, input_order, original_order
+from quire.quantize.gptq import GPTQOptions, damping_shares, input_order, original_order
 from quire.quantize.gpu.integers import TorchIntegers, ranges
 from quire.quantize.gpu.round_block import round_block
 from quire.quantize.integers import IntegerGrid
 from quire.quantize.plan import QuantizeError
+
+BLOCK = 128  # inputs of one kernel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
