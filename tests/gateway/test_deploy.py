@@ -15,7 +15,7 @@ import yaml
 from quire.cli.gateway import make_parser as gateway_parser
 from quire.cli.main import main
 from quire.engine.kv_events_config import read_kv_events_config
-from quire.gateway.config import parse_config
+from quire.gateway.config_file import parse_config
 from quire.gateway.routes import ANY_PATHS
 
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ from quire.gateway.attempt import Attempt
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.errors import BadUpstream, LostPlace, UpstreamTimeout
 from quire.gateway.hedging import STORING_PATH, Hedge, hedge_for
+from quire.gateway.loops import LoopDetected
 from quire.gateway.outgoing import outgoing_body
 from quire.gateway.policies import PickContext
 from quire.gateway.relay import ResponseRelay, scanner_for
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from quire.gateway.gateway import Gateway
 
 BUSY = 429  # a worker that is full is not broken
-RETRIED_STATUSES = frozenset({BUSY, 502, 503})  # another worker may do better; 500 may be the request's own fault
+LOOP = LoopDetected.status  # a worker that is a gateway, and leads this request back
+RETRIED_STATUSES = frozenset({BUSY, 502, 503, LOOP})  # another worker may do better; 500 may be the request's own fault
 FAILED_STATUSES = frozenset({500, 502, 503, 504})  # count against the worker
 SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
 MAX_FRUITLESS_RESUMES = 4  # one after the other: the stream itself may be what ends workers

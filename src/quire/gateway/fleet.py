@@ -8,6 +8,7 @@ from collections.abc import Callable
 from quire.core.errors import BadRequest, QuireError
 from quire.gateway.config import Faults, WorkerEntry, kv_problems, tls_problem, url_problem
 from quire.gateway.kv_fleet import KVFleet
+from quire.gateway.loops import LoopDetected
 from quire.gateway.resuming import RESUME_HEADER
 from quire.gateway.worker import Worker
 
@@ -171,9 +172,11 @@ class WorkerFleet:
             await asyncio.sleep(self.faults.health_interval)
 
     async def _check(self, worker: Worker, with_models: bool) -> None:
-        was_healthy, was_ready, timeout = worker.healthy, worker.ready, self.faults.connect_timeout
+        was_healthy, was_ready, timeout, why = worker.healthy, worker.ready, self.faults.connect_timeout, ""
         try:
-            worker.healthy = (await worker.get("/health", timeout)).status < 500
+            health = (await worker.get("/health", timeout)).status
+            worker.healthy = health < 500
+            why = ": it leads back to this gateway" if health == LoopDetected.status else ""
             answer = await worker.get("/ready", timeout)
             worker.ready = worker.healthy and answer.status in (200, 404, 405)  # others have no such path
             worker.resumes = any(name == RESUME_HEADER for name, _ in answer.headers)
@@ -184,7 +187,7 @@ class WorkerFleet:
         first, worker.checked = not worker.checked, True
         if worker.ready != was_ready or first:
             level = logging.INFO if worker.ready else logging.WARNING
-            log.log(level, "worker %s is %s", worker.name, worker.state)
+            log.log(level, "worker %s is %s%s", worker.name, worker.state, why)
         if was_healthy and not worker.healthy:
             self._events.away(worker)
             self._on_reset(worker)  # whatever comes back there has computed nothing yet

@@ -20,6 +20,7 @@ from quire.gateway.fleet import CONFIGURATION, WorkerFleet
 from quire.gateway.hedging import HedgeCredit
 from quire.gateway.kv_fleet import KVFleet
 from quire.gateway.ledger import cost
+from quire.gateway.loops import check_loop
 from quire.gateway.metrics import GatewayMetrics
 from quire.gateway.outgoing import salt_at
 from quire.gateway.policies import CacheAwarePolicy
@@ -140,6 +141,7 @@ class Gateway:
             return None
 
     def _begin(self, connection: ClientConnection, request: ClientRequest, request_id: str) -> Exchange | None:
+        check_loop(request)
         if request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
             self._probe(connection, request)
             return None

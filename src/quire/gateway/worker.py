@@ -8,6 +8,7 @@ import msgspec
 
 from quire.gateway.breaker import CircuitBreaker
 from quire.gateway.config import Faults, WorkerEntry, tls_context
+from quire.gateway.loops import via
 from quire.gateway.upstream import ConnectionPool
 from quire.gateway.wire import ClientRequest, Headers, request_head
 
@@ -146,7 +147,8 @@ class Worker:
     async def get(self, path: str, timeout: float) -> "WorkerAnswer":
         """GET `path`. Raises OSError or TimeoutError."""
         request = ClientRequest("GET", path.encode(), path, [])
-        head = request_head(request, self.pool.host, self.pool.prefix, 0, self.credentials)
+        extra = [*self.credentials, (b"via", via(request))]
+        head = request_head(request, self.pool.host, self.pool.prefix, 0, extra)
         async with asyncio.timeout(timeout):
             while True:
                 connection = self.pool.take() or await self.pool.connect()
