@@ -127,7 +127,8 @@ def test_a_breaker_opens_by_itself_and_closes_again(tmp_path: Path) -> None:
     with upstreams(script) as [only], gateway(CONFIG + table(only, "a"), folder=tmp_path) as running:
         assert [running.chat().status_code for _ in range(3)] == [500, 500, 500], "500 is passed on, and not retried"
         assert running.workers()["a"]["breaker"] == "open"
-        assert running.chat().status_code == 503
+        refused = running.chat()
+        assert refused.status_code == 503 and "a is ready, but its breaker is open" in refused.text
         assert len(only.asked) == 3
         bad.clear()
         wait_for(lambda: running.chat().status_code == 200)
