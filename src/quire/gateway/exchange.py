@@ -110,13 +110,13 @@ class Exchange:
         if not self._relay.is_passing:
             self._relay.clear()
         self.last_heard = self.loop.time()
-        if self._timer is None:
-            self._watch()
         self._attempt = self.ask(model, worker)
         if self._hedge is None and not self._relay.is_passing:
             self._hedge = hedge_for(self, self._gateway)
         self._attempt.holds_head = self._hedge is not None and self._hedge.is_open
         self._attempt.connect()
+        if self._timer is None and not self.has_ended:  # behind what the worker waits for
+            self._watch()
 
     def ask(self, model: str | None, worker: Worker) -> Attempt:
         """One more attempt, which has to be connected."""

@@ -7,6 +7,7 @@ from quire.gateway.wire import ClientRequest
 
 # What this process is called in the Via headers of what it sends.
 OWN_NAME = b"quire-" + os.urandom(8).hex().encode()
+OWN_HOP = b"1.1 " + OWN_NAME
 
 
 class LoopDetected(QuireError):
@@ -16,7 +17,7 @@ class LoopDetected(QuireError):
 def via(request: ClientRequest) -> bytes:
     """The proxies that a request has passed, this one the last of them."""
     given = [value for name, value in request.headers if name == b"via"]
-    return b", ".join([*given, b"1.1 " + OWN_NAME])
+    return b", ".join([*given, OWN_HOP])
 
 
 def check_loop(request: ClientRequest) -> None:
