@@ -166,6 +166,17 @@ def test_every_command_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert seen >= 6
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    """With a program that is there: units of installed programs are checked."""
+    for unit in (DEPLOY / "systemd").glob("*.service"):
+        (tmp_path / unit.name).write_text(unit.read_text().replace("/usr/local/bin/quire", "/bin/sh"))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True
+    )
+    assert checked.returncode == 0 and not checked.stderr, checked.stderr
+
+
 def test_configurations_of_gateways_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
     [container] = of_kind("Deployment")["quire-gateway"]["spec"]["template"]["spec"]["containers"]
     for variable in container["env"]:
