@@ -119,7 +119,9 @@ class Router:
 
 
 def _shown_state(worker: Worker) -> str:
-    return worker.state if worker.breaker.allows else f"{worker.state}, but its breaker is {worker.breaker.state}"
+    if worker.state == "ready" and not worker.breaker.allows:
+        return f"ready, but its breaker is {worker.breaker.state}"
+    return worker.state
 
 
 def _fits(rule: RouteRule, facts: RequestFacts, request: ClientRequest) -> bool:
