@@ -50,6 +50,7 @@ START_ONLY = (
 )
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
+ADMIN_PATHS = frozenset({"workers", "metrics", "fleet", "scaling"})  # as they begin
 READY_PATHS = frozenset({"/ready", "/health/readiness"})  # the second is LiteLLM's
 OPEN_PATHS = READY_PATHS | {"/health", "/health/liveliness", "/health/liveness", "/v1/health", "/ping"}  # need no key
 
@@ -152,9 +153,9 @@ class Gateway:
             return None
         kind = route_kind(request.method, request.path)
         if kind is None:
-            raise UnknownPath(
-                f"the gateway does not pass on {request.method} {request.path}", "docs/gateway.md lists paths"
-            )
+            is_admins = request.path.split("/")[1] in ADMIN_PATHS
+            hint = "the admin listener has it: --admin-port" if is_admins else "docs/gateway.md lists paths"
+            raise UnknownPath(f"the gateway does not pass on {request.method} {request.path}", hint)
         facts = read_facts(request.path, request.body) if request.method == "POST" and request.body else RequestFacts()
         if not preflight:
             tenant.check_route(request.path)
