@@ -122,6 +122,7 @@ class Upstream:
     healthy: bool = True
     resumes: bool = False  # as Quire's servers do
     asked: list[Asked] = field(default_factory=list)
+    probes: dict[str, bytes] = field(default_factory=dict)  # other answers, by path
     listener: socket.socket | None = None  # of another host
 
     def __post_init__(self) -> None:
@@ -161,6 +162,8 @@ class Upstream:
     def _probe(self, path: str) -> bytes:
         if not self.healthy:
             return response(b"{}", status=503)
+        if path in self.probes:
+            return self.probes[path]
         if path == "/v1/models":
             return response(json.dumps({"object": "list", "data": [{"id": self.model, "object": "model"}]}).encode())
         if path == "/ready" and self.resumes:

@@ -15,7 +15,11 @@ from quire.cli.main import main
     ("flags", "said"),
     [
         ([], "no worker is named"),
-        (["--worker", "localhost:8000"], "`localhost:8000` is no address of a worker: write http://HOST:PORT"),
+        (["--worker", "localhost:8000"], "`localhost:8000` is no address of a worker: write http://localhost:8000"),
+        (["--worker", "http://u:p@a:1"], "`a:1` is no address of a worker: write http://HOST:PORT, and keys as"),
+        (["--worker", "http://a:1/v1/"], "ends in /v1, with which paths begin: write http://a:1\n"),
+        (["http://a:1"], "write --worker http://a:1"),
+        (["--worker", "http://a:1", "--port", "99999"], "`port`: expected `int` <= 65535"),
         (["--config", "/no/such.toml"], "cannot read /no/such.toml"),
         (["--worker", "http://a:1", "--polcy", "x"], "did you mean `--policy`?"),
         (["--worker", "http://a:1", "--policy", "x"], "invalid choice"),
@@ -28,11 +32,44 @@ def test_mistakes_are_explained(flags: list[str], said: str, capsys: pytest.Capt
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ('polcy = "session"', "there is no key `polcy` in the top of the file", "did you mean `policy`?"),
+        ('[[workers]]\nurll = "http://a:1"', "there is no key `urll` in [[workers]]", "did you mean `url`?"),
+        (
+            '[[workers]]\nurl = "http://a:1"\nport = 1',
+            "no key `port` in [[workers]]",
+            "it belongs to the top of the file",
+        ),
+        ('[models."a.b"]\nrules = [{modle = "m"}]', "no key `modle` in `rules` of [models.NAME]", "`model`?"),
+        ('[[workers]]\nname = "a"', "[[workers]] has no `url`", "docs/gateway.md"),
+        ('policy = "cache-aware"', "policy is `cache-aware`", "did you mean `cache_aware`?"),
+        ('[models.m]\npolicy = "x"', "policy is `x`", "it is one of round_robin, "),
+        ("[queue]\nmax_requests = 0", "`queue.max_requests`: expected `int` >= 1", "docs/gateway.md"),
+        ("port = \n", "not TOML: Invalid value (at line 1", "docs/gateway.md"),
+    ],
+)
+def test_mistakes_of_a_file_are_explained(
+    text: str, message: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gateway.toml").write_text(text)
+    assert main(["gateway", "--config", str(tmp_path / "gateway.toml"), "--check"]) == 2
+    error, said = capsys.readouterr().err.splitlines()
+    assert message in error and hint in said
+
+
+def test_a_file_of_litellm_is_known_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("model_list:\n  - model_name: m\n")
+    assert main(["gateway", "--config", str(tmp_path / "config.yaml")]) == 2
+    assert "--from-litellm" in capsys.readouterr().err
+
+
 def test_a_file_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text('[[workers]]\nurl = "http://a:1"\n[[keys]]\nname = "k"\nkey = "a secret"\n')
     assert main(["gateway", "--config", str(file), "--check"]) == 0
-    assert "1 workers, 1 keys" in capsys.readouterr().out
+    assert "1 worker, 1 key" in capsys.readouterr().out
     file.write_text('[[workers]]\nurl = "http://a:1"\ncolour = 3\n')
     assert main(["gateway", "--config", str(file), "--check"]) == 2
     assert "colour" in capsys.readouterr().err
@@ -43,6 +80,9 @@ def test_a_port_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> No
         port = taken.getsockname()[1]
         assert main(["gateway", "--worker", "http://127.0.0.1:9", "--port", str(port)]) == 2
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+    flags = ["--worker", "http://127.0.0.1:9", "--port", str(port), "--admin-port", str(port)]
+    assert main(["gateway", *flags]) == 2
+    assert "choose another `--admin-host` or `--admin-port`" in capsys.readouterr().err
 
 
 def test_slow_and_idle_and_too_many_clients(tmp_path: Path) -> None:

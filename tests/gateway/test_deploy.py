@@ -15,7 +15,7 @@ import yaml
 from quire.cli.gateway import make_parser as gateway_parser
 from quire.cli.main import main
 from quire.engine.kv_events_config import read_kv_events_config
-from quire.gateway.config import parse_config
+from quire.gateway.config_file import parse_config
 from quire.gateway.routes import ANY_PATHS
 
 ROOT = Path(__file__).parents[2]
@@ -164,6 +164,17 @@ def test_every_command_is_one(capsys: pytest.CaptureFixture[str]) -> None:
                 config = read_kv_events_config(word.partition("=")[2])
                 assert config is not None and config.binds and config.replay_endpoint
     assert seen >= 6
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    """With a program that is there: units of installed programs are checked."""
+    for unit in (DEPLOY / "systemd").glob("*.service"):
+        (tmp_path / unit.name).write_text(unit.read_text().replace("/usr/local/bin/quire", "/bin/sh"))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, tmp_path.iterdir())], capture_output=True, text=True
+    )
+    assert checked.returncode == 0 and not checked.stderr, checked.stderr
 
 
 def test_configurations_of_gateways_are_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.gateways import answers, gateway, upstreams, wait_for
-from quire.gateway.config import Discovery, WorkerEntry, parse_config
+from quire.core.errors import BadRequest
+from quire.gateway.config import Discovery, WorkerEntry
+from quire.gateway.config_file import parse_config
 from quire.gateway.discovery import WorkerDiscovery
 
 
@@ -94,3 +96,9 @@ def test_certificates_of_addresses_are_for_their_name(monkeypatch: pytest.Monkey
         ("https://10.0.0.1:443", "engines"),
         ("https://10.0.0.2:9", "other"),
     ]
+
+
+def test_ray_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.gateway.config.find_spec", lambda name: None)
+    with pytest.raises(BadRequest, match=r"discovery.ray needs Ray: pip install 'quire\[ray\]'"):
+        parse_config(b'[discovery]\nray = "auto"\n', "c")

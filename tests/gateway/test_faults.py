@@ -127,7 +127,8 @@ def test_a_breaker_opens_by_itself_and_closes_again(tmp_path: Path) -> None:
     with upstreams(script) as [only], gateway(CONFIG + table(only, "a"), folder=tmp_path) as running:
         assert [running.chat().status_code for _ in range(3)] == [500, 500, 500], "500 is passed on, and not retried"
         assert running.workers()["a"]["breaker"] == "open"
-        assert running.chat().status_code == 503
+        refused = running.chat()
+        assert refused.status_code == 503 and "a is ready, but its breaker is open" in refused.text
         assert len(only.asked) == 3
         bad.clear()
         wait_for(lambda: running.chat().status_code == 200)
@@ -208,3 +209,30 @@ def test_a_gateway_that_ends_lets_streams_end(tmp_path: Path) -> None:
         go.set()
         assert "late" in answer.result().text
         assert running.process.wait(20) == 0
+
+
+def test_what_is_wrong_with_a_worker_is_told(tmp_path: Path) -> None:
+    """In the log and at /workers: a stranger who has named the wrong port sees why nothing answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, upstreams(answers(), answers()) as [locked, other]:
+        locked.probes["/v1/models"] = response(b'{"error": "no key"}', status=401)
+        other.probes["/v1/models"] = response(b"<html>")
+        urls = {
+            "gone": "http://127.0.0.1:9",
+            "silent": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "locked": locked.url,
+            "other": other.url,
+        }
+        config = CONFIG.replace("[faults]\n", "[faults]\nconnect_timeout = 0.3\n")
+        config += "".join(f'[[workers]]\nurl = "{url}"\nname = "{name}"\n' for name, url in urls.items())
+        with gateway(config, folder=tmp_path) as running:
+            wait_for(lambda: all(each["problem"] for each in running.workers().values()))
+            problems = {name: str(each["problem"]) for name, each in running.workers().items()}
+            assert problems == {
+                "gone": "it cannot be reached (Connection refused)",
+                "silent": "it does not answer within 0.3 s",
+                "locked": "it answered 401 to /v1/models: give this worker its `api_key`",
+                "other": "its answer to /v1/models is not that of OpenAI's API",
+            }
+            wait_for(lambda: all(any(problem in line for line in running.said) for problem in problems.values()))
+            locked.probes.clear()
+            wait_for(lambda: running.workers()["locked"]["problem"] == "")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.gateways import answers, gateway, upstreams
 from quire.cli.main import main
 from quire.core.errors import BadRequest
-from quire.gateway.config import parse_config
+from quire.gateway.config_file import parse_config
 from quire.gateway.litellm_config import convert, read_litellm
 from quire.gateway.toml_text import toml_text
 

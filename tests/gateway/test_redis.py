@@ -14,7 +14,8 @@ from gateway.gateways import answers, gateway, upstreams, wait_for
 from gateway.redis_server import RedisServer, needs_redis
 from quire.core.errors import QuireError
 from quire.gateway import shared_limits
-from quire.gateway.config import GatewayKey, Redis, parse_config
+from quire.gateway.config import GatewayKey, Redis
+from quire.gateway.config_file import parse_config
 from quire.gateway.ledger import UNIT, OverBudget
 from quire.gateway.redis_client import RedisAway, RedisClient
 from quire.gateway.shared_limits import LimitsAway, SharedLimits

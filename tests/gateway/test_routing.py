@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from gateway.gateways import Asked, RunningGateway, Upstream, answers, gateway, streams, upstreams, wait_for
 from quire.core.errors import UnknownModel
 from quire.core.known_prefixes import ApproximatePrefixes
-from quire.gateway.config import CacheAware, Faults, GatewayConfig, WorkerEntry, parse_config
+from quire.gateway.config import CacheAware, Faults, GatewayConfig, WorkerEntry
+from quire.gateway.config_file import parse_config
 from quire.gateway.policies import (
     CacheAwarePolicy,
     LeastTokens,

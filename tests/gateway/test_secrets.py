@@ -1,4 +1,5 @@
-"""Keys of clients, workers, Redis and the admin listener are in no log, at debug level and where a file is wrong."""
+"""Keys of clients, workers, Redis and the admin listener are in no log, at debug level and where a file is wrong; and
+the admin listener needs its key, or an address."""
 
 import signal
 from pathlib import Path
@@ -52,3 +53,20 @@ def test_no_secret_is_logged(tmp_path: Path) -> None:
     assert metrics.status_code == fleet.status_code == 200
     for said in (*running.said, metrics.text, fleet.text, *audit.splitlines()):
         assert "hidden" not in said.replace("hidden-model", "").replace("/hidden", "")
+
+
+def test_a_page_whose_name_leads_here_may_not_change_workers(tmp_path: Path) -> None:
+    """DNS rebinding: to the browser it is the page's own server, so the origin is the host."""
+    with upstreams(answers()) as [only], gateway(f'[[workers]]\nurl = "{only.url}"\n', folder=tmp_path) as running:
+        workers, port = f"{running.admin}/workers", running.admin.rpartition(":")[2]
+        for host, status in ((f"evil.example:{port}", 403), (f"localhost:{port}", 200), (f"[::1]:{port}", 200)):
+            for origin in ({}, {"origin": f"http://{host}"}):
+                assert running.http.get(workers, headers={"host": host, **origin}).status_code == status
+        added = running.http.post(
+            workers, json={"url": "http://evil.example"}, headers={"host": f"evil.example:{port}"}
+        )
+        assert added.status_code == 403 and len(running.workers()) == 1
+    config = f'admin_key = "admin-secret"\n[[workers]]\nurl = "{only.url}"\n'
+    with gateway(config, folder=tmp_path) as running:
+        headers = {"host": "gateway.example", "authorization": "Bearer admin-secret"}
+        assert running.http.get(f"{running.admin}/workers", headers=headers).status_code == 200, "who has the key may"

@@ -19,7 +19,7 @@ import uvloop
 from gateway.gateways import SECONDS, completion, read_request, response, wait_for
 from gateway.gateways import gateway as started_gateway
 from quire.core.errors import BadRequest
-from quire.gateway.config import parse_config
+from quire.gateway.config_file import parse_config
 from quire.gateway.upstream import ConnectionPool
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")

@@ -17,9 +17,8 @@ from quire.gateway.config import (
     PolicyName,
     WorkerEntry,
     check_config,
-    parse_config,
-    read_config,
 )
+from quire.gateway.config_file import explained, parse_config, read_config
 
 EXAMPLES = """\
   quire gateway --worker http://127.0.0.1:8001 --worker http://127.0.0.1:8002 --port 8080
@@ -36,6 +35,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 def run(argv: Sequence[str]) -> int:
     arguments = make_parser().parse(argv)
+    if arguments.urls:
+        raise UsageError(f"`{arguments.urls[0]}` stands without a flag", f"write --worker {arguments.urls[0]}")
     if arguments.from_litellm:
         return _print_from_litellm(Path(arguments.from_litellm))
     if arguments.new_key:
@@ -49,9 +50,8 @@ def run(argv: Sequence[str]) -> int:
 
     config = configured()
     if arguments.check:
-        print(
-            f"{arguments.config or 'the command line'} is good: {len(config.workers)} workers, {len(config.keys)} keys"
-        )
+        counts = f"{_counted(len(config.workers), 'worker')}, {_counted(len(config.keys), 'key')}"
+        print(f"{arguments.config or 'the command line'} is good: {counts}")
         return 0
     if not config.workers and not arguments.config:
         raise UsageError("no worker is named", "give --worker http://HOST:PORT, or --config FILE")
@@ -61,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
     set_up_logging(arguments.log_level, arguments.log_format)
 
     def ready(address: str, admin: str) -> None:
-        workers = f"{len(config.workers)} worker" + "s" * (len(config.workers) != 1)
+        workers = _counted(len(config.workers), "worker")
         print(f"gateway of {workers} on {address}\n  curl {admin}/workers", file=sys.stderr, flush=True)
 
     run_gateway(config, reload=configured, on_ready=ready)
@@ -72,6 +72,7 @@ def make_parser() -> Parser:
     parser = Parser("gateway", "One address in front of many engines, until SIGTERM or Ctrl-C.", EXAMPLES)
     add = parser.add_argument
     add("--config", metavar="FILE", help="the configuration (TOML); flags override it; read again on SIGHUP")
+    add("urls", nargs="*", help=argparse.SUPPRESS)
     add("--worker", action="append", default=[], metavar="URL", help="an engine; may be given several times")
     add("--worker-urls", nargs="+", default=[], metavar="URL", help="the same, several in one flag, as in sgl-router")
     add("--host", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1, this machine alone)")
@@ -127,4 +128,12 @@ def _with_flags(config: GatewayConfig, arguments: argparse.Namespace) -> Gateway
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     workers = [*config.workers, *(WorkerEntry(url=url) for url in (*arguments.worker, *arguments.worker_urls))]
     keys = [*config.keys, *(GatewayKey(name=f"key-{index}", key=key) for index, key in enumerate(arguments.api_key))]
+    try:
+        msgspec.convert(given, GatewayConfig)
+    except msgspec.ValidationError as error:
+        raise UsageError(explained(error)[0], "see `quire gateway --help`") from None
     return msgspec.structs.replace(config, workers=workers, keys=keys, **given)
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count} {name}" + "s" * (count != 1)

@@ -2,8 +2,9 @@
 
 import asyncio
 import hmac
+from ipaddress import ip_address
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 
@@ -51,9 +52,12 @@ class Admin:
         given = key_digest(given_key(request.header(b"authorization"), request.header(b"x-api-key")))
         if key and not hmac.compare_digest(given, key_digest(key.encode())):
             raise Unauthorized("no valid admin key", "send `Authorization: Bearer <admin_key>`")
-        origin = request.header(b"origin")  # of a page in a browser: only the gateway's own may ask
-        if origin and origin.partition("://")[2] != request.header(b"host"):
+        origin, host = request.header(b"origin"), request.header(b"host")
+        if origin and origin.partition("://")[2] != host:  # in a browser, only the gateway's own page may ask
             raise NotAllowed(f"pages of {origin} may not ask the admin listener")
+        if not key and host and not _is_address_or_localhost(host):
+            # a page can let its own name lead here (DNS rebinding): its origin is the host then
+            raise NotAllowed(f"the Host header is `{host[:80]}`", "ask for 127.0.0.1 or localhost, or set an admin_key")
 
     async def _reply(self, request: ClientRequest) -> Reply:
         match (request.method, *request.path.strip("/").split("/")):
@@ -114,6 +118,14 @@ class Admin:
     def _changed(self, decision: str, shown: dict[str, Any], status: int = 200) -> Reply:
         self._gateway.audit.write(decision, worker=shown["name"])
         return _json(status, shown)
+
+
+def _is_address_or_localhost(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 def _json(status: int, value: object) -> Reply:

@@ -129,7 +129,7 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
             return None
-        was_in_head = self._in_head
+        was_in_head, was_in_request = self._in_head, self._in_request
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -143,13 +143,13 @@ class ClientConnection(asyncio.Protocol):
             self._num_head_bytes += len(data)
         if self._num_head_bytes > MAX_HEAD_BYTES:
             return self._refuse(HeadTooLarge(f"the headers are larger than {MAX_HEAD_BYTES} bytes"))
+        if self._in_request and not was_in_request and not self._busy:  # it is not whole yet
+            self._start_timer(self._bounds.receive_timeout)
         return self._begin_next()
 
     def on_message_begin(self) -> None:
         self._clear()
         self._in_request = True
-        if not self._busy:
-            self._start_timer(self._bounds.receive_timeout)
 
     def on_url(self, url: bytes) -> None:
         self._target += url

@@ -1,14 +1,12 @@
-"""The gateway's configuration: one TOML file, checked as a whole before any of it is used."""
+"""The gateway's configuration: its tables, and what is wrong between them. All of it is checked before any is used."""
 
 import os
 import ssl
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-import msgspec
 from msgspec import Meta, Struct, field
 
 from quire.core.errors import BadRequest
@@ -20,6 +18,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 Weight = Annotated[float, Meta(gt=0)]
 Price = Annotated[float, Meta(ge=0, le=1e6)]
 PolicyName = Literal["round_robin", "power_of_two", "least_tokens", "session", "cache_aware"]
+EXAMPLE = "docs/gateway.md has an example"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -185,29 +184,10 @@ class GatewayConfig(Table):
         return self.admin_key or os.environ.get(self.admin_key_env or "", "")
 
 
-def read_config(path: Path) -> GatewayConfig:
-    """Raises BadRequest that lists every problem."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise BadRequest(f"cannot read {path}: {error.strerror}", param="config") from None
-    return parse_config(text, str(path))
-
-
-def parse_config(text: bytes, name: str) -> GatewayConfig:
-    hint = "docs/gateway.md has an example"
-    try:
-        config = msgspec.toml.decode(text, type=GatewayConfig)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{name}: {error}", hint, param="config") from None
-    check_config(config, name)
-    return config
-
-
 def check_config(config: GatewayConfig, name: str) -> None:
     if problems := list(_problems(config)):
         count = f"{len(problems)} problems: " if len(problems) > 1 else ""
-        raise BadRequest(f"{name}: {count}{'; '.join(problems)}", "docs/gateway.md has an example", param="config")
+        raise BadRequest(f"{name}: {count}{'; '.join(problems)}", EXAMPLE, param="config")
 
 
 def _problems(config: GatewayConfig) -> Iterator[str]:
@@ -220,6 +200,8 @@ def _problems(config: GatewayConfig) -> Iterator[str]:
     tokenizers = any(route.tokenizer for route in config.models.values())
     if any(worker.kv_events for worker in (*config.workers, *config.discovery.dns)) and not tokenizers:
         yield "workers have kv_events, and no model has a `tokenizer`: events name blocks by their tokens"
+    if config.discovery.ray is not None and find_spec("ray") is None:
+        yield "discovery.ray needs Ray: pip install 'quire[ray]'"
     try:
         server_tls(config)
     except (OSError, ValueError) as error:
@@ -294,14 +276,22 @@ def tls_problem(worker: WorkerEntry) -> str:
 
 
 def url_problem(url: str) -> str:
+    if _is_address(url):
+        base = url.rstrip("/").removesuffix("/v1")
+        return f"`{url}` ends in /v1, with which paths begin: write {base}" if base != url.rstrip("/") else ""
+    shown = url.rpartition("@")[2]
+    near = f"http://{shown}" if "://" not in url and _is_address(f"http://{shown}") else "http://HOST:PORT"
+    keys = ", and keys as `api_key`" if "@" in url else ""
+    return f"`{shown}` is no address of a worker: write {near}{keys}"
+
+
+def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:
-        good = False
-    if not good or parts.query or parts.fragment or "@" in parts.netloc or any(c.isspace() for c in url):
-        return f"`{url.rpartition('@')[2]}` is no address of a worker: write http://HOST:PORT, and keys as `api_key`"
-    return ""
+        return False
+    return bool(good) and not (parts.query or parts.fragment or "@" in parts.netloc or any(c.isspace() for c in url))
 
 
 def _model_problems(config: GatewayConfig) -> Iterator[str]:

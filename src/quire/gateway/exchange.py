@@ -9,11 +9,13 @@ from quire.gateway.attempt import Attempt
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.errors import BadUpstream, LostPlace, UpstreamTimeout
 from quire.gateway.hedging import STORING_PATH, Hedge, hedge_for
+from quire.gateway.loops import LoopDetected
 from quire.gateway.outgoing import outgoing_body
 from quire.gateway.policies import PickContext
 from quire.gateway.relay import ResponseRelay, scanner_for
 from quire.gateway.request_facts import RequestFacts
 from quire.gateway.resuming import RESUME_HEADER, ResumableScanner, delivered_stream
+from quire.gateway.resumption import Resumption
 from quire.gateway.routes import OPENAI_STREAMS, RouteKind
 from quire.gateway.tenants import Tenant
 from quire.gateway.usage import TokenUsage
@@ -24,11 +26,9 @@ if TYPE_CHECKING:
     from quire.gateway.gateway import Gateway
 
 BUSY = 429  # a worker that is full is not broken
-RETRIED_STATUSES = frozenset({BUSY, 502, 503})  # another worker may do better; 500 may be the request's own fault
+LOOP = LoopDetected.status  # a worker that is a gateway, and leads this request back
+RETRIED_STATUSES = frozenset({BUSY, 502, 503, LOOP})  # another worker may do better; 500 may be the request's own fault
 FAILED_STATUSES = frozenset({500, 502, 503, 504})  # count against the worker
-SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
-MAX_FRUITLESS_RESUMES = 4  # one after the other: the stream itself may be what ends workers
-SECONDS_BETWEEN_TRIES = 0.05
 SECONDS_PAST_DEADLINE = 0.25  # a worker that knows deadlines says it itself
 MAX_DEATHS = 2  # of workers that had the request: a third does not get it
 CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
@@ -79,16 +79,14 @@ class Exchange:
         self._num_deaths = 0
         can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
         self._delivered = delivered_stream(request, request_id, tenant.name, can_resume)
-        self._broken_at: float | None = None  # since then a stream waits for a worker that goes on with it
-        self._num_fruitless = 0  # workers that were to go on with it and have added nothing
+        self._resumption = Resumption(self, gateway)
         self._is_paused = False
         self._attempt: Attempt | None = None
         self._hedge: Hedge | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._waiting: asyncio.TimerHandle | None = None  # for a worker that goes on with the stream
-        self._last_heard = self.began
+        self.last_heard = self.began
         self._last_token = 0.0
-        self._ended = False
+        self.has_ended = False
         self._relay = ResponseRelay(
             connection, request, lambda: gateway.response_headers(self), lambda: self._keeps_alive
         )
@@ -111,14 +109,14 @@ class Exchange:
         self.model, self.worker = model, worker
         if not self._relay.is_passing:
             self._relay.clear()
-        self._last_heard = self.loop.time()
-        if self._timer is None:
-            self._watch()
+        self.last_heard = self.loop.time()
         self._attempt = self.ask(model, worker)
         if self._hedge is None and not self._relay.is_passing:
             self._hedge = hedge_for(self, self._gateway)
         self._attempt.holds_head = self._hedge is not None and self._hedge.is_open
         self._attempt.connect()
+        if self._timer is None and not self.has_ended:  # behind what the worker waits for
+            self._watch()
 
     def ask(self, model: str | None, worker: Worker) -> Attempt:
         """One more attempt, which has to be connected."""
@@ -143,7 +141,7 @@ class Exchange:
         return (status in RETRIED_STATUSES or is_elsewhere) and (self._is_racing or self._may_ask_another())
 
     def response_began(self, attempt: Attempt, status: int, headers: Headers) -> None:
-        self._last_heard = self.loop.time()
+        self.last_heard = self.loop.time()
         resumes = any(name == RESUME_HEADER for name, _ in headers)
         if self._relay.is_passing:  # a stream goes on
             if status != 200 or not resumes:
@@ -167,16 +165,16 @@ class Exchange:
         self._relay.begin(status, headers, scanner_for(headers, goes_on, attempt.outgoing.drop_usage))
 
     def response_data(self, attempt: Attempt, data: bytes) -> None:
-        self._last_heard = self.loop.time()
+        self.last_heard = self.loop.time()
         if self._tells_id:
             self._tells_id = not self._gateway.stored_responses.remember(self, data)
         if num_tokens := self._relay.push(data):
-            self._broken_at, self._num_fruitless = None, 0
+            self._resumption.gained()
             self._count_tokens(num_tokens)
         scanner = self._relay.scanner
         if isinstance(scanner, ResumableScanner) and scanner.has_lost_place:
             attempt.cancel()
-            self._break_off(LostPlace("the answer comes in other pieces than before", "ask from the beginning"))
+            self.break_off(LostPlace("the answer comes in other pieces than before", "ask from the beginning"))
 
     def response_ended(self, attempt: Attempt) -> None:
         scanner = self._relay.scanner
@@ -184,7 +182,7 @@ class Exchange:
             self.attempt_failed(attempt, "shuts down", died=True)
             return
         if isinstance(scanner, ResumableScanner) and scanner.is_short:
-            self._break_off(LostPlace("the answer is shorter than what Last-Event-ID says", "ask from the beginning"))
+            self.break_off(LostPlace("the answer is shorter than what Last-Event-ID says", "ask from the beginning"))
             return
         attempt.worker.ended(self._relay.status in FAILED_STATUSES)
         body = self._relay.finish()
@@ -199,14 +197,14 @@ class Exchange:
     def worker_is_away(self, worker: Worker) -> None:
         """Health checks fail: behind a partition nothing says that the connection is dead. Go on elsewhere where that
         is possible and the worker is silent, too; a stream that cannot go on waits for it."""
-        silent = self.loop.time() - self._last_heard > self._gateway.config.faults.connect_timeout / 2
+        silent = self.loop.time() - self.last_heard > self._gateway.config.faults.connect_timeout / 2
         if silent and (isinstance(self._relay.scanner, ResumableScanner) or not self._relay.is_passing):
             for attempt in [attempt for attempt in self._attempts if attempt.worker is worker]:
                 attempt.cancel()
                 self.attempt_failed(attempt, "does not answer", died=True)
 
     def _count_tokens(self, count: int) -> None:
-        now = self._last_heard
+        now = self.last_heard
         if self.first_token is None:
             self.first_token = now
         else:
@@ -273,10 +271,10 @@ class Exchange:
         if isinstance(self._relay.scanner, ResumableScanner):
             self._leave_worker()
             self._relay.scanner.break_off()
-            self._go_on(worker, error)
+            self._resumption.go_on(worker, error)
             return
         if self._relay.is_passing:
-            self._break_off(error)
+            self.break_off(error)
             return
         self._leave_worker()
         if self._num_deaths < MAX_DEATHS and self._may_ask_another():
@@ -285,27 +283,7 @@ class Exchange:
         else:
             self.refuse(error)
 
-    def _go_on(self, lost: Worker, error: QuireError) -> None:
-        """Give the stream to another worker, as soon as there is one."""
-        if self._ended:
-            return
-        now = self.loop.time()
-        self._broken_at = self._last_heard = now if self._broken_at is None else self._broken_at
-        router, tried = self._gateway.router, {lost} if now < self._broken_at + SECONDS_APART else set()
-        worker = router.pick(self.model, self.context, tried)
-        if self._num_fruitless >= MAX_FRUITLESS_RESUMES:
-            self._break_off(error)
-        elif worker is not None and worker.resumes:
-            self._num_fruitless += 1
-            self._gateway.metrics.resumed(self)
-            self._gateway.audit.write("resumed", request=self.id, worker=worker.name, lost=lost.name)
-            self.start(self.model, worker)
-        elif now < self._broken_at + self._gateway.config.faults.resume_seconds:
-            self._waiting = self.loop.call_later(SECONDS_BETWEEN_TRIES, self._go_on, lost, error)
-        else:
-            self._break_off(error)
-
-    def _break_off(self, error: QuireError) -> None:
+    def break_off(self, error: QuireError) -> None:
         """Some of the response is with the client: a stream of events ends with an error, all else is cut off."""
         self.error = error.code
         self.usage = self._relay.usage(b"")
@@ -317,7 +295,7 @@ class Exchange:
 
     def refuse(self, error: QuireError) -> None:
         """Answer with an error. Nothing was sent before."""
-        if not self._ended:
+        if not self.has_ended:
             self.error = error.code
             self._relay.refuse(error)
             self._end(error.status)
@@ -330,7 +308,7 @@ class Exchange:
             self._cancel()
             self._give_up(DeadlinePassed(f"the answer was not whole within {self.max_wait:g} s", "allow more time"))
             return
-        left = min(self._last_heard + limit, deadline) - now
+        left = min(self.last_heard + limit, deadline) - now
         if left > 0:
             self._timer = self.loop.call_later(left, self._watch)
             return
@@ -344,7 +322,7 @@ class Exchange:
 
     def _give_up(self, error: QuireError) -> None:
         if self._relay.is_passing:
-            self._break_off(error)
+            self.break_off(error)
         else:
             self.refuse(error)
 
@@ -386,13 +364,13 @@ class Exchange:
 
     def _finish(self, status: int) -> bool:
         """Settle everything, once."""
-        if self._ended:
+        if self.has_ended:
             return False
-        self._ended = True
+        self.has_ended = True
         self.status = status
-        for timer in (self._timer, self._waiting):
-            if timer is not None:
-                timer.cancel()
+        self._resumption.end()
+        if self._timer is not None:
+            self._timer.cancel()
         worker = self.worker
         if self._hedge is not None:
             self._hedge.give_up()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from quire.core.errors import BadRequest, QuireError
 from quire.gateway.config import Faults, WorkerEntry, kv_problems, tls_problem, url_problem
 from quire.gateway.kv_fleet import KVFleet
+from quire.gateway.loops import LoopDetected
 from quire.gateway.resuming import RESUME_HEADER
 from quire.gateway.worker import Worker
 
@@ -171,25 +172,38 @@ class WorkerFleet:
             await asyncio.sleep(self.faults.health_interval)
 
     async def _check(self, worker: Worker, with_models: bool) -> None:
-        was_healthy, was_ready, timeout = worker.healthy, worker.ready, self.faults.connect_timeout
+        was_healthy, was_ready, old_problem = worker.healthy, worker.ready, worker.problem
         try:
-            worker.healthy = (await worker.get("/health", timeout)).status < 500
-            answer = await worker.get("/ready", timeout)
-            worker.ready = worker.healthy and answer.status in (200, 404, 405)  # others have no such path
-            worker.resumes = any(name == RESUME_HEADER for name, _ in answer.headers)
-            if worker.ready and (with_models or not was_ready or not worker.cards):
-                await worker.ask_models(timeout)
-        except (OSError, TimeoutError):
+            worker.problem = await self._ask(worker, with_models)
+        except (OSError, TimeoutError) as error:
             worker.healthy = worker.ready = False
+            worker.problem = _unreachable(error, self.faults.connect_timeout)
         first, worker.checked = not worker.checked, True
-        if worker.ready != was_ready or first:
-            level = logging.INFO if worker.ready else logging.WARNING
-            log.log(level, "worker %s is %s", worker.name, worker.state)
+        if worker.ready != was_ready or worker.problem != old_problem or first:
+            level = logging.WARNING if worker.problem else logging.INFO
+            log.log(level, "worker %s is %s%s", worker.name, worker.state, worker.problem and f": {worker.problem}")
         if was_healthy and not worker.healthy:
             self._events.away(worker)
             self._on_reset(worker)  # whatever comes back there has computed nothing yet
         if worker.ready:
             self._on_change()
+
+    async def _ask(self, worker: Worker, with_models: bool) -> str:
+        """-> what is wrong with it. Raises OSError or TimeoutError."""
+        was_ready, timeout = worker.ready, self.faults.connect_timeout
+        health = (await worker.get("/health", timeout)).status
+        worker.healthy = health < 500
+        answer = await worker.get("/ready", timeout)
+        worker.ready = worker.healthy and answer.status in (200, 404, 405)  # others have no such path
+        worker.resumes = any(name == RESUME_HEADER for name, _ in answer.headers)
+        if health == LoopDetected.status:
+            return "it leads back to this gateway"
+        if not worker.ready:
+            path, status = ("/ready", answer.status) if worker.healthy else ("/health", health)
+            return f"it answered {status} to {path}"
+        if with_models or not was_ready or not worker.cards:
+            return await worker.ask_models(timeout)
+        return worker.problem
 
     def _eject_outliers(self) -> None:
         """Open the breaker of a worker whose first bytes come much later than those of the others."""
@@ -209,3 +223,9 @@ class WorkerFleet:
             )
             slowest.breaker.eject()
             slowest.first_byte = None
+
+
+def _unreachable(error: OSError | TimeoutError, timeout: float) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it does not answer within {timeout:g} s"
+    return f"it cannot be reached ({error.strerror or error})"

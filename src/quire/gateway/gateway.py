@@ -12,6 +12,7 @@ from quire import __version__
 from quire.core.errors import BadRequest, QuireError
 from quire.gateway.admission import AdmissionQueue
 from quire.gateway.audit import AuditLog
+from quire.gateway.charges import Charges
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.config import GatewayConfig, WorkerEntry
 from quire.gateway.discovery import WorkerDiscovery
@@ -19,7 +20,7 @@ from quire.gateway.exchange import Exchange
 from quire.gateway.fleet import CONFIGURATION, WorkerFleet
 from quire.gateway.hedging import HedgeCredit
 from quire.gateway.kv_fleet import KVFleet
-from quire.gateway.ledger import cost
+from quire.gateway.loops import check_loop
 from quire.gateway.metrics import GatewayMetrics
 from quire.gateway.outgoing import salt_at
 from quire.gateway.policies import CacheAwarePolicy
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("quire.gateway")
 
 JSON = b"application/json"
-METERED = (RouteKind.GENERATE, RouteKind.ENCODE)
 NAMELESS = (RouteKind.ANY, RouteKind.STORED)  # they name no model
 # Fields of the configuration that are read at the start only.
 START_ONLY = (
@@ -50,6 +50,7 @@ START_ONLY = (
 )
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
+ADMIN_PATHS = frozenset({"workers", "metrics", "fleet", "scaling"})  # as they begin
 READY_PATHS = frozenset({"/ready", "/health/readiness"})  # the second is LiteLLM's
 OPEN_PATHS = READY_PATHS | {"/health", "/health/liveliness", "/health/liveness", "/v1/health", "/ping"}  # need no key
 
@@ -74,6 +75,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self.tracer = gateway_tracer(config.otlp_traces_endpoint)
         self.shared_limits = _shared_limits(config)
+        self.charges = Charges(self, self.shared_limits)
         self._removals = self.fleet.configure(CONFIGURATION, config.workers, config.drain_timeout)
         self._discovery: WorkerDiscovery | None = None
         self._discover(GatewayConfig())
@@ -140,6 +142,7 @@ class Gateway:
             return None
 
     def _begin(self, connection: ClientConnection, request: ClientRequest, request_id: str) -> Exchange | None:
+        check_loop(request)
         if request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
             self._probe(connection, request)
             return None
@@ -150,9 +153,9 @@ class Gateway:
             return None
         kind = route_kind(request.method, request.path)
         if kind is None:
-            raise UnknownPath(
-                f"the gateway does not pass on {request.method} {request.path}", "docs/gateway.md lists paths"
-            )
+            is_admins = request.path.split("/")[1] in ADMIN_PATHS
+            hint = "the admin listener has it: --admin-port" if is_admins else "docs/gateway.md lists paths"
+            raise UnknownPath(f"the gateway does not pass on {request.method} {request.path}", hint)
         facts = read_facts(request.path, request.body) if request.method == "POST" and request.body else RequestFacts()
         if not preflight:
             tenant.check_route(request.path)
@@ -165,12 +168,12 @@ class Gateway:
         self.stored_responses.pin(exchange)
         if self.tracer is not None:
             self.tracer.begin(exchange)
-        if self.shared_limits is not None and kind in METERED and tenant.is_limited:
+        if self.charges.is_asked_of_redis(exchange):
             self.in_flight.add(exchange)
-            self._start(self._enter_shared(self.shared_limits, exchange))
+            self._start(self._enter_shared(exchange))
             return exchange
         try:
-            self._enter(exchange)
+            self.charges.enter(exchange)
         except QuireError as error:
             if self.tracer is not None:
                 exchange.status, exchange.error = error.status, error.code
@@ -220,54 +223,21 @@ class Gateway:
     def _targets(self, kind: RouteKind, facts: RequestFacts, request: ClientRequest) -> list[str | None]:
         return [None] if kind in NAMELESS else self.router.targets(facts, request)
 
-    def _enter(self, exchange: Exchange) -> None:
-        """Charge the request to its tenant, or raise why it may not begin."""
-        if exchange.kind not in METERED:
-            return
-        quota, num = exchange.tenant.quota, exchange.facts.n
-        quota.check_concurrency(num, num)
-        quota.enter()
-        exchange.num_counted = num
-        quota.running += num - 1
-        exchange.reserved = self._expected_cost(exchange)
+    async def _enter_shared(self, exchange: Exchange) -> None:
         try:
-            exchange.tenant.budget.reserve(exchange.reserved)
-        except QuireError:
-            quota.running -= num
-            exchange.num_counted = 0
-            raise
-
-    async def _enter_shared(self, limits: "SharedLimits", exchange: Exchange) -> None:
-        """The same, with limits that other gateways share."""
-        num, amount = exchange.facts.n, self._expected_cost(exchange)
-        try:
-            is_shared = await limits.enter(exchange.tenant, num, amount)
+            is_wanted = await self.charges.enter_shared(exchange)
         except QuireError as error:
             if exchange in self.in_flight:
                 exchange.refuse(error)
             return
-        if exchange not in self.in_flight:  # its client left meanwhile
-            limits.settle(exchange.tenant, num, amount, 0, 0, is_shared)
-            return
-        exchange.num_counted, exchange.reserved, exchange.is_shared = num, amount, is_shared
-        self._submit(exchange)
-
-    def _expected_cost(self, exchange: Exchange) -> int:
-        return self._cost(exchange, TokenUsage(exchange.facts.prompt_tokens, 0, exchange.expected_output))
+        if is_wanted:
+            self._submit(exchange)
 
     def settle(self, exchange: Exchange, worker: Worker | None) -> None:
         """The exchange has ended: charge what it took."""
         self.in_flight.discard(exchange)
         tenant, usage = exchange.tenant, exchange.spent
-        spent = self._cost(exchange, usage)
-        tokens = usage.prompt + usage.output
-        if exchange.num_counted and self.shared_limits is not None and exchange.is_shared is not None:
-            in_redis = exchange.is_shared
-            self.shared_limits.settle(tenant, exchange.num_counted, exchange.reserved, spent, tokens, in_redis)
-        elif exchange.num_counted:
-            tenant.quota.running -= exchange.num_counted
-            tenant.quota.charge(tokens)
-            tenant.budget.settle(exchange.reserved, spent)
+        spent = self.charges.settle(exchange, usage)
         if exchange.num_attempts:
             difference = self.weighted(usage) - exchange.expected_tokens
             self.queue.counters.correct(tenant.name, difference, tenant.weight)
@@ -303,12 +273,6 @@ class Gateway:
         settings = self.config.queue
         computed = usage.prompt - usage.cached
         return computed + settings.cached_weight * usage.cached + settings.output_weight * usage.output
-
-    def _cost(self, exchange: Exchange, usage: TokenUsage) -> int:
-        for name in (exchange.model, exchange.facts.model, exchange.targets[0]):
-            if name is not None and (route := self.config.models.get(name)) is not None and route.price is not None:
-                return cost(usage, route.price)
-        return 0
 
     def session_of(self, request: ClientRequest, facts: RequestFacts) -> str:
         return request.header(self.config.session_header.lower().encode()) or facts.user

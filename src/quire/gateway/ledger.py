@@ -64,9 +64,10 @@ class Budget:
 
     def reserve(self, amount: int) -> None:
         """Raises OverBudget."""
-        self._turn()
-        if self.limit is not None and self.spent + self.reserved >= self.limit:
-            self._refuse(self.limit)
+        if self.limit is not None:
+            self._turn()
+            if self.spent + self.reserved >= self.limit:
+                self._refuse(self.limit)
         self.reserved += amount
 
     def settle(self, reserved: int, spent: int) -> None:

@@ -5,6 +5,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from quire.gateway.loops import via
 from quire.gateway.request_facts import RequestFacts, with_fields
 from quire.gateway.resuming import RESUME_HEADER, DeliveredStream
 from quire.gateway.routes import OPENAI_STREAMS, SALTED, path_model
@@ -75,7 +76,7 @@ def outgoing_head(
 ) -> bytes:
     """`seconds_left`: until the deadline of the client, infinite where it has none."""
     extra = [(b"x-request-id", request_id.encode("ascii")), *trace_headers]
-    extra.append((b"accept-encoding", b""))  # the gateway reads what passes
+    extra += ((b"accept-encoding", b""), (b"via", via(request)))  # the gateway reads what passes
     if outgoing.is_wrapped:
         extra.append((RESUME_HEADER, b"1"))
     extra += worker.credentials or ([] if gateway.tenants.is_open else [(name, b"") for name in CREDENTIALS])

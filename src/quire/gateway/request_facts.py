@@ -8,6 +8,7 @@ import msgspec
 
 from quire.core.errors import BadRequest
 from quire.gateway.routes import path_model
+from quire.gateway.usage import TokenUsage
 from quire.server.http.json_size import check_json_size
 
 BYTES_PER_TOKEN = 4  # of English text; tokens of a prompt are estimated before a worker has counted them
@@ -52,8 +53,13 @@ class RequestFacts:
 
     @property
     def output_tokens(self) -> int:
-        """Expected at most, of all completions."""
+        """Expected, of all completions."""
         return self.n * (DEFAULT_OUTPUT_TOKENS if self.max_tokens is None else self.max_tokens)
+
+    def at_most(self, context: int, num_body_bytes: int) -> TokenUsage:
+        """What it can take of a model with such a context. A token has a byte at least; what was stored is not seen."""
+        prompt = num_body_bytes + (context if self.previous else 0)
+        return TokenUsage(prompt, 0, self.n * (context if self.max_tokens is None else self.max_tokens))
 
 
 def read_facts(path: str, body: bytes) -> RequestFacts:
@@ -73,15 +79,15 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
     if doubled := [name for name in fields if name != "model" and name.casefold() == "model"]:
         # Go's servers take it for `model`, so a key could name two models.
         raise BadRequest(f"the field `{doubled[0]}` is not `model`, and some workers take it for that", param="model")
-    nested = _nested(fields, "options") or _nested(fields, "parameters")  # of Ollama; of TGI and KServe
-    limits = [_count(where, name) for where in (fields, nested) for name in LIMIT_FIELDS if name in where]
+    places = (fields, _nested(fields, "options"), _nested(fields, "parameters"))  # of Ollama; of TGI and KServe
+    limits = [_count(where, name) for where in places for name in LIMIT_FIELDS if name in where]
     return RequestFacts(
         model=model,
         stream=_streams(path, fields),
         has_tools=_given(fields, "tools"),
         has_schema=any(_given(fields, name) for name in SCHEMA_FIELDS if name in fields),
         n=max(_count(fields, "n") or 1, _count(fields, "best_of") or 1) * _num_prompts(fields),
-        max_tokens=next((limit for limit in limits if limit is not None), None),
+        max_tokens=max((limit for limit in limits if limit is not None), default=None),  # which counts, a worker knows
         user=_text(fields, "user") or "",
         cache_salt=_text(fields, "cache_salt") or "",
         previous=_text(fields, "previous_response_id") or "",

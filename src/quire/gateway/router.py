@@ -95,7 +95,7 @@ class Router:
         return any(worker.takes_requests and worker not in tried for worker in self.serving(model))
 
     def unavailable(self, targets: list[str | None]) -> QuireError:
-        states = [f"{worker.name} is {worker.state}" for model in targets for worker in self.serving(model)]
+        states = [f"{worker.name} is {_shown_state(worker)}" for model in targets for worker in self.serving(model)]
         what = f"`{targets[0]}`" if targets[0] else "any model"
         why = ", ".join(dict.fromkeys(states)) or "no worker serves it"
         return NoWorker(f"no worker can take a request for {what}: {why}", "try again in a moment")
@@ -116,6 +116,12 @@ class Router:
     def _settings(config: GatewayConfig, model: str) -> tuple[PolicyName, CacheAware]:
         route = config.models.get(model)
         return (route and route.policy) or config.policy, config.cache_aware
+
+
+def _shown_state(worker: Worker) -> str:
+    if worker.state == "ready" and not worker.breaker.allows:
+        return f"ready, but its breaker is {worker.breaker.state}"
+    return worker.state
 
 
 def _fits(rule: RouteRule, facts: RequestFacts, request: ClientRequest) -> bool:

@@ -6,6 +6,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from quire.core.errors import QuireError
 from quire.gateway.admin import Admin
@@ -13,7 +14,7 @@ from quire.gateway.client_connection import Answering, ClientConnection, Connect
 from quire.gateway.config import LOOPBACK, GatewayConfig, server_tls
 from quire.gateway.gateway import Gateway
 from quire.gateway.wire import ClientRequest
-from quire.server.http.tcp_socket import BACKLOG, allow_open_files, bind
+from quire.server.http.tcp_socket import BACKLOG, CannotListen, allow_open_files, bind, listen
 
 log = logging.getLogger("quire.gateway")
 
@@ -33,7 +34,7 @@ async def serve_gateway(
     """Returns after SIGTERM or SIGINT, once requests in flight have ended or `drain_timeout` is over.
 
     `on_ready` gets the addresses of both listeners; `reload` reads the configuration again, on SIGHUP."""
-    sockets = [bind(config.host, config.port), bind(config.admin_host, config.admin_port)]
+    sockets = _listening_sockets(config)
     gateway = Gateway(config)
     if config.host not in LOOPBACK and not config.keys:
         log.warning("there are no keys: every client that reaches %s:%d can use all models", config.host, config.port)
@@ -56,6 +57,21 @@ async def serve_gateway(
     await _drain(gateway, servers[0], bounds, forced)
     servers[1].close()
     await gateway.close()
+
+
+def _listening_sockets(config: GatewayConfig) -> list[socket.socket]:
+    """Of both listeners. They listen at once: two can be bound to one port, and only one of them can listen."""
+    places = [("", config.host, config.port), ("admin-", config.admin_host, config.admin_port)]
+    sockets = []
+    with ExitStack() as opened:
+        for prefix, host, port in places:
+            try:
+                sockets.append(listen(opened.enter_context(bind(host, port))))
+            except CannotListen as error:
+                hint = f"choose another `--{prefix}host` or `--{prefix}port`"
+                raise CannotListen(error.message, hint) from None
+        opened.pop_all()
+    return sockets
 
 
 def _bounds(config: GatewayConfig, max_connections: int) -> ConnectionBounds:

@@ -8,6 +8,7 @@ import msgspec
 
 from quire.gateway.breaker import CircuitBreaker
 from quire.gateway.config import Faults, WorkerEntry, tls_context
+from quire.gateway.loops import via
 from quire.gateway.upstream import ConnectionPool
 from quire.gateway.wire import ClientRequest, Headers, request_head
 
@@ -33,6 +34,7 @@ class Worker:
         self.healthy = False
         self.ready = False
         self.checked = False
+        self.problem = ""  # what the last check has found
         self.draining = False
         self.is_quire = False
         self.resumes = False  # it takes over streams of other workers, and lets go of its own
@@ -132,6 +134,7 @@ class Worker:
             "name": self.name,
             "url": self.entry.url,
             "state": self.state,
+            "problem": self.problem,
             "breaker": self.breaker.state,
             "models": sorted(self.cards),
             "quire": self.is_quire,
@@ -146,7 +149,8 @@ class Worker:
     async def get(self, path: str, timeout: float) -> "WorkerAnswer":
         """GET `path`. Raises OSError or TimeoutError."""
         request = ClientRequest("GET", path.encode(), path, [])
-        head = request_head(request, self.pool.host, self.pool.prefix, 0, self.credentials)
+        extra = [*self.credentials, (b"via", via(request))]
+        head = request_head(request, self.pool.host, self.pool.prefix, 0, extra)
         async with asyncio.timeout(timeout):
             while True:
                 connection = self.pool.take() or await self.pool.connect()
@@ -161,21 +165,24 @@ class Worker:
                     connection.cancel()
                     raise
 
-    async def ask_models(self, timeout: float) -> None:
-        """What it serves, unless the configuration says."""
+    async def ask_models(self, timeout: float) -> str:
+        """What it serves, unless the configuration says. -> what is wrong with its answer"""
         answer = await self.get("/v1/models", timeout)
+        if answer.status in (401, 403):
+            return f"it answered {answer.status} to /v1/models: give this worker its `api_key`"
         if answer.status != 200:
-            return
+            return f"it answered {answer.status} to /v1/models"
         try:
             cards = msgspec.json.decode(answer.body, type=_ModelCards).data
         except msgspec.MsgspecError:
-            return
+            return "its answer to /v1/models is not that of OpenAI's API"
         named = {str(card["id"]): card for card in cards if "id" in card}
         if self.entry.models is None:
             self.cards = named
         else:
             self.cards = {name: named.get(name, {"id": name}) for name in self.entry.models}
         self.is_quire = any(card.get("owned_by") == "quire" for card in cards)
+        return ""
 
 
 class _ModelCards(msgspec.Struct):
