@@ -23,8 +23,9 @@ from benchmarks.hybrid_files import VOCAB, write_hybrid
 from benchmarks.machine import describe
 from benchmarks.processes import interruptible, progress
 from quire.models.registry import family, read_model_config
+from quire.ops.kv_spec import CHECKPOINT_DTYPES
 from quire.ops.native import NativeOps
-from quire.ops.opset import CHECKPOINT_DTYPES, ProgramSpec, StepBatch
+from quire.ops.opset import ProgramSpec, StepBatch
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 

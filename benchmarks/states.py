@@ -29,7 +29,8 @@ import numpy as np
 from benchmarks.cases import CASES as CASES_OF_SPEED
 from benchmarks.machine import describe
 from benchmarks.processes import ROOT
-from quire.ops.opset import Activation, KVSpec, Mamba2Weights, MambaWeights, OpSet, ProgramSpec, StateSpec, StepBatch
+from quire.ops.kv_spec import KVSpec, StateSpec
+from quire.ops.opset import Activation, Mamba2Weights, MambaWeights, OpSet, ProgramSpec, StepBatch
 from quire.ops.tensors import stored_floats
 
 PEERS = ["quire", "llama.cpp"]

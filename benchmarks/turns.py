@@ -35,7 +35,7 @@ from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
 from quire.models.config import ModelConfig
 from quire.models.registry import family, read_model_config
-from quire.ops.opset import CHECKPOINT_DTYPES
+from quire.ops.kv_spec import CHECKPOINT_DTYPES
 from quire.planning.packed_bytes import NativeFormat
 from quire.planning.planned_model import plan_model
 from quire.planning.shape_checkpoint import shape_checkpoint

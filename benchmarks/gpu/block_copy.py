@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.gpu.measuring import copy_bandwidth
 from quire.ops.gpu.cache import GpuCache
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 
 SPEC = KVSpec(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16")  # 2 MiB a block
 NUM_BLOCKS = 4096

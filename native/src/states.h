@@ -1,4 +1,4 @@
-// Recurrent states, in slots: see StateSpec in ops/opset.py.
+// Recurrent states, in slots: see StateSpec in ops/kv_spec.py.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@ import pytest
 
 from engine.test_state_slots import PARAMS, PROMPTS, SHARED, Bits, bits
 from quire import LLM, SamplingParams
-from quire.ops.opset import StateSpec
+from quire.ops.kv_spec import StateSpec
 
 SIZES: dict[str, Any] = {
     "vocab_size": 259,

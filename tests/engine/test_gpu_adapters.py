@@ -13,7 +13,7 @@ from quire.core.errors import UnknownModel
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

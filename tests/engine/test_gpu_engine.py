@@ -30,7 +30,7 @@ from engine.gpu_serving import (
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.reference.cache import TorchCache
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -20,7 +20,7 @@ from engine.test_gpu_engine import (
     requests,
     run,
 )
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

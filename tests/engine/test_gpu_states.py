@@ -23,7 +23,7 @@ from engine.test_gpu_engine import preemptions, renamed, requests
 from fakes import make_drafts_free
 from quire.core.params import SamplingParams
 from quire.core.request import Request
-from quire.ops.opset import ConvSpec, KVSpec, StateSpec
+from quire.ops.kv_spec import ConvSpec, KVSpec, StateSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -18,7 +18,7 @@ from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.executors.local import LocalExecutor
 from quire.executors.options import ExecutorOptions
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.reference.cache import TorchCache
 from quire.runtime import disk_tier
 from quire.runtime.disk_tier import DiskTier

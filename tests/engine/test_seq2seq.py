@@ -23,7 +23,7 @@ from quire.core.request import Request, SequenceEvent
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from runtime.oracle import oracle
 
 VOCAB, EOS, START, FORCED = 60, 1, 2, 5

@@ -9,8 +9,8 @@ import pytest
 from fakes import make_drafts_free
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
+from quire.ops.kv_spec import StateSpec
 from quire.ops.native.cache import NativeCache
-from quire.ops.opset import StateSpec
 
 SHARED = "A quire is four sheets of paper or parchment folded to form eight leaves. "
 PROMPTS = [SHARED, SHARED + "Then the binder sews them.", SHARED + "It is read.", "x", "In the beginning was the word"]

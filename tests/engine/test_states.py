@@ -8,7 +8,7 @@ import pytest
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core import kv_tiers
 from quire.core.errors import BadRequest, Unsupported
-from quire.ops.opset import ConvSpec
+from quire.ops.kv_spec import ConvSpec
 from quire.runtime import disk_tier
 from quire.runtime.disk_tier import DiskTier
 

@@ -12,7 +12,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from models.gpu_steps import logits_of
 from quire.core.errors import Unsupported
 from quire.ops.gpu.opset import GpuOps
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.reference import TorchOps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire.models.registry import family
 from quire.ops.gpu.opset import GpuOps
-from quire.ops.opset import KVSpec, ProgramSpec, StepBatch
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import ProgramSpec, StepBatch
 from quire.weights.checkpoint import open_checkpoint
 
 ON_GPU = torch.cuda.is_available()

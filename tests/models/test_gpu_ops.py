@@ -17,7 +17,8 @@ from ops.stored_blocks import stored_rows
 from quire.models.registry import family
 from quire.ops.gpu.opset import GpuOps
 from quire.ops.gpu.program import dry_run_batch
-from quire.ops.opset import Activation, KVSpec, ProgramSpec, Routing
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import Activation, ProgramSpec, Routing
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import MXFP4, Q4_F, Q8_0, StoredTensor, stored_floats
 from quire.runtime.kv import kv_spec

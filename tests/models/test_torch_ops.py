@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from quire.ops.opset import Activation, KVSpec, ProgramSpec, Routing, StepBatch
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import Activation, ProgramSpec, Routing, StepBatch
 from quire.ops.reference import TorchOps
 from quire.ops.reference.routing import choose_experts
 from quire.ops.tensors import F32, StoredTensor

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native import NativeOps
-from quire.ops.opset import Float32, KVSpec, ProgramSpec, StepBatch
+from quire.ops.opset import Float32, ProgramSpec, StepBatch
 from quire.ops.tensors import F32, StoredTensor
 
 SPEC = KVSpec(num_layers=1, num_kv_heads=1, head_dim=8, block_size=8, dtype="float32")

@@ -9,7 +9,7 @@ import torch
 from quire.core.errors import DoesNotFit
 from quire.ops.gpu.block_copy import copy_blocks, waves
 from quire.ops.gpu.cache import GpuCache, pinned_pages
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.reference.cache import DTYPES, copy_blocks_in_order, zero_pages
 
 ON_GPU = torch.cuda.is_available()

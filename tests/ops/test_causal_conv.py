@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.ops.opset import ConvSpec, KVSpec, OpSet, ProgramSpec, StepBatch
+from quire.ops.kv_spec import ConvSpec, KVSpec
+from quire.ops.opset import OpSet, ProgramSpec, StepBatch
 from quire.ops.tensors import stored_floats
 
 BLOCK, NUM_BLOCKS, MAX_TOKENS = 4, 24, 64

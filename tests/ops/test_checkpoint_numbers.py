@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from quire.ops.checkpoint_numbers import read_checkpoint, write_checkpoint
+from quire.ops.kv_spec import CHECKPOINT_GROUP, KVSpec, StateSpec
 from quire.ops.native.cache import NativeCache
-from quire.ops.opset import CHECKPOINT_GROUP, KVSpec, StateSpec
 from quire.ops.reference.cache import TorchCache
 
 STATES = StateSpec(3, (2, 8, 24), 20, 4)  # 3 * (64 + 384) numbers

@@ -15,8 +15,9 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
+from quire.ops.kv_spec import KVSpec, StateSpec
 from quire.ops.native import available_isas, use_isa
-from quire.ops.opset import Activation, KVSpec, OpSet, ProgramSpec, StateSpec, StepBatch
+from quire.ops.opset import Activation, OpSet, ProgramSpec, StepBatch
 from quire.ops.tensors import stored_floats
 from quire.quantize.eager_ops import EagerBatch, EagerOps
 

@@ -12,9 +12,10 @@ from ops.test_native_latent import LatentCase
 from quire.core.draft_tree import ROOT, ancestor_words, depths, path_to
 from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.opset import GpuOps
+from quire.ops.kv_spec import KV_DTYPES, KVSpec
 from quire.ops.native import NativeOps, available_isas, use_isa
 from quire.ops.native.cache import NativeCache
-from quire.ops.opset import KV_DTYPES, KVSpec, ProgramSpec
+from quire.ops.opset import ProgramSpec
 from quire.ops.reference import TorchOps
 from quire.runtime.batch import CAUSAL_WORDS
 

@@ -11,7 +11,8 @@ from quire.ops.gpu.graph_inputs import GraphInputs
 from quire.ops.gpu.graph_sizes import drop_slower_sizes
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.program import GpuProgram
-from quire.ops.opset import KVSpec, StepBatch
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import StepBatch
 
 CPU = torch.device("cpu")
 BLOCK = 16

@@ -7,7 +7,8 @@ from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.graph_inputs import GraphInputs
 from quire.ops.gpu.program import GpuProgram
 from quire.ops.gpu.states.segments import are_independent, segment_arrays, segments_on_device, with_segments
-from quire.ops.opset import ConvSpec, KVSpec, StateSpec, StepBatch
+from quire.ops.kv_spec import ConvSpec, KVSpec, StateSpec
+from quire.ops.opset import StepBatch
 
 CPU = torch.device("cpu")
 STATES = KVSpec(1, 1, 8, 4, "float32", states=StateSpec(1, (1, 2, 3), 5, 4, 9))

@@ -7,8 +7,9 @@ import torch
 from ops.native_harness import Pool, stored
 from ops.test_native_attention import Case
 from quire.core.errors import Unsupported
+from quire.ops.kv_spec import KV_DTYPES, KVSpec
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KV_DTYPES, KVSpec, ProgramSpec
+from quire.ops.opset import ProgramSpec
 from quire.ops.reference import TorchOps
 
 

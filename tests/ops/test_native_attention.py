@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from ops.native_harness import Pool, assert_close, max_error, stored
+from quire.ops.kv_spec import KV_DTYPES, KVSpec
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KV_DTYPES, KVSpec, ProgramSpec
+from quire.ops.opset import ProgramSpec
 
 pytestmark = pytest.mark.slow
 

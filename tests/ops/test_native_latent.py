@@ -7,8 +7,9 @@ from ops.native_harness import Pool, apply, assert_close, stored
 from ops.test_native_attention import STEPS, Case, as_stored, assert_right
 from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KVSpec, ProgramSpec
+from quire.ops.opset import ProgramSpec
 from quire.ops.tensors import BF16, F16, StoredTensor
 from quire.runtime.kv import kv_spec
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from ops.native_harness import Pool, int32, max_error, stored
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import Activation, KVSpec, ProgramSpec
+from quire.ops.opset import Activation, ProgramSpec
 from quire.ops.tensors import Q8_0, StoredTensor
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB, LAYERS = 6, 2, 32, 96, 160, 50, 2

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from quire.ops.compiled import native
-from quire.ops.opset import KVSpec, Mamba2Weights, MambaWeights, OpSet, ProgramSpec, StateSpec, StepBatch
+from quire.ops.kv_spec import KVSpec, StateSpec
+from quire.ops.opset import Mamba2Weights, MambaWeights, OpSet, ProgramSpec, StepBatch
 from quire.ops.tensors import stored_floats
 
 BLOCK, NUM_BLOCKS, MAX_TOKENS, NUM_SLOTS, LAYERS = 4, 24, 64, 9, 2

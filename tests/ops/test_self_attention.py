@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from ops.native_harness import int32, stored
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KVSpec, ProgramSpec, StepBatch
+from quire.ops.opset import ProgramSpec, StepBatch
 from quire.ops.reference import TorchOps
 
 LENGTHS = (1, 5, 70, 33, 16, 300)

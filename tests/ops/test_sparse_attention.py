@@ -6,8 +6,9 @@ import pytest
 from ops.native_harness import Pool, stored
 from ops.test_native_attention import STEPS, as_stored, assert_right
 from ops.test_native_latent import DTYPES, LatentCase
+from quire.ops.kv_spec import IndexSpec, KVSpec
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import IndexSpec, KVSpec, ProgramSpec
+from quire.ops.opset import ProgramSpec
 from quire.ops.reference import TorchOps
 
 

@@ -13,7 +13,7 @@ from quire.ops.gpu.attention.mla import MLALaunch, mla_decode
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring
 from quire.ops.gpu.attention.plan import plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.reference import TorchOps
 from quire.ops.reference.cache import TorchCache, quantize_kv
 

@@ -9,7 +9,7 @@ from quire.ops.gpu.attention.mla_plan import plan_latent
 from quire.ops.gpu.attention.mla_write import latent_write
 from quire.ops.gpu.attention.pages import Runs
 from quire.ops.gpu.linear.heads import linear_heads
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.opset import TorchOps
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from quire.ops.gpu.opset import GpuOps
-from quire.ops.opset import Activation, ConvSpec, KVSpec, Mamba2Weights, OpSet, ProgramSpec, StateSpec, StepBatch
+from quire.ops.kv_spec import ConvSpec, KVSpec, StateSpec
+from quire.ops.opset import Activation, Mamba2Weights, OpSet, ProgramSpec, StepBatch
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import stored_floats
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.ops.kv_spec import KVSpec, StateSpec
 from quire.ops.native import NativeOps, available_isas, use_isa
-from quire.ops.opset import KVSpec, OpSet, ProgramSpec, StateSpec, StepBatch, Wkv7Weights
+from quire.ops.opset import OpSet, ProgramSpec, StepBatch, Wkv7Weights
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import stored_floats
 from quire.quantize.eager_ops import EagerBatch, EagerOps

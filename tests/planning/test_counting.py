@@ -8,9 +8,10 @@ import pytest
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.models.registry import family
 from quire.ops.compiled import native
+from quire.ops.kv_spec import KVSpec, StateSpec
 from quire.ops.native import NativeOps
 from quire.ops.native.scan_recorder import new_value
-from quire.ops.opset import KVSpec, Mamba2Weights, ProgramSpec, StateSpec
+from quire.ops.opset import Mamba2Weights, ProgramSpec
 from quire.ops.tensors import STORAGE_TYPES, StoredTensor
 from quire.planning.packed_bytes import GpuFormat, NativeFormat
 from quire.planning.planned_model import plan_model

@@ -11,7 +11,7 @@ from benchmarks.plan_memory_cases import MODELS
 from benchmarks.turns import SMALL as HYBRID
 
 from quire.cli.main import main
-from quire.ops.opset import StateSpec
+from quire.ops.kv_spec import StateSpec
 
 GPU = ["--hardware", "l4"]
 

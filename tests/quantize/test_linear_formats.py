@@ -175,7 +175,7 @@ def test_static_scales_of_inputs_and_of_the_kv_cache(plain_llama: Path, tmp_path
 def test_an_fp8_cache_divides_by_the_scales_of_its_layer() -> None:
     import torch
 
-    from quire.ops.opset import KVSpec
+    from quire.ops.kv_spec import KVSpec
     from quire.ops.reference.cache import TorchCache
 
     k, v = torch.randn(5, 1, 8) * 4000, torch.randn(5, 1, 8) * 1e-3

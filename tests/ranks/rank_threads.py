@@ -12,7 +12,8 @@ from models.checking import BLOCK_SIZE, MAX_LEN, on_host
 from quire.executors.ranks.shapes import trace_roles
 from quire.models.config import ModelConfig
 from quire.models.registry import family
-from quire.ops.opset import KVSpec, ProgramSpec, StepBatch
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import ProgramSpec, StepBatch
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup, new_shared_memory
 from quire.ops.ranks.opset import RankOps

@@ -31,7 +31,7 @@ from transformers import (
 from models.checking import MAX_LEN, PROMPT, TINY, Cases, assert_close, random_model
 from models.test_newer_families import CASES as NEWER
 from quire.core.errors import Unsupported
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.forward import RankForward
 from ranks.rank_threads import InRanks, OneProcess, steps

@@ -11,7 +11,7 @@ from engine.test_window_pages import BLOCK, LAYER_BYTES, PARAMS, PROMPTS, SHARED
 from quire import LLM
 from quire.executors.ranks.messages import RankLoaded
 from quire.executors.ranks.sizes import counts, smallest
-from quire.ops.opset import KVSpec, WindowSpec
+from quire.ops.kv_spec import KVSpec, WindowSpec
 from quire.ops.stages.parts import StagePart
 from quire.runtime.kv import KVSize
 from trials import LENGTH

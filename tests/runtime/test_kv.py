@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.models.config import ModelConfig
-from quire.ops.opset import IndexSpec, KVSpec
+from quire.ops.kv_spec import IndexSpec, KVSpec
 from quire.runtime import available_memory as memory
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, size_cache
 

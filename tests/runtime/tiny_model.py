@@ -12,7 +12,8 @@ from quire.models.indexer import IndexerShape
 from quire.models.loading import TensorSpecs
 from quire.models.mamba2_mixer import Mamba2Shape
 from quire.models.rope import RopeSpec
-from quire.ops.opset import ConvSpec, IndexSpec, OpSet, Routing, WindowSpec
+from quire.ops.kv_spec import ConvSpec, IndexSpec, WindowSpec
+from quire.ops.opset import OpSet, Routing
 from quire.ops.tensors import F32, StoredTensor
 from quire.runtime.kv import KVSize, kv_spec
 from quire.runtime.runner import Runner

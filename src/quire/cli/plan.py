@@ -24,7 +24,7 @@ from quire.cli.planning_flags import (
 from quire.hub import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from quire.ops.opset import KVSpec
+    from quire.ops.kv_spec import KVSpec
     from quire.planning.hardware import Hardware
     from quire.planning.memory import EngineLimits, Load
     from quire.planning.plan import Setup

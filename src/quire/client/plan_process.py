@@ -19,7 +19,7 @@ from quire.client.plan_request import PlanRequest
 from quire.client.this_gpu import this_gpu
 from quire.core.errors import BadRequest, QuireError
 from quire.hub import cache_dir
-from quire.ops.opset import GPU_KV_DTYPES, KVSpec
+from quire.ops.kv_spec import GPU_KV_DTYPES, KVSpec
 from quire.planning.explain import explain
 from quire.planning.formats import FORMATS, find_format
 from quire.planning.hardware import HARDWARE, PRICE_SOURCE, Hardware, find_hardware, kv_dtype_on

@@ -11,7 +11,8 @@ import numpy as np
 
 from quire.executors.backends import new_ops
 from quire.executors.options import ExecutorOptions
-from quire.ops.opset import Float32, KVSpec, ProgramSpec, StepBatch
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import Float32, ProgramSpec, StepBatch
 from quire.ops.tensors import F32, StoredTensor
 
 

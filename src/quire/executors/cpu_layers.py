@@ -15,7 +15,8 @@ from quire.executors.pipeline.stage import trace_model
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
-from quire.ops.opset import KVSpec, OpSet
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import OpSet
 from quire.ops.stages.parts import divide_at
 from quire.ops.stages.two_devices import TwoDeviceOps
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters

@@ -9,7 +9,7 @@ from typing import cast
 from quire import __version__
 from quire.core.errors import BadRequest
 from quire.executors.options import ExecutorOptions
-from quire.ops.opset import KVCache, WindowedKVCache
+from quire.ops.kv_spec import KVCache, WindowedKVCache
 from quire.runtime.disk_tier import DiskTier
 from quire.runtime.kv import KVSize
 from quire.runtime.kv_files import BlockFormat, Buffers

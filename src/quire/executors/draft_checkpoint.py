@@ -11,7 +11,8 @@ from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
 from quire.models.registry import family, read_model_config
-from quire.ops.opset import KVSpec, OpSet
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import OpSet
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import Checkpoint, open_checkpoint
 

@@ -22,7 +22,8 @@ from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family, family, read_model_config
-from quire.ops.opset import KVCache, KVSpec, OpSet
+from quire.ops.kv_spec import KVCache, KVSpec
+from quire.ops.opset import OpSet
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.available_memory import available_memory
 from quire.runtime.kv import KVSize, check_gpu_spec, kv_spec, longest, size_cache

@@ -14,7 +14,7 @@ from quire.models.config import ModelConfig
 from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.stages.trace import ModelTrace
 from quire.runtime.available_memory import available_memory
 from quire.weights.checkpoint import Checkpoint

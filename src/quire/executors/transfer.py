@@ -12,7 +12,7 @@ from quire.core.transfer_config import UNIX, TransferConfig
 from quire.executors.disk import block_format, host_memory
 from quire.executors.options import ExecutorOptions
 from quire.models.config import ModelConfig, Seq2SeqConfig
-from quire.ops.opset import KVCache
+from quire.ops.kv_spec import KVCache
 from quire.runtime.kv import KVSize
 from quire.runtime.kv_transfer.consumer import KVConsumer
 from quire.runtime.kv_transfer.producer import KVProducer

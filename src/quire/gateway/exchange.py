@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import DeadlinePassed, QuireError
 from quire.gateway.attempt import Attempt
+from quire.gateway.broken_stream import BrokenStream
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.errors import BadUpstream, LostPlace, UpstreamTimeout
 from quire.gateway.hedging import STORING_PATH, Hedge, hedge_for
@@ -15,7 +16,6 @@ from quire.gateway.policies import PickContext
 from quire.gateway.relay import ResponseRelay, scanner_for
 from quire.gateway.request_facts import RequestFacts
 from quire.gateway.resuming import RESUME_HEADER, ResumableScanner, delivered_stream
-from quire.gateway.resumption import Resumption
 from quire.gateway.routes import OPENAI_STREAMS, RouteKind
 from quire.gateway.tenants import Tenant
 from quire.gateway.usage import TokenUsage
@@ -79,7 +79,7 @@ class Exchange:
         self._num_deaths = 0
         can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
         self._delivered = delivered_stream(request, request_id, tenant.name, can_resume)
-        self._resumption = Resumption(self, gateway)
+        self._broken = BrokenStream(self, gateway)
         self._is_paused = False
         self._attempt: Attempt | None = None
         self._hedge: Hedge | None = None
@@ -169,7 +169,7 @@ class Exchange:
         if self._tells_id:
             self._tells_id = not self._gateway.stored_responses.remember(self, data)
         if num_tokens := self._relay.push(data):
-            self._resumption.gained()
+            self._broken.gained()
             self._count_tokens(num_tokens)
         scanner = self._relay.scanner
         if isinstance(scanner, ResumableScanner) and scanner.has_lost_place:
@@ -271,7 +271,7 @@ class Exchange:
         if isinstance(self._relay.scanner, ResumableScanner):
             self._leave_worker()
             self._relay.scanner.break_off()
-            self._resumption.go_on(worker, error)
+            self._broken.go_on(worker, error)
             return
         if self._relay.is_passing:
             self.break_off(error)
@@ -368,7 +368,7 @@ class Exchange:
             return False
         self.has_ended = True
         self.status = status
-        self._resumption.end()
+        self._broken.end()
         if self._timer is not None:
             self._timer.cancel()
         worker = self.worker

@@ -5,7 +5,7 @@ from typing import Self
 
 from quire.core.errors import BadCheckpoint
 from quire.core.seq2seq import Seq2Seq
-from quire.ops.opset import ConvSpec, IndexSpec, StateSpec
+from quire.ops.kv_spec import ConvSpec, IndexSpec, StateSpec
 
 ATTENTION = "full_attention"  # a kind of layer
 MAX_COLUMNS = 1 << 22  # of queries; memory is allocated for them before tensors are compared

@@ -16,7 +16,8 @@ from quire.models.constant_weights import ConstantVector
 from quire.models.loading import Linear, TensorSpec, TensorSpecs, Vector
 from quire.models.moe import MoeLayer
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import MAX_CONV_TAPS, Activation, Keep, OpSet, StateSpec, Value
+from quire.ops.kv_spec import MAX_CONV_TAPS, StateSpec
+from quire.ops.opset import Activation, Keep, OpSet, Value
 from quire.ops.tensors import StoredTensor, stored_floats
 from quire.weights.config import CheckpointConfig
 

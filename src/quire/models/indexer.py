@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.loading import Linear, LinearPart, TensorSpecs, Vector
-from quire.ops.opset import IndexSpec, Keep, OpSet, Value
+from quire.ops.kv_spec import IndexSpec
+from quire.ops.opset import Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight
 from quire.weights.config import CheckpointConfig
 

@@ -14,7 +14,8 @@ from quire.models.llama import LlamaConfig
 from quire.models.llama_families import LlamaFamily, translate
 from quire.models.loading import Linear, LoadedModel, TensorSpec, TensorSpecs, Vector
 from quire.models.renamed_checkpoint import RenamedCheckpoint
-from quire.ops.opset import MAX_CONV_TAPS, Activation, ConvSpec, OpSet, Value
+from quire.ops.kv_spec import MAX_CONV_TAPS, ConvSpec
+from quire.ops.opset import Activation, OpSet, Value
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 

@@ -13,7 +13,8 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.causal_conv import StoredConv
 from quire.models.loading import Linear, TensorSpec, TensorSpecs, Vector
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import MAX_CONV_TAPS, Activation, Mamba2Weights, OpSet, StateSpec, Value
+from quire.ops.kv_spec import MAX_CONV_TAPS, StateSpec
+from quire.ops.opset import Activation, Mamba2Weights, OpSet, Value
 from quire.ops.tensors import StoredTensor, stored_floats
 from quire.weights.config import CheckpointConfig
 

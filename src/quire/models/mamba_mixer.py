@@ -15,7 +15,8 @@ from quire.models.constant_weights import Ones
 from quire.models.loading import Linear, TensorSpec, TensorSpecs, Vector
 from quire.models.mamba2_mixer import MAX_NUMBERS
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import MAX_CONV_TAPS, Activation, MambaWeights, OpSet, StateSpec, Value
+from quire.ops.kv_spec import MAX_CONV_TAPS, StateSpec
+from quire.ops.opset import Activation, MambaWeights, OpSet, Value
 from quire.ops.tensors import StoredTensor
 
 

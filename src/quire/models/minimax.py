@@ -20,7 +20,8 @@ from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpecs, V
 from quire.models.moe import MoeConfig, MoeLayer
 from quire.models.moe_families import MIXTRAL_EXPERTS, MoeFamily
 from quire.models.rope import frequencies
-from quire.ops.opset import Activation, OpSet, StateSpec, Value
+from quire.ops.kv_spec import StateSpec
+from quire.ops.opset import Activation, OpSet, Value
 from quire.ops.tensors import stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig

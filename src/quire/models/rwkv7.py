@@ -17,7 +17,8 @@ from quire.models.llama import normed
 from quire.models.loading import EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpec, TensorSpecs, load_weights
 from quire.models.mamba2 import without_attention
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, Keep, OpSet, StateSpec, Value, Wkv7Weights
+from quire.ops.kv_spec import StateSpec
+from quire.ops.opset import Activation, Keep, OpSet, Value, Wkv7Weights
 from quire.ops.tensors import StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig

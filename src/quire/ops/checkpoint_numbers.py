@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.ops.opset import CHECKPOINT_GROUP
+from quire.ops.kv_spec import CHECKPOINT_GROUP
 
 Bytes = NDArray[np.uint8]
 CHUNK = 1 << 16  # numbers at a time: what is in between stays in the CPU's cache

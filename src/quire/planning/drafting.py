@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.planning.hardware import Hardware
 from quire.planning.memory import sequence_bytes
 from quire.planning.planned_model import PlannedModel

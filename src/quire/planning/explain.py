@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from quire.ops.opset import StateSpec
+from quire.ops.kv_spec import StateSpec
 from quire.planning.plan import Plan
 from quire.planning.roofline import all_reduce_bytes
 from quire.runtime.kv import OWN_SLOTS, SLOTS_A_SEQUENCE

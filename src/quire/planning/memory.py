@@ -6,7 +6,7 @@ from math import ceil
 
 from quire.core.errors import BadRequest
 from quire.core.sliding_window import SlidingWindow
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.planning import gpu_memory, native_memory
 from quire.planning.planned_model import PlannedModel
 from quire.planning.step_counter import StepShape

@@ -6,7 +6,7 @@ a buffer counts as far as the largest step of a load writes it."""
 from collections.abc import Iterable, Iterator, Sequence
 from operator import add
 
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.tensors import PackedWeight
 from quire.planning.step_counter import StepCounter
 

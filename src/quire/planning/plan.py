@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from quire.core.errors import BadRequest
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.planning.advice import Advice, advise
 from quire.planning.cost import Cost
 from quire.planning.drafting import Draft

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.models.config import ModelConfig
 from quire.models.registry import family
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.tensors import PackedWeight
 from quire.planning.packed_bytes import PackedFormat
 from quire.planning.step_counter import StepCounter, StepShape, count_step

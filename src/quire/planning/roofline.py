@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.planning.hardware import Hardware
 from quire.planning.planned_model import PlannedModel
 from quire.planning.step_counter import OpCount, StepShape

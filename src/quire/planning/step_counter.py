@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.ops.kv_spec import KVSpec, StateSpec
 from quire.ops.native.liveness import assign_offsets, needed_for_logits
 from quire.ops.native.recorder import RecordedLogits, Recorder, SymbolicBatch
 from quire.ops.native.scan_recorder import RecordedColumns
-from quire.ops.opset import Activation, KVSpec, Routing, StateSpec
+from quire.ops.opset import Activation, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 

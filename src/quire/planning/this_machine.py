@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native import NativeOps
-from quire.ops.opset import KVSpec, ProgramSpec, StepBatch
+from quire.ops.opset import ProgramSpec, StepBatch
 from quire.ops.tensors import F16, F32, Q8_0, StorageType, StoredTensor
 from quire.planning.hardware import Hardware
 from quire.runtime.available_memory import available_memory

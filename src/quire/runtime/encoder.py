@@ -9,7 +9,8 @@ import numpy as np
 from quire.core.encode_request import EncodeInput
 from quire.models.config import EncoderConfig, ModelConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import Float32, KVSpec, OpSet, ProgramSpec, StepBatch
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import Float32, OpSet, ProgramSpec, StepBatch
 from quire.runtime.kv import kv_spec
 
 BLOCK_SIZE = 16

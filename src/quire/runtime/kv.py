@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.core.sliding_window import SlidingWindow
 from quire.models.config import ModelConfig
-from quire.ops.opset import CHECKPOINT_DTYPES, GPU_KV_DTYPES, KVSpec, StateSpec
+from quire.ops.kv_spec import CHECKPOINT_DTYPES, GPU_KV_DTYPES, KVSpec, StateSpec
 from quire.runtime.window_pages import with_window_pages
 
 INT8_TOKENS = 16  # kernels take this many tokens of an int8 cache at a time

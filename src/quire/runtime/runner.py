@@ -10,7 +10,8 @@ from quire.core.draft_tree import DraftTree
 from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import KVCache, Masks, OpSet, ProgramSpec, WindowedKVCache
+from quire.ops.kv_spec import KVCache, WindowedKVCache
+from quire.ops.opset import Masks, OpSet, ProgramSpec
 from quire.ops.sampled_row import Logprobs, id_logprobs
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.batch import BatchedStep, BatchRows

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from quire.core.sliding_window import SlidingWindow
 from quire.models.config import ModelConfig
-from quire.ops.opset import KVSpec, WindowSpec
+from quire.ops.kv_spec import KVSpec, WindowSpec
 
 WINDOWS_A_SEQUENCE = 2  # for each sequence that may run: its own, and one that the prefix cache keeps
 

@@ -20,7 +20,8 @@ from quire.executors.ranks.follower import FollowerExecutor, follow, move_blocks
 from quire.executors.ranks.messages import FromRank, MoveBlocks, RankAdapter, RunStep, StartRank, ToRank
 from quire.models.config import ModelConfig
 from quire.ops.compiled import native
-from quire.ops.opset import KVCache, KVSpec, Program, ProgramSpec, StepBatch
+from quire.ops.kv_spec import KVCache, KVSpec
+from quire.ops.opset import Program, ProgramSpec, StepBatch
 from quire.ops.ranks.group import RankGroup
 from quire.ops.stages.opset import StageCache, StageOps
 

@@ -22,7 +22,8 @@ from quire.executors.ranks.messages import MOVES, LoadRankAdapter, PutRankAdapte
 from quire.executors.ranks.processes import OnLoss, die_like
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
-from quire.ops.opset import Chain, KVCache, KVSpec, OpSet, Program, ProgramSpec, Sampler, StepBatch
+from quire.ops.kv_spec import KVCache, KVSpec
+from quire.ops.opset import Chain, OpSet, Program, ProgramSpec, Sampler, StepBatch
 from quire.ops.stages.opset import StageCache, StageOps
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.kv import KVSize

@@ -14,7 +14,7 @@ from quire.executors.ranks.messages import StartRank
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
-from quire.ops.opset import KVSpec
+from quire.ops.kv_spec import KVSpec
 from quire.ops.ranks.group import RankGroup
 from quire.ops.stages.opset import StageOps
 from quire.weights.checkpoint import Checkpoint

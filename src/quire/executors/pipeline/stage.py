@@ -20,9 +20,9 @@ from quire.executors.ranks.shapes import shapes_of, trace_roles
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.recorder import SymbolicBatch
-from quire.ops.opset import KVSpec
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.roles import Roles

@@ -39,7 +39,8 @@ from quire.executors.ranks.rank import RankExecutor
 from quire.executors.ranks.sizes import counts, smallest
 from quire.ipc.channel import Channel
 from quire.ops.compiled import native
-from quire.ops.opset import KVCache, KVSpec, Program, ProgramSpec
+from quire.ops.kv_spec import KVCache, KVSpec
+from quire.ops.opset import Program, ProgramSpec
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankCache, RankOps
 from quire.runtime.kv import KVSize

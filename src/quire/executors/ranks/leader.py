@@ -23,7 +23,8 @@ from quire.executors.ranks.sizes import counts, smallest
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.ops.compiled import native
-from quire.ops.opset import KVCache, OpSet
+from quire.ops.kv_spec import KVCache
+from quire.ops.opset import OpSet
 from quire.ops.ranks.opset import RankOps
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
 from quire.runtime.kv import KVSize

@@ -9,7 +9,8 @@ from typing import Any, Self
 from quire.executors.ranks.messages import MOVES, MoveBlocks, PutHiddenStates, RunStep
 from quire.executors.ranks.processes import RankProcesses
 from quire.ops.compiled import native
-from quire.ops.opset import Chain, HiddenStates, Int32, KVCache, KVSpec, Program, ProgramSpec, StepBatch
+from quire.ops.kv_spec import KVCache, KVSpec
+from quire.ops.opset import Chain, HiddenStates, Int32, Program, ProgramSpec, StepBatch
 from quire.ops.ranks.opset import HostPart, RankCache, RankOps
 
 Tell = Callable[[Any], None]

@@ -16,7 +16,7 @@ from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
-from quire.ops.opset import KVCache, KVSpec
+from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.ranks.cuts import RankIndex, check_size
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankOps

@@ -11,9 +11,10 @@ from quire.executors.draft_checkpoint import HeadCheckpoint
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.recorder import SymbolicBatch
-from quire.ops.opset import Int32, KVSpec
+from quire.ops.opset import Int32
 from quire.ops.ranks.roles import RoleOps, RoleRecorder, Roles
 from quire.ops.tensors import F32, StoredTensor
 from quire.runtime.kv import kv_spec

@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.core.errors import DoesNotFit
 from quire.ops.gpu.block_copy import BESIDE, copy_blocks
 from quire.ops.gpu.pinned import pinned
-from quire.ops.opset import KVSpec, StateSpec
+from quire.ops.kv_spec import KVSpec, StateSpec
 from quire.ops.reference.cache import TorchCache, page_layout, zero_pages  # the layout is the specification's
 from quire.ops.reference.states import TorchCheckpoints, TorchStates
 

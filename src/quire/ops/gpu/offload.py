@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.gpu.copies import DirectCopies, HostStore, ThreadCopies
-from quire.ops.opset import Keep, KVCache, KVSpec, Program, ProgramSpec
+from quire.ops.kv_spec import KVCache, KVSpec
+from quire.ops.opset import Keep, Program, ProgramSpec
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 ALIGNMENT = 256  # bytes

@@ -64,16 +64,8 @@ from quire.ops.gpu.program import GpuProgram, dry_run_batch
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.states.opset import StateOps
 from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments, quantization_for
-from quire.ops.opset import (
-    Activation,
-    Float32,
-    Int32,
-    Keep,
-    KVCache,
-    KVSpec,
-    ProgramSpec,
-    Routing,
-)
+from quire.ops.kv_spec import KVCache, KVSpec
+from quire.ops.opset import Activation, Float32, Int32, Keep, ProgramSpec, Routing
 from quire.ops.reference.rope import (  # torch formulas: nothing to gain by a kernel
     Frequencies,
     rope_angles,

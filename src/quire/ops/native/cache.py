@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from quire.core.errors import DoesNotFit, Unsupported
 from quire.ops.checkpoint_numbers import read_checkpoint, write_checkpoint
-from quire.ops.opset import KV_DTYPES, Int32, KVSpec, StepBatch
+from quire.ops.kv_spec import KV_DTYPES, KVSpec
+from quire.ops.opset import Int32, StepBatch
 
 Bytes = NDArray[np.uint8]
 TokenView = tuple[NDArray[Any], tuple[int, ...]]  # what tokens have [blocks, *places, ...], the shape of places

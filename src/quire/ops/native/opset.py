@@ -11,13 +11,14 @@ import numpy as np
 
 from quire.core.errors import Unsupported
 from quire.ops.compiled import native
+from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import compute_threads
 from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.native.program import NativeProgram
 from quire.ops.native.recorder import RecordedFrequencies, RecordedTable
-from quire.ops.opset import Float32, Int32, Keep, KVCache, KVSpec, ProgramSpec, Sampler, quantization_of
+from quire.ops.opset import Float32, Int32, Keep, ProgramSpec, Sampler, quantization_of
 from quire.ops.tensors import (
     BF16,
     F8_E4M3,

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.liveness import Use
 from quire.ops.native.recorder import RecordedLogits, RecordedTable, Recorder, SymbolicBatch
 from quire.ops.native.scan_recorder import Emit, RecordedColumns, ViewOf, new_value
 from quire.ops.native.shared_values import SharedValues
-from quire.ops.opset import Activation, Float32, KVSpec, Routing
+from quire.ops.opset import Activation, Float32, Routing
 from quire.ops.ranks.cuts import Cut, whole
 from quire.ops.tensors import PackedExperts, PackedWeight
 

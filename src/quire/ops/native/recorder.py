@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.liveness import Use
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.native.scan_recorder import Emit, RecordedColumns, ScanRecorder, new_value
-from quire.ops.opset import Activation, Float32, KVSpec, Routing
+from quire.ops.opset import Activation, Float32, Routing
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 
 

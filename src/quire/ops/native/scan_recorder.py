@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.ops.kv_spec import ConvSpec, KVSpec, StateSpec
 from quire.ops.native.liveness import Storage, Use
-from quire.ops.opset import ConvSpec, Float32, KVSpec, Mamba2Weights, MambaWeights, StateSpec, Wkv7Weights
+from quire.ops.opset import Float32, Mamba2Weights, MambaWeights, Wkv7Weights
 
 ViewOf = Callable[["RecordedColumns"], Any]  # the native View of a value
 Emit = Callable[[Any, ViewOf], None]  # adds one op to a native Tape

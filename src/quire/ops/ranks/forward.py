@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from quire.core.errors import Unsupported
-from quire.ops.opset import Activation, KVSpec, Mamba2Weights, MambaWeights, Routing, Value, Wkv7Weights
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import Activation, Mamba2Weights, MambaWeights, Routing, Value, Wkv7Weights
 from quire.ops.ranks.cuts import Cut, HeadRange, RankIndex, state_columns
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight
 

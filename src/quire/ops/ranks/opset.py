@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadRequest
-from quire.ops.opset import Float32, Keep, KVCache, KVSpec, Program, ProgramSpec, Sampler, StateSpec, WindowedKVCache
+from quire.ops.kv_spec import KVCache, KVSpec, StateSpec, WindowedKVCache
+from quire.ops.opset import Float32, Keep, Program, ProgramSpec, Sampler
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
 from quire.ops.ranks.lora import RankSlots

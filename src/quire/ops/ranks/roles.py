@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from quire.ops.kv_spec import KVSpec
 from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.liveness import Storage
 from quire.ops.native.recorder import RecordedFrequencies, RecordedTable, Recorder, SymbolicBatch
 from quire.ops.native.scan_recorder import Emit, RecordedColumns
-from quire.ops.opset import Activation, Float32, Int32, Keep, KVSpec, Routing
+from quire.ops.opset import Activation, Float32, Int32, Keep, Routing
 from quire.ops.ranks.cuts import Cut, RankIndex, whole
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 

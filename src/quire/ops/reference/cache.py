@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.ops.opset import KVSpec, StateSpec
+from quire.ops.kv_spec import KVSpec, StateSpec
 from quire.ops.reference.states import TorchCheckpoints, TorchStates
 
 DTYPES = {

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.dequantize import dequantize
+from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.opset import (
     Activation,
     Chain,
     Float32,
     Int32,
     Keep,
-    KVCache,
-    KVSpec,
     Mamba2Weights,
     MambaWeights,
     Program,

@@ -6,7 +6,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from quire.ops.opset import CHECKPOINT_GROUP, StateSpec
+from quire.ops.kv_spec import CHECKPOINT_GROUP, StateSpec
 
 Segment = tuple[int, int, int, int]  # (first token, end, source slot or -1, target slot)
 

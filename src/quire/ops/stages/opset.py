@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire.ops.opset import HiddenStates, Keep, KVCache, KVSpec, LoraSlots, Program, ProgramSpec, WindowedKVCache
+from quire.ops.kv_spec import KVCache, KVSpec, WindowedKVCache
+from quire.ops.opset import HiddenStates, Keep, LoraSlots, Program, ProgramSpec
 from quire.ops.stages.forward import StageForward
 from quire.ops.stages.parts import StagePart
 from quire.ops.stages.trace import absent_experts, absent_heads, absent_weight

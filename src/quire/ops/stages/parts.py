@@ -5,7 +5,7 @@ from functools import cache
 from itertools import accumulate, chain, pairwise
 
 from quire.core.errors import BadRequest, Unsupported
-from quire.ops.opset import KVSpec, WindowSpec
+from quire.ops.kv_spec import KVSpec, WindowSpec
 from quire.ops.stages.trace import BEFORE_LAYERS, LayerTrace, ModelTrace
 
 MAX_STAGES = 64  # as many processes as a group has room for

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.ops.opset import Chain, HiddenStates, KVCache, KVSpec, Program, ProgramSpec, StepBatch
+from quire.ops.kv_spec import KVCache, KVSpec
+from quire.ops.opset import Chain, HiddenStates, Program, ProgramSpec, StepBatch
 from quire.ops.stages.opset import StageCache, StageOps
 from quire.ops.stages.parts import StagePart
 

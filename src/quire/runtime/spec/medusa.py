@@ -6,7 +6,8 @@ import numpy as np
 
 from quire.core.draft_tree import ROOT
 from quire.core.errors import BadRequest
-from quire.ops.opset import Int32, KVSpec, ProgramSpec, StepBatch
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import Int32, ProgramSpec, StepBatch
 from quire.runtime.spec.growing_tree import GrowingTree
 from quire.runtime.spec.head import HeadProposer
 from quire.runtime.spec.proposer import ProposerContext

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.core.draft_tree import DraftTree
 from quire.core.plan import Admission, Run, StepPlan
-from quire.ops.opset import Int32, KVCache, OpSet, Program, StepBatch, Value
+from quire.ops.kv_spec import KVCache
+from quire.ops.opset import Int32, OpSet, Program, StepBatch, Value
 
 if TYPE_CHECKING:
     from quire.models.draft_head import DraftHead

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.core.draft_tree import DraftTree
 from quire.core.plan import Admission, Proposal, Run, SampledRow, StepPlan
-from quire.ops.opset import Int32, KVCache, Program, StepBatch, Value
+from quire.ops.kv_spec import KVCache
+from quire.ops.opset import Int32, Program, StepBatch, Value
 from quire.runtime.spec.proposer import Proposer
 from quire.runtime.spec.synthetic import SyntheticAcceptance
 

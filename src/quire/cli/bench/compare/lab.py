@@ -26,7 +26,7 @@ from quire.hub import resolve_model
 
 if TYPE_CHECKING:
     from quire.models.config import ModelConfig
-    from quire.ops.opset import KVSpec
+    from quire.ops.kv_spec import KVSpec
     from quire.text.tokenizers.tokenizer import Tokenizer
     from quire.weights.checkpoint import Checkpoint
 

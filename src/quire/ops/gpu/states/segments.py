@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from quire.ops.gpu.aligned import StagedArrays, to_device
-from quire.ops.opset import Int32, KVSpec, StepBatch
+from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import Int32, StepBatch
 
 NO_STATE = -1  # the slot of a segment that starts from zeros, or leaves nothing
 

@@ -15,7 +15,7 @@ SECONDS_BETWEEN_TRIES = 0.05
 MAX_FRUITLESS = 4  # workers, one after the other: the stream itself may be what ends them
 
 
-class Resumption:
+class BrokenStream:
     def __init__(self, exchange: "Exchange", gateway: "Gateway") -> None:
         self._exchange, self._gateway = exchange, gateway
         self._broken_at: float | None = None  # since then the stream has gained nothing
