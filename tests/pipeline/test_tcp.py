@@ -80,7 +80,7 @@ def test_a_stage_that_hangs_is_ended_by_its_listener(deep_model: Path, listeners
     os.kill(child, signal.SIGSTOP)
     with pytest.raises(EngineFailed, match=rf"stage 1 of 2 \(at {listeners[0].address}\) has ended"):
         texts(llm)
-    assert not exists(child)
+    wait_until(lambda: not exists(child))
     llm.engine.stop()
 
 

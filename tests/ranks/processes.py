@@ -91,7 +91,7 @@ def check_that_streams_go_on(
             await kill_in_the_middle(client, metrics, read, undisturbed, len(requests), killed)
             if also_idle:
                 await kill(client, killed)
-            assert not any(map(exists, engines))
+            wait_until(lambda: not any(map(exists, engines)))
             left = [client.engine_pid, victim(client.engine_pid)]
         wait_until(lambda: not any(map(exists, left)))
 

@@ -16,7 +16,7 @@ from quire import LLM, SamplingParams
 from quire.client.engine_client import EngineClient
 from quire.client.generate_request import GenerateRequest
 from quire.engine.options import EngineOptions
-from ranks.processes import exists, followers
+from ranks.processes import exists, followers, wait_until
 from trials import LENGTH
 
 NUM_STREAMS = 64
@@ -99,7 +99,7 @@ def test_answers_are_those_of_an_undisturbed_engine(request: pytest.FixtureReque
             recoveries = await killing
             await asyncio.gather(*reading)
             last = [client.engine_pid, *followers(client.engine_pid)]
-        assert not any(exists(process) for process in last)
+        wait_until(lambda: not any(exists(process) for process in last))
         return recoveries, streams.num_answers
 
     recoveries, num_answers = asyncio.run(main())

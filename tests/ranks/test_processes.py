@@ -55,7 +55,7 @@ def test_a_killed_rank_ends_the_step_with_a_reason(two: LLM) -> None:
     wait_until(lambda: ranks.lost)
     with pytest.raises(EngineFailed, match=rf"rank 1 of 2 \(process {rank}\) was killed by signal 9"):
         texts(two)
-    assert not exists(rank)
+    wait_until(lambda: not exists(rank))
 
 
 def test_a_rank_that_hangs_is_found_by_its_heartbeat_in_the_middle_of_a_step(two: LLM) -> None:
@@ -64,7 +64,7 @@ def test_a_rank_that_hangs_is_found_by_its_heartbeat_in_the_middle_of_a_step(two
     os.kill(rank, signal.SIGSTOP)
     with pytest.raises(EngineFailed, match=rf"rank 1 of 2 \(process {rank}\) hangs"):
         texts(two)
-    assert not exists(rank)
+    wait_until(lambda: not exists(rank))
 
 
 def test_ranks_end_when_the_process_that_started_them_is_killed(tiny_model: Path) -> None:
