@@ -79,7 +79,7 @@ class Exchange:
         self._num_deaths = 0
         can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
         self._delivered = delivered_stream(request, request_id, tenant.name, can_resume)
-        self._broken = BrokenStream(self, gateway)
+        self._broken: BrokenStream | None = None
         self._is_paused = False
         self._attempt: Attempt | None = None
         self._hedge: Hedge | None = None
@@ -169,7 +169,8 @@ class Exchange:
         if self._tells_id:
             self._tells_id = not self._gateway.stored_responses.remember(self, data)
         if num_tokens := self._relay.push(data):
-            self._broken.gained()
+            if self._broken is not None:
+                self._broken.gained()
             self._count_tokens(num_tokens)
         scanner = self._relay.scanner
         if isinstance(scanner, ResumableScanner) and scanner.has_lost_place:
@@ -271,6 +272,7 @@ class Exchange:
         if isinstance(self._relay.scanner, ResumableScanner):
             self._leave_worker()
             self._relay.scanner.break_off()
+            self._broken = self._broken or BrokenStream(self, self._gateway)
             self._broken.go_on(worker, error)
             return
         if self._relay.is_passing:
@@ -368,7 +370,8 @@ class Exchange:
             return False
         self.has_ended = True
         self.status = status
-        self._broken.end()
+        if self._broken is not None:
+            self._broken.end()
         if self._timer is not None:
             self._timer.cancel()
         worker = self.worker
@@ -376,6 +379,8 @@ class Exchange:
             self._hedge.give_up()
         self._leave_worker()
         self._gateway.settle(self, worker)
+        self._relay.close()
+        self._broken = self._hedge = None  # no cycle is left, so that it is freed without the garbage collector
         return True
 
     @property

@@ -93,6 +93,10 @@ class ResponseRelay:
             self._connection.write(LAST_CHUNK)
         return body
 
+    def close(self) -> None:
+        """Its exchange is not asked any more."""
+        self._own_headers, self._keeps_alive = list, bool
+
     def refuse(self, error: QuireError) -> None:
         """Nothing was sent before."""
         extra = self._own_headers()

@@ -1,6 +1,7 @@
 """Runs the gateway on its two listeners until a signal comes, then lets requests in flight end."""
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -53,6 +54,7 @@ async def serve_gateway(
     if on_ready is not None:
         scheme = "https" if config.ssl_certfile else "http"
         on_ready(_address(sockets[0], scheme), _address(sockets[1], "http"))
+    gc.freeze()  # what is here stays: looking through it for garbage holds all requests up
     await stopping.wait()
     await _drain(gateway, servers[0], bounds, forced)
     servers[1].close()
