@@ -137,7 +137,8 @@ class Replica:
         self.load += 1
         self.goes_on = now if self.goes_on is None else self.goes_on
         if not self._ahead:
-            self.goes_on += self.costs.request  # it is received by the cores that compute
+            # It is received by one of the cores that compute. Half of it, by runs on two cores, is in a step's way.
+            self.goes_on += self.costs.request / 2
 
     def take_ended(self) -> list[SimulatedRequest]:
         """The requests that ended since the last call."""
