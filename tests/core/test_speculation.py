@@ -12,7 +12,11 @@ from fakes import ASKED_METHOD, make_drafts_free
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
 from quire.core.draft_budget import DraftBudget, chain_probabilities
 from quire.core.draft_policy import ANY_METHOD, CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
-from quire.core.plan import Proposal
+from quire.core.limits import SchedulerLimits
+from quire.core.params import SamplingParams
+from quire.core.plan import UNKNOWN, Proposal, SampledRow, StepOutput, StepPlan
+from quire.core.request import Request
+from quire.core.scheduler import Scheduler
 from quire.core.step_cost import StepCostModel
 
 
@@ -463,3 +467,42 @@ def test_drafts_cost_at_most_two_percent_and_gain_where_they_can(curve: str, num
             assert taken < 1.02 * without, f"{[one.name for one in methods]} at {accuracy}: {taken / without:.3f}"
             if accuracy == 0.95 and (methods == (free,) or curve == "a GPU"):
                 assert taken < (0.8 if num_sequences == 1 else 0.995) * without
+
+
+def test_sequences_whose_drafts_came_apart_are_verified_together() -> None:
+    limits = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4, max_model_len=64, max_queued=9)
+    asked_for_three = DraftPolicy((DraftMethod(cost=0.1),), GPU_TOKEN_COST, per_batch_size=((1, 4, 3),))
+    scheduler = Scheduler(limits, 40, ahead=1, drafts=asked_for_three)
+    make_drafts_free(scheduler.speculation)
+
+    def request(name: str) -> Request:
+        return Request(id=name, prompt_ids=[5, 6, 7], params=SamplingParams(max_tokens=40, seed=0), eos_ids=[])
+
+    def update(plan: StepPlan) -> None:
+        """One token each, and drafts behind it that will be wrong."""
+        sampled = [SampledRow(run.row, [9], proposals=[Proposal(ANY_METHOD, [1, 2, 3])]) for run in plan.runs]
+        scheduler.update(StepOutput(plan.step, sampled))
+
+    def rows(plan: StepPlan) -> list[int]:
+        return [run.row for run in plan.runs if run.drafts]
+
+    scheduler.add(request("first"), 0.0)
+    update(scheduler.schedule())
+    alone = scheduler.schedule()
+    scheduler.add(request("second"), 0.0)
+    assert rows(alone) == [0] and not scheduler.awaits_output
+    prompt = scheduler.schedule()
+    assert scheduler.awaits_output, "all are in flight"
+    update(alone)
+    assert scheduler.awaits_output, "drafts of the second come with its first token"
+    update(prompt)
+    assert not scheduler.awaits_output
+    assert rows(scheduler.schedule()) == [0, 1]
+
+
+def test_unknown_drafts_teach_how_many_were_accepted() -> None:
+    known, unknown = (AcceptanceRate(MethodAcceptance(0.5, 0)) for _ in range(2))
+    for drafts, tokens in (([1, 2, 3], [1, 2, 3, 4]), ([1, 2, 3], [1, 5]), ([1, 2, 3], [6])):
+        known.update(drafts, tokens)
+        unknown.update([UNKNOWN] * len(drafts), tokens)
+        assert unknown.rate == known.rate

@@ -26,7 +26,7 @@ from models.head_twins import (
 from quire.core.draft_tree import DraftTree
 from quire.core.errors import BadCheckpoint, BadRequest, QuireError, Unsupported
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission, Run, StepPlan
+from quire.core.plan import UNKNOWN, Admission, Run, StepPlan
 from quire.executors.draft_checkpoint import HeadCheckpoint
 from quire.models import eagle
 from quire.models.config import ModelConfig
@@ -109,7 +109,8 @@ class Steps:
 
     def run(self, runs: list[Run], admitted: list[Admission]) -> None:
         self.number += 1
-        for one in self.runner.run(StepPlan(self.number, runs, admitted=admitted)).sampled:
+        self.output = self.runner.run(StepPlan(self.number, runs, admitted=admitted))
+        for one in self.output.sampled:
             self.tokens[one.row] += one.tokens
             self.drafts[one.row] = one.proposals[0].tokens if one.proposals else []
             kept = -(-(len(self.tokens[one.row]) - 1) // BLOCK)
@@ -219,15 +220,43 @@ def test_drafts_of_the_gpus_op_set(made: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_drafts_that_follow_each_other_without_the_host(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.checking.DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
     path, method, head, _ = made("EAGLE-3")
-    drafts = []
-    for chained in (True, False):
-        steps = Steps(new_runner(make_ops("gpu"), path, method, head), prompts=SHORT)
-        assert head_of(steps.runner)._program.chain is not None
-        if not chained:
-            without_chain(steps.runner)
-        steps.prefill()
-        drafts.append(steps.drafts)
-    assert drafts[0] == drafts[1] and all(len(of_row) == NUM_DRAFTS for of_row in drafts[0].values())
+    chained, single = (Steps(new_runner(make_ops("gpu"), path, method, head), prompts=SHORT) for _ in range(2))
+    drafter = head_of(chained.runner)
+    assert drafter._program.chain is not None
+    without_chain(single.runner)
+    chained.prefill()
+    single.prefill()
+    for _ in range(2):
+        assert chained.drafts == {row: [UNKNOWN] * NUM_DRAFTS for row in single.drafts}
+        assert {row: drafter.read_drafts(row, NUM_DRAFTS) for row in chained.drafts} == single.drafts
+        chained.decode(chained.drafts)
+        single.decode(single.drafts)
+        assert chained.tokens == single.tokens
+    ((num_rows, seconds), *others) = next(iter(chained.output.draft_steps.values()))
+    assert num_rows == len(SHORT) and chained.output.draft_seconds >= (1 + len(others)) * seconds > 0
+
+
+def test_drafts_that_only_the_device_knows_are_accepted(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that the host knows: all, some, none; beside a row whose drafts it knows."""
+    monkeypatch.setattr("models.checking.DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
+    path, method, head, _ = made("EAGLE-3")
+    known, kept = (Steps(new_runner(make_ops("gpu"), path, method, head), prompts=SHORT) for _ in range(2))
+    known.prefill()
+    kept.prefill()
+    one_by_one = Steps(new_runner(make_ops("gpu"), path, method, head), prompts=SHORT)
+    one_by_one.prefill()
+    for _ in range(NUM_DRAFTS):
+        one_by_one.decode({})
+    truth = {row: tokens[len(known.tokens[row]) :] for row, tokens in one_by_one.tokens.items()}
+    guesses = {0: truth[0], 1: [truth[1][0], *(token ^ 1 for token in truth[1][1:])], 2: truth[2]}
+    known.decode(guesses)
+    sampler: Any = kept.runner.sampler
+    for row in (0, 1):
+        for place, token in enumerate(guesses[row], 1):
+            sampler.last[row + place * sampler.num_rows] = token
+    kept.decode({row: [UNKNOWN] * NUM_DRAFTS if row < 2 else of_row for row, of_row in guesses.items()})
+    assert kept.tokens == known.tokens
+    assert [len(kept.tokens[row]) - len(SHORT[row]) for row in kept.tokens] == [2 + NUM_DRAFTS, 3, 2 + NUM_DRAFTS]
 
 
 @pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.0, 1.0, 0.6)])

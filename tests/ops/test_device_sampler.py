@@ -498,3 +498,18 @@ def test_what_is_tried_out_at_the_start_changes_no_token():
     pair.device.warm_up(torch.float32)
     assert pair.device.last.tolist() == before
     pair.check_draw(bell(1), [1])
+
+
+def test_a_row_that_comes_back_with_other_tokens_is_where_a_new_one_would_be() -> None:
+    """Its parameters are not sent again; another's are, in between."""
+    params, other = replace(PLAIN, seed=5, temperature=0.9), replace(PLAIN, seed=6)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    back, fresh = (DeviceSampler(2, VOCAB, DEVICE) for _ in range(2))
+    for owner, tokens in ((params, [1, 2, 3]), (params, [1, 2, 3, 4, 5]), (other, [1]), (params, [7, 8])):
+        back.admit(0, owner, np.array(tokens, np.int32), 1)
+        fresh.admit(0, replace(owner), tokens, 1)
+        for _ in range(2):
+            drawn, expected = (draws(one.draw(logits.to(DEVICE), [0])[0]) for one in (back, fresh))
+            assert drawn == expected
+        back.retire(0)
+        fresh.retire(0)

@@ -4,6 +4,7 @@ from bisect import bisect
 from collections.abc import Sequence
 
 from quire.core.draft_tree import ROOT, compared_levels, parent_of
+from quire.core.plan import UNKNOWN
 
 METHOD_WEIGHT = 10.0  # of the method's prior, in draft tokens
 METHOD_MEMORY = 0.995  # what a draft token leaves of the weight of those before it
@@ -126,10 +127,12 @@ class AcceptanceRate:
         return min(self._method.node_rate(depth, confidence) * self._nodes.rate, MAX_NODE_RATE)
 
     def update(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
-        """Compare `drafts` with the sampled `tokens`, up to the first rejected one: those behind it teach nothing."""
-        for draft, token in zip(drafts, tokens, strict=False):
-            self._add(draft == token)
-            if draft != token:
+        """Compare `drafts` with the sampled `tokens`, up to the first rejected one: those behind it teach nothing. Of
+        drafts that are UNKNOWN, all but the last token were accepted."""
+        for place, (draft, token) in enumerate(zip(drafts, tokens, strict=False), 1):
+            accepted = draft == token if draft != UNKNOWN else place < len(tokens)
+            self._add(accepted)
+            if not accepted:
                 return
 
     def update_tree(

@@ -10,6 +10,8 @@ from quire.core.params import SamplingParams
 from quire.core.prefix_tree import Namespace
 from quire.core.request import IdLogprob
 
+UNKNOWN = -1  # a draft token that only the device knows: there it waits until it is verified
+
 
 @dataclass(slots=True)
 class Admission:
@@ -44,7 +46,7 @@ class Run:
     start: int
     count: int
     new_blocks: list[int] = field(default_factory=list)  # for the row's block table; an admission has its own
-    drafts: list[int] = field(default_factory=list)  # draft tokens: the last tokens of the run
+    drafts: list[int] = field(default_factory=list)  # draft tokens, or UNKNOWN: the last tokens of the run
     parents: list[int] = field(default_factory=list)  # of each draft; empty: a chain
     # Draft tokens that methods which are not free are to propose: of more than a method's chains have, a tree.
     quotas: dict[str, int] = field(default_factory=dict)
@@ -132,7 +134,7 @@ class StepPlan:
 
 @dataclass(slots=True)
 class Proposal:
-    """Draft tokens that may follow the tokens of a row, by one method."""
+    """Draft tokens that may follow the tokens of a row, by one method. Those of a chain may be UNKNOWN, all of them."""
 
     method: str
     tokens: list[int]

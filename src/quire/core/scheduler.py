@@ -207,10 +207,12 @@ class Scheduler:
 
     @property
     def awaits_output(self) -> bool:
-        """Whether a plan made now would be empty: every sequence is in flight."""
-        running = self.groups.running.items
-        all_in_flight = bool(self._in_flight) and not self.groups.waiting.items
-        return all_in_flight and all(len(seq.tokens) == seq.num_computed for seq in running)
+        """Whether a plan made now would be empty, since every sequence is in flight, or would part drafts that one step
+        can verify."""
+        if not self._in_flight or self.groups.waiting.items:
+            return False
+        ready = [seq for seq in self.groups.running.items if len(seq.tokens) != seq.num_computed]
+        return not ready or bool(self.speculation and self.speculation.should_gather(ready, self._in_flight[-1].plan))
 
     @property
     def num_planned(self) -> int:

@@ -4,13 +4,13 @@ from collections import Counter
 from typing import Any
 
 from quire.core.acceptance import AcceptanceRate, MethodAcceptance, expected_tokens
-from quire.core.draft_budget import DraftBudget, chain_probabilities
+from quire.core.draft_budget import COST_MARGIN, DraftBudget, chain_probabilities
 from quire.core.draft_policy import DraftPolicy
 from quire.core.draft_quotas import Asked, DraftQuotas
 from quire.core.draft_tree import MAX_TREE_NODES, DraftTree, accepted_path, without_chain
 from quire.core.kv_blocks import KVBlocks
 from quire.core.limits import SchedulerLimits
-from quire.core.plan import Proposal, Run, SampledRow, StepOutput, StepPlan
+from quire.core.plan import UNKNOWN, Proposal, Run, SampledRow, StepOutput, StepPlan
 from quire.core.row_table import RowTable
 from quire.core.sequence import Sequence
 
@@ -91,6 +91,17 @@ class Speculation:
         if run.drafts or run.quotas:
             return True
         return bool(seq.proposals) and self.budget.should_wait(self._accepted(seq, self._best(seq)))
+
+    def should_gather(self, ready: list[Sequence], plan: StepPlan) -> bool:
+        """Whether these sequences, all with drafts, wait for those of the plan in flight, so that one step verifies the
+        drafts of all: where two steps take longer. Else there would be two groups, in turn, for good."""
+        if not all(seq.proposals and len(seq.tokens) == seq.num_computed + 1 for seq in ready):
+            return False
+        if not plan.runs or not all(run.drafts or run.quotas for run in plan.runs):
+            return False
+        num_tokens, num_ready = plan.num_tokens, sum(1 + len(self._best(seq).tokens) for seq in ready)
+        apart = self.budget.step_cost.seconds(num_tokens) + self.budget.step_cost.seconds(num_ready)
+        return apart > COST_MARGIN * self.budget.step_cost.seconds(num_tokens + num_ready)
 
     def _counts(self, offers: list[tuple[DraftTree, list[float]]], num_runs: int) -> list[int]:
         fixed = self.policy.fixed_length(num_runs)
@@ -184,7 +195,7 @@ class Speculation:
             rate.update_tree(proposal.tokens, proposal.parents, proposal.confidences, tokens)
             if run and proposal.parents:
                 self._methods[proposal.method].add_tree(run.drafts, run.parents, tokens)
-        else:
+        elif run or UNKNOWN not in proposal.tokens:
             rate.update(run.drafts if run else proposal.tokens, tokens)
 
     @staticmethod

@@ -116,6 +116,10 @@ class Engine:
             prefill_engines=None if config is None or config.is_producer else cast("KVConsumer", transfer),
             block_sender=cast("KVProducer", transfer) if config is not None and config.is_producer else None,
         )
+        # For outputs, before it plans: micro-batches fill a pipeline, and drafts are verified together.
+        self._may_wait = self.capacity.micro_batches > 1 or (
+            self.capacity.drafts is not None and executor.store is None
+        )
         self._transfers: PrefillsHere | PrefillsElsewhere | None = None
         if self._scheduler.sends is not None:
             self._transfers = PrefillsHere(self._scheduler, cast("KVProducer", transfer), self.capacity.vocab_size)
@@ -190,7 +194,7 @@ class Engine:
                 self._kv_publisher.publish(self._kv_events.take())
         if self._transfers is not None:
             self._transfers.update()
-        if self._scheduler.has_work and not (self.capacity.micro_batches > 1 and self._scheduler.awaits_output):
+        if self._scheduler.has_work and not (self._may_wait and self._scheduler.awaits_output):
             plan = self._scheduler.schedule()
             scheduled = time.perf_counter()
             if self._live:

@@ -118,7 +118,8 @@ class Sampler(Protocol):
     ) -> "Callable[[], list[SampledRow]]":
         """`begin` for speculative decoding: rows[i] has a line for its next token and one after each of drafts[i], side
         by side. Its tokens are sampled one after the other, each as `draw` would, as long as they equal the drafts; the
-        first that differs is the last.
+        first that differs is the last. A draft below zero is one that this sampler keeps: ~(row + number * num_rows),
+        with number 1 for the first of a row.
 
         Where parents[i] is not empty, drafts[i] are a tree (core/draft_tree.py): sampling goes on at the line of the
         child whose token was sampled, the first of several."""
@@ -259,13 +260,22 @@ class Chain(Protocol):
 
     takes_trees: bool
 
-    def takes(self, rows: Sequence[int]) -> bool:
-        """Whether the sampler can draw these rows without the host."""
+    def takes(self, rows: Sequence[int], count: int) -> bool:
+        """Whether the sampler can draw so many tokens of these rows without the host."""
 
-    def run(self, batch: StepBatch, rows: Sequence[int], count: int) -> "Callable[[], list[list[int]]]":
-        """The arrays are those of the first of `count` steps; ids below zero are rows, whose token was sampled last.
-        Each later step reads, in the same row of hidden states, what the one before kept. The result waits, and has the
-        tokens of each step: below zero where none could be sampled."""
+    def run(self, batch: StepBatch, rows: Sequence[int], count: int, target: Any) -> None:
+        """The arrays are those of the first of `count` - 1 steps; ids are the complements of rows, whose token was
+        sampled last. Each later step reads, in the same row of hidden states, what the one before kept. These `count`
+        tokens are drafts that `target`, a sampler of the same op set, keeps. Nothing waits."""
+
+    def read_drafts(self, row: int, count: int, target: Any) -> list[int]:
+        """The tokens that were drafted for a row; waits for them."""
+
+    def start_timer(self) -> None:
+        """What is queued from here to the end of the next `run` counts as its time."""
+
+    def take_seconds(self) -> list[float]:
+        """Of the runs that have ended since the last call, in order."""
 
     def grow(self, logits: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[list[TreeNode]]]":
         """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the nodes that

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.core.draft_tree import accepted_path, ancestor_words, depths
-from quire.core.plan import Admission, Run
+from quire.core.plan import UNKNOWN, Admission, Run
 from quire.ops.compiled import native
 from quire.ops.opset import WORD_BITS, Int32, Int64, StepBatch
 
@@ -23,7 +23,7 @@ class BatchedStep:
 
     batch: StepBatch
     sampling: Int32  # [D] rows, in the order of their lines
-    drafts: dict[int, list[int]]  # by row; a row without drafts is not a key
+    drafts: dict[int, list[int]]  # ids by row; a row without drafts is not a key
     parents: dict[int, list[int]]  # of drafts that are a tree, by row
     scored: list[tuple[int, slice, list[int]]]  # (row, its lines of the logits, the prompt token that followed each)
 
@@ -81,11 +81,15 @@ class BatchRows:
         else:
             self.num_known[row] = position
 
-    def append_drafts(self, row: int, drafts: Sequence[int]) -> None:
-        """Let draft tokens follow what is known, until `remove_drafts`."""
+    def append_drafts(self, row: int, drafts: Sequence[int]) -> list[int]:
+        """Let draft tokens follow what is known, until `remove_drafts`. -> their ids: of one that is UNKNOWN, the
+        complement of where the sampler keeps it"""
         known = self.num_known[row]
-        self.tokens[row, known : known + len(drafts)] = drafts
+        num_rows = len(self.num_known)
+        ids = [~(row + place * num_rows) if token == UNKNOWN else token for place, token in enumerate(drafts, 1)]
+        self.tokens[row, known : known + len(drafts)] = ids
         self.num_known[row] = known + len(drafts)
+        return ids
 
     def remove_drafts(self, row: int, num_drafts: int) -> tuple[int, int]:
         """They have been computed; only the device knows how many are accepted. -> the place of the first"""
@@ -135,8 +139,7 @@ class BatchRows:
             if run.new_blocks:
                 self._grow(run.row, run.new_blocks)
             if run.drafts:
-                self.append_drafts(run.row, run.drafts)
-                drafts[run.row] = run.drafts
+                drafts[run.row] = self.append_drafts(run.row, run.drafts)
                 if run.parents:
                     parents[run.row] = run.parents
         ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, sampling = native.assemble(

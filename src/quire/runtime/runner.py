@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.core.draft_tree import DraftTree
-from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
+from quire.core.plan import UNKNOWN, Run, SampledRow, StepOutput, StepPlan
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.ops.kv_spec import KVCache, WindowedKVCache
@@ -75,7 +75,7 @@ class Runner:
             ),
         )
         if proposer:
-            proposer.bind(self.rows, self.program)
+            proposer.bind(self.rows, self.program, self.sampler)
         self.encoder_inputs = _encoder_inputs(ops, model, self.cache, size, max_rows, max_tokens)
         self.structured: StructuredOutputRows | None = None
         self._helper = ThreadPoolExecutor(1, "masks") if idle_cpu else None
@@ -285,6 +285,8 @@ class Runner:
         }
         for row, proposals in self.proposer.propose(known, runs).items():
             for proposal in proposals:
+                if UNKNOWN in proposal.tokens and self.structured and self.structured.any_matched([row]):
+                    self.proposer.read_drafts(row, proposal)  # its grammar must know them
                 tree = self._computable(row, DraftTree(proposal.tokens, proposal.parents, proposal.confidences))
                 proposal.tokens, proposal.parents, proposal.confidences = tree.tokens, tree.parents, tree.confidences
             sampled[row].proposals = [proposal for proposal in proposals if proposal.tokens]

@@ -11,10 +11,10 @@ from quire.ops.gpu.aligned import pack, views
 from quire.ops.gpu.attention.pages import Runs
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
+from quire.ops.gpu.device_timer import DeviceTimer
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.graphs import LaunchGraphs
-from quire.ops.gpu.sampling.logprobs import to_host
-from quire.ops.gpu.sampling.rows import Features
+from quire.ops.gpu.sampling.rows import MAX_KEPT_DRAFTS, Features
 from quire.ops.gpu.sampling.sampler import DeviceSampler, padded
 from quire.ops.gpu.tree_steps import TreeSteps
 from quire.ops.opset import Int32, StepBatch, TreeNode, TreeRoots, TreeShape
@@ -38,22 +38,35 @@ class DraftChain:
         self._graphs = LaunchGraphs(cache.k.device)
         self.takes_trees = not batch_invariant and not cache.spec.latent
         self._trees = TreeSteps(forward, cache, hidden, max_model_len, width)
+        self._timer = DeviceTimer(cache.k.device)
 
-    def takes(self, rows: Sequence[int]) -> bool:
-        return not self._sampler.needs(rows) & Features.ON_HOST
+    def takes(self, rows: Sequence[int], count: int) -> bool:
+        return 1 < count <= MAX_KEPT_DRAFTS and not self._sampler.needs(rows) & Features.ON_HOST
 
-    def run(self, batch: StepBatch, rows: Sequence[int], count: int) -> Callable[[], list[list[int]]]:
+    def run(self, batch: StepBatch, rows: Sequence[int], count: int, target: DeviceSampler) -> None:
         features = self._sampler.needs(rows)
-        arrays = self._arrays(batch, rows, count)
+        arrays = [*self._arrays(batch, rows, count - 1), kept_places(rows, count, target)]
         shapes = [array.shape for array in arrays]
 
         def launch(on_device: Tensor) -> Tensor:
-            return self._steps(views(on_device, shapes), features)
+            *of_steps, places = views(on_device, shapes)
+            drafts = self._steps(of_steps, features).clamp(min=0)  # where none could be sampled, any other will do
+            return target.last.index_copy_(0, places.flatten().long(), drafts.flatten())
 
         with torch.inference_mode():
             key = len(arrays[0]), count, features
-            tokens = to_host(self._graphs.run(key, pack(arrays).numpy(), launch)[:, : len(rows)])
-        return lambda: tokens()[0].tolist()
+            self._graphs.run(key, pack(arrays).numpy(), launch)
+        self._timer.stop()
+
+    def read_drafts(self, row: int, count: int, target: DeviceSampler) -> list[int]:
+        places = slice(row + target.num_rows, row + (1 + count) * target.num_rows, target.num_rows)
+        return [int(token) for token in target.last[places].tolist()]
+
+    def start_timer(self) -> None:
+        self._timer.start()
+
+    def take_seconds(self) -> list[float]:
+        return self._timer.take()
 
     def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[list[TreeNode]]]:
         return self._trees.run(logits, roots, shape)
@@ -76,9 +89,9 @@ class DraftChain:
         return [*of_seqs, np.arange(s + 1, dtype=np.int32), slots, tables]
 
     def _steps(self, arrays: Sequence[Tensor], features: int) -> Tensor:
-        """-> the tokens of each step [count, S]"""
+        """-> the token that stands for an id, and those of each step [1 + count, S]"""
         rows, ids, positions, context_lens, places, seq_starts, slots, tables = arrays
-        tokens, targets = [], places.long()
+        tokens, targets = [self._sampler.last[(~ids).clamp(min=0)]], places.long()
         for number, of_step in enumerate(slots):
             step = GpuBatch(
                 TokenIds(ids, self._sampler.last),
@@ -99,3 +112,10 @@ class DraftChain:
             if number + 1 < len(slots):
                 self._hidden.rows.index_copy_(0, targets, step.kept.to(self._hidden.rows.dtype))
         return torch.stack(tokens)
+
+
+def kept_places(rows: Sequence[int], count: int, sampler: DeviceSampler) -> Int32:
+    """Where the sampler keeps so many drafts of these rows [count, S]; those of padding go to the last place."""
+    places = np.full((count, padded(len(rows))), len(sampler.last) - 1, np.int32)
+    places[:, : len(rows)] = np.array(rows) + np.arange(1, 1 + count)[:, None] * sampler.num_rows
+    return places

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from quire.core.draft_tree import DraftTree
 from quire.core.plan import Admission, Run, StepPlan
 from quire.ops.kv_spec import KVCache
-from quire.ops.opset import Int32, OpSet, Program, StepBatch, Value
+from quire.ops.opset import Int32, OpSet, Program, Sampler, StepBatch, Value
 
 if TYPE_CHECKING:
     from quire.models.draft_head import DraftHead
@@ -37,14 +37,15 @@ class Proposer:
     tree_nodes = 0  # of its trees, at most; 0: it proposes chains
     _rows: "BatchRows"
     _target: Program
+    _target_sampler: Sampler
 
     def tapped(self, forward: Callable[[Any, Any], Value]) -> Callable[[Any, Any], Value]:
         """The target's forward pass, with the hidden states that the method wants kept."""
         return forward
 
-    def bind(self, rows: "BatchRows", target: Program) -> None:
-        """Where the runner keeps tokens and block tables, and what computes the target."""
-        self._rows, self._target = rows, target
+    def bind(self, rows: "BatchRows", target: Program, sampler: Sampler) -> None:
+        """Where the runner keeps tokens and block tables, and what computes the target and samples its tokens."""
+        self._rows, self._target, self._target_sampler = rows, target, sampler
 
     def admit(self, admission: Admission) -> None:
         """A sequence takes a row."""
@@ -57,12 +58,21 @@ class Proposer:
 
     def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> Mapping[int, list[int] | DraftTree]:
         """By row, all its tokens [n], valid until this returns, and how many draft tokens are wanted. -> at most so
-        many that may follow, for the rows that have some; a free method may propose a tree of more"""
+        many that may follow, UNKNOWN where they are kept on the device, for the rows that have some; a free method may
+        propose a tree of more"""
+        raise NotImplementedError
+
+    def read_drafts(self, row: int, count: int) -> list[int]:
+        """The tokens that were proposed as UNKNOWN; waits for them."""
         raise NotImplementedError
 
     def take_steps(self) -> list[tuple[int, float]]:
         """Steps of models of its own since the last call: (tokens, seconds). A method without a model has none."""
         return []
+
+    def take_queued_seconds(self) -> float:
+        """Of the steps that `take_steps` told last, the seconds that no call has waited for."""
+        return 0.0
 
     def retire(self, row: int) -> None:
         """The row belongs to another sequence from now on."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from quire.core.draft_tree import DraftTree
 from quire.core.plan import Admission, Proposal, Run, SampledRow, StepPlan
 from quire.ops.kv_spec import KVCache
-from quire.ops.opset import Int32, Program, StepBatch, Value
+from quire.ops.opset import Int32, Program, Sampler, StepBatch, Value
 from quire.runtime.spec.proposer import Proposer
 from quire.runtime.spec.synthetic import SyntheticAcceptance
 
@@ -34,9 +34,9 @@ class Proposers:
             forward = proposer.tapped(forward)
         return forward
 
-    def bind(self, rows: "BatchRows", target: Program) -> None:
+    def bind(self, rows: "BatchRows", target: Program, sampler: Sampler) -> None:
         for _, proposer in self._methods:
-            proposer.bind(rows, target)
+            proposer.bind(rows, target, sampler)
 
     def admit(self, admission: Admission) -> None:
         for _, proposer in self._methods:
@@ -80,6 +80,10 @@ class Proposers:
         self._seconds += time.perf_counter() - begin
         return proposals
 
+    def read_drafts(self, row: int, proposal: Proposal) -> None:
+        """Replace draft tokens that are UNKNOWN."""
+        proposal.tokens = dict(self._methods)[proposal.method].read_drafts(row, len(proposal.tokens))
+
     def accept(self, sampled: dict[int, SampledRow], drafts: Mapping[int, list[int]]) -> None:
         """Replace what these rows' verification sampled, with synthetic acceptance."""
         assert self.synthetic is not None
@@ -89,7 +93,8 @@ class Proposers:
     def take_times(self) -> tuple[float, dict[str, list[tuple[int, float]]]]:
         """-> the seconds since the last call, and steps of methods' own in them, (tokens, seconds) by method"""
         steps = {name: taken for name, proposer in self._methods if (taken := proposer.take_steps())}
-        seconds, self._seconds = self._seconds, 0.0
+        queued = sum(proposer.take_queued_seconds() for _, proposer in self._methods)
+        seconds, self._seconds = self._seconds + queued, 0.0
         return seconds, steps
 
 

@@ -17,13 +17,14 @@ class SyntheticAcceptance:
         self._random = random.Random(0)
 
     def accept(self, sampled: SampledRow, drafts: Sequence[int]) -> None:
-        """Replace what a verification sampled. A row with logprobs or an error stays as it is."""
+        """Replace what a verification sampled; drafts that only the device knows, by any token. A row with logprobs or
+        an error stays as it is."""
         if not sampled.tokens or sampled.logprobs is not None:
             return
         chance = self._random.random()
         accepted = sum(chance < rate for rate in self._rates[: len(drafts)])
         last = sampled.tokens[-1]
-        sampled.tokens = [*drafts[:accepted], last]
+        sampled.tokens = [*(token if token >= 0 else last for token in drafts[:accepted]), last]
 
     def pad(
         self, drafted: Mapping[int, list[int]], known: Mapping[int, Int32], counts: Mapping[int, int]

@@ -38,7 +38,7 @@ class DraftLines:
         num_lines: int,
         num_seqs: int,
     ) -> "DraftLines":
-        """Padded to so many lines and sequences. Rows below 0 are skipped."""
+        """Padded to so many lines and sequences. Rows below 0 are skipped. A draft below 0 stands for last[~draft]."""
         of_lines = np.full((4, num_lines), -1, np.int32)
         of_seqs = np.full((3, num_seqs), -1, np.int32)
         first = max_depth = 0
@@ -79,7 +79,9 @@ def _accept(tokens, drafts, parents, firsts, counts, rows, last, of_rows, max_de
     first, count = tl.load(firsts + seq), tl.load(counts + seq)
     nodes = tl.arange(0, NODES)
     known = (nodes > 0) & (nodes < count)
-    node_drafts = tl.load(drafts + first + nodes, mask=known, other=-1)
+    node_drafts = tl.load(drafts + first + nodes, mask=known, other=0)
+    on_device = known & (node_drafts < 0)
+    node_drafts = tl.where(on_device, tl.load(last - node_drafts - 1, mask=on_device, other=0), node_drafts)
     node_parents = tl.load(parents + first + nodes, mask=known, other=-1)
     node, num_sampled = 0, 1
     token = tl.load(tokens + first)

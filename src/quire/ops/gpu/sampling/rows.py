@@ -15,6 +15,8 @@ from quire.ops.opset import Int32
 from quire.ops.reference.filters import MAX_WEIGHT  # a number of the specification
 from quire.ops.row_params import RowParams
 
+MAX_KEPT_DRAFTS = 16  # of a row, that wait on the device
+
 
 class Features:
     """What a row needs of the sampler: bits. A step's features are the union of its rows'. (An IntFlag would cost a
@@ -85,20 +87,35 @@ class DeviceRows:
     def __init__(self, num_rows: int, vocab: int, device: torch.device) -> None:
         self.num_rows, self.vocab, self.device = num_rows, vocab, device
         self.params = torch.zeros((num_rows, job.FIELDS.value), dtype=torch.int64, device=device)
-        self.last = torch.zeros(num_rows, dtype=torch.int32, device=device)  # token of each row; 0: none
+        # The token sampled last for each row; 0: none. Behind them each row's first draft, its second, and so on, and a
+        # place for what belongs nowhere.
+        self.last = torch.zeros((1 + MAX_KEPT_DRAFTS) * num_rows + 1, dtype=torch.int32, device=device)
         self.bias: Tensor | None = None  # [num_rows, vocab]; see job.py
         self.marks: Tensor | None = None  # [num_rows, vocab]; see job.py
         self._pending: dict[int, tuple[RowParams, Sequence[int] | Int32, int]] = {}
+        self._moved: dict[int, tuple[int, int]] = {}  # row -> number of its tokens, and the last
+        self._sent: dict[int, tuple[RowParams, int, int]] = {}  # row -> parameters, length of its prompt, features
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._pending)
+        return bool(self._pending or self._moved)
 
     def admit(self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int) -> None:
+        self._moved.pop(row, None)
         self._pending[row] = (params, tokens.copy() if isinstance(tokens, np.ndarray) else list(tokens), num_prompt)
+
+    def features_before(self, row: int, params: RowParams, num_prompt: int) -> int | None:
+        """If the row's last owner had these very parameters, and no marks of its tokens: then `move` suffices."""
+        sent = self._sent.get(row)
+        return sent[2] if sent and sent[0] is params and sent[1] == num_prompt else None
+
+    def move(self, row: int, num_tokens: int, last: int) -> None:
+        """A row has other tokens, and all else as before."""
+        self._moved[row] = num_tokens, last
 
     def retire(self, row: int) -> None:
         self._pending.pop(row, None)
+        self._moved.pop(row, None)
 
     def reserve(self, features: int) -> None:
         shape = (self.num_rows, self.vocab)
@@ -109,6 +126,12 @@ class DeviceRows:
 
     def upload(self) -> None:
         """Send the rows admitted since the last upload. Before a step's `launch`, or the replay of its graph."""
+        if self._moved:
+            columns = self.send([(row, *moved) for row, moved in self._moved.items()], torch.int64).T
+            rows, num_tokens, last = columns.contiguous()
+            self.params[:, job.NUM_TOKENS.value].index_copy_(0, rows, num_tokens)
+            self.last.index_copy_(0, rows, last.int())
+            self._moved.clear()
         if not self._pending:
             return
         lines = [
@@ -122,6 +145,9 @@ class DeviceRows:
         for row, (params, tokens, num_prompt) in self._pending.items():
             features = features_of(params, self.vocab)
             self.reserve(features)
+            self._sent.pop(row, None)
+            if not features & Features.MARKED:
+                self._sent[row] = params, num_prompt, features
             if features & Features.BIASED:
                 self._set_bias(row, params)
             if features & Features.MARKED:

@@ -1,8 +1,9 @@
 """The sampler on the device: kernels that sample the tokens of ops/reference/sampler.py.
 
 `launch` is a few kernels without synchronization or allocation, so it may be captured in a graph. `last` holds the
-token sampled last for each row: the next step may read it before the host has seen it. Rows with features that no
-kernel has are sampled by the CPU's sampler: their logits are copied, and the step waits for them.
+token sampled last for each row, and behind those each row's drafts: the next step may read them before the host has
+seen them. Rows with features that no kernel has are sampled by the CPU's sampler: their logits are copied, and the step
+waits for them.
 
 Drafts are verified by one launch: which token a line samples is known from its logits and its position alone. Only
 where logits are edited it depends on the tokens before, and those rows are sampled level by level."""
@@ -86,6 +87,11 @@ class DeviceSampler:
         """Nothing is sent before `upload`."""
         if not 0 <= row < self.num_rows or row in self._params:
             raise ValueError(f"row {row} is held or does not exist")
+        if len(tokens) and (features := self._rows.features_before(row, params, num_prompt)) is not None:
+            self._check_ids(tokens[-1:])
+            self._rows.move(row, len(tokens), int(tokens[-1]))
+            self._params[row], self._features[row] = params, features
+            return
         self._check_ids(tokens, [token for token, _ in params.logit_bias], params.allowed or (), *params.banned)
         self._check_ids(params.logprob_ids)
         features = features_of(params, self.vocab_size)
@@ -243,9 +249,9 @@ class DeviceSampler:
         """From the line of one node to that of the child that was sampled. -> tokens [lines]; 0 where none was"""
         trees = [tree or range(ROOT, len(of_row) - 1) for tree, of_row in zip(parents, drafts, strict=True)]
         width = max(1, *map(len, drafts))
-        nodes_of_rows = [[*of_row, *[-1] * (width - len(of_row))] for of_row in drafts]
+        nodes_of_rows = [[*of_row, *[0] * (width - len(of_row))] for of_row in drafts]
         above = [[*tree, *[width] * (width - len(tree))] for tree in trees]  # no node has the parent `width`
-        of_nodes = self._rows.send(nodes_of_rows, torch.int32)
+        of_nodes = self._known(self._rows.send(nodes_of_rows, torch.int32))
         parent_of_nodes = self._rows.send(above, torch.int64)
         first_lines = self._rows.send(firsts, torch.int64)
         nodes = torch.full_like(first_lines, ROOT)
@@ -283,17 +289,25 @@ class DeviceSampler:
             for line in range(*span)
         }
         logprobs = begin_logprobs(logits, wanted, tokens)
-        arrive = to_host(tokens)
+        ids = [token for of_row in drafts for token in of_row]
+        kept = [self._known(self._rows.send(ids, torch.int32))] if min(ids, default=0) < 0 else []
+        arrive = to_host(tokens, *kept)
 
         def finish() -> list[SampledRow]:
             entries = dict(zip(wanted, logprobs(), strict=True))
-            drawn = [(token, entries.get(line, [])) for line, token in enumerate(arrive()[0].tolist())]
+            sampled, *known = arrive()
+            of_rows = _like(drafts, known[0].tolist()) if known else drafts
+            drawn = [(token, entries.get(line, [])) for line, token in enumerate(sampled.tolist())]
             return [
                 on_host.get(row) or sampled_row(row, accepted_draws(drawn[slice(*span)], of_row, tree))
-                for row, span, of_row, tree in zip(rows, spans, drafts, trees, strict=True)
+                for row, span, of_row, tree in zip(rows, spans, of_rows, trees, strict=True)
             ]
 
         return finish
+
+    def _known(self, ids: Tensor) -> Tensor:
+        """Tokens; an id below zero stands for last[~id]."""
+        return torch.where(ids < 0, self.last[(~ids).clamp(min=0)], ids)
 
     def _sample_on_host(
         self,
@@ -366,6 +380,11 @@ class DeviceSampler:
             raise ValueError("a row is sampled twice")
         if logits.shape != (num_lines, self.vocab_size):
             raise ValueError(f"logits are {list(logits.shape)}, and [{num_lines}, {self.vocab_size}] is expected")
+
+
+def _like(drafts: Sequence[Sequence[int]], tokens: Sequence[int]) -> list[Sequence[int]]:
+    """The tokens, divided as the drafts are."""
+    return [tokens[begin:end] for begin, end in pairwise(accumulate(map(len, drafts), initial=0))]
 
 
 def accepted_draws(draws: list[Draw], drafts: Sequence[int], parents: Sequence[int]) -> list[Draw]:
