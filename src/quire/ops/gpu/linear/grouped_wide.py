@@ -194,7 +194,7 @@ def _wide_kernel(
         if not LATE:
             next_words = gl.load(word_ptrs + ahead * 32)
         if SCALING == "sums":
-            sum_words = gl.load(scales_ptr + chunk.to(gl.int64) * N + sum_rows)
+            sum_words = gl.load(scales_ptr + gl.cast(chunk, gl.int64) * N + sum_rows)
         for pair in gl.static_range(4):
             slot = slab % STAGES
             if LATE and pair == 2:
