@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.matmuls                              the table, M = 1 .. 512, then one line of JSON
     python -m benchmarks.gpu.matmuls --only int4 w4a8 --rows 64 128 --shapes gate_up
     python -m benchmarks.gpu.matmuls --sweep --out sweep.jsonl    tries tiles; a line of JSON for each case
+    python -m benchmarks.gpu.matmuls --sweep --wide               only tiles of the kernel for many rows of int4
     python -m benchmarks.gpu.matmuls --best sweep.jsonl           what the sweep found, in short
 
 A sweep that is started again with the same file goes on where it ended. Times are of one call within a CUDA graph over
@@ -11,6 +12,8 @@ does it. Every case is compared with the plain result."""
 
 import argparse
 import json
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from benchmarks.gpu.linear_quantized import clone, random_scaled
 from benchmarks.gpu.linear_stored import random_weight
+from benchmarks.gpu.matmuls_wide import tiles_that_pass, wide_configs
 from benchmarks.gpu.measuring import Calls, Ceilings, compile_all, copies, relative_error, rows, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.machine import describe
@@ -31,6 +35,7 @@ from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.grouped import grouped_kernel, grouped_linear
 from quire.ops.gpu.linear.grouped_config import SPLITS, GroupedConfig, Tile, best_splits, grouped_config
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_int4, pack_zero_points
+from quire.ops.gpu.linear.grouped_wide import WideConfig, wide_kernel
 from quire.ops.gpu.linear.linear import linear
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledConfig, ScaledWeight, scaled_config, scaled_kernel, scaled_linear
@@ -205,6 +210,8 @@ def configs_for(kind: str, M: int, N: int, K: int) -> list[Any]:
 
 
 def calls_for(kind: str, x: Any, weights: Sequence[Any], config: Any, tickets: Tensor) -> Calls:
+    if isinstance(config, WideConfig):
+        return [partial(wide_kernel, x, w, None, config, tickets) for w in weights]
     if kind == "int8":
         return [partial(scaled_kernel, x, w, None, BF16, config, tickets) for w in weights]
     if kind == "w4a8":
@@ -219,14 +226,16 @@ def engine_config(kind: str, M: int, weight: Any) -> Any:
 
 
 def sweep_case(
-    kind: str, shape: str, M: int, weights: list[Any], tickets: Tensor, until: float
+    kind: str, shape: str, M: int, weights: list[Any], tickets: Tensor, until: float, passed: set[int] | None = None
 ) -> dict[str, Any] | None:
-    """Microseconds of every tile, the best first; None where time is up."""
+    """Microseconds of every tile, the best first; None where time is up. `passed`: numbers of wide tiles, to take
+    instead of others."""
     N, K = SHAPES[shape]
     x = FORMATS[kind][1](rows(M, K))
     truth, timings, wrong = expected(x, weights[0]), [], []
     chosen = engine_config(kind, M, weights[0])
-    calls = {config: calls_for(kind, x, weights, config, tickets) for config in [chosen, *configs_for(kind, M, N, K)]}
+    configs = configs_for(kind, M, N, K) if passed is None else wide_configs(M, N, K, passed)
+    calls = {config: calls_for(kind, x, weights, config, tickets) for config in [chosen, *configs]}
     compile_all(captured[0] for captured in calls.values())
     for config, captured in calls.items():
         if time.monotonic() > until:
@@ -241,7 +250,12 @@ def sweep_case(
     torch.cuda.synchronize()
     timings.sort()
     engine = next((us for us, config in timings if config == list(chosen)), None)
-    others = {"engine_us": engine, "engine": list(chosen), "best": timings[:4], "failed": wrong}
+    others = {
+        "engine_us": engine,
+        "engine": list(chosen),
+        "best": timings[: 4 if passed is None else 12],
+        "failed": wrong,
+    }
     if kind in ("int4", "q4_k", "q6_k") and M >= 128:
         others["dequantized_us"] = 1e6 * seconds_a_call([partial(dequantized, x, w) for w in weights], rounds=3)
     if kind == "int8" and M >= 128:
@@ -251,6 +265,47 @@ def sweep_case(
 
 def dequantized(x: Tensor, weight: GroupedWeight) -> Tensor:
     return F.linear(x, dequantize(weight, x.dtype))
+
+
+def sweep_wide(shapes: Sequence[str], sizes: Sequence[int], out: Path, seconds: float) -> None:
+    """Tables of the tiles that give right results, beside cuBLAS in bf16 and fp8 and what the engine calls."""
+    until, tickets = time.monotonic() + seconds, new_tickets("cuda")
+    passed = tiles_that_pass()
+    threading.Timer(seconds + 20, partial(os._exit, 3)).start()  # a kernel that never ends
+    for shape in shapes:
+        weights, (N, K) = copies_of("int4", shape), SHAPES[shape]
+        beside, fp8 = cublas(shape, sizes), cublas_fp8(shape, sizes)
+        for M in sizes:
+            case = sweep_case("int4", shape, M, weights, tickets, until, passed)
+            if case is None:
+                print(f"{seconds:.0f} s are over")
+                os._exit(0)
+            case |= {"cublas_us": beside[M], "cublas_fp8_us": fp8[M]}
+            with out.open("a") as lines:
+                lines.write(json.dumps(case) + "\n")
+            print(f"\n{shape} {N} x {K}, {M} rows: cuBLAS bf16 {beside[M]:.1f} us, fp8 {fp8[M]:.1f}")
+            engine, dequantized_us = case["engine_us"] or 0.0, case.get("dequantized_us", 0.0)
+            print(f"  engine's kernel {engine:.1f} us {case['engine']}, dequantized {dequantized_us:.1f}")
+            for us, config in case["best"]:
+                rates = f"{nbytes(weights[0]) / us / 1e6:5.2f} TB/s {2 * M * N * K / us / 1e6:6.1f} TFLOP/s"
+                print(f"  {us:7.1f} us {rates}  {config}", flush=True)
+            for _, failed in case["failed"]:
+                print(f"  failed: {failed}", flush=True)
+    os._exit(0)
+
+
+def cublas_fp8(shape: str, sizes: Sequence[int]) -> dict[int, float]:
+    """Microseconds of `torch._scaled_mm` with scales of rows and outputs."""
+    weights, found = copies_of("fp8", shape), {}
+    for M in sizes:
+        x = quantize_rows(rows(M, SHAPES[shape][1]), FP8)
+        calls = [partial(_scaled_mm, x, w) for w in weights]
+        found[M] = round(1e6 * seconds_a_call(calls, rounds=3), 2)
+    return found
+
+
+def _scaled_mm(x: QuantizedRows, w: ScaledWeight) -> Tensor:
+    return torch._scaled_mm(x.q, w.q.T, scale_a=x.scales, scale_b=w.scales[None, :], out_dtype=BF16)
 
 
 def sweep(kinds: Sequence[str], shapes: Sequence[str], sizes: Sequence[int], out: Path, seconds: float) -> None:
@@ -290,6 +345,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, help="M (default: 1 to 512; of a sweep, 32 to 512)")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(LAYER))
     parser.add_argument("--sweep", action="store_true", help="try tiles instead of timing those chosen")
+    parser.add_argument("--wide", action="store_true", help="of a sweep: only the kernel for many rows of int4")
     parser.add_argument("--out", type=Path, default=Path("sweep.jsonl"), help="where a sweep writes, and goes on")
     parser.add_argument("--seconds", type=float, default=230.0, help="a sweep ends then")
     parser.add_argument("--best", type=Path, metavar="FILE", help="print what a sweep found")
@@ -299,6 +355,9 @@ def main() -> None:
         return
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+    if args.sweep and args.wide:
+        sweep_wide(args.shapes, args.rows or (256, 128, 64, 32, 512), args.out, args.seconds)
+        return
     if args.sweep:
         sweep(args.only or SWEPT, args.shapes, args.rows or (64, 128, 256, 32, 512), args.out, args.seconds)
         return

@@ -77,9 +77,20 @@ def _output_args(
 
 @triton.jit
 def opaque(x, ASM: tl.constexpr):
-    """x fp32, in no instruction: the compiler does not look through it. A dot product is waited for, and a factor is
-    not made part of the addition that follows."""
+    """x fp32, in no instruction: Triton does not look through it, so a dot product is waited for."""
     return x if ASM == "" else tl.inline_asm_elementwise("", "=f,0", [x], tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def rounded_product(x, y, ASM: tl.constexpr):
+    """x * y fp32 of one shape. The assembler fuses a plain product with the addition that follows, `mul.rn` never."""
+    if ASM == "":
+        product = x * y
+    else:
+        product = tl.inline_asm_elementwise(
+            "mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, is_pure=True, pack=1
+        )
+    return product
 
 
 @triton.jit

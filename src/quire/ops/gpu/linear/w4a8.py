@@ -18,7 +18,7 @@ from quire.ops.gpu.linear.grouped_layout import GroupedArgs, GroupedWeight, pack
 from quire.ops.gpu.linear.grouped_scales import append, load_scales, scale_of
 from quire.ops.gpu.linear.linear import num_splits
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
-from quire.ops.gpu.linear.split_k import finish, opaque, split_launch
+from quire.ops.gpu.linear.split_k import finish, rounded_product, split_launch
 from quire.ops.gpu.linear.unpack import take_planes
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
@@ -184,7 +184,7 @@ def _w4a8_kernel(
                 w = take_planes(planes, number * 8 // RUNS, 8 // RUNS)
                 sums += tl.dot(w, x) * scale_of(scales, number * GROUPS // RUNS)[:, None]
         x_scales = tl.load(x_scale_ptr + tokens, mask=tokens < M, other=0.0)
-        total += opaque(sums * x_scales[None, :], ASM)  # rounded, as where another program adds up the splits
+        total += rounded_product(sums, x_scales[None, :], ASM)  # as where another program adds up the splits
     finish(total, to, outputs, tokens, N, M, SHARES)
 
 
