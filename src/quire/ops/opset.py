@@ -260,22 +260,20 @@ class Chain(Protocol):
 
     takes_trees: bool
 
-    def takes(self, rows: Sequence[int], count: int) -> bool:
-        """Whether the sampler can draw so many tokens of these rows without the host."""
+    def takes(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
+        """Whether so many tokens of these rows can be drawn without the host, after a step of `num_tokens`."""
 
-    def run(self, batch: StepBatch, rows: Sequence[int], count: int, target: Any) -> None:
-        """The arrays are those of the first of `count` - 1 steps; ids are the complements of rows, whose token was
-        sampled last. Each later step reads, in the same row of hidden states, what the one before kept. These `count`
-        tokens are drafts that `target`, a sampler of the same op set, keeps. Nothing waits."""
+    def run(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32, target: Any) -> None:
+        """`batch` is the first of `count` steps: the positions of each row that have not been read, up to the one
+        before its last token. Each later step computes one token of each row, the one that the step before sampled,
+        with the hidden state that it kept: in places[i] for rows[i]. These `count` tokens are drafts that `target`, a
+        sampler of the same op set, keeps. Nothing waits."""
 
     def read_drafts(self, row: int, count: int, target: Any) -> list[int]:
         """The tokens that were drafted for a row; waits for them."""
 
-    def start_timer(self) -> None:
-        """What is queued from here to the end of the next `run` counts as its time."""
-
-    def take_seconds(self) -> list[float]:
-        """Of the runs that have ended since the last call, in order."""
+    def take_steps(self) -> list[tuple[int, float]]:
+        """Of the runs that have ended since the last call, the rows of each step and the seconds that it took."""
 
     def grow(self, logits: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[list[TreeNode]]]":
         """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the nodes that

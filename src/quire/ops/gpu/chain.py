@@ -1,6 +1,8 @@
-"""Steps that follow each other without the host: each reads the token that the one before sampled, and the hidden state
-that it kept. All of them are one CUDA graph, and one copy brings their arrays."""
+"""Steps that follow each other without the host: the first reads what is new of the texts, and each other one the token
+that the one before sampled, with the hidden state that it kept. All of them are one CUDA graph, and one copy brings
+their arrays."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -39,79 +41,118 @@ class DraftChain:
         self.takes_trees = not batch_invariant and not cache.spec.latent
         self._trees = TreeSteps(forward, cache, hidden, max_model_len, width)
         self._timer = DeviceTimer(cache.k.device)
+        self._timed = deque[tuple[int, int]]()  # rows and drafts of what is timed
 
-    def takes(self, rows: Sequence[int], count: int) -> bool:
-        return 1 < count <= MAX_KEPT_DRAFTS and not self._sampler.needs(rows) & Features.ON_HOST
+    def takes(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
+        has_room = num_tokens <= padded(len(rows)) * (count + 1)
+        return has_room and 1 < count <= MAX_KEPT_DRAFTS and not self._sampler.needs(rows) & Features.ON_HOST
 
-    def run(self, batch: StepBatch, rows: Sequence[int], count: int, target: DeviceSampler) -> None:
+    def run(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32, target: DeviceSampler) -> None:
+        self._sampler.upload()
         features = self._sampler.needs(rows)
-        arrays = [*self._arrays(batch, rows, count - 1), kept_places(rows, count, target)]
+        self._sampler.reserve(features)
+        arrays = [*self._arrays(batch, rows, count, places), kept_places(rows, count, target)]
         shapes = [array.shape for array in arrays]
 
         def launch(on_device: Tensor) -> Tensor:
-            *of_steps, places = views(on_device, shapes)
+            *of_steps, kept = views(on_device, shapes)
             drafts = self._steps(of_steps, features).clamp(min=0)  # where none could be sampled, any other will do
-            return target.last.index_copy_(0, places.flatten().long(), drafts.flatten())
+            return target.last.index_copy_(0, kept.flatten().long(), drafts.flatten())
 
+        key = padded(len(rows)), count, features
+        is_timed = self._graphs.is_captured(key)  # what is compiled or captured tells nothing
         with torch.inference_mode():
-            key = len(arrays[0]), count, features
+            if is_timed:
+                self._timer.start()
             self._graphs.run(key, pack(arrays).numpy(), launch)
-        self._timer.stop()
+            if is_timed:
+                self._timer.stop()
+                self._timed.append((len(rows), count))
 
     def read_drafts(self, row: int, count: int, target: DeviceSampler) -> list[int]:
         places = slice(row + target.num_rows, row + (1 + count) * target.num_rows, target.num_rows)
         return [int(token) for token in target.last[places].tolist()]
 
-    def start_timer(self) -> None:
-        self._timer.start()
-
-    def take_seconds(self) -> list[float]:
-        return self._timer.take()
+    def take_steps(self) -> list[tuple[int, float]]:
+        steps = []
+        for seconds in self._timer.take():
+            num_rows, count = self._timed.popleft()
+            steps += [(num_rows, seconds / count)] * count
+        return steps
 
     def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[list[TreeNode]]]:
         return self._trees.run(logits, roots, shape)
 
-    def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int) -> list[Int32]:
-        """rows, ids, positions, context_lens, hidden_rows [S], seq_starts [S + 1], slots [count, S], block_tables
-        [S, W]; S is padded: no row, slot -1, an empty context, and the last of the hidden states."""
-        n, s = len(rows), padded(len(rows))
-        of_seqs = np.zeros((5, s), np.int32)
-        of_seqs[0], of_seqs[4] = -1, len(self._hidden.rows) - 1
+    def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32) -> list[Int32]:
+        """ids, positions, slots and hidden_rows [T] of the first step; rows, ids of the next step, context_lens,
+        logit_rows and places [S], seq_starts [S + 1], slots of the next steps [count - 1, S], block_tables [S, W]. T
+        and S are padded: no row, slot -1, an empty context, and the last of the hidden states."""
+        t, n, s = batch.num_tokens, len(rows), padded(len(rows))
+        nowhere = len(self._hidden.rows) - 1
         assert batch.hidden_rows is not None
-        of_seqs[:, :n] = np.array([rows, batch.ids, batch.positions, batch.positions + 1, batch.hidden_rows])
-        positions = batch.positions + np.arange(count, dtype=np.int32)[:, None]  # [count, n]
+        of_tokens = np.zeros((4, s * (count + 1)), np.int32)
+        of_tokens[2], of_tokens[3] = -1, nowhere
+        of_tokens[:, :t] = batch.ids, batch.positions, batch.slots, batch.hidden_rows
+        of_seqs = np.zeros((5, s), np.int32)
+        of_seqs[0], of_seqs[4] = -1, nowhere
+        of_rows = np.array(rows, np.int32)
+        of_seqs[:, :n] = of_rows, ~of_rows, batch.context_lens, batch.logit_rows, places
+        starts = np.full(s + 1, t, np.int32)
+        starts[: n + 1] = batch.seq_starts
+        positions = batch.context_lens + np.arange(count - 1, dtype=np.int32)[:, None]  # [count - 1, n]
         size = self._cache.spec.block_size
-        slots = np.full((count, s), -1, np.int32)
+        slots = np.full((count - 1, s), -1, np.int32)
         slots[:, :n] = batch.block_tables[np.arange(n), positions // size] * size + positions % size
         tables = np.zeros((s, self._width), np.int32)
         used = min(batch.block_tables.shape[1], self._width)
         tables[:n, :used] = batch.block_tables[:, :used]
-        return [*of_seqs, np.arange(s + 1, dtype=np.int32), slots, tables]
+        return [*of_tokens, *of_seqs, starts, slots, tables]
 
     def _steps(self, arrays: Sequence[Tensor], features: int) -> Tensor:
-        """-> the token that stands for an id, and those of each step [1 + count, S]"""
-        rows, ids, positions, context_lens, places, seq_starts, slots, tables = arrays
-        tokens, targets = [self._sampler.last[(~ids).clamp(min=0)]], places.long()
+        """-> the tokens of each step [count, S]"""
+        (ids, positions, token_slots, hidden_rows), of_seqs = arrays[:4], arrays[4:]
+        rows, next_ids, context_lens, logit_rows, places, starts, slots, tables = of_seqs
+        targets, states = places.long(), self._hidden.rows
+        first = self._batch(ids, positions, token_slots, Runs(starts, context_lens, tables), logit_rows, hidden_rows)
+        tokens = [self._sampler.launch(self._forward(first), rows, len(rows), features)]
+        assert first.kept is not None, "the program keeps no hidden states"
+        states.index_copy_(0, targets, first.kept[logit_rows.long()].to(states.dtype))
+        lines = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)
         for number, of_step in enumerate(slots):
-            step = GpuBatch(
-                TokenIds(ids, self._sampler.last),
-                positions + number,
-                of_step.contiguous(),
-                Runs(seq_starts, torch.where(context_lens > 0, context_lens + number, 0), tables),
-                seq_starts[:-1],
-                self._cache,
-                self._max_model_len,
-                decodes=True,
-                prefills=False,
-                batch_invariant=self._batch_invariant,
-                all_logits=True,
-                hidden=self._hidden.rows[places],
-            )
+            contexts = torch.where(context_lens > 0, context_lens + 1 + number, 0)
+            runs = Runs(lines, contexts, tables)
+            step = self._batch(next_ids, context_lens + number, of_step, runs, lines[:-1], places, decodes=True)
             tokens.append(self._sampler.launch(self._forward(step), rows, len(rows), features))
-            assert step.kept is not None, "the program keeps no hidden states"
+            assert step.kept is not None
             if number + 1 < len(slots):
-                self._hidden.rows.index_copy_(0, targets, step.kept.to(self._hidden.rows.dtype))
+                states.index_copy_(0, targets, step.kept.to(states.dtype))
         return torch.stack(tokens)
+
+    def _batch(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        runs: Runs,
+        logit_rows: Tensor,
+        hidden_rows: Tensor,
+        decodes: bool = False,
+    ) -> GpuBatch:
+        """`decodes`: one token of each sequence, and nothing else."""
+        return GpuBatch(
+            TokenIds(ids, self._sampler.last),
+            positions,
+            slots.contiguous(),
+            runs,
+            logit_rows,
+            self._cache,
+            self._max_model_len,
+            decodes=True,
+            prefills=not decodes,
+            batch_invariant=self._batch_invariant,
+            all_logits=decodes,
+            hidden=self._hidden.rows[hidden_rows],
+        )
 
 
 def kept_places(rows: Sequence[int], count: int, sampler: DeviceSampler) -> Int32:

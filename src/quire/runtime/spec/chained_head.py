@@ -1,7 +1,6 @@
 """Drafts of a head with a decoder layer (EAGLE, EAGLE-3, MTP): one after the other, or one level of a tree after the
 other, each from the head's own hidden state of the one before."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -38,7 +37,6 @@ class ChainedHead(HeadProposer):
     ) -> None:
         self._max_computed = (num_tokens - 1) * tree_top_k if tree_nodes else 0  # nodes of a tree
         super().__init__(context, num_tokens, tree_nodes, tree_top_k, draft_rows=1 + self._max_computed)
-        self._untimed = deque[tuple[int, int]]()  # chains that were queued: rows, and drafts of each
         self._queued_seconds = 0.0
         size, config = context.size, self._head.config
         assert config is not None
@@ -133,8 +131,10 @@ class ChainedHead(HeadProposer):
         batch = self._unread(texts, self._num_tokens)
         rows, tables = list(texts), batch.block_tables
         count = max(counts[row] for row in rows)
-        if self._program.chain is not None and self._program.chain.takes(rows, count):
-            self._draft_at_once(batch, texts, count)
+        chain = self._program.chain
+        if chain is not None and chain.takes(rows, count, batch.num_tokens):
+            # All steps are queued, and the target's next one as well, before the first draft is known here.
+            chain.run(batch, rows, count, self._draft_places(rows, 0), self._target_sampler)
             return {row: [UNKNOWN] * counts[row] for row in rows}
         drafts: dict[int, list[int]] = {row: [] for row in texts}
         for number in range(count):
@@ -154,36 +154,19 @@ class ChainedHead(HeadProposer):
             batch = replace(self._blocks.next(tables, positions, ids), hidden_rows=places)
         return drafts
 
-    def _draft_at_once(self, batch: StepBatch, texts: Mapping[int, Int32], count: int) -> None:
-        """The same without the host: all steps are queued, for each row as many as the longest has, and the target's
-        next step as well before the first draft is known here."""
-        rows, chain = list(texts), self._program.chain
-        assert chain is not None
-        chain.start_timer()
-        self._sampler.begin(self._program.run(batch)[: len(rows)], rows)
-        places = self._draft_places(rows, 0)
-        self._hidden.put(places, self._program, batch.logit_rows)
-        positions = np.array([len(texts[row]) - 1 for row in rows], np.int32)
-        ids = np.array([~row for row in rows], np.int32)
-        step = replace(self._blocks.next(batch.block_tables, positions, ids), hidden_rows=places)
-        chain.run(step, rows, count, self._target_sampler)
-        self._untimed.append((len(rows), count))
-
     def read_drafts(self, row: int, count: int) -> list[int]:
         assert self._program.chain is not None
         return self._program.chain.read_drafts(row, count, self._target_sampler)
 
     def take_steps(self) -> list[tuple[int, float]]:
         if (chain := self._program.chain) is not None:
-            for seconds in chain.take_seconds():
-                num_rows, count = self._untimed.popleft()
-                self._steps += [(num_rows, seconds / count)] * count
-                self._queued_seconds += seconds
+            queued = chain.take_steps()
+            self._steps += queued
+            self._queued_seconds = sum(seconds for _, seconds in queued)
         return super().take_steps()
 
     def take_queued_seconds(self) -> float:
-        seconds, self._queued_seconds = self._queued_seconds, 0.0
-        return seconds
+        return self._queued_seconds
 
     def _draft_places(self, rows: Sequence[int], number: int) -> Int32:
         """The hidden states of that computed node of each row; 0: of the root, or of a chain."""

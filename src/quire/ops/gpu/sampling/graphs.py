@@ -37,6 +37,10 @@ class LaunchGraphs:
         graph.replay()
         return result
 
+    def is_captured(self, key: Hashable) -> bool:
+        """Whether `run` replays a graph; where there are none, whether it launches at all."""
+        return key in self._graphs or self._device.type != "cuda"
+
     def _is_repeated(self, key: Hashable) -> bool:
         if len(self._uses) >= MAX_COUNTED:
             self._uses.clear()
