@@ -1,13 +1,14 @@
 """Ranks with the GPU's op set as threads of one process: kernels are interpreted, and one rank computes at a time."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quire.ops.gpu.collectives import GpuRankOps, HostExchange
+from quire.ops.gpu.collectives import ColumnExchange, GpuRankOps, HostExchange
 from quire.ops.gpu.opset import GpuOps
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup, new_shared_memory
@@ -16,6 +17,7 @@ from ranks.rank_threads import OneProcess
 
 OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "batch_invariant": True}
 Adapters = dict[str, Path] | None
+NewExchange = Callable[[Any], ColumnExchange]  # of a group
 
 
 class TakingTurns:
@@ -41,19 +43,36 @@ class OnOneDevice(OneProcess):
 
 
 class _Rank(OneProcess):
-    def __init__(self, path: Path, group: Any, adapters: Adapters, experts: bool, options: dict[str, Any]) -> None:
-        backend = GpuRankOps(group, HostExchange(group), **{**OPTIONS, **options})
-        self._load(RankOps(backend, RankIndex(group.rank, group.size), experts), path, adapters)
+    def __init__(
+        self,
+        path: Path,
+        group: Any,
+        adapters: Adapters,
+        experts: bool,
+        new_exchange: NewExchange,
+        options: dict[str, Any],
+    ) -> None:
+        backend = GpuRankOps(group, new_exchange(group), **{**OPTIONS, **options})
+        index = RankIndex(group.rank, group.size, whole_groups=True)
+        self._load(RankOps(backend, index, experts), path, adapters)
 
 
 class GpuRanks:
     """`experts`: each rank has whole ones."""
 
-    def __init__(self, path: Path, size: int, adapters: Adapters = None, experts: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        adapters: Adapters = None,
+        experts: bool = False,
+        new_exchange: NewExchange = HostExchange,
+        **options: Any,
+    ) -> None:
         memory = new_shared_memory()
         self._turn = threading.Lock()
         groups = [TakingTurns(RankGroup(memory, rank, size), self._turn) for rank in range(size)]
-        self._ranks = [_Rank(path, group, adapters, experts, options) for group in groups]
+        self._ranks = [_Rank(path, group, adapters, experts, new_exchange, options) for group in groups]
         self._pool = ThreadPoolExecutor(size)
 
     def logits(self, ids: list[int], start: int = 0, adapter: int | None = None) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV3Config, LlamaConfig, LlamaForCausalLM, MixtralConfig, Qwen3NextConfig
+from transformers import DeepseekV3Config, LlamaConfig, LlamaForCausalLM, MixtralConfig, Qwen3Config, Qwen3NextConfig
 
 from models.checking import PROMPT, TINY, Cases, random_model
 from models.plain_adapters import write_adapter
@@ -26,10 +26,14 @@ STATES = {
     "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 MODELS: Cases = {
+    "norms of heads": (Qwen3Config, {"num_attention_heads": 6, "num_key_value_heads": 3}),
     "MoE": (MixtralConfig, EXPERTS),
     "MLA": (DeepseekV3Config, LATENT),
     "states": (Qwen3NextConfig, STATES),
 }
+
+
+CASES = [("norms of heads", False), ("MoE", False), ("MoE", True), ("MLA", False), ("states", True)]
 
 
 def check(alone: Any, ranks: Any, *adapter: int) -> None:
@@ -39,7 +43,7 @@ def check(alone: Any, ranks: Any, *adapter: int) -> None:
         np.testing.assert_array_equal(ranks.logits(ids, start, *adapter), alone.logits(ids, start, *adapter))
 
 
-@pytest.mark.parametrize(("name", "experts"), [("MoE", False), ("MoE", True), ("MLA", False), ("states", True)])
+@pytest.mark.parametrize(("name", "experts"), CASES)
 def test_ranks_give_the_bits_of_one_device(tmp_path: Path, name: str, experts: bool) -> None:
     config, options = MODELS[name]
     random_model(config(**{**ONE_LAYER, **options}), seed=3).save_pretrained(tmp_path)

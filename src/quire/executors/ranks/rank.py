@@ -97,7 +97,8 @@ class RankExecutor(LocalExecutor):
 
 def new_rank_ops(kind: type[Ops], options: ExecutorOptions, group: RankGroup, **more: Any) -> Ops:
     """`more`: of `new_ops`."""
-    index, total = RankIndex(group.rank, group.size), options.threads or num_threads()
+    index = RankIndex(group.rank, group.size, whole_groups=options.on_gpu)
+    total = options.threads or num_threads()
     own = replace(options, threads=own_threads(total, index))
     return kind(new_ops(own, group=group, **more), index, options.enable_expert_parallel)
 

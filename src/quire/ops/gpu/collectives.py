@@ -205,18 +205,6 @@ class GpuRankOps(GpuOps):
             return super().logits(x, head, batch, softcap, vocabulary)
         return in_vocabulary(self._exchange.all_columns(super().logits(x, head, batch, softcap), [cut]), vocabulary)
 
-    def paged_attention(
-        self, q: GpuValue, batch: GpuBatch, layer: int, head_dim: int, scale: float, *args: Any, **named: Any
-    ) -> GpuValue:
-        _refuse_uneven_heads(named)
-        return super().paged_attention(q, batch, layer, head_dim, scale, *args, **named)
-
-    def cross_attention(
-        self, q: GpuValue, batch: GpuBatch, layer: int, head_dim: int, scale: float, **named: Any
-    ) -> Tensor:
-        _refuse_uneven_heads(named)
-        return super().cross_attention(q, batch, layer, head_dim, scale)
-
     def _experts(
         self,
         x: Tensor,
@@ -249,14 +237,6 @@ def all_outputs(sizes: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
         sum(cut.total for cut, last in zip(cuts, ends, strict=True) if last - cut.count < end and first < last)
         for first, end in bounds
     ]
-
-
-def _refuse_uneven_heads(named: dict[str, Any]) -> None:
-    if named.keys() & {"group", "skipped"}:
-        raise Unsupported(
-            "KV heads that two ranks share unevenly have no GPU kernel",
-            "use a tensor_parallel_size that divides the model's KV heads",
-        )
 
 
 def rank_arguments(group: "RankGroup") -> tuple[type[GpuRankOps], dict[str, Any]]:
