@@ -1,4 +1,4 @@
-"""One rank that exchanges with itself, as ranks with a GPU each do: NCCL inside CUDA graphs, with the tokens of an engine
+"""One rank that exchanges with itself, as ranks with a GPU each do: NCCL in CUDA graphs, with the tokens of an engine
 without ranks. A communicator of one is all that one GPU can have; the code is that of several.
 
     python -m pytest tests/ranks/test_gpu_one_rank.py

@@ -21,6 +21,11 @@ from quire.core.request import Request
 from quire.executors.options import ExecutorOptions
 from quire.executors.ranks.rank import check_ranks
 from quire.ops.gpu.collectives import ColumnExchange, GpuRankOps, GroupExchange, HostExchange, all_outputs
+from quire.ops.gpu.linear.grouped_config import grouped_config
+from quire.ops.gpu.linear.linear import num_splits
+from quire.ops.gpu.linear.scaled import scaled_config
+from quire.ops.gpu.linear.w4a8 import w4a8_config
+from quire.ops.gpu.weights import QUANTIZERS
 from quire.ops.ranks.cuts import Cut
 from quire.ops.ranks.group import RankGroup, new_shared_memory
 from ranks.gpu_threads import OPTIONS
@@ -82,6 +87,14 @@ def test_sums_are_divided_as_those_of_all_outputs() -> None:
     assert all_outputs([6, 3], cuts) == [14, 7]
     assert all_outputs([9], cuts) == [21]
     assert all_outputs([4, 2, 3], cuts) == [10, 4, 7]
+
+
+@pytest.mark.parametrize(("kind", "config"), [("int4", grouped_config), ("fp8", scaled_config), ("w4a8", w4a8_config)])
+@pytest.mark.parametrize("num_rows", [1, 40, 300])
+def test_sums_of_quantized_weights_are_divided_so_too(kind: str, config: Any, num_rows: int) -> None:
+    weight, all_of_them = QUANTIZERS[kind](torch.randn(64, 2048)), 16384
+    own, divided = (config(num_rows, weight, True, outputs).splits for outputs in (None, all_of_them))
+    assert divided == num_splits(all_of_them, 2048) < own
 
 
 def test_an_exchange_that_is_gone_is_watched_no_longer() -> None:

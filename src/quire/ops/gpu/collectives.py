@@ -58,11 +58,11 @@ class HostExchange:
         self._exchange = RankExchange(group)
 
     def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
-        """In fp32, which holds 16-bit floats exactly."""
-        return self._exchange.all_columns(x.float().cpu(), cuts).to(x.device, x.dtype)
+        """In fp32 there, which holds 16-bit floats exactly."""
+        return self._exchange.all_columns(x.cpu(), cuts).to(x.device, x.dtype)
 
     def all_rows(self, x: Tensor, own: Tensor) -> Tensor:
-        return self._exchange.all_rows(x.float().cpu(), own.cpu()).to(x.device, x.dtype)
+        return self._exchange.all_rows(x.cpu().float(), own.cpu()).to(x.device, x.dtype)
 
 
 class GroupExchange:
