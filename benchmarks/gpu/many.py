@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.many [--shape llama-8b] [--degrees 1,2,4,8]
     python -m benchmarks.gpu.many --shape tiny --degrees 1,2 --device cpu     a try of the benchmark itself
 
-Weights are random. Where there are fewer GPUs than ranks, ranks share them, gather through memory of the host and launch
-op by op: such a row says what sharing costs, and nothing of several GPUs."""
+Weights are random. Where there are fewer GPUs than ranks, ranks share them, gather through memory of the host and
+launch op by op: such a row says what sharing costs, and nothing of several GPUs."""
 
 import argparse
 import json

@@ -63,19 +63,6 @@ def save_next(folder: Path) -> Path:
     return folder
 
 
-def save_gguf(folder: Path) -> Path:
-    """Q4_K and Q6_K."""
-    from quire.quantize.command import CalibrationOptions, quantize
-    from quire.quantize.gptq import GPTQOptions
-    from quire.quantize.plan import QuantizeOptions
-    from quire.quantize.run import QuantizeRun
-
-    out = folder / "model.gguf"
-    made = QuantizeRun(save_wide(folder / "floats"), out, QuantizeOptions("Q4_K_M"))
-    quantize(made, CalibrationOptions(measured_tokens=0), None, GPTQOptions(), lambda phase, done, total: None)
-    return out
-
-
 CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "MoE": (save_mixtral, {}),
     "MoE, whole experts": (save_mixtral, {"enable_expert_parallel": True}),
@@ -88,7 +75,6 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "fp8": (save_wide, {"quantization": "fp8"}),
     "int4": (save_wide, {"quantization": "int4"}),
     "w4a8": (save_wide, {"quantization": "w4a8"}),
-    "GGUF": (save_gguf, {}),
 }
 
 
@@ -109,6 +95,21 @@ def test_ranks_give_the_tokens_of_one(tmp_path: Path, name: str) -> None:
     save, options = CASES[name]
     path = save(tmp_path)
     assert tokens_of(path, RANKS, **options) == tokens_of(path, 1, **options)
+
+
+def test_a_gguf_file(tiny_model: Path, tmp_path: Path) -> None:
+    """Of Q4_K and Q6_K."""
+    from quire.quantize.command import CalibrationOptions, quantize
+    from quire.quantize.gptq import GPTQOptions
+    from quire.quantize.plan import QuantizeOptions
+    from quire.quantize.run import QuantizeRun
+
+    floats, path = save_wide(tmp_path / "floats"), tmp_path / "model.gguf"
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_model / name, floats / name)
+    made = QuantizeRun(floats, path, QuantizeOptions("Q4_K_M"))
+    quantize(made, CalibrationOptions(measured_tokens=0), None, GPTQOptions(), lambda phase, done, total: None)
+    assert tokens_of(path, RANKS) == tokens_of(path, 1)
 
 
 def test_each_request_has_its_adapter(tmp_path: Path) -> None:

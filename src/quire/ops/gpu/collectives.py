@@ -21,7 +21,7 @@ from torch import Tensor
 
 from quire.core.errors import EngineFailed, Unsupported
 from quire.ops.gpu.batch import GpuBatch
-from quire.ops.gpu.deferred import ColumnSlice, DeferredDecay, GpuValue, materialize
+from quire.ops.gpu.deferred import DeferredDecay, GpuValue, materialize
 from quire.ops.gpu.moe.moe import moe_mlp
 from quire.ops.gpu.opset import GpuOps, in_vocabulary, num_outputs
 from quire.ops.opset import Activation
@@ -180,7 +180,7 @@ class GpuRankOps(GpuOps):
             return DeferredDecay(self._exchange.all_columns(x.log, cuts))
         return self._exchange.all_columns(materialize(x), cuts)
 
-    def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[ColumnSlice | DeferredDecay, ...]:
+    def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[GpuValue, ...]:
         if isinstance(x, DeferredDecay):
             return tuple(DeferredDecay(part) for part in x.log.split(list(sizes), dim=1))
         return super().split(x, sizes)

@@ -332,7 +332,7 @@ class GpuOps(StateOps):
     def linear_heads(self, x: Tensor | ColumnSlice, w: PackedHeads) -> DeferredHeadLinear:
         return DeferredHeadLinear(materialize(x), w.packed, self.batch_invariant)
 
-    def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[ColumnSlice, ...]:
+    def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[GpuValue, ...]:
         whole = materialize(x)
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
         return tuple(ColumnSlice(whole, first, size) for first, size in zip(firsts, sizes, strict=True))
