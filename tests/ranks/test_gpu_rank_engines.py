@@ -6,6 +6,7 @@ A rank's process takes some seconds to start, so each case is one model, and one
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3NextForCausalLM
 
 from engine import test_gpu_latent, test_gpu_states
-from engine.gpu_serving import NUM_NEW, VOCAB, Tokens, engine, run, save_llama
+from engine.gpu_serving import BLOCK, KV_HEADS, LAYERS, NUM_NEW, VOCAB, Tokens, engine, run, save_llama
 from engine.test_gpu_adapters import EVERYWHERE, give
 from engine.test_head_speculation import answers, speculating
 from models import head_twins
@@ -23,6 +24,7 @@ from models.plain_adapters import write_adapter
 from quire import LLM
 from quire.core.params import SamplingParams
 from quire.core.request import Request
+from quire.ops.kv_spec import KVSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -134,6 +136,18 @@ def test_each_request_has_its_adapter(tmp_path: Path) -> None:
             found.append(run(served, wanted))
     assert found[0] == found[1]
     assert len({tuple(tokens) for tokens in found[0].values()}) == len(wanted)
+
+
+def test_swapped_sequences_go_on(tmp_path: Path) -> None:
+    """Each rank swaps its own part of a block."""
+    path, block_bytes = save_llama(tmp_path, 64), KVSpec(LAYERS, KV_HEADS, 64, BLOCK, "bfloat16").block_bytes
+    wanted = [replace(request, id=f"{number}-{request.id}") for number in range(3) for request in requests()]
+    with engine(path, batch_invariant=True, enforce_eager=True) as served:
+        expected = run(served, wanted)
+    tight = {"kv_cache_memory_bytes": 24 * block_bytes, "swap_space": 0.5, "tensor_parallel_size": RANKS}
+    with engine(path, batch_invariant=True, **tight) as served:
+        assert run(served, wanted) == expected
+        assert served.stats().preemptions > 0
 
 
 def test_what_repeats_is_drafted(tmp_path: Path) -> None:
