@@ -19,12 +19,12 @@ from quire.engine.start import new_executor
 
 
 @contextmanager
-def started(shape: dict[str, Any], **options: Any) -> Iterator[Engine]:
+def started(shape: dict[str, Any], device: str = "cuda", **options: Any) -> Iterator[Engine]:
     """`shape`: a config.json."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(shape))
         given = EngineOptions(
-            model=folder, device="cuda", load_format="dummy", enable_prefix_caching=False, max_model_len=2048, **options
+            model=folder, device=device, load_format="dummy", enable_prefix_caching=False, max_model_len=2048, **options
         )
         engine = Engine(new_executor(Path(folder), given), given)
         try:

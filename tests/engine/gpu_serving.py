@@ -1,6 +1,6 @@
 """An engine on a GPU with a random Llama, what it says, and what transformers thinks of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions
 from quire.engine.start import new_executor
+from quire.executors.protocol import Executor
 
 VOCAB, MAX_LEN, BLOCK = 1000, 384, 16
 LAYERS, KV_HEADS, GROUP = 2, 2, 4
 NUM_NEW = 24
 
 Tokens = dict[str, list[int]]  # by request
+NewExecutor = Callable[[Path, EngineOptions], Executor]
 
 
 def save_llama(folder: Path, head_dim: int) -> Path:
@@ -39,7 +41,7 @@ def save_llama(folder: Path, head_dim: int) -> Path:
 
 
 @contextmanager
-def engine(path: Path, **given: Any) -> Iterator[Engine]:
+def engine(path: Path, new_executor: NewExecutor = new_executor, **given: Any) -> Iterator[Engine]:
     options = EngineOptions(
         model=str(path),
         device="cuda",

@@ -17,6 +17,7 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.ops.gpu.collectives import GpuRankOps, GroupExchange
 from ranks.processes import followers
+from ranks.test_gpu_rank_engines import CASES
 
 NUM_GPUS = torch.cuda.device_count()
 pytestmark = pytest.mark.skipif(NUM_GPUS < 2, reason="needs several GPUs")
@@ -53,6 +54,16 @@ def test_ranks_give_the_tokens_of_one_gpu(path: Path, dtype: str, eager: bool) -
                 assert backend.graphs != eager
             found.append(run(served, requests()))
     assert all(tokens == found[0] for tokens in found)
+
+
+@pytest.mark.parametrize("name", ["MoE", "MoE, whole experts", "MLA", "states", "int4", "three KV heads"])
+def test_what_ranks_divide_gives_the_tokens_of_one_gpu(tmp_path: Path, name: str) -> None:
+    save, options = CASES[name]
+    path, found = save(tmp_path), []
+    for size in (1, 2):
+        with engine(path, batch_invariant=True, tensor_parallel_size=size, **options) as served:
+            found.append(run(served, requests()))
+    assert found[0] == found[1]
 
 
 def test_room_is_that_of_the_gpu_with_the_least(path: Path) -> None:

@@ -16,6 +16,7 @@ from quire.ops.kv_spec import KVSpec
 from quire.ops.opset import ProgramSpec, StepBatch
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup, new_shared_memory
+from quire.ops.ranks.lora import bind_slots
 from quire.ops.ranks.opset import RankOps
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.kv import kv_spec
@@ -55,6 +56,8 @@ class OneProcess:
         self.model = module.load(ops, checkpoint, config, MAX_LEN)
         self.cache = cache = ops.new_cache(spec, MAX_LEN // BLOCK_SIZE)
         held = LoraAdapters(ops, self.model, num_slots=4, max_rank=64) if adapters else None
+        if held:
+            bind_slots(held.slots)
         forward = held.forward if held else self.model.forward
         self.program = ops.compile(forward, cache, ProgramSpec(MAX_LEN, 1, MAX_LEN))
         for slot, (name, place) in enumerate((adapters or {}).items()):

@@ -22,13 +22,14 @@ def test_columns_are_divided_among_ranks_or_not_at_all(total: int, size: int) ->
 @given(st.integers(1, 12), st.integers(1, 8), st.data())
 def test_every_head_is_with_its_kv_head_in_one_rank(kv_heads: int, group: int, data: st.DataObject) -> None:
     heads = kv_heads * group
-    size = data.draw(st.integers(1, heads))
+    size, whole_groups = data.draw(st.integers(1, heads)), data.draw(st.booleans())
     owners: list[int] = []
     for rank in range(size):
-        index = RankIndex(rank, size)
+        index = RankIndex(rank, size, whole_groups)
         own, kv = index.heads(heads, heads, kv_heads), index.kv_heads(kv_heads, heads, kv_heads)
         assert own.count >= 1 and kv.count >= 1
         sharing = index.sharing(heads, kv_heads)
+        assert not (whole_groups and sharing)
         assert sharing or own.count % kv.count == 0, "KV heads are shared by as many query heads each"
         share, skipped = sharing.get("group", own.count // kv.count), sharing.get("skipped", 0)
         for head in range(own.first, own.first + own.count):
@@ -41,6 +42,8 @@ def test_nine_heads_on_two_ranks_are_five_and_four() -> None:
     parts = [(RankIndex(rank, 2).heads(9, 9, 3), RankIndex(rank, 2).kv_heads(3, 9, 3)) for rank in range(2)]
     assert [(q.first, q.count, kv.first, kv.count) for q, kv in parts] == [(0, 4, 0, 2), (4, 5, 1, 2)]
     assert RankIndex(1, 2).sharing(9, 3) == {"group": 3, "skipped": 1}
+    whole = [RankIndex(rank, 2, whole_groups=True).heads(9, 9, 3).count for rank in range(2)]
+    assert whole == [3, 6]
     aligned = [RankIndex(rank, 3).heads(32, 32, 8).count for rank in range(3)]  # even ones would be 11, with 4 KV heads
     assert aligned == [8, 12, 12]
 

@@ -1,7 +1,7 @@
-"""Ranks with the GPU's op set: the bits of one device, where the batch must not matter.
+"""What ranks with the GPU's op set exchange, and two of them that share a GPU: its tokens, where the batch must not
+matter. Without a GPU, ranks are threads, and gloo stands for NCCL.
 
-Here ranks are threads, kernels are interpreted, and gloo stands for NCCL. On a GPU, two ranks share it:
-python -m pytest tests/ranks/test_gpu_ranks.py"""
+    python -m pytest tests/ranks/test_gpu_ranks.py"""
 
 import os
 import signal
@@ -13,80 +13,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config
 
 from engine.gpu_serving import NUM_NEW, VOCAB, engine, run, save_llama
-from models.checking import PROMPT, TINY, random_model
 from quire.core.errors import EngineFailed, Unsupported
 from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.executors.options import ExecutorOptions
 from quire.executors.ranks.rank import check_ranks
-from quire.ops.gpu.collectives import GpuRankOps, GroupExchange, HostExchange
-from quire.ops.gpu.opset import GpuOps
-from quire.ops.ranks.cuts import Cut, RankIndex
+from quire.ops.gpu.collectives import ColumnExchange, GpuRankOps, GroupExchange, HostExchange, all_outputs
+from quire.ops.gpu.linear.grouped_config import grouped_config
+from quire.ops.gpu.linear.linear import num_splits
+from quire.ops.gpu.linear.scaled import scaled_config
+from quire.ops.gpu.linear.w4a8 import w4a8_config
+from quire.ops.gpu.weights import QUANTIZERS
+from quire.ops.ranks.cuts import Cut
 from quire.ops.ranks.group import RankGroup, new_shared_memory
-from quire.ops.ranks.opset import RankOps
+from ranks.gpu_threads import OPTIONS
 from ranks.processes import followers
-from ranks.rank_threads import OneProcess
 
 ON_GPU = torch.cuda.is_available()
-OPTIONS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "batch_invariant": True}
-
-
-class TakingTurns:
-    """A group whose ranks, threads of one process, compute one at a time: the interpreter has one state."""
-
-    def __init__(self, group: RankGroup, turn: threading.Lock) -> None:
-        self._group, self._turn = group, turn
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._group, name)
-
-    def barrier(self) -> None:
-        self._turn.release()
-        try:
-            self._group.barrier()
-        finally:
-            self._turn.acquire()
-
-
-class Rank(OneProcess):
-    def __init__(self, path: Path, group: Any) -> None:
-        backend = GpuRankOps(group, HostExchange(group), **OPTIONS)
-        self._load(RankOps(backend, RankIndex(group.rank, group.size)), path, None)
-
-
-class GpuRanks:
-    def __init__(self, path: Path, size: int) -> None:
-        memory = new_shared_memory()
-        self._turn = threading.Lock()
-        self._ranks = [Rank(path, TakingTurns(RankGroup(memory, rank, size), self._turn)) for rank in range(size)]
-        self._pool = ThreadPoolExecutor(size)
-
-    def logits(self, ids: list[int], start: int = 0, adapter: int | None = None) -> np.ndarray:
-        def run(rank: Rank) -> np.ndarray:
-            with self._turn:
-                return rank.logits(ids, start, adapter)
-
-        first, *others = self._pool.map(run, self._ranks)
-        assert all(np.array_equal(first, other) for other in others)
-        return first
-
-
-class OnOneDevice(OneProcess):
-    def __init__(self, path: Path) -> None:
-        self._load(GpuOps(**OPTIONS), path, None)
-
-
-@pytest.mark.skipif(ON_GPU, reason="kernels are interpreted here")
-def test_ranks_give_the_bits_of_one_device(tmp_path: Path) -> None:
-    """Of a model whose heads are normed."""
-    random_model(Qwen3Config(**{**TINY, "num_hidden_layers": 1}), seed=3).save_pretrained(tmp_path)
-    alone, ranks = OnOneDevice(tmp_path), GpuRanks(tmp_path, 2)
-    prompt = PROMPT[:9]
-    for start, ids in ((0, prompt[:8]), (8, prompt)):
-        np.testing.assert_array_equal(ranks.logits(ids, start), alone.logits(ids, start))
 
 
 @pytest.mark.parametrize("kind", ["host", "gloo"])
@@ -98,10 +43,7 @@ def test_uneven_columns_are_gathered(kind: str) -> None:
     memory, store = new_shared_memory(), torch.distributed.HashStore()
 
     def gather(rank: int) -> list[torch.Tensor]:
-        group = RankGroup(memory, rank, size)
-        exchange: Any = HostExchange(group)
-        if kind == "gloo":
-            exchange = GroupExchange(torch.distributed.ProcessGroupGloo(store, rank, size), group)
+        exchange = exchange_of(kind, RankGroup(memory, rank, size), store)
         cuts = [Cut(bounds[n][rank], bounds[n][rank + 1] - bounds[n][rank], n) for n in totals]
         fields = whole.split(totals, dim=1)
         own = [one[:, cut.first : cut.first + cut.count] for one, cut in zip(fields, cuts, strict=True)]
@@ -117,6 +59,54 @@ def test_uneven_columns_are_gathered(kind: str) -> None:
             assert torch.equal(second, whole[:, :10]) and torch.equal(third, 2 * whole[:, :10])
 
 
+@pytest.mark.parametrize("kind", ["host", "gloo"])
+def test_rows_of_all_ranks_are_gathered(kind: str) -> None:
+    """What a rank has in the place of others' rows is anything, and goes nowhere."""
+    size, owner = 3, torch.tensor([0, 2, 1, 2, 0])
+    whole = torch.randn(5, 7).bfloat16()
+    memory, store = new_shared_memory(), torch.distributed.HashStore()
+
+    def gather(rank: int) -> torch.Tensor:
+        group, own = RankGroup(memory, rank, size), owner == rank
+        return exchange_of(kind, group, store).all_rows(torch.where(own[:, None], whole, torch.nan), own)
+
+    with ThreadPoolExecutor(size) as pool:
+        for gathered in pool.map(gather, range(size)):
+            assert torch.equal(gathered, whole) and gathered.dtype == torch.bfloat16
+
+
+def exchange_of(kind: str, group: RankGroup, store: Any) -> ColumnExchange:
+    if kind == "host":
+        return HostExchange(group)
+    return GroupExchange(torch.distributed.ProcessGroupGloo(store, group.rank, group.size), group)
+
+
+def test_sums_are_divided_as_those_of_all_outputs() -> None:
+    """A segment of two fields, of which this rank has a part each, and one of another type."""
+    cuts = [Cut(0, 4, 10), Cut(2, 2, 4), Cut(0, 3, 7)]
+    assert all_outputs([6, 3], cuts) == [14, 7]
+    assert all_outputs([9], cuts) == [21]
+    assert all_outputs([4, 2, 3], cuts) == [10, 4, 7]
+
+
+@pytest.mark.parametrize(("kind", "config"), [("int4", grouped_config), ("fp8", scaled_config), ("w4a8", w4a8_config)])
+@pytest.mark.parametrize("num_rows", [1, 40, 300])
+def test_sums_of_quantized_weights_are_divided_so_too(kind: str, config: Any, num_rows: int) -> None:
+    weight, all_of_them = QUANTIZERS[kind](torch.randn(64, 2048)), 16384
+    own, divided = (config(num_rows, weight, True, outputs).splits for outputs in (None, all_of_them))
+    assert divided == num_splits(all_of_them, 2048) < own
+
+
+def test_an_exchange_that_is_gone_is_watched_no_longer() -> None:
+    before = set(threading.enumerate())
+    exchange = exchange_of("gloo", RankGroup(new_shared_memory(), 0, 1), torch.distributed.HashStore())
+    [watcher] = set(threading.enumerate()) - before
+    assert watcher.is_alive()
+    del exchange
+    watcher.join(10)
+    assert not watcher.is_alive()
+
+
 def test_ranks_have_the_graphs_of_rank_0() -> None:
     memory = new_shared_memory()
 
@@ -130,8 +120,8 @@ def test_ranks_have_the_graphs_of_rank_0() -> None:
 
 
 def test_what_ranks_on_gpus_cannot_do_is_refused() -> None:
-    with pytest.raises(Unsupported, match=r"enable_lora with ranks on GPUs.*\n.*leave out enable_lora"):
-        check_ranks(ExecutorOptions(backend="cuda", max_loras=2), 2)
+    with pytest.raises(Unsupported, match=r"kv_disk_path with ranks on GPUs.*\n.*leave out kv_disk_path"):
+        check_ranks(ExecutorOptions(backend="cuda", kv_disk_path="/tmp"), 2)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")

@@ -193,7 +193,11 @@ class LocalExecutor:
             return None
         if model.encode is not None:
             raise Unsupported(f"adapters of a `{model.config.architecture}`", "leave out enable_lora")
-        return LoraAdapters(ops, model, self.options.max_loras, self.options.max_lora_rank)
+        return self._adapters_type(ops, model, self.options.max_loras, self.options.max_lora_rank)
+
+    @property
+    def _adapters_type(self) -> Callable[..., LoraAdapters]:
+        return LoraAdapters
 
     def _new_proposer(self, size: KVSize) -> Any:
         if self.options.speculation is None:

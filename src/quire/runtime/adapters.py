@@ -53,10 +53,10 @@ class LoraAdapters:
     def __init__(self, ops: OpSet, model: LoadedModel, num_slots: int, max_rank: int) -> None:
         self._max_rank = max_rank
         self._layers: dict[str, list[tuple[PackedWeight, int]]] = {}  # by name: matrices, and which part
-        self._slots: dict[PackedWeight, LoraSlots] = {}
+        self.slots: dict[PackedWeight, LoraSlots] = {}
         for w in model.linears:
             sizes = [layer.num_outputs for layer in w.layers]
-            self._slots[w] = ops.new_slots(w.num_inputs, sizes, num_slots, max_rank)
+            self.slots[w] = ops.new_slots(w.num_inputs, sizes, num_slots, max_rank)
             for part, layer in enumerate(w.layers):
                 self._layers.setdefault(_inside(layer.name), []).append((w, part))
         self._held: dict[str, LoadedAdapter] = {}
@@ -65,7 +65,7 @@ class LoraAdapters:
 
     def forward(self, ops: OpSet, batch: Any) -> Value:
         """The model's forward pass, with adapters."""
-        return self._forward(AdaptedOps(ops, self._slots, batch), batch)
+        return self._forward(AdaptedOps(ops, self.slots, batch), batch)
 
     def load(self, path: Path) -> LoadedAdapter:
         """Read an adapter and pack it for its slots. Raises if it does not fit this model."""
@@ -88,7 +88,7 @@ class LoraAdapters:
         for name, added in tensors.items():
             for w, part in self._layers[_inside(name)]:
                 parts.setdefault(w, [None] * len(w.layers))[part] = _fitting(path, added, w, w.layers[part])
-        return LoadedAdapter({w: self._slots[w].pack(each) for w, each in parts.items()}, _digest(tensors))
+        return LoadedAdapter({w: self.slots[w].pack(each) for w, each in parts.items()}, _digest(tensors))
 
     def add(self, key: str, loaded: LoadedAdapter) -> None:
         self._held[key] = loaded
@@ -99,7 +99,7 @@ class LoraAdapters:
 
     def put(self, slot: int, key: str) -> None:
         loaded = self._held[key]
-        for w, slots in self._slots.items():
+        for w, slots in self.slots.items():
             slots.put(slot, loaded.packed.get(w))
 
 

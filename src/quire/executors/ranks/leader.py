@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,10 +123,9 @@ class RanksExecutor(RankExecutor):
 
     # -- LoRA adapters
 
-    def _new_adapters(self, ops: OpSet, model: LoadedModel) -> LoraAdapters | None:
-        return super()._new_adapters(ops, model) and LeaderAdapters(
-            ops, model, self.options.max_loras, self.options.max_lora_rank, self.ranks.tell
-        )
+    @property
+    def _adapters_type(self) -> Callable[..., LoraAdapters]:
+        return partial(LeaderAdapters, tell=self.ranks.tell)
 
     def load_adapter(self, path: Path) -> LoadedAdapter:
         loaded = super().load_adapter(path)

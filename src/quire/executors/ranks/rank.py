@@ -17,10 +17,13 @@ from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
 from quire.ops.kv_spec import KVCache, KVSpec
+from quire.ops.opset import OpSet
 from quire.ops.ranks.cuts import RankIndex, check_size
 from quire.ops.ranks.group import RankGroup
+from quire.ops.ranks.lora import bind_slots
 from quire.ops.ranks.opset import RankOps
 from quire.ops.ranks.roles import Roles
+from quire.runtime.adapters import LoraAdapters
 from quire.runtime.kv import KVSize, kv_spec
 from quire.weights.checkpoint import Checkpoint
 
@@ -53,6 +56,12 @@ class RankExecutor(LocalExecutor):
         check_experts(self.options, config, roles)
         self._ops = self._ops.for_model(roles)
         return super()._load_model(family, checkpoint, config, spec, max_model_len)
+
+    def _new_adapters(self, ops: OpSet, model: LoadedModel) -> LoraAdapters | None:
+        """A GPU has no tape: no forward pass may run before adapters are loaded."""
+        if (adapters := super()._new_adapters(ops, model)) is not None:
+            bind_slots(adapters.slots)
+        return adapters
 
     @property
     def _ahead(self) -> int:
@@ -88,7 +97,8 @@ class RankExecutor(LocalExecutor):
 
 def new_rank_ops(kind: type[Ops], options: ExecutorOptions, group: RankGroup, **more: Any) -> Ops:
     """`more`: of `new_ops`."""
-    index, total = RankIndex(group.rank, group.size), options.threads or num_threads()
+    index = RankIndex(group.rank, group.size, whole_groups=options.on_gpu)
+    total = options.threads or num_threads()
     own = replace(options, threads=own_threads(total, index))
     return kind(new_ops(own, group=group, **more), index, options.enable_expert_parallel)
 
@@ -115,11 +125,8 @@ def num_threads() -> int:
 
 def _check_gpu_ranks(options: ExecutorOptions) -> None:
     given = {
-        "enable_lora": options.max_loras,
         "kv_disk_path": options.kv_disk_path,
-        "enable_expert_parallel": options.enable_expert_parallel,
         "offload_weights": options.offload_weight_bytes,
-        "a draft model or head": options.speculation and (options.speculation.model or options.speculation.head),
     }
     if names := [name for name, value in given.items() if value]:
         raise Unsupported(f"{' and '.join(names)} with ranks on GPUs", f"leave out {names[0]}, or use device cpu")

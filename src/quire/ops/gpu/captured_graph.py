@@ -32,6 +32,10 @@ class CapturedGraph:
     graph: torch.cuda.CUDAGraph
     logits: Tensor  # valid until another graph is replayed
     kept: Tensor | None  # the same, of all tokens
+    forward: object  # what was captured: a communicator that the graph has a part of must outlive it
+
+    def __del__(self) -> None:
+        self.graph.reset()
 
     def milliseconds(self) -> float:
         """The time of a step of this size with empty contexts."""

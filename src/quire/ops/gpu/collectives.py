@@ -6,9 +6,11 @@ bits of one device wherever a matmul's outputs do not depend on how many there a
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -19,10 +21,10 @@ from torch import Tensor
 
 from quire.core.errors import EngineFailed, Unsupported
 from quire.ops.gpu.batch import GpuBatch
-from quire.ops.gpu.deferred import GpuValue, materialize
-from quire.ops.gpu.linear.linear import linear
-from quire.ops.gpu.opset import GpuOps
-from quire.ops.opset import Activation, Routing
+from quire.ops.gpu.deferred import DeferredDecay, GpuValue, materialize
+from quire.ops.gpu.moe.moe import moe_mlp
+from quire.ops.gpu.opset import GpuOps, in_vocabulary, num_outputs
+from quire.ops.opset import Activation
 from quire.ops.ranks.cuts import Cut
 from quire.ops.reference.exchange import RankExchange
 from quire.ops.tensors import PackedExperts, PackedWeight
@@ -43,6 +45,9 @@ class ColumnExchange(Protocol):
     def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
         """x [T, columns of this rank] -> [T, columns of all]"""
 
+    def all_rows(self, x: Tensor, own: Tensor) -> Tensor:
+        """x [T, n], of which the rows `own` [T] are this rank's, and each row is one rank's -> [T, n]"""
+
 
 class HostExchange:
     """Through memory that all ranks map. It waits for the device, and is for ranks that share one."""
@@ -53,8 +58,11 @@ class HostExchange:
         self._exchange = RankExchange(group)
 
     def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
-        """In fp32, which holds 16-bit floats exactly."""
-        return self._exchange.all_columns(x.float().cpu(), cuts).to(x.device, x.dtype)
+        """In fp32 there, which holds 16-bit floats exactly."""
+        return self._exchange.all_columns(x.cpu(), cuts).to(x.device, x.dtype)
+
+    def all_rows(self, x: Tensor, own: Tensor) -> Tensor:
+        return self._exchange.all_rows(x.cpu().float(), own.cpu()).to(x.device, x.dtype)
 
 
 class GroupExchange:
@@ -66,12 +74,10 @@ class GroupExchange:
         self._processes, self._group = processes, group
         self._table = group.allocate(16 * group.size * MAX_FIELDS).view(np.int64)
         self._known: dict[tuple[Cut, ...], list[list[tuple[int, int]]]] = {}
-        threading.Thread(target=self._abort_with_group, name="ranks of GPUs", daemon=True).start()
+        watch = weakref.ref(self), group
+        threading.Thread(target=_abort_with_group, args=watch, name="ranks of GPUs", daemon=True).start()
 
-    def _abort_with_group(self) -> None:
-        """A gather on the device would wait for ever for a rank that is gone."""
-        while not self._group.native.aborted:
-            time.sleep(LOOK_INTERVAL)
+    def abort(self) -> None:
         self._processes.abort()
 
     def all_columns(self, x: Tensor, cuts: Sequence[Cut]) -> Tensor:
@@ -89,6 +95,12 @@ class GroupExchange:
                 start += count
         return out
 
+    def all_rows(self, x: Tensor, own: Tensor) -> Tensor:
+        """A sum whose other parts are zeros is exact."""
+        rows = torch.where(own[:, None], x, 0.0).contiguous()
+        self._processes.allreduce([rows]).wait()
+        return rows
+
     def _places(self, cuts: tuple[Cut, ...]) -> list[list[tuple[int, int]]]:
         """(first, count) of the columns of each rank. They are told once, before a graph is captured."""
         if cuts not in self._known:
@@ -101,6 +113,16 @@ class GroupExchange:
             self._known[cuts] = [[(int(a), int(b)) for a, b in table[r, : len(own)]] for r in range(self._group.size)]
             self._group.barrier()
         return self._known[cuts]
+
+
+def _abort_with_group(watched: "weakref.ref[GroupExchange]", group: "RankGroup") -> None:
+    """A gather on the device would wait for ever for a rank that is gone. It ends with the exchange."""
+    while watched() is not None:
+        if group.native.aborted:
+            if (exchange := watched()) is not None:
+                exchange.abort()
+            return
+        time.sleep(LOOK_INTERVAL)
 
 
 def new_exchange(group: "RankGroup", device: torch.device) -> ColumnExchange:
@@ -153,17 +175,22 @@ class GpuRankOps(GpuOps):
         self.group.barrier()
         return agreed
 
-    def all_gather(self, x: GpuValue, cuts: Sequence[Cut]) -> Tensor:
+    def all_gather(self, x: GpuValue, cuts: Sequence[Cut]) -> GpuValue:
+        if isinstance(x, DeferredDecay):
+            return DeferredDecay(self._exchange.all_columns(x.log, cuts))
         return self._exchange.all_columns(materialize(x), cuts)
 
-    def linear(self, x: GpuValue, w: PackedWeight) -> Tensor:
+    def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[GpuValue, ...]:
+        if isinstance(x, DeferredDecay):
+            return tuple(DeferredDecay(part) for part in x.log.split(list(sizes), dim=1))
+        return super().split(x, sizes)
+
+    def _all_outputs(self, w: PackedWeight) -> Sequence[int | None]:
         """Where the batch must not matter, neither may the number of ranks: sums are divided as for all outputs."""
         cuts: Sequence[Cut] = getattr(w, "cuts", ())
-        [segment] = w.packed if len(w.packed) == 1 else [None]
-        if not (cuts and self.batch_invariant and isinstance(segment, Tensor)):
-            return super().linear(x, w)
-        outputs = sum(cut.total for cut in cuts)
-        return linear(materialize(x), segment, w.bias, **self._gemm_options, all_outputs=outputs)
+        if not (cuts and self.batch_invariant):
+            return super()._all_outputs(w)
+        return all_outputs([num_outputs(segment) for segment in w.packed], cuts)
 
     def logits(
         self,
@@ -174,33 +201,42 @@ class GpuRankOps(GpuOps):
         vocabulary: tuple[Tensor, int] | None = None,
         cut: Cut | None = None,
     ) -> Tensor:
-        logits = super().logits(x, head, batch, softcap, vocabulary)
-        return logits if cut is None else self._exchange.all_columns(logits, [cut])
+        if cut is None:
+            return super().logits(x, head, batch, softcap, vocabulary)
+        return in_vocabulary(self._exchange.all_columns(super().logits(x, head, batch, softcap), [cut]), vocabulary)
 
-    def paged_attention(
-        self, q: GpuValue, batch: GpuBatch, layer: int, head_dim: int, scale: float, *args: Any, **named: Any
-    ) -> GpuValue:
-        if named.keys() & {"group", "skipped"}:
-            raise Unsupported(
-                "KV heads that two ranks share unevenly have no GPU kernel",
-                "use a tensor_parallel_size that divides the model's KV heads",
-            )
-        return super().paged_attention(q, batch, layer, head_dim, scale, *args, **named)
-
-    def moe(
+    def _experts(
         self,
-        x: GpuValue,
-        router_logits: Tensor,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
         gate_up: PackedExperts,
         down: PackedExperts,
-        routing: Routing,
         kind: Activation,
-        correction: Tensor | None = None,
-        **parts: Any,
+        cut: Cut | None = None,
+        experts: Cut | None = None,
     ) -> Tensor:
-        if parts:
-            raise Unsupported("experts are not divided among ranks on GPUs", "leave out tensor_parallel_size")
-        return super().moe(x, router_logits, gate_up, down, routing, kind, correction)
+        """`cut`: this rank's columns of every expert. `experts`: those that are this rank's."""
+        packed = gate_up.packed, down.packed, kind, gate_up.biases, down.biases
+        if experts is not None:
+            here = ids - experts.first
+            own = ((here >= 0) & (here < experts.count)).flatten()
+            gated = gate_up.num_outputs != down.num_inputs
+            all_routes = partial(self._exchange.all_rows, own=own)
+            return moe_mlp(x, here, weights, *packed, gated, all_routes=all_routes)
+        if cut is None:
+            return super()._experts(x, ids, weights, gate_up, down, kind)
+        return moe_mlp(x, ids, weights, *packed, all_hidden=partial(self._exchange.all_columns, cuts=[cut]))
+
+
+def all_outputs(sizes: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
+    """Of each segment, which has so many outputs here: how many its fields have on all ranks."""
+    ends = list(accumulate(cut.count for cut in cuts))
+    bounds = pairwise(accumulate(sizes, initial=0))
+    return [
+        sum(cut.total for cut, last in zip(cuts, ends, strict=True) if last - cut.count < end and first < last)
+        for first, end in bounds
+    ]
 
 
 def rank_arguments(group: "RankGroup") -> tuple[type[GpuRankOps], dict[str, Any]]:

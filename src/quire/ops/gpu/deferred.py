@@ -95,6 +95,10 @@ class DeferredDecay:
     def tensor(self) -> Tensor:
         return self.log.exp()
 
+    @property
+    def columns(self) -> int:
+        return int(self.log.shape[1])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadNorm:

@@ -290,28 +290,33 @@ class GpuOps(StateOps):
     def linear(self, x: GpuValue, w: PackedWeight) -> Tensor:
         x = x if isinstance(x, DeferredRows) else materialize(x)
         outputs, first = [], 0
-        for segment in w.packed:
-            size = _num_outputs(segment)
+        for segment, all_outputs in zip(w.packed, self._all_outputs(w), strict=True):
+            size = num_outputs(segment)
             bias = None if w.bias is None else w.bias[first : first + size]
-            outputs.append(self._gemm(x, segment, bias))
+            outputs.append(self._gemm(x, segment, bias, all_outputs))
             first += size
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
-    def _gemm(self, x: Tensor | DeferredRows, w: Segment, bias: Tensor | None) -> Tensor:
+    def _all_outputs(self, w: PackedWeight) -> Sequence[int | None]:
+        """Of the matrices that segments have some rows of. None: a segment has all."""
+        return [None] * len(w.packed)
+
+    def _gemm(self, x: Tensor | DeferredRows, w: Segment, bias: Tensor | None, all_outputs: int | None) -> Tensor:
+        options = {**self._gemm_options, "all_outputs": all_outputs}
         if isinstance(w, ActOrderWeight):
-            return self._gemm(materialize(x).index_select(1, w.order), w.weight, bias)
+            return self._gemm(materialize(x).index_select(1, w.order), w.weight, bias, all_outputs)
         if isinstance(w, ScaledWeight):
             quantized = self._quantize(x, w.q.dtype, 128 if w.by_blocks else 0)
-            return scaled_linear(quantized, w, bias, self.dtype, **self._gemm_options)
+            return scaled_linear(quantized, w, bias, self.dtype, **options)
         if isinstance(w, W4A8Weight):
             rows = self._quantize(x, torch.float8_e4m3fn, 0)
-            return w4a8_linear(rows, w, bias, self.dtype, **self._gemm_options)
+            return w4a8_linear(rows, w, bias, self.dtype, **options)
         if isinstance(w, GroupedWeight):
             num_rows = num_rows_of(x)
             in_int16 = wants_int16_input(num_rows, w, self.batch_invariant)
             input = self._quantize(x, torch.int16, x_group(w)) if in_int16 else materialize(x)
-            return grouped_linear(input, w, bias, self.dtype, **self._gemm_options)
-        return linear(materialize(x), w, bias, **self._gemm_options)
+            return grouped_linear(input, w, bias, self.dtype, **options)
+        return linear(materialize(x), w, bias, **options)
 
     def _quantize(self, x: Tensor | DeferredRows, dtype: torch.dtype, group: int) -> QuantizedRows:
         if isinstance(x, DeferredRows):
@@ -327,7 +332,7 @@ class GpuOps(StateOps):
     def linear_heads(self, x: Tensor | ColumnSlice, w: PackedHeads) -> DeferredHeadLinear:
         return DeferredHeadLinear(materialize(x), w.packed, self.batch_invariant)
 
-    def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[ColumnSlice, ...]:
+    def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[GpuValue, ...]:
         whole = materialize(x)
         firsts = [sum(sizes[:i]) for i in range(len(sizes))]
         return tuple(ColumnSlice(whole, first, size) for first, size in zip(firsts, sizes, strict=True))
@@ -518,15 +523,22 @@ class GpuOps(StateOps):
         routing: Routing,
         kind: Activation,
         correction: Tensor | None = None,
+        **parts: Any,
     ) -> Tensor:
+        """`parts`: where ranks divide the experts."""
         if routing.weigh_inputs:
             raise Unsupported("experts whose inputs are weighed (Llama 4) have no GPU kernel", "use device cpu")
         if routing.num_zero or routing.limit:
             raise Unsupported("experts that pass on their input, or clamp, have no GPU kernel", "use device cpu")
         ids, weights = route(router_logits, routing, correction)
+        return self._experts(materialize(x), ids, weights, gate_up, down, kind, **parts)
+
+    def _experts(
+        self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: PackedExperts, down: PackedExperts, kind: Activation
+    ) -> Tensor:
         biases = gate_up.biases, down.biases
         gated = gate_up.num_outputs != down.num_inputs
-        return moe_mlp(materialize(x), ids, weights, gate_up.packed, down.packed, kind, *biases, gated)
+        return moe_mlp(x, ids, weights, gate_up.packed, down.packed, kind, *biases, gated)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
@@ -570,11 +582,7 @@ class GpuOps(StateOps):
     ) -> Tensor:
         rows = materialize(x)
         logits = self.linear(rows if batch.all_logits else rows[batch.logit_rows], head)
-        logits = soft_cap_(logits, softcap) if softcap else logits
-        if vocabulary is None:
-            return logits
-        tokens, size = vocabulary
-        return logits.new_full((len(logits), size), -torch.inf).index_copy_(1, tokens, logits)
+        return in_vocabulary(soft_cap_(logits, softcap) if softcap else logits, vocabulary)
 
     def rows(self, x: GpuValue, batch: GpuBatch) -> Tensor:
         self._write_pending(batch)
@@ -603,7 +611,15 @@ def _layer_norm_of_groups(
     return normed.flatten(1).to(parts.dtype)
 
 
-def _num_outputs(segment: Segment) -> int:
+def in_vocabulary(logits: Tensor, vocabulary: tuple[Tensor, int] | None) -> Tensor:
+    """Logits of some tokens, among those of all: the others have no chance. None: they are of all tokens."""
+    if vocabulary is None:
+        return logits
+    tokens, size = vocabulary
+    return logits.new_full((len(logits), size), -torch.inf).index_copy_(1, tokens, logits)
+
+
+def num_outputs(segment: Segment) -> int:
     if isinstance(segment, ScaledWeight):
         return len(segment.q)
     return segment.num_outputs if isinstance(segment, GroupedWeight | ActOrderWeight | W4A8Weight) else len(segment)

@@ -223,9 +223,8 @@ class GpuProgram:
             kept = None if batch.kept is None else WeakTensor(batch.kept)
         del batch
         self._pool = graph.pool()
-        return CapturedGraph(
-            inputs, graph, logits.tensor(self._device), None if kept is None else kept.tensor(self._device)
-        )
+        outputs = logits.tensor(self._device), None if kept is None else kept.tensor(self._device)
+        return CapturedGraph(inputs, graph, *outputs, self._forward)
 
     def _batch_from(self, inputs: GraphInputs, with_adapters: bool) -> GpuBatch:
         step = inputs.tensors

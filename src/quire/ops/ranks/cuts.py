@@ -45,10 +45,12 @@ class HeadRange:
 
 @dataclass(frozen=True, slots=True)
 class RankIndex:
-    """One rank of `size`."""
+    """One rank of `size`. `whole_groups`: all query heads that share a KV head are one rank's, as GPU kernels want it,
+    unless there are fewer KV heads than ranks."""
 
     rank: int
     size: int
+    whole_groups: bool = False
 
     def even(self, total: int) -> Cut:
         """About as many columns as every other rank, in whole tiles where there are enough. A value with fewer columns
@@ -62,13 +64,18 @@ class RankIndex:
 
     def kv_heads(self, columns: int, heads: int, kv_heads: int) -> Cut:
         """The KV heads of this rank. Several ranks may have the same one."""
-        own = head_ranges(heads, kv_heads, self.size)[self.rank]
+        own = self._head_range(heads, kv_heads)
         return _heads(own.first_kv, own.num_kv, kv_heads, columns)
 
     def heads(self, columns: int, heads: int, kv_heads: int) -> Cut:
         """The query heads of this rank."""
-        own = head_ranges(heads, kv_heads, self.size)[self.rank]
+        own = self._head_range(heads, kv_heads)
         return _heads(own.first, own.count, heads, columns)
+
+    def _head_range(self, heads: int, kv_heads: int) -> HeadRange:
+        if self.whole_groups:
+            return _by_kv_heads(self.rank, self.size, heads, heads // kv_heads)
+        return head_ranges(heads, kv_heads, self.size)[self.rank]
 
     def state_heads(self, heads: int, groups: int) -> HeadRange:
         """The heads of a recurrence that this rank has, and the groups of them that share b and c, or q and k: whole
@@ -84,7 +91,7 @@ class RankIndex:
 
     def sharing(self, heads: int, kv_heads: int) -> dict[str, int]:
         """How this rank's query heads share its KV heads, as `OpSet.paged_attention` takes it; empty: all alike."""
-        own, group = head_ranges(heads, kv_heads, self.size)[self.rank], heads // kv_heads
+        own, group = self._head_range(heads, kv_heads), heads // kv_heads
         skipped = own.first - own.first_kv * group
         uneven = own.num_kv > 1 and (skipped or own.count != own.num_kv * group)
         return {"group": group, "skipped": skipped} if uneven else {}

@@ -1,6 +1,6 @@
 """LoRA adapters of one linear layer, as one rank adds them: all of A, and the rows of B that belong to its outputs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from quire.ops.opset import LoraSlots
 from quire.ops.ranks.cuts import Cut
-from quire.ops.tensors import LoraDelta
+from quire.ops.ranks.forward import RankWeight
+from quire.ops.tensors import LoraDelta, PackedWeight
 
 
 class RankSlots:
-    """The forward pass tells which outputs of the layer are this rank's: `bind`, before adapters are packed."""
+    """The layer's weight, or the forward pass, tells which outputs are this rank's: `bind`, before adapters are
+    packed."""
 
     def __init__(self, new_slots: Callable[[Sequence[int]], LoraSlots], sizes: Sequence[int]) -> None:
         """`new_slots`: the backend's, for a layer whose parts have these sizes here."""
@@ -36,12 +38,19 @@ class RankSlots:
         return slots
 
     def pack(self, parts: Sequence[LoraDelta | None]) -> Any:
-        assert self._slots is not None, "the forward pass is not compiled"
+        assert self._slots is not None, "neither a weight nor a forward pass has told the outputs"
         own = [_own_rows(part, rows) for part, rows in zip(parts, self._rows, strict=True)]
         return self._slots.pack(own)
 
     def put(self, slot: int, packed: Any) -> None:
         self._slots.put(slot, packed)
+
+
+def bind_slots(slots: Mapping[PackedWeight, LoraSlots]) -> None:
+    """Before any forward pass. Weights of other stages are none of a rank's: they stay as they are."""
+    for w, of_layer in slots.items():
+        if isinstance(w, RankWeight) and isinstance(of_layer, RankSlots):
+            of_layer.bind(w.cuts)
 
 
 def _own_rows(part: LoraDelta | None, rows: NDArray[np.int32]) -> LoraDelta | None:

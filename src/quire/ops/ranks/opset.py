@@ -59,7 +59,7 @@ class RankOps:
         if len({(part.type.name, part.threshold) for part in parts}) == 1:
             return False
         size = self.index.size
-        ranks = [_ranges(outputs.cuts(RankIndex(rank, size))) for rank in range(size)]
+        ranks = [_ranges(outputs.cuts(replace(self.index, rank=rank))) for rank in range(size)]
         return any(len({part.name for part in _own_rows(parts, ranges)}) < len(parts) for ranges in ranks)
 
     def pack_experts(
@@ -150,7 +150,7 @@ class RankOps:
         if not hasattr(cache.own, "move_host"):
             return []
         size = self.index.size
-        specs = [self.own_spec(cache.spec, RankIndex(rank, size)) for rank in range(size)]
+        specs = [self.own_spec(cache.spec, replace(self.index, rank=rank)) for rank in range(size)]
         sizes = [num_host_blocks * spec.host_block_bytes + _slot_bytes(spec) for spec in specs]
         bounds = list(accumulate(sizes, initial=0))
         memory = self.backend.group.allocate(max(bounds[-1], 1))

@@ -42,9 +42,10 @@ def grouped_linear(
     batch_invariant: bool = False,
     tickets: Tensor | None = None,
     overlap: bool = False,
+    all_outputs: int | None = None,
 ) -> Tensor:
     """x [M, K] bf16 or fp16 -> [M, N] in its dtype, or x in int16 where it `wants_int16_input` -> [1, N] in `dtype`.
-    Batch invariant rows never see cuBLAS: their sums are a function of (N, K)."""
+    Batch invariant rows never see cuBLAS: their sums are a function of (N, K). `all_outputs`: as in `linear`."""
     if isinstance(x, QuantizedRows):
         return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
     if len(x) == 0:
@@ -54,7 +55,8 @@ def grouped_linear(
     if wants_int16_input(len(x), weight, batch_invariant):
         quantized = quantize_rows(x, torch.int16, x_group(weight), overlap)
         return grouped_gemv(quantized, weight, bias, gemv_config(weight), x.dtype, overlap)
-    return grouped_kernel(x, weight, bias, grouped_config(len(x), weight, batch_invariant), tickets, overlap)
+    config = grouped_config(len(x), weight, batch_invariant, all_outputs)
+    return grouped_kernel(x, weight, bias, config, tickets, overlap)
 
 
 def gemv_config(weight: GroupedWeight) -> GroupedGemvConfig:

@@ -49,9 +49,12 @@ LARGE = {64: Tile(64, 128, 8, 3, 1), 1 << 30: Tile(64, 64, 4, 2, 3, 168)}
 FOLDED = {1 << 30: Tile(64, 64, 4, 2, 3, 168, fold=True)}
 
 
-def grouped_config(M: int, weight: GroupedWeight, batch_invariant: bool = False) -> GroupedConfig:
+def grouped_config(
+    M: int, weight: GroupedWeight, batch_invariant: bool = False, all_outputs: int | None = None
+) -> GroupedConfig:
+    """`all_outputs`: of the matrix that the weight has some rows of, for sums in the order of the whole one."""
     if batch_invariant or M <= MAX_FEW_ROWS:
-        return _same_sums_config(M, weight)
+        return _same_sums_config(M, weight, all_outputs or weight.num_outputs)
     tiles = FOLDED if folds(weight) else LARGE
     tile = next(tile for most, tile in tiles.items() if most >= M)
     programs = -(-M // tile.block_m) * -(-weight.num_outputs // tile.block_n)
@@ -76,9 +79,9 @@ def best_splits(programs: int, chunks: int, resident: int) -> int:
     return min((splits for splits in SPLITS if splits <= chunks), key=time)
 
 
-def _same_sums_config(M: int, weight: GroupedWeight) -> GroupedConfig:
+def _same_sums_config(M: int, weight: GroupedWeight, num_outputs: int) -> GroupedConfig:
     """The inner sum is cut by (outputs, inputs) alone, so a row has the same bits among any number of rows."""
-    splits, many = num_splits(weight.num_outputs, weight.num_inputs), M > MAX_PARALLEL_ROWS
+    splits, many = num_splits(num_outputs, weight.num_inputs), M > MAX_PARALLEL_ROWS
     small_groups = weight.group == weight.width == 32
     too_large = weight.has_offsets and weight.high is not None  # Q5_K: 128 outputs would not fit in registers
     if M > MAX_FEW_ROWS and small_groups and weight.bits == 4 and not weight.codebook and not too_large:

@@ -75,8 +75,10 @@ def scaled_linear(
     batch_invariant: bool = False,
     tickets: Tensor | None = None,
     overlap: bool = False,
+    all_outputs: int | None = None,
 ) -> Tensor:
-    """x [M, K] -> [M, N] in `dtype`. x has one scale a row, or one for 128 inputs where w has scales of blocks."""
+    """x [M, K] -> [M, N] in `dtype`. x has one scale a row, or one for 128 inputs where w has scales of blocks.
+    `all_outputs`: as in `linear`."""
     M = len(x.q)
     if M == 0:
         return x.q.new_empty(0, len(weight.q), dtype=dtype)
@@ -86,12 +88,14 @@ def scaled_linear(
         return _cublas(x, weight, bias, dtype)
     if M == 1 and weight.can_gemv and not batch_invariant:
         return scaled_gemv(x, weight.q, weight.scales, bias, dtype, GEMV, overlap)
-    return scaled_kernel(x, weight, bias, dtype, scaled_config(M, weight, batch_invariant), tickets, overlap)
+    config = scaled_config(M, weight, batch_invariant, all_outputs)
+    return scaled_kernel(x, weight, bias, dtype, config, tickets, overlap)
 
 
-def scaled_config(M: int, weight: ScaledWeight, batch_invariant: bool) -> ScaledConfig:
+def scaled_config(M: int, weight: ScaledWeight, batch_invariant: bool, all_outputs: int | None = None) -> ScaledConfig:
     """Many rows need no splits, unless they must be added up as few are."""
-    splits = num_splits(*weight.q.shape)
+    N, K = weight.q.shape
+    splits = num_splits(all_outputs or N, K)
     if MAX_STREAM_ROWS < M <= MAX_NARROW_ROWS and len(weight.q) <= MAX_NARROW_OUTPUTS and not batch_invariant:
         return ScaledConfig(64, CONFIGS[64][0], max(splits // 2, 1), False, *CONFIGS[64][1:])
     many = M > MAX_STREAM_ROWS

@@ -79,20 +79,24 @@ def w4a8_linear(
     batch_invariant: bool = False,
     tickets: Tensor | None = None,
     overlap: bool = False,
+    all_outputs: int | None = None,
 ) -> Tensor:
-    """x [M, K] fp8 with a scale a row -> [M, N] in `dtype`"""
+    """x [M, K] fp8 with a scale a row -> [M, N] in `dtype`. `all_outputs`: as in `linear`."""
     if len(x.q) == 0:
         return x.q.new_empty(0, weight.num_outputs, dtype=dtype)
-    config = w4a8_config(len(x.q), weight, batch_invariant)
+    config = w4a8_config(len(x.q), weight, batch_invariant, all_outputs)
     return w4a8_kernel(x, weight, bias, dtype, config, tickets, overlap)
 
 
-def w4a8_config(M: int, weight: W4A8Weight, batch_invariant: bool = False) -> GroupedConfig:
+def w4a8_config(
+    M: int, weight: W4A8Weight, batch_invariant: bool = False, all_outputs: int | None = None
+) -> GroupedConfig:
     """Batch invariant: the inner sum is cut by (outputs, inputs) alone."""
     N, K = weight.num_outputs, weight.shuffled.num_inputs
     tile = next(tile for most, tile in TILES.items() if most >= M)
     programs = triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n)
-    splits = num_splits(N, K) if batch_invariant else best_splits(programs, weight.shuffled.num_chunks, tile.resident)
+    same = num_splits(all_outputs or N, K)
+    splits = same if batch_invariant else best_splits(programs, weight.shuffled.num_chunks, tile.resident)
     serial = batch_invariant and M > MAX_PARALLEL_ROWS
     return GroupedConfig(tile.block_m, tile.block_n, splits, serial, tile.warps, tile.stages, tile.registers)
 

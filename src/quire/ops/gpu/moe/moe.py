@@ -10,7 +10,7 @@ sums do not depend on its tile: results are the same in any batch.
 Experts are floats, quantized in groups (quantized.py), or fp8 with scales; with fp8 experts the activations are fp8 as
 well, as in linear/scaled.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -50,6 +50,7 @@ class ScaledExperts:
 
 
 Experts: TypeAlias = Tensor | QuantizedExperts | ScaledExperts
+Exchange: TypeAlias = Callable[[Tensor], Tensor]  # with other devices
 
 
 def can_stack_scaled(parts: Sequence[ScaledWeight]) -> bool:
@@ -88,35 +89,44 @@ def moe_mlp(
     gate_up_biases: Tensor | None = None,
     down_biases: Tensor | None = None,
     gated: bool = True,
+    all_hidden: Exchange | None = None,
+    all_routes: Exchange | None = None,
 ) -> Tensor:
-    """x [T, H]; ids [T, k] int32 and weights [T, k] fp32; gate_up [E, 2 I, H], down [E, H, I], biases [E, 2 I] and
-    [E, H] fp32 -> [T, H]. If experts are not `gated`, gate_up is [E, I, H], and its outputs are activated.
+    """x [T, H]; ids [T, k] int32 and weights [T, k] fp32; gate_up [E, 2 I, H], down [E, O, I], biases [E, 2 I] and
+    [E, O] fp32 -> [T, O]. If experts are not `gated`, gate_up is [E, I, H], and its outputs are activated.
 
-    An id outside 0 .. E is an expert of another device: it adds nothing."""
+    An id outside 0 .. E is an expert of another device: it adds nothing, unless `all_routes` [T * k, O] -> the same
+    gets its part from there. `all_hidden` [T * k, I] -> [T * k, inputs of down] gets the columns of other devices."""
     T, k = expert_ids.shape
+    E, num_outputs = _num_experts(down), _num_outputs(down)
     if T == 0:
-        return torch.empty_like(x)
+        return x.new_empty(0, num_outputs)
     quantized = isinstance(gate_up, QuantizedExperts) or isinstance(down, QuantizedExperts)
-    E, inner = _size(down)
     routed = sort_by_expert(expert_ids, E, tile_block(T * k, E, MAX_TILE_ROUTES if quantized else 128))
-    hidden = x.new_empty(T * k, inner)
+    hidden = x.new_empty(T * k, _num_outputs(gate_up) // (2 if gated else 1))
     if gated:
         _launch(x, gate_up, gate_up_biases, expert_weights, hidden, routed, routes_a_row=k, activation=int(activation))
     else:
         ones = torch.ones_like(expert_weights)
         _launch(x, gate_up, gate_up_biases, ones, hidden, routed, routes_a_row=k, activation=-1)
         hidden = activate_elements(hidden, activation)
-    parts = x.new_empty(T * k, x.shape[1])
+    hidden = hidden if all_hidden is None else all_hidden(hidden)
+    parts = x.new_empty(T * k, num_outputs)
     _launch(hidden, down, down_biases, expert_weights, parts, routed, routes_a_row=1, activation=-1)
+    if all_routes is not None:
+        return _add_routes(all_routes(parts), torch.zeros_like(expert_ids), 1)
     return _add_routes(parts, expert_ids, E)
 
 
-def _size(down: Experts) -> tuple[int, int]:
-    """The number of experts, and their intermediate size."""
-    if isinstance(down, QuantizedExperts):
-        return down.num_experts, down.rows.num_inputs
-    E, _, inner = (down.q if isinstance(down, ScaledExperts) else down).shape
-    return E, inner
+def _num_experts(experts: Experts) -> int:
+    return len(experts) if isinstance(experts, Tensor) else experts.num_experts
+
+
+def _num_outputs(experts: Experts) -> int:
+    """Of one expert."""
+    if isinstance(experts, QuantizedExperts):
+        return experts.rows.num_outputs // experts.num_experts
+    return int((experts.q if isinstance(experts, ScaledExperts) else experts).shape[1])
 
 
 def tile_block(num_routes: int, num_experts: int, max_block: int = 128) -> int:
