@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,11 @@ class Engine:
     @property
     def hits(self) -> int:
         return self.llm.engine.stats().tiers["disk"].hits
+
+    def take_transfers(self) -> None:
+        store = self.llm.engine.executor.store
+        assert store is not None
+        self.llm.engine._scheduler.take_transfers(store.take_done(), time.monotonic())
 
     def wait_until_saved(self) -> None:
         """All is written."""
@@ -163,7 +169,7 @@ def test_a_disk_that_takes_nothing_changes_no_answer(
         assert engine.bits(PROMPTS * 2) == cold["auto"] * 2
         host = engine.llm.engine._scheduler.kv_blocks.host
         engine.wait_until_saved()
-        engine.llm.engine._scheduler.take_transfers(engine.llm.engine.executor.store.take_done())  # type: ignore[union-attr]
+        engine.take_transfers()
         assert host.num_held == 0, "host blocks are stranded"
 
 

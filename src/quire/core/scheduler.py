@@ -71,11 +71,12 @@ class Scheduler:
         num_pages: int = 0,
         page_window: int = 0,
         page_bytes: int = 0,
+        write_through: bool = False,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `micro_batches`: where there are several,
         sequences that decode are divided among them, and none is in two plans in flight before its token is known.
         `window`: tokens that attention looks back, 0: all. `drafts`: how draft tokens are chosen; None: there are none.
-        `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`, `host_slot_bytes`:
+        `store`: prefix blocks on disk; `write_through`: whatever that costs. `offload`: host blocks keep prefixes, too. `block_bytes`, `host_slot_bytes`:
         of a block and of a host slot. `prefill_engines` compute prompts for this one. `block_sender`: this one computes
         prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap to;
         `num_checkpoint_slots`: of checkpoints that are smaller than states; `small_host_slots`: those of the host are,
@@ -105,6 +106,7 @@ class Scheduler:
             else None,
             limits.max_num_batched_tokens,
             page_bytes,
+            write_through,
         )
         self.states, self.pages = self.kv_blocks.states, self.kv_blocks.pages
         self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
@@ -144,9 +146,10 @@ class Scheduler:
             self.remote.now = now
         return self.groups.expire(now)
 
-    def take_transfers(self, done: Iterable[tuple[int, int] | int]) -> None:
+    def take_transfers(self, done: Iterable[tuple[int, int] | int], now: float) -> None:
         """What the store has ended: (fetch, blocks read), or a host block that was saved."""
         assert self.tiers is not None
+        self.tiers.now = now
         for each in done:
             if isinstance(each, int):
                 self.tiers.saved(each)
