@@ -21,7 +21,7 @@ from quire.core.live_groups import LiveGroups
 from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
 from quire.core.policy import find_policy
 from quire.core.preemption import Preemption
-from quire.core.prefill import Prefill
+from quire.core.prefill import Prefill, PrefillBudget
 from quire.core.records import SchedulerStats
 from quire.core.remote_prefills import PrefillEngines
 from quire.core.request import Request, SequenceEvent
@@ -185,17 +185,13 @@ class Scheduler:
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
         num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
-        budget = self._prefill_budget(len(plan.runs) + num_drafts)
-        if self._micro_batches > 1:
-            budget = self._micro_batch_share(budget, behind)
+        budget = self._prefill_budget(len(plan.runs) + num_drafts, behind)
         num_reserved = 0  # blocks that running prompts still need: they were admitted because these were free
         all_moved = True
         for seq in behind:
             if not seq.running:
                 continue  # preempted by a sequence before it
-            num_tokens = self.prefill.catch_up(seq, budget, plan)
-            all_moved &= num_tokens > 0
-            budget -= num_tokens
+            all_moved &= self.prefill.catch_up(seq, budget, plan)
             num_reserved += self.kv_blocks.num_reserved_blocks(seq)
         if self.groups.waiting.items and all_moved and self.preemption.count == num_preemptions:
             first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
@@ -261,12 +257,20 @@ class Scheduler:
         behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
         return behind
 
-    def _prefill_budget(self, num_planned: int) -> int:
+    def _prefill_budget(self, num_planned: int, behind: list[Sequence]) -> PrefillBudget:
         """Tokens left for prompts. While sequences decode, prompts may not make their step long."""
-        budget = self.limits.max_num_batched_tokens - num_planned
-        if num_planned:
-            budget = min(budget, max(self.step_time.max_tokens - num_planned, self.limits.block_size))
+        budget = PrefillBudget(self._max_prefill(num_planned, is_resuming=False))
+        if any(seq.group.resumed for seq in chain(behind, self.groups.waiting.items[:1])):
+            budget.extra = self._max_prefill(num_planned, is_resuming=True) - budget.tokens
+        if self._micro_batches > 1:
+            budget.tokens = self._micro_batch_share(budget.tokens, behind)
         return budget
+
+    def _max_prefill(self, num_planned: int, *, is_resuming: bool) -> int:
+        most = self.limits.max_num_batched_tokens - num_planned
+        if num_planned:
+            most = min(most, max(self.step_time.max_tokens(is_resuming) - num_planned, self.limits.block_size))
+        return most
 
     def _micro_batch_share(self, budget: int, behind: Iterable[Sequence]) -> int:
         """Tokens of prompts, such that all that wait are divided among the micro-batches that are not in flight."""
