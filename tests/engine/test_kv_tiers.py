@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.core import kv_tiers
 from quire.core.errors import BadRequest
+from quire.core.request import Request
 from quire.runtime import disk_tier
 from quire.runtime.disk_tier import DiskTier
 
@@ -133,6 +135,40 @@ def test_engines_side_by_side_share_a_directory(tiny_model: Path, tmp_path: Path
         assert first.bits(PROMPTS[:1]) == cold["auto"][:1]
         first.wait_until_saved()
         assert second.bits(PROMPTS[:1]) == cold["auto"][:1] and second.hits > 100
+
+
+def wait_for_files(folder: Path, count: int) -> None:
+    end = time.monotonic() + 60
+    while len(list(folder.rglob("*.kv"))) < count:
+        assert time.monotonic() < end, f"{count} blocks were never written"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("policy", "num_blocks"), [("write_back", 0), ("write_through", 6)])
+def test_another_engine_goes_on_from_what_one_was_answering(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, num_blocks: int
+) -> None:
+    monkeypatch.setattr(kv_tiers, "FIRST_SAVING_SECONDS", 0.0)
+    monkeypatch.setattr(kv_tiers, "SAVING_SHARE", 0.0)
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
+    request = Request(id="a", prompt_ids=[5 + i % 50 for i in range(50)], params=params)
+
+    def tokens_of(engine: Engine, request: Request, count: int) -> list[int]:
+        tokens: list[int] = []
+        engine.llm.engine.submit(request)
+        while len(tokens) < count:
+            tokens += [token for event in engine.llm.engine.step() for token in event.tokens]
+        return tokens
+
+    options = {"kv_disk_path": str(tmp_path), "kv_disk_write_policy": policy}
+    with Engine(tiny_model) as alone, Engine(tiny_model, **options) as first, Engine(tiny_model, **options) as second:
+        undisturbed = tokens_of(alone, request, 60)
+        delivered = tokens_of(first, request, 50)  # 99 tokens are computed: six blocks, and three tokens
+        wait_for_files(tmp_path, num_blocks)
+        resumed = replace(request, resumed=[delivered])
+        assert delivered + tokens_of(second, resumed, 60 - len(delivered)) == undisturbed
+        assert second.hits == 16 * num_blocks
+        first.llm.engine.cancel("a")
 
 
 def test_another_cache_type_or_block_size_finds_nothing(tiny_model: Path, tmp_path: Path) -> None:
