@@ -114,7 +114,13 @@ def compared(name: str, engines: dict[str, LLM], rounds: list[list[list[int]]], 
         print(f"{name:<9} {kind:<24} {rate:9.1f} tokens/s")
     written = f"{tier.written_bytes / 2**20:.0f} MiB written, {tier.skipped_blocks} blocks skipped"
     print(f"{name:<9} {'ratio':<24} {ratio:9.3f}   {tier.hits} tokens from disk, {written}")
-    return {**measured, "ratio": ratio, "hits": tier.hits, "written": tier.written_bytes, "skipped": tier.skipped_blocks}
+    return {
+        **measured,
+        "ratio": ratio,
+        "hits": tier.hits,
+        "written": tier.written_bytes,
+        "skipped": tier.skipped_blocks,
+    }
 
 
 def without_and_with(model: str, disk: str, options: dict[str, Any]) -> dict[str, LLM]:

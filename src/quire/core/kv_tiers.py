@@ -378,9 +378,7 @@ class KVTiers:
         if self._store is not None:
             stored, disk = self._store.stats(), self._disk_stats
             skipped = stored.skipped_blocks + disk.skipped_blocks
-            stats["disk"] = replace(
-                stored, hits=disk.hits, seconds_saved=disk.seconds_saved, skipped_blocks=skipped
-            )
+            stats["disk"] = replace(stored, hits=disk.hits, seconds_saved=disk.seconds_saved, skipped_blocks=skipped)
         return stats
 
     def clear(self, tenant: str) -> None:

@@ -76,9 +76,10 @@ class Scheduler:
         """`ahead`: plans in flight beside the one whose output comes next. `micro_batches`: where there are several,
         sequences that decode are divided among them, and none is in two plans in flight before its token is known.
         `window`: tokens that attention looks back, 0: all. `drafts`: how draft tokens are chosen; None: there are none.
-        `store`: prefix blocks on disk; `write_through`: whatever that costs. `offload`: host blocks keep prefixes, too. `block_bytes`, `host_slot_bytes`:
-        of a block and of a host slot. `prefill_engines` compute prompts for this one. `block_sender`: this one computes
-        prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap to;
+        `store`: prefix blocks on disk; `write_through`: they are saved as they fill. `offload`: host blocks keep
+        prefixes, too. `block_bytes`, `host_slot_bytes`: of a block and of a host slot. `prefill_engines` compute
+        prompts for this one. `block_sender`: this one computes prompts for others. `num_slots`: state slots, of models
+        with recurrent layers; `num_host_slots`: to swap to;
         `num_checkpoint_slots`: of checkpoints that are smaller than states; `small_host_slots`: those of the host are,
         too. `num_pages`: window pages, of models in which some layers have a window, `page_window` the largest."""
         self.limits = limits

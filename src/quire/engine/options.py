@@ -108,8 +108,8 @@ class EngineOptions:
     kv_disk_size: float = option(16.0, "GiB that this directory holds at most; what was not used for longest goes")
     kv_disk_write_policy: str = option(
         "write_back",
-        "when blocks go to this directory: write_back, as far as it takes next to nothing from steps, and when the engine "
-        "is idle; write_through, each once it is full, so that other engines can go on with what one is answering",
+        "when blocks go to this directory: write_back, as far as it takes next to nothing from steps, and when the "
+        "engine is idle; write_through, each once it is full, so that another engine can go on where one has died",
         choices=("write_back", "write_through"),
     )
     kv_events_config: str | None = option(
