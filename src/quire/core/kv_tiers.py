@@ -106,9 +106,8 @@ class KVTiers:
     def note_full(self, block: int, node: PrefixNode) -> None:
         """The planned step fills a block that is not known to be saved."""
         if node.key:
-            if block in self._unsaved:  # of a node that was evicted
-                self._disk_stats.skipped_blocks += 1
-                del self._unsaved[block]  # the new one comes last
+            if self._unsaved.pop(block, node) is not node:
+                self._disk_stats.skipped_blocks += 1  # what the block had before was evicted
             self._unsaved[block] = node
 
     @property
