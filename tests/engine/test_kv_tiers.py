@@ -57,6 +57,14 @@ class Engine:
     def hits(self) -> int:
         return self.llm.engine.stats().tiers["disk"].hits
 
+    def tokens(self, request: Request, count: int) -> list[int]:
+        """The first of its answer, at least so many."""
+        tokens: list[int] = []
+        self.llm.engine.submit(request)
+        while len(tokens) < count:
+            tokens += [token for event in self.llm.engine.step() for token in event.tokens]
+        return tokens
+
     def take_transfers(self) -> None:
         store = self.llm.engine.executor.store
         assert store is not None
@@ -152,23 +160,32 @@ def test_another_engine_goes_on_from_what_one_was_answering(
     monkeypatch.setattr(kv_tiers, "SAVING_SHARE", 0.0)
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
     request = Request(id="a", prompt_ids=[5 + i % 50 for i in range(50)], params=params)
-
-    def tokens_of(engine: Engine, request: Request, count: int) -> list[int]:
-        tokens: list[int] = []
-        engine.llm.engine.submit(request)
-        while len(tokens) < count:
-            tokens += [token for event in engine.llm.engine.step() for token in event.tokens]
-        return tokens
-
     options = {"kv_disk_path": str(tmp_path), "kv_disk_write_policy": policy}
     with Engine(tiny_model) as alone, Engine(tiny_model, **options) as first, Engine(tiny_model, **options) as second:
-        undisturbed = tokens_of(alone, request, 60)
-        delivered = tokens_of(first, request, 50)  # 99 tokens are computed: six blocks, and three tokens
+        undisturbed = alone.tokens(request, 60)
+        delivered = first.tokens(request, 50)  # 99 tokens are computed: six blocks, and three tokens
         wait_for_files(tmp_path, num_blocks)
         resumed = replace(request, resumed=[delivered])
-        assert delivered + tokens_of(second, resumed, 60 - len(delivered)) == undisturbed
+        assert delivered + second.tokens(resumed, 60 - len(delivered)) == undisturbed
         assert second.hits == 16 * num_blocks
         first.llm.engine.cancel("a")
+
+
+def test_blocks_that_came_while_a_step_ran_are_not_too_late(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(id="a", prompt_ids=[5 + i % 50 for i in range(50)], params=PARAMS)
+    with Engine(tiny_model, kv_disk_path=str(tmp_path)) as engine:
+        cold = engine.tokens(request, 20)
+    monkeypatch.setattr(kv_tiers, "FIRST_FETCH_SECONDS", 0.0)  # a long step takes longer than the wait may
+    with Engine(tiny_model, kv_disk_path=str(tmp_path)) as engine:
+        engine.llm.engine.submit(request)
+        events = engine.llm.engine.step()
+        assert engine.llm.engine.executor.store is not None and not events
+        engine.llm.engine.executor.store.wait(60)
+        while not (events and events[-1].final):
+            events += engine.llm.engine.step()
+        assert [token for event in events for token in event.tokens] == cold and engine.hits == 48
 
 
 def test_another_cache_type_or_block_size_finds_nothing(tiny_model: Path, tmp_path: Path) -> None:
