@@ -2,11 +2,13 @@
 
     python -m benchmarks.gateway_kills              100 streams over 3 servers, one killed every 5 s for 5 minutes
     python -m benchmarks.gateway_kills --streams 12 --servers 2 --every 4 --seconds 20
+    python -m benchmarks.gateway_kills --seconds 60 --policies none write_through --rounds 3
 
 A server is killed with its engine (kill -9), as a machine that goes down, and started again at the same port. Each
 stream is read once undisturbed, and then again and again; its tokens have to be the same. Told at the end: streams
 read, how many were lost or differed (none should), and the longest gaps between two tokens of a stream, also of the
-undisturbed ones."""
+undisturbed ones. The servers share a directory of KV blocks in memory (/dev/shm), with the write policy that
+`--policies` names; none: they share nothing."""
 
 import argparse
 import asyncio
@@ -20,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from benchmarks.gateway import free_port
 from benchmarks.kills import Kills, read_all, read_while_killed
@@ -28,6 +31,9 @@ from benchmarks.processes import Running, interruptible, progress, running
 
 SECONDS_TO_START = 120.0
 AIM = 1.5  # seconds: the longest gap between two tokens of a stream
+WITHOUT = "none"  # a directory that the servers share
+POLICIES = (WITHOUT, "write_back", "write_through")
+DISK_GIB = 2
 
 
 class Servers:
@@ -79,7 +85,58 @@ def config(ports: list[int]) -> str:
 
 def quantiles(gaps: list[float]) -> str:
     ordered = sorted(gaps) or [0.0]
-    return f"{ordered[len(ordered) // 2]:.2f} s (median), {ordered[-1]:.2f} s (most)"
+    p50, p90 = (ordered[int(len(ordered) * share)] for share in (0.5, 0.9))
+    return f"{p50:.2f} s (median), {p90:.2f} s (p90), {ordered[-1]:.2f} s (most)"
+
+
+def flags_of(policy: str, folder: str) -> list[str]:
+    flags = ["--threads", "1", "--kv-cache-memory-bytes", "128MiB"]
+    if policy == WITHOUT:
+        return flags
+    return [*flags, "--kv-disk-path", folder, "--kv-disk-size", str(DISK_GIB), "--kv-disk-write-policy", policy]
+
+
+def start_gateway(stack: ExitStack, ports: list[int]) -> tuple[Running, str, str]:
+    """-> it, its address, and that of its admin listener"""
+    file = Path(stack.enter_context(TemporaryDirectory())) / "gateway.toml"
+    file.write_text(config(ports))
+    gateway = stack.enter_context(running([sys.executable, "-m", "quire.cli.main", "gateway", "--config", str(file)]))
+    while not (found := re.search(r"on (http://\S+)\n  curl (http://\S+)/workers", gateway.said())):
+        gateway.check()
+        time.sleep(0.05)
+    return gateway, found[1], found[2]
+
+
+def sum_of(address: str, name: str) -> float:
+    """Of a metric, over its labels."""
+    with urllib.request.urlopen(f"{address}/metrics") as answer:
+        return sum(map(float, re.findall(rf"^{name}\{{.*\}} (\S+)", answer.read().decode(), re.MULTILINE)))
+
+
+def measure(policy: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Read all streams, undisturbed and while servers are killed. Ends the program if one was lost."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="quire-kv-", dir=memory))
+        servers = Servers(stack, args.model, args.servers, flags_of(policy, folder))
+        progress(f"starting {args.servers} servers")
+        wait_until_ready(servers.ports)
+        gateway, url, admin = start_gateway(stack, servers.ports)
+        calm = Kills()
+        undisturbed = asyncio.run(read_all(url, args.streams, args.tokens, calm))
+        kills = asyncio.run(read_while_killed(url, servers.kill_one, undisturbed, args.every, args.seconds))
+        resumed = sum_of(admin, "quire_gateway_resumes_total")
+        ready = [f"http://127.0.0.1:{port}" for port in servers.ports if is_ready(port)]
+        hits = sum(sum_of(address, "quire_kv_tier_hits_total") for address in ready)
+        log = gateway.said()
+    print(f"{policy}: {len(kills.pauses)} kills, {kills.read} streams were read, {resumed:.0f} times one went on")
+    print(f"  longest gap in a stream: {quantiles(calm.gaps)} undisturbed")
+    print(f"  {quantiles(kills.gaps)} with kills ({AIM} is the aim); {hits:.0f} tokens from the disk at the end")
+    print(f"  {len(kills.problems)} lost", *kills.problems[:20], sep="\n    ")
+    if kills.problems:
+        print(log)
+        raise SystemExit(1)
+    return {"policy": policy, "resumed": resumed, "calm": calm.gaps, **asdict(kills)}
 
 
 def main() -> None:
@@ -90,45 +147,12 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=5.0, help="seconds from kill to kill, give or take a fifth")
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--tokens", type=int, default=48, help="of a stream")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["write_through"], help="measured in turns")
+    parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
     interruptible()
-    with ExitStack() as stack:
-        flags = ["--threads", "1", "--kv-cache-memory-bytes", "128MiB"]
-        servers = Servers(stack, args.model, args.servers, flags)
-        progress(f"starting {args.servers} servers")
-        wait_until_ready(servers.ports)
-        file = Path(stack.enter_context(TemporaryDirectory())) / "gateway.toml"
-        file.write_text(config(servers.ports))
-        gateway = stack.enter_context(
-            running([sys.executable, "-m", "quire.cli.main", "gateway", "--config", str(file)])
-        )
-        while not (found := re.search(r"on (http://\S+)\n  curl (http://\S+)/workers", gateway.said())):
-            gateway.check()
-            time.sleep(0.05)
-        url, admin = found.groups()
-        calm = Kills()
-        undisturbed = asyncio.run(read_all(url, args.streams, args.tokens, calm))
-        kills = asyncio.run(read_while_killed(url, servers.kill_one, undisturbed, args.every, args.seconds))
-        with urllib.request.urlopen(f"{admin}/metrics") as answer:
-            resumed = sum(map(float, re.findall(r"quire_gateway_resumes_total\{.*\} (\S+)", answer.read().decode())))
-        log = gateway.said()
-    print(f"{len(kills.pauses)} kills, {kills.read} streams were read, {resumed:.0f} times one went on")
-    print(f"longest gap in a stream: {quantiles(calm.gaps)} undisturbed, {quantiles(kills.gaps)} ({AIM} is the aim)")
-    print(f"{len(kills.problems)} lost", *kills.problems[:20], sep="\n  ")
-    print(
-        json.dumps(
-            {
-                "benchmark": "gateway_kills",
-                "machine": describe(),
-                "resumed": resumed,
-                "calm": calm.gaps,
-                **asdict(kills),
-            }
-        )
-    )
-    if kills.problems:
-        print(log)
-        raise SystemExit(1)
+    runs = [measure(policy, args) for _ in range(args.rounds) for policy in args.policies]
+    print(json.dumps({"benchmark": "gateway_kills", "machine": describe(), "runs": runs}))
 
 
 if __name__ == "__main__":

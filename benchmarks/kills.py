@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from benchmarks.crowd import ROUTE, metrics, read_head, read_piece
 from benchmarks.load import events_of
@@ -44,6 +45,7 @@ class Kills:
 async def read_stream(url: str, number: int, num_tokens: int, kills: Kills) -> list[int]:
     fields = {"prompt": f"Chapter {number}. It was a day", "max_tokens": num_tokens, "ignore_eos": True}
     fields |= {"seed": number, "temperature": 0.8, "stream": True, "return_token_ids": True}
+    fields |= {"cache_salt": uuid4().hex}  # the prefix cache has nothing of an earlier reading
     body = json.dumps(fields).encode()
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)

@@ -1,11 +1,12 @@
 """The KV cache beyond its pool: what a disk tier gains after a restart and beyond the pool, and what it costs if not.
 
-    python -m benchmarks.tiers [MODEL] [--rounds 5] [--only restart|beyond|misses]
+    python -m benchmarks.tiers [MODEL] [--rounds 5] [--only restart|beyond|misses|policies] [--folder /dev/shm]
 
 restart  time to the first token of a 1,024-token prefix, by a new process: computed, from files in the page cache, and
          from files that the page cache has lost
 beyond   tokens per second of requests whose prefixes are three times the pool, without and with a disk tier
 misses   tokens per second of requests that share nothing, without and with a disk tier, in turns
+policies tokens per second of 32 users whose requests share nothing, written back and written through, in turns
 
 Prints a table and ends in one line of JSON."""
 
@@ -27,7 +28,8 @@ from quire import LLM, SamplingParams
 PREFIX = 1024  # tokens
 VOCAB = range(100, 20_000)
 POOL_BLOCKS = 256  # of 16 tokens
-PARTS = ("restart", "beyond", "misses")
+PARTS = ("restart", "beyond", "misses", "policies")
+USERS = 32
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -96,22 +98,33 @@ def tokens_per_second(llm: LLM, prompts: list[list[int]], max_tokens: int) -> fl
     return num_tokens / (perf_counter() - begin)
 
 
-def compared(name: str, model: str, disk: str, rounds: list[list[list[int]]], max_tokens: int, **options: Any) -> Any:
-    """The same rounds of prompts without and with a disk tier, in turns."""
-    engines = {"without": LLM(model, **options), "with": LLM(model, kv_disk_path=disk, **options)}
+def compared(name: str, engines: dict[str, LLM], rounds: list[list[list[int]]], max_tokens: int) -> Any:
+    """The same rounds of prompts by two engines, in turns. The second has a disk tier."""
+    first, second = engines
     rates: dict[str, list[float]] = {kind: [] for kind in engines}
     for number, prompts in enumerate(rounds):
         for kind in sorted(engines, reverse=number % 2 == 0):
             rates[kind].append(tokens_per_second(engines[kind], prompts, max_tokens))
-    hits = engines["with"].engine.stats().tiers["disk"].hits
+    tier = engines[second].engine.stats().tiers["disk"]
     for llm in engines.values():
         llm.engine.stop()
     measured = {kind: median(each[1:]) for kind, each in rates.items()}  # the first round fills caches
-    ratio = median(b / a for a, b in zip(rates["without"][1:], rates["with"][1:], strict=True))
+    ratio = median(b / a for a, b in zip(rates[first][1:], rates[second][1:], strict=True))
     for kind, rate in measured.items():
-        print(f"{name:<9} {kind + ' a disk tier':<24} {rate:9.1f} tokens/s")
-    print(f"{name:<9} {'ratio':<24} {ratio:9.3f}   {hits} tokens from disk")
-    return {**measured, "ratio": ratio, "hits": hits}
+        print(f"{name:<9} {kind:<24} {rate:9.1f} tokens/s")
+    written = f"{tier.written_bytes / 2**20:.0f} MiB written, {tier.skipped_blocks} blocks skipped"
+    print(f"{name:<9} {'ratio':<24} {ratio:9.3f}   {tier.hits} tokens from disk, {written}")
+    return {
+        **measured,
+        "ratio": ratio,
+        "hits": tier.hits,
+        "written": tier.written_bytes,
+        "skipped": tier.skipped_blocks,
+    }
+
+
+def without_and_with(model: str, disk: str, options: dict[str, Any]) -> dict[str, LLM]:
+    return {"without a disk tier": LLM(model, **options), "with a disk tier": LLM(model, kv_disk_path=disk, **options)}
 
 
 def beyond(model: str, rounds: int, disk: str) -> Any:
@@ -123,12 +136,24 @@ def beyond(model: str, rounds: int, disk: str) -> Any:
         served.append([prefixes[i] + prompt(10_000 + number * 100 + i, 32) for i in order])
     block_bytes = _block_bytes(model)
     options = {"max_num_seqs": 2, "max_model_len": 2048, "kv_cache_memory_bytes": POOL_BLOCKS * block_bytes}
-    return compared("beyond", model, disk, served, 16, **options)
+    return compared("beyond", without_and_with(model, disk, options), served, 16)
 
 
 def misses(model: str, rounds: int, disk: str) -> Any:
     served = [[prompt(100_000 + number * 100 + i, 256) for i in range(16)] for number in range(2 * rounds + 1)]
-    return compared("misses", model, disk, served, 32, max_num_seqs=8, max_model_len=2048)
+    options = {"max_num_seqs": 8, "max_model_len": 2048}
+    return compared("misses", without_and_with(model, disk, options), served, 32)
+
+
+def policies(model: str, rounds: int, disk: str) -> Any:
+    served = [[prompt(200_000 + number * 100 + i, 128) for i in range(USERS)] for number in range(2 * rounds + 1)]
+    engines = {
+        policy: LLM(
+            model, max_num_seqs=USERS, max_model_len=2048, kv_disk_path=f"{disk}/{policy}", kv_disk_write_policy=policy
+        )
+        for policy in ("write_back", "write_through")
+    }
+    return compared("policies", engines, served, 64)
 
 
 def _block_bytes(model: str) -> int:
@@ -141,6 +166,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--folder", help="where the disk tiers are (default: the folder of temporary files)")
     parser.add_argument("--first-token", metavar="DIR", help=argparse.SUPPRESS)  # in a process of its own
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -148,10 +174,12 @@ def main() -> None:
         print(json.dumps(first_token(arguments.model, arguments.first_token or None, arguments.seed)))
         return
     result: dict[str, Any] = {"machine": platform.machine(), "model": arguments.model}
-    with tempfile.TemporaryDirectory() as disk:
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as disk:
         # First what shares nothing: ext4 makes files more slowly for some minutes after many were removed.
         if arguments.only in (None, "misses"):
             result["misses"] = misses(arguments.model, arguments.rounds, f"{disk}/misses")
+        if arguments.only in (None, "policies"):
+            result["policies"] = policies(arguments.model, arguments.rounds, f"{disk}/policies")
         if arguments.only in (None, "beyond"):
             result["beyond"] = beyond(arguments.model, arguments.rounds, f"{disk}/beyond")
         if arguments.only in (None, "restart"):

@@ -119,6 +119,7 @@ def prometheus_config(ports: Ports, num_engines: int) -> str:
 
 def engine_command(ports: Ports, number: int, model: str, has_events: bool, flags: list[str]) -> list[str]:
     command = [*QUIRE, "serve", model, "--port", str(ports.engine(number)), "--served-model-name", served_name(model)]
+    command += ["--kv-disk-path", "blocks", "--kv-disk-size", "1", "--kv-disk-write-policy", "write_through"]
     if has_events:
         events, replay = ports.events(number)
         config = {"enable_kv_cache_events": True, "endpoint": events, "replay_endpoint": replay}

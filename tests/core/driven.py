@@ -40,7 +40,7 @@ class Engine:
         policy_of_drafts: DraftPolicy | None = None,
         **options: Any,
     ) -> None:
-        names = ("policy", "prefix_caching")
+        names = ("policy", "prefix_caching", "write_through")
         limits: dict[str, Any] = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 64,
@@ -86,7 +86,17 @@ class Engine:
         self.plans: list[StepPlan] = []
         self.events: list[SequenceEvent] = []
 
-    def add(self, name: str, prompt: list[int], *, tenant: str = "", priority: int = 0, **params: Any) -> None:
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        *,
+        tenant: str = "",
+        salt: str = "",
+        priority: int = 0,
+        resumed: list[int] | None = None,
+        **params: Any,
+    ) -> None:
         params = {"seed": 1, "max_tokens": 8, "ignore_eos": True} | params
         self.scheduler.add(
             Request(
@@ -95,7 +105,9 @@ class Engine:
                 params=SamplingParams(**params),
                 eos_ids=[0],
                 tenant=tenant,
+                salt=salt,
                 priority=priority,
+                resumed=[resumed] if resumed else [],
             ),
             0.0,
         )

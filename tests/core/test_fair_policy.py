@@ -56,6 +56,15 @@ def test_priority_comes_before_shares() -> None:
     assert order_of(engine) == ["a0", "a1", "b0"]
 
 
+def test_a_resumed_request_does_not_wait_for_its_share_again() -> None:
+    engine = Engine(policy="fair", max_num_seqs=1)
+    ask(engine, "a0", [1, 2, 3], "a")
+    ask(engine, "b0", [1, 2, 3], "b")
+    ask(engine, "a1", [4, 5, 6], "a", resumed=[[7, 8]])
+    ask(engine, "b1", [4, 5, 6], "b", priority=-1)
+    assert order_of(engine) == ["b1", "a1", "a0", "b0"]
+
+
 def test_who_comes_back_has_saved_up_nothing() -> None:
     engine = Engine(policy="fair", max_num_seqs=1)
     ask(engine, "b0", [9, 9], "b")

@@ -124,6 +124,7 @@ def test_crowded_pools_with_a_disk_give_the_tokens_of_undisturbed_runs() -> None
         setting = replace(
             setting, prefix_caching=True, num_host_blocks=rng.choice([8, 60, 200]), store=store,
             page_window=rng.choice([1, 4, 9, 20]), ahead=rng.choice([0, 0, 1]), pipelined=seed % 3 == 0,
+            write_through=seed % 4 > 1,
         )  # fmt: skip
         again = [replace(each, step=each.step + 70, request=renamed(each.request, "again")) for each in workload]
         for served in (workload + again, [replace(each, request=renamed(each.request, "")) for each in workload]):

@@ -50,6 +50,7 @@ class Setting:
     num_checkpoint_slots: int = 0
     small_host_slots: bool = False
     page_window: int = 0
+    write_through: bool = False
 
     def __post_init__(self) -> None:
         if self.num_slots:
@@ -198,6 +199,7 @@ def make(setting: Setting) -> tuple[Scheduler, FakeExecutor]:
         small_host_slots=setting.small_host_slots,
         num_pages=setting.num_pages,
         page_window=setting.page_window,
+        write_through=setting.write_through,
     )
     if num_drafts:
         make_drafts_free(scheduler.speculation)

@@ -122,6 +122,22 @@ def test_a_slow_pace_leaves_prompts_a_block() -> None:
     engine.finish()
 
 
+def test_a_resumed_request_starts_first_and_may_make_a_step_longer() -> None:
+    engine = Engine(step_seconds=0.1, max_num_seqs=3)
+    engine.add("a", [1], max_tokens=20)
+    engine.step()
+    engine.scheduler.step_time.record_step(10, 0.25)  # a token takes 25 ms
+    engine.add("long", [i % 50 for i in range(60)], max_tokens=1)
+    assert [run.count for run in engine.step().runs] == [1, 4]
+    engine.add("b", LONG, max_tokens=1)
+    engine.add("c", LONG[::-1], resumed=[5, 6, 7], max_tokens=8)
+    plan = engine.step()
+    assert [engine.scheduler.rows[run.row].group.id for run in plan.runs] == ["a", "long", "c"]
+    assert [run.count for run in plan.runs] == [1, 4, 13], "half a second for all, and 0.1 s for those that begin"
+    assert [run.count for run in engine.step().runs] == [1, 1, 4]
+    engine.finish()
+
+
 def test_a_row_is_kept_from_admission_to_the_end() -> None:
     engine = Engine()
     for i in range(3):

@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.core import kv_tiers
 from quire.core.errors import BadRequest
+from quire.core.request import Request
 from quire.runtime import disk_tier
 from quire.runtime.disk_tier import DiskTier
 
@@ -53,6 +56,19 @@ class Engine:
     @property
     def hits(self) -> int:
         return self.llm.engine.stats().tiers["disk"].hits
+
+    def tokens(self, request: Request, count: int) -> list[int]:
+        """The first of its answer, at least so many."""
+        tokens: list[int] = []
+        self.llm.engine.submit(request)
+        while len(tokens) < count:
+            tokens += [token for event in self.llm.engine.step() for token in event.tokens]
+        return tokens
+
+    def take_transfers(self) -> None:
+        store = self.llm.engine.executor.store
+        assert store is not None
+        self.llm.engine._scheduler.take_transfers(store.take_done(), time.monotonic())
 
     def wait_until_saved(self) -> None:
         """All is written."""
@@ -129,6 +145,49 @@ def test_engines_side_by_side_share_a_directory(tiny_model: Path, tmp_path: Path
         assert second.bits(PROMPTS[:1]) == cold["auto"][:1] and second.hits > 100
 
 
+def wait_for_files(folder: Path, count: int) -> None:
+    end = time.monotonic() + 60
+    while len(list(folder.rglob("*.kv"))) < count:
+        assert time.monotonic() < end, f"{count} blocks were never written"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("policy", "num_blocks"), [("write_back", 0), ("write_through", 6)])
+def test_another_engine_goes_on_from_what_one_was_answering(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, num_blocks: int
+) -> None:
+    monkeypatch.setattr(kv_tiers, "FIRST_SAVING_SECONDS", 0.0)
+    monkeypatch.setattr(kv_tiers, "SAVING_SHARE", 0.0)
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
+    request = Request(id="a", prompt_ids=[5 + i % 50 for i in range(50)], params=params)
+    options = {"kv_disk_path": str(tmp_path), "kv_disk_write_policy": policy}
+    with Engine(tiny_model) as alone, Engine(tiny_model, **options) as first, Engine(tiny_model, **options) as second:
+        undisturbed = alone.tokens(request, 60)
+        delivered = first.tokens(request, 50)  # 99 tokens are computed: six blocks, and three tokens
+        wait_for_files(tmp_path, num_blocks)
+        resumed = replace(request, resumed=[delivered])
+        assert delivered + second.tokens(resumed, 60 - len(delivered)) == undisturbed
+        assert second.hits == 16 * num_blocks
+        first.llm.engine.cancel("a")
+
+
+def test_blocks_that_came_while_a_step_ran_are_not_too_late(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(id="a", prompt_ids=[5 + i % 50 for i in range(50)], params=PARAMS)
+    with Engine(tiny_model, kv_disk_path=str(tmp_path)) as engine:
+        cold = engine.tokens(request, 20)
+    monkeypatch.setattr(kv_tiers, "FIRST_FETCH_SECONDS", 0.0)  # a long step takes longer than the wait may
+    with Engine(tiny_model, kv_disk_path=str(tmp_path)) as engine:
+        engine.llm.engine.submit(request)
+        events = engine.llm.engine.step()
+        assert engine.llm.engine.executor.store is not None and not events
+        engine.llm.engine.executor.store.wait(60)
+        while not (events and events[-1].final):
+            events += engine.llm.engine.step()
+        assert [token for event in events for token in event.tokens] == cold and engine.hits == 48
+
+
 def test_another_cache_type_or_block_size_finds_nothing(tiny_model: Path, tmp_path: Path) -> None:
     for more in ({}, {"kv_cache_dtype": "int8"}, {"block_size": 32}, {"max_model_len": 300}):
         with Engine(tiny_model, kv_disk_path=str(tmp_path), **more) as engine:
@@ -163,7 +222,7 @@ def test_a_disk_that_takes_nothing_changes_no_answer(
         assert engine.bits(PROMPTS * 2) == cold["auto"] * 2
         host = engine.llm.engine._scheduler.kv_blocks.host
         engine.wait_until_saved()
-        engine.llm.engine._scheduler.take_transfers(engine.llm.engine.executor.store.take_done())  # type: ignore[union-attr]
+        engine.take_transfers()
         assert host.num_held == 0, "host blocks are stranded"
 
 

@@ -22,8 +22,10 @@ PROMPT = [{"role": "user", "content": "Tell a long story about a lighthouse."}]
 ASKED = {"model": "smollm2", "messages": PROMPT, "max_tokens": 64, "ignore_eos": True, "stream": True}
 
 
-def begin() -> Server:
-    return start("--served-model-name", "smollm2", *FLAGS)
+def begin(blocks: Path) -> Server:
+    """`blocks`: a directory of KV blocks that the servers share."""
+    disk = ("--kv-disk-path", str(blocks), "--kv-disk-write-policy", "write_through")
+    return start("--served-model-name", "smollm2", *FLAGS, *disk)
 
 
 def end(server: Server) -> None:
@@ -37,12 +39,20 @@ class Engines:
     """Three servers behind a gateway. Tests kill two of them."""
 
     def __init__(self, folder: Path) -> None:
-        self.servers = {name: begin() for name in "abc"}
+        self.servers = {name: begin(folder / "blocks") for name in "abc"}
         config = "[faults]\nhealth_interval = 0.1\n" + "".join(
             f'[[workers]]\nurl = "{server.url}"\nname = "{name}"\n' for name, server in self.servers.items()
         )
         self.context = gateway(config, folder=folder)
         self.gateway: RunningGateway = self.context.__enter__()
+
+    def disk_hits(self) -> dict[str, float]:
+        """Tokens that each server has read from the directory they share."""
+        hits = {}
+        for name, server in self.servers.items():
+            lines = self.gateway.http.get(f"{server.url}/metrics").text.splitlines()
+            hits[name] = sum(float(line.split()[-1]) for line in lines if line.startswith("quire_kv_tier_hits_total{"))
+        return hits
 
     def kill_the_busy_one(self) -> str:
         """With its engine, as a machine that goes down."""
@@ -146,7 +156,8 @@ def test_a_stream_survives_the_death_of_its_server(engines: Engines) -> None:
     """Killed in the middle, it goes on at the other one: the same tokens, one id, one end."""
     expected = whole(engines, engines.gateway.url, seed=7, stream_options={"include_usage": True})
     chunks: list[dict[str, object]] = []
-    asked = {**ASKED, "seed": 7, "stream_options": {"include_usage": True}}
+    before = engines.disk_hits()
+    asked = {**ASKED, "seed": 7, "stream_options": {"include_usage": True}, "cache_salt": "not read before"}
     with httpx.stream("POST", f"{engines.gateway.url}/v1/chat/completions", json=asked, timeout=SECONDS) as answer:
         for chunk in events(answer.iter_lines()):
             chunks.append(chunk)
@@ -157,6 +168,8 @@ def test_a_stream_survives_the_death_of_its_server(engines: Engines) -> None:
     assert chunks[-1]["usage"]["completion_tokens"] == 64, "all of them are counted"  # type: ignore[index]
     assert [chunk["choices"] for chunk in chunks if chunk["choices"]][-1][0]["finish_reason"] == "length"  # type: ignore
     assert engines.gateway.metric("resumes_total") == 1
+    gained = [hits - before[name] for name, hits in engines.disk_hits().items()]
+    assert sum(gained) >= 32, "its prompt and its first tokens are computed again"
 
 
 def test_a_stream_waits_for_a_worker_where_there_is_no_other(engines: Engines) -> None:

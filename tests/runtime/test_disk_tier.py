@@ -176,6 +176,7 @@ def test_a_disk_that_takes_nothing_is_left_alone_and_tried_again(
         monkeypatch.setattr(os, "writev", lambda file, parts: (_ for _ in ()).throw(OSError(number, "no")))
         one.save((1, second), (2, third))  # all are reported, so that their host blocks are free again
         assert one.tier.stats().errors == 1, "it is tried for every block"
+        assert one.tier.stats().skipped_blocks == 1
         monkeypatch.setattr(os, "writev", writev)
         one.tier._retry_at = 0.0
         one.save((1, second))

@@ -30,7 +30,7 @@ _GENERATION_ONLY = (
         "kv_cache_memory_bytes",
         "swap_space",
     ),
-    *("kv_offloading_size", "kv_disk_path", "kv_disk_size", "kv_events_config"),
+    *("kv_offloading_size", "kv_disk_path", "kv_disk_size", "kv_disk_write_policy", "kv_events_config"),
     *("load_format", "gpu_memory_utilization", "enforce_eager", *ENGINES, *GENERATION, *LORA, *SPECULATION),
 )
 

@@ -31,10 +31,10 @@ class FairOrder:
         fresh = [seq.group for seq in waiting.items if not seq.group.started]
         ahead: dict[str, float] = {}  # by tenant: what its groups before this one will be charged
         values = self.counters.values()
-        for group in sorted(fresh, key=lambda group: (group.key[0], *group.key[2:])):
+        for group in sorted(fresh, key=lambda group: (*group.key[:2], *group.key[3:])):
             tenant = group.namespace[0]
             before = ahead.get(tenant, 0.0)
-            group.set_key((group.key[0], values.get(tenant, 0.0) + before, *group.key[2:]))
+            group.set_key((*group.key[:2], values.get(tenant, 0.0) + before, *group.key[3:]))
             ahead[tenant] = before + expected_tokens(group) / group.weight
         waiting.sort()
 

@@ -9,7 +9,7 @@ from quire.core.checkpoint_slots import CheckpointSlots
 from quire.core.host_index import HostIndex
 from quire.core.kv_checks import check_memory, swapped_blocks
 from quire.core.kv_sends import BlockSender, KVSends
-from quire.core.kv_tiers import BlockStore, KVTiers
+from quire.core.kv_tiers import BlockStore, KVTiers, TierOptions
 from quire.core.page_tiers import PageTiers
 from quire.core.plan import StepPlan
 from quire.core.prefix_tree import EVICTED, NO_STATE, PrefixNode, PrefixTree
@@ -49,6 +49,7 @@ class KVBlocks:
         page_window: SlidingWindow | None = None,
         max_num_batched_tokens: int = 0,
         page_bytes: int = 0,
+        write_through: bool = False,
     ) -> None:
         self.block_size = window.block_size
         self._has_states = has_states
@@ -76,12 +77,13 @@ class KVBlocks:
         self.tiers: KVTiers | None = None
         if has_tiers:
             given = self.tree, self.host, index, store
+            options = TierOptions(keep=offload, block_bytes=block_bytes, write_through=write_through)
             if self.states:
-                self.tiers = StateTiers(self.states, host_slot_bytes, *given, keep=offload, block_bytes=block_bytes)
+                self.tiers = StateTiers(self.states, host_slot_bytes, *given, options)
             elif self.pages:
-                self.tiers = PageTiers(self.pages, page_bytes, *given, keep=offload, block_bytes=block_bytes)
+                self.tiers = PageTiers(self.pages, page_bytes, *given, options)
             else:
-                self.tiers = KVTiers(*given, keep=offload, block_bytes=block_bytes)
+                self.tiers = KVTiers(*given, options)
         self.remote: RemotePrefills | None = None
         if prefill_engines is not None:
             pools = self.pool, self.host, self.states

@@ -52,6 +52,13 @@ class BlockStore(Protocol):
         """All but hits and seconds saved."""
 
 
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    keep: bool  # saved blocks stay on the host, the least recently used go first
+    block_bytes: int
+    write_through: bool  # blocks are saved as they fill, also where that slows steps down
+
+
 @dataclass(slots=True)
 class FetchInFlight:
     fetch: Fetch
@@ -72,17 +79,14 @@ class KVTiers:
         host: BlockPool,
         index: HostIndex,
         store: BlockStore | None,
-        *,
-        keep: bool,
-        block_bytes: int,
+        options: TierOptions,
     ) -> None:
-        """`keep`: saved blocks stay on the host, the least recently used go first. `block_bytes`: for statistics."""
-        self._block_bytes = block_bytes
-        self._tree, self._host, self._index, self._store, self._keep = tree, host, index, store, keep
+        self._keep, self._block_bytes, self._write_through = options.keep, options.block_bytes, options.write_through
+        self._tree, self._host, self._index, self._store = tree, host, index, store
         self.adapters: dict[str, str] = {}  # LoRA adapter -> a digest of it
         self._prefill_tokens = self._prefill_seconds = 0.0  # of steps with prompts; earlier ones count less
         self._uncounted: list[tuple[TierStats, int, float]] = []  # hits before that: tokens, and seconds of waiting
-        self._host_stats, self._disk_stats = TierStats(), TierStats()  # of the disk: hits and seconds saved
+        self._host_stats, self._disk_stats = TierStats(), TierStats()  # of the disk: what the store does not count
         self.now = 0.0  # time.monotonic() of the last `expire`
         self._unsaved: dict[int, PrefixNode] = {}  # by block; an evicted node no longer has its block
         self._saving: dict[int, PrefixNode] = {}  # by the host block that the store writes
@@ -102,6 +106,8 @@ class KVTiers:
     def note_full(self, block: int, node: PrefixNode) -> None:
         """The planned step fills a block that is not known to be saved."""
         if node.key:
+            if self._unsaved.pop(block, node) is not node:
+                self._disk_stats.skipped_blocks += 1  # what the block had before was evicted
             self._unsaved[block] = node
 
     @property
@@ -122,15 +128,19 @@ class KVTiers:
         """Swap out what earlier plans have filled, while host blocks are free. It stays in the pool, too.
 
         Where saving slows steps down, it may take a small share of their time, and more once hits have paid for it.
-        What is left waits until the engine is idle, or until it is evicted."""
+        What is left waits until the engine is idle, or until it is evicted. Written through, blocks wait for host
+        blocks alone, which the store gives back as it writes."""
         cost = self._save_seconds(is_idle)
         most = MAX_IDLE_SAVES if is_idle else MAX_SAVES
         while self._unsaved and self._can_save and len(plan.swap_out) < most and (self._saving_seconds > 0 or not cost):
             self._saving_seconds -= cost
             block = next(iter(self._unsaved))
             node = self._unsaved.pop(block)
-            if node.block != block or self._index.find(node.key) is not None:
-                continue  # evicted, or on the host already
+            if node.block != block:
+                self._disk_stats.skipped_blocks += 1  # it was evicted
+                continue
+            if self._index.find(node.key) is not None:
+                continue  # it is on the host already
             host = self._host.take()
             plan.swap_out.append((block, host))
             if self._keep:
@@ -142,8 +152,9 @@ class KVTiers:
                 plan.saves.append((host, node.key))
 
     def _save_seconds(self, is_idle: bool) -> float:
-        """By which saving a block makes steps longer."""
-        return self._store.save_seconds() if self._store is not None and not is_idle else 0.0
+        """By which saving a block makes steps longer, where that limits it."""
+        is_limited = self._store is not None and not is_idle and not self._write_through
+        return self._store.save_seconds() if self._store is not None and is_limited else 0.0
 
     def saved(self, host: int) -> None:
         """The store has written a host block, or has failed to."""
@@ -236,7 +247,7 @@ class KVTiers:
             self._host.release(held)
             return True  # other fetches will end and give host blocks back
         del stored[self._host.num_available :]
-        seconds = self._seconds_to_compute(len(stored))
+        seconds = self._seconds_to_compute(len(stored) + self._fetched_keys.total())
         if not stored or (seconds and self._store.read_seconds(len(stored)) > seconds):
             self._host.release(held)
             seq.num_fetches = MAX_FETCHES
@@ -364,8 +375,9 @@ class KVTiers:
         if self._keep:
             stats["host"] = replace(self._host_stats, stored_bytes=len(self._index) * self._block_bytes)
         if self._store is not None:
-            disk = self._disk_stats
-            stats["disk"] = replace(self._store.stats(), hits=disk.hits, seconds_saved=disk.seconds_saved)
+            stored, disk = self._store.stats(), self._disk_stats
+            skipped = stored.skipped_blocks + disk.skipped_blocks
+            stats["disk"] = replace(stored, hits=disk.hits, seconds_saved=disk.seconds_saved, skipped_blocks=skipped)
         return stats
 
     def clear(self, tenant: str) -> None:

@@ -1,8 +1,8 @@
 """Window pages beyond the pool, beside the blocks they belong to: on disk.
 
 A block is saved without its window page. The pages that prompts are likely to start from are saved by themselves: those
-of the window before the end of a prompt, before a place where prompts branch, and before the end of an answer. A
-waiting sequence gets the deepest window that there is, and the blocks up to it."""
+of the window before the end of a prompt, before a place where prompts branch, and before the end of an answer; written
+through, all of them. A waiting sequence gets the deepest window that there is, and the blocks up to it."""
 
 from collections import Counter
 from collections.abc import Sequence as Many
@@ -11,7 +11,7 @@ from math import ceil
 from quire.core.block_keys import BlockKey, page_key
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
-from quire.core.kv_tiers import MAX_FETCHES, MAX_IDLE_SAVES, MAX_SAVES, BlockStore, FetchInFlight, KVTiers
+from quire.core.kv_tiers import MAX_FETCHES, MAX_IDLE_SAVES, MAX_SAVES, BlockStore, FetchInFlight, KVTiers, TierOptions
 from quire.core.plan import StepPlan
 from quire.core.prefix_tree import EVICTED, PrefixNode, PrefixTree
 from quire.core.sequence import Sequence
@@ -30,18 +30,24 @@ class PageTiers(KVTiers):
         host: BlockPool,
         index: HostIndex,
         store: BlockStore | None,
-        *,
-        keep: bool,
-        block_bytes: int,
+        options: TierOptions,
     ) -> None:
-        assert not keep, "host blocks keep whole blocks"
-        super().__init__(tree, host, index, store, keep=keep, block_bytes=block_bytes)
-        self._pages, self._blocks_a_page = pages, page_bytes / max(block_bytes, 1)  # that have the bytes of a page
+        assert not options.keep, "host blocks keep whole blocks"
+        super().__init__(tree, host, index, store, options)
+        self._pages, self._blocks_a_page = (
+            pages,
+            page_bytes / max(options.block_bytes, 1),
+        )  # that have the bytes of a page
         self._unsaved_pages: dict[PrefixNode, None] = {}
         self._saving_pages: set[int] = set()  # host blocks whose page the store writes
         pages.window_kept = self._note_page
 
     # ---- pool to disk
+
+    def note_full(self, block: int, node: PrefixNode) -> None:
+        super().note_full(block, node)
+        if self._write_through:
+            self._note_page(node)  # the sequence may go on at another engine from here
 
     def _note_page(self, node: PrefixNode) -> None:
         if node.key:

@@ -1,4 +1,6 @@
-"""Scheduling policies. A policy gives a request its key, once: the smaller key runs earlier and is preempted later."""
+"""Scheduling policies. A policy gives a request its key, once: the smaller key runs earlier and is preempted later.
+
+A resumed request goes before others: a client has read a part of its answer, and waits for the next token."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable
@@ -13,17 +15,21 @@ Policy = Callable[[Request, int], PolicyKey]
 
 def fcfs(request: Request, number: int) -> PolicyKey:
     """First come, first served; `number` counts submissions and decides ties."""
-    return (request.arrival, number)
+    return (_is_new(request), request.arrival, number)
 
 
 def priority(request: Request, number: int) -> PolicyKey:
     """The lower priority number first, then first come, first served."""
-    return (request.priority, request.arrival, number)
+    return (request.priority, _is_new(request), request.arrival, number)
 
 
 def fair(request: Request, number: int) -> PolicyKey:
     """The lower priority number first, then the tenant that has had least of its share; core/fair_order.py counts."""
-    return (request.priority, 0.0, request.arrival, number)
+    return (request.priority, _is_new(request), 0.0, request.arrival, number)
+
+
+def _is_new(request: Request) -> bool:
+    return not any(request.resumed)
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "fair": fair}

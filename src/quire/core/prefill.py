@@ -2,11 +2,29 @@
 
 A sequence without a row is computed like any other: it takes a row in the plan that computes its first chunk."""
 
+from dataclasses import dataclass
+
 from quire.core.beam_steps import start_beams
 from quire.core.live_groups import LiveGroups
 from quire.core.plan import Admission, Run, StepPlan
 from quire.core.preemption import Preemption
 from quire.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class PrefillBudget:
+    """Tokens of prompts in one step. Resumed sequences may have some more: a client waits within their answer."""
+
+    tokens: int
+    extra: int = 0  # of resumed sequences
+
+    def left(self, seq: Sequence) -> int:
+        return self.tokens + (self.extra if seq.group.resumed else 0)
+
+    def take(self, seq: Sequence, num_tokens: int) -> None:
+        from_extra = min(num_tokens, self.extra) if seq.group.resumed else 0
+        self.extra -= from_extra
+        self.tokens -= num_tokens - from_extra
 
 
 class Prefill:
@@ -25,12 +43,12 @@ class Prefill:
         self.num_queries = 0  # prompt tokens looked up in the prefix cache
         self.num_hits = 0  # prompt tokens that were in it
 
-    def catch_up(self, seq: Sequence, budget: int, plan: StepPlan) -> int:
-        """Plan the next chunk of a running sequence; returns its tokens, 0 without budget or blocks.
+    def catch_up(self, seq: Sequence, budget: PrefillBudget, plan: StepPlan) -> bool:
+        """Plan the next chunk of a running sequence, if the budget has tokens for it. -> whether there were blocks
 
         A sequence that gets no blocks has preempted all behind it, so none of them overtakes it in this step."""
-        if budget <= 0:
-            return 0
+        if budget.left(seq) <= 0:
+            return True
         before = seq.num_computed
         if seq.row < 0 and before == 0:
             self._kv_blocks.attach_prefix(seq)
@@ -38,14 +56,15 @@ class Prefill:
             self._kv_blocks.extend_prefix_hit(seq)  # another sequence may have computed these tokens meanwhile
             self._count_hits(seq, before)
         self._kv_blocks.free_behind_window(seq)
-        num_tokens = self._chunk_size(seq, budget)
+        num_tokens = self._chunk_size(seq, budget.left(seq))
         num_blocks = self._kv_blocks.num_new_blocks(seq, seq.num_computed + num_tokens)
         if not self._preemption.make_room(seq, num_blocks, plan):
-            return 0
+            return False
         self._add_run(seq, num_tokens, plan)
-        return num_tokens
+        budget.take(seq, num_tokens)
+        return True
 
-    def admit(self, plan: StepPlan, budget: int, num_reserved: int, first_in_flight: int) -> None:
+    def admit(self, plan: StepPlan, budget: PrefillBudget, num_reserved: int, first_in_flight: int) -> None:
         """Start waiting sequences in policy order, while all known tokens of each fit beside `num_reserved` blocks.
 
         A sequence without a slot for its LoRA adapter, or whose blocks are being fetched, is skipped: sequences behind
@@ -56,8 +75,7 @@ class Prefill:
         skipped: set[str] = set()  # adapters
         num_fetching = 0
         waiting, index = self._groups.waiting.items, 0
-        while index < len(waiting) and budget > 0:
-            seq = waiting[index]
+        while index < len(waiting) and budget.left(seq := waiting[index]) > 0:
             group = seq.group
             if seq.planned_step >= first_in_flight or group.num_rows > self._rows.num_unreserved:
                 return
@@ -80,9 +98,9 @@ class Prefill:
             self._count_hits(seq, before)
             if self._tiers and not group.preempted and not seq.num_prefills:
                 self._tiers.count_hits(seq)
-            num_tokens = self._chunk_size(seq, budget)
+            num_tokens = self._chunk_size(seq, budget.left(seq))
             self._add_run(seq, num_tokens, plan)
-            budget -= num_tokens
+            budget.take(seq, num_tokens)
             num_reserved += self._kv_blocks.num_reserved_blocks(seq)
 
     def _start(self, seq: Sequence, plan: StepPlan) -> None:

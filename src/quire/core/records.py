@@ -18,6 +18,7 @@ class TierStats:
     written_bytes: int = 0
     stored_bytes: int = 0  # in it now
     errors: int = 0  # reads and writes that failed
+    skipped_blocks: int = 0  # that were not written: the writer was behind until they were evicted, or the disk failed
 
 
 @dataclass(slots=True, kw_only=True)

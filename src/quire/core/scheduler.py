@@ -21,7 +21,7 @@ from quire.core.live_groups import LiveGroups
 from quire.core.plan import Run, SampledRow, StepOutput, StepPlan
 from quire.core.policy import find_policy
 from quire.core.preemption import Preemption
-from quire.core.prefill import Prefill
+from quire.core.prefill import Prefill, PrefillBudget
 from quire.core.records import SchedulerStats
 from quire.core.remote_prefills import PrefillEngines
 from quire.core.request import Request, SequenceEvent
@@ -71,13 +71,15 @@ class Scheduler:
         num_pages: int = 0,
         page_window: int = 0,
         page_bytes: int = 0,
+        write_through: bool = False,
     ) -> None:
         """`ahead`: plans in flight beside the one whose output comes next. `micro_batches`: where there are several,
         sequences that decode are divided among them, and none is in two plans in flight before its token is known.
         `window`: tokens that attention looks back, 0: all. `drafts`: how draft tokens are chosen; None: there are none.
-        `store`: prefix blocks on disk. `offload`: host blocks keep prefixes, too. `block_bytes`, `host_slot_bytes`:
-        of a block and of a host slot. `prefill_engines` compute prompts for this one. `block_sender`: this one computes
-        prompts for others. `num_slots`: state slots, of models with recurrent layers; `num_host_slots`: to swap to;
+        `store`: prefix blocks on disk; `write_through`: they are saved as they fill. `offload`: host blocks keep
+        prefixes, too. `block_bytes`, `host_slot_bytes`: of a block and of a host slot. `prefill_engines` compute
+        prompts for this one. `block_sender`: this one computes prompts for others. `num_slots`: state slots, of models
+        with recurrent layers; `num_host_slots`: to swap to;
         `num_checkpoint_slots`: of checkpoints that are smaller than states; `small_host_slots`: those of the host are,
         too. `num_pages`: window pages, of models in which some layers have a window, `page_window` the largest."""
         self.limits = limits
@@ -105,6 +107,7 @@ class Scheduler:
             else None,
             limits.max_num_batched_tokens,
             page_bytes,
+            write_through,
         )
         self.states, self.pages = self.kv_blocks.states, self.kv_blocks.pages
         self.tiers, self.remote, self.sends = self.kv_blocks.tiers, self.kv_blocks.remote, self.kv_blocks.sends
@@ -144,9 +147,10 @@ class Scheduler:
             self.remote.now = now
         return self.groups.expire(now)
 
-    def take_transfers(self, done: Iterable[tuple[int, int] | int]) -> None:
+    def take_transfers(self, done: Iterable[tuple[int, int] | int], now: float) -> None:
         """What the store has ended: (fetch, blocks read), or a host block that was saved."""
         assert self.tiers is not None
+        self.tiers.now = now
         for each in done:
             if isinstance(each, int):
                 self.tiers.saved(each)
@@ -182,17 +186,13 @@ class Scheduler:
         num_preemptions = self.preemption.count
         behind = self._decode(plan)
         num_drafts = self.speculation.add_drafts(plan, behind) if self.speculation else 0
-        budget = self._prefill_budget(len(plan.runs) + num_drafts)
-        if self._micro_batches > 1:
-            budget = self._micro_batch_share(budget, behind)
+        budget = self._prefill_budget(len(plan.runs) + num_drafts, behind)
         num_reserved = 0  # blocks that running prompts still need: they were admitted because these were free
         all_moved = True
         for seq in behind:
             if not seq.running:
                 continue  # preempted by a sequence before it
-            num_tokens = self.prefill.catch_up(seq, budget, plan)
-            all_moved &= num_tokens > 0
-            budget -= num_tokens
+            all_moved &= self.prefill.catch_up(seq, budget, plan)
             num_reserved += self.kv_blocks.num_reserved_blocks(seq)
         if self.groups.waiting.items and all_moved and self.preemption.count == num_preemptions:
             first_in_flight = self._in_flight[0].plan.step if self._in_flight else plan.step
@@ -260,12 +260,20 @@ class Scheduler:
         behind.sort(key=lambda seq: seq.num_known - seq.num_computed > 1)  # beams lack one token and come first
         return behind
 
-    def _prefill_budget(self, num_planned: int) -> int:
+    def _prefill_budget(self, num_planned: int, behind: list[Sequence]) -> PrefillBudget:
         """Tokens left for prompts. While sequences decode, prompts may not make their step long."""
-        budget = self.limits.max_num_batched_tokens - num_planned
-        if num_planned:
-            budget = min(budget, max(self.step_time.max_tokens - num_planned, self.limits.block_size))
+        budget = PrefillBudget(self._max_prefill(num_planned, is_resuming=False))
+        if any(seq.group.resumed for seq in chain(behind, self.groups.waiting.items[:1])):
+            budget.extra = self._max_prefill(num_planned, is_resuming=True) - budget.tokens
+        if self._micro_batches > 1:
+            budget.tokens = self._micro_batch_share(budget.tokens, behind)
         return budget
+
+    def _max_prefill(self, num_planned: int, *, is_resuming: bool) -> int:
+        most = self.limits.max_num_batched_tokens - num_planned
+        if num_planned:
+            most = min(most, max(self.step_time.max_tokens(is_resuming) - num_planned, self.limits.block_size))
+        return most
 
     def _micro_batch_share(self, budget: int, behind: Iterable[Sequence]) -> int:
         """Tokens of prompts, such that all that wait are divided among the micro-batches that are not in flight."""

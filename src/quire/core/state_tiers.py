@@ -11,7 +11,7 @@ from itertools import islice
 from quire.core.block_keys import BlockKey, state_key
 from quire.core.block_pool import BlockPool
 from quire.core.host_index import HostIndex
-from quire.core.kv_tiers import MAX_FETCHES, BlockStore, FetchInFlight, KVTiers
+from quire.core.kv_tiers import MAX_FETCHES, BlockStore, FetchInFlight, KVTiers, TierOptions
 from quire.core.plan import StepPlan
 from quire.core.prefix_tree import NO_STATE, PrefixNode, PrefixTree
 from quire.core.sequence import Sequence
@@ -40,13 +40,11 @@ class StateTiers(KVTiers):
         host: BlockPool,
         index: HostIndex,
         store: BlockStore | None,
-        *,
-        keep: bool,
-        block_bytes: int,
+        options: TierOptions,
     ) -> None:
-        super().__init__(tree, host, index, store, keep=keep, block_bytes=block_bytes)
+        super().__init__(tree, host, index, store, options)
         self._states, self._slot_bytes = states, slot_bytes
-        self._blocks_a_state = slot_bytes / max(block_bytes, 1)  # that have the bytes of a state
+        self._blocks_a_state = slot_bytes / max(options.block_bytes, 1)  # that have the bytes of a state
         self._unsaved_states: dict[PrefixNode, None] = {}
         self._saving_states: set[int] = set()  # host slots that the store writes
         states.checkpoint_kept = self._note_state

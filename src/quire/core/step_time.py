@@ -3,6 +3,7 @@
 import sys
 
 RATE_EMA_WEIGHT = 0.3  # of one step in the moving average of tokens per second
+RESUMING_SECONDS = 0.5  # of a step while resumed sequences catch up: their clients wait longer than those of others
 
 
 class StepTimeController:
@@ -21,7 +22,7 @@ class StepTimeController:
                 rate = min(max(rate, self._rate / 2), self._rate * 2)
             self._rate += (rate - self._rate) * (RATE_EMA_WEIGHT if self._rate else 1.0)
 
-    @property
-    def max_tokens(self) -> int:
-        """Of one step."""
-        return int(self._rate * self._target_seconds) if self._rate else sys.maxsize
+    def max_tokens(self, is_resuming: bool) -> int:
+        """Of one step. `is_resuming`: resumed sequences are to catch up in it."""
+        seconds = max(self._target_seconds, RESUMING_SECONDS) if is_resuming else self._target_seconds
+        return int(self._rate * seconds) if self._rate else sys.maxsize

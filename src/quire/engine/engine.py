@@ -113,6 +113,7 @@ class Engine:
             num_pages=self.capacity.num_pages,
             page_window=self.capacity.page_window,
             page_bytes=self.capacity.page_bytes,
+            write_through=options.kv_disk_write_policy == "write_through",
             prefill_engines=None if config is None or config.is_producer else cast("KVConsumer", transfer),
             block_sender=cast("KVProducer", transfer) if config is not None and config.is_producer else None,
         )
@@ -185,13 +186,14 @@ class Engine:
     def step(self) -> list[SequenceEvent]:
         self.record, begin = None, time.perf_counter()
         events = self._admit_compiled() if self._has_compiled else []
-        if expired := self._scheduler.expire(time.monotonic()):
-            self._release_grammars(expired)
-            events += expired
-        if self._store is not None:
-            self._scheduler.take_transfers(self._store.take_done())
+        now = time.monotonic()
+        if self._store is not None:  # before waits end: what came while a step ran is there
+            self._scheduler.take_transfers(self._store.take_done(), now)
             if self._kv_events is not None:
                 self._kv_publisher.publish(self._kv_events.take())
+        if expired := self._scheduler.expire(now):
+            self._release_grammars(expired)
+            events += expired
         if self._transfers is not None:
             self._transfers.update()
         if self._scheduler.has_work and not (self._may_wait and self._scheduler.awaits_output):

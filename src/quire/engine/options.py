@@ -106,6 +106,12 @@ class EngineOptions:
         metavar="DIR",
     )
     kv_disk_size: float = option(16.0, "GiB that this directory holds at most; what was not used for longest goes")
+    kv_disk_write_policy: str = option(
+        "write_back",
+        "when blocks go to this directory: write_back, as far as it takes next to nothing from steps, and when the "
+        "engine is idle; write_through, each once it is full, so that another engine can go on where one has died",
+        choices=("write_back", "write_through"),
+    )
     kv_events_config: str | None = option(
         None,
         """publish what the prefix cache gains and loses, for routers, in vLLM's format over ZeroMQ: """

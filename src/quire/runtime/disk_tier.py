@@ -242,6 +242,7 @@ class DiskTier:
 
     def _write(self, host: int, key: BlockKey) -> None:
         if time.monotonic() < self._retry_at:
+            self._stats.skipped_blocks += 1
             return
         begin, path = time.thread_time(), block_path(self._folder, key)
         if self._space.touch(path):

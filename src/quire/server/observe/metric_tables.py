@@ -213,6 +213,7 @@ TIER_COUNTERS = {
     "read_bytes": "Bytes of blocks read from a tier.",
     "written_bytes": "Bytes of blocks written to a tier.",
     "errors": "Reads from a tier and writes to it that failed.",
+    "skipped_blocks": "Blocks that were evicted before a tier could take them, or came while it could not.",
 }
 
 TRANSFER_COUNTERS = {

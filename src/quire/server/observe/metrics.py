@@ -24,7 +24,7 @@ SCHEDULER_COUNTERS = (
     "accepted_tokens",
 )
 TRANSFER_COUNTERS = ("prefills", "failed", "tokens", "wait_seconds", "received_bytes", "sent_bytes")
-TIER_COUNTERS = ("hits", "seconds_saved", "read_bytes", "written_bytes", "errors")
+TIER_COUNTERS = ("hits", "seconds_saved", "read_bytes", "written_bytes", "errors", "skipped_blocks")
 
 
 class ModelMetrics:
