@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any
 
 from quire.core.errors import BadCheckpoint
-from quire.models.bert import ACTIVATIONS, is_classifier, label_count
+from quire.models.bert_layers import ACTIVATIONS, encoder_fields, head_columns, is_classifier, label_count
 from quire.models.config import EncoderConfig
 from quire.models.loading import Affine, EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
@@ -42,23 +42,11 @@ def config(hf: CheckpointConfig) -> ModernBertConfig:
     hf.expect("rope_scaling", None)
     hf.expect("rope_local_scaling", None)
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
-    if heads < 1 or hidden % heads:
-        raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
-    head_dim, max_position = hidden // heads, hf.int("max_position_embeddings")
+    head_dim, max_position = head_columns(hidden, heads), hf.int("max_position_embeddings")
     theta = hf.float("rope_theta", hf.float("global_rope_theta", 160_000.0))
     local_theta = hf.float("rope_local_base_freq", hf.float("local_rope_theta", 10_000.0))
     return ModernBertConfig(
-        architecture=hf.architecture,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        vocab=hf.int("vocab_size"),
-        max_position=max_position,
-        max_length=max_position,
-        windows=_windows(hf, layers),
-        labels=labels,
+        **encoder_fields(hf, hidden, layers, heads, max_position) | {"windows": _windows(hf, layers)},
         labels_of_mean=labels_of_mean,
         intermediate=hf.int("intermediate_size"),
         eps=hf.float("norm_eps", 1e-5),

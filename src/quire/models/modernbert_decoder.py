@@ -7,7 +7,7 @@ from math import sqrt
 from typing import Any
 
 from quire.models import modernbert
-from quire.models.bert import ACTIVATIONS
+from quire.models.bert_layers import ACTIVATIONS
 from quire.models.loading import LayerNorm, Linear, LoadedModel, TensorSpec, TensorSpecs, load_weights
 from quire.models.modernbert import ModernBertConfig, ModernBertWeights
 from quire.ops.opset import Keep, OpSet, Value
