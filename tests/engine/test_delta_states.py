@@ -1,12 +1,11 @@
 """Models with gated delta nets and lightning attention (Qwen3-Next, MiniMax): the same bits whatever happens."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.test_state_slots import PARAMS, PROMPTS, SHARED, Bits, bits
+from engine.same_bits import PARAMS, PROMPTS, SHARED, Bits, bits, cold_bits, save_random
 from quire import LLM, SamplingParams
 from quire.ops.kv_spec import StateSpec
 
@@ -41,23 +40,17 @@ STATES = {"qwen3-next": StateSpec(2, (4, 12, 20), 128, 4), "minimax": StateSpec(
 @pytest.fixture(scope="module", params=STATES)
 def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the tokenizer of the tiny model."""
-    import torch
     from transformers import MiniMaxConfig, MiniMaxForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / request.param
-    shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
-    torch.manual_seed(3)
     if request.param == "minimax":
-        MiniMaxForCausalLM(MiniMaxConfig(**SIZES, num_local_experts=4)).save_pretrained(folder)
-    else:
-        Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES, **DELTA)).save_pretrained(folder)
-    return folder
+        return save_random(tiny_model, folder, lambda: MiniMaxForCausalLM(MiniMaxConfig(**SIZES, num_local_experts=4)))
+    return save_random(tiny_model, folder, lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES, **DELTA)))
 
 
 @pytest.fixture(scope="module")
 def cold(model: Path) -> list[Bits]:
-    llm = LLM(model, enable_prefix_caching=False)
-    return [bits(llm, [prompt])[0] for prompt in PROMPTS]
+    return cold_bits(model)
 
 
 def test_company_chunks_and_prefixes_from_the_cache_change_nothing(model: Path, cold: list[Bits]) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from engine.prefill_thread import PrefillThread
+from engine.same_bits import PROMPTS, SHARED, Bits, bits
 from engine.test_kv_tiers import always_fetch
 from engine.test_state_keeping import LONG, engine, hits, states_in
-from engine.test_state_slots import BLOCK_BYTES, PROMPTS, SHARED, SLOT_BYTES, Bits, bits, hybrid, mamba
+from engine.test_state_slots import BLOCK_BYTES, SLOT_BYTES, hybrid, mamba
 from engine.test_transfers import connected, consumer, transfers
 from quire import LLM, SamplingParams
 from quire.core.errors import Unsupported

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.prefill_thread import PrefillThread
+from engine.same_bits import PARAMS, PROMPTS, Bits, bits
 from engine.test_kv_tiers import always_fetch
-from engine.test_state_slots import PARAMS, PROMPTS, Bits, bits, hybrid, mamba
+from engine.test_state_slots import hybrid, mamba
 from engine.test_transfers import connected, consumer, transfers
 from quire import LLM, SamplingParams
 from quire.cli.main import main

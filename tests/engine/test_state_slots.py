@@ -1,33 +1,19 @@
 """Models whose states are in slots beside the blocks (Bamba, Mamba): a request gives the same bits whatever happens."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from engine.same_bits import PARAMS, PROMPTS, SHARED, Bits, bits, cold_bits, save_random
 from fakes import make_drafts_free
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
 from quire.ops.kv_spec import StateSpec
 from quire.ops.native.cache import NativeCache
 
-SHARED = "A quire is four sheets of paper or parchment folded to form eight leaves. "
-PROMPTS = [SHARED, SHARED + "Then the binder sews them.", SHARED + "It is read.", "x", "In the beginning was the word"]
-PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=24, logprobs=1, ignore_eos=True)
 BLOCK_BYTES = 2 * 1 * 2 * 12 * 16 * 2  # K and V, layers, heads, columns, tokens, bytes
 SLOT_BYTES = StateSpec(2, (4, 12, 24), 144, 4).slot_bytes
-
-Bits = list[list[tuple[int, float]]]
-
-
-def _save(tiny_model: Path, folder: Path, config: object, model: type) -> Path:
-    import torch
-
-    shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
-    torch.manual_seed(3)
-    model(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +37,7 @@ def hybrid(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=2,
         initializer_range=0.3,
     )
-    return _save(tiny_model, tmp_path_factory.mktemp("tiny-bamba"), config, BambaForCausalLM)
+    return save_random(tiny_model, tmp_path_factory.mktemp("tiny-bamba"), lambda: BambaForCausalLM(config))
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +46,12 @@ def mamba(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(vocab_size=259, hidden_size=40, num_hidden_layers=2, bos_token_id=1, eos_token_id=2)
-    return _save(tiny_model, tmp_path_factory.mktemp("tiny-mamba"), config, MambaForCausalLM)
-
-
-def bits(llm: LLM, prompts: list[str], params: SamplingParams = PARAMS) -> list[Bits]:
-    """Tokens and logprobs of each completion of each prompt."""
-    return [
-        [[(t, row[t].logprob) for t, row in zip(o.token_ids, o.logprobs or [], strict=True)] for o in result.outputs]
-        for result in llm.generate(prompts, params)
-    ]
+    return save_random(tiny_model, tmp_path_factory.mktemp("tiny-mamba"), lambda: MambaForCausalLM(config))
 
 
 @pytest.fixture(scope="module")
 def cold(hybrid: Path) -> list[Bits]:
-    llm = LLM(hybrid, enable_prefix_caching=False)
-    return [bits(llm, [prompt])[0] for prompt in PROMPTS]
+    return cold_bits(hybrid)
 
 
 def test_company_chunks_and_prefixes_from_the_cache_change_nothing(hybrid: Path, cold: list[Bits]) -> None:

@@ -1,10 +1,10 @@
 """A model whose states are in the blocks (LFM2): a request gives the same bits whatever happens to it."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 
+from engine.same_bits import PARAMS, PROMPTS, Bits, bits, cold_bits, save_random
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.core import kv_tiers
 from quire.core.errors import BadRequest, Unsupported
@@ -12,24 +12,15 @@ from quire.ops.kv_spec import ConvSpec
 from quire.runtime import disk_tier
 from quire.runtime.disk_tier import DiskTier
 
-SHARED = "A quire is four sheets of paper or parchment folded to form eight leaves. "
-PROMPTS = [SHARED, SHARED + "Then the binder sews them.", SHARED + "It is read.", "x", "In the beginning was the word"]
-PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=24, logprobs=1, ignore_eos=True)
 CONV = ConvSpec(num_layers=2, channels=48, taps=4)
 BLOCK_BYTES = 2 * 1 * 2 * 12 * 16 * 2 + CONV.state_bytes  # K and V, layers, heads, columns, tokens, bytes
-
-Bits = list[list[tuple[int, float]]]
 
 
 @pytest.fixture(scope="module")
 def hybrid(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random LFM2 with the tokenizer of the tiny model."""
-    import torch
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
-    folder = tmp_path_factory.mktemp("tiny-lfm2")
-    shutil.copytree(tiny_model, folder, dirs_exist_ok=True)
-    torch.manual_seed(3)
     config = Lfm2Config(
         vocab_size=259,
         hidden_size=CONV.channels,
@@ -45,22 +36,12 @@ def hybrid(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=2,
         initializer_range=0.3,
     )
-    Lfm2ForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def bits(llm: LLM, prompts: list[str], params: SamplingParams = PARAMS) -> list[Bits]:
-    """Tokens and logprobs of each completion of each prompt."""
-    return [
-        [[(t, row[t].logprob) for t, row in zip(o.token_ids, o.logprobs or [], strict=True)] for o in result.outputs]
-        for result in llm.generate(prompts, params)
-    ]
+    return save_random(tiny_model, tmp_path_factory.mktemp("tiny-lfm2"), lambda: Lfm2ForCausalLM(config))
 
 
 @pytest.fixture(scope="module")
 def cold(hybrid: Path) -> list[Bits]:
-    llm = LLM(hybrid, enable_prefix_caching=False)
-    return [bits(llm, [prompt])[0] for prompt in PROMPTS]
+    return cold_bits(hybrid)
 
 
 def test_company_chunks_and_prefixes_from_the_cache_change_nothing(hybrid: Path, cold: list[Bits]) -> None:

@@ -1,17 +1,15 @@
 """Models whose layers differ (Gemma 4: widths of heads, keys of other layers; Llama 4: chunks): a request gives the
 same bits alone, with others, in chunks, from the cache and after a preemption."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire import LLM, SamplingParams
+from engine.same_bits import SHARED, bits, save_random
+from quire import LLM
 
-SHARED = "A quire is four sheets of paper or parchment folded to form eight leaves. "
 PROMPTS = [SHARED, SHARED + "Then the binder sews them.", "x"]
-PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=24, logprobs=1, ignore_eos=True)
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 COMMON = {
     "vocab_size": 259, "hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -32,7 +30,6 @@ BLOCK_BYTES = {"gemma-4": 2 * 2 * 2 * 16 * 16 * 2, "llama-4": 2 * 2 * 2 * 12 * 1
 @pytest.fixture(scope="module", params=BLOCK_BYTES)
 def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the tokenizer of the tiny model."""
-    import torch
     from transformers import AutoModelForCausalLM, Gemma4TextConfig, Llama4TextConfig
 
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -41,16 +38,7 @@ def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: py
     }
     config, options = kinds[request.param]
     folder = tmp_path_factory.mktemp("layers") / str(request.param)
-    shutil.copytree(tiny_model, folder)
-    torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(config(**COMMON | options)).save_pretrained(folder)
-    return folder
-
-
-def bits(llm: LLM, prompts: list[str]) -> list[list[tuple[int, float]]]:
-    """Tokens and logprobs of each prompt."""
-    outputs = [result.outputs[0] for result in llm.generate(prompts, PARAMS)]
-    return [[(t, row[t].logprob) for t, row in zip(o.token_ids, o.logprobs or [], strict=True)] for o in outputs]
+    return save_random(tiny_model, folder, lambda: AutoModelForCausalLM.from_config(config(**COMMON | options)))
 
 
 def test_company_chunks_the_cache_and_preemption_change_nothing(model: Path) -> None:

@@ -38,7 +38,6 @@ from transformers import (
     OlmoeConfig,
     Phi3Config,
     PhimoeConfig,
-    PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
@@ -49,6 +48,7 @@ from transformers import (
 )
 
 from models.checking import PROMPT, TINY, Cases, assert_close, compute, make_ops, random_model
+from models.gguf_checking import check_file, logits_of
 from models.gguf_writing import write_gguf
 from quire.models.alibi import alibi_slopes
 
@@ -184,14 +184,7 @@ CASES: Cases = {
 def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
     config, options = CASES[name]
     model = random_model(config(**TINY | options), seed=sum(map(ord, name)))
-    model.save_pretrained(tmp_path)
-    path = write_gguf(tmp_path, tmp_path / "model.gguf")
-    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
-
-
-@torch.inference_mode()
-def logits_of(model: PreTrainedModel, mask: torch.Tensor | None = None) -> np.ndarray:
-    return model(torch.tensor([PROMPT]), attention_mask=mask).logits[0].numpy()
+    check_file(model, tmp_path)
 
 
 def test_quantized_experts_are_cut_out_of_their_stack(tmp_path: Path) -> None:
@@ -213,9 +206,7 @@ def test_quantized_experts_are_cut_out_of_their_stack(tmp_path: Path) -> None:
 def test_chatglm_has_q_k_and_v_in_one(name: str, tmp_path: Path) -> None:
     config, options = CASES["glm"]
     model = random_model(config(**TINY | options), seed=3)
-    model.save_pretrained(tmp_path)
-    path = write_gguf(tmp_path, tmp_path / "model.gguf", fuse_qkv=True)
-    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+    check_file(model, tmp_path, fuse_qkv=True)
 
 
 @pytest.mark.verifies("gguf", backend="torch", architecture="MiniCPMForCausalLM")
@@ -226,10 +217,8 @@ def test_minicpm_is_granite_with_factors_of_its_own(name: str, tmp_path: Path) -
     first = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 2**0.5, "logits_scaling": 128 / 256}
     factors = (first if unsaid else FACTORS) | {"attention_multiplier": 32**-0.5}
     model = random_model(GraniteConfig(**TINY | factors), seed=2)
-    model.save_pretrained(tmp_path)
     instead = dict.fromkeys(factors if unsaid else ["attention_multiplier"])
-    path = write_gguf(tmp_path, tmp_path / "model.gguf", called="minicpm", instead=instead)
-    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+    check_file(model, tmp_path, called="minicpm", instead=instead)
 
 
 @pytest.mark.verifies("gguf", backend="torch", architecture="BaichuanForCausalLM")
@@ -253,6 +242,4 @@ def test_baichuan_is_llama(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("called", ["internlm2", "exaone"])
 def test_some_are_llama_under_another_name(called: str, tmp_path: Path) -> None:
     model = random_model(LlamaConfig(**TINY), seed=2)
-    model.save_pretrained(tmp_path)
-    path = write_gguf(tmp_path, tmp_path / "model.gguf", called=called)
-    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+    check_file(model, tmp_path, called=called)

@@ -14,11 +14,11 @@ from transformers import (
     MellumConfig,
 )
 
-from models.checking import PROMPT, TINY, Cases, assert_close, compute, make_ops, random_model
+from models.checking import TINY, Cases, random_model
+from models.gguf_checking import check_file
 from models.gguf_latest_writing import write_kimi, write_latest
 from models.gguf_writing import write_gguf
 from models.test_delta_nets import CALM, KIMI
-from models.test_gguf_families import logits_of
 from models.test_newer_families import BOTH_ROPES, EXPERTS, HALF_WINDOWS, ONE_DENSE
 from quire.weights.checkpoint import open_checkpoint
 
@@ -44,9 +44,7 @@ CASES: Cases = {
 def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
     config, options = CASES[name]
     model = random_model(config(**TINY | options), seed=sum(map(ord, name)))
-    model.save_pretrained(tmp_path)
-    path = write_latest(tmp_path, tmp_path / "model.gguf")
-    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+    check_file(model, tmp_path, write_latest)
 
 
 @pytest.mark.verifies("gguf", architecture="KimiLinearForCausalLM")
@@ -54,9 +52,7 @@ def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("backend", ["torch", "native"])
 def test_kimi_linear(name: str, backend: str, tmp_path: Path) -> None:
     model = random_model(KimiLinearConfig(**TINY | KIMI | CALM | {"linear_num_heads": 4}), seed=5)
-    model.save_pretrained(tmp_path)
-    path = write_kimi(tmp_path, tmp_path / "model.gguf")
-    assert_close(compute(make_ops(backend), path)(PROMPT, 0), logits_of(model))
+    check_file(model, tmp_path, write_kimi, backend=backend)
 
 
 SAME: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -69,9 +65,7 @@ SAME: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_the_text_of_models_that_read_images(called: str, tmp_path: Path) -> None:
     config, options = SAME[called]
     model = random_model(config(**TINY | options), seed=2)
-    model.save_pretrained(tmp_path)
-    path = write_gguf(tmp_path, tmp_path / "model.gguf", called=called)
-    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+    check_file(model, tmp_path, called=called)
 
 
 def test_llama_embed_is_llama_that_sees_the_tokens_after_a_token(tmp_path: Path) -> None:

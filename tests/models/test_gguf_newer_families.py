@@ -20,10 +20,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from models.checking import PROMPT, TINY, Cases, assert_close, compute, make_ops, random_model
-from models.gguf_writing import write_gguf
+from models.checking import TINY, Cases, random_model
+from models.gguf_checking import check_file
 from models.test_deepseek import write_gguf as write_mla
-from models.test_gguf_families import logits_of
 from models.test_newer_families import (
     DEFAULT,
     EXPERTS,
@@ -72,9 +71,7 @@ CASES: Cases = {
 def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> None:
     config, options = CASES[name]
     model = random_model(config(**TINY | options), seed=sum(map(ord, name)))
-    model.save_pretrained(tmp_path)
-    path = write_gguf(tmp_path, tmp_path / "model.gguf")
-    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+    check_file(model, tmp_path)
 
 
 MLA_CASES: Cases = {
@@ -88,9 +85,7 @@ MLA_CASES: Cases = {
 def test_files_with_latents(name: str, tmp_path: Path) -> None:
     config, options = MLA_CASES[name]
     model = random_model(config(**TINY | options), seed=3)
-    model.save_pretrained(tmp_path)
-    path = write_mla(tmp_path, tmp_path / "model.gguf", apart=True)
-    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+    check_file(model, tmp_path, write_mla, apart=True)
 
 
 SAME = {
@@ -105,6 +100,4 @@ SAME = {
 def test_some_are_another_under_their_own_name(called: str, tmp_path: Path) -> None:
     config, options = SAME[called]
     model = random_model(config(**TINY | options), seed=2)
-    model.save_pretrained(tmp_path)
-    path = write_gguf(tmp_path, tmp_path / "model.gguf", called=called)
-    assert_close(compute(make_ops("torch"), path)(PROMPT, 0), logits_of(model))
+    check_file(model, tmp_path, called=called)

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.test_state_slots import PROMPTS, bits, few_blocks_and_drafts_change_nothing, hybrid, mamba
+from engine.same_bits import PROMPTS, bits
+from engine.test_state_slots import few_blocks_and_drafts_change_nothing, hybrid, mamba
 from models import test_delta_nets, test_mamba
 from models.checking import PROMPT, TINY, random_model
 from pipeline.stages_here import InStages

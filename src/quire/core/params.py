@@ -114,12 +114,26 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def _check(self) -> None:
+        self._check_counts()
+        self._check_samplers()
+        self._check_breakers()
+        self._check_token_lists()
+        self._check_lengths()
+        self._check_stops()
+        self._check_logprobs()
+        self._check_beams()
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise BadRequest(f"seed is {self.seed}, and 64 bits are kept", param="seed")
+
+    def _check_counts(self) -> None:
         _at_least("n", self.n, 1)
         _at_most("n", self.num_samples, MAX_SAMPLES)
         if self.best_of is not None and self.best_of < self.n:
             raise BadRequest(
                 f"best_of is {self.best_of} and n is {self.n}", "let best_of be at least n", param="best_of"
             )
+
+    def _check_samplers(self) -> None:
         _between("temperature", self.temperature, 0.0, 100.0)
         _at_least("top_k", self.top_k, -1)
         _at_most("top_k", self.top_k, MAX_COUNT)
@@ -132,13 +146,16 @@ class SamplingParams:
         _between("length_penalty", self.length_penalty, -100.0, 100.0)
         for name, (least, greatest) in _BOUNDS.items():
             _between(name, getattr(self, name), least, greatest)
-        self._check_breakers()
+
+    def _check_token_lists(self) -> None:
         _at_most_many("stop_token_ids", self.stop_token_ids, MAX_LISTED)
         _at_most_many("bad_words", self.bad_words, MAX_BAD_WORDS)
         for bias in self.logit_bias.values():
             _between("logit_bias", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise BadRequest("allowed_token_ids is empty: no token could be sampled", param="allowed_token_ids")
+
+    def _check_lengths(self) -> None:
         if self.max_tokens is not None:
             _at_least("max_tokens", self.max_tokens, 1)
             _at_most("max_tokens", self.max_tokens, MAX_COUNT)
@@ -148,28 +165,33 @@ class SamplingParams:
                 )
         _at_least("min_tokens", self.min_tokens, 0)
         _at_most("min_tokens", self.min_tokens, MAX_COUNT)
+
+    def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:
             raise BadRequest(f"{len(self.stop)} stop strings, and {MAX_STOPS} are allowed", param="stop")
         if any(not text for text in self.stop):
             raise BadRequest("a stop string is empty", param="stop")
         _at_most_long("stop", self.stop, MAX_STOP_LENGTH)
         _at_most_long("bad_words", self.bad_words, MAX_BAD_WORD_LENGTH)
+
+    def _check_logprobs(self) -> None:
         _at_most_many("logprob_token_ids", self.logprob_token_ids or (), MAX_LOGPROB_IDS)
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 _between(name, count, 0, MAX_LOGPROBS)
-        if self.beam_width is not None:
-            _between("beam_width", self.beam_width, 1, MAX_SAMPLES)
-            if self.n > self.beam_width:
-                raise BadRequest(f"n is {self.n} and beam_width is {self.beam_width}", param="n")
-            if self.logprob_token_ids:
-                raise BadRequest(
-                    "logprob_token_ids is given, and a beam search knows the logprobs of its best continuations alone",
-                    "leave out logprob_token_ids",
-                    param="logprob_token_ids",
-                )
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise BadRequest(f"seed is {self.seed}, and 64 bits are kept", param="seed")
+
+    def _check_beams(self) -> None:
+        if self.beam_width is None:
+            return
+        _between("beam_width", self.beam_width, 1, MAX_SAMPLES)
+        if self.n > self.beam_width:
+            raise BadRequest(f"n is {self.n} and beam_width is {self.beam_width}", param="n")
+        if self.logprob_token_ids:
+            raise BadRequest(
+                "logprob_token_ids is given, and a beam search knows the logprobs of its best continuations alone",
+                "leave out logprob_token_ids",
+                param="logprob_token_ids",
+            )
 
     def _check_breakers(self) -> None:
         breakers = self.dry_sequence_breakers

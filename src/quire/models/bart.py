@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.errors import BadCheckpoint
 from quire.models.activations import read_activation
+from quire.models.bert_layers import BertLayer, head_columns, layer_specs
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import (
     Affine,
@@ -32,6 +32,14 @@ EPS = 1e-5  # of the norms
 SKIPPED = 2  # rows before position 0 in tables of learned positions
 # The shared embedding where encoder and decoder have their own, and sinusoidal positions, which are computed.
 UNUSED = r"model\.shared\.weight|model\.(encoder|decoder)\.embed_(tokens|positions)\.weights?"
+LAYER = {
+    **{part: f"self_attn.{part}_proj" for part in "qkv"},
+    "out": "self_attn.out_proj",
+    "attn_norm": "self_attn_layer_norm",
+    "up": "fc1",
+    "down": "fc2",
+    "mlp_norm": "final_layer_norm",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +80,8 @@ class BartConfig(Seq2SeqConfig):
 def config(hf: CheckpointConfig) -> BartConfig:
     hidden, layers, heads = hf.int("d_model"), hf.int("decoder_layers"), hf.int("decoder_attention_heads")
     encoder_heads, positions = hf.int("encoder_attention_heads"), hf.int("max_position_embeddings")
-    for number in (heads, encoder_heads):
-        if number < 1 or hidden % number:
-            raise BadCheckpoint(f"{hidden} columns cannot be divided among {number} heads")
+    head_dim = head_columns(hidden, heads)
+    head_columns(hidden, encoder_heads)  # raises where they do not divide the columns
     vocab = hf.int("vocab_size")
     return BartConfig(
         architecture=hf.architecture,
@@ -82,7 +89,7 @@ def config(hf: CheckpointConfig) -> BartConfig:
         layers=layers,
         heads=heads,
         kv_heads=heads,
-        head_dim=hidden // heads,
+        head_dim=head_dim,
         vocab=hf.int("decoder_vocab_size", vocab),
         max_position=2 * positions,
         max_length=2 * positions,
@@ -171,17 +178,6 @@ def stack_specs(c: BartConfig) -> TensorSpecs:
     return specs
 
 
-def layer_specs(c: BartConfig, intermediate: int) -> TensorSpecs:
-    return {
-        "qkv": Linear({f"self_attn.{x}_proj": c.hidden for x in "qkv"}, c.hidden, bias=True),
-        "out": Linear({"self_attn.out_proj": c.hidden}, c.hidden, bias=True),
-        "attn_norm": LayerNorm("self_attn_layer_norm", c.hidden),
-        "up": Linear({"fc1": intermediate}, c.hidden, bias=True),
-        "down": Linear({"fc2": c.hidden}, intermediate, bias=True),
-        "mlp_norm": LayerNorm("final_layer_norm", c.hidden),
-    }
-
-
 def cross_specs(c: BartConfig) -> TensorSpecs:
     return {
         "cross_q": Linear({"encoder_attn.q_proj": c.hidden}, c.hidden, bias=True),
@@ -192,17 +188,7 @@ def cross_specs(c: BartConfig) -> TensorSpecs:
 
 
 @dataclass(frozen=True, slots=True)
-class BartLayer:
-    qkv: PackedWeight
-    out: PackedWeight
-    attn_norm: Affine
-    up: PackedWeight
-    down: PackedWeight
-    mlp_norm: Affine
-
-
-@dataclass(frozen=True, slots=True)
-class BartDecoderLayer(BartLayer):
+class BartDecoderLayer(BertLayer):
     cross_q: PackedWeight
     cross_kv: PackedWeight
     cross_out: PackedWeight
@@ -231,8 +217,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: 
     stored = set(checkpoint.names())
     embed, source_embed = (_embedding_name(stored, side) for side in ("decoder", "encoder"))
     head = "lm_head" if "lm_head.weight" in stored else embed
-    encoder_layer = layer_specs(config, config.encoder_intermediate)
-    decoder_layer = {**layer_specs(config, config.intermediate), **cross_specs(config)}
+    encoder_layer = layer_specs(LAYER, config.hidden, config.encoder_intermediate)
+    decoder_layer = {**layer_specs(LAYER, config.hidden, config.intermediate), **cross_specs(config)}
     by_prefix = {
         "model.encoder.": stack_specs(config),
         "model.decoder.": stack_specs(config),
@@ -241,7 +227,7 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: BartConfig, max_model_len: 
     }
     top, groups = load_weights(ops, checkpoint, top_specs(config, embed, source_embed, head), by_prefix, UNUSED)
     encoder, decoder, *layers = groups
-    encoder_layers = [BartLayer(**layer) for layer in layers[: config.encoder_layers]]
+    encoder_layers = [BertLayer(**layer) for layer in layers[: config.encoder_layers]]
     decoder_layers = [BartDecoderLayer(**layer) for layer in layers[config.encoder_layers :]]
     weights = BartWeights(
         BartStack(embed=top.get("source_embed", top["embed"]), **encoder, layers=encoder_layers),
@@ -302,7 +288,7 @@ def embedded(c: BartConfig, stack: BartStack, ops: OpSet, batch: Any) -> Value:
     return x if stack.embed_norm is None else ops.layer_norm(x, *stack.embed_norm, EPS)
 
 
-def feed_forward(c: BartConfig, layer: BartLayer, ops: OpSet, x: Value) -> Value:
+def feed_forward(c: BartConfig, layer: BertLayer, ops: OpSet, x: Value) -> Value:
     inner = ops.activate(ops.linear(normed_input(c, layer.mlp_norm, ops, x), layer.up), c.activation)
     return residual(c, layer.mlp_norm, ops, x, ops.linear(inner, layer.down))
 

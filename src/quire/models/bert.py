@@ -11,39 +11,31 @@ from math import sqrt
 from typing import Any
 
 from quire.core.errors import BadCheckpoint
+from quire.models.bert_layers import (
+    ACTIVATIONS,
+    BERT_LAYER,
+    BertLayer,
+    after_attention,
+    classifier_specs,
+    encoder_fields,
+    layer_specs,
+    rows_or_labels,
+)
 from quire.models.config import EncoderConfig
 from quire.models.loading import Affine, EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs, load_weights
 from quire.models.t5 import RelativePositionBias
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, Keep, OpSet, Value
+from quire.ops.opset import Activation, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import MAX_SIZES, CheckpointConfig
 
-ACTIVATIONS = {
-    "gelu": Activation.GELU,
-    "gelu_new": Activation.GELU_TANH,
-    "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "relu": Activation.RELU,
-    "silu": Activation.SILU,
-}
 # Buffers of older exports, and heads that are not used.
 UNUSED = (
     r".*\.position_ids|.*\.token_type_ids|position_ids|(.*\.)?pooler\..*|cls\..*|lm_head\..*|vocab_\w+\..*"
     r"|(discriminator_|generator_)?predictions\..*|generator_lm_head\..*|sop_classifier\..*"
 )
 
-
-BERT_LAYER = {
-    "q": "attention.self.query",
-    "k": "attention.self.key",
-    "v": "attention.self.value",
-    "out": "attention.output.dense",
-    "attn_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "mlp_norm": "output.LayerNorm",
-}
 DISTIL_LAYER = {
     "q": "attention.q_lin",
     "k": "attention.k_lin",
@@ -176,8 +168,6 @@ def config(hf: CheckpointConfig) -> BertConfig:
     hf.expect("is_decoder", False, None)
     key = family.keys
     hidden, layers, heads = hf.int(key["hidden"]), hf.int(key["layers"]), hf.int(key["heads"])
-    if heads < 1 or hidden % heads:
-        raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
     skipped = hf.int("pad_token_id", 1) + 1 if family.positions_after_padding else family.first_position
     max_position = hf.int("max_position_embeddings") - skipped
     segments = hf.int("type_vocab_size", 2) if family.token_types else 0
@@ -185,18 +175,8 @@ def config(hf: CheckpointConfig) -> BertConfig:
         _shared_layers(hf, max(layers, 1)) if family.shared_layers else [f"{family.layers}{i}." for i in range(layers)]
     )
     return BertConfig(
-        architecture=hf.architecture,
-        hidden=hidden,
-        layers=len(names),
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        vocab=hf.int("vocab_size"),
-        max_position=max_position,
-        max_length=max_position,
-        windows=(0,) * len(names),
+        **encoder_fields(hf, hidden, len(names), heads, max_position),
         segments=max(segments, 1),
-        labels=label_count(hf) if is_classifier(hf) else 0,
         family=family,
         embed_width=hf.int("embedding_size", hidden) if family.projection else hidden,
         layer_names=tuple(names),
@@ -223,15 +203,6 @@ def _shared_layers(hf: CheckpointConfig, layers: int) -> list[str]:
         for layer in range(layers)
         for part in range(inner)
     ]
-
-
-def is_classifier(hf: CheckpointConfig) -> bool:
-    return hf.architecture.endswith("ForSequenceClassification")
-
-
-def label_count(hf: CheckpointConfig) -> int:
-    """transformers writes the names of labels, or their number where they have no names."""
-    return len(hf.dict("id2label", {})) or hf.int("num_labels", 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +233,6 @@ class PositionTable:
 def top_specs(c: BertConfig, prefix: str) -> TensorSpecs:
     embeddings = f"{prefix}embeddings."
     biases = RelativePositionBias(f"{prefix}encoder.relative_attention_bias", c.heads, 32, 128, both_ways=True)
-    head: TensorSpecs = {
-        "pooler": Linear({c.family.pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL),
-        "head": Linear({c.family.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL),
-    }
     projection = Linear({f"{prefix}{c.family.projection}": c.hidden}, c.embed_width, bias=True)
     is_projected = c.family.always_projected or c.embed_width != c.hidden
     return {
@@ -274,30 +241,8 @@ def top_specs(c: BertConfig, prefix: str) -> TensorSpecs:
         "norm": LayerNorm(f"{embeddings}LayerNorm", c.embed_width),
         **({"projection": projection} if is_projected else {}),
         **({"biases": biases} if c.family.relative_bias else {}),
-        **(head if c.labels else {}),
+        **classifier_specs(c.family.pooler, c.family.classifier, c.hidden, c.labels),
     }
-
-
-def layer_specs(c: BertConfig) -> TensorSpecs:
-    name = c.family.layer
-    return {
-        "qkv": Linear({name[part]: c.hidden for part in "qkv"}, c.hidden, bias=True),
-        "out": Linear({name["out"]: c.hidden}, c.hidden, bias=True),
-        "attn_norm": LayerNorm(name["attn_norm"], c.hidden),
-        "up": Linear({name["up"]: c.intermediate}, c.hidden, bias=True),
-        "down": Linear({name["down"]: c.hidden}, c.intermediate, bias=True),
-        "mlp_norm": LayerNorm(name["mlp_norm"], c.hidden),
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class BertLayer:
-    qkv: PackedWeight
-    out: PackedWeight
-    attn_norm: Affine
-    up: PackedWeight
-    down: PackedWeight
-    mlp_norm: Affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +260,10 @@ class BertWeights:
 def load(ops: OpSet, checkpoint: Checkpoint, config: BertConfig, max_model_len: int) -> LoadedModel:
     body = config.family.body
     prefix = body if any(name.startswith(body) for name in checkpoint.names()) else ""
-    by_prefix = {f"{prefix}{name}": layer_specs(config) for name in dict.fromkeys(config.layer_names)}
+    by_prefix = {
+        f"{prefix}{name}": layer_specs(config.family.layer, config.hidden, config.intermediate)
+        for name in dict.fromkeys(config.layer_names)
+    }
     top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
     named = {name: BertLayer(**layer) for name, layer in zip(by_prefix, layers, strict=True)}
     weights = BertWeights(**top, layers=[named[f"{prefix}{name}"] for name in config.layer_names])
@@ -330,10 +278,5 @@ def forward(c: BertConfig, w: BertWeights, ops: OpSet, batch: Any) -> Value:
     for layer in w.layers:
         q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), biases=w.biases)
-        x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.attn_norm, c.eps)
-        inner = ops.activate(ops.linear(x, layer.up), c.activation)
-        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.mlp_norm, c.eps)
-    if w.pooler is None or w.head is None:
-        return ops.rows(x, batch)
-    pooled = ops.activate(ops.linear(x, w.pooler), c.family.pooler_activation)
-    return ops.logits(pooled, w.head, batch)
+        x = after_attention(layer, ops, x, attended, c.activation, c.eps)
+    return rows_or_labels(w.pooler, w.head, c.family.pooler_activation, ops, x, batch)

@@ -13,26 +13,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint
-from quire.models.bert import ACTIVATIONS, is_classifier, label_count
-from quire.models.config import EncoderConfig
-from quire.models.loading import (
-    Affine,
-    EmbeddingTable,
-    LayerNorm,
-    Linear,
-    LoadedModel,
-    TensorSpec,
-    TensorSpecs,
-    load_weights,
+from quire.models.bert_layers import (
+    ACTIVATIONS,
+    BERT_LAYER,
+    BertLayer,
+    after_attention,
+    classifier_specs,
+    encoder_fields,
+    head_columns,
+    layer_specs,
+    rows_or_labels,
 )
+from quire.models.config import EncoderConfig
+from quire.models.loading import Affine, EmbeddingTable, LayerNorm, LoadedModel, TensorSpec, TensorSpecs, load_weights
 from quire.ops.dequantize import dequantize
-from quire.ops.opset import Activation, Keep, OpSet, Value
+from quire.ops.opset import Activation, OpSet, Value
 from quire.ops.tensors import PackedHeads, PackedWeight, StoredTensor, stored_floats
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 BODY = "deberta."  # tensor names begin with it where the checkpoint has a head
 LAYERS = "encoder.layer."
+LAYER = BERT_LAYER | {part[0]: f"attention.self.{part}_proj" for part in ("query", "key", "value")}
 UNUSED = (
     r".*\.position_ids|(.*\.)?pooler\..*|cls\..*|lm_predictions\..*|mask_predictions\..*|.*rotary.*"
     r"|(deberta\.)?embeddings\.position_embeddings\.weight"
@@ -55,14 +57,13 @@ class DebertaConfig(EncoderConfig):
 
 def config(hf: CheckpointConfig) -> DebertaConfig:
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
-    if heads < 1 or hidden % heads:
-        raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
+    head_dim = head_columns(hidden, heads)
     hf.expect("relative_attention", True)
     hf.expect("position_biased_input", False)
     hf.expect("type_vocab_size", 0, None)
     hf.expect("conv_kernel_size", 0, None)
     hf.expect("embedding_size", hidden, None)
-    hf.expect("attention_head_size", hidden // heads, None)
+    hf.expect("attention_head_size", head_dim, None)
     ways = hf.get("pos_att_type")
     if {*(ways.split("|") if isinstance(ways, str) else ways or ())} != BOTH_WAYS:
         hf.expect("pos_att_type", "p2c|c2p")
@@ -72,17 +73,7 @@ def config(hf: CheckpointConfig) -> DebertaConfig:
     if buckets and not 2 < buckets < 2 * distance - 2:
         raise BadCheckpoint(f"position_buckets is {buckets}, and max_relative_positions {distance}")
     return DebertaConfig(
-        architecture=hf.architecture,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        vocab=hf.int("vocab_size"),
-        max_position=longest,
-        max_length=longest,
-        windows=(0,) * layers,
-        labels=label_count(hf) if is_classifier(hf) else 0,
+        **encoder_fields(hf, hidden, layers, heads, longest),
         intermediate=hf.int("intermediate_size"),
         eps=hf.float("layer_norm_eps", 1e-7),
         activation=ACTIVATIONS[hf.expect("hidden_act", *ACTIVATIONS)],
@@ -147,31 +138,11 @@ def top_specs(c: DebertaConfig, prefix: str) -> TensorSpecs:
         for ours, part in zip(("keys", "queries"), parts, strict=True):
             name = f"{prefix}{LAYERS}{layer}.attention.self.{part}"
             specs[f"distance_{ours}.{layer}"] = DistanceHeads(c, prefix, name)
-    if c.labels:
-        specs["pooler"] = Linear({"pooler.dense": c.hidden}, c.hidden, bias=True, keep=Keep.ALL)
-        specs["head"] = Linear({"classifier": c.labels}, c.hidden, bias=True, keep=Keep.ALL)
-    return specs
-
-
-def layer_specs(c: DebertaConfig) -> TensorSpecs:
-    return {
-        "qkv": Linear({f"attention.self.{part}_proj": c.hidden for part in ("query", "key", "value")}, c.hidden, True),
-        "out": Linear({"attention.output.dense": c.hidden}, c.hidden, bias=True),
-        "attn_norm": LayerNorm("attention.output.LayerNorm", c.hidden),
-        "up": Linear({"intermediate.dense": c.intermediate}, c.hidden, bias=True),
-        "down": Linear({"output.dense": c.hidden}, c.intermediate, bias=True),
-        "mlp_norm": LayerNorm("output.LayerNorm", c.hidden),
-    }
+    return {**specs, **classifier_specs("pooler.dense", "classifier", c.hidden, c.labels)}
 
 
 @dataclass(frozen=True, slots=True)
-class DebertaLayer:
-    qkv: PackedWeight
-    out: PackedWeight
-    attn_norm: Affine
-    up: PackedWeight
-    down: PackedWeight
-    mlp_norm: Affine
+class DebertaLayer(BertLayer):
     distance_keys: PackedHeads
     distance_queries: PackedHeads
 
@@ -188,7 +159,10 @@ class DebertaWeights:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: DebertaConfig, max_model_len: int) -> LoadedModel:
     prefix = BODY if any(name.startswith(BODY) for name in checkpoint.names()) else ""
-    by_prefix = {f"{prefix}{LAYERS}{layer}.": layer_specs(config) for layer in range(config.layers)}
+    by_prefix = {
+        f"{prefix}{LAYERS}{layer}.": layer_specs(LAYER, config.hidden, config.intermediate)
+        for layer in range(config.layers)
+    }
     top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
     made = [
         DebertaLayer(**layer, **{ours: top[f"{ours}.{index}"] for ours in ("distance_keys", "distance_queries")})
@@ -207,9 +181,5 @@ def forward(c: DebertaConfig, w: DebertaWeights, ops: OpSet, batch: Any) -> Valu
         q, k, v = ops.split(ops.linear(x, layer.qkv), (c.hidden, c.hidden, c.hidden))
         by_query, by_key = ops.linear_heads(q, layer.distance_keys), ops.linear_heads(k, layer.distance_queries)
         attended = ops.disentangled_attention(q, k, v, by_query, by_key, w.rows, batch, c.head_dim, scale)
-        x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.attn_norm, c.eps)
-        inner = ops.activate(ops.linear(x, layer.up), c.activation)
-        x = ops.layer_norm(ops.add(x, ops.linear(inner, layer.down)), *layer.mlp_norm, c.eps)
-    if w.pooler is None or w.head is None:
-        return ops.rows(x, batch)
-    return ops.logits(ops.activate(ops.linear(x, w.pooler), c.pooler_activation), w.head, batch)
+        x = after_attention(layer, ops, x, attended, c.activation, c.eps)
+    return rows_or_labels(w.pooler, w.head, c.pooler_activation, ops, x, batch)

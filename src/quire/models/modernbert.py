@@ -2,13 +2,14 @@
 
 Norms stand before attention and feed-forward, except before the first attention."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from typing import Any
 
 from quire.core.errors import BadCheckpoint
-from quire.models.bert import ACTIVATIONS, is_classifier, label_count
+from quire.models.bert_layers import ACTIVATIONS, encoder_fields, head_columns, is_classifier, label_count
 from quire.models.config import EncoderConfig
 from quire.models.loading import Affine, EmbeddingTable, LayerNorm, Linear, LoadedModel, TensorSpecs, load_weights
 from quire.models.rope import RopeSpec, frequencies, read_rope
@@ -41,23 +42,11 @@ def config(hf: CheckpointConfig) -> ModernBertConfig:
     hf.expect("rope_scaling", None)
     hf.expect("rope_local_scaling", None)
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
-    if heads < 1 or hidden % heads:
-        raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
-    head_dim, max_position = hidden // heads, hf.int("max_position_embeddings")
+    head_dim, max_position = head_columns(hidden, heads), hf.int("max_position_embeddings")
     theta = hf.float("rope_theta", hf.float("global_rope_theta", 160_000.0))
     local_theta = hf.float("rope_local_base_freq", hf.float("local_rope_theta", 10_000.0))
     return ModernBertConfig(
-        architecture=hf.architecture,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        vocab=hf.int("vocab_size"),
-        max_position=max_position,
-        max_length=max_position,
-        windows=_windows(hf, layers),
-        labels=labels,
+        **encoder_fields(hf, hidden, layers, heads, max_position) | {"windows": _windows(hf, layers)},
         labels_of_mean=labels_of_mean,
         intermediate=hf.int("intermediate_size"),
         eps=hf.float("norm_eps", 1e-5),
@@ -134,33 +123,51 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertConfig, max_model
     prefix = BODY if any(name.startswith(BODY) for name in checkpoint.names()) else ""
     by_prefix = {f"{prefix}layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
     top, layers = load_weights(ops, checkpoint, top_specs(config, prefix), by_prefix, UNUSED)
-    weights = ModernBertWeights(
+    loaded = weights(ops, config, top, layers, max_model_len)
+    return LoadedModel(config, partial(forward, config, loaded), [top, *layers])
+
+
+def weights(
+    ops: OpSet, c: ModernBertConfig, top: Mapping[str, Any], layers: list[dict[str, Any]], max_model_len: int
+) -> ModernBertWeights:
+    return ModernBertWeights(
         **top,
         layers=[ModernBertLayer(**layer) for layer in layers],
-        rope=ops.frequencies(*frequencies(config.rope, max_model_len)),
-        local_rope=ops.frequencies(*frequencies(config.local_rope, max_model_len)),
+        rope=ops.frequencies(*frequencies(c.rope, max_model_len)),
+        local_rope=ops.frequencies(*frequencies(c.local_rope, max_model_len)),
     )
-    return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
 def forward(c: ModernBertConfig, w: ModernBertWeights, ops: OpSet, batch: Any) -> Value:
     """-> the hidden states, or a classifier's logits, of rows batch.logit_rows."""
-    angles = {local: ops.rope_angles(batch.positions, w.local_rope if local else w.rope) for local in (False, True)}
+    angles = rope_angles(w, ops, batch)
     x = ops.layer_norm(ops.embedding(batch.ids, w.embed), *w.norm, c.eps)
     for layer, window in zip(w.layers, c.windows, strict=True):
-        h = x if layer.attn_norm is None else ops.layer_norm(x, *layer.attn_norm, c.eps)
-        q, k, v = ops.split(ops.linear(h, layer.qkv), (c.hidden, c.hidden, c.hidden))
-        q, k = (ops.rope(qk, angles[window > 0], c.head_dim) for qk in (q, k))
+        q, k, v = rotated_qkv(c, layer, ops, x, angles[window > 0])
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), window=window)
         x = ops.add(x, ops.linear(attended, layer.out))
         x = ops.add(x, mlp(c, layer, ops, x))
     x = ops.layer_norm(x, *w.last_norm, c.eps)
-    if w.pooler is None or w.pooler_norm is None or w.head is None:
-        return ops.rows(x, batch)
-    pooled = ops.activate(ops.linear(x, w.pooler), c.head_activation)
-    return ops.logits(ops.layer_norm(pooled, *w.pooler_norm, c.eps), w.head, batch)
+    return ops.rows(x, batch) if w.head is None else head_logits(c, w, ops, x, batch)
+
+
+def rope_angles(w: ModernBertWeights, ops: OpSet, batch: Any) -> dict[bool, Value]:
+    """Of layers without a window, and with one."""
+    return {local: ops.rope_angles(batch.positions, w.local_rope if local else w.rope) for local in (False, True)}
+
+
+def rotated_qkv(c: ModernBertConfig, layer: ModernBertLayer, ops: OpSet, x: Value, angles: Value) -> tuple[Value, ...]:
+    h = x if layer.attn_norm is None else ops.layer_norm(x, *layer.attn_norm, c.eps)
+    q, k, v = ops.split(ops.linear(h, layer.qkv), (c.hidden, c.hidden, c.hidden))
+    return ops.rope(q, angles, c.head_dim), ops.rope(k, angles, c.head_dim), v
 
 
 def mlp(c: ModernBertConfig, layer: ModernBertLayer, ops: OpSet, x: Value) -> Value:
     gated = ops.activate_and_mul(ops.linear(ops.layer_norm(x, *layer.mlp_norm, c.eps), layer.gate_up), c.activation)
     return ops.linear(gated, layer.down)
+
+
+def head_logits(c: ModernBertConfig, w: ModernBertWeights, ops: OpSet, x: Value, batch: Any) -> Value:
+    assert w.pooler is not None and w.pooler_norm is not None and w.head is not None
+    pooled = ops.activate(ops.linear(x, w.pooler), c.head_activation)
+    return ops.logits(ops.layer_norm(pooled, *w.pooler_norm, c.eps), w.head, batch)

@@ -7,10 +7,9 @@ from math import sqrt
 from typing import Any
 
 from quire.models import modernbert
-from quire.models.bert import ACTIVATIONS
-from quire.models.loading import Affine, LayerNorm, Linear, LoadedModel, TensorSpec, TensorSpecs, load_weights
-from quire.models.modernbert import ModernBertConfig, ModernBertLayer
-from quire.models.rope import frequencies
+from quire.models.bert_layers import ACTIVATIONS
+from quire.models.loading import LayerNorm, Linear, LoadedModel, TensorSpec, TensorSpecs, load_weights
+from quire.models.modernbert import ModernBertConfig, ModernBertWeights
 from quire.ops.opset import Keep, OpSet, Value
 from quire.ops.tensors import PackedWeight, StoredTensor
 from quire.weights.checkpoint import Checkpoint
@@ -76,40 +75,20 @@ def layer_specs(c: ModernBertDecoderConfig, layer: int) -> TensorSpecs:
     return {**modernbert.layer_specs(c, layer), "qkv": Linear(parts, c.hidden, bias=c.attention_bias)}
 
 
-@dataclass(frozen=True, slots=True)
-class ModernBertDecoderWeights:
-    embed: Any
-    norm: Affine
-    layers: list[ModernBertLayer]
-    last_norm: Affine
-    rope: Any  # rotary frequencies
-    local_rope: Any
-    pooler: PackedWeight
-    pooler_norm: Affine
-    head: PackedWeight
-
-
 def load(ops: OpSet, checkpoint: Checkpoint, config: ModernBertDecoderConfig, max_model_len: int) -> LoadedModel:
     by_prefix = {f"model.layers.{layer}.": layer_specs(config, layer) for layer in range(config.layers)}
     unused = "decoder.weight" if config.tied else ""
     top, layers = load_weights(ops, checkpoint, top_specs(config), by_prefix, unused)
-    weights = ModernBertDecoderWeights(
-        **top,
-        layers=[ModernBertLayer(**layer) for layer in layers],
-        rope=ops.frequencies(*frequencies(config.rope, max_model_len)),
-        local_rope=ops.frequencies(*frequencies(config.local_rope, max_model_len)),
-    )
+    weights = modernbert.weights(ops, config, top, layers, max_model_len)
     return LoadedModel(config, partial(forward, config, weights), [top, *layers])
 
 
-def forward(c: ModernBertDecoderConfig, w: ModernBertDecoderWeights, ops: OpSet, batch: Any) -> Value:
-    angles = {local: ops.rope_angles(batch.positions, w.local_rope if local else w.rope) for local in (False, True)}
+def forward(c: ModernBertDecoderConfig, w: ModernBertWeights, ops: OpSet, batch: Any) -> Value:
+    angles = modernbert.rope_angles(w, ops, batch)
     x = ops.layer_norm(ops.embedding(batch.ids, w.embed), *w.norm, c.eps)
     for index, (layer, window) in enumerate(zip(w.layers, c.windows, strict=True)):
         ops.tap(x, index)
-        h = x if layer.attn_norm is None else ops.layer_norm(x, *layer.attn_norm, c.eps)
-        q, k, v = ops.split(ops.linear(h, layer.qkv), (c.hidden, c.hidden, c.hidden))
-        q, k = (ops.rope(qk, angles[window > 0], c.head_dim) for qk in (q, k))
+        q, k, v = modernbert.rotated_qkv(c, layer, ops, x, angles[window > 0])
         ops.write_kv(k, v, batch, index)
         attended = ops.paged_attention(q, batch, index, c.head_dim, 1 / sqrt(c.head_dim), window)
         x = ops.add(x, ops.linear(attended, layer.out))
@@ -117,5 +96,4 @@ def forward(c: ModernBertDecoderConfig, w: ModernBertDecoderWeights, ops: OpSet,
     ops.tap(x, c.layers)
     x = ops.layer_norm(x, *w.last_norm, c.eps)
     ops.tap(x, c.layers + 1)
-    x = ops.activate(ops.linear(x, w.pooler), c.head_activation)
-    return ops.logits(ops.layer_norm(x, *w.pooler_norm, c.eps), w.head, batch)
+    return modernbert.head_logits(c, w, ops, x, batch)

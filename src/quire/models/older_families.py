@@ -36,6 +36,15 @@ def refact(hf: CheckpointConfig) -> CheckpointConfig:
     return hf if "intermediate_size" in hf else hf.with_values({"intermediate_size": size})
 
 
+GPT_2_NAMES = {
+    "transformer.wte.": "model.embed_tokens.",
+    "transformer.ln_f.": "model.norm.",
+    "transformer.h.": "model.layers.",
+    ".ln_1.": ".input_layernorm.",
+    ".attn.c_attn.": ".self_attn.qkv_proj.",
+    ".attn.c_proj.": ".self_attn.o_proj.",
+    ".ln_2.": ".post_attention_layernorm.",
+}
 TELECHAT = LlamaFamily(
     keys={
         "num_hidden_layers": "n_layer",
@@ -103,15 +112,7 @@ CODESHELL = LlamaFamily(
     gate_up=("mlp.c_fc",),
     down="mlp.c_proj",
     gated=False,
-    renamed={
-        "transformer.wte.": "model.embed_tokens.",
-        "transformer.ln_f.": "model.norm.",
-        "transformer.h.": "model.layers.",
-        ".ln_1.": ".input_layernorm.",
-        ".attn.c_attn.": ".self_attn.qkv_proj.",
-        ".attn.c_proj.": ".self_attn.o_proj.",
-        ".ln_2.": ".post_attention_layernorm.",
-    },
+    renamed=GPT_2_NAMES,
 )
 PLAMO3_NORMS = {
     "attn_norm": "pre_mixer_norm",
@@ -141,13 +142,7 @@ QWEN_1 = LlamaFamily(
     qkv_bias=True,
     fused_qkv=True,
     renamed={
-        "transformer.wte.": "model.embed_tokens.",
-        "transformer.ln_f.": "model.norm.",
-        "transformer.h.": "model.layers.",
-        ".ln_1.": ".input_layernorm.",
-        ".attn.c_attn.": ".self_attn.qkv_proj.",
-        ".attn.c_proj.": ".self_attn.o_proj.",
-        ".ln_2.": ".post_attention_layernorm.",
+        **GPT_2_NAMES,
         ".mlp.w2.": ".mlp.gate_proj.",
         ".mlp.w1.": ".mlp.up_proj.",
         ".mlp.c_proj.": ".mlp.down_proj.",

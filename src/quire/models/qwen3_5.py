@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.models import llama, moe, qwen3_next
-from quire.models.delta_net import DeltaLayer, DeltaShape
+from quire.models.delta_net import DeltaShape
 from quire.models.llama import LlamaConfig
 from quire.models.llama_families import LlamaFamily, translate
 from quire.models.loading import LoadedModel, TensorSpecs
@@ -62,14 +62,4 @@ def feed_forward_specs(c: Any, stored: Container[str]) -> TensorSpecs:
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: Any, max_model_len: int) -> LoadedModel:
     layers = layer_specs(config, set(checkpoint.names()))
-    return llama.load_layers(
-        ops,
-        checkpoint,
-        config,
-        max_model_len,
-        layers,
-        DeltaLayer,
-        moe.feed_forward,
-        qwen3_next.unused_tensors(config),
-        mixer=qwen3_next.mixer,
-    )
+    return qwen3_next.load_layers(ops, checkpoint, config, max_model_len, layers)

@@ -165,7 +165,12 @@ def ungrouped(s: DeltaShape, sizes: tuple[int, ...]) -> NDArray[np.int32]:
 
 
 def load(ops: OpSet, checkpoint: Checkpoint, config: Qwen3NextConfig, max_model_len: int) -> LoadedModel:
-    layers = layer_specs(config, set(checkpoint.names()))
+    return load_layers(ops, checkpoint, config, max_model_len, layer_specs(config, set(checkpoint.names())))
+
+
+def load_layers(
+    ops: OpSet, checkpoint: Checkpoint, config: Any, max_model_len: int, layers: list[TensorSpecs]
+) -> LoadedModel:
     return llama.load_layers(
         ops,
         checkpoint,

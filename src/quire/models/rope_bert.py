@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.errors import BadCheckpoint
 from quire.models.alibi import alibi_slopes
-from quire.models.bert import ACTIVATIONS, is_classifier, label_count
+from quire.models.bert_layers import ACTIVATIONS, classifier_specs, encoder_fields, head_columns, rows_or_labels
 from quire.models.config import EncoderConfig
 from quire.models.expert_rows import ExpertRows, UngatedExperts
 from quire.models.loading import (
@@ -194,27 +193,16 @@ def config(hf: CheckpointConfig) -> RopeBertConfig:
     interval = hf.int("moe_every_n_layers", 0)
     hf = (family := NOMIC_MOE if interval else family).adapt(hf)
     hidden, layers, heads = hf.int("hidden_size"), hf.int("num_hidden_layers"), hf.int("num_attention_heads")
-    if heads < 1 or hidden % heads:
-        raise BadCheckpoint(f"{hidden} columns cannot be divided among {heads} heads")
+    head_dim = head_columns(hidden, heads)
     max_position, token_types = hf.int("max_position_embeddings", family.max_position), hf.int("type_vocab_size", 2)
     return RopeBertConfig(
-        architecture=hf.architecture,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        vocab=hf.int("vocab_size"),
-        max_position=max_position,
-        max_length=max_position,
-        windows=(0,) * layers,
-        labels=label_count(hf) if is_classifier(hf) else 0,
+        **encoder_fields(hf, hidden, layers, heads, max_position),
         family=family,
         intermediate=hf.int("intermediate_size"),
         token_types=token_types,
         eps=hf.float("layer_norm_eps", 1e-12),
         activation=family.activation or ACTIVATIONS[hf.expect("hidden_act", *ACTIVATIONS)],
-        rope=read_rope(hf, hidden // heads, max_position, family.theta) if family.theta else None,
+        rope=read_rope(hf, head_dim, max_position, family.theta) if family.theta else None,
         sparse=tuple(interval > 0 and layer % interval == 1 for layer in range(layers)),
         **(_experts(hf) if interval else {}),
     )
@@ -252,10 +240,7 @@ def top_specs(c: RopeBertConfig, prefix: str) -> TensorSpecs:
     if c.token_types:
         name = f"{prefix}embeddings.token_type_embeddings.weight"
         specs["token_type"] = SameRow(name, (c.token_types, c.hidden), c.max_position)
-    if c.labels:
-        specs["pooler"] = Linear({pooler: c.hidden}, c.hidden, bias=True, keep=Keep.ALL)
-        specs["head"] = Linear({f.classifier: c.labels}, c.hidden, bias=True, keep=Keep.ALL)
-    return specs
+    return {**specs, **classifier_specs(pooler, f.classifier, c.hidden, c.labels)}
 
 
 def layer_specs(c: RopeBertConfig, sparse: bool, split: bool) -> TensorSpecs:
@@ -354,9 +339,7 @@ def forward(c: RopeBertConfig, w: RopeBertWeights, ops: OpSet, batch: Any) -> Va
         attended = ops.attention(q, k, v, batch, c.head_dim, 1 / sqrt(c.head_dim), biases=w.slopes)
         x = ops.layer_norm(ops.add(x, ops.linear(attended, layer.out)), *layer.attn_norm, c.eps)
         x = ops.layer_norm(ops.add(x, feed_forward(c, layer, ops, x, batch)), *layer.mlp_norm, c.eps)
-    if w.pooler is None or w.head is None:
-        return ops.rows(x, batch)
-    return ops.logits(ops.activate(ops.linear(x, w.pooler), Activation.TANH), w.head, batch)
+    return rows_or_labels(w.pooler, w.head, Activation.TANH, ops, x, batch)
 
 
 def feed_forward(c: RopeBertConfig, layer: RopeBertLayer, ops: OpSet, x: Value, batch: Any) -> Value:

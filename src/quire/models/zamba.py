@@ -1,8 +1,7 @@
 """Zamba (1): Mamba, and one block of attention and a feed-forward layer that some layers share.
 
-A hybrid layer gives the block its input beside the embeddings, and its mixer the sum of both, as in Zamba2. A mixer is
-several of Mamba's side by side, its heads, between linear layers that they share: each head has a state of its own, and
-counts as a layer among those with states."""
+A mixer is several of Mamba's side by side, its heads, between linear layers that they share: each head has a state of
+its own, and counts as a layer among those with states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models import mamba_mixer
 from quire.models.activations import read_activation
-from quire.models.config import ModelConfig
-from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpec, TensorSpecs, Vector, load_weights
+from quire.models.loading import Linear, LinearPart, LoadedModel, TensorSpec, TensorSpecs, load_weights
 from quire.models.mamba import dt_rank
 from quire.models.mamba_mixer import MambaShape
-from quire.models.zamba2 import HYBRID, KINDS, shared_block, top_specs
+from quire.models.zamba_layers import (
+    SharedBlockConfig,
+    block_attention_specs,
+    forward,
+    layer_kinds,
+    mamba_layer_specs,
+    top_specs,
+)
 from quire.ops.opset import Activation, OpSet, Value
 from quire.ops.tensors import StoredTensor
 from quire.weights.checkpoint import Checkpoint
@@ -30,18 +34,9 @@ UNUSED = r"model\.layers\.\d+\.shared_transf\..*|lm_head.weight"  # the block ma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZambaConfig(ModelConfig):
+class ZambaConfig(SharedBlockConfig):
     head: MambaShape  # of one head of a mixer
     mamba_heads: int
-    eps: float
-    intermediate: int
-    activation: Activation
-    rank: int = 0  # of adapters of the block, which Zamba2 has
-    attention_adapters: bool = False
-
-    @property
-    def kv_layers(self) -> int:
-        return self.kinds.count(HYBRID)
 
     @property
     def channels(self) -> int:
@@ -73,7 +68,7 @@ def config(hf: CheckpointConfig) -> ZambaConfig:
         max_position=length,
         max_length=length,
         windows=(0,) * layers,
-        kinds=layer_kinds(hf, layers),
+        kinds=layer_kinds(listed_kinds(hf, layers), layers),
         states=head.states(layers * mamba_heads),
         head=head,
         mamba_heads=mamba_heads,
@@ -83,34 +78,18 @@ def config(hf: CheckpointConfig) -> ZambaConfig:
     )
 
 
-def layer_kinds(hf: CheckpointConfig, layers: int) -> tuple[str, ...]:
-    kinds = hf.list("layers_block_type", hf.list("layer_types", []))
-    if unknown := sorted({str(kind) for kind in kinds} - KINDS.keys()):
-        raise Unsupported(f"layers_block_type lists {', '.join(unknown)}", f"supported: {', '.join(KINDS)}")
-    if kinds and len(kinds) != layers:
-        raise BadCheckpoint(f"layers_block_type lists {len(kinds)} layers, and there are {layers}")
-    if not kinds:
-        period, offset = max(hf.int("attn_layer_period", 6), 1), hf.int("attn_layer_offset", 4)
-        later = ["hybrid" if layer % period == offset else "mamba" for layer in range(max(layers - 3, 0))]
-        kinds = ["mamba", "mamba", "hybrid", *later][:layers]
-    return tuple(KINDS[kind] for kind in kinds)
+def listed_kinds(hf: CheckpointConfig, layers: int) -> list[Any]:
+    if kinds := hf.list("layers_block_type", hf.list("layer_types", [])):
+        return kinds
+    period, offset = max(hf.int("attn_layer_period", 6), 1), hf.int("attn_layer_offset", 4)
+    later = ["hybrid" if layer % period == offset else "mamba" for layer in range(max(layers - 3, 0))]
+    return ["mamba", "mamba", "hybrid", *later][:layers]
 
 
 def layer_specs(c: ZambaConfig) -> dict[str, TensorSpecs]:
     """By the prefix of their names: those of the layers, then those of the shared block."""
-    specs: dict[str, TensorSpecs] = {}
-    for layer, kind in enumerate(c.kinds):
-        inner = "mamba_decoder." if kind == HYBRID else ""
-        own: dict[str, TensorSpec] = {
-            "norm": Vector(f"{inner}input_layernorm", c.hidden),
-            **mixer_specs(c, f"{inner}mamba"),
-        }
-        if kind == HYBRID:
-            own["linear"] = Linear({"linear": c.hidden}, c.hidden)
-        specs[f"model.layers.{layer}."] = own
-    if HYBRID in c.kinds:
-        specs[f"model.layers.{c.kinds.index(HYBRID)}.{BLOCK}"] = block_specs(c)
-    return specs
+    blocks = {f"model.layers.{layer}.{BLOCK}": block_specs(c) for layer in c.hybrids[:1]}
+    return mamba_layer_specs(c, partial(mixer_specs, c)) | blocks
 
 
 def mixer_specs(c: ZambaConfig, name: str) -> TensorSpecs:
@@ -127,12 +106,8 @@ def mixer_specs(c: ZambaConfig, name: str) -> TensorSpecs:
 
 
 def block_specs(c: ZambaConfig) -> TensorSpecs:
-    sizes = {"q": c.q_size, "k": c.kv_size, "v": c.kv_size}
     return {
-        "attn_norm": Vector("input_layernorm", 2 * c.hidden),
-        "qkv": Linear({f"self_attn.{part}_proj": size for part, size in sizes.items()}, 2 * c.hidden),
-        "out": Linear({"self_attn.o_proj": c.hidden}, c.q_size),
-        "mlp_norm": Vector("pre_ff_layernorm", c.hidden),
+        **block_attention_specs(c),
         "gate_up": Linear(dict.fromkeys(("feed_forward.gate_proj", "feed_forward.up_proj"), c.intermediate), c.hidden),
         "down": Linear({"feed_forward.down_proj": c.hidden}, c.intermediate),
     }
@@ -211,7 +186,8 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: ZambaConfig, max_model_len:
         checkpoint = TensorsOfHeads(checkpoint, config.mamba_heads)
     top, loaded = load_weights(ops, checkpoint, top_specs(config), layer_specs(config), UNUSED)
     layers = [_layer(weights, config.mamba_heads) for weights in loaded[: config.layers]]
-    return LoadedModel(config, partial(forward, config, top, layers, loaded[-1]), [top, *loaded])
+    steps = partial(forward, config, top, layers, loaded[config.layers :], None, partial(mixer, config))
+    return LoadedModel(config, steps, [top, *loaded])
 
 
 def _layer(weights: Mapping[str, Any], num_heads: int) -> ZambaLayer:
@@ -219,23 +195,6 @@ def _layer(weights: Mapping[str, Any], num_heads: int) -> ZambaLayer:
     heads = [MambaHead(**{key.rpartition("_")[0]: weights[key] for key in of_head}) for of_head in keys]
     of_layer = {key: weights[key] for key in ("norm", "mamba_in", "mamba_out", "linear") if key in weights}
     return ZambaLayer(**of_layer, heads=tuple(heads))
-
-
-def forward(
-    c: ZambaConfig, top: Mapping[str, Any], layers: list[ZambaLayer], block: Mapping[str, Any], ops: OpSet, batch: Any
-) -> Value:
-    embedded = x = ops.embedding(batch.ids, top["embed"])
-    for index, layer in enumerate(layers):
-        ops.tap(x, index)
-        h = x
-        if layer.linear is not None:
-            shared = shared_block(c, block, c.index_of_kind(index), ops, ops.concat([x, embedded]), None, batch)
-            h = ops.add(x, ops.linear(shared, layer.linear))
-        x = ops.add(x, mixer(c, layer, ops, ops.rms_norm(h, layer.norm, c.eps), batch, index))
-    ops.tap(x, c.layers)
-    x = ops.rms_norm(x, top["norm"], c.eps)
-    ops.tap(x, c.layers + 1)
-    return ops.logits(x, top["head"], batch)
 
 
 def mixer(c: ZambaConfig, layer: ZambaLayer, ops: OpSet, x: Value, batch: Any, index: int) -> Value:

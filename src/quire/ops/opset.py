@@ -9,228 +9,50 @@ Activations are matrices of one row a token (`Value`): [tokens, columns], in fp3
 
 Only attention mixes rows, and only those of one sequence. No op sums in an order that depends on the rows of other
 sequences: a token's result is bitwise the same whatever else is in the batch. (On a GPU, where `batch_invariant` is
-set.)"""
+set.)
+
+What the ops take and give has files of its own: `step_batch`, `op_arguments`, `program`, `sampler`. All of it can be
+imported from here."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from quire.core.errors import BadCheckpoint
-from quire.core.plan import SampledRow
 from quire.ops.kv_spec import KVCache, KVSpec
-from quire.ops.row_params import RowParams
+from quire.ops.op_arguments import Activation, Keep, Mamba2Weights, MambaWeights, Routing, Wkv7Weights, quantization_of
+from quire.ops.program import Chain, HiddenStates, Program, ProgramSpec, TreeNode, TreeRoots, TreeShape
+from quire.ops.sampler import Masks, Sampler
+from quire.ops.step_batch import WORD_BITS, Float32, Int32, Int64, StepBatch, Value
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 if TYPE_CHECKING:
     from quire.ops.ranks.cuts import Cut
 
-Value = Any  # [tokens, columns]: a torch tensor, or a recorded or deferred one
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
-Float32 = NDArray[np.float32]
-TreeNode = tuple[int, int, float]  # token, parent (a node before it, or -1), probability after the parent
-WORD_BITS = 64  # of a word of `StepBatch.ancestors`
-
-
-@dataclass(slots=True)
-class StepBatch:
-    """A step as flat arrays: T tokens of S sequences, R of which need logits.
-
-    The tokens of a sequence are at the last places of its context. `ancestors` makes a tree of the places behind some
-    text, of this step and of steps before it: bit j of a token's word says that the token sees the j-th of them. A
-    token sees itself, its ancestors, and all places before the tree. Its position is then that of a text without the
-    tokens it does not see; so the tree begins at place position + 1 - the bits of the word, the same for all tokens of
-    a sequence. Words of sequences with more than WORD_BITS tokens are not read: a token sees all tokens before it."""
-
-    ids: Int32  # [T]
-    positions: Int32  # [T]
-    slots: Int32  # [T] where the token's K and V are written: block * block_size + offset
-    seq_starts: Int32  # [S + 1] the tokens of sequence s are seq_starts[s] .. seq_starts[s + 1]
-    context_lens: Int32  # [S] tokens to attend to, including the tokens of this step
-    block_tables: Int32  # [S, W] block ids; entries past ceil(context_len / block_size) are not read
-    logit_rows: Int32  # [R] tokens that need logits
-    adapters: Int32 | None = None  # [T] the slot of the token's LoRA adapter, or -1; None: no token has one
-    source_lens: Int32 | None = None  # [S] tokens of the encoder's output, in encoder-decoder models
-    source_tables: Int32 | None = None  # [S, W] the blocks of its keys and values
-    ancestors: Int64 | None = None  # [T] words; None: no tree, every token sees the tokens before it
-    hidden_rows: Int32 | None = None  # [T] the row of the `HiddenStates` that the token reads, in heads that draft
-    states: Int32 | None = None  # [G, 3] segments of tokens, of models with recurrent states; see `StateSpec`
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Masks:
-    """Which tokens may be sampled, for some of a step's lines of logits: structured output."""
-
-    lines: Sequence[int]  # [M]
-    bits: NDArray[np.uint32]  # [M, ceil(vocab / 32)]: token t is bit t % 32 of word t / 32
-
-
-class Sampler(Protocol):
-    """Samples tokens for rows, and remembers each row's tokens for its penalties.
-
-    A row's logits go through these steps, in this order. Each filter sees what the one before it leaves.
-
-    1. The step's mask.
-    2. The watermark; then logit_bias, allowed, banned, min_tokens, no_repeat_ngram.
-    3. Repetition, then frequency and presence penalties, then DRY. All edits are in fp32.
-    4. The filters in the row's order, by default top_n_sigma; temperature; top_k; top_p; min_p; typical_p; xtc. Or
-       temperature and mirostat.
-    5. A race picks among the rest (ops/race.py): every token has an exponential number, a function of (seed, sample,
-       position, id), and the least number divided by its weight wins. Weights are integers, so sums are exact.
-
-    Ties between logits go to the lower id. NaN counts as -inf. If every token is masked, the best raw logit among those
-    that mask and `allowed` permit is taken. Logprobs are those of the raw logits. Candidates have the log_softmax after
-    temperature, without the filters; masked tokens are no candidates, but count in its sum.
-    docs/sampling.md defines each step."""
-
-    def admit(
-        self, row: int, params: RowParams, tokens: Sequence[int] | Int32, num_prompt: int, mu: float | None = None
-    ) -> None:
-        """Take a free row. `tokens` are the prompt and, after a preemption, the output so far; `mu` is then the one
-        that the row's last `SampledRow` had. An id outside the vocabulary is a ValueError (except in stop_ids, where it
-        has no effect)."""
-
-    def retire(self, row: int) -> None:
-        """Free a row."""
-
-    def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
-        """logits [R, vocab] fp32; line i belongs to rows[i], which differ. `masks` hold for this step alone. A sampled
-        token is appended to the row's tokens."""
-
-    def begin(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> "Callable[[], list[SampledRow]]":
-        """`draw` without waiting: the result waits for the tokens. The next step may run before that."""
-
-    def verify(
-        self,
-        logits: Any,
-        rows: Sequence[int],
-        drafts: Sequence[Sequence[int]],
-        masks: Masks | None = None,
-        parents: Sequence[Sequence[int]] | None = None,
-    ) -> "Callable[[], list[SampledRow]]":
-        """`begin` for speculative decoding: rows[i] has a line for its next token and one after each of drafts[i], side
-        by side. Its tokens are sampled one after the other, each as `draw` would, as long as they equal the drafts; the
-        first that differs is the last. A draft below zero is one that this sampler keeps: ~(row + number * num_rows),
-        with number 1 for the first of a row.
-
-        Where parents[i] is not empty, drafts[i] are a tree (core/draft_tree.py): sampling goes on at the line of the
-        child whose token was sampled, the first of several."""
-
-    def logprobs(self, logits: Any, targets: Sequence[int], num_top: int) -> list[list[tuple[int, float, int]]]:
-        """For prompt logprobs: (id, logprob, rank) of each line's target, then of its `num_top` most likely tokens."""
-
-
-class Activation(IntEnum):
-    """The numbers are those of the kernels."""
-
-    SILU = 0  # x * sigmoid(x)
-    GELU = 1  # x * normal_cdf(x)
-    GELU_TANH = 2  # the tanh approximation: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
-    RELU = 3
-    RELU_SQUARED = 4
-    QUICK_GELU = 5  # x * sigmoid(1.702 x)
-    TANH = 6
-    CLAMPED_SWIGLU = 7  # gpt-oss: min(x, 7) * sigmoid(1.702 min(x, 7)), times clamp(up, -7, 7) + 1
-    ELU = 8  # x above zero, exp(x) - 1 below
-    SIGMOID = 9
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Top-k routing of an MoE layer: the experts of a token, and their weights. Ties go to the lower expert.
-
-    Scores are the softmax or the sigmoid of the router's logits. The `top_k` experts with the greatest score are
-    chosen, or with the greatest score + correction. With groups, only experts of the `top_groups` best of `num_groups`
-    groups of neighbours can be chosen; a group is ranked by its best expert, or by the sum of its best two. An expert's
-    weight is its score (never corrected), divided by the sum over the chosen experts where `renormalize`, times
-    `scale`. (A softmax over the chosen logits alone is a renormalized softmax over all.)
-
-    With `sparsemixer_threshold` (PhiMoE), the `top_k` greatest logits are chosen, one after the other, never corrected.
-    The weight of each is its share of a softmax over the logits x that are not chosen yet and near the best of them:
-    best - x <= threshold * max(|x|, best); times `scale`.
-
-    With `weigh_inputs` (Llama 4), a weight multiplies the input of its expert instead of the output.
-
-    The last `num_zero` of the experts (LongCat) have no matrices: they pass on their input.
-
-    With `limit` (Step 3.5), the two factors of a gated activation are clamped to -limit .. limit."""
-
-    top_k: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
-    renormalize: bool = False
-    scale: float = 1.0
-    num_groups: int = 1
-    top_groups: int = 1
-    group_score: Literal["best", "best two"] = "best"
-    sparsemixer_threshold: float = 0.0  # 0: off
-    weigh_inputs: bool = False
-    num_zero: int = 0
-    limit: float = 0.0  # 0: none
-
-    def check(self, num_experts: int) -> None:
-        """Raise unless `top_k` of `num_experts` experts can be chosen."""
-        size = num_experts // self.num_groups
-        if num_experts % self.num_groups or not 1 <= self.top_k <= self.top_groups * size <= num_experts:
-            raise BadCheckpoint(
-                f"{self.top_k} of {num_experts} experts are chosen, from {self.top_groups} of {self.num_groups} groups"
-            )
-        if self.group_score == "best two" and self.num_groups > 1 and size < 2:
-            raise BadCheckpoint(f"groups of {size} expert are judged by their best two")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Mamba2Weights:
-    """Vectors of `OpSet.vector`, one number a head."""
-
-    a: Any  # below zero
-    dt_bias: Any
-    skip: Any
-    groups: int = 1  # neighbouring heads of one share its b and c
-    dt_limit: tuple[float, float] = (0.0, float("inf"))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MambaWeights:
-    """`a` is below zero: [columns, channels], of `OpSet.biases`; `skip` [channels], of `OpSet.vector`."""
-
-    a: Any
-    skip: Any
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Wkv7Weights:
-    """Vectors of `OpSet.vector`, one number a column of all heads."""
-
-    remove_scale: Any
-    learn_scale: Any
-    bonus: Any
-    norm: Any
-    norm_bias: Any
-    heads: int
-    eps: float  # of the norm of each head's output
-
-
-class Keep(Enum):
-    """The precision that a matrix keeps when weights are quantized while they are loaded."""
-
-    NOTHING = 0  # it is quantized as the user asked
-    EIGHT_BITS = 1  # LM heads: their error goes straight into the logits
-    ALL = 2  # routers: their error changes which experts compute
-
-
-def quantization_of(requested: str | None, keep: Keep) -> str | None:
-    """The quantization of a matrix that keeps `keep`. None: it stays in floats."""
-    if keep is Keep.NOTHING or requested is None:
-        return requested
-    return "int8" if keep is Keep.EIGHT_BITS else None
+__all__ = [
+    "WORD_BITS",
+    "Activation",
+    "Chain",
+    "Float32",
+    "HiddenStates",
+    "Int32",
+    "Int64",
+    "Keep",
+    "LoraSlots",
+    "Mamba2Weights",
+    "MambaWeights",
+    "Masks",
+    "OpSet",
+    "Program",
+    "ProgramSpec",
+    "Routing",
+    "Sampler",
+    "StepBatch",
+    "TreeNode",
+    "TreeRoots",
+    "TreeShape",
+    "Value",
+    "Wkv7Weights",
+    "quantization_of",
+]
 
 
 class LoraSlots(Protocol):
@@ -241,87 +63,6 @@ class LoraSlots(Protocol):
 
     def put(self, slot: int, packed: Any) -> None:
         """Fill the slot, for the steps that run from now on; None empties it."""
-
-
-class Program(Protocol):
-    """A forward pass bound to its weights and cache."""
-
-    takes_trees: bool  # whether a batch may have `ancestors`, and a token then has the bits that a chain would give it
-    kept: Any  # [T, columns] the hidden states that the last run kept (`OpSet.keep`), valid until the next; or None
-    chain: "Chain | None"  # where steps may follow each other without the host
-
-    def run(self, batch: StepBatch) -> Any:
-        """-> logits [R, vocab] fp32, valid until the next run."""
-
-
-class Chain(Protocol):
-    """Steps of one token for each of these rows, drawn by the sampler that the program was compiled with; or steps of
-    the nodes of a level of trees."""
-
-    takes_trees: bool
-
-    def takes(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
-        """Whether so many tokens of these rows can be drawn without the host, after a step of `num_tokens`."""
-
-    def run(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32, target: Any) -> None:
-        """`batch` is the first of `count` steps: the positions of each row that have not been read, up to the one
-        before its last token. Each later step computes one token of each row, the one that the step before sampled,
-        with the hidden state that it kept: in places[i] for rows[i]. These `count` tokens are drafts that `target`, a
-        sampler of the same op set, keeps. Nothing waits."""
-
-    def read_drafts(self, row: int, count: int, target: Any) -> list[int]:
-        """The tokens that were drafted for a row; waits for them."""
-
-    def take_steps(self) -> list[tuple[int, float]]:
-        """Of the runs that have ended since the last call, the rows of each step and the seconds that it took."""
-
-    def grow(self, logits: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[list[TreeNode]]]":
-        """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the nodes that
-        are the likeliest with all before them are computed. Their children are the most likely tokens or, where tokens
-        are sampled, the candidates that lead the race which will sample the token. The result waits, and has the nodes,
-        level by level. If `takes_trees`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeShape:
-    num_levels: int
-    top_k: int  # nodes of a level that are computed
-    num_children: int  # of a node
-    num_candidates: int  # for them: more than there are children where tokens are sampled
-
-
-@dataclass(frozen=True, slots=True)
-class TreeRoots:
-    """S sequences behind which trees grow: nodes are computed at the places behind the text, one after the other."""
-
-    positions: Int32  # [S] of the first level
-    block_tables: Int32  # [S, W]
-    hidden_rows: Int32  # [S] where the hidden state of the root is kept; those of nodes are kept behind it
-    temperatures: Float32  # [S] 0: greedy
-    keys: Int64  # [S, levels, 2] of the race (ops/race.py) of each level
-
-
-class HiddenStates(Protocol):
-    """Rows of hidden states, zero at first, that outlive the step that computed them."""
-
-    def put(self, rows: Int32, program: Program, lines: Int32) -> None:
-        """Copy `lines` of what the last run of the program kept to `rows`."""
-
-    def load(self, values: Float32) -> None:
-        """Copy values [n, columns] of the host to the first n rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramSpec:
-    """What a forward pass is compiled for: the largest step, and what it reads and writes beside its batch."""
-
-    max_tokens: int  # of a step
-    max_rows: int = 0  # sequences of a step
-    max_model_len: int = 0
-    sampler: Sampler | None = None  # an id below zero stands for the token that it sampled last for row ~id
-    sources: bool = False  # the model is an encoder, or a decoder with cross-attention
-    tree_nodes: int = 0  # drafts of a sequence that come as a tree, at most; 0: they are chains, and a tree is slower
-    hidden: HiddenStates | None = None  # what `hidden_states` reads
 
 
 class OpSet(Protocol):

@@ -1,18 +1,18 @@
 """Carries out plans: a `StepPlan` becomes arrays, a forward pass, and sampled tokens."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.core.draft_tree import DraftTree
-from quire.core.plan import UNKNOWN, Run, SampledRow, StepOutput, StepPlan
+from quire.core.plan import UNKNOWN, Admission, Run, SampledRow, StepOutput, StepPlan
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.ops.kv_spec import KVCache, WindowedKVCache
 from quire.ops.opset import Masks, OpSet, ProgramSpec
-from quire.ops.sampled_row import Logprobs, id_logprobs
+from quire.ops.sampled_row import id_logprobs
 from quire.runtime.adapters import LoraAdapters
 from quire.runtime.batch import BatchedStep, BatchRows
 from quire.runtime.encoder_inputs import EncoderInputs
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from quire.runtime.disk_tier import DiskTier
     from quire.runtime.kv_transfer.consumer import KVConsumer
     from quire.runtime.kv_transfer.producer import KVProducer
+
+Finish = Callable[[], dict[int, SampledRow]]  # waits for what a step sampled, by row
+Pairs = list[tuple[int, int]]
 
 
 class Runner:
@@ -82,7 +85,7 @@ class Runner:
         self._vocab = model.config.vocab
         self._prompt_logprobs: dict[int, int] = {}  # row -> alternatives wanted beside each prompt token
         # Steps in flight, and how to wait for what each sampled.
-        self._in_flight: deque[tuple[int, Callable[[], list[SampledRow]]]] = deque()
+        self._in_flight: deque[tuple[int, Finish]] = deque()
 
     def set_matcher_factory(self, new_matcher: MatcherFactory) -> None:
         """From now on, rows may ask for structured output."""
@@ -93,28 +96,37 @@ class Runner:
         return cast(WindowedKVCache, self.cache)
 
     def submit(self, plan: StepPlan) -> None:
-        self._prepare(plan)
-        self._in_flight.append((plan.step, self._launch(plan) if plan.runs else list))
+        """Carry out the plan in the order that `StepPlan` states, up to the forward pass."""
+        for row in plan.retired:
+            self._retire(row)
+        self._move_memory(plan)
+        for slot, adapter in plan.adapters:
+            assert self.adapters is not None, "LoRA is not enabled"
+            self.adapters.put(slot, adapter)
+        for admission in plan.admitted:
+            self._admit(admission)
+        self._in_flight.append((plan.step, self._launch(plan) if plan.runs else dict))
 
     def collect(self) -> StepOutput:
         step, finish = self._in_flight.popleft()
-        sampled = finish()
+        sampled = list(finish().values())
         return StepOutput(step, sampled, *(self.proposer.take_times() if self.proposer else ()))
 
     def run(self, plan: StepPlan) -> StepOutput:
         self.submit(plan)
         return self.collect()
 
-    def _prepare(self, plan: StepPlan) -> None:
-        """All of the plan but its runs, in the order that `StepPlan` states."""
-        for row in plan.retired:
-            self.rows.retire(row)
-            self.sampler.retire(row)
-            self._prompt_logprobs.pop(row, None)
-            if self.structured:
-                self.structured.retire(row)
-            if self.proposer:
-                self.proposer.retire(row)
+    def _retire(self, row: int) -> None:
+        self.rows.retire(row)
+        self.sampler.retire(row)
+        self._prompt_logprobs.pop(row, None)
+        if self.structured:
+            self.structured.retire(row)
+        if self.proposer:
+            self.proposer.retire(row)
+
+    def _move_memory(self, plan: StepPlan) -> None:
+        """Blocks, pages and states: within the cache, and between it, host memory, disk and other engines."""
         for cache in self._caches:
             if plan.swap_out:
                 cache.swap_out(plan.swap_out)
@@ -122,20 +134,8 @@ class Runner:
                     cache.join_swaps()
             if plan.swap_in:
                 cache.swap_in(plan.swap_in)
-        if plan.page_swap_out:
-            self._windowed_cache.swap_pages_out(plan.page_swap_out)
-        if plan.pages:
-            self._windowed_cache.attach_pages(plan.pages)
-        if plan.page_swap_in:
-            self._windowed_cache.swap_pages_in(plan.page_swap_in)
-        if plan.checkpoints:
-            self.cache.copy_states(plan.checkpoints)
-        if plan.state_swap_out:
-            self.cache.swap_states_out(plan.state_swap_out)
-        if plan.state_swap_in:
-            self.cache.swap_states_in(plan.state_swap_in)
-        if plan.resumed:
-            self.cache.copy_states(plan.resumed)
+        self._swap_pages(plan.page_swap_out, plan.pages, plan.page_swap_in)
+        self._move_states(plan.checkpoints, plan.state_swap_out, plan.state_swap_in, plan.resumed)
         if plan.saves or plan.fetches:
             assert self.store is not None, "there is no store of blocks"
             self.store.begin(plan, self.cache.swapped())
@@ -149,26 +149,42 @@ class Runner:
             self._windowed_cache.copy_pages(plan.page_copies)
         if self.proposer:
             self.proposer.move_blocks(plan)
-        for slot, adapter in plan.adapters:
-            assert self.adapters is not None, "LoRA is not enabled"
-            self.adapters.put(slot, adapter)
-        for admission in plan.admitted:
-            if self.encoder_inputs:
-                admission = self.encoder_inputs.admit(admission)
-            self.rows.admit(admission)
-            params = row_params(admission.params, admission.sample, admission.stop_ids)
-            self.sampler.admit(admission.row, params, admission.tokens, admission.num_prompt, admission.mu)
-            if self.proposer:
-                self.proposer.admit(admission)
-            if self.structured and admission.params.structured:
-                self.structured.admit(admission)
-            if admission.params.prompt_logprobs is not None:
-                self._prompt_logprobs[admission.row] = admission.params.prompt_logprobs
 
-    def _launch(self, plan: StepPlan) -> Callable[[], list[SampledRow]]:
+    def _swap_pages(self, swap_out: Pairs, attached: Pairs, swap_in: Pairs) -> None:
+        if swap_out:
+            self._windowed_cache.swap_pages_out(swap_out)
+        if attached:
+            self._windowed_cache.attach_pages(attached)
+        if swap_in:
+            self._windowed_cache.swap_pages_in(swap_in)
+
+    def _move_states(self, checkpoints: Pairs, swap_out: Pairs, swap_in: Pairs, resumed: Pairs) -> None:
+        if checkpoints:
+            self.cache.copy_states(checkpoints)
+        if swap_out:
+            self.cache.swap_states_out(swap_out)
+        if swap_in:
+            self.cache.swap_states_in(swap_in)
+        if resumed:
+            self.cache.copy_states(resumed)
+
+    def _admit(self, admission: Admission) -> None:
+        if self.encoder_inputs:
+            admission = self.encoder_inputs.admit(admission)
+        self.rows.admit(admission)
+        params = row_params(admission.params, admission.sample, admission.stop_ids)
+        self.sampler.admit(admission.row, params, admission.tokens, admission.num_prompt, admission.mu)
+        if self.proposer:
+            self.proposer.admit(admission)
+        if self.structured and admission.params.structured:
+            self.structured.admit(admission)
+        if admission.params.prompt_logprobs is not None:
+            self._prompt_logprobs[admission.row] = admission.params.prompt_logprobs
+
+    def _launch(self, plan: StepPlan) -> Finish:
         runs = self.encoder_inputs.encode(plan.runs) if self.encoder_inputs else plan.runs
         if not runs:
-            return list
+            return dict
         step = self.rows.step(runs)
         if self.encoder_inputs:
             self.encoder_inputs.attach(step.batch, runs)
@@ -183,15 +199,7 @@ class Runner:
             finish = self._verify(step, logits, rows, masks, by_row)
         else:
             finish = self._sample(logits, rows, masks, by_row)
-        scored = self._score(step, logits) if step.scored else {}
-
-        def finish_all() -> list[SampledRow]:
-            sampled = finish()
-            for row, lines in scored.items():
-                sampled.setdefault(row, SampledRow(row)).prompt_logprobs = [id_logprobs(line) for line in lines]
-            return list(sampled.values())
-
-        return finish_all
+        return self._with_prompt_logprobs(step, logits, finish) if step.scored else finish
 
     def _compute(self, step: BatchedStep, rows: list[int]) -> tuple[Any, Masks | None]:
         """The logits, and the masks of rows with structured output. On a GPU, and where a CPU is idle, masks are made
@@ -203,9 +211,7 @@ class Runner:
         masks = self._helper.submit(self.structured.masks, rows, step.drafts, step.parents)
         return self.program.run(step.batch), masks.result()
 
-    def _sample(
-        self, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
-    ) -> Callable[[], dict[int, SampledRow]]:
+    def _sample(self, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]) -> Finish:
         """Sample one token for each row."""
         sample = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
         places = {row: self.rows.expect(row) for row in rows}
@@ -222,7 +228,7 @@ class Runner:
 
     def _verify(
         self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
-    ) -> Callable[[], dict[int, SampledRow]]:
+    ) -> Finish:
         """Sample each row's tokens while they equal its draft tokens, and one more."""
         drafts = [step.drafts.get(row, []) for row in rows]
         parents = [step.parents.get(row, []) for row in rows] if step.parents else None
@@ -298,12 +304,20 @@ class Runner:
             tree = tree if self.program.takes_trees else tree.first_branch()
         return self.structured.valid_drafts(row, tree) if self.structured else tree
 
-    def _score(self, step: BatchedStep, logits: Any) -> dict[int, Iterable[Logprobs]]:
-        """Prompt logprobs by row. The logits are valid until the next step."""
-        return {
+    def _with_prompt_logprobs(self, step: BatchedStep, logits: Any, finish: Finish) -> Finish:
+        """The logits are valid until the next step."""
+        scored = {
             row: self.sampler.logprobs(logits[lines], targets, self._prompt_logprobs[row])
             for row, lines, targets in step.scored
         }
+
+        def finish_all() -> dict[int, SampledRow]:
+            sampled = finish()
+            for row, lines in scored.items():
+                sampled.setdefault(row, SampledRow(row)).prompt_logprobs = [id_logprobs(line) for line in lines]
+            return sampled
+
+        return finish_all
 
 
 def _writes(plan: StepPlan, blocks: set[int]) -> bool:

@@ -10,7 +10,7 @@ from math import erf, sqrt
 import numpy as np
 
 from quire.core.errors import BadCheckpoint, Unsupported
-from quire.models.bert import label_count
+from quire.models.bert_layers import label_count
 from quire.models.config import EncoderConfig, ModelConfig
 from quire.models.registry import CLASSIFIER
 from quire.ops.dequantize import dequantize

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import BadRequest
-from quire.ops.kv_spec import KVCache, KVSpec, StateSpec, WindowedKVCache
+from quire.ops.kv_spec import KVCache, KVSpec, StateSpec
 from quire.ops.opset import Float32, Keep, Program, ProgramSpec, Sampler
+from quire.ops.part_cache import PartCache
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
 from quire.ops.ranks.lora import RankSlots
@@ -200,20 +201,8 @@ def _slot_bytes(spec: KVSpec) -> int:
     return spec.states.num_host_slots * spec.states.host_slot_bytes if spec.states else 0
 
 
-class RankCache:
+class RankCache(PartCache):
     """This rank's KV heads of every block and window page, and its heads of every state."""
-
-    def __init__(self, spec: KVSpec, own: WindowedKVCache) -> None:
-        self.spec, self.own = spec, own
-        self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
-        self.swap_states_out, self.swap_states_in = own.swap_states_out, own.swap_states_in
-        self.copy_states = own.copy_states
-        self.attach_pages, self.copy_pages = own.attach_pages, own.copy_pages
-        self.swap_pages_in, self.swap_pages_out = own.swap_pages_in, own.swap_pages_out
-        self.host_page_buffers = own.host_page_buffers
-        self.swapped = own.swapped
-        self.host_buffers, self.host_state_buffers = own.host_buffers, own.host_state_buffers
-        self.move, self.join_swaps = own.move, own.join_swaps
 
 
 def _as(kind: type[Packed], packed: Any, **more: Any) -> Packed:

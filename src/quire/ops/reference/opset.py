@@ -1,7 +1,6 @@
 """The op set in plain torch, computed eagerly: each op is one formula, and the specification of its kernels."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +13,19 @@ from quire.ops.dequantize import dequantize
 from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.opset import (
     Activation,
-    Chain,
     Float32,
     Int32,
     Keep,
     Mamba2Weights,
     MambaWeights,
-    Program,
     ProgramSpec,
     Routing,
     Sampler,
-    StepBatch,
     Value,
     Wkv7Weights,
 )
 from quire.ops.ranks.cuts import Cut
+from quire.ops.reference.activations import ACTIVATIONS, activate_and_clamp
 from quire.ops.reference.attention import disentangled_attention, paged_attention, self_attention
 from quire.ops.reference.cache import TorchCache
 from quire.ops.reference.causal_conv import causal_conv, conv_in_slots
@@ -36,59 +33,18 @@ from quire.ops.reference.exchange import RankExchange
 from quire.ops.reference.linear_attention import attend_states
 from quire.ops.reference.lora import TorchLoraSlots, add_lora
 from quire.ops.reference.mamba import mamba2_scan, mamba_scan
+from quire.ops.reference.program import TorchBatch, TorchHiddenStates, TorchProgram
 from quire.ops.reference.rope import Frequencies, rope_angles, rotate_heads
 from quire.ops.reference.routing import choose_experts
 from quire.ops.reference.sampler import TorchSampler
 from quire.ops.reference.sparse_attention import sparse_attention, top_positions
-from quire.ops.reference.states import TorchStates
 from quire.ops.reference.wkv7 import wkv7
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 if TYPE_CHECKING:
     from quire.ops.ranks.group import RankGroup
 
-
-@dataclass(frozen=True, slots=True)
-class TorchBatch:
-    """A `StepBatch` on the device, with the cache that it reads and writes."""
-
-    ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    seq_starts: list[int]
-    context_lens: list[int]
-    block_tables: Tensor
-    logit_rows: Tensor
-    cache: TorchCache
-    source_lens: list[int]
-    source_tables: Tensor | None
-    adapters: Tensor | None = None
-    ancestors: list[int] | None = None
-    hidden: Tensor | None = None  # [T, columns] rows that `hidden_states` reads
-    kept: list[Tensor] = field(default_factory=list)
-    states: list[list[int]] = field(default_factory=list)  # segments: (end, source, target)
-
-    @property
-    def trees(self) -> dict[str, Any]:
-        """What attention takes of them."""
-        return {} if self.ancestors is None else {"ancestors": self.ancestors, "positions": self.positions.tolist()}
-
-    @property
-    def slots_of_states(self) -> TorchStates:
-        assert self.cache.slots is not None, "the cache has no state slots"
-        return self.cache.slots
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TorchHiddenStates:
-    rows: Tensor  # [num_rows, columns]
-
-    def put(self, rows: Int32, program: Program, lines: Int32) -> None:
-        assert program.kept is not None, "the program keeps no hidden states"
-        self.rows[torch.from_numpy(rows).long()] = program.kept[torch.from_numpy(lines).long()]
-
-    def load(self, values: Float32) -> None:
-        self.rows[: len(values)] = torch.from_numpy(values).to(self.rows.device)
+__all__ = ["ACTIVATIONS", "TorchOps", "activate_and_clamp"]
 
 
 class TorchOps:
@@ -155,10 +111,10 @@ class TorchOps:
     def new_sampler(self, num_rows: int, vocab_size: int) -> Sampler:
         return TorchSampler(num_rows, vocab_size)
 
-    def compile(self, forward: Callable[[Any, Any], Value], cache: KVCache, spec: ProgramSpec) -> "TorchProgram":
+    def compile(self, forward: Callable[[Any, Any], Value], cache: KVCache, spec: ProgramSpec) -> TorchProgram:
         assert isinstance(cache, TorchCache) and (spec.sampler is None or isinstance(spec.sampler, TorchSampler))
         assert spec.hidden is None or isinstance(spec.hidden, TorchHiddenStates)
-        return TorchProgram(self, forward, cache, spec.max_tokens, spec.sampler, spec.hidden)
+        return TorchProgram(self.device, partial(forward, self), cache, spec.max_tokens, spec.sampler, spec.hidden)
 
     def _tensor(self, stored: StoredTensor) -> Tensor:
         return torch.tensor(dequantize(stored), device=self.device).reshape(stored.shape)
@@ -437,83 +393,3 @@ class TorchOps:
 
     def rows(self, x: Tensor, batch: TorchBatch) -> Tensor:
         return x[batch.logit_rows]
-
-
-ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    Activation.SILU: F.silu,
-    Activation.GELU: F.gelu,
-    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
-    Activation.RELU: F.relu,
-    Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
-    Activation.QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
-    Activation.TANH: torch.tanh,
-    Activation.ELU: F.elu,
-    # In fp64: torch's vectors and the rest of an array would round otherwise, and states remember it.
-    Activation.SIGMOID: lambda x: torch.sigmoid(x.double()).to(x.dtype),
-    Activation.CLAMPED_SWIGLU: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
-}
-
-
-def activate_and_clamp(x: Tensor, kind: Activation, limit: float) -> Tensor:
-    gate, up = x.chunk(2, dim=-1)
-    return ACTIVATIONS[kind](gate).clamp(-limit, limit) * up.clamp(-limit, limit)
-
-
-class TorchProgram:
-    """Runs the forward pass eagerly, every step."""
-
-    def __init__(
-        self,
-        ops: TorchOps,
-        forward: Callable[[Any, Any], Value],
-        cache: TorchCache,
-        max_tokens: int,
-        sampler: TorchSampler | None,
-        hidden: TorchHiddenStates | None,
-    ) -> None:
-        self._ops, self._forward, self._cache, self._max_tokens, self._sampler, self._hidden = (
-            ops,
-            forward,
-            cache,
-            max_tokens,
-            sampler,
-            hidden,
-        )
-        self.kept: Tensor | None = None
-        self.takes_trees = cache.spec.states is None and cache.spec.index is None
-        self.chain: Chain | None = None
-
-    def run(self, batch: StepBatch) -> Tensor:
-        assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens, compiled for {self._max_tokens}"
-        step = self._on_device(batch)
-        logits = self._forward(self._ops, step)
-        self.kept = step.kept[0] if step.kept else None
-        return logits
-
-    def _resolve_ids(self, ids: Int32) -> Int32:
-        if self._sampler is None or min(ids) >= 0:
-            return ids
-        return np.array([token if token >= 0 else self._sampler.last(~token) for token in ids], np.int32)
-
-    def _on_device(self, batch: StepBatch) -> TorchBatch:
-        def index(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array.astype(np.int64)).to(self._ops.device)
-
-        return TorchBatch(
-            ids=index(self._resolve_ids(batch.ids)),
-            positions=index(batch.positions),
-            slots=index(batch.slots),
-            seq_starts=batch.seq_starts.tolist(),
-            context_lens=batch.context_lens.tolist(),
-            block_tables=index(batch.block_tables),
-            logit_rows=index(batch.logit_rows),
-            cache=self._cache,
-            source_lens=[] if batch.source_lens is None else batch.source_lens.tolist(),
-            source_tables=None if batch.source_tables is None else index(batch.source_tables),
-            adapters=None if batch.adapters is None else index(batch.adapters),
-            ancestors=None if batch.ancestors is None else batch.ancestors.tolist(),
-            hidden=None
-            if batch.hidden_rows is None or self._hidden is None
-            else self._hidden.rows[index(batch.hidden_rows)],
-            states=[] if batch.states is None else batch.states.tolist(),
-        )

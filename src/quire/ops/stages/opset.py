@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quire.ops.kv_spec import KVCache, KVSpec, WindowedKVCache
+from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.opset import HiddenStates, Keep, LoraSlots, Program, ProgramSpec
+from quire.ops.part_cache import PartCache
 from quire.ops.stages.forward import StageForward
 from quire.ops.stages.parts import StagePart
 from quire.ops.stages.trace import absent_experts, absent_heads, absent_weight
@@ -77,20 +78,8 @@ class StageOps:
         return int(self.backend.room(*given, hidden=self.received))
 
 
-class StageCache:
+class StageCache(PartCache):
     """This stage's layers of every block and window page."""
-
-    def __init__(self, spec: KVSpec, own: WindowedKVCache) -> None:
-        self.spec, self.own = spec, own
-        self.copy, self.swap_out, self.swap_in = own.copy, own.swap_out, own.swap_in
-        self.swap_states_out, self.swap_states_in = own.swap_states_out, own.swap_states_in
-        self.copy_states = own.copy_states
-        self.attach_pages, self.copy_pages = own.attach_pages, own.copy_pages
-        self.swap_pages_in, self.swap_pages_out = own.swap_pages_in, own.swap_pages_out
-        self.host_page_buffers = own.host_page_buffers
-        self.swapped = own.swapped
-        self.host_buffers, self.host_state_buffers = own.host_buffers, own.host_state_buffers
-        self.move, self.join_swaps = own.move, own.join_swaps
 
 
 class StageSlots:

@@ -1,5 +1,6 @@
 """A GGUF file as a checkpoint: Hugging Face's names, keys and row order; tensors are views of the mapped file."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from quire.core.errors import BadCheckpoint, Unsupported
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import StoredTensor, stored_floats
 from quire.weights.config import MAX_SIZES, CheckpointConfig
+from quire.weights.gguf.architecture import GGUFArchitecture
 from quire.weights.gguf.container import GGUFFile
 from quire.weights.gguf.names import (
     LONGROPE_TENSORS,
@@ -33,15 +35,10 @@ class GGUFCheckpoint:
         self._gguf = GGUFFile(path)
         metadata = CheckpointConfig(path, self._gguf.metadata)
         row = find_architecture(metadata)
-        entries: dict[str, TensorEntry] = {}
         self._files: dict[str, GGUFFile] = {}  # by GGUF tensor name
         splits = all_splits(self._gguf)
         self._mapped = chained(split.file for split in splits)
-        for split in splits:
-            for name, entry in read_directory(split).items():
-                if name in entries:
-                    raise BadCheckpoint(f"{split.path}: tensor {name!r} is in {self._files[name].path.name}, too")
-                entries[name], self._files[name] = entry, split
+        entries = self._read_directories(splits)
         row = row.of_file(entries)
         if EMBEDDING not in entries:
             raise BadCheckpoint(f"{path} has no tensor {EMBEDDING!r}")
@@ -54,20 +51,33 @@ class GGUFCheckpoint:
             lists = {key: dequantize(self._stored(entry)).ravel() for key, entry in factors.items()}
             values["rope_scaling"] = longrope(metadata, {key: numbers.tolist() for key, numbers in lists.items()})
         self.config = CheckpointConfig(path, values)
-        self._entries: dict[str, tuple[TensorEntry, TensorName]] = {}
+        self._entries: dict[str, tuple[TensorEntry, TensorName]] = {}  # by the name that Hugging Face has for it
         for entry in entries.values():
-            translated = translate_name(row, entry.name)
-            if translated is None:
-                raise Unsupported(f"{path}: tensor {entry.name!r} is not one that {row.name} has")
-            if "{}" not in translated.name:
-                self._entries[translated.name] = (entry, translated)
-                continue
-            if len(entry.shape) < 2 or entry.shape[0] > MAX_SIZES["expert_count"]:
-                raise BadCheckpoint(f"{path}: tensor {entry.name!r} of shape {[*entry.shape]} does not stack experts")
-            if len(self._entries) > MAX_TENSORS:
-                raise BadCheckpoint(f"{path} has more than {MAX_TENSORS} tensors, those of experts counted one by one")
-            for expert in range(entry.shape[0]):
-                self._entries[translated.name.format(expert)] = (entry, replace(translated, expert=expert))
+            self._add(entry, row)
+
+    def _read_directories(self, splits: Sequence[GGUFFile]) -> dict[str, TensorEntry]:
+        entries: dict[str, TensorEntry] = {}
+        for split in splits:
+            for name, entry in read_directory(split).items():
+                if name in entries:
+                    raise BadCheckpoint(f"{split.path}: tensor {name!r} is in {self._files[name].path.name}, too")
+                entries[name], self._files[name] = entry, split
+        return entries
+
+    def _add(self, entry: TensorEntry, row: GGUFArchitecture) -> None:
+        """One tensor, or those of all experts that it stacks."""
+        translated = translate_name(row, entry.name)
+        if translated is None:
+            raise Unsupported(f"{self.path}: tensor {entry.name!r} is not one that {row.name} has")
+        if "{}" not in translated.name:
+            self._entries[translated.name] = (entry, translated)
+            return
+        if len(entry.shape) < 2 or entry.shape[0] > MAX_SIZES["expert_count"]:
+            raise BadCheckpoint(f"{self.path}: tensor {entry.name!r} of shape {[*entry.shape]} does not stack experts")
+        if len(self._entries) > MAX_TENSORS:
+            raise BadCheckpoint(f"{self.path} has more than {MAX_TENSORS} tensors, those of experts counted one by one")
+        for expert in range(entry.shape[0]):
+            self._entries[translated.name.format(expert)] = (entry, replace(translated, expert=expert))
 
     def names(self) -> list[str]:
         return list(self._entries)

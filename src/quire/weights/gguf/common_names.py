@@ -15,11 +15,12 @@ from quire.weights.gguf.shared_names import (
     HEAD_NORMS,
     INTERLEAVED_QK,
     MIXTRAL_EXPERTS,
-    NEXTN,
+    NEXTN_TENSORS,
     OUTER_TENSORS,
     PRE_AND_POST_NORMS,
     SHARED_EXPERT,
     SHARED_EXPERTS,
+    SIGMOID,
     like_llama,
 )
 
@@ -86,11 +87,11 @@ COMMON_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             **SHARED_EXPERTS,
             "post_attention_norm": "post_attention_layernorm",
             "exp_probs_b": "mlp.gate.e_score_correction_bias",
-            **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
+            **NEXTN_TENSORS,
         },
         biases={"attention_bias": "attn_q"},
-        expects={"expert_gating_func": 2},  # the sigmoid
-        derive=derived_config.glm,
+        expects={"expert_gating_func": SIGMOID},
+        derive=derived_config.without_nextn,
         variants={"attn_q_norm": GGUFVariant(constants={"use_qk_norm": True})},
     ),
     "exaone4": like_llama(
@@ -141,23 +142,19 @@ COMMON_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         derive=derived_config.gpt_oss,
     ),
-    "granite": GGUFArchitecture(
-        name="GraniteForCausalLM",
+    "granite": like_llama(
+        "GraniteForCausalLM",
+        "granite",
         keys=GRANITE_KEYS,
-        constants={"model_type": "granite", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
         interleaved=INTERLEAVED_QK,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
         expects={"rope.scaling.finetuned": True},  # false stands for layers that do not rotate
     ),
-    "granitemoe": GGUFArchitecture(
-        name="GraniteMoeForCausalLM",
+    "granitemoe": like_llama(
+        "GraniteMoeForCausalLM",
+        "granitemoe",
         keys={**GRANITE_KEYS, **EXPERT_KEYS},
-        constants={"model_type": "granitemoe", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
         layer_tensors={
-            **GATED_LAYER,
             **MIXTRAL_EXPERTS,
             "ffn_gate_inp": "block_sparse_moe.router.layer",
             "ffn_gate_shexp": "shared_mlp.gate_proj",

@@ -10,7 +10,8 @@ from typing import Any
 
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
-from quire.weights.gguf.shared_names import NEXTN, SIGMOID
+from quire.weights.gguf.derived_config import layer_count
+from quire.weights.gguf.shared_names import EXPERTS, NEXTN_TENSORS, SHARED_EXPERTS, SIGMOID
 
 DEEPSEEK_KEYS = {
     "num_hidden_layers": "block_count",
@@ -57,16 +58,12 @@ DEEPSEEK_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
+    **EXPERTS,
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
+    **SHARED_EXPERTS,
+    **NEXTN_TENSORS,
 }
+SPLIT_KV_B = GGUFVariant({"split_kv_b": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"})
 
 
 def mla_sizes(config: CheckpointConfig) -> dict[str, Any]:
@@ -86,8 +83,7 @@ def _deepseek(config: CheckpointConfig) -> dict[str, Any]:
         derived = {"architectures": ["DeepseekV3ForCausalLM"]}
     else:
         derived = {"topk_method": "group_limited_greedy" if config.int("n_group", 1) > 1 else "greedy"}
-    # block_count includes the layers that predict further tokens.
-    derived["num_hidden_layers"] = config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
+    derived["num_hidden_layers"] = layer_count(config)
     derived |= mla_sizes(config)
     if (scaling := config.get("rope_scaling")) and scaling["rope_type"] == "yarn":
         # DeepSeek's mscale and mscale_all_dim are both ten times the file's value, and cancel out in cos and sin.
@@ -119,9 +115,7 @@ DEEPSEEK = GGUFArchitecture(
     derive=_deepseek,
     variants={
         "exp_probs_b": GGUFVariant({"gating": SIGMOID}),  # some files of GLM-4.7-Flash do not have the key
-        "attn_k_b": GGUFVariant(
-            {"split_kv_b": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
-        ),
+        "attn_k_b": SPLIT_KV_B,
     },
 )
 INDEX_NAMES = {"k_norm": "k_norm", "proj": "weights_proj", "attn_k": "wk", "attn_q_b": "wq_b"}

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.weights.config import CheckpointConfig
-from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
-from quire.weights.gguf.deepseek_names import DEEPSEEK_KEYS, DEEPSEEK_LAYER, mla_sizes
+from quire.weights.gguf.architecture import GGUFArchitecture
+from quire.weights.gguf.deepseek_names import DEEPSEEK_KEYS, DEEPSEEK_LAYER, SPLIT_KV_B, mla_sizes
+from quire.weights.gguf.derived_config import layer_count
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
     EXPERTS,
     GATED_LAYER,
     HEAD_NORMS,
-    NEXTN,
+    NEXTN_TENSORS,
     OUTER_TENSORS,
     SHARED_EXPERT,
 )
@@ -44,18 +45,18 @@ DELTA_LAYER = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
-    **{f"nextn.{part}": f"nextn.{part}" for part in NEXTN},
+    **NEXTN_TENSORS,
 }
 EXPERT_LAYER = {**EXPERTS, **SHARED_EXPERT}
 CONSTANTS = {"hidden_act": "silu", "converted": True}
 
 
 def delta_net(config: CheckpointConfig) -> dict[str, Any]:
-    """The width of a value head; block_count includes the layers that predict further tokens."""
+    """The width of a value head."""
     heads = config.int("linear_num_value_heads")
     return {
         "linear_value_head_dim": config.int("value_size") // max(heads, 1),
-        "num_hidden_layers": config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0),
+        "num_hidden_layers": layer_count(config),
     }
 
 
@@ -91,11 +92,7 @@ KIMI_LINEAR = GGUFArchitecture(
         "ssm_norm": "self_attn.o_norm",
     },
     derive=kimi_linear,
-    variants={
-        "attn_k_b": GGUFVariant(
-            {"split_kv_b": True}, {"attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj"}
-        )
-    },
+    variants={"attn_k_b": SPLIT_KV_B},
 )
 
 DELTA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {

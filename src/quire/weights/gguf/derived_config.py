@@ -35,9 +35,8 @@ def olmo(config: CheckpointConfig) -> dict[str, Any]:
     return {"architectures": ["Olmo3ForCausalLM"], **kinds}
 
 
-def glm(config: CheckpointConfig) -> dict[str, Any]:
-    """block_count includes the layers that predict further tokens."""
-    return {"num_hidden_layers": config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)}
+def without_nextn(config: CheckpointConfig) -> dict[str, Any]:
+    return {"num_hidden_layers": layer_count(config)}
 
 
 def baichuan(config: CheckpointConfig) -> dict[str, Any]:
@@ -92,6 +91,17 @@ def gpt_oss(config: CheckpointConfig) -> dict[str, Any]:
         "layer_types": _layer_types((layer + 1) % 2 for layer in layers),
         "rope_scaling": {**scaling, "truncate": False} if scaling else None,
     }
+
+
+def layer_count(config: CheckpointConfig) -> int:
+    """block_count includes the layers that predict further tokens."""
+    return config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
+
+
+def types_by_pattern(pattern: Any, layers: int) -> list[str]:
+    """`pattern` has a flag for each layer, or is the period of those without a window."""
+    flags = pattern if isinstance(pattern, array) else [(layer + 1) % max(pattern, 1) for layer in range(layers)]
+    return _layer_types(flags)
 
 
 def _layer_types(pattern: Iterable[int]) -> list[str]:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from quire.weights.gguf import derived_config
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
 from quire.weights.gguf.shared_names import (
-    DECODER_KEYS,
     GATED_LAYER,
     GEMMA_KEYS,
     HEAD_NORMS,
     INTERLEAVED_QK,
     OUTER_TENSORS,
     PRE_AND_POST_NORMS,
+    like_llama,
 )
 
 ENCODER_KEYS = {
@@ -29,6 +29,26 @@ EMBEDDINGS = {
     "token_embd.weight": "embeddings.word_embeddings.weight",
     "token_types.weight": "embeddings.token_type_embeddings.weight",
 }
+BERT_TENSORS = {
+    **EMBEDDINGS,
+    **{f"token_embd_norm.{part}": f"embeddings.LayerNorm.{part}" for part in ("weight", "bias")},
+}
+BERT_ATTENTION = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+}
+NOMIC_TENSORS = {**EMBEDDINGS, **{f"token_embd_norm.{part}": f"emb_ln.{part}" for part in ("weight", "bias")}}
+NOMIC_LAYER = {
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "attn_output_norm": "norm1",
+    "ffn_up": "mlp.fc1",
+    "ffn_down": "mlp.fc2",
+    "layer_output_norm": "norm2",
+}
 
 ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "bert": GGUFArchitecture(
@@ -36,19 +56,14 @@ ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         keys=ENCODER_KEYS,
         constants={"model_type": "bert", "hidden_act": "gelu", "pad_token_id": -1},  # position 0 is the first row
         tensors={
-            **EMBEDDINGS,
+            **BERT_TENSORS,
             "position_embd.weight": "embeddings.position_embeddings.weight",
-            **{f"token_embd_norm.{part}": f"embeddings.LayerNorm.{part}" for part in ("weight", "bias")},
             **{f"cls.{part}": f"classifier.dense.{part}" for part in ("weight", "bias")},
             **{f"cls.output.{part}": f"classifier.out_proj.{part}" for part in ("weight", "bias")},
         },
         layers="encoder.layer",
         layer_tensors={
-            "attn_q": "attention.self.query",
-            "attn_k": "attention.self.key",
-            "attn_v": "attention.self.value",
-            "attn_output": "attention.output.dense",
-            "attn_output_norm": "attention.output.LayerNorm",
+            **BERT_ATTENTION,
             "ffn_up": "intermediate.dense",
             "ffn_down": "output.dense",
             "layer_output_norm": "output.LayerNorm",
@@ -64,20 +79,9 @@ ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         name="NomicBertModel",
         keys=ENCODER_KEYS,
         constants={"model_type": "nomic_bert", "hidden_act": "silu"},
-        tensors={
-            **EMBEDDINGS,
-            **{f"token_embd_norm.{part}": f"emb_ln.{part}" for part in ("weight", "bias")},
-        },
+        tensors=NOMIC_TENSORS,
         layers="encoder.layers",
-        layer_tensors={
-            "attn_qkv": "attn.Wqkv",
-            "attn_output": "attn.out_proj",
-            "attn_output_norm": "norm1",
-            "ffn_up": "mlp.fc11",
-            "ffn_gate": "mlp.fc12",
-            "ffn_down": "mlp.fc2",
-            "layer_output_norm": "norm2",
-        },
+        layer_tensors={**NOMIC_LAYER, "ffn_up": "mlp.fc11", "ffn_gate": "mlp.fc12"},
         expects={"attention.causal": False},
     ),
     "nomic-bert-moe": GGUFArchitecture(
@@ -91,21 +95,13 @@ ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         constants={"model_type": "nomic_bert", "activation_function": "gelu"}
         | dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
-        tensors={
-            **EMBEDDINGS,
-            **{f"token_embd_norm.{part}": f"emb_ln.{part}" for part in ("weight", "bias")},
-        },
+        tensors=NOMIC_TENSORS,
         layers="encoder.layers",
         layer_tensors={
-            "attn_qkv": "attn.Wqkv",
-            "attn_output": "attn.out_proj",
-            "attn_output_norm": "norm1",
-            "ffn_up": "mlp.fc1",
-            "ffn_down": "mlp.fc2",
+            **NOMIC_LAYER,
             "ffn_gate_inp": "mlp.router.layer",
             "ffn_up_exps": "mlp.experts.{}.w1",
             "ffn_down_exps": "mlp.experts.{}.w2",
-            "layer_output_norm": "norm2",
         },
         expects={"attention.causal": False},
     ),
@@ -113,17 +109,10 @@ ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         name="JinaBertModel",
         keys=ENCODER_KEYS,
         constants={"model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
-        tensors={
-            **EMBEDDINGS,
-            **{f"token_embd_norm.{part}": f"embeddings.LayerNorm.{part}" for part in ("weight", "bias")},
-        },
+        tensors=BERT_TENSORS,
         layers="encoder.layer",
         layer_tensors={
-            "attn_q": "attention.self.query",
-            "attn_k": "attention.self.key",
-            "attn_v": "attention.self.value",
-            "attn_output": "attention.output.dense",
-            "attn_output_norm": "attention.output.LayerNorm",
+            **BERT_ATTENTION,
             "ffn_gate": "mlp.gated_layers_w",
             "ffn_up": "mlp.gated_layers_v",
             "ffn_down": "mlp.wo",
@@ -135,19 +124,9 @@ ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         name="JinaEmbeddingsV3Model",
         keys=ENCODER_KEYS,
         constants={"model_type": "jina_embeddings_v3", "hidden_act": "gelu"},
-        tensors={
-            **EMBEDDINGS,
-            **{f"token_embd_norm.{part}": f"emb_ln.{part}" for part in ("weight", "bias")},
-        },
+        tensors=NOMIC_TENSORS,
         layers="encoder.layers",
-        layer_tensors={
-            "attn_qkv": "mixer.Wqkv",
-            "attn_output": "mixer.out_proj",
-            "attn_output_norm": "norm1",
-            "ffn_up": "mlp.fc1",
-            "ffn_down": "mlp.fc2",
-            "layer_output_norm": "norm2",
-        },
+        layer_tensors={**NOMIC_LAYER, "attn_qkv": "mixer.Wqkv", "attn_output": "mixer.out_proj"},
         expects={"attention.causal": False},
     ),
     "modern-bert": GGUFArchitecture(
@@ -176,20 +155,10 @@ ENCODER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         expects={"attention.causal": False},
     ),
-    "eurobert": GGUFArchitecture(
-        name="EuroBertModel",
-        keys=DECODER_KEYS,
-        constants={"model_type": "eurobert", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
-        expects={"attention.causal": False},
-    ),
-    "llama-embed": GGUFArchitecture(
-        name="LlamaBidirectionalModel",
-        keys=DECODER_KEYS,
-        constants={"model_type": "llama_bidirec", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
+    "eurobert": like_llama("EuroBertModel", "eurobert", expects={"attention.causal": False}),
+    "llama-embed": like_llama(
+        "LlamaBidirectionalModel",
+        "llama_bidirec",
         interleaved=INTERLEAVED_QK,
         biases={"attention_bias": "attn_q", "mlp_bias": "ffn_up"},
     ),

@@ -8,37 +8,30 @@ from typing import Any
 from quire.core.errors import Unsupported
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.architecture import GGUFArchitecture
+from quire.weights.gguf.derived_config import layer_count, types_by_pattern
 from quire.weights.gguf.llama_like_names import HUNYUAN
-from quire.weights.gguf.newer_names import NEXTN_TENSORS
+from quire.weights.gguf.newer_names import NEXTN_LAYER
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
     EXPERTS,
-    GATED_LAYER,
     GLM_KEYS,
     HEAD_NORMS,
-    OUTER_TENSORS,
     SHARED_EXPERTS,
     SIGMOID,
+    SOFTMAX,
+    like_llama,
 )
 
-SOFTMAX = 1  # of expert_gating_func
 PATTERN = {"sliding_window_pattern": "attention.sliding_window_pattern"}
 WHERE_EXPERTS = {"expert_layers": "ffn_gate_inp"}
 
 
-def layer_count(config: CheckpointConfig) -> int:
-    """block_count includes the layers that predict further tokens."""
-    return config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
-
-
-def layer_types(config: CheckpointConfig, layers: int, period: int = 4) -> list[str] | None:
-    """By a flag for each layer, or by the period of those without a window. None: there is no window."""
+def layer_types(config: CheckpointConfig, layers: int) -> list[str] | None:
+    """None: there is no window."""
     if not config.int("sliding_window", 0):
         return None
-    pattern = config.get("sliding_window_pattern", period)
-    flags = pattern if isinstance(pattern, array) else [(layer + 1) % max(pattern, 1) for layer in range(layers)]
-    return ["sliding_attention" if local else "full_attention" for local in flags][:layers]
+    return types_by_pattern(config.get("sliding_window_pattern", 4), layers)[:layers]
 
 
 def experts_where_stored(config: CheckpointConfig, layers: int) -> list[str]:
@@ -102,24 +95,22 @@ def _step35(config: CheckpointConfig) -> dict[str, Any]:
 
 
 LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
-    "mellum": GGUFArchitecture(
-        name="MellumForCausalLM",
+    "mellum": like_llama(
+        "MellumForCausalLM",
+        "mellum",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             **PATTERN,
             "num_experts": "expert_count",
             "rope_local_base_freq": "rope.freq_base_swa",
         },
-        constants={"model_type": "mellum", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **HEAD_NORMS, **EXPERTS},
+        layer_tensors={**HEAD_NORMS, **EXPERTS},
         derive=_mellum,
     ),
-    "cohere2moe": GGUFArchitecture(
-        name="Cohere2MoeForCausalLM",
+    "cohere2moe": like_llama(
+        "Cohere2MoeForCausalLM",
+        "cohere2_moe",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             **PATTERN,
             "num_experts": "expert_count",
@@ -130,23 +121,19 @@ LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "gating": "expert_gating_func",
             "num_nextn_predict_layers": "nextn_predict_layers",
         },
-        constants={"model_type": "cohere2_moe", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors={**GATED_LAYER, **EXPERTS, **SHARED_EXPERTS, **NEXTN_TENSORS},
+        layer_tensors={**EXPERTS, **SHARED_EXPERTS, **NEXTN_LAYER},
         expects={"expert_weights_scale": None},
         layers_with=WHERE_EXPERTS,
         derive=_cohere2_moe,
     ),
-    "hy_v3": GGUFArchitecture(
-        name="HYV3ForCausalLM",
-        keys={**DECODER_KEYS, **EXPERT_KEYS, **GLM_KEYS, "num_experts": "expert_count"},
-        constants={"model_type": "hy_v3", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
+    "hy_v3": like_llama(
+        "HYV3ForCausalLM",
+        "hy_v3",
+        keys={**EXPERT_KEYS, **GLM_KEYS, "num_experts": "expert_count"},
         layer_tensors={
-            **GATED_LAYER,
             **HEAD_NORMS,
             **EXPERTS,
-            **NEXTN_TENSORS,
+            **NEXTN_LAYER,
             "ffn_gate_inp": "mlp.router.gate",
             "exp_probs_b": "mlp.expert_bias",
             **{f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
@@ -155,10 +142,10 @@ LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         layers_with=WHERE_EXPERTS,
         derive=_hy_v3,
     ),
-    "step35": GGUFArchitecture(
-        name="Step3p5ForCausalLM",
+    "step35": like_llama(
+        "Step3p5ForCausalLM",
+        "step3p5",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             **PATTERN,
             "rope_local_base_freq": "rope.freq_base_swa",
@@ -167,10 +154,7 @@ LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "swiglu_limits": "swiglu_clamp_exp",
             "swiglu_limits_shared": "swiglu_clamp_shexp",
         },
-        constants={"model_type": "step3p5", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
         layer_tensors={
-            **GATED_LAYER,
             **HEAD_NORMS,
             **EXPERTS,
             "ffn_gate_inp": "moe.gate",
@@ -185,11 +169,8 @@ LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "hunyuan_vl": replace(  # its text
         HUNYUAN, keys={**DECODER_KEYS, "rope_alpha": "rope.scaling.alpha"}, derive=_hunyuan_vl
     ),
-    "paddleocr": GGUFArchitecture(  # its text: ERNIE 4.5 with the rope of Llama
-        name="LlamaForCausalLM",
-        keys=DECODER_KEYS,
-        constants={"model_type": "llama", "hidden_act": "silu"},
-        tensors=OUTER_TENSORS,
-        layer_tensors=GATED_LAYER,
+    "paddleocr": like_llama(  # its text: ERNIE 4.5 with the rope of Llama
+        "LlamaForCausalLM",
+        "llama",
     ),
 }

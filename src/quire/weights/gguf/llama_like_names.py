@@ -15,6 +15,7 @@ from quire.weights.gguf.shared_names import (
     MIXTRAL_EXPERTS,
     OUTER_TENSORS,
     SHARED_EXPERTS,
+    SIGMOID,
     like_llama,
 )
 
@@ -88,7 +89,7 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "ffn_down_exps": "feed_forward.experts.{}.w2",
             "exp_probs_b": "feed_forward.expert_bias",
         },
-        expects={"expert_gating_func": 2},  # the sigmoid
+        expects={"expert_gating_func": SIGMOID},
         derive=derived_config.lfm2,
     ),
     "exaone": like_llama(  # EXAONE 3
@@ -166,7 +167,7 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         keys={**EXPERT_KEYS, **GLM_KEYS, "n_group": "expert_group_count", "topk_group": "expert_group_used_count"},
         layer_tensors={**HEAD_NORMS, **EXPERTS, **SHARED_EXPERTS, "exp_probs_b": "mlp.gate.e_score_correction_bias"},
         biases={"attention_bias": "attn_q"},
-        expects={"expert_gating_func": 2},  # the sigmoid
+        expects={"expert_gating_func": SIGMOID},
     ),
     "ernie4_5-moe": like_llama(
         "Ernie4_5_MoeForCausalLM",
@@ -188,7 +189,7 @@ LLAMA_LIKE_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         "minimax_m2",
         keys=EXPERT_KEYS,
         layer_tensors={**HEAD_NORMS, **MIXTRAL_EXPERTS, "exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
-        expects={"expert_gating_func": 2},
+        expects={"expert_gating_func": SIGMOID},
     ),
     "phimoe": like_llama(
         "PhimoeForCausalLM",

@@ -9,19 +9,26 @@ from typing import Any
 
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
+from quire.weights.gguf.derived_config import layer_count
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
-    GATED_LAYER,
     GLM_KEYS,
     GRANITE_KEYS,
     INTERLEAVED_QK,
     MIXTRAL_EXPERTS,
-    NEXTN,
-    OUTER_TENSORS,
+    NEXTN_TENSORS,
+    like_llama,
 )
 
-MAMBA2_TENSORS = {
+MAMBA_KEYS = {  # of Mamba 1 and 2
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
+    "conv_kernel": "ssm.conv_kernel",
+    "state_size": "ssm.state_size",
+}
+MAMBA_TENSORS = {
     "token_embd.weight": "backbone.embeddings.weight",
     "output_norm.weight": "backbone.norm_f.weight",
     "output.weight": "lm_head.weight",
@@ -43,7 +50,7 @@ HYBRID_KEYS = {
     "mamba_d_ssm": "ssm.inner_size",
 }
 FEED_FORWARD = {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}
-FEED_FORWARD_LAYER = {**GATED_LAYER, **FEED_FORWARD, "ffn_norm": "pre_ff_layernorm"}
+FEED_FORWARD_LAYER = {**FEED_FORWARD, "ffn_norm": "pre_ff_layernorm"}
 SHARED_MLP = {f"ffn_{part}": f"shared_mlp.{part}_proj" for part in ("gate", "up", "down")}
 
 
@@ -75,10 +82,10 @@ def jamba(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def nemotron_h(config: CheckpointConfig) -> dict[str, Any]:
-    """What a layer is, its tensors tell. block_count includes the layers that predict further tokens."""
+    """What a layer is, its tensors tell."""
     lists = {"mamba": "mamba_layers", "attention": "attention_layers", "moe": "expert_layers"}
     kinds = {layer: kind for kind, key in lists.items() for layer in config.list(key)}
-    layers = config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
+    layers = layer_count(config)
     heads, size = config.get("num_key_value_heads"), config.get("intermediate_size")
     inner = config.int("inner_size")
     return {
@@ -120,7 +127,7 @@ NEMOTRON_H = GGUFArchitecture(
         "inner_size": "ssm.inner_size",
     },
     constants={"model_type": "nemotron_h", "mlp_hidden_act": "relu2", "converted": True},
-    tensors=MAMBA2_TENSORS,
+    tensors=MAMBA_TENSORS,
     layer_tensors={
         "attn_norm": "norm",
         **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
@@ -136,7 +143,8 @@ NEMOTRON_H = GGUFArchitecture(
         "ffn_latent_down": "mixer.fc1_latent_proj",
         "ffn_latent_up": "mixer.fc2_latent_proj",
         **mixer_tensors("mixer"),
-        **{part: part for part in ("ffn_norm", *(f"nextn.{part}" for part in NEXTN))},
+        "ffn_norm": "ffn_norm",
+        **NEXTN_TENSORS,
     },
     biases={"use_conv_bias": "ssm_conv1d", "mamba_proj_bias": "ssm_in"},
     layers_with={"mamba_layers": "ssm_in", "attention_layers": "attn_q", "expert_layers": "ffn_gate_inp"},
@@ -148,26 +156,22 @@ MAMBA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "mamba": GGUFArchitecture(
         name="MambaForCausalLM",
         keys={
-            "num_hidden_layers": "block_count",
-            "hidden_size": "embedding_length",
-            "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
-            "conv_kernel": "ssm.conv_kernel",
-            "state_size": "ssm.state_size",
+            **MAMBA_KEYS,
             "time_step_rank": "ssm.time_step_rank",
             "intermediate_size": "ssm.inner_size",
             "norms_parameters": "ssm.dt_b_c_rms",
         },
         constants={"model_type": "mamba", "hidden_act": "silu", "converted": True},
-        tensors=MAMBA2_TENSORS,
+        tensors=MAMBA_TENSORS,
         layer_tensors={"attn_norm": "norm", **{part: f"mixer.{name}" for part, name in MAMBA_MIXER.items()}},
         biases={"use_conv_bias": "ssm_conv1d", "use_bias": "ssm_in"},
         derive=mamba,
         layers="backbone.layers",
     ),
-    "jamba": GGUFArchitecture(
-        name="JambaForCausalLM",
+    "jamba": like_llama(
+        "JambaForCausalLM",
+        "jamba",
         keys={
-            **DECODER_KEYS,
             **EXPERT_KEYS,
             "num_experts": "expert_count",
             "mamba_d_conv": "ssm.conv_kernel",
@@ -175,8 +179,7 @@ MAMBA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             "mamba_dt_rank": "ssm.time_step_rank",
             "inner_size": "ssm.inner_size",
         },
-        constants={"model_type": "jamba", "hidden_act": "silu", "converted": True},
-        tensors=OUTER_TENSORS,
+        constants={"converted": True},
         layer_tensors={
             **FEED_FORWARD_LAYER,
             "ffn_gate_inp": "feed_forward.router",
@@ -188,16 +191,11 @@ MAMBA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         layers_with={"attn_layers": "attn_q", "expert_layers": "ffn_gate_inp"},
         derive=jamba,
     ),
-    "falcon-h1": GGUFArchitecture(
-        name="FalconH1ForCausalLM",
-        keys={**DECODER_KEYS, **HYBRID_KEYS},
-        constants={
-            "model_type": "falcon_h1",
-            "hidden_act": "silu",
-            "converted": True,
-            "mamba_norm_before_gate": False,
-        },
-        tensors=OUTER_TENSORS,
+    "falcon-h1": like_llama(
+        "FalconH1ForCausalLM",
+        "falcon_h1",
+        keys=HYBRID_KEYS,
+        constants={"converted": True, "mamba_norm_before_gate": False},
         layer_tensors={**FEED_FORWARD_LAYER, **mixer_tensors("mamba")},
         biases={
             "attention_bias": "attn_q",
@@ -213,34 +211,24 @@ MAMBA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "mamba2": GGUFArchitecture(
         name="Mamba2ForCausalLM",
         keys={
-            "num_hidden_layers": "block_count",
-            "hidden_size": "embedding_length",
-            "layer_norm_epsilon": "attention.layer_norm_rms_epsilon",
-            "conv_kernel": "ssm.conv_kernel",
-            "state_size": "ssm.state_size",
+            **MAMBA_KEYS,
             "num_heads": "ssm.time_step_rank",
             "n_groups": "ssm.group_count",
             "inner_size": "ssm.inner_size",
         },
         constants={"model_type": "mamba2", "hidden_act": "silu", "converted": True},
-        tensors=MAMBA2_TENSORS,
+        tensors=MAMBA_TENSORS,
         layer_tensors={"attn_norm": "norm", **mixer_tensors("mixer")},
         biases={"use_conv_bias": "ssm_conv1d", "use_bias": "ssm_in"},
         derive=mamba2,
         layers="backbone.layers",
     ),
-    "granitehybrid": GGUFArchitecture(
-        name="GraniteMoeHybridForCausalLM",
-        keys={
-            **GRANITE_KEYS,
-            **EXPERT_KEYS,
-            **HYBRID_KEYS,
-            "is_rotated": "rope.scaling.finetuned",
-        },
-        constants={"model_type": "granitemoehybrid", "hidden_act": "silu", "converted": True},
-        tensors=OUTER_TENSORS,
+    "granitehybrid": like_llama(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        keys={**GRANITE_KEYS, **EXPERT_KEYS, **HYBRID_KEYS, "is_rotated": "rope.scaling.finetuned"},
+        constants={"converted": True},
         layer_tensors={
-            **GATED_LAYER,
             **SHARED_MLP,
             **{f"{part}_shexp": name for part, name in SHARED_MLP.items()},
             **MIXTRAL_EXPERTS,

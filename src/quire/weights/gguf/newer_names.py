@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.weights.config import CheckpointConfig
 from quire.weights.gguf.architecture import GGUFArchitecture, GGUFVariant
+from quire.weights.gguf.derived_config import layer_count, types_by_pattern, without_nextn
 from quire.weights.gguf.shared_names import (
     DECODER_KEYS,
     EXPERT_KEYS,
@@ -15,7 +16,7 @@ from quire.weights.gguf.shared_names import (
     GLM_KEYS,
     HEAD_NORMS,
     INTERLEAVED_QK,
-    NEXTN,
+    NEXTN_TENSORS,
     OUTER_TENSORS,
     PRE_AND_POST_NORMS,
     SHARED_EXPERTS,
@@ -25,7 +26,7 @@ from quire.weights.gguf.shared_names import (
 
 LLAMA_4_CHUNK = 8192  # which files do not have
 LLAMA_4_PLAIN = 128  # experts of Maverick, which has no norms of q and k
-NEXTN_TENSORS = {f"nextn.{part}": f"nextn.{part}" for part in (*NEXTN, "layer_output_norm")}
+NEXTN_LAYER = {**NEXTN_TENSORS, "nextn.layer_output_norm": "nextn.layer_output_norm"}
 GEMMA_LAYER = {
     **GATED_LAYER,
     **HEAD_NORMS,
@@ -50,13 +51,6 @@ GEMMA_KEYS = {
 }
 
 
-def _kinds(config: CheckpointConfig, pattern: Any) -> list[str]:
-    """Of layers: `pattern` has a flag for each, or is the period of those without a window."""
-    layers = range(config.int("num_hidden_layers"))
-    flags = pattern if isinstance(pattern, array) else [(layer + 1) % max(pattern, 1) for layer in layers]
-    return ["sliding_attention" if local else "full_attention" for local in flags]
-
-
 def _llama4(config: CheckpointConfig) -> dict[str, Any]:
     has_chunks = config.get("sliding_window") is None  # 0 says that there are none
     return {
@@ -70,31 +64,32 @@ def _llama4(config: CheckpointConfig) -> dict[str, Any]:
 
 
 def _exaone_moe(config: CheckpointConfig) -> dict[str, Any]:
-    """block_count includes the layers that predict further tokens."""
-    layers = config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
-    config = config.with_values({"num_hidden_layers": layers})
-    return {
-        "num_hidden_layers": layers,
-        "layer_types": _kinds(config, config.get("sliding_window_pattern", 4))[:layers],
-    }
+    layers = layer_count(config)
+    kinds = types_by_pattern(config.get("sliding_window_pattern", 4), layers)
+    return {"num_hidden_layers": layers, "layer_types": kinds[:layers]}
+
+
+def _kinds(config: CheckpointConfig, default_period: int) -> list[str]:
+    pattern = config.get("sliding_window_pattern", default_period)
+    return types_by_pattern(pattern, config.int("num_hidden_layers"))
 
 
 def _afmoe(config: CheckpointConfig) -> dict[str, Any]:
-    return {"layer_types": _kinds(config, config.get("sliding_window_pattern", 4))}
+    return {"layer_types": _kinds(config, 4)}
 
 
 def _gemma3n(config: CheckpointConfig) -> dict[str, Any]:
     """Files have the cutoffs of gates, in standard deviations, instead of the shares that they follow from."""
     cutoffs = list(config.get("activation_cutoffs", ()))
     return {
-        "layer_types": _kinds(config, config.get("sliding_window_pattern", 5)),
+        "layer_types": _kinds(config, 5),
         "activation_cutoffs": [cutoff if isfinite(cutoff) else None for cutoff in cutoffs] or None,
         "vocab_size_per_layer_input": None,
     }
 
 
 def _gemma4(config: CheckpointConfig) -> dict[str, Any]:
-    kinds = _kinds(config, config.get("sliding_window_pattern", 6))
+    kinds = _kinds(config, 6)
     derived: dict[str, Any] = {"layer_types": kinds, "global_head_dim": config.int("head_dim"), "rotary_dim": None}
     derived["head_dim"] = config.int("local_head_dim", config.int("head_dim"))
     if isinstance(listed := config.get("num_key_value_heads"), array):
@@ -125,13 +120,9 @@ def _deci(config: CheckpointConfig) -> dict[str, Any]:
     }
 
 
-def _bailing(config: CheckpointConfig) -> dict[str, Any]:
-    return {"num_hidden_layers": config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)}
-
-
 def _mimo2(config: CheckpointConfig) -> dict[str, Any]:
-    layers = config.int("num_hidden_layers") - config.int("num_nextn_predict_layers", 0)
-    kinds = _kinds(config, config.get("sliding_window_pattern", 6))[:layers]
+    layers = layer_count(config)
+    kinds = _kinds(config, 6)[:layers]
     derived: dict[str, Any] = {"num_hidden_layers": layers, "layer_types": kinds, "rotary_dim": None}
     if isinstance(listed := config.get("num_key_value_heads"), array):
         by_kind = dict(zip(kinds, listed, strict=False))
@@ -192,7 +183,7 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             **HEAD_NORMS,
             **EXPERTS,
             **SHARED_EXPERTS,
-            **NEXTN_TENSORS,
+            **NEXTN_LAYER,
             "exp_probs_b": "mlp.e_score_correction_bias",
         },
         derive=_exaone_moe,
@@ -243,12 +234,12 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             **HEAD_NORMS,
             **EXPERTS,
             **SHARED_EXPERTS,
-            **NEXTN_TENSORS,
+            **NEXTN_LAYER,
             "attn_qkv": "self_attn.qkv_proj",
             "exp_probs_b": "mlp.gate.expert_bias",
         },
         expects={"expert_gating_func": SIGMOID},
-        derive=_bailing,
+        derive=without_nextn,
     ),
     "deci": like_llama("DeciLMForCausalLM", "nemotron-nas", interleaved=INTERLEAVED_QK, derive=_deci),
     "pangu-embedded": like_llama("PanguEmbeddedForCausalLM", "PanguEmbedded", biases={"bias": "attn_q"}),
@@ -314,7 +305,7 @@ NEWER_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         },
         layer_tensors={
             **EXPERTS,
-            **NEXTN_TENSORS,
+            **NEXTN_LAYER,
             "attn_sinks": "self_attn.attention_sink_bias",
             "exp_probs_b": "mlp.gate.e_score_correction_bias",
         },

@@ -17,10 +17,10 @@ from quire.weights.gguf.shared_names import (
     MIXTRAL_EXPERTS,
     OUTER_TENSORS,
     SHARED_EXPERTS,
+    SOFTMAX,
     like_llama,
 )
 
-SOFTMAX = 1  # of expert_gating_func
 FUSED_LAYER = {part: name for part, name in GATED_LAYER.items() if part not in ("attn_q", "attn_k", "attn_v")}
 FUSED_LAYER |= {"attn_qkv": "self_attn.qkv_proj"}
 

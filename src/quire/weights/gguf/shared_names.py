@@ -87,8 +87,9 @@ GLM_KEYS = {
     "first_k_dense_replace": "leading_dense_block_count",
     "num_nextn_predict_layers": "nextn_predict_layers",
 }
-SIGMOID = 2  # of expert_gating_func
+SOFTMAX, SIGMOID = 1, 2  # of expert_gating_func
 NEXTN = ("eh_proj", "embed_tokens", "enorm", "hnorm", "shared_head_head", "shared_head_norm")
+NEXTN_TENSORS = {f"nextn.{part}": f"nextn.{part}" for part in NEXTN}
 
 GEMMA_KEYS = {
     **DECODER_KEYS,

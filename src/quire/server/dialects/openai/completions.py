@@ -153,8 +153,11 @@ class CompletionCall:
         choice = CompletionChoice(index=index, text=event.text, finish_reason=event.finish_reason)
         if event.finish_reason:
             choice.stop_reason = event.stop_reason
-        if self._has_plain_chunks:
-            return [self._chunk([choice])]
+        return [self._chunk([choice])] if self._has_plain_chunks else self._detailed_chunks(prompt, event, choice)
+
+    def _detailed_chunks(self, prompt: int, event: TextEvent, choice: CompletionChoice) -> list[object]:
+        """With ids, logprobs or the prompt."""
+        index = choice.index
         if self._ids_too:
             choice.token_ids = event.token_ids
         first = index not in self._offsets

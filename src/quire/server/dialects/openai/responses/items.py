@@ -70,20 +70,9 @@ def item_messages(items: list[InputItem]) -> list[dict[str, Any]]:
     for index, item in enumerate(items):
         where = f"input[{index}]"
         if item.type == "message":
-            if item.role is None:
-                raise BadRequest(f"{where} has no role", param=f"{where}.role")
-            said = {"role": item.role, "content": _text(item.content, f"{where}.content")}
-            thinking = item.role == "assistant" and messages and set(messages[-1]) == {"role", "reasoning_content"}
-            if thinking:
-                messages[-1].update(said)
-            else:
-                messages.append(said)
+            _add_message(messages, item, where)
         elif item.type in ("function_call", "custom_tool_call"):
-            call = _call(item, where)
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant"})
-            messages[-1].setdefault("content", None)
-            messages[-1].setdefault("tool_calls", []).append(call)
+            _add_call(messages, item, where)
         elif item.type in ("function_call_output", "custom_tool_call_output"):
             if not item.call_id:
                 raise BadRequest(f"{where} has no call_id", param=f"{where}.call_id")
@@ -103,6 +92,25 @@ def item_messages(items: list[InputItem]) -> list[dict[str, Any]]:
     for message in messages:
         message.setdefault("content", "")
     return messages
+
+
+def _add_message(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
+    if item.role is None:
+        raise BadRequest(f"{where} has no role", param=f"{where}.role")
+    said = {"role": item.role, "content": _text(item.content, f"{where}.content")}
+    thinking = item.role == "assistant" and messages and set(messages[-1]) == {"role", "reasoning_content"}
+    if thinking:
+        messages[-1].update(said)
+    else:
+        messages.append(said)
+
+
+def _add_call(messages: list[dict[str, Any]], item: InputItem, where: str) -> None:
+    call = _call(item, where)
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant"})
+    messages[-1].setdefault("content", None)
+    messages[-1].setdefault("tool_calls", []).append(call)
 
 
 def _call(item: InputItem, where: str) -> dict[str, Any]:

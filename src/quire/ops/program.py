@@ -1,0 +1,91 @@
+"""The contract of compiled forward passes: programs, chains of their steps, and the hidden states they keep."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from quire.ops.sampler import Sampler
+from quire.ops.step_batch import Float32, Int32, Int64, StepBatch
+
+TreeNode = tuple[int, int, float]  # token, parent (a node before it, or -1), probability after the parent
+
+
+class Program(Protocol):
+    """A forward pass bound to its weights and cache."""
+
+    takes_trees: bool  # whether a batch may have `ancestors`, and a token then has the bits that a chain would give it
+    kept: Any  # [T, columns] the hidden states that the last run kept (`OpSet.keep`), valid until the next; or None
+    chain: "Chain | None"  # where steps may follow each other without the host
+
+    def run(self, batch: StepBatch) -> Any:
+        """-> logits [R, vocab] fp32, valid until the next run."""
+
+
+class Chain(Protocol):
+    """Steps of one token for each of these rows, drawn by the sampler that the program was compiled with; or steps of
+    the nodes of a level of trees."""
+
+    takes_trees: bool
+
+    def takes(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
+        """Whether so many tokens of these rows can be drawn without the host, after a step of `num_tokens`."""
+
+    def run(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32, target: Any) -> None:
+        """`batch` is the first of `count` steps: the positions of each row that have not been read, up to the one
+        before its last token. Each later step computes one token of each row, the one that the step before sampled,
+        with the hidden state that it kept: in places[i] for rows[i]. These `count` tokens are drafts that `target`, a
+        sampler of the same op set, keeps. Nothing waits."""
+
+    def read_drafts(self, row: int, count: int, target: Any) -> list[int]:
+        """The tokens that were drafted for a row; waits for them."""
+
+    def take_steps(self) -> list[tuple[int, float]]:
+        """Of the runs that have ended since the last call, the rows of each step and the seconds that it took."""
+
+    def grow(self, logits: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[list[TreeNode]]]":
+        """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the nodes that
+        are the likeliest with all before them are computed. Their children are the most likely tokens or, where tokens
+        are sampled, the candidates that lead the race which will sample the token. The result waits, and has the nodes,
+        level by level. If `takes_trees`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    num_levels: int
+    top_k: int  # nodes of a level that are computed
+    num_children: int  # of a node
+    num_candidates: int  # for them: more than there are children where tokens are sampled
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRoots:
+    """S sequences behind which trees grow: nodes are computed at the places behind the text, one after the other."""
+
+    positions: Int32  # [S] of the first level
+    block_tables: Int32  # [S, W]
+    hidden_rows: Int32  # [S] where the hidden state of the root is kept; those of nodes are kept behind it
+    temperatures: Float32  # [S] 0: greedy
+    keys: Int64  # [S, levels, 2] of the race (ops/race.py) of each level
+
+
+class HiddenStates(Protocol):
+    """Rows of hidden states, zero at first, that outlive the step that computed them."""
+
+    def put(self, rows: Int32, program: Program, lines: Int32) -> None:
+        """Copy `lines` of what the last run of the program kept to `rows`."""
+
+    def load(self, values: Float32) -> None:
+        """Copy values [n, columns] of the host to the first n rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """What a forward pass is compiled for: the largest step, and what it reads and writes beside its batch."""
+
+    max_tokens: int  # of a step
+    max_rows: int = 0  # sequences of a step
+    max_model_len: int = 0
+    sampler: Sampler | None = None  # an id below zero stands for the token that it sampled last for row ~id
+    sources: bool = False  # the model is an encoder, or a decoder with cross-attention
+    tree_nodes: int = 0  # drafts of a sequence that come as a tree, at most; 0: they are chains, and a tree is slower
+    hidden: HiddenStates | None = None  # what `hidden_states` reads
