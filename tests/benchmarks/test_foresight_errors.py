@@ -3,13 +3,14 @@
 import pytest
 from benchmarks.foresight_record import AIMS, Latencies, RecordedRun, mean_costs, mean_times, simulated_latencies
 from benchmarks.foresight_table import line_of, markdown_of, summary_of
-from benchmarks.step_log import LoggedStep, ObservedTimes
+from benchmarks.step_log import ObservedTimes
 
 from quire.planning.calibration import Calibration
 from quire.planning.fitted_times import Curve, FitQuality, FittedTimes
 from quire.planning.fleet import SimulatedEngine
 from quire.planning.replica import Replica
 from quire.planning.simulator import simulate
+from quire.planning.step_log import LoggedStep
 from quire.planning.step_times import ServingCosts, StepWork
 from quire.planning.workload import Arrival, WorkloadSpec, generate
 

@@ -49,7 +49,8 @@ class _Clock:
         self._replicas, self._router, self._compress, self._advance = replicas, router, compress, advance
         self._simulation = Simulation(replicas=replicas)
         self._delay = replicas[0].costs.request
-        self._pending: list[tuple[float, int, Arrival, Replica | None]] = [  # with the replica that it goes to, if known
+        # When, in which order, what, and the replica that its router chose, if it did.
+        self._pending: list[tuple[float, int, Arrival, Replica | None]] = [
             (arrival.time + self._delay, number, arrival, None) for number, arrival in enumerate(arrivals)
         ]
         heapq.heapify(self._pending)
