@@ -9,6 +9,7 @@ from quire.cli.calibrate import as_flags
 from quire.cli.flags import read_flags
 from quire.cli.serve import make_parser
 from quire.engine.options import EngineOptions
+from quire.planning.calibrate import ROUNDS, FirstToken, gapless, mean_steps, rounds_that_fit, serving_costs
 from quire.planning.calibration import (
     OPTIONS,
     Calibration,
@@ -18,7 +19,6 @@ from quire.planning.calibration import (
     keep,
     machine_name,
 )
-from quire.planning.calibrate import ROUNDS, FirstToken, gapless, mean_steps, rounds_that_fit, serving_costs
 from quire.planning.fitted_times import Curve, FitQuality, FittedTimes
 from quire.planning.step_log import LoggedStep, read_steps
 from quire.planning.step_times import ServingCosts, StepWork

@@ -33,17 +33,15 @@ class Round:
 # The most telling first: on a slow machine there is time for these alone. Prompts of streams that came together are
 # computed beside those that decode already, as the scheduler divides them.
 ROUNDS = (
-    Round(1, 16, 33), Round(1, 64, 2), Round(4, 40, 33), Round(1, 128, 2), Round(8, 48, 33), Round(1, 256, 2),
-    Round(2, 100, 33), Round(32, 24, 25), Round(1, 32, 2), Round(1, 512, 2), Round(12, 64, 32), Round(1, 1536, 33),
-    Round(3, 160, 40), Round(64, 24, 24), Round(4, 768, 24), Round(128, 32, 24), Round(256, 32, 24),
+    Round(1, 16, 17), Round(1, 64, 2), Round(8, 32, 17), Round(1, 256, 2), Round(32, 24, 13), Round(4, 40, 33),
+    Round(1, 128, 2), Round(2, 100, 33), Round(1, 512, 2), Round(12, 64, 32), Round(1, 32, 33), Round(1, 1536, 33),
+    Round(3, 160, 40), Round(32, 24, 33), Round(64, 24, 24), Round(4, 768, 24), Round(128, 32, 24), Round(256, 32, 24),
     Round(16, 1024, 32), Round(32, 512, 48),
 )  # fmt: skip
 
 
 def rounds_that_fit(max_model_len: int, max_num_seqs: int) -> list[Round]:
-    return [
-        each for each in ROUNDS if each.prompt + each.output <= max_model_len and each.num_streams <= max_num_seqs
-    ]
+    return [each for each in ROUNDS if each.prompt + each.output <= max_model_len and each.num_streams <= max_num_seqs]
 
 
 @dataclass(frozen=True, slots=True)

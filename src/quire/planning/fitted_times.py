@@ -13,6 +13,8 @@ from quire.planning.step_times import StepWork
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # tokens of a step
 HELD_OUT = 5  # every fifth step tells how good a fit is
 SMOOTH = 0.3  # weight of how much a curve's slope changes at a knot, beside a measured step's of 1
+# Cached tokens and pairs that are taken to cost little beside a step, unless steps tell: few contexts tell nothing.
+FEW_READ, FEW_PAIRS = 1000, 10_000
 MAX_COUNT = 16  # steps that count, of those that one stands for
 
 
@@ -95,10 +97,9 @@ def fit(steps: Sequence[MeasuredStep]) -> FittedTimes:
     columns = np.array([_features(step.work, decode, prefill) for step in steps])
     weights = np.sqrt([min(step.count, MAX_COUNT) for step in steps])
     rows = columns * (weights / [step.seconds for step in steps])[:, None]
-    bends = [*_bends(decode, 0, steps, columns.shape[1]), *_bends(prefill, len(decode), steps, columns.shape[1])]
-    solution = _non_negative_least_squares(
-        np.vstack([rows, *bends]), np.concatenate([weights, np.zeros(len(bends))])
-    )
+    width = columns.shape[1]
+    bends = [*_bends(decode, 0, steps, width), *_bends(prefill, len(decode), steps, width), *_little(steps, width)]
+    solution = _non_negative_least_squares(np.vstack([rows, *bends]), np.concatenate([weights, np.zeros(len(bends))]))
     per_read, per_pair, per_row = map(float, solution[-3:])
     rises = solution[: len(decode)], solution[len(decode) : -3]
     curves = (
@@ -132,6 +133,13 @@ def _bends(knots: Sequence[int], first: int, steps: Sequence[MeasuredStep], num_
         row[first + number + 1] = scale / (right - knot)
         rows.append(row)
     return rows
+
+
+def _little(steps: Sequence[MeasuredStep], num_columns: int) -> list[np.ndarray]:
+    """Rows that say what attention adds, as a share of a typical step."""
+    rows, typical = np.zeros((2, num_columns)), float(np.median([step.seconds for step in steps]))
+    rows[0, -3], rows[1, -2] = FEW_READ / typical, FEW_PAIRS / typical
+    return list(rows)
 
 
 def _knots(steps: Sequence[MeasuredStep]) -> list[int]:
