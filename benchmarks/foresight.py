@@ -60,7 +60,7 @@ from quire.weights.huggingface import read_config
 CACHE_BYTES = {"cpu": 1 << 30, "gpu": 16 << 30}
 VOCAB_SIZE = 49152  # of the default model, whose tokenizer all have
 SECONDS = {"cpu": 25.0, "gpu": 15.0}  # that requests come, of each workload
-CALIBRATION_SECONDS = {"cpu": 12.0, "gpu": 9.0}
+CALIBRATION_SECONDS = {"cpu": 12.0, "gpu": 11.0}
 LIMIT = {"cpu": 3600.0, "gpu": 370.0}  # seconds of all
 
 
@@ -226,7 +226,7 @@ class Foresight:
         spec = WorkloadSpec(**case.spec, seed=seed)
         served = capacity(spec, fleet)
         rate = case.load * served
-        num_requests = max(8, round((rate or served) * self._times.workload))
+        num_requests = max(12, round((rate or served) * self._times.workload))
         return replace(spec, rate=rate or math.inf, num_requests=num_requests)
 
 
@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--hardware", metavar="NAME", help="the data sheet of the GPU (default: by its name)")
     parser.add_argument("--workload", nargs="+", metavar="NAME", help="some of them, with - for spaces (default: all)")
     parser.add_argument("--seconds", type=float, help="that requests come, of each workload (25; GPU: 15)")
-    parser.add_argument("--calibration-seconds", type=float, metavar="S", help="of each calibration (12; GPU: 9)")
+    parser.add_argument("--calibration-seconds", type=float, metavar="S", help="of each calibration (12; GPU: 11)")
     parser.add_argument("--limit", type=float, metavar="S", help="seconds of all, which ends it (3600; GPU: 370)")
     parser.add_argument("--kept", action="store_true", help="use the calibration of an earlier run")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what a gate needs")

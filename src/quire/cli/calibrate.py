@@ -143,6 +143,7 @@ def _serve_rounds(
         client.serve([Round(4, 16, 8)], began + max_seconds, advance)
         if on_gpu:  # its first step of a kind may compile kernels
             client.serve(rounds, began + WARM_UP_SHARE * max_seconds, advance)
+            client = _RoundClient(server.url)  # how long rounds take is found anew
         client.first_tokens.clear()
         since = time.perf_counter()
         for _ in range(MAX_PASSES):

@@ -44,7 +44,7 @@ def main() -> None:
         sys.argv = ["quire", "serve", *sys.argv[3:]]
         sys.exit(quire())
     LoggedEngine.file = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    process.Engine = LoggedEngine  # type: ignore[misc]
+    process.Engine = LoggedEngine  # type: ignore[attr-defined]
     sys.exit(process.main(int(sys.argv[3]), int(sys.argv[4])))
 
 

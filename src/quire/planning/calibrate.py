@@ -34,9 +34,10 @@ class Round:
 # computed beside those that decode already, as the scheduler divides them.
 ROUNDS = (
     Round(1, 16, 17), Round(1, 64, 2), Round(8, 32, 17), Round(1, 256, 2), Round(32, 24, 13), Round(4, 40, 33),
-    Round(1, 128, 2), Round(2, 100, 33), Round(1, 512, 2), Round(12, 64, 32), Round(1, 32, 33), Round(1, 1536, 33),
-    Round(3, 160, 40), Round(32, 24, 33), Round(64, 24, 24), Round(4, 768, 24), Round(128, 32, 24), Round(256, 32, 24),
-    Round(16, 1024, 32), Round(32, 512, 48),
+    Round(1, 128, 2), Round(2, 100, 33), Round(1, 512, 2), Round(12, 64, 32), Round(1, 32, 33), Round(1, 96, 2),
+    Round(1, 1536, 33), Round(1, 192, 2), Round(3, 160, 40), Round(1, 80, 17), Round(1, 384, 2), Round(32, 24, 33),
+    Round(64, 24, 24), Round(4, 768, 24), Round(128, 32, 24), Round(256, 32, 24), Round(16, 1024, 32),
+    Round(32, 512, 48),
 )  # fmt: skip
 
 
