@@ -127,10 +127,10 @@ class Record:
     runs: list[tuple[tuple[str, ...], RecordedRun, dict[str, float]]]  # its calibrations, the run, errors
 
     def replay(self) -> list[tuple[str, dict[str, float], dict[str, float]]]:
-        """-> of each run: its workload, the errors that were kept, and those of a simulation now."""
-        rows = []
+        """-> of each run: its workload, the errors that were kept, and those of a fit and a simulation now."""
+        rows, refitted = [], {name: calibration.refitted() for name, calibration in self.calibrations.items()}
         for names, run, kept in self.runs:
-            calibrations = [self.calibrations[name] for name in names]
+            calibrations = [refitted[name] for name in names]
             simulation = run.simulate(mean_times(calibrations), mean_costs(calibrations))
             now = simulated_latencies(simulation).figures()
             rows.append((run.workload, kept, run.errors(now)))

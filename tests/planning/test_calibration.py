@@ -19,7 +19,7 @@ from quire.planning.calibration import (
     keep,
     machine_name,
 )
-from quire.planning.fitted_times import Curve, FitQuality, FittedTimes
+from quire.planning.fitted_times import Curve, FitQuality, FittedTimes, MeasuredStep, fit
 from quire.planning.step_log import LoggedStep, read_steps
 from quire.planning.step_times import ServingCosts, StepWork
 
@@ -45,6 +45,14 @@ def test_a_calibration_is_found_again_for_the_same_model_and_options(tmp_path: P
     assert find(tmp_path / "kept", calibration_of(model, threads=1).about) is None
     model.write_bytes(b"other weights")
     assert find(tmp_path / "kept", calibration_of(model).about) is None
+
+
+def test_a_calibration_is_fitted_again_to_the_steps_that_were_kept_with_it(tmp_path: Path, model: Path) -> None:
+    steps = (MeasuredStep(StepWork(1, 1, 20, 20), 0.01, 9), MeasuredStep(StepWork(8, 8, 160, 160), 0.02, 5))
+    keep(tmp_path, kept := replace(calibration_of(model), steps=steps))
+    again = find(tmp_path, kept.about)
+    assert again == kept and again.refitted().times == fit(steps) != TIMES
+    assert calibration_of(model).refitted().times == TIMES
 
 
 def test_a_file_that_cannot_be_read_is_measured_again(tmp_path: Path, model: Path) -> None:

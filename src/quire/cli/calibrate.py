@@ -81,7 +81,7 @@ def calibrate(
     costs = serving_costs(steps, first_tokens)
     if on_gpu:
         costs = replace(costs, step=0.0, row=0.0)  # the steps have it
-    calibration = Calibration(key, fit(alike), costs, fit_quality(alike))
+    calibration = Calibration(key, fit(alike), costs, fit_quality(alike), tuple(alike))
     keep(cache_dir() / "calibrations", calibration)
     return calibration
 

@@ -4,13 +4,13 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quire.ops.native.cpus import available_cpus
-from quire.planning.fitted_times import FitQuality, FittedTimes
-from quire.planning.step_times import ServingCosts
+from quire.planning.fitted_times import FitQuality, FittedTimes, MeasuredStep, fit
+from quire.planning.step_times import ServingCosts, StepWork
 
 VERSION = 1  # of the file; others are measured again
 FINGERPRINT_BYTES = 1 << 20  # of a file's beginning
@@ -28,12 +28,18 @@ class Calibration:
     times: FittedTimes
     costs: ServingCosts
     quality: FitQuality
+    steps: tuple[MeasuredStep, ...] = ()  # that the times were fitted to; earlier files have none
 
     def as_json(self) -> dict[str, Any]:
+        steps = [[*astuple(step.work), step.seconds, step.count] for step in self.steps]
         return {
             "version": VERSION, "about": self.about, "times": self.times.as_json(), "costs": asdict(self.costs),
-            "quality": asdict(self.quality),
+            "quality": asdict(self.quality), "steps": steps,
         }  # fmt: skip
+
+    def refitted(self) -> "Calibration":
+        """With the fit that these steps would have now."""
+        return replace(self, times=fit(self.steps)) if self.steps else self
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Calibration":
@@ -45,6 +51,10 @@ class Calibration:
             FittedTimes.of(values["times"]),
             ServingCosts(**values["costs"]),
             FitQuality(**values["quality"]),
+            tuple(
+                MeasuredStep(StepWork(*work), float(seconds), count)
+                for *work, seconds, count in values.get("steps", ())
+            ),
         )
 
 
