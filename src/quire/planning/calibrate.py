@@ -63,10 +63,15 @@ def mean_steps(steps: Sequence[LoggedStep]) -> list[MeasuredStep]:
 
 
 def _mean(steps: list[LoggedStep]) -> MeasuredStep:
-    longest = MAX_OUTLIER * median(step.seconds for step in steps)
-    seconds = fmean(min(step.seconds, longest) for step in steps)
+    seconds = _usual([step.seconds for step in steps])
     numbers = zip(*(astuple(step.work) for step in steps), strict=True)
     return MeasuredStep(StepWork(*(round(fmean(column)) for column in numbers)), seconds, len(steps))
+
+
+def _usual(seconds: list[float]) -> float:
+    """The mean, in which none is much longer than most."""
+    longest = MAX_OUTLIER * median(seconds)
+    return fmean(min(each, longest) for each in seconds)
 
 
 def gapless(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
@@ -88,7 +93,7 @@ def serving_costs(steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken
             gaps[before.work.num_rows].append(gap)
     step = row = 0.0
     if gaps:
-        typical = {num_rows: max(1e-6, median(values)) for num_rows, values in gaps.items()}
+        typical = {num_rows: max(1e-6, _usual(values)) for num_rows, values in gaps.items()}
         columns = [[1 / gap, num_rows / gap] for num_rows, gap in typical.items()]
         step, row = non_negative_least_squares(columns, [1.0] * len(columns))
     delays = []
