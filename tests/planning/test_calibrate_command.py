@@ -1,5 +1,6 @@
 """A model is calibrated through its server, and its real runs are compared with simulated ones."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,10 @@ def test_a_workload_is_served_as_it_is_simulated(options: EngineOptions, tmp_pat
         before = calibrate(options, 1.0, server)
         begin, sent, real = Client(server.url, 250, seed=1).run(generate(spec))
         steps = read_steps(server.log, begin)
+        served = time.perf_counter()
         after = calibrate(options, 1.0, server)
+        again = [step.work for step in read_steps(server.log, served)]
+    assert (64, 64 * 65 // 2) in {(work.num_tokens, work.num_pairs) for work in again}, "prompts came from the cache"
     assert real.num_output == [20] * 12 and len(sent) == 6 and sent[0] == 0 and sent == sorted(sent)
     assert all(0 < ttft <= latency < real.seconds for ttft, latency in zip(real.ttft, real.latency, strict=True))
     assert len(steps) >= 20 and 0 < sum(step.seconds for step in steps) < real.seconds

@@ -207,7 +207,7 @@ class _RoundClient:
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
-        self._rng = Random(0)
+        self._rng = Random()  # prompts that no earlier calibration has left in the server's cache
         self.first_tokens: list[FirstToken] = []
         self._seconds: dict[Round, float] = {}  # that each round took
         self._num_tokens = 0  # of all rounds so far
@@ -242,7 +242,7 @@ class _RoundClient:
     async def _stream(self, num_prompt: int, num_output: int) -> "FirstToken":
         from quire.planning.calibrate import FirstToken
 
-        prompt = [self._rng.randrange(3, 203) for _ in range(num_prompt)]  # no two have a prefix in common
+        prompt = [self._rng.randrange(3, 203) for _ in range(num_prompt)]
         fields = {"prompt": prompt, "max_tokens": num_output, "temperature": 0, "ignore_eos": True, "stream": True}
         body = json.dumps({**fields, "return_token_ids": True}).encode()
         sent, seen = time.perf_counter(), 0.0
