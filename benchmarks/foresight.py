@@ -1,7 +1,7 @@
 """Predictions beside real runs: workloads are served here by `quire serve`, and simulated.
 
     python -m benchmarks.foresight --markdown table.md                all workloads of the CPU: 12 minutes
-    python -m benchmarks.foresight --device gpu                       those of a GPU: 10 minutes
+    python -m benchmarks.foresight --device gpu --limit 380           those of a GPU, as many as fit into the seconds
     python -m benchmarks.foresight --workload busy --seconds 20
     python -m benchmarks.foresight --list
     python -m benchmarks.foresight --record benchmarks/results/2026-11-17-machine-foresight.json
@@ -12,31 +12,36 @@ On a machine that has nothing else to do. The speed of a rented machine changes 
 calibrated right before and right after each workload, and predictions are the mean of both; how far these two are apart
 is the drift. The engine writes down what its steps took, so that every workload is also simulated with the speed that
 the machine had at each moment: what is then left of an error is not the machine's. The load of a workload is a share of
-what the simulation says can be served."""
+what the simulation says can be served; how long the engine was busy stands beside it. Files are written after each
+workload, so that whatever ends a run loses nothing."""
 
 import argparse
 import json
 import math
+import os
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.foresight_cases import CPU, GPU, Case
 from benchmarks.foresight_client import Client
-from benchmarks.foresight_record import Record, RecordedRun, at_once, mean_costs, mean_times, simulated_latencies
+from benchmarks.foresight_record import Record, RecordedRun, capacity, mean_costs, mean_times, simulated_latencies
 from benchmarks.foresight_table import header, line_of, markdown_of, replay_lines, summary_of
 from benchmarks.machine import describe as describe_machine
 from benchmarks.machine import note_others
 from benchmarks.processes import interruptible
-from benchmarks.step_log import LoggedStep, ObservedTimes, read_steps
-from quire.cli.calibrate import calibrate, describe, kept_calibration, running_server
+from benchmarks.step_log import ObservedTimes
+from quire.cli.calibrate import LoggedServer, calibrate, describe, kept_calibration, logged_server
 from quire.cli.simulate import own_gpu
 from quire.engine.options import EngineOptions
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
+from quire.planning.calibrate import gapless
 from quire.planning.fleet import EngineFlags, Fleet, SimulatedEngine, plan_engine
 from quire.planning.hardware import find_hardware
 from quire.planning.packed_bytes import GpuFormat, NativeFormat
@@ -44,6 +49,7 @@ from quire.planning.planned_model import PlannedModel, plan_model
 from quire.planning.shape_checkpoint import shape_checkpoint
 from quire.planning.shapes import SHAPES
 from quire.planning.simulator import simulate
+from quire.planning.step_log import LoggedStep, read_steps
 from quire.planning.step_times import default_costs, roofline_times
 from quire.planning.summary import summarize
 from quire.planning.this_machine import this_machine
@@ -53,8 +59,9 @@ from quire.weights.huggingface import read_config
 
 CACHE_BYTES = {"cpu": 1 << 30, "gpu": 16 << 30}
 VOCAB_SIZE = 49152  # of the default model, whose tokenizer all have
-NUM_AT_ONCE = 120  # requests that tell what can be served
-STEPS_SECONDS = {"cpu": 8.0, "gpu": 14.0}  # of the steps that are timed in one calibration
+SECONDS = {"cpu": 25.0, "gpu": 15.0}  # that requests come, of each workload
+CALIBRATION_SECONDS = {"cpu": 12.0, "gpu": 11.0}
+LIMIT = {"cpu": 3600.0, "gpu": 370.0}  # seconds of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +73,37 @@ class Served:
     steps: list[LoggedStep]
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds: that requests come of each workload, of a calibration, and when all must end (time.monotonic())."""
+
+    workload: float
+    calibration: float
+    end: float
+
+    @property
+    def suffice(self) -> bool:
+        """For another workload, the end of its answers, and a calibration."""
+        return time.monotonic() + 1.7 * self.workload + self.calibration < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    record: Path | None
+    markdown: Path | None
+
+    def write(self, record: Record, rows: list[dict[str, Any]]) -> None:
+        if self.record:
+            record.write(self.record)
+        if self.markdown:
+            self.markdown.write_text(markdown_of(rows, record.machine))
+
+
 class Foresight:
     """Serves cases and simulates them, on one device."""
 
-    def __init__(self, device: str, gpu: str | None, seconds: float, steps_seconds: float, kept: bool) -> None:
-        self.device, self._seconds, self._steps_seconds, self._kept = device, seconds, steps_seconds, kept
+    def __init__(self, device: str, gpu: str | None, times: "Times", kept: bool, files: "Files") -> None:
+        self.device, self._times, self._kept, self._files = device, times, kept, files
         if device == "gpu":
             self.hardware = find_hardware(gpu) if gpu else own_gpu()
         else:
@@ -101,33 +134,34 @@ class Foresight:
 
     def run(self, cases: list[Case]) -> None:
         for name in dict.fromkeys(case.model for case in cases):
-            with self.model(name) as (options, model):
-                self._serve_cases([case for case in cases if case.model == name], options, model)
+            if self._times.suffice:
+                with self.model(name) as (options, model):
+                    self._serve_cases([case for case in cases if case.model == name], options, model)
 
     def _serve_cases(self, cases: list[Case], options: EngineOptions, model: PlannedModel) -> None:
         """One server is calibrated with throughout; cases with options of their own have another beside it."""
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            usual = stack.enter_context(_logged_server(options, folder / "usual"))
+        with logged_server(options) as usual:
             before = self._calibrate(options, usual)
             for case in cases:
+                if not self._times.suffice:
+                    print(f"{case.name}: there is no time left for it", flush=True)
+                    continue
                 changed = replace(options, **case.options)
-                engine, log = self._engine(changed, model), folder / ("usual" if not case.options else case.name)
                 known = self.record.calibrations[before]
-                fleet = Fleet(engine, known.times, known.costs)
-                with _logged_server(changed, log) if case.options else nullcontext(usual) as url:
-                    served = self._serve_case(case, url, fleet, log)
+                fleet = Fleet(self._engine(changed, model), known.times, known.costs)
+                with logged_server(changed) if case.options else nullcontext(usual) as server:
+                    served = self._serve_case(case, server, fleet)
                 after = self._calibrate(options, usual)
                 self._report(served, model, (before, after))
                 before = after
 
-    def _calibrate(self, options: EngineOptions, url: str) -> str:
+    def _calibrate(self, options: EngineOptions, server: LoggedServer) -> str:
         """-> its name in the record."""
         calibration = kept_calibration(options) if self._kept else None
         if calibration is None:
             if self.device == "cpu":
                 self.measure()
-            calibration = calibrate(options, self._steps_seconds, url)
+            calibration = calibrate(options, self._times.calibration, server)
         print(describe(calibration), flush=True)
         name = str(len(self.record.calibrations) + 1)
         self.record.calibrations[name] = calibration
@@ -140,12 +174,16 @@ class Foresight:
         )  # fmt: skip
         return plan_engine(model, self.hardware, flags)
 
-    def _serve_case(self, case: Case, url: str, fleet: Fleet, log: Path) -> Served:
+    def _serve_case(self, case: Case, server: LoggedServer, fleet: Fleet) -> Served:
         note_others(case.name)
         seed = len(self.rows) + 1
         spec = self._spec(case, seed, fleet)
-        begin, sent, real = Client(url, VOCAB_SIZE, seed).run(generate(spec))
-        return Served(RecordedRun(case.name, spec, fleet.engine, sent, real), begin, read_steps(log, begin))
+        begin, sent, real = Client(server.url, VOCAB_SIZE, seed).run(generate(spec))
+        steps = read_steps(server.log, begin)
+        if self.device == "gpu":
+            steps = gapless(steps)
+        busy = sum(step.seconds for step in steps) / real.seconds
+        return Served(RecordedRun(case.name, spec, fleet.engine, sent, real, case.load, busy), begin, steps)
 
     def _report(self, served: Served, model: PlannedModel, names: tuple[str, ...]) -> None:
         """`names`: of the calibrations before and after."""
@@ -166,6 +204,8 @@ class Foresight:
         }
         row = {
             "workload": run.workload,
+            "load": run.load,
+            "busy": run.busy,
             "requests": len(run.real.ttft),
             "seconds": run.real.seconds,
             "real": run.real.figures(),
@@ -178,18 +218,22 @@ class Foresight:
         }
         self.rows.append(row)
         self.record.runs.append((names, run, errors["errors"]))
+        self._files.write(self.record, self.rows)
         print(line_of(row), flush=True)
 
     def _spec(self, case: Case, seed: int, fleet: Fleet) -> WorkloadSpec:
         """As many requests as take about the seconds that are asked for."""
         spec = WorkloadSpec(**case.spec, seed=seed)
-        served = summarize(fleet.serve(generate(at_once(spec, NUM_AT_ONCE)))).requests_per_second
+        served = capacity(spec, fleet)
         rate = case.load * served
-        return replace(spec, rate=rate or math.inf, num_requests=max(8, round((rate or served) * self._seconds)))
+        num_requests = max(12, round((rate or served) * self._times.workload))
+        return replace(spec, rate=rate or math.inf, num_requests=num_requests)
 
 
-def _logged_server(options: EngineOptions, log: Path) -> AbstractContextManager[str]:
-    return running_server(options, ("benchmarks.step_log", "serve", str(log)))
+def _end_after(seconds: float) -> None:
+    """As SIGTERM does, whatever the program does then."""
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def main() -> None:
@@ -197,8 +241,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--hardware", metavar="NAME", help="the data sheet of the GPU (default: by its name)")
     parser.add_argument("--workload", nargs="+", metavar="NAME", help="some of them, with - for spaces (default: all)")
-    parser.add_argument("--seconds", type=float, default=25.0, help="that requests come, of each workload")
-    parser.add_argument("--steps-seconds", type=float, metavar="S", help="of steps, in a calibration (8; GPU: 14)")
+    parser.add_argument("--seconds", type=float, help="that requests come, of each workload (25; GPU: 15)")
+    parser.add_argument("--calibration-seconds", type=float, metavar="S", help="of each calibration (12; GPU: 11)")
+    parser.add_argument("--limit", type=float, metavar="S", help="seconds of all, which ends it (3600; GPU: 370)")
     parser.add_argument("--kept", action="store_true", help="use the calibration of an earlier run")
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what a gate needs")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables, as docs/planning.md has them")
@@ -215,18 +260,19 @@ def main() -> None:
     if unknown := [name for name in args.workload or () if name not in cases]:
         sys.exit(f"no workload is called `{unknown[0]}`: choose from {', '.join(cases)}")
     interruptible()
-    steps_seconds = args.steps_seconds or STEPS_SECONDS[args.device]
-    foresight = Foresight(args.device, args.hardware, args.seconds, steps_seconds, args.kept)
+    limit, device = args.limit or LIMIT[args.device], args.device
+    _end_after(limit)
+    times = Times(
+        args.seconds or SECONDS[device], args.calibration_seconds or CALIBRATION_SECONDS[device],
+        time.monotonic() + limit,
+    )  # fmt: skip
+    foresight = Foresight(device, args.hardware, times, args.kept, Files(args.record, args.markdown))
     print(header())
     try:
         foresight.run([cases[name] for name in args.workload or cases])
     finally:
         if foresight.rows:
             print(summary_of(foresight.rows))
-            if args.record:
-                foresight.record.write(args.record)
-            if args.markdown:
-                args.markdown.write_text(markdown_of(foresight.rows, foresight.record.machine))
             print(json.dumps({"benchmark": "foresight", "machine": foresight.record.machine, "runs": foresight.rows}))
 
 

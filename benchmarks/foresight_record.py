@@ -15,6 +15,8 @@ from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 from quire.planning.summary import percentile
 from quire.planning.workload import Arrival, WorkloadSpec, generate
 
+NUM_AT_ONCE = 120  # requests that tell roughly what can be served
+OVERLOAD = 1.5  # times that: all of what can be served is used
 DIGITS = 5  # of seconds: a file stays small
 # What a prediction may be off by, as a share of what was measured.
 AIMS = {
@@ -58,6 +60,8 @@ class RecordedRun:
     engine: SimulatedEngine
     sent: list[float]  # when the first turn of each conversation was, in the order of the workload
     real: Latencies
+    load: float = 0.0  # requests a second, as a share of what can be served; 0: all at once, or not known
+    busy: float = 0.0  # share of the time in which a step ran
 
     def arrivals(self) -> list[Arrival]:
         """As they were sent."""
@@ -78,14 +82,16 @@ class RecordedRun:
         spec = {**asdict(self.spec), "rate": self.spec.rate if math.isfinite(self.spec.rate) else None}
         real = {**asdict(self.real), "ttft": _rounded(self.real.ttft), "latency": _rounded(self.real.latency)}
         sent = _rounded(self.sent)
-        return {"workload": self.workload, "spec": spec, "engine": asdict(self.engine), "sent": sent, "real": real}
+        shares = {"load": self.load, "busy": round(self.busy, DIGITS)}
+        engine = asdict(self.engine)
+        return {"workload": self.workload, **shares, "spec": spec, "engine": engine, "sent": sent, "real": real}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "RecordedRun":
         spec = {**values["spec"], "rate": math.inf if values["spec"]["rate"] is None else values["spec"]["rate"]}
         return cls(
             values["workload"], WorkloadSpec(**spec), SimulatedEngine(**values["engine"]), values["sent"],
-            Latencies(**values["real"]),
+            Latencies(**values["real"]), values.get("load", 0.0), values.get("busy", 0.0),
         )  # fmt: skip
 
 
@@ -121,10 +127,10 @@ class Record:
     runs: list[tuple[tuple[str, ...], RecordedRun, dict[str, float]]]  # its calibrations, the run, errors
 
     def replay(self) -> list[tuple[str, dict[str, float], dict[str, float]]]:
-        """-> of each run: its workload, the errors that were kept, and those of a simulation now."""
-        rows = []
+        """-> of each run: its workload, the errors that were kept, and those of a fit and a simulation now."""
+        rows, refitted = [], {name: calibration.refitted() for name, calibration in self.calibrations.items()}
         for names, run, kept in self.runs:
-            calibrations = [self.calibrations[name] for name in names]
+            calibrations = [refitted[name] for name in names]
             simulation = run.simulate(mean_times(calibrations), mean_costs(calibrations))
             now = simulated_latencies(simulation).figures()
             rows.append((run.workload, kept, run.errors(now)))
@@ -152,6 +158,11 @@ def _names(run: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(run["calibrations"]) if "calibrations" in run else (run.get("calibration") or run["model"],)
 
 
-def at_once(spec: WorkloadSpec, num_requests: int) -> WorkloadSpec:
-    """The same requests, as fast as they can be served."""
-    return replace(spec, rate=math.inf, think_seconds=0.0, num_requests=num_requests, burst=1)
+def capacity(spec: WorkloadSpec, fleet: Fleet) -> float:
+    """Requests a second that are served at most: of more than can be, how many end in the middle of the run."""
+    together = replace(spec, rate=math.inf, think_seconds=0.0, num_requests=NUM_AT_ONCE, burst=1)
+    roughly = NUM_AT_ONCE / fleet.serve(generate(together)).seconds
+    too_many = replace(together, rate=OVERLOAD * roughly, num_requests=2 * NUM_AT_ONCE)
+    ended = sorted(request.finished for request in fleet.serve(generate(too_many)).requests)
+    quarter = len(ended) // 4
+    return (len(ended) - 2 * quarter) / (ended[-quarter - 1] - ended[quarter - 1])

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.foresight_cases import CLOSE_TO_CAPACITY
 from benchmarks.foresight_record import AIMS, Record
 
 WITHOUT_CALIBRATION = 0.15  # what a prediction from rates may be off by
@@ -22,8 +23,9 @@ def line_of(row: dict[str, Any]) -> str:
     lines = [f"{row['workload']:<20} {row['requests']:>5} {row['seconds']:>5.0f} s {_cells(row['errors'])}"]
     lines += [f"  {KINDS[kind]:<31} {_cells(row[kind])}" for kind in ("observed", "uncalibrated")]
     lines.append(
-        f"  drift {row['drift']:+.1%}, sum of steps {row['steps_error']:+.1%}; {num_steps} steps ({num_simulated} "
-        f"simulated), mean {1e3 * row['step_seconds']:.2f} ms, TTFT p50 {1e3 * real['TTFT p50']:.0f} ms, "
+        f"  load {_load_of(row)}, busy {row['busy']:.0%}; drift {row['drift']:+.1%}, sum of steps "
+        f"{row['steps_error']:+.1%}; {num_steps} steps ({num_simulated} simulated), "
+        f"mean {1e3 * row['step_seconds']:.2f} ms, TTFT p50 {1e3 * real['TTFT p50']:.0f} ms, "
         f"TPOT p50 {1e3 * real['TPOT p50']:.1f} ms, {real['output tokens/s']:.0f} tokens/s"
     )
     return "\n".join(lines)
@@ -48,9 +50,9 @@ def markdown_of(rows: Sequence[dict[str, Any]], machine: dict[str, Any]) -> str:
     """Two tables: errors as they are, and those that are left with the speed that the machine had at each moment."""
     columns = [f"{name} (aim {aim:.0%})" for name, aim in zip(_short_names(), AIMS.values(), strict=True)]
     parts = [f"{machine['cpus']} CPUs of {machine['cpu']}, {len(rows)} workloads, {machine['commit']}.", ""]
-    parts += _table(rows, "errors", ["workload", "drift", "sum of steps", *columns])
+    parts += _table(rows, "errors", ["workload", "load", "busy", "drift", "sum of steps", *columns])
     parts += ["", "The same with the speed that the machine had at each moment:", ""]
-    parts += _table(rows, "observed", ["workload", *columns])
+    parts += _table(rows, "observed", ["workload", "load", "busy", *columns])
     within = _num_within(rows, "uncalibrated")
     counts = ", ".join(f"{name} {count}" for name, count in zip(_short_names(), within, strict=True))
     parts += ["", f"Without calibration, of {len(rows)} within {WITHOUT_CALIBRATION:.0%}: {counts}."]
@@ -58,15 +60,26 @@ def markdown_of(rows: Sequence[dict[str, Any]], machine: dict[str, Any]) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]], kind: str, columns: Sequence[str]) -> list[str]:
+    """Workloads that an engine is planned for, and below them those that come close to what it can serve."""
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    machine = ("drift", "steps_error") if kind == "errors" else ()
-    for row in rows:
-        shares = [row[name] for name in machine] + [row[kind][name] for name in AIMS]
-        cells = " | ".join(f"{100 * share:+.1f} %" for share in shares)
-        lines.append(f"| {row['workload']} | {cells} |")
-    blanks = [""] * len(machine)
-    counts = [f"{count} of {len(rows)}" for count in _num_within(rows, kind)]
-    return [*lines, "| " + " | ".join(["within the aim", *blanks, *counts]) + " |"]
+    shares = ("drift", "steps_error") if kind == "errors" else ()
+    blanks = [""] * (2 + len(shares))
+    usual = [row for row in rows if 0 < row["load"] < CLOSE_TO_CAPACITY]
+    for title, group in (("", usual), ("close to capacity", [row for row in rows if row not in usual])):
+        if title and group:
+            lines.append("| " + " | ".join([f"*{title}*", *[""] * (len(columns) - 1)]) + " |")
+        for row in group:
+            errors = [row[name] for name in shares] + [row[kind][name] for name in AIMS]
+            cells = [_load_of(row), f"{100 * row['busy']:.0f} %", *(f"{100 * share:+.1f} %" for share in errors)]
+            lines.append("| " + " | ".join([row["workload"], *cells]) + " |")
+        if group:
+            counts = [f"{count} of {len(group)}" for count in _num_within(group, kind)]
+            lines.append("| " + " | ".join(["within the aim", *blanks, *counts]) + " |")
+    return lines
+
+
+def _load_of(row: dict[str, Any]) -> str:
+    return f"{100 * row['load']:.0f} %" if row["load"] else "all"
 
 
 def _num_within(rows: Sequence[dict[str, Any]], kind: str) -> list[int]:

@@ -1,15 +1,26 @@
 """Errors of predictions: what the machine's speed does to them, and how they are printed."""
 
+from dataclasses import replace
+
 import pytest
-from benchmarks.foresight_record import AIMS, Latencies, RecordedRun, mean_costs, mean_times, simulated_latencies
+from benchmarks.foresight_record import (
+    AIMS,
+    Latencies,
+    RecordedRun,
+    capacity,
+    mean_costs,
+    mean_times,
+    simulated_latencies,
+)
 from benchmarks.foresight_table import line_of, markdown_of, summary_of
-from benchmarks.step_log import LoggedStep, ObservedTimes
+from benchmarks.step_log import ObservedTimes
 
 from quire.planning.calibration import Calibration
 from quire.planning.fitted_times import Curve, FitQuality, FittedTimes
-from quire.planning.fleet import SimulatedEngine
+from quire.planning.fleet import Fleet, SimulatedEngine
 from quire.planning.replica import Replica
 from quire.planning.simulator import simulate
+from quire.planning.step_log import LoggedStep
 from quire.planning.step_times import ServingCosts, StepWork
 from quire.planning.workload import Arrival, WorkloadSpec, generate
 
@@ -64,12 +75,24 @@ def test_two_calibrations_are_averaged() -> None:
 def test_tables_have_a_row_for_each_workload_and_count_what_is_within_the_aims() -> None:
     errors = dict.fromkeys(AIMS, 0.025)
     row = {
-        "workload": "busy", "requests": 7, "seconds": 25.0, "real": dict.fromkeys(AIMS, 1.0), "drift": 0.1,
+        "workload": "chat", "requests": 7, "seconds": 25.0, "real": dict.fromkeys(AIMS, 1.0), "drift": 0.1,
         "errors": errors, "observed": dict.fromkeys(AIMS, 0.0), "uncalibrated": dict.fromkeys(AIMS, 0.2),
-        "steps_error": -0.05, "steps": (10, 11), "step_seconds": 0.02, "preemptions": 0,
+        "load": 0.5, "busy": 0.62, "steps_error": -0.05, "steps": (10, 11), "step_seconds": 0.02, "preemptions": 0,
     }  # fmt: skip
-    text = markdown_of([row], {"cpus": 2, "cpu": "x", "commit": "abc"})
-    assert "| busy | +10.0 % | -5.0 % | +2.5 %" in text
-    assert "| within the aim |  |  | 0 of 1 | 1 of 1 |" in text, "throughput may be 2 % off, and TPOT 3 %"
-    assert text.count("| busy |") == 2 and "tokens/s 0, TPOT p50 0" in text
+    full = {**row, "workload": "full", "load": 0.9}
+    text = markdown_of([full, row], {"cpus": 2, "cpu": "x", "commit": "abc"})
+    assert "| chat | 50 % | 62 % | +10.0 % | -5.0 % | +2.5 %" in text
+    assert "| within the aim |  |  |  |  | 0 of 1 | 1 of 1 |" in text, "throughput may be 2 % off, and TPOT 3 %"
+    assert text.index("| chat |") < text.index("*close to capacity*") < text.index("| full | 90 %")
+    assert text.count("| chat |") == text.count("| full |") == 2 and "tokens/s 0, TPOT p50 0" in text
     assert "drift +10.0%" in line_of(row) and summary_of([row]).count("1/1") == 6 + 7
+
+
+def test_the_capacity_is_the_rate_at_which_an_engine_just_keeps_up() -> None:
+    fleet = Fleet(ENGINE, TIMES)
+    most = capacity(SPEC, fleet)
+
+    def wait(share: float) -> float:
+        return fleet.serve(generate(replace(SPEC, rate=share * most, num_requests=300))).requests[-1].ttft
+
+    assert wait(0.8) < 5 < wait(1.3)

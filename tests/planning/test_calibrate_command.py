@@ -1,21 +1,18 @@
 """A model is calibrated through its server, and its real runs are compared with simulated ones."""
 
-import os
-import sys
+import time
 from pathlib import Path
 
 import pytest
 from benchmarks.foresight_client import Client
 from benchmarks.foresight_record import AIMS, Record, RecordedRun, mean_costs, mean_times, simulated_latencies
-from benchmarks.step_log import read_steps
 
-from quire.cli.calibrate import calibrate, kept_calibration, running_server
+from quire.cli.calibrate import calibrate, kept_calibration, logged_server
 from quire.cli.main import main
 from quire.engine.options import EngineOptions
 from quire.planning.fleet import SimulatedEngine
+from quire.planning.step_log import read_steps
 from quire.planning.workload import WorkloadSpec, generate
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -25,26 +22,24 @@ def options(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_calibration_is_used_from_then_on(options: EngineOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    calibration = calibrate(options, max_seconds=0.5)
-    assert calibration.costs.request > 0 and calibration.quality.num_steps >= 10
+    calibration = calibrate(options, max_seconds=1.0)
+    assert calibration.costs.request > 0 and calibration.quality.num_steps >= 40
     assert kept_calibration(options) == calibration
     command = ["simulate", options.model, "--threads", "1", "--device", "cpu", "--num-requests", "5", "--prompt", "20"]
     assert main([*command, "--output", "10"]) == 0
     assert f"fitted to {calibration.quality.num_steps} measured steps" in capsys.readouterr().err
 
 
-def test_a_workload_is_served_as_it_is_simulated(
-    options: EngineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+def test_a_workload_is_served_as_it_is_simulated(options: EngineOptions, tmp_path: Path) -> None:
     spec = WorkloadSpec(rate=20, num_requests=12, prompt=20, output=20, turns=2, think_seconds=0.05, shared_prefix=32)
-    log = tmp_path / "steps"
-    with running_server(options, ("benchmarks.step_log", "serve", str(log))) as url:
-        before = calibrate(options, max_seconds=1.0, url=url)
-        begin, sent, real = Client(url, 250, seed=1).run(generate(spec))
-        steps = read_steps(log, begin)
-        after = calibrate(options, max_seconds=1.0, url=url)
+    with logged_server(options) as server:
+        before = calibrate(options, 1.0, server)
+        begin, sent, real = Client(server.url, 250, seed=1).run(generate(spec))
+        steps = read_steps(server.log, begin)
+        served = time.perf_counter()
+        after = calibrate(options, 1.0, server)
+        again = [step.work for step in read_steps(server.log, served)]
+    assert (64, 64 * 65 // 2) in {(work.num_tokens, work.num_pairs) for work in again}, "prompts came from the cache"
     assert real.num_output == [20] * 12 and len(sent) == 6 and sent[0] == 0 and sent == sorted(sent)
     assert all(0 < ttft <= latency < real.seconds for ttft, latency in zip(real.ttft, real.latency, strict=True))
     assert len(steps) >= 20 and 0 < sum(step.seconds for step in steps) < real.seconds

@@ -9,19 +9,18 @@ from quire.cli.calibrate import as_flags
 from quire.cli.flags import read_flags
 from quire.cli.serve import make_parser
 from quire.engine.options import EngineOptions
+from quire.planning.calibrate import ROUNDS, FirstToken, gapless, mean_steps, rounds_that_fit, serving_costs
 from quire.planning.calibration import (
     OPTIONS,
-    Burst,
     Calibration,
-    as_served,
     calibration_key,
     find,
     fingerprint,
-    fit_costs,
     keep,
     machine_name,
 )
-from quire.planning.fitted_times import Curve, FitQuality, FittedTimes
+from quire.planning.fitted_times import Curve, FitQuality, FittedTimes, MeasuredStep, fit
+from quire.planning.step_log import LoggedStep, read_steps
 from quire.planning.step_times import ServingCosts, StepWork
 
 TIMES = FittedTimes(Curve((0.0, 256.0), (0.004, 0.1)), Curve((0.0, 512.0), (0.005, 0.3)), 1e-8, 1e-9, 1e-5)
@@ -48,6 +47,14 @@ def test_a_calibration_is_found_again_for_the_same_model_and_options(tmp_path: P
     assert find(tmp_path / "kept", calibration_of(model).about) is None
 
 
+def test_a_calibration_is_fitted_again_to_the_steps_that_were_kept_with_it(tmp_path: Path, model: Path) -> None:
+    steps = (MeasuredStep(StepWork(1, 1, 20, 20), 0.01, 9), MeasuredStep(StepWork(8, 8, 160, 160), 0.02, 5))
+    keep(tmp_path, kept := replace(calibration_of(model), steps=steps))
+    again = find(tmp_path, kept.about)
+    assert again == kept and again.refitted().times == fit(steps) != TIMES
+    assert calibration_of(model).refitted().times == TIMES
+
+
 def test_a_file_that_cannot_be_read_is_measured_again(tmp_path: Path, model: Path) -> None:
     kept = calibration_of(model)
     path = keep(tmp_path, kept)
@@ -68,41 +75,46 @@ def test_a_directory_has_the_fingerprint_of_its_files(tmp_path: Path) -> None:
     assert fingerprint(tmp_path) != before
 
 
-def seen(num_streams: int, step: float, row: float, request: float) -> Burst:
-    """What clients would see of a burst."""
-    read = num_streams * (16 + 16)
-    tpot = TIMES.seconds(StepWork(num_streams, num_streams, read, read)) + step + row * num_streams
-    ttft = TIMES.seconds(StepWork(16, 1, 16, 136, 1)) + request + row
-    return Burst(num_streams, 16, 32, ttft, tpot)
+def logged(begin: float, num_rows: int, goes_on: bool = True, num_chunks: int = 0) -> LoggedStep:
+    return LoggedStep(StepWork(num_rows, num_rows, 100, 100, num_chunks), begin, 0.01, goes_on)
 
 
-def test_what_serving_adds_to_steps_is_found() -> None:
-    costs = fit_costs([seen(count, 0.0005, 0.0001, 0.003) for count in (1, 8, 32)], TIMES, on_gpu=False)
-    assert (costs.step, costs.row, costs.request) == pytest.approx((0.0005, 0.0001, 0.003), rel=1e-6)
+def test_what_serving_adds_to_steps_is_what_passes_between_them() -> None:
+    steps, now = [], 0.0
+    for num_rows in (1, 1, 1, 8, 8, 8, 32, 32, 32):
+        steps.append(logged(now, num_rows))
+        now = steps[-1].ended + 0.0005 + 0.0001 * num_rows
+    steps.append(logged(now, 32, goes_on=False))
+    steps.append(logged(now + 0.05, 1))  # the engine was idle until then
+    first = FirstToken(sent=now + 0.05 - 0.002, seen=now + 0.05 + 0.01 + 0.001)
+    costs = serving_costs(steps, [first, FirstToken(-2.0, -1.0)])
+    assert (costs.step, costs.row, costs.request) == pytest.approx((0.0005, 0.0001, 0.003), rel=1e-3)
+    assert serving_costs([], []) == ServingCosts()
 
 
-def test_steps_that_seem_faster_with_a_server_cost_nothing() -> None:
-    costs = fit_costs([seen(count, -0.002, 0.0, -0.1) for count in (1, 8, 32)], TIMES, on_gpu=False)
-    assert (costs.step, costs.row, costs.request) == (0, 0, 0)
+def test_a_step_of_a_gpu_lasts_from_the_end_of_the_one_before() -> None:
+    steps = [logged(0.0, 1), logged(0.012, 1), logged(0.022, 1, goes_on=False), logged(0.05, 1)]
+    assert [step.seconds for step in gapless(steps)] == pytest.approx([0.01, 0.012, 0.01, 0.01])
 
 
-def test_steps_beside_a_server_have_its_times() -> None:
-    work = StepWork(8, 8, 256, 256)
-    slow = [replace(seen(count, 0, 0, 0), step=1.25 * TIMES.seconds(StepWork(count, count, 32 * count, 32 * count)))
-            for count in (1, 8, 32)]  # fmt: skip
-    short = Burst(1, 16, 2, 0.1, 0.1, step=1.0)  # of which nothing is learnt
-    assert as_served(TIMES, [*slow, short]).seconds(work) == pytest.approx(1.25 * TIMES.seconds(work))
-    assert as_served(TIMES, [short]) == TIMES
+def test_steps_that_are_alike_are_one_with_their_mean() -> None:
+    slow = [replace(logged(0.0, 4), seconds=seconds) for seconds in (0.010, 0.011, 0.012, 9.0)]
+    means = mean_steps([*slow, logged(0.0, 4, num_chunks=1), logged(0.0, 8)])
+    assert [mean.count for mean in means] == [4, 1, 1]
+    assert means[0].work == slow[0].work
+    assert means[0].seconds == pytest.approx((0.010 + 0.011 + 0.012 + 3 * 0.0115) / 4), "one was in the way of others"
 
 
-def test_on_a_gpu_the_loop_is_seen_where_it_is_slower_than_steps() -> None:
-    def burst(count: int, tpot: float) -> Burst:
-        return Burst(count, 16, 32, 0.1, tpot)
+def test_rounds_are_within_the_context_and_the_sequences() -> None:
+    assert rounds_that_fit(8192, 256) == list(ROUNDS)
+    small = rounds_that_fit(128, 16)
+    assert small and all(each.prompt + each.output <= 128 and each.num_streams <= 16 for each in small)
 
-    device = TIMES.seconds(StepWork(8, 8, 256, 256))
-    bursts = [burst(1, 0.02 + 0.0001), burst(32, 0.02 + 0.0032), burst(8, device)]
-    costs = fit_costs(bursts, TIMES, on_gpu=True)
-    assert (costs.step, costs.row) == pytest.approx((0.02, 0.0001), rel=1e-3)
+
+def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
+    steps = [logged(1.5, 3), logged(2.5, 4, goes_on=False, num_chunks=1)]
+    (tmp_path / "steps").write_bytes(b"".join(step.packed() for step in steps) + b"cut off")
+    assert read_steps(tmp_path / "steps") == steps and read_steps(tmp_path / "steps", 2.0) == steps[1:]
 
 
 def test_options_become_the_flags_of_a_server() -> None:

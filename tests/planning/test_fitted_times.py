@@ -2,14 +2,9 @@
 
 import json
 import random
-import time
-from collections import deque
 
 import pytest
 
-from quire.core.plan import SampledRow, StepOutput, StepPlan
-from quire.executors.protocol import Capacity
-from quire.planning.calibrate import calibration_steps, measured_steps
 from quire.planning.fitted_times import FittedTimes, MeasuredStep, fit, fit_quality
 from quire.planning.step_times import StepWork
 
@@ -48,52 +43,17 @@ def test_the_quality_of_a_fit_is_its_error_for_steps_that_were_left_out() -> Non
     assert good.median < 0.01 < 0.1 < bad.median < bad.p95 and bad.num_steps == 150
 
 
-class NoExecutor:
-    """Checks plans, and computes nothing."""
-
-    def __init__(self, capacity: Capacity, seconds: float = 0.0) -> None:
-        self.capacity, self.seconds, self.now = capacity, seconds, 0.0
-        self.rows: set[int] = set()
-        self.outputs: deque[StepOutput] = deque()
-
-    def submit(self, plan: StepPlan) -> None:
-        self.rows -= set(plan.retired)
-        for admission in plan.admitted:
-            assert admission.row not in self.rows, "the row is taken"
-            assert max(admission.blocks) < self.capacity.num_blocks
-            assert len(admission.tokens) < self.capacity.max_model_len
-            self.rows.add(admission.row)
-        blocks = [block for admission in plan.admitted for block in admission.blocks]
-        assert len(blocks) == len(set(blocks)), "sequences share a block"
-        self.outputs.append(StepOutput(plan.step, [SampledRow(run.row, [1]) for run in plan.runs]))
-
-    def collect(self) -> StepOutput:
-        self.now += self.seconds
-        return self.outputs.popleft()
+def test_between_the_sizes_that_were_measured_a_curve_has_no_stairs() -> None:
+    """Chunks of 16 and 64 tokens were timed, none between: the curve rises evenly."""
+    rng = random.Random(2)
+    works = [StepWork(n, 1, n, n * (n + 1) // 2, 1) for n in (16, 64, 128, 256, 512)] + [StepWork(1, 1, 50, 50)]
+    steps = [MeasuredStep(work, (0.004 + 6e-4 * work.num_tokens) * rng.uniform(0.9, 1.1), count=9) for work in works]
+    fitted = fit(steps)
+    low, middle, high = (fitted.seconds(StepWork(n, 1, n, n * (n + 1) // 2, 1)) for n in (16, 32, 64))
+    assert middle - low == pytest.approx((high - low) / 3, rel=0.35)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_steps_are_measured_within_the_cache_and_the_context(ahead: int) -> None:
-    capacity = Capacity(
-        num_blocks=128, num_host_blocks=0, vocab_size=100, max_model_len=512, weight_bytes=0, cache_bytes=0, ahead=ahead
-    )
-    shapes = calibration_steps(capacity, max_num_seqs=64, max_num_batched_tokens=256, block_size=16)
-    advanced: list[int] = []
-    executor = NoExecutor(capacity)
-    steps = measured_steps(executor, capacity, shapes, block_size=16, advance=lambda: advanced.append(1))
-    sizes = {(step.work.num_tokens, step.work.num_rows) for step in steps}
-    assert {(1, 1), (16, 16), (256, 1), (20, 5), (208, 17)} <= sizes and (512, 1) not in sizes
-    assert max(step.work.num_read for step in steps) <= 128 * 16
-    assert not executor.rows and len(advanced) == len(shapes) == len(steps)
-
-
-def test_a_slow_machine_is_measured_in_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    capacity = Capacity(
-        num_blocks=9000, num_host_blocks=0, vocab_size=100, max_model_len=8192, weight_bytes=0, cache_bytes=0
-    )
-    shapes = calibration_steps(capacity, max_num_seqs=256, max_num_batched_tokens=512, block_size=16)
-    executor = NoExecutor(capacity, seconds=0.01)
-    monkeypatch.setattr(time, "perf_counter", lambda: executor.now)
-    steps = measured_steps(executor, capacity, shapes, block_size=16, max_seconds=0.5)
-    assert 5 < len(steps) < len(shapes) and executor.now < 1.5
-    assert {step.work.num_chunks for step in steps} == {0, 1}, "prompts are not among the first"
+def test_a_step_that_stands_for_many_counts_more() -> None:
+    work = StepWork(1, 1, 50, 50)
+    fitted = fit([MeasuredStep(work, 0.010, count=16), MeasuredStep(work, 0.012)])
+    assert fitted.seconds(work) == pytest.approx(0.010, rel=0.02)

@@ -142,6 +142,21 @@ def test_an_idle_engine_answers_at_once() -> None:
     assert second.latency == pytest.approx(0.012)
 
 
+def test_requests_that_come_together_reach_the_engine_one_after_the_other() -> None:
+    """An idle engine begins with the first, and the others share its next steps."""
+    replica = new_replica()
+    replica.costs = ServingCosts(request=0.004)
+    arrivals = [Arrival(1.0, [number, 2, 3], 1) for number in range(3)]
+    first, *others = simulate(arrivals, [replica]).requests
+    assert first.latency == pytest.approx(0.004 + 0.013)
+    received = 0.004 / 2  # of a request that comes while a step runs, by the cores that compute
+    assert [each.latency for each in others] == pytest.approx([0.004 + 0.013 + 2 * received + 0.016] * 2)
+    apart = [new_replica(index) for index in range(2)]
+    for each in apart:
+        each.costs = ServingCosts(request=0.004)
+    assert [each.ttft for each in simulate(arrivals[:2], apart).requests] == pytest.approx([0.017, 0.017])
+
+
 def test_two_replicas_serve_twice_as_much() -> None:
     arrivals = generate(WorkloadSpec(rate=float("inf"), num_requests=64, prompt=100, output=30))
     one = summarize(simulate(arrivals, [new_replica()]))

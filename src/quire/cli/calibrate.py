@@ -10,28 +10,30 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, fields, replace
-from statistics import median
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from quire.cli.bench.setup import progress
 from quire.cli.parser import UsageError
 from quire.cli.planning_flags import warn_if_busy
 from quire.engine.options import EngineOptions
-from quire.engine.start import new_executor, uses_gpu
+from quire.engine.start import uses_gpu
 from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
 
 if TYPE_CHECKING:
-    from quire.planning.calibration import Burst, Calibration
+    from quire.planning.calibrate import FirstToken, Round
+    from quire.planning.calibration import Calibration
+    from quire.planning.step_log import LoggedStep
 
 SECONDS_TO_START = 300.0  # of a server: large models are read from a disk
-# Streams, and tokens of each; short ones tell what a request takes.
-BURSTS = (*[(1, 2)] * 6, (1, 49), (8, 33), (32, 25), *[(1, 2)] * 6, (1, 49), (8, 33), (32, 25))
-NUM_PROMPT = 16
-NUM_PARTS = 79  # of the progress bar: bursts, and shapes of steps, some of which may not fit
-CACHE_BYTES = 1 << 30  # on a CPU: room for the steps that are timed
-_STEP_SECONDS = re.compile(r'^quire_step_seconds_(count|sum)\{[^}]*phase="run"[^}]*\} (\S+)', re.MULTILINE)
+SECONDS_TO_ANSWER = 10.0  # what it is
+MAX_PASSES = 8  # over all rounds
+MIN_STEPS, MIN_KINDS = 40, 8  # that a fit needs, and that differ
+CACHE_BYTES = 1 << 30  # on a CPU: room for the requests
 _ADDRESS = re.compile(r"^serving .* on (http\S+)$", re.MULTILINE)
 
 
@@ -43,47 +45,53 @@ def kept_calibration(options: EngineOptions) -> "Calibration | None":
     return find(cache_dir() / "calibrations", calibration_key(path, _settings(options)))
 
 
-def calibrate(options: EngineOptions, max_seconds: float | None = None, url: str | None = None) -> "Calibration":
-    """Measure, fit, and keep the fit. Takes at most 20 seconds beside loading the model twice. `url`: of a server that
-    has these options, and nothing to do."""
-    from quire.planning.calibrate import MAX_SECONDS, calibration_steps, measured_steps
-    from quire.planning.calibration import Calibration, as_served, calibration_key, fit_costs, keep
+@dataclass(frozen=True, slots=True)
+class LoggedServer:
+    """A server that has nothing else to do, and the file in which its engine writes down steps."""
+
+    url: str
+    log: Path
+
+
+def calibrate(
+    options: EngineOptions, max_seconds: float | None = None, server: LoggedServer | None = None
+) -> "Calibration":
+    """Serve requests, fit times to the engine's steps, and keep the fit. Takes at most 20 seconds beside loading the
+    model. `server`: has these options."""
+    from quire.planning.calibrate import MAX_SECONDS, gapless, mean_steps, serving_costs
+    from quire.planning.calibration import Calibration, calibration_key, keep
     from quire.planning.fitted_times import fit, fit_quality
 
     path = resolve_model(options.model, revision=options.revision).path
     key = calibration_key(path, _settings(options))
-    if not uses_gpu(options.device):
+    on_gpu = uses_gpu(options.device)
+    if not on_gpu:
         options = replace(options, kv_cache_memory_bytes=max(options.kv_cache_memory_bytes or 0, CACHE_BYTES))
     options = replace(options, max_model_len=None)
     warn_if_busy("--calibrate")
-    with progress(NUM_PARTS, "part") as advance:
-        with nullcontext(url) if url else running_server(options) as server:
-            bursts = _serve_bursts(server, advance)
-        executor = new_executor(path, options)
-        capacity = executor.allocate(executor.load())
-        shapes = calibration_steps(
-            capacity,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            block_size=options.block_size,
-        )
-        steps = measured_steps(
-            executor, capacity, shapes, block_size=options.block_size, max_seconds=max_seconds or MAX_SECONDS,
-            advance=advance,
-        )  # fmt: skip
-        executor.stop()
-    if len(steps) < 10:
+    with nullcontext(server) if server else logged_server(options) as measured:
+        steps, first_tokens = _serve_rounds(measured, options.max_num_seqs, max_seconds or MAX_SECONDS, on_gpu)
+    alike = mean_steps(gapless(steps) if on_gpu else steps)
+    if len(steps) < MIN_STEPS or len(alike) < MIN_KINDS:
         raise UsageError(
-            f"{len(steps)} steps of the model were timed in 20 seconds, and a fit needs 10",
+            f"{len(steps)} steps of the model ran in {max_seconds or MAX_SECONDS:g} seconds, and a fit needs "
+            f"{MIN_STEPS}",
             "stop what else runs here, or leave out --calibrate: times are then computed",
         )
-    times = fit(steps)
-    if not capacity.ahead:
-        times = as_served(times, bursts)
-    costs = fit_costs(bursts, times, on_gpu=capacity.ahead > 0)
-    calibration = Calibration(key, times, costs, fit_quality(steps))
+    costs = serving_costs(steps, first_tokens)
+    if on_gpu:
+        costs = replace(costs, step=0.0, row=0.0)  # the steps have it
+    calibration = Calibration(key, fit(alike), costs, fit_quality(alike), tuple(alike))
     keep(cache_dir() / "calibrations", calibration)
     return calibration
+
+
+@contextmanager
+def logged_server(options: EngineOptions) -> "Iterator[LoggedServer]":
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "steps"
+        with running_server(options, ("quire.cli.step_log", "serve", str(log))) as url:
+            yield LoggedServer(url, log)
 
 
 def calibrate_target(arguments: Namespace) -> str:
@@ -121,13 +129,27 @@ def _settings(options: EngineOptions) -> dict[str, Any]:
 # -- through the server
 
 
-def _serve_bursts(url: str, advance: Callable[[], Any]) -> "list[Burst]":
-    asyncio.run(_burst(url, 4, 8))  # warms up
-    bursts = []
-    for num_streams, num_output in BURSTS:
-        bursts.append(asyncio.run(_burst(url, num_streams, num_output)))
-        advance()
-    return bursts
+def _serve_rounds(
+    server: LoggedServer, max_num_seqs: int, max_seconds: float, on_gpu: bool
+) -> "tuple[list[LoggedStep], list[FirstToken]]":
+    """-> the steps that ran, and first tokens of requests that came alone"""
+    from quire.planning.calibrate import WARM_UP_SHARE, Round, rounds_that_fit
+    from quire.planning.step_log import read_steps
+
+    rounds = rounds_that_fit(_max_model_len(server.url), max_num_seqs)
+    client = _RoundClient(server.url)
+    with progress(2 * len(rounds), "round") as advance:
+        began = time.perf_counter()
+        client.serve([Round(4, 16, 8)], began + max_seconds, advance)
+        if on_gpu:  # its first step of a kind may compile kernels
+            client.serve(rounds, began + WARM_UP_SHARE * max_seconds, advance)
+            client = _RoundClient(server.url)  # how long rounds take is found anew
+        client.first_tokens.clear()
+        since = time.perf_counter()
+        end = max(began, since - WARM_UP_SHARE * max_seconds) + max_seconds  # compiling may have taken long
+        for _ in range(MAX_PASSES):
+            client.serve(rounds, end, advance)
+    return read_steps(server.log, since), client.first_tokens
 
 
 @contextmanager
@@ -175,70 +197,67 @@ def as_flags(options: EngineOptions) -> list[str]:
     return flags
 
 
-async def _burst(url: str, num_streams: int, num_output: int) -> "Burst":
-    from quire.planning.calibration import Burst
-
-    num_waiting, together = num_streams, asyncio.get_running_loop().create_future()
-
-    def begun() -> None:
-        nonlocal num_waiting
-        num_waiting -= 1
-        if not num_waiting:
-            together.set_result(time.perf_counter())
-
-    streams = asyncio.gather(*(_stream(url, number, num_output, begun) for number in range(num_streams)))
-    await asyncio.wait([together, streams], return_when=asyncio.FIRST_COMPLETED)
-    before = await _steps(url)
-    seen = await streams
-    after = await _steps(url)
-    num_steps, seconds = (late - early for late, early in zip(after, before, strict=True))
-    last_start = max(pieces[0][0] for pieces in seen)  # from here on all decode
-    return Burst(
-        num_streams, NUM_PROMPT, num_output,
-        ttft=median(pieces[0][0] for pieces in seen),
-        tpot=median(_seconds_per_token(pieces, last_start) for pieces in seen),
-        step=seconds / num_steps if num_steps >= num_output // 2 else 0.0,
-    )  # fmt: skip
+def _max_model_len(url: str) -> int:
+    with urlopen(f"{url}/info", timeout=SECONDS_TO_ANSWER) as reply:
+        return int(json.load(reply)["max_total_tokens"])
 
 
-async def _steps(url: str) -> tuple[float, float]:
-    """-> steps of the server so far, and the seconds that they ran."""
-    parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    writer.write(f"GET /metrics HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
-    text = (await reader.read(-1)).decode()
-    writer.close()
-    found = dict(_STEP_SECONDS.findall(text))
-    return float(found.get("count", 0)), float(found.get("sum", 0))
+class _RoundClient:
+    """Sends the requests of rounds. It reads little of the answers: it shares the CPUs with the server."""
 
+    def __init__(self, url: str) -> None:
+        self._url = urlsplit(url)
+        self._rng = Random()  # prompts that no earlier calibration has left in the server's cache
+        self.first_tokens: list[FirstToken] = []
+        self._seconds: dict[Round, float] = {}  # that each round took
+        self._num_tokens = 0  # of all rounds so far
+        self._spent = 0.0  # seconds of these
 
-def _seconds_per_token(pieces: list[tuple[float, int]], since: float) -> float:
-    late = [piece for piece in pieces if piece[0] >= since]
-    (begin, first), (end, last) = (late if len(late) > 2 else pieces)[0], pieces[-1]
-    return (end - begin) / max(1, last - first)
+    def serve(self, rounds: "Sequence[Round]", end: float, advance: Callable[[], Any]) -> None:
+        """Those that are likely to have ended by `end` (time.perf_counter())."""
+        for each in rounds:
+            now = time.perf_counter()
+            if now + self._expected(each) > end:
+                continue
+            try:
+                asyncio.run(asyncio.wait_for(self._serve(each), end - now))
+            except TimeoutError:  # what ran of it is in the log
+                return
+            self._seconds[each] = time.perf_counter() - now
+            self._num_tokens += each.num_tokens
+            self._spent += self._seconds[each]
+            advance()
 
+    def _expected(self, each: "Round") -> float:
+        """Seconds, by earlier rounds."""
+        if each in self._seconds:
+            return self._seconds[each]
+        return each.num_tokens * self._spent / self._num_tokens if self._num_tokens else 0.0
 
-async def _stream(url: str, number: int, num_output: int, begun: Callable[[], None]) -> list[tuple[float, int]]:
-    """-> when pieces came, in seconds, and the tokens until then. `begun` is called at the first. It reads little of
-    them: it shares the CPUs with the server."""
-    prompt = [3 + (number * 31 + i * 7) % 200 for i in range(NUM_PROMPT)]
-    fields = {"prompt": prompt, "max_tokens": num_output, "temperature": 0, "ignore_eos": True, "stream": True}
-    body = json.dumps({**fields, "return_token_ids": True}).encode()
-    parts = urlsplit(url)
-    began = time.perf_counter()
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Length: {len(body)}\r\nConnection: close"
-    writer.write(f"{head}\r\nContent-Type: application/json\r\n\r\n".encode() + body)
-    pieces: list[tuple[float, int]] = []
-    received, num_tokens = b"", 0
-    while data := await reader.read(1 << 16):
-        received = received or data
-        if num_new := data.count(b"data: {"):
-            if not num_tokens:
-                begun()
-            num_tokens += num_new
-            pieces.append((time.perf_counter() - began, num_tokens))
-    writer.close()
-    if not received.startswith(b"HTTP/1.1 200") or num_tokens < num_output:
-        raise UsageError(f"the server that is to be measured answers {received[:300].decode(errors='replace')!r}")
-    return pieces
+    async def _serve(self, each: "Round") -> None:
+        first = await asyncio.gather(*(self._stream(each.prompt, each.output) for _ in range(each.num_streams)))
+        if each.num_streams == 1:
+            self.first_tokens += first
+
+    async def _stream(self, num_prompt: int, num_output: int) -> "FirstToken":
+        from quire.planning.calibrate import FirstToken
+
+        prompt = [self._rng.randrange(3, 203) for _ in range(num_prompt)]
+        fields = {"prompt": prompt, "max_tokens": num_output, "temperature": 0, "ignore_eos": True, "stream": True}
+        body = json.dumps({**fields, "return_token_ids": True}).encode()
+        sent, seen = time.perf_counter(), 0.0
+        reader, writer = await asyncio.open_connection(self._url.hostname, self._url.port)
+        try:
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: {self._url.netloc}\r\nContent-Length: {len(body)}"
+            writer.write(f"{head}\r\nConnection: close\r\nContent-Type: application/json\r\n\r\n".encode() + body)
+            received, num_tokens = b"", 0
+            while data := await reader.read(1 << 16):
+                received = received or data
+                num_tokens += data.count(b"data: {")
+                seen = seen or (time.perf_counter() if num_tokens else 0.0)
+        finally:
+            writer.close()
+        if not received.startswith(b"HTTP/1.1 200") or num_tokens < num_output:
+            answer = received[:300].decode(errors="replace")
+            raise UsageError(f"the server that is to be measured answers {answer!r}")
+        return FirstToken(sent, seen)

@@ -1,191 +1,104 @@
-"""Steps of a model, run on this machine and timed, so that step times can be fitted to them."""
+"""Requests that show what steps of a model take while it is served, and what is learnt from these steps."""
 
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from itertools import chain, zip_longest
-from statistics import median
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import pairwise
+from math import log2
+from statistics import fmean, median
 
-from quire.core.params import SamplingParams
-from quire.core.plan import Admission, Run, StepPlan
-from quire.executors.protocol import Capacity, Executor
-from quire.planning.fitted_times import MeasuredStep
-from quire.planning.step_times import StepWork
+from quire.planning.fitted_times import MeasuredStep, non_negative_least_squares
+from quire.planning.step_log import LoggedStep
+from quire.planning.step_times import ServingCosts, StepWork
 
-# Sequences that decode, and tokens of a chunk: the first of each list are measured first, on a slow machine alone.
-DECODE_SEQS = (1, 8, 32, 4, 16, 64, 2, 128, 256, 3, 6, 12, 24, 48)
-CONTEXTS = (32, 1024)  # tokens before a decode step
-CHUNKS = (16, 128, 512, 64, 256, 32, 1024, 2048, 4096, 8192)
-STARTS = (0, 1024, 3072)  # of a chunk
-MIXED = ((4, 64), (16, 192), (1, 448), (64, 64), (4, 192), (16, 16), (16, 448), (1, 64), (64, 192), (64, 448), (4, 16))
-MAX_SECONDS = 14.0  # of all steps
-WARM_UP_SECONDS = 6.0  # of these, on a GPU
-MAX_ROUNDS = 6
-NUM_STEPS = 5  # of decoding, each time
+MAX_SECONDS = 16.0  # of all rounds
+WARM_UP_SHARE = 0.4  # of these, on a GPU
+MAX_OUTLIER = 3.0  # times the median: a longer step tells of something else on this machine
+MAX_GAP = 0.1  # seconds between two steps that the engine's loop takes at most
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrationStep:
-    """`num_seqs` decode behind `context` tokens; beside them a chunk of a prompt, if any, from `start` on."""
+class Round:
+    """Requests that are sent together."""
 
-    num_seqs: int = 0
-    context: int = 0
-    chunk: int = 0
-    start: int = 0
+    num_streams: int
+    prompt: int  # tokens of each
+    output: int
 
     @property
     def num_tokens(self) -> int:
-        return self.num_seqs + self.chunk
-
-    @property
-    def num_steps(self) -> int:
-        """Plans until it is measured once: a chunk stands between steps of decoding."""
-        return 1 + NUM_STEPS if not self.chunk else 3 if self.num_seqs else 1
-
-    @property
-    def longest(self) -> int:
-        return max(self.context + self.num_steps, self.start + self.chunk + 1)
-
-    def num_blocks(self, block_size: int) -> int:
-        each = -(-(self.context + self.num_steps) // block_size) if self.num_seqs else 0
-        return self.num_seqs * each - (-(self.start + self.chunk) // block_size)
+        return self.num_streams * (self.prompt + self.output)
 
 
-def calibration_steps(
-    capacity: Capacity, *, max_num_seqs: int, max_num_batched_tokens: int, block_size: int
-) -> list[CalibrationStep]:
-    """Those that fit, the most telling first."""
-    rounds = zip_longest(
-        [CalibrationStep(num_seqs, CONTEXTS[0]) for num_seqs in DECODE_SEQS],
-        [CalibrationStep(num_seqs, CONTEXTS[1]) for num_seqs in DECODE_SEQS],
-        *([CalibrationStep(chunk=chunk, start=start) for chunk in CHUNKS] for start in STARTS),
-        *(
-            [CalibrationStep(seqs, context, chunk, context - CONTEXTS[0]) for seqs, chunk in MIXED]
-            for context in CONTEXTS
-        ),
-    )
-    return [
-        shape
-        for shape in chain.from_iterable(rounds)
-        if shape is not None
-        and shape.num_tokens <= max_num_batched_tokens
-        and shape.num_seqs + bool(shape.chunk) <= max_num_seqs
-        and shape.longest < capacity.max_model_len
-        and shape.num_blocks(block_size) <= capacity.num_blocks
-    ]
+# The most telling first: on a slow machine there is time for these alone. Prompts of streams that came together are
+# computed beside those that decode already, as the scheduler divides them.
+ROUNDS = (
+    Round(1, 16, 17), Round(1, 64, 2), Round(8, 32, 17), Round(1, 256, 2), Round(32, 24, 13), Round(4, 40, 33),
+    Round(1, 128, 2), Round(2, 100, 33), Round(1, 512, 2), Round(12, 64, 32), Round(1, 32, 33), Round(1, 96, 2),
+    Round(1, 1536, 33), Round(1, 192, 2), Round(3, 160, 40), Round(1, 80, 17), Round(1, 384, 2), Round(32, 24, 33),
+    Round(64, 24, 24), Round(4, 768, 24), Round(128, 32, 24), Round(256, 32, 24), Round(16, 1024, 32),
+    Round(32, 512, 48),
+)  # fmt: skip
 
 
-def measured_steps(
-    executor: Executor, capacity: Capacity, shapes: list[CalibrationStep], *, block_size: int,
-    max_seconds: float = MAX_SECONDS, advance: Callable[[], object] = lambda: None,
-) -> list[MeasuredStep]:  # fmt: skip
-    """The median of each shape. What is in the cache does not matter for the time, so contexts are not computed.
-
-    After the first round long steps follow one another, as they do when a server is busy: a GPU lowers its clock."""
-    times: dict[CalibrationStep, list[tuple[StepWork, float]]] = defaultdict(list)
-    timer = _Timer(executor, capacity.ahead, block_size)
-    began, slowest = time.perf_counter(), 0.0  # seconds a token, of the last prompt
-    if capacity.ahead:
-        shapes = _warm_up(timer, shapes)
-    for number in range(MAX_ROUNDS):
-        for shape in sorted(shapes, key=lambda shape: shape.num_tokens) if number else shapes:
-            now = time.perf_counter()
-            left = max_seconds - (now - began)
-            if left < 0 or (number and left < slowest * shape.num_tokens * shape.num_steps):
-                continue
-            times[shape] += timer.run(shape)
-            if shape.num_tokens >= CHUNKS[0]:
-                slowest = (time.perf_counter() - now) / shape.num_steps / shape.num_tokens
-            if number == 0:
-                advance()
-    return [_median(times[shape]) for shape in shapes if shape in times]
+def rounds_that_fit(max_model_len: int, max_num_seqs: int) -> list[Round]:
+    return [each for each in ROUNDS if each.prompt + each.output <= max_model_len and each.num_streams <= max_num_seqs]
 
 
-def _warm_up(timer: "_Timer", shapes: list[CalibrationStep]) -> list[CalibrationStep]:
-    """Run each once, since a GPU's first step of a shape may compile kernels. -> those that the time sufficed for"""
-    began, warm = time.perf_counter(), []
-    for shape in shapes:
-        if time.perf_counter() - began > WARM_UP_SECONDS:
-            break
-        timer.run(shape)
-        warm.append(shape)
-    return warm
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """Of a request to an idle server. Moments of time.perf_counter()."""
+
+    sent: float
+    seen: float
 
 
-def _median(measured: list[tuple[StepWork, float]]) -> MeasuredStep:
-    work = sorted(measured, key=lambda pair: pair[1])[len(measured) // 2][0]
-    return MeasuredStep(work, median(seconds for _, seconds in measured))
+def mean_steps(steps: Sequence[LoggedStep]) -> list[MeasuredStep]:
+    """Steps that are nearly alike, as one: a single one tells little where other programs run now and then."""
+    alike: dict[tuple[bool, int, int], list[LoggedStep]] = defaultdict(list)
+    for step in steps:
+        work = step.work
+        alike[work.num_chunks > 0, round(8 * log2(work.num_tokens)), round(2 * log2(1 + work.num_read))].append(step)
+    return [_mean(group) for group in alike.values()]
 
 
-class _Timer:
-    """Drives an executor as the engine does, and times steps as the engine does."""
-
-    def __init__(self, executor: Executor, ahead: int, block_size: int) -> None:
-        self._executor, self._ahead, self._block_size = executor, ahead, block_size
-        self._step = 0
-
-    def run(self, shape: CalibrationStep) -> list[tuple[StepWork, float]]:
-        """What it computed and how long it took, each time."""
-        in_flight: deque[tuple[bool, StepWork, float]] = deque()
-        measured, collected = [], 0.0
-
-        def collect() -> None:
-            nonlocal collected
-            timed, work, submitted = in_flight.popleft()
-            self._executor.collect()
-            now = time.perf_counter()
-            if timed:
-                measured.append((work, now - max(submitted, collected)))
-            collected = now
-
-        for timed, plan in self._plans(shape):
-            in_flight.append((timed, StepWork.of(plan, len(plan.runs)), time.perf_counter()))
-            self._executor.submit(plan)
-            if len(in_flight) > self._ahead:
-                collect()
-        while in_flight:
-            collect()
-        return measured
-
-    def _plans(self, shape: CalibrationStep) -> Iterator[tuple[bool, StepPlan]]:
-        """-> whether it is to be timed, and the plan."""
-        rows, size = range(shape.num_seqs), self._block_size
-        each = -(-(shape.context + shape.num_steps) // size)  # blocks of a sequence that decodes
-
-        def decode(step: int) -> list[Run]:
-            return [Run(row, shape.context - 1 + step, 1) for row in rows]
-
-        if rows:
-            plan = self._plan(decode(0))
-            plan.admitted = [_admission(row, shape.context, range(row * each, (row + 1) * each)) for row in rows]
-            yield False, plan
-        retired = list(rows)
-        if shape.chunk:
-            row, end = shape.num_seqs, shape.start + shape.chunk
-            plan = self._plan([*decode(1), Run(row, shape.start, shape.chunk)])
-            first = row * each
-            plan.admitted = [_admission(row, end, range(first, first - (-end // size)))]
-            yield True, plan
-            retired.append(row)
-            if rows:  # on a GPU it is timed until the next step
-                yield False, self._plan(decode(2))
-        else:
-            for step in range(1, NUM_STEPS + 1):
-                yield True, self._plan(decode(step))
-        plan = self._plan([])
-        plan.retired = retired
-        yield False, plan
-
-    def _plan(self, runs: list[Run]) -> StepPlan:
-        return StepPlan(self._next(), runs)
-
-    def _next(self) -> int:
-        self._step += 1
-        return self._step
+def _mean(steps: list[LoggedStep]) -> MeasuredStep:
+    seconds = _usual([step.seconds for step in steps])
+    numbers = zip(*(astuple(step.work) for step in steps), strict=True)
+    return MeasuredStep(StepWork(*(round(fmean(column)) for column in numbers)), seconds, len(steps))
 
 
-def _admission(row: int, num_tokens: int, blocks: range) -> Admission:
-    params = SamplingParams(max_tokens=2, seed=row, temperature=0)
-    tokens = [1 + (row + i) % 100 for i in range(num_tokens)]
-    return Admission(row, params, 0, tokens, num_tokens, list(blocks), [])
+def _usual(seconds: list[float]) -> float:
+    """The mean, in which none is much longer than most."""
+    longest = MAX_OUTLIER * median(seconds)
+    return fmean(min(each, longest) for each in seconds)
+
+
+def gapless(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
+    """Steps of a GPU, each with the time since the one before: the device waited for the engine's loop."""
+    longer = list(steps[:1])
+    for before, after in pairwise(steps):
+        gap = after.began - before.ended
+        waited = before.goes_on and 0 < gap < MAX_GAP
+        longer.append(replace(after, began=before.ended, seconds=after.seconds + gap) if waited else after)
+    return longer
+
+
+def serving_costs(steps: Sequence[LoggedStep], first_tokens: Sequence[FirstToken]) -> ServingCosts:
+    """What passes between steps, and between a client and the steps of its request."""
+    gaps: dict[int, list[float]] = defaultdict(list)
+    for before, after in pairwise(steps):
+        gap = after.began - before.ended
+        if before.goes_on and 0 <= gap < MAX_GAP:
+            gaps[before.work.num_rows].append(gap)
+    step = row = 0.0
+    if gaps:
+        typical = {num_rows: max(1e-6, _usual(values)) for num_rows, values in gaps.items()}
+        columns = [[1 / gap, num_rows / gap] for num_rows, gap in typical.items()]
+        step, row = non_negative_least_squares(columns, [1.0] * len(columns))
+    delays = []
+    for token in first_tokens:
+        own = [step for step in steps if token.sent <= step.began and step.ended <= token.seen]
+        if own:
+            delays.append(token.seen - token.sent - (own[-1].ended - own[0].began))
+    return ServingCosts(step=step, row=row, request=median(delays) if delays else 0.0)

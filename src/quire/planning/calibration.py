@@ -3,21 +3,17 @@
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from quire.ops.native.cpus import available_cpus
-from quire.planning.fitted_times import FitQuality, FittedTimes, non_negative_least_squares
-from quire.planning.step_times import ServingCosts, StepTimes, StepWork
+from quire.planning.fitted_times import FitQuality, FittedTimes, MeasuredStep, fit
+from quire.planning.step_times import ServingCosts, StepWork
 
 VERSION = 1  # of the file; others are measured again
 FINGERPRINT_BYTES = 1 << 20  # of a file's beginning
-MIN_OUTPUT = 16  # tokens: shorter answers tell nothing of steps
-MAX_SCALE = 2.0  # of step times, beside a server
-HOST_BOUND = 1.02  # tokens of a GPU that come this much later than its steps end wait for the engine's loop
 
 # What changes step times, by the names of the engine's options.
 OPTIONS = (
@@ -27,29 +23,23 @@ OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Burst:
-    """Streams that began together, through the server, as their clients saw them: medians in seconds."""
-
-    num_streams: int
-    num_prompt: int
-    num_output: int
-    ttft: float
-    tpot: float
-    step: float = 0.0  # while all decode, by the engine's clock; 0: not known
-
-
-@dataclass(frozen=True, slots=True)
 class Calibration:
     about: dict[str, Any]  # model, machine and options: the key
     times: FittedTimes
     costs: ServingCosts
     quality: FitQuality
+    steps: tuple[MeasuredStep, ...] = ()  # that the times were fitted to; earlier files have none
 
     def as_json(self) -> dict[str, Any]:
+        steps = [[*astuple(step.work), step.seconds, step.count] for step in self.steps]
         return {
             "version": VERSION, "about": self.about, "times": self.times.as_json(), "costs": asdict(self.costs),
-            "quality": asdict(self.quality),
+            "quality": asdict(self.quality), "steps": steps,
         }  # fmt: skip
+
+    def refitted(self) -> "Calibration":
+        """With the fit that these steps would have now."""
+        return replace(self, times=fit(self.steps)) if self.steps else self
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Calibration":
@@ -61,6 +51,10 @@ class Calibration:
             FittedTimes.of(values["times"]),
             ServingCosts(**values["costs"]),
             FitQuality(**values["quality"]),
+            tuple(
+                MeasuredStep(StepWork(*work), float(seconds), count)
+                for *work, seconds, count in values.get("steps", ())
+            ),
         )
 
 
@@ -120,44 +114,3 @@ def _field(path: Path, name: str) -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
-
-
-def as_served(times: FittedTimes, bursts: Sequence[Burst]) -> FittedTimes:
-    """Times of steps while a server streams: it shares the CPUs with them, and their speed may have changed since."""
-    ratios = [
-        burst.step / times.seconds(_decoding(burst))
-        for burst in bursts
-        if burst.step and burst.num_output >= MIN_OUTPUT
-    ]
-    return times.scaled(min(max(median(ratios), 1 / MAX_SCALE), MAX_SCALE)) if ratios else times
-
-
-def fit_costs(bursts: Sequence[Burst], times: StepTimes, *, on_gpu: bool) -> ServingCosts:
-    """What clients saw of bursts, less the steps of these. On a GPU the engine's loop works while the device does, so
-    only what it takes longer than a step is seen."""
-    extra = []
-    for burst in bursts:
-        if not burst.tpot or burst.num_output < MIN_OUTPUT:  # nor does an answer that came in one piece
-            continue
-        seconds = times.seconds(_decoding(burst))
-        if not on_gpu:
-            extra.append((burst, burst.tpot - seconds))
-        elif burst.tpot > HOST_BOUND * seconds:
-            extra.append((burst, burst.tpot))
-    step = row = 0.0
-    if extra:
-        columns = [[1 / burst.tpot, burst.num_streams / burst.tpot] for burst, _ in extra]
-        step, row = non_negative_least_squares(columns, [seconds / burst.tpot for burst, seconds in extra])
-    fewest = min(burst.num_streams for burst in bursts)
-    alone = [burst for burst in bursts if burst.num_streams == fewest]
-    num_prompt = alone[0].num_prompt
-    pairs = num_prompt * (num_prompt + 1) // 2
-    prefill = times.seconds(StepWork(num_prompt, 1, num_prompt, pairs, 1))
-    request = median(burst.ttft for burst in alone) - prefill - row * (not on_gpu)
-    return ServingCosts(step=step, row=row, request=max(0.0, request))
-
-
-def _decoding(burst: Burst) -> StepWork:
-    """A step in the middle of a burst."""
-    read = burst.num_streams * (burst.num_prompt + burst.num_output // 2)
-    return StepWork(burst.num_streams, burst.num_streams, read, read)

@@ -12,14 +12,19 @@ from quire.planning.step_times import StepWork
 
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # tokens of a step
 HELD_OUT = 5  # every fifth step tells how good a fit is
+SMOOTH = 0.3  # weight of how much a curve's slope changes at a knot, beside a measured step's of 1
+# Cached tokens and pairs that are taken to cost little beside a step, unless steps tell: few contexts tell nothing.
+FEW_READ, FEW_PAIRS = 1000, 10_000
+MAX_COUNT = 16  # steps that count, of those that one stands for
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """A step that ran here."""
+    """A step that ran here, or the mean of several that are alike."""
 
     work: StepWork
     seconds: float
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,16 @@ class FitQuality:
 
 
 def fit(steps: Sequence[MeasuredStep]) -> FittedTimes:
-    """Least squares of relative errors, with no negative coefficient."""
+    """Least squares of relative errors, with no negative coefficient. Between knots that few steps tell of, the curves
+    change their slope as little as the steps allow."""
     decode = _knots([step for step in steps if not step.work.num_chunks])
     prefill = _knots([step for step in steps if step.work.num_chunks])
     columns = np.array([_features(step.work, decode, prefill) for step in steps])
-    seconds = np.array([step.seconds for step in steps])
-    solution = _non_negative_least_squares(columns / seconds[:, None], np.ones(len(steps)))
+    weights = np.sqrt([min(step.count, MAX_COUNT) for step in steps])
+    rows = columns * (weights / [step.seconds for step in steps])[:, None]
+    width = columns.shape[1]
+    bends = [*_bends(decode, 0, steps, width), *_bends(prefill, len(decode), steps, width), *_little(steps, width)]
+    solution = _non_negative_least_squares(np.vstack([rows, *bends]), np.concatenate([weights, np.zeros(len(bends))]))
     per_read, per_pair, per_row = map(float, solution[-3:])
     rises = solution[: len(decode)], solution[len(decode) : -3]
     curves = (
@@ -107,7 +116,30 @@ def fit_quality(steps: Sequence[MeasuredStep]) -> FitQuality:
         held_out = steps[first::HELD_OUT]
         fitted = fit([step for number, step in enumerate(steps) if number % HELD_OUT != first])
         errors += [abs(fitted.seconds(step.work) / step.seconds - 1) for step in held_out]
-    return FitQuality(float(np.percentile(errors, 50)), float(np.percentile(errors, 95)), len(steps))
+    num_steps = sum(step.count for step in steps)
+    return FitQuality(float(np.percentile(errors, 50)), float(np.percentile(errors, 95)), num_steps)
+
+
+def _bends(knots: Sequence[int], first: int, steps: Sequence[MeasuredStep], num_columns: int) -> list[np.ndarray]:
+    """Rows that say how much the slope changes at each knot, as a share of the seconds there. `first`: the column of
+    the first knot."""
+    rows = []
+    for number in range(1, len(knots) - 1):
+        left, knot, right = knots[number - 1 : number + 2]
+        near = min(steps, key=lambda step: abs(step.work.num_tokens - knot))
+        scale = SMOOTH * min(knot - left, right - knot) / near.seconds
+        row = np.zeros(num_columns)
+        row[first + number] = -scale / (knot - left)
+        row[first + number + 1] = scale / (right - knot)
+        rows.append(row)
+    return rows
+
+
+def _little(steps: Sequence[MeasuredStep], num_columns: int) -> list[np.ndarray]:
+    """Rows that say what attention adds, as a share of a typical step."""
+    rows, typical = np.zeros((2, num_columns)), float(np.median([step.seconds for step in steps]))
+    rows[0, -3], rows[1, -2] = FEW_READ / typical, FEW_PAIRS / typical
+    return list(rows)
 
 
 def _knots(steps: Sequence[MeasuredStep]) -> list[int]:

@@ -113,6 +113,7 @@ class Replica:
         self.goes_on: float | None = None  # when the engine's loop does; None: it waits for requests
         self.requests: dict[str, SimulatedRequest] = {}  # in flight
         self.load = 0  # how many these are: routers ask all replicas
+        self._takes_next = 0.0  # when its server has read the requests that came so far
         self._starting: list[SimulatedRequest] = []  # admitted, and without a token
         self._ended: list[SimulatedRequest] = []
         self._times, self._ahead, self._drafts = times, ahead, drafts
@@ -129,14 +130,21 @@ class Replica:
         """Seconds: when the next step begins, if one is planned now."""
         return max(self.goes_on or 0.0, self._device_free)
 
+    def receive(self, now: float) -> float:
+        """-> when a request that came now reaches the engine: its server reads one after the other."""
+        reaches = max(now, self._takes_next)
+        self._takes_next = reaches + self.costs.spacing
+        return reaches
+
     def add(self, request: SimulatedRequest, now: float) -> None:
         request.replica = self.index
         submitted = request.as_request()
         self.scheduler.add(submitted, now)
         self.requests[submitted.id] = request
         self.load += 1
-        self.goes_on = now if self.goes_on is None else self.goes_on
-        if not self._ahead:
+        if self.goes_on is None:
+            self.goes_on = now
+        elif not self._ahead:
             # It is received by one of the cores that compute. Half of it, by runs on two cores, is in a step's way.
             self.goes_on += self.costs.request / 2
 

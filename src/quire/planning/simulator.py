@@ -49,7 +49,10 @@ class _Clock:
         self._replicas, self._router, self._compress, self._advance = replicas, router, compress, advance
         self._simulation = Simulation(replicas=replicas)
         self._delay = replicas[0].costs.request
-        self._pending = [(arrival.time + self._delay, number, arrival) for number, arrival in enumerate(arrivals)]
+        # When, in which order, what, and the replica that its router chose, if it did.
+        self._pending: list[tuple[float, int, Arrival, Replica | None]] = [
+            (arrival.time + self._delay, number, arrival, None) for number, arrival in enumerate(arrivals)
+        ]
         heapq.heapify(self._pending)
         self._num_arrivals = len(self._pending)
         self._due: list[tuple[float, int, int]] = []  # (when, replica, its alarm): engines that go on
@@ -80,8 +83,12 @@ class _Clock:
         self._alarms[replica.index] += 1
         heapq.heappush(self._due, (when, replica.index, self._alarms[replica.index]))
 
-    def _add(self, now: float, number: int, arrival: Arrival) -> None:
-        replica = self._router(self._replicas, arrival, number)
+    def _add(self, now: float, number: int, arrival: Arrival, replica: Replica | None) -> None:
+        if replica is None:
+            replica = self._router(self._replicas, arrival, number)
+            if (reaches := replica.receive(now)) > now:
+                heapq.heappush(self._pending, (reaches, number, arrival, replica))
+                return
         request = SimulatedRequest(number, arrival)
         self._simulation.requests.append(request)
         replica.catch_up(now)
@@ -96,5 +103,5 @@ class _Clock:
             return
         prompt = joined(ended.asked.prompt_ids, ended.output_ids, turn.prompt_ids)
         asked = Arrival(ended.finished + turn.time, prompt, turn.output, turn.priority, turn.followed_by)
-        heapq.heappush(self._pending, (asked.time + self._delay, self._num_arrivals, asked))
+        heapq.heappush(self._pending, (asked.time + self._delay, self._num_arrivals, asked, None))
         self._num_arrivals += 1

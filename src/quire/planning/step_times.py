@@ -59,6 +59,11 @@ class ServingCosts:
     request: float = 0.0  # from a client to the engine, and of the first token back
     swapped_block: float = 0.0  # moved to main memory, or back
 
+    @property
+    def spacing(self) -> float:
+        """Between two requests that come together, when they reach the engine: the server reads one after the other."""
+        return self.request / 2
+
 
 @dataclass(frozen=True, slots=True)
 class RooflineTimes:

@@ -1,0 +1,52 @@
+"""`quire serve` with an engine that writes down every step: what it computed, when, and how long it took.
+
+    python -m quire.cli.step_log serve FILE SERVE_FLAGS...
+
+Calibration fits times to these steps; a prediction that is off is divided by them into what steps took, and what was
+made of them."""
+
+import os
+import sys
+
+from quire.client.engine_process import EngineProcess
+from quire.core.request import SequenceEvent
+from quire.engine import process
+from quire.engine.engine import Engine
+
+
+class LoggedEngine(Engine):
+    file = -1
+    _num_shared = 0
+
+    def _collect(self) -> list[SequenceEvent]:
+        from quire.planning.replica import num_shared_tokens
+        from quire.planning.step_log import LoggedStep
+        from quire.planning.step_times import StepWork
+
+        step = self._in_flight[0]
+        if step.plan.admitted or step.plan.retired:
+            self._num_shared = num_shared_tokens(self._scheduler)
+        events = super()._collect()
+        if step.plan.runs and self.record is not None:
+            work = StepWork.of(step.plan, min(self.record.num_drawn, len(step.plan.runs)))
+            work.num_shared = self._num_shared
+            seconds = self.record.run_seconds
+            logged = LoggedStep(work, self._collected - seconds, seconds, self._scheduler.has_work)
+            os.write(self.file, logged.packed())
+        return events
+
+
+def main() -> None:
+    if sys.argv[1] == "serve":
+        from quire.cli.main import main as quire
+
+        EngineProcess.program = ("-m", "quire.cli.step_log", "engine", sys.argv[2])
+        sys.argv = ["quire", "serve", *sys.argv[3:]]
+        sys.exit(quire())
+    LoggedEngine.file = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    process.Engine = LoggedEngine  # type: ignore[attr-defined]
+    sys.exit(process.main(int(sys.argv[3]), int(sys.argv[4])))
+
+
+if __name__ == "__main__":
+    main()

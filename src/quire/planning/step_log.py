@@ -1,0 +1,32 @@
+"""What an engine computed in each step, when, and how long it took: a file that it writes while it serves."""
+
+import struct
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from quire.planning.step_times import StepWork
+
+_STEP = struct.Struct("<7q2d")  # the numbers of a StepWork, whether the engine goes on, when it began, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    work: StepWork
+    began: float  # time.perf_counter(), which all processes share
+    seconds: float
+    goes_on: bool = True  # the engine has more to do: the time until the next step is what its loop takes
+
+    @property
+    def ended(self) -> float:
+        return self.began + self.seconds
+
+    def packed(self) -> bytes:
+        return _STEP.pack(*astuple(self.work), self.goes_on, self.began, self.seconds)
+
+
+def read_steps(path: Path, since: float = 0.0) -> list[LoggedStep]:
+    """Those that began after `since`."""
+    data = path.read_bytes()
+    rows = _STEP.iter_unpack(data[: len(data) // _STEP.size * _STEP.size])
+    steps = [LoggedStep(StepWork(*row[:6]), row[7], row[8], bool(row[6])) for row in rows]
+    return [step for step in steps if step.began >= since]
