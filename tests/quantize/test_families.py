@@ -1,4 +1,4 @@
-"""Families other than Llama: what is written is near the original, and transformers computes with it what Quire does."""
+"""Families other than Llama: what is written is near the original, and transformers computes the same with it."""
 
 from pathlib import Path
 
