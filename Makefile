@@ -195,7 +195,8 @@ $(VLLM):
 	@PYTHON=$(PYTHON) benchmarks/peers/install_vllm.sh .venv-vllm $(VLLM_VERSION) 2.13.0
 	@touch $@
 
-$(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOROUND) $(BITSANDBYTES): $(VENV_DEV)
+# Once installed they stay, whatever becomes of .venv-dev.
+$(LLMCOMPRESSOR) $(GPTQMODEL) $(AUTOROUND) $(BITSANDBYTES): | $(VENV_DEV)
 	@echo "installing into $(@D), to compare with (minutes; GPTQModel may bring a torch of its own)" >&2
 	@benchmarks/peers/install_quantizer.sh $(@D) .venv-dev $(@D:.venv-%=%)==$(@F:.installed-%=%)
 	@touch $@

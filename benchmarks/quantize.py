@@ -1,11 +1,12 @@
 """`quire quantize` beside llama.cpp, llm-compressor, GPTQModel and AutoRound: seconds, memory, bytes, and what is lost.
 
     python -m benchmarks.quantize [MODEL] --peers llama.cpp llm-compressor gptqmodel --tokens 16384 --json result.json
-    python -m benchmarks.quantize --layers 1 --tokens 512 --measured-tokens 256          all cases in minutes
+    python -m benchmarks.quantize --quick                            all cases on the first layers, in 15 minutes
 
 All start from the same fp16 weights (of a quantized model: its dequantized ones, which are then the original), and
 calibrate with the same tokens. Outputs are read by Quire's reader, and their next-token distributions compared with the
-original's on text that none has seen. A peer that is not installed is left out, and said so."""
+original's on text that none has seen. A peer that is not installed is left out, and said so. The result is written
+after each row."""
 
 import argparse
 import json
@@ -13,8 +14,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import gcd
 from pathlib import Path
@@ -33,7 +36,8 @@ from quire.quantize.eager_model import linear_layers
 from quire.weights.checkpoint import open_checkpoint
 
 LENGTH = 512
-QUICK = ("Q4_K_M", "Q8_0", "FP8_DYNAMIC")
+TOKENS, MEASURED_TOKENS = 16384, 2048
+QUICK_LAYERS, QUICK_TOKENS, QUICK_MEASURED_TOKENS = 4, 4096, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,10 @@ def cases(importance: Path, group_size: int) -> dict[str, dict[str, list[str]]]:
 
 
 class Bench:
-    """`folder`: where sources and outputs are."""
+    """`folder`: where sources and outputs are. `limit`: seconds that a tool may take for a row."""
 
-    def __init__(self, model: Path, folder: Path, num_tokens: int, measured: int) -> None:
-        self.folder, self.num_tokens = folder, num_tokens
+    def __init__(self, model: Path, folder: Path, num_tokens: int, measured: int, limit: float) -> None:
+        self.folder, self.num_tokens, self.limit = folder, num_tokens, limit
         self.text = folder / "text.txt"
         self.text.write_text(default_text(), encoding="utf-8")
         used, held_out = sequences(model, default_text(), LENGTH, num_tokens)
@@ -125,11 +129,15 @@ class Bench:
             process = subprocess.Popen(
                 command, cwd=self.folder, env=peer_environment(), stdout=log, stderr=subprocess.STDOUT
             )
-            _, status, used = os.wait4(process.pid, 0)
+            with ended_after(process, self.limit):
+                _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             seconds = time.perf_counter() - started
             log.seek(0)
             said = log.read()
+        if seconds >= self.limit:
+            subprocess.run(["rm", "-rf", str(out)], check=True)
+            return f"was ended after {seconds:.0f} s"
         if process.returncode or not out.exists():
             return f"ended with status {process.returncode}: {said[-600:]}"
         try:
@@ -149,6 +157,16 @@ class Bench:
         )
         subprocess.run(["rm", "-rf", str(out)], check=True)
         return row
+
+
+@contextmanager
+def ended_after(process: "subprocess.Popen[bytes]", seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def tools(arguments: argparse.Namespace) -> dict[str, Tool]:
@@ -207,23 +225,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gptqmodel-python", default=".venv-gptqmodel/bin/python")
     parser.add_argument("--autoround-python", default=".venv-auto-round/bin/python")
     parser.add_argument("--group-size", type=int, help="of W4A16 (default: the largest up to 128 that fits all layers)")
-    parser.add_argument("--tokens", type=int, default=16384, help="to calibrate with")
-    parser.add_argument("--measured-tokens", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, help=f"to calibrate with (default: {TOKENS})")
+    parser.add_argument("--measured-tokens", type=int, help=f"(default: {MEASURED_TOKENS})")
     parser.add_argument("--layers", type=int, metavar="N", help="of the model, the first alone")
     parser.add_argument("--cases", nargs="*", help="some of the table; default: all")
-    parser.add_argument("--quick", action="store_true", help=f"{', '.join(QUICK)} alone, with few tokens")
-    parser.add_argument("--json", type=Path, help="keep the result there")
+    quick = f"--layers {QUICK_LAYERS} --tokens {QUICK_TOKENS} --measured-tokens {QUICK_MEASURED_TOKENS}"
+    parser.add_argument("--quick", action="store_true", help=f"the same as {quick}")
+    parser.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="for a row (default: 3600)")
+    parser.add_argument(
+        "--json", type=Path, default=Path("build/bench-quantize.json"), help="keep the result there (%(default)s)"
+    )
     arguments = parser.parse_args(argv)
     if arguments.quick:
-        arguments.cases, arguments.tokens, arguments.measured_tokens = arguments.cases or [*QUICK], 1024, 512
+        arguments.layers = arguments.layers or QUICK_LAYERS
+    arguments.tokens = arguments.tokens or (QUICK_TOKENS if arguments.quick else TOKENS)
+    measured = QUICK_MEASURED_TOKENS if arguments.quick else MEASURED_TOKENS
+    arguments.measured_tokens = arguments.measured_tokens or measured
     model = resolve_model(arguments.model).path
     found = tools(arguments)
-    rows, failures = [], {}
+    rows: list[Quantized] = []
+    failures: dict[str, str] = {}
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="quire-bench-quantize-") as folder:
         if arguments.layers:
             model = cut_to_layers(model, Path(folder) / f"{model.stem}-{arguments.layers}-layers", arguments.layers)
         arguments.group_size = arguments.group_size or fitting_group(model)
-        bench = Bench(model, Path(folder), arguments.tokens, arguments.measured_tokens)
+        print(setting(model, arguments), flush=True)
+        bench = Bench(model, Path(folder), arguments.tokens, arguments.measured_tokens, arguments.limit)
         for case, by_tool in cases(bench.importance, arguments.group_size).items():
             if arguments.cases and case not in arguments.cases:
                 continue
@@ -234,14 +262,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if isinstance(row, str):
                     failures[f"{case}: {name}"] = row
                     progress(f"{case}: {name} {row}")
-                    continue
-                rows.append(row)
-                print(line(row), flush=True)
-    result = _result(model, arguments, rows, failures)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+                else:
+                    rows.append(row)
+                    print(line(row), flush=True)
+                result = _result(model, arguments, rows, failures)
+                arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(_result(model, arguments, rows, failures)))
     return 1 if failures else 0
+
+
+def setting(model: Path, arguments: argparse.Namespace) -> str:
+    layers = f"the first {arguments.layers} layers of " if arguments.layers else ""
+    return (
+        f"{layers}{model.name}, {arguments.tokens} tokens to calibrate with, {arguments.measured_tokens} measured, "
+        f"W4A16 in groups of {arguments.group_size}"
+    )
 
 
 def _result(
@@ -250,6 +285,7 @@ def _result(
     return {
         "benchmark": "quantize",
         "model": model.name,
+        "layers": arguments.layers,
         "machine": describe(),
         "calibration_tokens": arguments.tokens,
         "measured_tokens": arguments.measured_tokens,

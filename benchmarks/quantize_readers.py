@@ -1,18 +1,19 @@
 """Every format of `quire quantize` in the library whose format it is: does it load, and are the logits the same?
 
     python -m benchmarks.quantize_readers [MODEL] --json result.json
-    python -m benchmarks.quantize_readers --layers 1                                     in minutes
+    python -m benchmarks.quantize_readers --quick                                   on its first layer, in minutes
 
 MODEL: a folder in Hugging Face's layout, or a model to convert (its dequantized weights). Each row quantizes it, has
 the library compute the logits of some tokens, and says how far they are from those of Quire's forward pass on the same
-files, relative to the largest. A library that is not installed is left out, and said so."""
+files, relative to the largest. A library that is not installed is left out, and said so. The result is
+written after each row."""
 
 import argparse
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -128,39 +129,53 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--bitsandbytes-python", default=".venv-bitsandbytes/bin/python")
     parser.add_argument("--llama-python", default=".venv-llama/bin/python")
     parser.add_argument("--layers", type=int, metavar="N", help="of the model, the first alone")
+    parser.add_argument("--quick", action="store_true", help="the same as --layers 1")
     parser.add_argument("--methods", nargs="*", help="some of the table; default: all")
-    parser.add_argument("--json", type=Path, help="keep the result there")
+    parser.add_argument(
+        "--json", type=Path, default=Path("build/bench-readers.json"), help="keep the result there (%(default)s)"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments.layers = arguments.layers or 1
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
     given = Path(arguments.model)
     model = given if given.is_dir() else resolve_model(arguments.model).path
-    rows, failures = [], {}
+    rows: list[ReadBack] = []
+    failures: dict[str, str] = {}
+    outcome = {"benchmark": "quantize_readers", "machine": describe(), "failures": failures}
     with tempfile.TemporaryDirectory(prefix="quire-bench-readers-") as folder:
         if arguments.layers:
             model = cut_to_layers(model, Path(folder) / f"{model.stem}-{arguments.layers}-layers", arguments.layers)
+        print(model.name, flush=True)
         reading = Reading(model, Path(folder))
-        for case in cases(arguments):
-            if arguments.methods and case.method not in arguments.methods:
-                continue
-            if not Path(case.environment).exists():
-                progress(f"{case.name} is left out: there is no {case.environment}")
-                continue
+        for case in installed(cases(arguments), arguments.methods):
             row = reading.row(case)
             if isinstance(row, str):
                 failures[f"{case.name}: {case.reader}"] = row
                 progress(f"{case.name}: {case.reader} {row}")
-                continue
-            rows.append(row)
-            verdict = "" if row.within else f"   more than {case.tolerance}"
-            figures = f"{row.difference:.2e}  same top {100 * row.same_top:.0f} %{verdict}"
-            print(f"{row.case:<44} {row.reader:<13} {figures}", flush=True)
-    outcome = {
-        "benchmark": "quantize_readers", "model": model.name, "machine": describe(),
-        "rows": [asdict(row) for row in rows], "failures": failures,
-    }  # fmt: skip
-    if arguments.json:
-        arguments.json.write_text(json.dumps(outcome, indent=1) + "\n")
+            else:
+                rows.append(row)
+                print(line(row, case), flush=True)
+            outcome |= {"model": model.name, "rows": [asdict(row) for row in rows]}
+            arguments.json.write_text(json.dumps(outcome, indent=1) + "\n")
     print(json.dumps(outcome))
     return 1 if failures or not all(row.within for row in rows) else 0
+
+
+def installed(wanted: Sequence[ReaderCase], methods: Sequence[str] | None) -> Iterator[ReaderCase]:
+    for case in wanted:
+        if methods and case.method not in methods:
+            continue
+        if Path(case.environment).exists():
+            yield case
+        else:
+            progress(f"{case.name} is left out: there is no {case.environment}")
+
+
+def line(row: ReadBack, case: ReaderCase) -> str:
+    verdict = "" if row.within else f"   more than {case.tolerance}"
+    figures = f"{row.difference:.2e}  same top {100 * row.same_top:.0f} %{verdict}"
+    return f"{row.case:<44} {row.reader:<13} {figures}"
 
 
 if __name__ == "__main__":

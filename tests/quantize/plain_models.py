@@ -32,6 +32,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3": {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 16},
     "Mixtral": {**EXPERTS, "num_local_experts": 4},
 }
+MORE_FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": {"head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+    "Qwen3Next": {
+        "head_dim": 64, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,
+    },
+    "Lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+}  # fmt: skip
 RECURRENT: dict[str, dict[str, Any]] = {
     "Bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 32},
     "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},
@@ -40,9 +49,10 @@ CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 
 
 @cache
-def _model(family: str) -> Any:
+def _model(family: str, changes: tuple[tuple[str, Any], ...]) -> Any:
     torch.manual_seed(11)
-    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**COMMON | (FAMILIES | RECURRENT)[family])
+    settings = COMMON | (FAMILIES | MORE_FAMILIES | RECURRENT)[family] | dict(changes)
+    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**settings)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -50,9 +60,9 @@ def _model(family: str) -> Any:
     return model
 
 
-def write_plain(folder: Path, family: str = "Llama", dtype: torch.dtype = torch.float32) -> Any:
-    """-> the model, in fp32."""
-    model = _model(family)
+def write_plain(folder: Path, family: str = "Llama", dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """-> the model, in fp32. `changes`: of its config."""
+    model = _model(family, tuple(changes.items()))
     model.to(dtype).save_pretrained(folder)
     vocab = {token: index for index, token in enumerate([*SPECIALS, *sorted(ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))

@@ -146,6 +146,20 @@ def test_layers_whose_inputs_are_no_multiple_of_the_group_size_say_which_size_fi
     assert notes[0].endswith(": 256 inputs are no multiple of 512; `--group-size 256` fits")
 
 
+@pytest.mark.parametrize(("intermediate", "size"), [(512, 64), (416, 32)])
+def test_groups_are_as_large_as_almost_all_layers_allow(intermediate: int, size: int, tmp_path: Path) -> None:
+    source, out = tmp_path / "model", tmp_path / "out"
+    write_plain(source, hidden_size=192, intermediate_size=intermediate, num_attention_heads=6)
+    outcome = quantize(
+        QuantizeRun(source, out, QuantizeOptions("W4A16")), CalibrationOptions(measured_tokens=0), None, GPTQOptions(),
+        lambda *_: None,
+    )  # fmt: skip
+    assert outcome.written.plan.types()["W4A16"][0] == 14
+    assert outcome.notes[0].startswith(f"groups of {size}: ")
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert config["config_groups"]["group_0"]["weights"]["group_size"] == size
+
+
 def test_static_scales_of_inputs_and_of_the_kv_cache(plain_llama: Path, tmp_path: Path) -> None:
     run = QuantizeRun(plain_llama, tmp_path / "out", QuantizeOptions("FP8_STATIC", kv_scales=True))
     calibration = CalibrationOptions(measured_tokens=0, num_tokens=256, length=64)

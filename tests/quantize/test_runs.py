@@ -1,7 +1,9 @@
 """A run that is killed, stopped or refused leaves nothing half-written."""
 
+import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -121,6 +123,70 @@ def test_kill_9_loses_nothing_that_is_done(plain_llama: Path, tmp_path: Path) ->
     assert out.read_bytes() == whole.read_bytes()
 
 
+def test_what_needs_no_look_at_the_model_is_refused_before_it_is_downloaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.hub.resolve_model", lambda *_, **__: pytest.fail("downloaded"))
+    (tmp_path / "there.gguf").touch()
+    missing = str(tmp_path / "no.txt")
+    for out, flags, message in (
+        ("out.gguf", ["--method", "Q9"], "there is no method"),
+        ("there.gguf", ["--method", "Q8_0"], "exists already"),
+        ("out.gguf", ["--method", "Q8_0", "--calibrate", missing], "no.txt cannot be read"),
+    ):
+        assert main(["quantize", "someone/something", str(tmp_path / out), *flags]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_ctrl_c_says_what_is_kept(
+    plain_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = output.PartialOutput.write, []
+
+    def interrupted(self: output.PartialOutput, pieces: output.Pieces) -> None:
+        if len(written) == 5:
+            signal.raise_signal(signal.SIGINT)
+        written.append(write(self, pieces))
+
+    monkeypatch.setattr(output.PartialOutput, "write", interrupted)
+    command = ["quantize", str(plain_llama), str(tmp_path / "out.gguf"), "--method", "Q8_0", "--report-tokens", "0"]
+    assert main(command) == 130
+    assert "stopped: 5 of 21 tensors are done, and the same command goes on in " in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(command) == 0
+    assert "5 tensors were there from an earlier run" in capsys.readouterr().out
+
+
+def test_a_disk_that_fills_up_keeps_what_is_done(
+    plain_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pwrite, calls = os.pwrite, []
+
+    def filling(*arguments: object) -> int:
+        calls.append(pwrite(*arguments))  # type: ignore[arg-type]
+        if len(calls) > 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return calls[-1]
+
+    out = tmp_path / "out.gguf"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", filling)
+        with pytest.raises(QuireError, match="cannot be written: No space left on device") as caught:
+            finished(run_of(plain_llama, out, "Q8_0"))
+    assert "run it again" in caught.value.hint
+    assert finished(run_of(plain_llama, out, "Q8_0")) > 0
+
+
+def test_files_that_may_not_be_so_large_are_an_error_in_words(plain_llama: Path, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(QuireError, match="cannot be written: File too large"):
+            finished(run_of(plain_llama, tmp_path / "out", "W8A8"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 def test_not_a_number_is_refused_by_the_tensors_name(tmp_path: Path) -> None:
     source = tmp_path / "model"
     write_plain(source)
@@ -183,6 +249,11 @@ def test_an_output_is_never_overwritten(plain_llama: Path, tmp_path: Path) -> No
         (["out.gguf"], "--method is missing"),
         (["out.gguf", "--method", "Q9"], "there is no method `Q9`"),
         (["out", "--method", "Q4_0"], "Q4_0 is a type of GGUF"),
+        (["out", "--method", "smoothquant"], "`--method W8A8 --algorithm smoothquant`"),
+        (["out", "--method", "bitsandbytes"], "NF4, FP4 and LLM_INT8"),
+        (["out", "--method", "something"], "`quire quantize --list`"),
+        (["out.gguf", "--method", "Q4_0", "--imatrix", "no.gguf"], "there is no such file"),
+        (["out.gguf", "--method", "Q4_0", "--save-imatrix", "no/x.gguf"], "there is no folder no"),
         (["out.gguf", "--method", "NF4"], "NF4 is written to a folder"),
         (["out", "--method", "NF4", "--group-size", "64"], "NF4 has no --group-size"),
         (["out", "--method", "W4A16", "--group-size", "48"], "--group-size is 48"),

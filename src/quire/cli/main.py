@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except QuireError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(*error.args, file=sys.stderr)  # what is kept, where a command says so
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python's own flush at the end has somewhere to go

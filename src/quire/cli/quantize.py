@@ -3,6 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,13 +51,14 @@ def run(argv: Sequence[str]) -> int:
 
 def _quantize(arguments: Namespace) -> int:
     from quire.hub import resolve_model
-    from quire.quantize.command import quantize
+    from quire.quantize.command import check_request, quantize
     from quire.quantize.mix_plan import usual_method
 
     target, out = mix_target(arguments), Path(arguments.out)
-    source = resolve_model(arguments.model, progress=not arguments.quiet).path
-    job = make_run(arguments, source, out, arguments.method if target is None else usual_method(out))
+    job = make_run(arguments, Path(arguments.model), out, arguments.method if target is None else usual_method(out))
     calibration, options = calibration_options(arguments), gptq_options(arguments)
+    check_request(job, calibration, arguments.algorithm, options)
+    job = replace(job, source=resolve_model(arguments.model, progress=not arguments.quiet).path)
     with ProgressLine(quiet=arguments.quiet) as progress:
         outcome = quantize(job, calibration, arguments.algorithm, options, progress.update, target)
     if arguments.json:

@@ -81,7 +81,7 @@ def make_run(arguments: Namespace, source: Path, out: Path, method: str) -> "Qua
     from quire.quantize.run import QuantizeRun
 
     options = QuantizeOptions(
-        method=method_name(method),
+        method=method_name(method, to_gguf=out.suffix == ".gguf"),
         ignore=tuple(map(_regex, arguments.ignore)),
         dtype=arguments.dtype,
         pure=arguments.pure,

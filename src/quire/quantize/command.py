@@ -11,6 +11,7 @@ from quire.quantize.device import Device, Logits, Report
 from quire.quantize.gguf_plan import gguf_tensors
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.gptq_pass import GPTQPass
+from quire.quantize.huggingface_plan import fitting_group
 from quire.quantize.imatrix import read_imatrix, write_imatrix
 from quire.quantize.methods import LINEAR_METHODS
 from quire.quantize.mix import MixTarget
@@ -66,6 +67,24 @@ class QuantizeResult:
         }
 
 
+def check_request(
+    run: QuantizeRun, calibration: CalibrationOptions, algorithm: str | None, options: GPTQOptions
+) -> None:
+    """What needs no look at the model, so that it can be refused before a download."""
+    run.check_output()
+    _algorithm(run, algorithm, options)
+    calibration = _with_activations(run, calibration)
+    if calibration.wanted:
+        read_text(calibration.text)
+    if calibration.imatrix is not None and not calibration.imatrix.is_file():
+        raise QuantizeError(
+            f"--imatrix is {calibration.imatrix}, and there is no such file", "`--save-imatrix` makes one"
+        )
+    saved = calibration.save_imatrix
+    if saved is not None and not saved.parent.is_dir():
+        raise QuantizeError(f"--save-imatrix is {saved}, and there is no folder {saved.parent}", "make it first")
+
+
 def quantize(
     run: QuantizeRun,
     calibration: CalibrationOptions,
@@ -81,10 +100,10 @@ def quantize(
             raise QuantizeError(f"--algorithm {chosen} scales layers for one format", "a mix has nearest and gptq")
         calibration = replace(calibration, wanted=calibration.wanted or calibration.imatrix is None)
     checkpoint = run.open()
+    run, notes = _with_fitting_groups(run, checkpoint)
     num_weights = run.plan(checkpoint).num_weights  # what cannot be written is refused before the work
     planned_mix = None if target is None else MixPlan(run, checkpoint, target)
-    if run.options.kv_scales or (run.forms is not None and run.forms.usual.static_inputs):
-        calibration = _with_activations(calibration, run.options.method)
+    calibration = _with_activations(run, calibration)
     text_needed = calibration.wanted or chosen != "nearest" or target is not None
     calibrated: list[list[int]] = []
     held_out: list[list[int]] = []
@@ -99,7 +118,7 @@ def quantize(
         rounding = "nearest" if target is not None else chosen  # a mix needs the importance in any case
         run = replace(run, importance=_importance(run, checkpoint, calibration, rounding, calibrated, source, report))
     packed = run.options.method not in GPTQ_LAYOUTS
-    notes = [ACT_ORDER_NOTE] if run.formats.act_order and packed else []
+    notes += [ACT_ORDER_NOTE] if run.formats.act_order and packed else []
     if planned_mix is not None:
         mix = planned_mix.chosen(run, calibrated, report)
         run = mix.run
@@ -110,10 +129,25 @@ def quantize(
     return QuantizeResult(written, result, losses, notes)
 
 
-def _with_activations(calibration: CalibrationOptions, method: str) -> CalibrationOptions:
+def _with_fitting_groups(run: QuantizeRun, checkpoint: Checkpoint) -> tuple[QuantizeRun, list[str]]:
+    """Where no size of groups is given and the method's divides few layers, one that divides almost all."""
+    method = run.options.method
+    if run.forms is None or run.formats.group_size is not None or "group_size" not in LINEAR_METHODS[method].options:
+        return run, []
+    if (size := fitting_group(checkpoint, run.forms, run.options)) is None:
+        return run, []
+    note = f"groups of {size}: most layers have inputs that are no multiple of {method}'s own size"
+    return replace(run, formats=replace(run.formats, group_size=size)), [note]
+
+
+def _with_activations(run: QuantizeRun, calibration: CalibrationOptions) -> CalibrationOptions:
+    """Scales of inputs or of the KV cache need a calibration."""
+    if not (run.options.kv_scales or (run.forms is not None and run.forms.usual.static_inputs)):
+        return calibration
     if calibration.imatrix is not None:
         raise QuantizeError(
-            f"{method} needs the largest inputs, which {calibration.imatrix} does not have", "use --calibrate instead"
+            f"{run.options.method} needs the largest inputs, which {calibration.imatrix} does not have",
+            "use --calibrate instead",
         )
     return replace(calibration, wanted=True)
 
@@ -174,7 +208,7 @@ def _write_gptq(
     run.device.check_activations(checkpoint, sum(map(len, calibrated)))
 
     def first(output: PartialOutput, there: set[str]) -> None:
-        hook = GPTQPass(tasks, forms, options, output, there, run.device, report)
+        hook = GPTQPass(checkpoint, tasks, forms, options, output, there, run.device, report)
         run.device.observe(checkpoint, calibrated, hook, None, together=True)
         losses.update(hook.losses)
         if hook.unseen:
@@ -251,7 +285,7 @@ class MethodComparison:
 
     def row(self, run: QuantizeRun, algorithm: str | None, options: GPTQOptions) -> tuple[dict[str, Any], Path]:
         """The figures of a method, and the output that was written for them."""
-        run = replace(run, importance=self._importance)
+        run, _ = _with_fitting_groups(replace(run, importance=self._importance), self._checkpoint)
         chosen = _algorithm(run, algorithm if run.options.method in LINEAR_METHODS else None, options)
         plan = _write(
             run, chosen, self._checkpoint, options, self._calibrated, "text", self._report, [], {}

@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quire.ops.dequantize import dequantize
 from quire.ops.tensors import StoredTensor
 from quire.quantize.device import Array, Device, Report
@@ -16,6 +18,7 @@ from quire.quantize.input_sources import InputSource
 from quire.quantize.methods import LinearFormats
 from quire.quantize.output import PartialOutput
 from quire.quantize.plan import Task
+from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 from quire.weights.formats import FORMATS
 from quire.weights.raw import RawTensors
@@ -24,10 +27,13 @@ from quire.weights.safetensors import SafetensorsFile
 
 class GPTQPass:
     """The hook of the forward pass. A layer that an earlier run wrote is read back. `unseen`: layers without a single
-    input, such as experts that no token was routed to: they are left to the caller."""
+    input, such as experts that no token was routed to: they are left to the caller.
+
+    A model may have the rows of a matrix in another order than they are stored in: stored rows are quantized."""
 
     def __init__(
         self,
+        checkpoint: Checkpoint,
         tasks: Mapping[str, Task],
         forms: LinearFormats,
         options: GPTQOptions,
@@ -36,7 +42,7 @@ class GPTQPass:
         device: Device,
         report: Report,
     ) -> None:
-        self._tasks, self._forms, self._options = tasks, forms, options
+        self._checkpoint, self._tasks, self._forms, self._options = checkpoint, tasks, forms, options
         self._output, self._there, self._device, self._report = output, there, device, report
         self._moments: Array | None = None  # X^T X of the inputs that are being observed
         self._rows = 0
@@ -62,7 +68,7 @@ class GPTQPass:
                 matrices.append(self._device.read(part))
                 continue
             if task.is_in(self._there):
-                matrices.append(self._device.array(self._written(task, part.name)))
+                matrices.append(self._as_in_model(self._device.array(self._written(task, part.name)), part))
             elif moments is None:
                 self.unseen.append(part.name)
                 matrices.append(self._device.read(part))
@@ -73,7 +79,7 @@ class GPTQPass:
         return matrices
 
     def _quantized(self, task: Task, part: StoredTensor, moments: Array, orders: dict[int, Any]) -> Array:
-        w = self._device.read(part)
+        w = self._device.read(self._checkpoint.tensor(part.name))
         form = self._forms.of(part.name)
         grid, store = form.grid, form.store
         assert grid is not None and store is not None
@@ -88,7 +94,14 @@ class GPTQPass:
         values = integers.values()
         lost = values - w
         self.losses[part.name] = float(((lost @ moments) * lost).sum()) / max(float(((w @ moments) * w).sum()), 1e-30)
-        return values
+        return self._as_in_model(values, part)
+
+    def _as_in_model(self, values: Array, part: StoredTensor) -> Array:
+        if part.row_order is None:
+            return values
+        stored = self._checkpoint.tensor(part.name).row_order
+        rows = part.row_order if stored is None else np.argsort(stored)[part.row_order]
+        return values[rows.astype(np.int64)]
 
     def _written(self, task: Task, name: str) -> Floats:
         """From the partial output, by the reader of its format."""

@@ -25,6 +25,7 @@ from quire.quantize.smoothing import read_weights
 from quire.weights.checkpoint import Checkpoint
 
 FLOATS = ("F32", "F16", "BF16")
+ALMOST_ALL = 0.9  # of the weights that any size of groups divides
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -82,6 +83,21 @@ def quantized_layers(
         and forms.of(name).fits(*use.shape)
         and not any(re.search(pattern, name) for pattern in options.ignore)
     }
+
+
+def fitting_group(checkpoint: Checkpoint, forms: LinearFormats, options: QuantizeOptions) -> int | None:
+    """The size of groups, at most the method's, that divides the inputs of almost all layers; None: the method's."""
+    grid = forms.usual.grid
+    if grid is None or not grid.group:
+        return None
+    uses = [
+        use for name, use in linear_layers(checkpoint).items()
+        if use.keep is Keep.NOTHING and not any(re.search(pattern, name) for pattern in options.ignore)
+    ]  # fmt: skip
+    sizes = [size for size in (grid.group, 64, 32) if size <= grid.group]
+    fitting = [sum(count(use.shape) for use in uses if use.shape[1] % size == 0) for size in sizes]
+    size = next(size for size, weights in zip(sizes, fitting, strict=True) if weights >= ALMOST_ALL * fitting[-1])
+    return None if size == grid.group else size
 
 
 def _group_hint(inputs: list[int], forms: LinearFormats | None) -> str:

@@ -44,7 +44,7 @@ class InputSources:
         self._sources["norm"] = (weakref.ref(out), source)
 
     def came_from_linear(self, out: Any, parts: Sequence[StoredTensor]) -> None:
-        gated = len(parts) == 2 and parts[0].shape == parts[1].shape
+        gated = len(parts) == 2 and parts[0].shape == parts[1].shape and parts[1].row_order is None
         self._linear = (weakref.ref(out), parts[1].name if gated else None)
 
     def came_from_gate(self, out: Any, gate_up: Any) -> None:

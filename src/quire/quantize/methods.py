@@ -98,19 +98,31 @@ LINEAR_METHODS: dict[str, QuantizeMethod] = {
     "LLM_INT8": QuantizeMethod(8.02, "bitsandbytes: 8-bit integers", lambda o: linear_formats.llm_int8()),
 }
 OTHER_NAMES = {"INT8": "W8A8", "W8A8_INT8": "W8A8", "LLM.INT8": "LLM_INT8", "GPTQ_V1": "GPTQ", "MXFP4": "MXFP4_MOE"}
-OTHER_NAMES |= SHORT_NAMES
+OTHER_NAMES |= SHORT_NAMES | {"INT4": "W4A16"}
+IN_FOLDERS = {"MXFP4": "MXFP4A16"}  # names that mean something else in a file
+# What other tools and guides say, and what is nearest to it here.
+ELSEWHERE = {
+    "SMOOTHQUANT": "smoothquant is an algorithm: `--method W8A8 --algorithm smoothquant`",
+    "NEAREST": "nearest is an algorithm: `--method W4A16 --algorithm nearest`",
+    "RTN": "that is `--method W4A16 --algorithm nearest`",
+    "NVFP4": "MXFP4A16 has 4-bit floats",
+    **dict.fromkeys(("AUTOROUND", "AUTO_ROUND"), "`--method GPTQ` writes the same layout"),
+    **dict.fromkeys(("BNB", "BITSANDBYTES"), "its formats are NF4, FP4 and LLM_INT8"),
+    **dict.fromkeys(("COMPRESSED_TENSORS", "LLMCOMPRESSOR"), "its schemes are W4A16, W8A8, FP8_DYNAMIC and others"),
+    **dict.fromkeys(("GGUF", "Q4", "4BIT", "4_BIT"), "the usual 4 bits are Q4_K_M in a GGUF file, W4A16 in a folder"),
+    **dict.fromkeys(("Q8", "8BIT", "8_BIT"), "the usual 8 bits are Q8_0 in a GGUF file, FP8_DYNAMIC in a folder"),
+}
 
 
-def method_name(given: str) -> str:
-    """The name of the table, in capitals."""
-    name = given.upper().replace("-", "_")
-    name = OTHER_NAMES.get(name, name)
+def method_name(given: str, *, to_gguf: bool = True) -> str:
+    """The name of the table, in capitals. `to_gguf`: the output is a file."""
+    written = given.upper().replace("-", "_")
+    name = (OTHER_NAMES if to_gguf else OTHER_NAMES | IN_FOLDERS).get(written, written)
     if name in FILE_TYPES or name in LINEAR_METHODS:
         return name
-    known = [*FILE_TYPES, *LINEAR_METHODS]
-    near = nearest(name, known, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"the methods are {', '.join(known)}"
-    raise UnknownMethod(f"there is no method `{given}`", hint)
+    near = nearest(name, [*FILE_TYPES, *LINEAR_METHODS], n=3)
+    guess = f"did you mean {' or '.join(near)}?" if near else "`quire quantize --list` prints the methods"
+    raise UnknownMethod(f"there is no method `{given}`", ELSEWHERE.get(written, guess))
 
 
 class LinearFormats:

@@ -16,7 +16,7 @@ from quire.quantize.gguf_types import ENCODERS
 from quire.quantize.huggingface_plan import quantized_layers
 from quire.quantize.integers import to_nearest
 from quire.quantize.methods import LINEAR_METHODS, linear_format
-from quire.quantize.mix import GGUF_CANDIDATES, LINEAR_CANDIDATES, MixTarget, chosen_mix, predicted_loss, smallest_mix
+from quire.quantize.mix import GGUF_CANDIDATES, LINEAR_CANDIDATES, MixTarget, chosen_mix, predicted_loss
 from quire.quantize.plan import QuantizeError, count
 from quire.quantize.run import QuantizeRun
 from quire.quantize.safetensors_files import planned as planned_safetensors
@@ -56,7 +56,6 @@ class MixPlan:
         if without := [name for name, formats in self._sizes.items() if not formats]:
             raise QuantizeError(f"{without[0]} fits none of {', '.join(candidates)}", "name others with --methods")
         self._budget = _budget(run, checkpoint, target, self._sizes)
-        smallest_mix(self._sizes.values(), self._budget)
 
     def chosen(self, run: QuantizeRun, calibrated: Sequence[Sequence[int]], report: Report) -> Mix:
         """The run with the format of each tensor; its importance is known by now."""
@@ -166,9 +165,19 @@ def _budget(run: QuantizeRun, checkpoint: Checkpoint, target: MixTarget, sizes: 
     plan = replace(run, options=replace(run.options, types=tuple(smallest.items()))).plan(checkpoint)
     mixed = sum(sizes[name][kind] for name, kind in smallest.items())
     if target.nbytes is not None:
-        return target.nbytes - (plan.written_bytes - mixed)
-    assert target.bits is not None
-    return int(target.bits * plan.num_weights / 8) - (plan.nbytes - mixed)
+        least, given = f"{plan.written_bytes / 1e6:.3f}MB", target.nbytes - plan.written_bytes
+        flag = "--target-size"
+    else:
+        assert target.bits is not None
+        least, given = f"{plan.bits_a_weight + 0.005:.2f}", int(target.bits * plan.num_weights / 8) - plan.nbytes
+        flag = "--target-bits"
+    if given < 0:
+        raise QuantizeError(
+            f"the smallest mix takes {plan.nbytes / 1e6:,.1f} MB, {plan.bits_a_weight:.2f} bits a weight: with tensors "
+            "that stay as they are",
+            f"ask for `{flag} {least}` or more, or name smaller formats with --methods",
+        )
+    return mixed + given
 
 
 def _spread(calibrated: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:

@@ -4,6 +4,7 @@ Every file begins with a header that says where each tensor lies, so tensors are
 time. A journal lists the tensors that are done, with the checksums of their bytes: a run that was killed goes on where
 it stopped, if it is asked for the same output again."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -12,10 +13,11 @@ import shutil
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from quire.core.errors import DoesNotFit, QuireError
 
@@ -61,12 +63,17 @@ class PartialOutput:
         self._places = {name: (file.name, *place) for file in files for name, place in file.places.items()}
         self._checksums: dict[str, int] = {}
         self._open: dict[str, FileIO] = {}
-        self._journal: BinaryIO | None = None
+        self._journal: FileIO | None = None
         self._lock = threading.Lock()  # of the journal: tensors may be written by several threads
 
     @property
     def nbytes(self) -> int:
         return sum(file.size for file in self._files)
+
+    @property
+    def num_done(self) -> int:
+        """Tensors in the journal."""
+        return len(self._checksums)
 
     def begin(self, settings: Mapping[str, Any]) -> set[str]:
         """Make or resume the partial output; -> the tensors that it has. `settings` are all that the bytes of a tensor
@@ -77,14 +84,16 @@ class PartialOutput:
         first = {"output": digest.hexdigest()}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._journal = journal = (self.folder / JOURNAL).open("a+b")
+            self._journal = journal = (self.folder / JOURNAL).open("a+b", buffering=0)
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OutputError(
                 f"{self.folder} is being written by another process", "wait for it, or name another output"
             ) from error
         except OSError as error:
-            raise OutputError(f"{self.folder} cannot be written: {error.strerror}") from error
+            raise OutputError(
+                f"{self.folder} cannot be written: {error.strerror}", "name an output in a folder of yours"
+            ) from error
         journal.seek(0)
         lines = journal.read().splitlines()
         done = self._done(lines) if lines and lines[0] == json.dumps(first).encode() else set()
@@ -93,10 +102,12 @@ class PartialOutput:
             self._start_over(first)
         self._check_space()
         for file in self._files:
-            self._open[file.name] = (self.folder / file.name).open("r+b" if done else "w+b", buffering=0)
-            if not done:
-                self._open[file.name].write(file.header)
-                self._open[file.name].truncate(file.size)
+            path = self.folder / file.name
+            with _errors_named(path):
+                self._open[file.name] = stream = path.open("r+b" if done else "w+b", buffering=0)
+                if not done:
+                    _write_at(stream.fileno(), memoryview(file.header), 0)
+                    stream.truncate(file.size)
         return done
 
     def _done(self, lines: Sequence[bytes]) -> set[str]:
@@ -148,12 +159,8 @@ class PartialOutput:
             view = memoryview(data).cast("B")
             file, offset, size = self._places[name]
             assert first == written.get(name, 0) and first + len(view) <= size, f"{name}: bytes {first} of {size}"
-            try:
+            with _errors_named(self.folder / file):
                 _write_at(self._open[file].fileno(), view, offset + first)
-            except OSError as error:
-                raise OutputError(
-                    f"{self.folder / file} cannot be written: {error.strerror}", "what is done is kept: run it again"
-                ) from error
             checksums[name] = zlib.crc32(view, checksums.get(name, 0))
             written[name] = first + len(view)
         short = {name for name, size in written.items() if size != self._places[name][2]}
@@ -164,23 +171,26 @@ class PartialOutput:
 
     def _append(self, entry: Mapping[str, Any]) -> None:
         assert self._journal is not None
-        self._journal.write(json.dumps(entry).encode() + b"\n")
-        self._journal.flush()
+        with _errors_named(self.folder / JOURNAL):
+            line = json.dumps(entry).encode() + b"\n"
+            if self._journal.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def finish(self) -> None:
         """The output takes its name."""
         missing = self._places.keys() - self._checksums.keys()
         assert not missing, f"{len(missing)} tensors are not written: {sorted(missing)[:3]}"
-        for stream in self._open.values():
-            os.fsync(stream.fileno())
+        with _errors_named(self.folder):
+            for stream in self._open.values():
+                os.fsync(stream.fileno())
+            for name, data in (self._small or {}).items():
+                (self.folder / name).write_bytes(data)
         if self._small is None:
             for file in reversed(self._files):  # the first split last: without it, the others are no model
                 (self.folder / file.name).replace(self.out.with_name(file.name))
             self.close()
             shutil.rmtree(self.folder)
             return
-        for name, data in self._small.items():
-            (self.folder / name).write_bytes(data)
         if self.out.exists():
             self.out.rmdir()  # checked to be empty
         (self.folder / JOURNAL).unlink()
@@ -197,6 +207,16 @@ class PartialOutput:
             stream.close()
 
 
+@contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    """What the file system refuses, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        hint = "free some space, and run it again: what is done is kept"
+        raise OutputError(f"{path} cannot be written: {error.strerror}", hint) from error
+
+
 def _write_at(file: int, view: memoryview, offset: int) -> None:
     while len(view):
         count = os.pwrite(file, view, offset)
@@ -208,5 +228,6 @@ def check_free(out: Path, source: Path) -> None:
     if out.is_dir() and not any(out.iterdir()) and not out.samefile(Path.cwd()):
         return
     if out.exists():
-        hint = "name another; the model itself is never overwritten" if out.samefile(source) else "remove it first"
+        own = source.exists() and out.samefile(source)
+        hint = "name another; the model itself is never overwritten" if own else "remove it first, or name another"
         raise OutputError(f"{out} exists already", hint)

@@ -46,9 +46,18 @@ class QuantizeRun:
         checkpoint = open_checkpoint(self.source)
         return merged(checkpoint, Path(self.options.lora)) if self.options.lora else checkpoint
 
-    def plan(self, checkpoint: Checkpoint) -> WritePlan:
-        self._check()
+    def check_output(self) -> None:
+        """Whether the output is of a kind that the method has, and free: what needs no look at the model."""
+        method = self.options.method
+        if method in LINEAR_METHODS and self.to_gguf:
+            raise QuantizeError(f"{method} is written to a folder, and {self.out} is a file", "leave out `.gguf`")
+        if method not in LINEAR_METHODS and method not in PLAIN and not self.to_gguf:
+            raise QuantizeError(f"{method} is a type of GGUF", f"name a file: {self.out}.gguf")
         check_free(self.out, self.source)
+
+    def plan(self, checkpoint: Checkpoint) -> WritePlan:
+        self.check_output()
+        self._check_source()
         from_gguf = not find_checkpoint(self.source).is_dir()
         if self.to_gguf:
             copies_keys = from_gguf and not self.options.lora
@@ -62,13 +71,9 @@ class QuantizeRun:
             return plan
         return plan_huggingface(checkpoint, self.out, self.options, self.forms, self.importance, self.device)
 
-    def _check(self) -> None:
-        method, source = self.options.method, find_checkpoint(self.source)
-        if method in LINEAR_METHODS and self.to_gguf:
-            raise QuantizeError(f"{method} is written to a folder, and {self.out} is a file", "leave out `.gguf`")
-        if method not in LINEAR_METHODS and method not in PLAIN and not self.to_gguf:
-            raise QuantizeError(f"{method} is a type of GGUF", f"name a file: {self.out}.gguf")
-        if self.options.requantize or method in PLAIN:
+    def _check_source(self) -> None:
+        source = find_checkpoint(self.source)
+        if self.options.requantize or self.options.method in PLAIN:
             return
         if source.is_dir():
             stored = stored_format(open_checkpoint(source).config, source)
@@ -115,6 +120,9 @@ def write(
             first(output, there)
         _write_tasks(output, plan, there, device or CPU(), report)
         output.finish()
+    except KeyboardInterrupt as error:
+        done = f"{output.num_done} of {sum(len(task.outputs) for task in plan.tasks)} tensors are done"
+        raise KeyboardInterrupt(f"stopped: {done}, and the same command goes on in {output.folder}") from error
     except BadCheckpoint:  # no later run can use what there is
         output.discard()
         raise
