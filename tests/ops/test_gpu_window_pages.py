@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from quire.ops.gpu.attention.page_tables import find_pages
@@ -46,7 +47,7 @@ def logits_of(windows: WindowSpec | None, batch_invariant: bool) -> list[torch.T
     cache = ops.new_cache(replace(kv_spec(model.config, BLOCK_SIZE, "float32"), windows=windows), 12)
     program = ops.compile(model.forward, cache, ProgramSpec(MAX_LEN, 1, MAX_LEN))
     found, held, free = [], {}, list(range(6))  # by number of block: its page
-    for start, end in ((0, 11), (11, 23), (23, 24), (24, 25)):
+    for start, end in ((0, 7), (7, 19), (19, 20)):
         if windows is not None:
             first = max(start - MIXED_WINDOWS[0] + 1, 0) // BLOCK_SIZE
             free += [held.pop(i) for i in list(held) if i < first]
@@ -58,11 +59,11 @@ def logits_of(windows: WindowSpec | None, batch_invariant: bool) -> list[torch.T
     return found
 
 
-def test_a_forward_pass_with_window_pages_gives_the_bits_of_whole_blocks() -> None:
-    for batch_invariant in (False, True):
-        whole, in_pages = (logits_of(windows, batch_invariant) for windows in (None, WINDOWS))
-        assert all(torch.equal(one, other) for one, other in zip(in_pages, whole, strict=True))
-        assert not torch.equal(whole[-1], whole[-2])
+@pytest.mark.parametrize("batch_invariant", [False, True] if DEVICE == "cuda" else [False])
+def test_a_forward_pass_with_window_pages_gives_the_bits_of_whole_blocks(batch_invariant: bool) -> None:
+    whole, in_pages = (logits_of(windows, batch_invariant) for windows in (None, WINDOWS))
+    assert all(torch.equal(one, other) for one, other in zip(in_pages, whole, strict=True))
+    assert not torch.equal(whole[-1][0], whole[-2][-1])
 
 
 def test_what_moves_in_blocks_moves_in_their_pages() -> None:

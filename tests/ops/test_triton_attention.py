@@ -196,7 +196,9 @@ def test_drafts_see_what_comes_before_them(window):
     assert case.error(case.decode(max_queries=8)) < BOUNDS[case.dtype]
 
 
-@pytest.mark.parametrize("scoring", [Scoring(0.2), Scoring(0.2, window=12), Scoring(0.2, window=-5), Scoring(0.2, slopes=slopes(4))])
+@pytest.mark.parametrize(
+    "scoring", [Scoring(0.2), Scoring(0.2, window=12), Scoring(0.2, window=-5), Scoring(0.2, slopes=slopes(4))]
+)
 def test_drafts_may_form_a_tree(scoring):
     case = Case([(70, 7), (5, 4), (40, 1)], kv_heads=1, scoring=scoring)
     trees = [[-1, 0, 0, 1, 1, 2, 5], [-1, -1, 0, 1], [-1]]
@@ -294,6 +296,18 @@ def test_a_uniform_launch_gives_a_token_the_same_bits_alone_and_in_a_prompt(case
         q = case.q[3 + position :][:1]
         alone = prefill(q, case.pages, runs, plan_prefill(runs, 1, tile), case.scoring, launch=launch)
         assert torch.equal(alone[0], whole[3 + position])
+
+
+@pytest.mark.parametrize("window", [40, -40])
+def test_what_no_query_sees_is_not_read(window):
+    """Blocks behind a window may be others' by now, and hold what is not finite."""
+    case = Case([(130, 1), (150, 7)], kv_heads=1, scoring=Scoring(0.1, window=window))
+    for seq, first_query in ((0, 129), (1, 143)):
+        first = first_query - 39 if window > 0 else first_query // 40 * 40
+        for block in case.runs.block_tables[seq, : first // case.block_size].tolist():
+            case.pages.k[block], case.pages.v[block] = torch.nan, torch.nan
+    for out in (case.decode(8), case.prefill()):
+        assert case.error(out) < BOUNDS[case.dtype]
 
 
 def test_whole_prompts_may_go_without_pages():

@@ -152,9 +152,10 @@ def size_cache(
     `cache_bytes` is taken as it is. Without it: what `max_num_seqs` sequences of full length need, but at most
     `max_bytes`. Without `max_model_len` the model's own length is served, or what fits. Where every layer has a
     window, a sequence of any length fits in the blocks of its window and of the tokens of one step. `swap_bytes` and
-    `offload_bytes` are host memory, all of which is taken at once if it `has_pinned_host` blocks; `has_staging`: blocks on their way from and to the disk, or other engines, need
-    some, too. With `window_pages`, layers with a window may have pages of their own. `draft_block_bytes`: of a block of
-    what drafts, whose cache has as many blocks; `cache_bytes` and `max_bytes` are those of both."""
+    `offload_bytes` are host memory; `has_staging`: blocks on their way from and to the disk, or other engines, need
+    some, too; `has_pinned_host`: host blocks take their memory at once. With `window_pages`, layers with a window may
+    have pages of their own. `draft_block_bytes`: of a block of what drafts, whose cache has as many blocks;
+    `cache_bytes` and `max_bytes` are those of both."""
     share = spec.block_bytes / (spec.block_bytes + draft_block_bytes) if draft_block_bytes else 1.0
     cache_bytes, max_bytes = None if cache_bytes is None else int(cache_bytes * share), int(max_bytes * share)
     length = longest(config, max_model_len)

@@ -8,8 +8,8 @@ from torch import Tensor
 from quire.ops.gpu.attention.decode import MIN_TILE_ROWS, DecodeLaunch, decode, decode_launch
 from quire.ops.gpu.attention.mla import mla_decode
 from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
-from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, next_power_of_two
 from quire.ops.gpu.attention.page_tables import find_pages
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, next_power_of_two
 from quire.ops.gpu.attention.paths import Paths
 from quire.ops.gpu.attention.plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch

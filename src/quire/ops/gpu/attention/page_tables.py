@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
-"""Where a step's tokens and blocks lie in window pages: found on the device, once a step, so that a captured graph reads
-which block has which page when it is replayed."""
+"""Where a step's tokens and blocks lie in window pages: found on the device, once a step, so that a captured graph
+reads which block has which page when it is replayed."""
 
 import torch
 import triton
