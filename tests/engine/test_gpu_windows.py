@@ -14,8 +14,11 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, GptOssConfig, L
 from engine.gpu_serving import BLOCK, VOCAB, Tokens, check_tokens, engine, run
 from engine.test_gpu_engine import preemptions, renamed, requests
 from fakes import make_drafts_free
+from quire.core import kv_tiers
 from quire.executors.local import LocalExecutor
 from quire.ops.kv_spec import KVSpec
+from quire.runtime import disk_tier
+from quire.runtime.disk_tier import DiskTier
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -110,6 +113,20 @@ def test_preemption_changes_nothing(path: Path, alone: Tokens, swap_space: float
             assert served.capacity.num_pages == 20 and served.capacity.num_blocks == 32
             assert run(served, requests()) == alone
             assert preemptions(served) > 0
+
+
+def test_a_restarted_engine_continues_from_the_disk(
+    path: Path, alone: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DiskTier, "read_seconds", lambda self, num_blocks: 0.0)
+    monkeypatch.setattr(disk_tier, "FIND_SECONDS", 60.0)
+    monkeypatch.setattr(kv_tiers, "MIN_FETCH_SECONDS", 60.0)
+    options = {"enable_prefix_caching": True, "kv_disk_path": str(tmp_path), "kv_disk_size": 1}
+    for is_restarted in (False, True):
+        with engine(path, batch_invariant=True, **options) as served:
+            assert served.capacity.num_pages > 0
+            assert run(served, requests()) == alone
+            assert bool(served.stats().tiers["disk"].hits) == is_restarted
 
 
 def test_more_sequences_fit(path: Path) -> None:
