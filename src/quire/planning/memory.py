@@ -129,9 +129,7 @@ def sequence_bytes(model: PlannedModel, kv: KVSpec, context: int, max_chunk: int
     return window.max_blocks(context) * kv.block_bytes + sequence_state_bytes(kv.states)
 
 
-def cache_bytes(
-    model: PlannedModel, kv: KVSpec, users: int, context: int, max_chunk: int = 512, ahead: int = 0
-) -> int:
+def cache_bytes(model: PlannedModel, kv: KVSpec, users: int, context: int, max_chunk: int = 512, ahead: int = 0) -> int:
     """KV cache of `users` sequences. Layers with a window keep what it reaches, where other layers keep everything."""
     num_blocks = users * -(-context // kv.block_size)
     limits = {"max_model_len": context, "max_num_seqs": users, "max_num_batched_tokens": max_chunk, "ahead": ahead}
