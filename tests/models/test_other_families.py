@@ -30,7 +30,7 @@ CASES: Cases = {
     "diffllama": (DiffLlamaConfig, {}),
     "diffllama-mha": (DiffLlamaConfig, {"num_key_value_heads": 4, "attention_bias": True, "num_hidden_layers": 3}),
     "doge": (DogeConfig, {}),
-    "doge-biases": (DogeConfig, {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "doge-with-biases": (DogeConfig, {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
     "aria-text": (AriaTextConfig, {"moe_num_experts": 6, "moe_topk": 3, "moe_num_shared_experts": 2}),
     "jetmoe": (JetMoeConfig, JETMOE),
     "jetmoe-three-of-six": (

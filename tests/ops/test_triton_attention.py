@@ -103,7 +103,11 @@ class Case:
                 query_pos = context - queries + torch.tensor(depths)
                 key_pos[context - queries :] = query_pos
             distance = query_pos[:, None] - key_pos
-            seen = distance < self.scoring.window if self.scoring.window else torch.ones_like(distance).bool()
+            seen = torch.ones_like(distance).bool()
+            if self.scoring.window > 0:
+                seen = distance < self.scoring.window
+            elif self.scoring.window < 0:
+                seen = key_pos // -self.scoring.window == query_pos[:, None] // -self.scoring.window
             if trees:
                 for i in range(queries):
                     line = [i]
@@ -171,6 +175,8 @@ LENGTHS = [(1, 1), (100, 1)]
         Case(LENGTHS, kv_heads=1, dtype=torch.float16, kept=torch.float8_e4m3fn, k_fp8_scale=0.05, v_fp8_scale=0.02),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.1, window=1)),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.1, window=40)),
+        Case([(1, 1), (39, 1), (40, 1), (41, 1), (150, 1)], kv_heads=1, scoring=Scoring(0.1, window=-40)),
+        Case([(193, 1), (200, 1)], dtype=torch.float16, kept=torch.int8, scoring=Scoring(0.1, window=-64)),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.5, soft_cap=2.0)),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.1, slopes=slopes(4))),
         Case(LENGTHS, kv_heads=1, scoring=Scoring(0.3, window=70, soft_cap=3.0, slopes=slopes(4))),
@@ -184,13 +190,15 @@ def test_decode_is_attention(case):
     assert case.error(case.decode()) < BOUNDS[case.dtype]
 
 
-@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("window", [0, 20, -21])
 def test_drafts_see_what_comes_before_them(window):
     case = Case([(3, 3), (66, 5), (64, 8)], heads=3, kv_heads=1, scoring=Scoring(0.2, window=window))
     assert case.error(case.decode(max_queries=8)) < BOUNDS[case.dtype]
 
 
-@pytest.mark.parametrize("scoring", [Scoring(0.2), Scoring(0.2, window=12), Scoring(0.2, slopes=slopes(4))])
+@pytest.mark.parametrize(
+    "scoring", [Scoring(0.2), Scoring(0.2, window=12), Scoring(0.2, window=-5), Scoring(0.2, slopes=slopes(4))]
+)
 def test_drafts_may_form_a_tree(scoring):
     case = Case([(70, 7), (5, 4), (40, 1)], kv_heads=1, scoring=scoring)
     trees = [[-1, 0, 0, 1, 1, 2, 5], [-1, -1, 0, 1], [-1]]
@@ -237,6 +245,9 @@ RUNS = [(5, 5), (1, 1), (70, 20)]  # a prompt, a decoded token, a chunk of anoth
         Case(RUNS[1:], kv_heads=1, dtype=torch.float16, kept=torch.float8_e4m3fn, k_fp8_scale=0.05, v_fp8_scale=0.02),
         Case(RUNS, kv_heads=1, scoring=Scoring(0.1, window=1)),
         Case(RUNS, kv_heads=1, scoring=Scoring(0.1, window=37)),
+        Case(RUNS, kv_heads=1, scoring=Scoring(0.1, window=-3)),
+        Case([(70, 20), (170, 90)], kv_heads=1, scoring=Scoring(0.1, window=-61)),
+        Case([(200, 7)], dtype=torch.float16, kept=torch.float16, scoring=Scoring(0.1, window=-64)),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.1, window=60, slopes=slopes(4))),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.5, soft_cap=2.0)),
         Case(RUNS[1:], kv_heads=1, scoring=Scoring(0.3, window=60, sinks=8 * slopes(4) - 1)),
@@ -248,7 +259,7 @@ def test_prefill_is_attention(case):
     assert case.error(case.prefill()) < BOUNDS[case.dtype]
 
 
-@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("window", [0, 24, -24])
 def test_chunks_give_the_bits_of_the_whole(window):
     case = Case([(3, 3), (50, 50)], heads=2, kv_heads=1, scoring=Scoring(0.2, window=window))
     whole = case.prefill()[3:]
@@ -266,6 +277,7 @@ def test_chunks_give_the_bits_of_the_whole(window):
     [
         Case([(3, 3), (150, 150)], kv_heads=1, dtype=torch.bfloat16, kept=torch.bfloat16),
         Case([(3, 3), (50, 50)], kv_heads=1, scoring=Scoring(0.2, window=24)),
+        Case([(3, 3), (50, 50)], kv_heads=1, scoring=Scoring(0.2, window=-16)),
         Case([(3, 3), (70, 70)], kv_heads=1, dtype=torch.float16, kept=torch.int8),
     ],
     ids=str,
@@ -284,6 +296,18 @@ def test_a_uniform_launch_gives_a_token_the_same_bits_alone_and_in_a_prompt(case
         q = case.q[3 + position :][:1]
         alone = prefill(q, case.pages, runs, plan_prefill(runs, 1, tile), case.scoring, launch=launch)
         assert torch.equal(alone[0], whole[3 + position])
+
+
+@pytest.mark.parametrize("window", [40, -40])
+def test_what_no_query_sees_is_not_read(window):
+    """Blocks behind a window may be others' by now, and hold what is not finite."""
+    case = Case([(130, 1), (150, 7)], kv_heads=1, scoring=Scoring(0.1, window=window))
+    for seq, first_query in ((0, 129), (1, 143)):
+        first = first_query - 39 if window > 0 else first_query // 40 * 40
+        for block in case.runs.block_tables[seq, : first // case.block_size].tolist():
+            case.pages.k[block], case.pages.v[block] = torch.nan, torch.nan
+    for out in (case.decode(8), case.prefill()):
+        assert case.error(out) < BOUNDS[case.dtype]
 
 
 def test_whole_prompts_may_go_without_pages():
@@ -316,7 +340,7 @@ def test_padding_gives_zeros():
     assert case.error(out[:2]) < BOUNDS[case.dtype] and not out[2:].any()
 
 
-@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("window", [0, 100, -100])
 @pytest.mark.parametrize("split_contexts", [True, False])
 @pytest.mark.parametrize(
     "lengths", [[(1000, 1)], [(0, 1), (5, 5), (64, 1), (65, 1), (640, 1)], [(7, 1)] * 300, [(9, 9)]]
@@ -338,7 +362,8 @@ def test_pieces_cover_every_context_once(lengths, split_contexts, window):
         parts = actual.pop(seq)
         assert [part for _, _, part, _ in parts] == list(range(len(parts)))
         assert {count for *_, count in parts} == {len(parts)} and (split_contexts or len(parts) == 1)
-        assert parts[0][0] == (max(context - window, 0) // 64 * 64 if window else 0) and parts[-1][1] == context
+        first = max(context - window, 0) if window > 0 else max(context - 1, 0) // 100 * 100 if window else 0
+        assert parts[0][0] == first // 64 * 64 and parts[-1][1] == context
         assert all(one[1] == other[0] for one, other in pairwise(parts))
     assert not actual
     if split_contexts:

@@ -36,6 +36,7 @@ def slots_of(case: Case) -> torch.Tensor:
 CASES = [
     Case(LENGTHS),
     Case(LENGTHS, dtype=HALF, kept=HALF, heads=3, kv_heads=1, head_dim=80, scoring=Scoring(0.1, window=40)),
+    Case(LENGTHS, dtype=HALF, kept=HALF, heads=3, kv_heads=1, scoring=Scoring(0.1, window=-33)),
     Case(LENGTHS, dtype=HALF, kept=HALF, scoring=Scoring(0.2, soft_cap=5.0, slopes=SLOPES)),
     Case(LENGTHS, kept=torch.int8, scoring=Scoring(0.2, sinks=8 * SLOPES - 1)),
     Case(LENGTHS, dtype=HALF, kept=torch.float8_e4m3fn, k_fp8_scale=0.5, v_fp8_scale=0.25),

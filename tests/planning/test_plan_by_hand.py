@@ -57,12 +57,13 @@ def test_layers_with_a_window_keep_what_it_reaches() -> None:
     kv, users, context = model.kv_spec("float16"), 4, 32768
     layer = 2 * 8 * 64 * 2 * 16  # bytes of 16 tokens
     pages = 2 * users * 10 + 512 // 16  # twice 127 tokens and a block, and a step
-    assert cache_bytes(model, kv, users, context) == users * context // 16 * 12 * layer + pages * 12 * layer
-    assert cache_bytes(model, kv, users, context, window_pages=False) == users * context // 16 * 24 * layer
     room = cache_bytes(model, kv, users, context)
-    assert users_that_fit(model, kv, context, room, window_pages=True) == users
-    assert users_that_fit(model, kv, context, room - 1, window_pages=True) == users - 1
-    assert users_that_fit(model, kv, context, room) == 2
+    assert room == users * context // 16 * 12 * layer + pages * 12 * layer
+    two_steps = room + 512 // 16 * 12 * layer  # in flight, on a GPU
+    assert cache_bytes(model, kv, users, context, ahead=1) == two_steps
+    assert users_that_fit(model, kv, context, room) == users
+    assert users_that_fit(model, kv, context, room - 1) == users - 1
+    assert room // sequence_bytes(model, kv, context) == 2  # if all layers kept everything
 
 
 def test_a_decode_step_reads_every_weight_once_and_does_two_operations_with_it() -> None:

@@ -56,6 +56,11 @@ class CpuLayersExecutor(LocalExecutor):
         """The CPU's layers need the tokens that the GPU has sampled."""
         return 0
 
+    @property
+    def _has_window_pages(self) -> bool:
+        """One device may have more of the layers with a window than of the others: blocks are whole."""
+        return False
+
     def _gpu_room(self, spec: KVSpec) -> int:
         """Of the KV cache of all layers, of which each device has its own."""
         if self.options.kv_cache_memory_bytes is not None:

@@ -278,6 +278,7 @@ class LocalExecutor:
             has_staging=self._disk_path(config) is not None or self.options.kv_transfer is not None,
             ahead=self._ahead,
             window_pages=self._has_window_pages,
+            has_pinned_host=self.options.on_gpu,
         )
 
     @property
@@ -285,7 +286,7 @@ class LocalExecutor:
         """Whether layers with a window may have pages of their own. The host tier keeps whole blocks, and other engines
         are sent whole ones."""
         options = self.options
-        return not (options.on_gpu or options.host_tier_bytes or options.kv_transfer)
+        return not (options.host_tier_bytes or options.kv_transfer)
 
     # -- running
 

@@ -18,7 +18,7 @@ def num_steps_alike(scheduler: Scheduler, in_flight: StepPlan | None) -> int:
     `in_flight`: the plan that runs meanwhile, with async scheduling."""
     groups, ahead = scheduler.groups, in_flight is not None
     running = groups.running.items
-    if not running or scheduler.speculation or scheduler.kv_blocks.window.size:
+    if not running or scheduler.speculation or scheduler.pages or scheduler.kv_blocks.window.size:
         return 0
     if groups.waiting.items and scheduler.rows.num_unreserved > 0:
         return 0  # it may be admitted

@@ -149,7 +149,7 @@ def plan_engine(
         model.config, kv, max_model_len=flags.max_model_len, max_num_seqs=flags.max_num_seqs,
         max_num_batched_tokens=flags.max_num_batched_tokens, cache_bytes=flags.kv_cache_memory_bytes,
         max_bytes=_cache_room(model, hardware, flags, tp, draft.weight_bytes if draft else 0),
-        swap_bytes=int(flags.swap_space * 2**30), ahead=ahead, window_pages=not hardware.is_gpu,
+        swap_bytes=int(flags.swap_space * 2**30), ahead=ahead, window_pages=True,
         draft_block_bytes=draft.block_bytes(kv) if draft else 0,
     )  # fmt: skip
     return SimulatedEngine(

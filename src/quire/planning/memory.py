@@ -114,7 +114,7 @@ def _plan_gpu(model: PlannedModel, kv: KVSpec, load: Load, limits: EngineLimits,
     rank = limits.lora_rank if limits.num_loras else 0
     return MemoryPlan(
         weights=gpu_memory.reserved(model.allocations) + model.vector_bytes,
-        kv_cache=load.users * sequence_bytes(model, kv, load.context, limits.max_num_batched_tokens, ahead=1),
+        kv_cache=cache_bytes(model, kv, load.users, load.context, limits.max_num_batched_tokens, ahead=1),
         activations=eager + captured + kept + graphs + gpu_memory.sampler_bytes(rows, step.vocab),
         adapters=limits.num_loras * gpu_memory.slot_bytes(model.linears, rank),
         draft=0,
@@ -129,27 +129,24 @@ def sequence_bytes(model: PlannedModel, kv: KVSpec, context: int, max_chunk: int
     return window.max_blocks(context) * kv.block_bytes + sequence_state_bytes(kv.states)
 
 
-def cache_bytes(
-    model: PlannedModel, kv: KVSpec, users: int, context: int, max_chunk: int = 512, window_pages: bool = True
-) -> int:
-    """KV cache of `users` sequences on a CPU. With `window_pages`, layers with a window keep what it reaches, where
-    other layers keep everything."""
+def cache_bytes(model: PlannedModel, kv: KVSpec, users: int, context: int, max_chunk: int = 512, ahead: int = 0) -> int:
+    """KV cache of `users` sequences. Layers with a window keep what it reaches, where other layers keep everything."""
     num_blocks = users * -(-context // kv.block_size)
-    limits = {"max_model_len": context, "max_num_seqs": users, "max_num_batched_tokens": max_chunk}
-    spec = with_window_pages(model.config, kv, num_blocks, **limits) if window_pages else kv
+    limits = {"max_model_len": context, "max_num_seqs": users, "max_num_batched_tokens": max_chunk, "ahead": ahead}
+    spec = with_window_pages(model.config, kv, num_blocks, **limits)
     if spec.windows is None:
-        return users * sequence_bytes(model, kv, context, max_chunk)
+        return users * sequence_bytes(model, kv, context, max_chunk, ahead)
     return num_blocks * spec.block_bytes + spec.windows.num_pages * spec.page_bytes
 
 
-def users_that_fit(model: PlannedModel, kv: KVSpec, context: int, room: int, window_pages: bool = False) -> int:
+def users_that_fit(model: PlannedModel, kv: KVSpec, context: int, room: int, ahead: int = 0) -> int:
     """Sequences of `context` tokens whose KV cache fits in `room` bytes."""
     least = max(0, room // sequence_bytes(model, kv, context))
-    if not window_pages or not windowed_layers(model.config):
+    if not windowed_layers(model.config):
         return least
     most = least + max(0, room // kv.block_bytes)  # that many blocks
     users = range(least + 1, most + 1)
-    return least + bisect_right(users, room, key=lambda count: cache_bytes(model, kv, count, context))
+    return least + bisect_right(users, room, key=lambda count: cache_bytes(model, kv, count, context, ahead=ahead))
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,7 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
     one_user = replace(load, users=1)
     alone = _memory(model, kv, one_user, setup, draft)
     room = usable_memory(hardware, setup.num_devices) - (alone.total - alone.kv_cache)
-    in_pages = not hardware.is_gpu
+    ahead = 1 if hardware.is_gpu else 0
     contexts = [context for context in CONTEXTS if context <= model.config.max_length] or [model.config.max_length]
     plan = Plan(
         model=model,
@@ -126,8 +126,8 @@ def make_plan(model: PlannedModel, kv: KVSpec, load: Load, setup: Setup, draft: 
         memory=memory,
         prefill=ceiling(StepShape(1, load.prompt, load.prompt)),
         decode=decode,
-        users_by_context=[(context, users_that_fit(model, kv, context, room, in_pages)) for context in contexts],
-        max_users=users_that_fit(model, kv, load.context, room, in_pages),
+        users_by_context=[(context, users_that_fit(model, kv, context, room, ahead)) for context in contexts],
+        max_users=users_that_fit(model, kv, load.context, room, ahead),
         variants=kv_variants(model, kv.kv_bytes / kv.block_size / _numbers(kv)),
         speculation=_speculation(model, kv, load, setup, draft),
         cost=Cost(0, setup.num_devices, 0, 0),

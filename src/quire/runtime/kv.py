@@ -144,6 +144,7 @@ def size_cache(
     has_staging: bool = False,
     ahead: int = 0,
     window_pages: bool = False,
+    has_pinned_host: bool = False,
     draft_block_bytes: int = 0,
 ) -> KVSize:
     """How many blocks there are, and the longest sequence.
@@ -152,8 +153,9 @@ def size_cache(
     `max_bytes`. Without `max_model_len` the model's own length is served, or what fits. Where every layer has a
     window, a sequence of any length fits in the blocks of its window and of the tokens of one step. `swap_bytes` and
     `offload_bytes` are host memory; `has_staging`: blocks on their way from and to the disk, or other engines, need
-    some, too. With `window_pages`, layers with a window may have pages of their own. `draft_block_bytes`: of a block of
-    what drafts, whose cache has as many blocks; `cache_bytes` and `max_bytes` are those of both."""
+    some, too; `has_pinned_host`: host blocks take their memory at once. With `window_pages`, layers with a window may
+    have pages of their own. `draft_block_bytes`: of a block of what drafts, whose cache has as many blocks;
+    `cache_bytes` and `max_bytes` are those of both."""
     share = spec.block_bytes / (spec.block_bytes + draft_block_bytes) if draft_block_bytes else 1.0
     cache_bytes, max_bytes = None if cache_bytes is None else int(cache_bytes * share), int(max_bytes * share)
     length = longest(config, max_model_len)
@@ -208,7 +210,7 @@ def size_cache(
     free_blocks = num_blocks if host_bytes else 0  # where no layer has keys and values, blocks take no memory
     num_host_blocks = host_bytes // spec.host_block_bytes if spec.block_bytes else free_blocks
     if has_staging:
-        num_host_blocks += _num_staged(spec, seq_blocks)
+        num_host_blocks += _num_staged(seq_blocks, spec.host_block_bytes if has_pinned_host else spec.block_bytes)
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))
 
 
@@ -255,10 +257,10 @@ def _num_slots(states: StateSpec, cache_bytes: int, seq_bytes: int, typical_byte
     return max(num_slots, MIN_SLOTS)
 
 
-def _num_staged(spec: KVSpec, seq_blocks: int) -> int:
+def _num_staged(seq_blocks: int, block_bytes: int) -> int:
     """Host blocks on the way from and to the disk: those of two longest sequences, if they are not too large. Few of
-    these have a window page at a time; where none is written, none takes memory."""
-    most = MAX_STAGED_BYTES // spec.block_bytes if spec.block_bytes else 2 * seq_blocks
+    these have a window page at a time: `block_bytes` counts it where it takes memory without being written."""
+    most = MAX_STAGED_BYTES // block_bytes if block_bytes else 2 * seq_blocks
     return max(min(2 * seq_blocks, most), MIN_STAGED_BLOCKS)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from quire.ops.gpu.attention.decode import MIN_TILE_ROWS, DecodeLaunch, decode, decode_launch
 from quire.ops.gpu.attention.mla import mla_decode
 from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
+from quire.ops.gpu.attention.page_tables import find_pages
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, next_power_of_two
 from quire.ops.gpu.attention.paths import Paths
 from quire.ops.gpu.attention.plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
@@ -53,21 +54,32 @@ class GpuBatch:
     sources: "GpuBatch | None" = None  # for cross-attention: each token is a sequence whose context is its source
     segments: DeviceSegments | None = None  # of models with states
     pending_kv: tuple[int, ColumnSlice, ColumnSlice] | None = None  # layer, k and v (or latent, k_rope)
+    window_slots: Tensor = field(init=False)  # [T] of layers in window pages
+    window_runs: Runs = field(init=False)  # the same, with tables of window pages
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
     _prefill_plan: PrefillPlan | None = None
     _latent_plan: LatentPlan | None = None
     _tokens_by_slot: RoutedTokens | None = None
+
+    def __post_init__(self) -> None:
+        """Long before the kernels that read them without waiting for the kernel right before."""
+        self.window_slots, self.window_runs = self.slots, self.runs
+        if self.cache.windowed is not None:
+            tables = self.runs.block_tables
+            self.window_slots, tables = find_pages(self.cache.page_of, self.slots, tables, self.cache.spec.block_size)
+            self.window_runs = Runs(self.runs.seq_starts, self.runs.context_lens, tables)
+
+    def slots_of(self, layer: int) -> Tensor:
+        return self.window_slots if self.cache.has_window(layer) else self.slots
+
+    def runs_of(self, layer: int) -> Runs:
+        return self.window_runs if self.cache.has_window(layer) else self.runs
 
     def tokens_by_slot(self, num_slots: int) -> RoutedTokens | None:
         """Tokens sorted by adapter slot, for all layers. None: no token has an adapter."""
         if self._tokens_by_slot is None and self.adapters is not None:
             self._tokens_by_slot = sort_by_slot(self.adapters, num_slots, self.batch_invariant)
         return self._tokens_by_slot
-
-    def pages(self, layer: int) -> Pages:
-        k, v, *scales = (page[layer] for page in self.cache.kv_pages)
-        k_scales, v_scales = scales or (None, None)
-        return Pages(k, v, k_scales, v_scales, *self.cache.spec.fp8_scales_of(layer))
 
     @property
     def only_decodes(self) -> bool:
@@ -91,29 +103,29 @@ class GpuBatch:
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""
-        pages = self.pages(layer)
+        pages, runs = self.cache.pages_of(layer), self.runs_of(layer)
         shape = pages.head_dim, q.shape[1], pages.num_kv_heads, q.dtype
         if self.batch_invariant:  # one kernel for every token; it leaves padding rows alone
-            return self._prefill(q, pages, scoring, invariant_launch(*shape), torch.zeros_like(q), above=0)
+            return self._prefill(q, pages, runs, scoring, invariant_launch(*shape), torch.zeros_like(q), above=0)
         out = torch.empty_like(q)
         if self.decodes:
             plan, _ = self.decode_plan(scoring.window, q.shape[1])
             launch = self._decode_launch(q.shape[1])
             tree = {} if self.ancestors is None else {"tree": self.ancestors, "positions": self.positions}
-            decode(q, pages, self.runs, plan, scoring, **tree, out=out, launch=launch, overlap=overlap)
+            decode(q, pages, runs, plan, scoring, **tree, out=out, launch=launch, overlap=overlap)
         if self.prefills:
             above = self.max_queries if self.decodes else 0
-            self._prefill(q, pages, scoring, prefill_launch(*shape), out, above=above)
+            self._prefill(q, pages, runs, scoring, prefill_launch(*shape), out, above=above)
         return out
 
     def _prefill(
-        self, q: Tensor, pages: Pages, scoring: Scoring, launch: PrefillLaunch, out: Tensor, above: int
+        self, q: Tensor, pages: Pages, runs: Runs, scoring: Scoring, launch: PrefillLaunch, out: Tensor, above: int
     ) -> Tensor:
         if self._prefill_plan is None:
             tile = launch.tile(q.shape[1], pages.num_kv_heads)
             self._prefill_plan = plan_prefill(self.runs, len(q), tile, above=above)
         plan = self._prefill_plan
-        return prefill(q, pages, self.runs, plan, scoring, paths=self.paths, out=out, launch=launch)
+        return prefill(q, pages, runs, plan, scoring, paths=self.paths, out=out, launch=launch)
 
     def latent_page(self, layer: int) -> Tensor:
         """[blocks, block_size, head_dim]"""

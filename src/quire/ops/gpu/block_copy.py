@@ -27,7 +27,7 @@ def copy_blocks(
 
     `sources` and `targets` are the same pages, or do not overlap."""
     for wave in waves(pairs, same_pages=sources[0] is targets[0]):
-        on_device = _on_device(wave, _device(sources[0], targets[0]))
+        on_device = to_device(wave, _device(sources[0], targets[0]))
         for source, target in zip(sources, targets, strict=True):
             _launch(source, target, on_device, max_programs)
 
@@ -52,13 +52,15 @@ def _device(source: Tensor, target: Tensor) -> torch.device:
     return source.device if source.device.type == "cuda" else target.device
 
 
-def _on_device(pairs: Pairs, device: torch.device) -> Tensor:
+def to_device(pairs: Pairs, device: torch.device) -> Tensor:
     """[n, 2] int32, sent without waiting."""
     host = torch.tensor(pairs, dtype=torch.int32)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def _launch(source: Tensor, target: Tensor, pairs: Tensor, max_programs: int | None) -> None:
+    if len(source) == 0:  # a stage may have layers with a window alone
+        return
     block_bytes = source[0, 0].nbytes
     assert target[0, 0].nbytes == block_bytes and source.is_contiguous() and target.is_contiguous()
     word = next(word for word in WORDS if block_bytes % word.itemsize == 0)

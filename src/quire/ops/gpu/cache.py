@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from quire.core.errors import DoesNotFit
-from quire.ops.gpu.block_copy import BESIDE, copy_blocks
+from quire.ops.gpu.attention.pages import Pages
+from quire.ops.gpu.block_copy import BESIDE, copy_blocks, to_device
 from quire.ops.gpu.pinned import pinned
 from quire.ops.kv_spec import KVSpec, StateSpec
 from quire.ops.reference.cache import TorchCache, page_layout, zero_pages  # the layout is the specification's
@@ -27,6 +28,8 @@ class GpuCache(TorchCache):
         self._beside = torch.cuda.Stream(device) if self._has_cuda else None
         self._saved: torch.cuda.Event | None = None  # the last swap to the host, until it is joined
         super().__init__(spec, num_blocks, num_host_blocks, device)
+        if isinstance(self.windowed, GpuCache):
+            self.windowed._beside = self._beside  # `swapped` waits for pages, too
 
     def _allocate_slots(self, states: StateSpec, device: str) -> TorchStates:
         try:
@@ -76,10 +79,30 @@ class GpuCache(TorchCache):
         self.join_swaps()
         super().swap_in(pairs)
 
+    def swap_pages_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        super().swap_pages_out(pairs)
+        if self.windowed is not None:  # the pages may have other owners in the step that is launched next
+            self.windowed.join_swaps()
+
     def join_swaps(self) -> None:
         if self._saved is not None:
             self._saved.wait()
             self._saved = None
+
+    def _on_device(self, pairs: Sequence[tuple[int, int]]) -> Tensor:
+        return to_device(pairs, self.k.device)
+
+    def pages_of(self, layer: int) -> Pages:
+        """Of a layer: of blocks, or the window pages where it has a window."""
+        in_page, number = self.spec.place(layer)
+        cache = self.windowed if in_page and self.windowed else self
+        k, v, *scales = (page[number] for page in cache.kv_pages)
+        k_scales, v_scales = scales or (None, None)
+        return Pages(k, v, k_scales, v_scales, *self.spec.fp8_scales_of(layer))
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer is in window pages."""
+        return self.windowed is not None and self.spec.place(layer)[0]
 
     def swapped(self) -> Callable[[], None]:
         if self._beside is None:

@@ -14,6 +14,7 @@ from quire.ops.gpu.head_norm import norm_heads
 from quire.ops.gpu.linear.heads import linear_heads
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.opset import Activation
+from quire.ops.reference.rope import rotate_heads
 
 
 @dataclass(slots=True, eq=False)
@@ -111,19 +112,22 @@ class HeadNorm:
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnSlice:
     """Neighbouring columns of a projection: q, k or v. First `norm` and then `angles` are still to be applied to every
-    head, by the kernel that writes K and V; where there is none, the norm is a kernel of its own."""
+    head, by the kernel that writes K and V; where there is none, by kernels of their own."""
 
     whole: Tensor  # [T, columns]
     first: int
     size: int
     norm: HeadNorm | None = None
     angles: Tensor | None = None
+    head_dim: int = 0  # where there are angles
 
     def tensor(self) -> Tensor:
-        assert self.angles is None, "heads are rotated where K and V are written"
-        if self.norm is None:
-            return self.stored()
-        return norm_heads(self.stored(), self.norm.weight, self.norm.eps, len(self.norm.weight))
+        heads = self.stored()
+        if self.norm is not None:
+            heads = norm_heads(heads, self.norm.weight, self.norm.eps, len(self.norm.weight))
+        if self.angles is None:
+            return heads
+        return rotate_heads(heads.unflatten(1, (-1, self.head_dim)), self.angles).flatten(1)
 
     def stored(self) -> Tensor:
         """The columns as the projection leaves them."""

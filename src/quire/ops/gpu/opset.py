@@ -341,7 +341,7 @@ class GpuOps(StateOps):
         return rope_angles(positions, frequencies)
 
     def rope(self, x: GpuValue, angles: Tensor, head_dim: int) -> ColumnSlice:
-        return replace(as_columns(x), angles=angles)
+        return replace(as_columns(x), angles=angles, head_dim=head_dim)
 
     def write_kv(
         self,
@@ -360,7 +360,8 @@ class GpuOps(StateOps):
             layer, k, v = batch.pending_kv
             batch.pending_kv = None
             assert k.angles is None and k.norm is None
-            kv_write(k.stored(), k.stored(), v.tensor(), None, batch.slots, batch.pages(layer), overlap=self._overlap)
+            places = batch.slots_of(layer), batch.cache.pages_of(layer)
+            kv_write(k.stored(), k.stored(), v.tensor(), None, *places, overlap=self._overlap)
 
     def paged_attention(
         self,
@@ -375,18 +376,16 @@ class GpuOps(StateOps):
         sinks: Tensor | None = None,
         biases: Tensor | None = None,
     ) -> GpuValue:
-        if window < 0:
-            raise Unsupported(
-                "chunked attention has no GPU kernel", f"serve at most {-window} tokens, or use device cpu"
-            )
-        if batch.pending_kv is None:
-            raise Unsupported("layers that read the keys of another layer have no GPU kernel", "use device cpu")
         scoring = Scoring(scale, window, softcap, slopes, sinks, biases)
+        if batch.pending_kv is None:  # the keys are those of a layer before
+            return batch.attend(materialize(q).unflatten(1, (-1, head_dim)), layer, scoring, self._overlap).flatten(1)
         assert batch.pending_kv[0] == layer, "a layer's K and V are written before"
         (_, k, v), queries = batch.pending_kv, as_columns(q)
         batch.pending_kv = None
-        assert k.angles is queries.angles, "q and k have the same angles"
-        heads = queries.stored(), k.stored(), v.tensor(), queries.angles, batch.slots, batch.pages(layer)
+        if k.angles is not queries.angles:  # one of them was read, and is rotated by now
+            k, queries = as_columns(k.tensor()), as_columns(queries.tensor())
+        places = batch.slots_of(layer), batch.cache.pages_of(layer)
+        heads = queries.stored(), k.stored(), v.tensor(), queries.angles, *places
         norms: dict[str, Any] = {}
         for name, columns in (("q_norm", queries), ("k_norm", k)):
             if columns.norm is not None:  # a single head was normed as a row
@@ -394,7 +393,7 @@ class GpuOps(StateOps):
         if batch.only_decodes and not batch.batch_invariant and biases is None:
             plan, is_new = batch.decode_plan(window, queries.size // head_dim)
             overlap = self._overlap and not is_new  # it reads the plan before the kernel right before it ends
-            step = partial(decode_step, *heads, batch.runs, plan, scoring, **norms, overlap=overlap)
+            step = partial(decode_step, *heads, batch.runs_of(layer), plan, scoring, **norms, overlap=overlap)
             return self._defer_step(step, queries, head_dim) if batch.adapters is None else step().flatten(1)
         rotated = kv_write(*heads, **norms, overlap=self._overlap)
         return batch.attend(rotated, layer, scoring, self._overlap).flatten(1)
@@ -526,12 +525,16 @@ class GpuOps(StateOps):
         **parts: Any,
     ) -> Tensor:
         """`parts`: where ranks divide the experts."""
-        if routing.weigh_inputs:
-            raise Unsupported("experts whose inputs are weighed (Llama 4) have no GPU kernel", "use device cpu")
         if routing.num_zero or routing.limit:
             raise Unsupported("experts that pass on their input, or clamp, have no GPU kernel", "use device cpu")
         ids, weights = route(router_logits, routing, correction)
-        return self._experts(materialize(x), ids, weights, gate_up, down, kind, **parts)
+        rows = materialize(x)
+        if not routing.weigh_inputs:
+            return self._experts(rows, ids, weights, gate_up, down, kind, **parts)
+        # Llama 4: weights multiply the inputs of experts, so that every route is a token of its own, of weight 1.
+        weighed = (rows[:, None] * weights[..., None]).to(rows.dtype).flatten(0, 1)
+        routes = ids.flatten()[:, None], torch.ones_like(weights).flatten()[:, None]
+        return self._experts(weighed, *routes, gate_up, down, kind, **parts).unflatten(0, ids.shape).sum(1)
 
     def _experts(
         self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: PackedExperts, down: PackedExperts, kind: Activation
@@ -549,8 +552,10 @@ class GpuOps(StateOps):
     def scale_by_position(
         self, x: GpuValue, positions: Tensor, growth: float, length: int, offset: int = 0
     ) -> ColumnSlice:
-        columns = as_columns(x)
-        columns.tensor().mul_((1 + growth * torch.log1p(torch.floor((positions + offset) / length)))[:, None])
+        columns, factors = as_columns(x), 1 + growth * torch.log1p(torch.floor((positions + offset) / length))[:, None]
+        if columns.norm is not None or columns.angles is not None:
+            return as_columns((columns.tensor() * factors).to(columns.whole.dtype))
+        columns.tensor().mul_(factors)
         return columns
 
     def clamp(self, x: GpuValue, limit: float) -> Tensor:

@@ -36,7 +36,7 @@ class TorchCache:
         self.windowed: TorchCache | None = None
         if spec.windows:
             self.windowed = type(self)(_windowed(spec), spec.windows.num_pages, num_host_blocks, device)
-            self._page_of = torch.zeros(num_blocks, dtype=torch.int64, device=device)  # stale: a block has no page
+            self.page_of = torch.zeros(num_blocks, dtype=torch.int32, device=device)  # stale: a block has no page
         self.slots = self._allocate_slots(spec.states, device) if spec.states else None
         self.checkpoints = self._allocate_checkpoints(spec.states, device) if spec.states else None
         self.host_slots = _host_slots(spec.states) if spec.states else None
@@ -69,20 +69,25 @@ class TorchCache:
         self._copy_blocks(self.host_pages, self.pages, pairs)
 
     def attach_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for block, page in pairs:
-            self._page_of[block] = page
+        if self.windowed is not None:  # a stage may have no layer with a window
+            blocks, pages = self._on_device(list(dict(pairs).items())).unbind(1)
+            self.page_of[blocks.long()] = pages
+
+    def _on_device(self, pairs: Sequence[tuple[int, int]]) -> Tensor:
+        """[n, 2] int32"""
+        return torch.tensor(pairs, dtype=torch.int32).to(self.k.device)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        assert self.windowed is not None
-        self.windowed.copy(pairs)
+        if self.windowed is not None:
+            self.windowed.copy(pairs)
 
     def swap_pages_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        assert self.windowed is not None
-        self.windowed.swap_in(pairs)
+        if self.windowed is not None:
+            self.windowed.swap_in(pairs)
 
     def swap_pages_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        assert self.windowed is not None
-        self.windowed.swap_out(pairs)
+        if self.windowed is not None:
+            self.windowed.swap_out(pairs)
 
     def host_page_buffers(self, host_block: int) -> list[NDArray[np.uint8]]:
         assert self.windowed is not None
@@ -90,7 +95,7 @@ class TorchCache:
 
     def _page_slots(self, slots: Tensor) -> Tensor:
         size = self.spec.block_size
-        return self._page_of[slots // size] * size + slots % size
+        return self.page_of[slots // size].long() * size + slots % size
 
     def swap_states_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         assert self.host_slots is not None
@@ -118,13 +123,15 @@ class TorchCache:
         """A swap is done when it returns."""
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
-        sources, targets = torch.tensor(at_once(pairs), dtype=torch.int64).T.to(self.k.device, non_blocking=True)
+        sources, targets = self._on_device(at_once(pairs)).long().unbind(1)
+        self._move(sources, targets)
+        if self.windowed is not None:
+            self.windowed._move(self._page_slots(sources), self._page_slots(targets))
+
+    def _move(self, sources: Tensor, targets: Tensor) -> None:
         for page in self.pages:
             slots = as_bytes(page).flatten(1, 2)  # [layers, slots, ...]
             slots[:, targets] = slots[:, sources]
-        if self.windowed:
-            moved = zip(self._page_slots(sources).tolist(), self._page_slots(targets).tolist(), strict=True)
-            self.windowed.move(list(moved))
 
     def swapped(self) -> Callable[[], None]:
         return lambda: None  # a swap is done when it returns
@@ -159,7 +166,7 @@ class TorchCache:
         """The first `length` tokens of a block table, in fp32: k and v [length, kv_heads, head_dim]."""
         in_page, number = self.spec.place(layer)
         if in_page and self.windowed:
-            return self.windowed.read(number, self._page_of[blocks], length)
+            return self.windowed.read(number, self.page_of[blocks].long(), length)
         pages = tuple(page[number, blocks].flatten(0, 1)[:length].float() for page in self.kv_pages)
         k, v = _keys_and_values(self.spec, pages)
         if self.spec.dtype != "int8":

@@ -22,7 +22,7 @@ from quire.ops.gpu.attention.pages import (
     next_power_of_two,
     offset_type,
 )
-from quire.ops.gpu.attention.plan import MAX_ROW_TILES, MIN_SPLIT_LENGTH, DecodePlan, load_piece
+from quire.ops.gpu.attention.plan import MAX_ROW_TILES, MIN_SPLIT_LENGTH, DecodePlan, first_seen, load_piece
 from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN, add_sink, attend, count_bits
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
 from quire.ops.opset import WORD_BITS
@@ -194,6 +194,7 @@ def _decode(
             queries,
             begin,
             end,
+            first_seen(tl.min(tl.where(exists, query_pos, context_len)), WINDOW),
             runs.block_tables + seq.to(tl.int64) * runs.table_stride,
             pages,
             kv_head,

@@ -24,7 +24,7 @@ from quire.ops.gpu.attention.pages import (
     next_power_of_two,
     offset_type,
 )
-from quire.ops.gpu.attention.plan import MAX_ROW_TILES, DecodePlan, load_piece
+from quire.ops.gpu.attention.plan import MAX_ROW_TILES, DecodePlan, first_seen, load_piece
 from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN, add_sink, attend
 from quire.ops.gpu.linear.quantize_rows import PAIRED, Target
 from quire.ops.gpu.overlap import overlap_options
@@ -167,6 +167,7 @@ def _decode_step(
             queries,
             begin,
             tl.minimum(end, context_len - 1),
+            first_seen(tl.maximum(context_len - 1, 0), WINDOW),
             runs.block_tables + token * runs.table_stride,
             pages,
             kv_head,

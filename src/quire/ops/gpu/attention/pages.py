@@ -142,7 +142,7 @@ class Scoring:
     distance, and over a sink, which has no value."""
 
     scale: float
-    window: int = 0  # a position sees itself and the window - 1 before it; 0: all
+    window: int = 0  # a position sees itself and the window - 1 before it; 0: all; < 0: its chunk of -window positions
     soft_cap: float = 0.0  # 0: none
     slopes: Tensor | None = None  # ALiBi: [heads] fp32
     sinks: Tensor | None = None  # [heads] fp32

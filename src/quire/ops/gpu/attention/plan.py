@@ -91,7 +91,8 @@ def plan_decode(
         workers,
         MIN_LENGTH=min_length,
         MAX_QUERIES=max_queries,
-        WINDOW=window and window + tree_places,
+        WINDOW=window,
+        TREE_PLACES=tree_places,
         SPLIT=split_contexts,
         MULTIPLE=SPLIT_MULTIPLE,
         SEQS=SEQS_AT_ONCE,
@@ -131,11 +132,14 @@ def load_piece(pieces, piece):
 
 
 @triton.jit
-def first_seen(context_len, num_queries, WINDOW: tl.constexpr):
-    """The first position that the first of the last `num_queries` positions sees."""
-    if WINDOW == 0:
-        return context_len * 0
-    return tl.maximum(context_len - num_queries - WINDOW + 1, 0)
+def first_seen(position, WINDOW: tl.constexpr):
+    """The first position that a query at `position` sees: with a window, in its chunk (WINDOW < 0), or of all."""
+    first = position * 0
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    elif WINDOW < 0:
+        first = position // -WINDOW * -WINDOW
+    return first
 
 
 @triton.jit
@@ -150,13 +154,21 @@ def _run_lengths(seq_starts, context_lens, seq, num_seqs):
 
 @triton.jit
 def _context_spans(
-    seq_starts, context_lens, seq, num_seqs, MAX_QUERIES: tl.constexpr, WINDOW: tl.constexpr, MULTIPLE: tl.constexpr
+    seq_starts,
+    context_lens,
+    seq,
+    num_seqs,
+    MAX_QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    TREE_PLACES: tl.constexpr,
+    MULTIPLE: tl.constexpr,
 ):
     """-> the first position that sequences `seq` read, how many they read, rounded up, and their contexts. A padding
     sequence has one empty piece, so that a program writes its zeros; a sequence of more than MAX_QUERIES has none."""
     context_len, num_queries = _run_lengths(seq_starts, context_lens, seq, num_seqs)
     served = (num_queries > 0) & (num_queries <= MAX_QUERIES)
-    first = first_seen(context_len, num_queries, WINDOW) // MULTIPLE * MULTIPLE
+    first_query = tl.maximum(context_len - num_queries - TREE_PLACES, 0)
+    first = first_seen(first_query, WINDOW) // MULTIPLE * MULTIPLE
     return first, tl.where(served, tl.cdiv(tl.maximum(context_len - first, 1), MULTIPLE) * MULTIPLE, 0), context_len
 
 
@@ -171,6 +183,7 @@ def _split_contexts(
     MIN_LENGTH: tl.constexpr,
     MAX_QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
+    TREE_PLACES: tl.constexpr,
     SPLIT: tl.constexpr,
     MULTIPLE: tl.constexpr,
     SEQS: tl.constexpr,
@@ -178,7 +191,9 @@ def _split_contexts(
     total = 0
     for base in range(0, num_seqs, SEQS):
         seq = base + tl.arange(0, SEQS)
-        _, length, _ = _context_spans(seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, MULTIPLE)
+        _, length, _ = _context_spans(
+            seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, TREE_PLACES, MULTIPLE
+        )
         total += tl.sum(length)
     share = tl.maximum(tl.cdiv(tl.cdiv(total, workers), MULTIPLE) * MULTIPLE, MIN_LENGTH)
     for base in range(0, workers, SEQS):
@@ -192,7 +207,7 @@ def _split_contexts(
     for base in range(0, num_seqs, SEQS):
         seq = base + tl.arange(0, SEQS)
         first, length, context_len = _context_spans(
-            seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, MULTIPLE
+            seq_starts, context_lens, seq, num_seqs, MAX_QUERIES, WINDOW, TREE_PLACES, MULTIPLE
         )
         begin = before + tl.cumsum(length) - length
         worker = begin // share  # of the first piece

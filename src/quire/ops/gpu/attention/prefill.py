@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, dot_type, head_args, next_power_of_two, offset_type
 from quire.ops.gpu.attention.paths import Paths
-from quire.ops.gpu.attention.plan import PrefillPlan, find_sequence
+from quire.ops.gpu.attention.plan import PrefillPlan, find_sequence, first_seen
 from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN, add_sink, attend
 from quire.ops.opset import WORD_BITS
 
@@ -170,16 +170,16 @@ def _prefill(
     begin = first * 0
     full_begin = begin
     full_end = (first + 1) // BLOCK_N * BLOCK_N
-    if WINDOW > 0:
-        begin = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-        full_begin = tl.minimum(tl.cdiv(tl.maximum(last - WINDOW + 1, 0), BLOCK_N) * BLOCK_N, full_end)
+    if WINDOW != 0:
+        begin = first_seen(first, WINDOW) // BLOCK_N * BLOCK_N
+        full_begin = tl.minimum(tl.cdiv(first_seen(last, WINDOW), BLOCK_N) * BLOCK_N, full_end)
     if UNIFORM:
         full_end = begin
 
     acc = tl.zeros([ROWS, D_PAD], tl.float32)
     m = tl.full([ROWS], FINITE_MIN, tl.float32)
     l = tl.zeros([ROWS], tl.float32)
-    for phase in tl.static_range(2 if UNIFORM else (0 if WINDOW > 0 else 1), 3):
+    for phase in tl.static_range(2 if UNIFORM else (0 if WINDOW != 0 else 1), 3):
         acc, m, l = attend(
             acc,
             m,
@@ -187,6 +187,7 @@ def _prefill(
             queries,
             begin if phase == 0 else (full_begin if phase == 1 else full_end),
             full_begin if phase == 0 else (full_end if phase == 1 else last + 1),
+            first_seen(first, WINDOW),
             runs.block_tables + seq.to(tl.int64) * runs.table_stride,
             pages,
             kv_head,

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from quire.ops.gpu.attention.kv_8bit import interleave, split_even_odd, unpack_words
 from quire.ops.gpu.attention.pages import LOG2E
+from quire.ops.gpu.attention.plan import first_seen
 
 EXP2_SCALE = tl.constexpr(LOG2E)  # exp(x) = exp2(x * EXP2_SCALE)
 FINITE_MIN = tl.constexpr(-1e30)
@@ -46,6 +47,7 @@ def attend(
     q,  # [ROWS, D_PAD], of the type in which K and V are multiplied
     begin,
     end,  # positions begin .. end, BLOCK_N in a round
+    first,  # positions before it are seen by no row, and are not read: with a window, their blocks may be others' now
     table,  # the sequence's blocks
     pages,  # PageArgs
     kv_head,
@@ -87,6 +89,8 @@ def attend(
     for start in range(begin, end, BLOCK_N):
         pos = start + lane
         inside = pos < end
+        if WINDOW != 0 and MASKED:
+            inside = inside & (pos >= first)
         present = inside[:, None] & exists if MASKED else exists
         row_offset = block.to(OFFSET_TYPE) * pages.block + (place % BLOCK_SIZE) * pages.slot
         offsets = row_offset[:, None] + columns[None, :]
@@ -110,7 +114,7 @@ def attend(
         key_pos = pos[None, :]
         if ancestors is not None:
             draft = pos - run_begin
-            if slope is not None or bias is not None or WINDOW > 0:  # a node is as deep as it has ancestors
+            if slope is not None or bias is not None or WINDOW != 0:  # a node is as deep as it has ancestors
                 before = (tl.full([1], 1, tl.int64) << tl.minimum(tl.maximum(draft, 0), 63).to(tl.int64)) - 1
                 key_pos = tl.where((draft < 0)[None, :], key_pos, run_begin + count_bits(ancestors[:, None] & before))
         if slope is not None:
@@ -126,8 +130,8 @@ def attend(
                 seen = inside[None, :] & ((draft < 0)[None, :] | (bit != 0))
             else:
                 seen = inside[None, :] & (key_pos <= query_pos[:, None])
-            if WINDOW > 0:
-                seen = seen & (key_pos > query_pos[:, None] - WINDOW)
+            if WINDOW != 0:
+                seen = seen & (key_pos >= first_seen(query_pos, WINDOW)[:, None])
             scores = tl.where(seen, scores, float("-inf"))
 
         m_new = tl.maximum(m, tl.max(scores, 1) * late_scale)
