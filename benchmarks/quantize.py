@@ -37,7 +37,8 @@ from quire.weights.checkpoint import open_checkpoint
 
 LENGTH = 512
 TOKENS, MEASURED_TOKENS = 16384, 2048
-QUICK_LAYERS, QUICK_TOKENS, QUICK_MEASURED_TOKENS = 4, 4096, 1024
+QUICK_LAYERS, QUICK_TOKENS, QUICK_MEASURED_TOKENS = 4, 2048, 1024
+LIMIT, QUICK_LIMIT = 3600.0, 300.0  # seconds for a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +230,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--measured-tokens", type=int, help=f"(default: {MEASURED_TOKENS})")
     parser.add_argument("--layers", type=int, metavar="N", help="of the model, the first alone")
     parser.add_argument("--cases", nargs="*", help="some of the table; default: all")
-    quick = f"--layers {QUICK_LAYERS} --tokens {QUICK_TOKENS} --measured-tokens {QUICK_MEASURED_TOKENS}"
+    quick = f"--layers {QUICK_LAYERS} --tokens {QUICK_TOKENS} --measured-tokens {QUICK_MEASURED_TOKENS} "
+    quick += f"--limit {QUICK_LIMIT:.0f}"
     parser.add_argument("--quick", action="store_true", help=f"the same as {quick}")
-    parser.add_argument("--limit", type=float, default=3600, metavar="SECONDS", help="for a row (default: 3600)")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help=f"for a row (default: {LIMIT:.0f})")
     parser.add_argument(
         "--json", type=Path, default=Path("build/bench-quantize.json"), help="keep the result there (%(default)s)"
     )
@@ -239,6 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.quick:
         arguments.layers = arguments.layers or QUICK_LAYERS
     arguments.tokens = arguments.tokens or (QUICK_TOKENS if arguments.quick else TOKENS)
+    arguments.limit = arguments.limit or (QUICK_LIMIT if arguments.quick else LIMIT)
     measured = QUICK_MEASURED_TOKENS if arguments.quick else MEASURED_TOKENS
     arguments.measured_tokens = arguments.measured_tokens or measured
     model = resolve_model(arguments.model).path

@@ -29,6 +29,7 @@ from quire.quantize.calibration import default_text, sequences
 from quire.weights.checkpoint import open_checkpoint
 
 EXACT, ACTIVATIONS = 1e-3, 0.3  # fp32 or fp16 sums; the library quantizes activations too
+BF16 = 0.05  # the library computes in bf16: on a CPU, GPTQModel does
 NUM_TOKENS = 24
 
 
@@ -67,11 +68,11 @@ def cases(arguments: argparse.Namespace) -> list[ReaderCase]:
         *(ReaderCase(name, "transformers", compressed, flags=group)
           for name in ("W4A16", "W4A16_ASYM", "W3A16", "W8A16")),
         ReaderCase("W4A16", "transformers", compressed, flags=(*group, "--algorithm", "gptq")),
-        ReaderCase("MXFP4A16", "transformers", compressed, 0.05),  # the library computes in bf16
+        ReaderCase("MXFP4A16", "transformers", compressed, BF16),
         *(ReaderCase(name, "transformers", compressed, ACTIVATIONS)
           for name in ("W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK")),
-        *(ReaderCase(name, "gptqmodel", gptq, flags=group) for name in ("GPTQ", "GPTQ_V2", "AWQ")),
-        ReaderCase("GPTQ", "gptqmodel", gptq, flags=(*group, "--act-order")),
+        *(ReaderCase(name, "gptqmodel", gptq, BF16, group) for name in ("GPTQ", "GPTQ_V2", "AWQ")),
+        ReaderCase("GPTQ", "gptqmodel", gptq, BF16, (*group, "--act-order")),
         *(ReaderCase(name, "transformers", bits, 0.01) for name in ("NF4", "FP4")),
         ReaderCase("LLM_INT8", "transformers", bits, ACTIVATIONS),
         # llama.cpp quantizes activations to 8 bits for most types.
