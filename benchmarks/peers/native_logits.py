@@ -35,7 +35,8 @@ def by_gptqmodel(path: str, ids: Sequence[int]) -> np.ndarray:
     from gptqmodel import BACKEND, GPTQModel  # type: ignore[import-not-found]
 
     awq = json.loads((Path(path) / "config.json").read_text())["quantization_config"]["quant_method"] == "awq"
-    model = GPTQModel.load(path, device="cpu", backend=BACKEND.TORCH_AWQ if awq else BACKEND.TORCH)
+    backend = BACKEND.TORCH_AWQ if awq else BACKEND.TORCH
+    model = GPTQModel.load(path, device="cpu", backend=backend, dtype=torch.float16)  # by itself bf16; it has no fp32
     with torch.no_grad():
         return model.model(torch.tensor([ids])).logits[0].float().numpy()
 
