@@ -33,14 +33,16 @@ from benchmarks.gpu.shapes import SHAPES
 from benchmarks.machine import describe
 from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.grouped import grouped_kernel, grouped_linear
-from quire.ops.gpu.linear.grouped_config import SPLITS, GroupedConfig, Tile, best_splits, grouped_config
+from quire.ops.gpu.linear.grouped_config import GroupedConfig, Tile, best_splits, grouped_config
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_int4, pack_zero_points
-from quire.ops.gpu.linear.grouped_wide import WideConfig, wide_kernel
+from quire.ops.gpu.linear.grouped_wide import wide_kernel
 from quire.ops.gpu.linear.linear import linear
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledConfig, ScaledWeight, scaled_config, scaled_kernel, scaled_linear
 from quire.ops.gpu.linear.split_k import new_tickets
+from quire.ops.gpu.linear.tile_times import SPLITS
 from quire.ops.gpu.linear.w4a8 import W4A8Weight, shuffle_words, w4a8_config, w4a8_kernel, w4a8_linear
+from quire.ops.gpu.linear.wide_config import WideConfig, can_be_wide, wide_config
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LAYER = ("qkv", "o", "gate_up", "down")
@@ -222,7 +224,9 @@ def calls_for(kind: str, x: Any, weights: Sequence[Any], config: Any, tickets: T
 def engine_config(kind: str, M: int, weight: Any) -> Any:
     if kind == "int8":
         return scaled_config(M, weight, batch_invariant=False)
-    return w4a8_config(M, weight) if kind == "w4a8" else grouped_config(M, weight)
+    if kind == "w4a8":
+        return w4a8_config(M, weight)
+    return (wide_config(M, weight) if can_be_wide(weight) else None) or grouped_config(M, weight)
 
 
 def sweep_case(
