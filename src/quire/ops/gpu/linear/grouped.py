@@ -53,7 +53,7 @@ def grouped_linear(
     if not batch_invariant and (wide := wide_config_of(x, weight)) is not None:
         from quire.ops.gpu.linear.grouped_wide import wide_kernel  # Gluon is not in every Triton
 
-        return wide_kernel(x, weight, bias, wide, tickets)
+        return wide_kernel(x, weight, bias, wide, tickets, overlap)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
     if wants_int16_input(len(x), weight, batch_invariant):

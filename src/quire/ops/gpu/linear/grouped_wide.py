@@ -18,16 +18,23 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.linear.wide_config import WideConfig, can_be_wide
+from quire.ops.gpu.overlap import overlap_options
 
 SLAB = 64  # inputs of activations that are copied at once: two planes of words
 
 
 def wide_kernel(
-    x: Tensor, weight: GroupedWeight, bias: Tensor | None, config: WideConfig, tickets: Tensor | None = None
+    x: Tensor,
+    weight: GroupedWeight,
+    bias: Tensor | None,
+    config: WideConfig,
+    tickets: Tensor | None = None,
+    overlap: bool = False,
 ) -> Tensor:
     """x [M, K] bf16 -> [M, N]"""
     (M, K), N = x.shape, weight.num_outputs
@@ -62,8 +69,10 @@ def wide_kernel(
         PENDING=config.pending,
         WARPS=config.warps,
         BITS=weight.bits,
+        OVERLAP=overlap,
         UNPACK=unpack_planes(weight.bits, config.scaling),
         num_warps=config.warps,
+        **overlap_options(overlap),
         **({"maxnreg": config.registers} if config.registers else {}),
     )
     return out
@@ -150,6 +159,7 @@ def _wide_kernel(
     LATE: gl.constexpr,
     PENDING: gl.constexpr,
     WARPS: gl.constexpr,
+    OVERLAP: gl.constexpr,
     UNPACK: gl.constexpr,
 ):
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_M, 16])
@@ -168,6 +178,16 @@ def _wide_kernel(
     arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for number in gl.static_range(STAGES):
         mbarrier.init(arrived.index(number), count=1)
+
+    rows = gl.minimum(first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(1, WORDS)), N - 1)
+    columns = gl.arange(0, 32, gl.SliceLayout(0, WORDS))
+    word_ptrs = words_ptr + (rows.to(gl.int64) * chunks)[:, None] * 32 + columns[None, :]
+    begin = gl.minimum(first, chunks - 1)
+    words = gl.load(word_ptrs + begin * 32)
+    scales = gl.load(scales_ptr + begin.to(gl.int64) * N + rows)
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()  # weights are loaded before, activations after
     for number in gl.static_range(STAGES - 1):
         mbarrier.expect(arrived.index(number), BYTES, pred=number < slabs)
         tma.async_copy_global_to_shared(
@@ -178,12 +198,6 @@ def _wide_kernel(
             pred=number < slabs,
         )
 
-    rows = gl.minimum(first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(1, WORDS)), N - 1)
-    columns = gl.arange(0, 32, gl.SliceLayout(0, WORDS))
-    word_ptrs = words_ptr + (rows.to(gl.int64) * chunks)[:, None] * 32 + columns[None, :]
-    begin = gl.minimum(first, chunks - 1)
-    words = gl.load(word_ptrs + begin * 32)
-    scales = gl.load(scales_ptr + begin.to(gl.int64) * N + rows)
     sum_rows = gl.minimum(first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA)), N - 1)
     acc = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
     zeros = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, MMA)
