@@ -34,7 +34,7 @@ from benchmarks.machine import describe
 from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.grouped import grouped_kernel, grouped_linear
 from quire.ops.gpu.linear.grouped_config import GroupedConfig, Tile, best_splits, grouped_config
-from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_int4, pack_zero_points
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_int4, pack_int8, pack_zero_points
 from quire.ops.gpu.linear.grouped_wide import wide_kernel
 from quire.ops.gpu.linear.linear import linear
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
@@ -54,6 +54,11 @@ def random_int4(N: int, K: int) -> GroupedWeight:
     q = torch.randint(0, 16, (N, K), dtype=torch.uint8, device="cuda")
     scales = torch.rand(N, K // 128, device="cuda").half() / 64
     return pack_zero_points(q, scales, torch.randint(4, 12, scales.shape, device="cuda"))
+
+
+def random_w8a16(N: int, K: int) -> GroupedWeight:
+    q = torch.randint(-127, 128, (N, K), dtype=torch.int8, device="cuda")
+    return pack_int8(q, torch.rand(N, K // 128, device="cuda").half() / 1024)
 
 
 def random_w4a8(N: int, K: int) -> W4A8Weight:
@@ -100,6 +105,7 @@ FORMATS: dict[str, tuple[Callable[[int, int], Any], Callable[[Tensor], Any], Cal
         scaled_linear,
     ),
     "int4": (random_int4, lambda x: x, grouped_linear),
+    "w8a16": (random_w8a16, lambda x: x, grouped_linear),  # the head's
     "w4a8": (random_w4a8, lambda x: quantize_rows(x, FP8), w4a8_linear),
     "q4_k": (lambda N, K: random_weight("Q4_K", N, K), lambda x: x, grouped_linear),
     "q6_k": (lambda N, K: random_weight("Q6_K", N, K), lambda x: x, grouped_linear),

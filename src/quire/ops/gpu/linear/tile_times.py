@@ -4,13 +4,14 @@ Estimates in microseconds, fitted to sweeps on an H200 (benchmarks/results/2026-
 that share a multiprocessor share its tensor cores: each takes `run` times their number for 256 inputs, and `alone` at
 least."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar
 
 from quire.ops.gpu.linear.linear import PROGRAMS
 
 SPLITS = (1, 2, 4, 8)
 INPUTS = 256  # of `run`
+TileT = TypeVar("TileT")
 
 
 class TileTime(NamedTuple):
@@ -30,18 +31,10 @@ class TileTime(NamedTuple):
         return steps * max(self.alone, each * self.run) + waves * (self.start + self.splits[SPLITS.index(splits)])
 
 
-class Choice(NamedTuple):
-    us: float
-    index: int  # of the tile
-    splits: int
-
-
-def fastest(times: Iterable[TileTime], M: int, N: int, K: int) -> Choice:
-    """The first among equals."""
+def fastest(tiles: Mapping[TileT, TileTime], M: int, N: int, K: int) -> tuple[float, TileT, int]:
+    """-> microseconds, the tile, and its splits; the first among equals"""
     steps = max(K // INPUTS, 1)
-    return min(
-        Choice(time.of(M, N, K, splits), index, splits)
-        for index, time in enumerate(times)
-        for splits in SPLITS
-        if splits <= steps
-    )
+    times = [
+        (time.of(M, N, K, splits), tile, splits) for tile, time in tiles.items() for splits in SPLITS if splits <= steps
+    ]
+    return min(times, key=lambda timed: timed[0])

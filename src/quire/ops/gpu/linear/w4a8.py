@@ -91,8 +91,7 @@ def w4a8_config(M: int, weight: W4A8Weight, batch_invariant: bool = False) -> Gr
     """Batch invariant: the inner sum is cut by (outputs, inputs) alone."""
     N, K = weight.num_outputs, weight.shuffled.num_inputs
     if max(TILES) < M:
-        best = fastest(LARGE_TILES.values(), M, N, K)
-        tile, splits = list(LARGE_TILES)[best.index], best.splits
+        _, tile, splits = fastest(LARGE_TILES, M, N, K)
     else:
         tile = next(tile for most, tile in TILES.items() if most >= M)
         programs = triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n)

@@ -54,7 +54,7 @@ def can_be_wide(weight: GroupedWeight) -> bool:
 def has_wide_kernel(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.hip is not None or not triton.__version__.startswith(GLUON_VERSIONS):
         return False
-    return torch.cuda.get_device_capability(device)[0] == HOPPER
+    return bool(torch.cuda.get_device_capability(device)[0] == HOPPER)
 
 
 def wide_config_of(x: Tensor, weight: GroupedWeight) -> WideConfig | None:
@@ -72,10 +72,8 @@ def wide_config(M: int, weight: GroupedWeight) -> WideConfig | None:
     if not MIN_ROWS <= M <= MAX_ROWS or (small and weight.bits == 8):
         return None
     tiles = SMALL if small else LARGE
-    best = fastest(tiles.values(), M, N, K)
-    if best.us >= _other_us(M, N, K, weight.bits):
-        return None
-    return list(tiles)[best.index]._replace(splits=best.splits)
+    us, tile, splits = fastest(tiles, M, N, K)
+    return tile._replace(splits=splits) if us < _other_us(M, N, K, weight.bits) else None
 
 
 def _other_us(M: int, N: int, K: int, bits: int) -> float:
@@ -83,4 +81,4 @@ def _other_us(M: int, N: int, K: int, bits: int) -> float:
         return DEQUANTIZE_US * 1e-6 * N * K + 2e-6 * M * N * K / CUBLAS_TFLOPS
     # For 8 bits there are but the tiles of few rows.
     other = OTHER_LARGE if M > MAX_SMALL_ROWS and bits == 4 else OTHER_SMALL
-    return fastest([other], M, N, K).us
+    return fastest({"other": other}, M, N, K)[0]
