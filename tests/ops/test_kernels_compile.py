@@ -19,7 +19,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 ATTENTION = ["triton_attention", "triton_latent", "triton_self_attention", "triton_step", "draft_trees", "block_copy"]
-LINEAR = ["triton_linear", "triton_grouped", "triton_scaled", "triton_experts", "triton_eight_bits"]
+LINEAR = ["triton_linear", "triton_grouped", "triton_scaled", "triton_experts", "triton_eight_bits", "wide_tiles"]
 OTHERS = [*LINEAR, "triton_elementwise", "triton_low_rank", "triton_routing"]
 STATES = ["triton_states", "triton_state_ops"]
 WITHOUT_KERNELS = "a_node_has or so_it_has or nodes_of_later_steps or moved_tokens or native_cache"  # of draft_trees

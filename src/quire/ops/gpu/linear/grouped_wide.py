@@ -44,6 +44,7 @@ def wide_kernel(
     partials = None
     if config.splits > 1:
         tickets = new_tickets(x.device) if tickets is None else tickets
+        assert tiles_m * tiles_n <= len(tickets), f"{tiles_m * tiles_n} tiles, {len(tickets)} tickets"
         size = tiles_m * tiles_n * config.splits * config.block_m * config.block_n
         partials = torch.empty(size, dtype=torch.float32, device=x.device)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
