@@ -261,11 +261,10 @@ def _wide_kernel(
         words, scales = next_words, next_scales
     acc = warpgroup_mma_wait(0, deps=[acc])
 
-    outputs = first_output + gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA))
-    tokens = first_token + gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
     if SPLITS > 1:
         tile = gl.program_id(1) * gl.num_programs(0) + gl.program_id(0)
-        inside = (outputs - first_output)[:, None] * BLOCK_M + (tokens - first_token)[None, :]
+        outputs, tokens = gl.arange(0, BLOCK_N, gl.SliceLayout(1, MMA)), gl.arange(0, BLOCK_M, gl.SliceLayout(0, MMA))
+        inside = outputs[:, None] * BLOCK_M + tokens[None, :]
         base = partials_ptr + tile.to(gl.int64) * (SPLITS * BLOCK_N * BLOCK_M)
         gl.store(base + gl.program_id(2) * (BLOCK_N * BLOCK_M) + inside, acc)
         gl.thread_barrier()  # one thread takes the ticket: the sums of all threads come first
@@ -275,15 +274,21 @@ def _wide_kernel(
             for split in range(SPLITS):
                 total += gl.load(base + split * (BLOCK_N * BLOCK_M) + inside, cache_modifier=".cg")
             gl.store(tickets_ptr + tile, 0)
-            _store(out_ptr, bias_ptr, total, outputs, tokens, N, M)
+            _store(out_ptr, bias_ptr, total, first_output, first_token, N, M, WARPS)
     else:
-        _store(out_ptr, bias_ptr, acc, outputs, tokens, N, M)
+        _store(out_ptr, bias_ptr, acc, first_output, first_token, N, M, WARPS)
 
 
 @gluon.jit
-def _store(out_ptr, bias_ptr, acc, outputs, tokens, N, M):
+def _store(out_ptr, bias_ptr, acc, first_output, first_token, N, M, WARPS: gl.constexpr):
+    """acc [outputs, tokens]. Lanes write neighbouring outputs of a token, which they get through shared memory: as they
+    leave the tensor cores, a lane has one of every token."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([8, 1], [16, 2], [1, WARPS], [0, 1])
+    outputs = first_output + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
+    tokens = first_token + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
     if bias_ptr is not None:
-        acc += gl.load(bias_ptr + outputs, mask=outputs < N, other=0.0).to(gl.float32)[:, None]
+        places = first_output + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+        acc += gl.load(bias_ptr + places, mask=places < N, other=0.0).to(gl.float32)[:, None]
     offsets = tokens.to(gl.int64)[None, :] * N + outputs[:, None]
     inside = (outputs < N)[:, None] & (tokens < M)[None, :]
-    gl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=inside)
+    gl.store(out_ptr + offsets, gl.convert_layout(acc.to(out_ptr.dtype.element_ty), LAYOUT), mask=inside)
