@@ -3,6 +3,7 @@ kernel beside its plain definition."""
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 from ops.gemms import DEVICE, assert_close, integers, randn
 from ops.ptx import execute
+from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.grouped import grouped_linear
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_int4, pack_int8, pack_zero_points
@@ -118,15 +120,27 @@ def test_wide_products_beside_plain_ones(name: str, N: int, K: int) -> None:
     from quire.ops.gpu.linear.grouped_wide import wide_kernel
 
     weight, tickets, bias = weights(N, K)[name], new_tickets(DEVICE), randn(N, seed=4)
-    numbers = dequantize(weight, BF16)
-    for config in [*SMALL, *LARGE]:
-        for splits in (1, 2, 4):
-            for M in (config.block_m - 3, config.block_m + 5):
-                x = randn(M, K, seed=3).to(BF16)
-                y = wide_kernel(x, weight, bias, config._replace(splits=splits), tickets)
-                # 8 bits: a weight in a thousand is rounded to the neighbour.
-                assert_close(y, x, numbers, bias, tolerance=3e-4 if name == "8 bits" else 2e-5)
-                assert not tickets.any()
+    numbers, rows = dequantize(weight, BF16), randn(300, K, seed=3).to(BF16)
+    configs = [config._replace(splits=splits) for config in [*SMALL, *LARGE] for splits in (1, 2, 4)]
+    if HOPPER:  # several at a time
+        compile_ahead(partial(wide_kernel, rows, weight, bias, config, tickets) for config in configs)
+    for config in configs:
+        for x in (rows[: config.block_m - 3], rows[: config.block_m + 5]):
+            y = wide_kernel(x, weight, bias, config, tickets)
+            # 8 bits: a weight in a thousand is rounded to the neighbour.
+            assert_close(y, x, numbers, bias, tolerance=3e-4 if name == "8 bits" else 2e-5)
+            assert not tickets.any()
+
+
+@pytest.mark.skipif(not HOPPER, reason="a Hopper GPU's instructions")
+def test_wide_tiles_are_compiled_ahead() -> None:
+    from quire.ops.gpu.linear.grouped_wide import wide_kernel
+
+    weight, x = weights(70, 2048)["zero points"], randn(100, 2048, seed=3).to(BF16)
+    config = next(iter(LARGE))._replace(splits=8)
+    assert compile_ahead([partial(wide_kernel, x, weight, None, config)]) == 1
+    assert compile_ahead([partial(wide_kernel, x, weight, None, config)]) == 0
+    assert_close(wide_kernel(x, weight, None, config), x, dequantize(weight, BF16), tolerance=2e-5)
 
 
 @pytest.mark.skipif(not HOPPER, reason="a Hopper GPU's instructions")
