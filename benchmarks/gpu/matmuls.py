@@ -33,14 +33,16 @@ from benchmarks.gpu.shapes import SHAPES
 from benchmarks.machine import describe
 from quire.ops.gpu.linear.dequantize import dequantize
 from quire.ops.gpu.linear.grouped import grouped_kernel, grouped_linear
-from quire.ops.gpu.linear.grouped_config import SPLITS, GroupedConfig, Tile, best_splits, grouped_config
-from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_int4, pack_zero_points
-from quire.ops.gpu.linear.grouped_wide import WideConfig, wide_kernel
+from quire.ops.gpu.linear.grouped_config import GroupedConfig, Tile, best_splits, grouped_config
+from quire.ops.gpu.linear.grouped_layout import GroupedWeight, pack_int4, pack_int8, pack_zero_points
+from quire.ops.gpu.linear.grouped_wide import wide_kernel
 from quire.ops.gpu.linear.linear import linear
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.scaled import ScaledConfig, ScaledWeight, scaled_config, scaled_kernel, scaled_linear
 from quire.ops.gpu.linear.split_k import new_tickets
+from quire.ops.gpu.linear.tile_times import SPLITS
 from quire.ops.gpu.linear.w4a8 import W4A8Weight, shuffle_words, w4a8_config, w4a8_kernel, w4a8_linear
+from quire.ops.gpu.linear.wide_config import WideConfig, can_be_wide, wide_config
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LAYER = ("qkv", "o", "gate_up", "down")
@@ -52,6 +54,11 @@ def random_int4(N: int, K: int) -> GroupedWeight:
     q = torch.randint(0, 16, (N, K), dtype=torch.uint8, device="cuda")
     scales = torch.rand(N, K // 128, device="cuda").half() / 64
     return pack_zero_points(q, scales, torch.randint(4, 12, scales.shape, device="cuda"))
+
+
+def random_w8a16(N: int, K: int) -> GroupedWeight:
+    q = torch.randint(-127, 128, (N, K), dtype=torch.int8, device="cuda")
+    return pack_int8(q, torch.rand(N, K // 128, device="cuda").half() / 1024)
 
 
 def random_w4a8(N: int, K: int) -> W4A8Weight:
@@ -98,6 +105,7 @@ FORMATS: dict[str, tuple[Callable[[int, int], Any], Callable[[Tensor], Any], Cal
         scaled_linear,
     ),
     "int4": (random_int4, lambda x: x, grouped_linear),
+    "w8a16": (random_w8a16, lambda x: x, grouped_linear),  # the head's
     "w4a8": (random_w4a8, lambda x: quantize_rows(x, FP8), w4a8_linear),
     "q4_k": (lambda N, K: random_weight("Q4_K", N, K), lambda x: x, grouped_linear),
     "q6_k": (lambda N, K: random_weight("Q6_K", N, K), lambda x: x, grouped_linear),
@@ -222,7 +230,9 @@ def calls_for(kind: str, x: Any, weights: Sequence[Any], config: Any, tickets: T
 def engine_config(kind: str, M: int, weight: Any) -> Any:
     if kind == "int8":
         return scaled_config(M, weight, batch_invariant=False)
-    return w4a8_config(M, weight) if kind == "w4a8" else grouped_config(M, weight)
+    if kind == "w4a8":
+        return w4a8_config(M, weight)
+    return (wide_config(M, weight) if can_be_wide(weight) else None) or grouped_config(M, weight)
 
 
 def sweep_case(

@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from quire.ops.gpu.linear.dequantize import dequantize
-from quire.ops.gpu.linear.grouped_config import SPLITS, best_splits
+from quire.ops.gpu.linear.grouped_config import best_splits
 from quire.ops.gpu.linear.grouped_layout import pack_zero_points
-from quire.ops.gpu.linear.grouped_wide import WideConfig, wide_kernel
+from quire.ops.gpu.linear.grouped_wide import wide_kernel
+from quire.ops.gpu.linear.tile_times import SPLITS
+from quire.ops.gpu.linear.wide_config import WideConfig
 
 MAX_ERROR = 6e-3  # bf16 weights, bf16 results
 SECONDS = 75.0  # a tile's process has

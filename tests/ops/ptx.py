@@ -39,8 +39,10 @@ def execute(asm: str, words: tuple[int, ...], num_planes: int, dtype: torch.dtyp
                 picks = [rest[1] >> 4 * i & 15 for i in range(4)]
                 assert max(picks) < 8  # the top bit would spread a sign
                 result = sum((both >> 8 * pick & 255) << 8 * i for i, pick in enumerate(picks))
-            case "fma":
-                product = floats(a).double() * floats(rest[0]).double() + floats(rest[1]).double()
+            case "fma" | "mul":
+                product = floats(a).double() * floats(rest[0]).double()
+                if len(rest) == 2:
+                    product += floats(rest[1]).double()
                 low, high = product.to(dtype).view(torch.uint16).tolist()
                 result = low | high << 16
             case _:

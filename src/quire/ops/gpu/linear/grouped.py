@@ -5,8 +5,8 @@ Quantized values go into the tensor cores as they are, small integers that bf16 
 applied to its sums: nothing is rounded but the result. Offsets are multiplied with the sum of the group's activations,
 which a small kernel computes before. Where there are more than some rows and many scales, values are multiplied with
 them while they are unpacked (`fold`), and rounded to 16 bits: the weights that `dequantize` gives. One row goes without
-tensor cores, as 16-bit integers (grouped_gemv.py). From some hundred rows on it is cheaper to dequantize the whole
-matrix to 16 bits and use cuBLAS."""
+tensor cores, as 16-bit integers (grouped_gemv.py). On Hopper, many rows go in wider tiles (grouped_wide.py). From some
+hundred rows on, about a thousand there, it is cheaper to dequantize the whole matrix to 16 bits and use cuBLAS."""
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from quire.ops.gpu.linear.linear import PROGRAMS
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.split_k import finish, opaque, split_launch
 from quire.ops.gpu.linear.unpack import asm_for, kernel_args, kernel_constants, take_planes, unpack
+from quire.ops.gpu.linear.wide_config import wide_config_of
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 MAX_KERNEL_ROWS = 256  # beyond it, dequantize and cuBLAS
@@ -50,6 +51,10 @@ def grouped_linear(
         return grouped_gemv(x, weight, bias, gemv_config(weight), dtype, overlap)
     if len(x) == 0:
         return x.new_empty(0, weight.num_outputs)
+    if not batch_invariant and (wide := wide_config_of(x, weight)) is not None:
+        from quire.ops.gpu.linear.grouped_wide import wide_kernel  # Gluon is not in every Triton
+
+        return wide_kernel(x, weight, bias, wide, tickets, overlap)
     if len(x) > MAX_KERNEL_ROWS and not batch_invariant:
         return F.linear(x, dequantize(weight, x.dtype), None if bias is None else bias.to(x.dtype))
     if wants_int16_input(len(x), weight, batch_invariant):

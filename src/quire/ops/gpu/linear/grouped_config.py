@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.linear import PROGRAMS, num_splits
+from quire.ops.gpu.linear.tile_times import SPLITS
 
 MAX_PARALLEL_ROWS = 64  # beyond it, one program takes all splits of its tile where rows are to be batch invariant
 MAX_FEW_ROWS = 32  # up to it, reading weights takes longest
-SPLITS = (1, 2, 4, 8)
 SPLIT_COST = 4.0  # chunks that could be multiplied while the sums of splits are written and added up
 
 
@@ -46,6 +46,7 @@ MANY_SCALES, MANY_SCALES_AND_OFFSETS = (64, 128, 8, 3), (32, 128, 4, 3)
 # Up to so many rows, for scales of 64 inputs and more: one for each of the sums. Fewer inputs, and offsets: folded.
 # The best of a sweep on an H200 (benchmarks/results/2026-11-18-h200-matmuls-sweep.jsonl).
 LARGE = {64: Tile(64, 128, 8, 3, 1), 1 << 30: Tile(64, 64, 4, 2, 3, 168)}
+EIGHT_BITS = {1 << 30: LARGE[64]}
 FOLDED = {1 << 30: Tile(64, 64, 4, 2, 3, 168, fold=True)}
 
 
@@ -55,7 +56,7 @@ def grouped_config(
     """`all_outputs`: of the matrix that the weight has some rows of, for sums in the order of the whole one."""
     if batch_invariant or M <= MAX_FEW_ROWS:
         return _same_sums_config(M, weight, all_outputs or weight.num_outputs)
-    tiles = FOLDED if folds(weight) else LARGE
+    tiles = FOLDED if folds(weight) else EIGHT_BITS if weight.bits == 8 else LARGE
     tile = next(tile for most, tile in tiles.items() if most >= M)
     programs = -(-M // tile.block_m) * -(-weight.num_outputs // tile.block_n)
     splits = best_splits(programs, weight.num_chunks, tile.resident)

@@ -19,17 +19,17 @@ from quire.ops.gpu.linear.grouped_scales import append, load_scales, scale_of
 from quire.ops.gpu.linear.linear import num_splits
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows
 from quire.ops.gpu.linear.split_k import finish, rounded_product, split_launch
+from quire.ops.gpu.linear.tile_times import TileTime, fastest
 from quire.ops.gpu.linear.unpack import take_planes
 from quire.ops.gpu.overlap import overlap_options, prefetch, wait_for_inputs
 
 MIN_WIDTH = 32  # words of a chunk: a tensor core takes 32 inputs in fp8 at least
 MAX_RUN = 128  # inputs whose products Hopper adds up with some 14 bits
-# By the most rows.
-TILES = {
-    16: Tile(16, 64, 4, 4, 4),
-    32: Tile(32, 64, 4, 3, 3),
-    64: Tile(64, 64, 4, 3, 3),
-    1 << 30: Tile(128, 128, 8, 3, 1),
+# By the most rows; beyond them, the faster of two.
+TILES = {16: Tile(16, 64, 4, 4, 4), 32: Tile(32, 64, 4, 3, 3), 64: Tile(64, 64, 4, 3, 3)}
+LARGE_TILES = {
+    Tile(128, 128, 8, 3, 1): TileTime(128, 128, 1, 2, 1.5, (0, 5, 7, 10)),
+    TILES[64]: TileTime(64, 64, 3, 2, 0.5, (0, 3, 5, 8), 0.68),
 }
 
 
@@ -93,11 +93,14 @@ def w4a8_config(
 ) -> GroupedConfig:
     """Batch invariant: the inner sum is cut by (outputs, inputs) alone."""
     N, K = weight.num_outputs, weight.shuffled.num_inputs
-    tile = next(tile for most, tile in TILES.items() if most >= M)
-    programs = triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n)
-    same = num_splits(all_outputs or N, K)
-    splits = same if batch_invariant else best_splits(programs, weight.shuffled.num_chunks, tile.resident)
+    if max(TILES) < M:
+        _, tile, splits = fastest(LARGE_TILES, M, N, K)
+    else:
+        tile = next(tile for most, tile in TILES.items() if most >= M)
+        programs = triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n)
+        splits = best_splits(programs, weight.shuffled.num_chunks, tile.resident)
     serial = batch_invariant and M > MAX_PARALLEL_ROWS
+    splits = num_splits(all_outputs or N, K) if batch_invariant else splits
     return GroupedConfig(tile.block_m, tile.block_n, splits, serial, tile.warps, tile.stages, tile.registers)
 
 
