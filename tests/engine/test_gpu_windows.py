@@ -40,7 +40,7 @@ SIZES: dict[str, Any] = {
 LAYERS = {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": WINDOW}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
-    "gemma-3": lambda: Gemma3TextConfig(**SIZES, **LAYERS),
+    "gemma-3": lambda: Gemma3TextConfig(**SIZES, **LAYERS, tie_word_embeddings=False),
     "gpt-oss": lambda: GptOssConfig(**SIZES, **LAYERS, **ROPE, num_local_experts=4, num_experts_per_tok=2),
     "llama-4": lambda: Llama4TextConfig(
         **SIZES,

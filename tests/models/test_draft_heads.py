@@ -232,8 +232,9 @@ def test_drafts_that_follow_each_other_without_the_host(made: Any, monkeypatch: 
         chained.decode(chained.drafts)
         single.decode(single.drafts)
         assert chained.tokens == single.tokens
-    ((num_rows, seconds), *others) = next(iter(chained.output.draft_steps.values()))
-    assert num_rows == len(SHORT) and chained.output.draft_seconds >= (1 + len(others)) * seconds > 0
+    if not torch.cuda.is_available():  # there, what is not a graph yet is not timed
+        ((num_rows, seconds), *others) = next(iter(chained.output.draft_steps.values()))
+        assert num_rows == len(SHORT) and chained.output.draft_seconds >= (1 + len(others)) * seconds > 0
 
 
 def test_drafts_that_only_the_device_knows_are_accepted(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:

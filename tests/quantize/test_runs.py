@@ -150,7 +150,11 @@ def test_ctrl_c_says_what_is_kept(
 
     monkeypatch.setattr(output.PartialOutput, "write", interrupted)
     command = ["quantize", str(plain_llama), str(tmp_path / "out.gguf"), "--method", "Q8_0", "--report-tokens", "0"]
-    assert main(command) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        assert main(command) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "stopped: 5 of 21 tensors are done, and the same command goes on in " in capsys.readouterr().err
     monkeypatch.undo()
     assert main(command) == 0

@@ -15,21 +15,17 @@ Policy = Callable[[Request, int], PolicyKey]
 
 def fcfs(request: Request, number: int) -> PolicyKey:
     """First come, first served; `number` counts submissions and decides ties."""
-    return (_is_new(request), request.arrival, number)
+    return (not any(request.resumed), request.arrival, number)
 
 
 def priority(request: Request, number: int) -> PolicyKey:
     """The lower priority number first, then first come, first served."""
-    return (request.priority, _is_new(request), request.arrival, number)
+    return (request.priority, not any(request.resumed), request.arrival, number)
 
 
 def fair(request: Request, number: int) -> PolicyKey:
     """The lower priority number first, then the tenant that has had least of its share; core/fair_order.py counts."""
-    return (request.priority, _is_new(request), 0.0, request.arrival, number)
-
-
-def _is_new(request: Request) -> bool:
-    return not any(request.resumed)
+    return (request.priority, not any(request.resumed), 0.0, request.arrival, number)
 
 
 POLICIES: dict[str, Policy] = {"fcfs": fcfs, "priority": priority, "fair": fair}

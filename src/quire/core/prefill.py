@@ -13,18 +13,10 @@ from quire.core.sequence import Sequence
 
 @dataclass(slots=True)
 class PrefillBudget:
-    """Tokens of prompts in one step. Resumed sequences may have some more: a client waits within their answer."""
+    """Tokens of prompts that a step has left. Resumed sequences may have more: a client waits within their answer."""
 
-    tokens: int
-    extra: int = 0  # of resumed sequences
-
-    def left(self, seq: Sequence) -> int:
-        return self.tokens + (self.extra if seq.group.resumed else 0)
-
-    def take(self, seq: Sequence, num_tokens: int) -> None:
-        from_extra = min(num_tokens, self.extra) if seq.group.resumed else 0
-        self.extra -= from_extra
-        self.tokens -= num_tokens - from_extra
+    others: int
+    resumed: int  # of these and of the others, in all
 
 
 class Prefill:
@@ -47,7 +39,8 @@ class Prefill:
         """Plan the next chunk of a running sequence, if the budget has tokens for it. -> whether there were blocks
 
         A sequence that gets no blocks has preempted all behind it, so none of them overtakes it in this step."""
-        if budget.left(seq) <= 0:
+        left = budget.resumed if seq.group.resumed else budget.others
+        if left <= 0:
             return True
         before = seq.num_computed
         if seq.row < 0 and before == 0:
@@ -56,12 +49,11 @@ class Prefill:
             self._kv_blocks.extend_prefix_hit(seq)  # another sequence may have computed these tokens meanwhile
             self._count_hits(seq, before)
         self._kv_blocks.free_behind_window(seq)
-        num_tokens = self._chunk_size(seq, budget.left(seq))
+        num_tokens = self._chunk_size(seq, left)
         num_blocks = self._kv_blocks.num_new_blocks(seq, seq.num_computed + num_tokens)
         if not self._preemption.make_room(seq, num_blocks, plan):
             return False
-        self._add_run(seq, num_tokens, plan)
-        budget.take(seq, num_tokens)
+        self._add_run(seq, num_tokens, plan, budget)
         return True
 
     def admit(self, plan: StepPlan, budget: PrefillBudget, num_reserved: int, first_in_flight: int) -> None:
@@ -75,8 +67,12 @@ class Prefill:
         skipped: set[str] = set()  # adapters
         num_fetching = 0
         waiting, index = self._groups.waiting.items, 0
-        while index < len(waiting) and budget.left(seq := waiting[index]) > 0:
+        while index < len(waiting):
+            seq = waiting[index]
             group = seq.group
+            left = budget.resumed if group.resumed else budget.others
+            if left <= 0:
+                return
             if seq.planned_step >= first_in_flight or group.num_rows > self._rows.num_unreserved:
                 return
             if not self._adapters.has_room(group.adapter, skipped):
@@ -98,9 +94,7 @@ class Prefill:
             self._count_hits(seq, before)
             if self._tiers and not group.preempted and not seq.num_prefills:
                 self._tiers.count_hits(seq)
-            num_tokens = self._chunk_size(seq, budget.left(seq))
-            self._add_run(seq, num_tokens, plan)
-            budget.take(seq, num_tokens)
+            self._add_run(seq, self._chunk_size(seq, left), plan, budget)
             num_reserved += self._kv_blocks.num_reserved_blocks(seq)
 
     def _start(self, seq: Sequence, plan: StepPlan) -> None:
@@ -127,7 +121,9 @@ class Prefill:
             return size - excess if excess < size else size
         return size
 
-    def _add_run(self, seq: Sequence, num_tokens: int, plan: StepPlan) -> None:
+    def _add_run(self, seq: Sequence, num_tokens: int, plan: StepPlan, budget: PrefillBudget) -> None:
+        budget.resumed -= num_tokens
+        budget.others = min(budget.others - (0 if seq.group.resumed else num_tokens), budget.resumed)
         start, end = seq.num_computed, seq.num_computed + num_tokens
         self._kv_blocks.allocate(seq, end, plan)
         run = Run(seq.row, start, num_tokens)

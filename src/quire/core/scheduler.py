@@ -262,12 +262,12 @@ class Scheduler:
 
     def _prefill_budget(self, num_planned: int, behind: list[Sequence]) -> PrefillBudget:
         """Tokens left for prompts. While sequences decode, prompts may not make their step long."""
-        budget = PrefillBudget(self._max_prefill(num_planned, is_resuming=False))
-        if any(seq.group.resumed for seq in chain(behind, self.groups.waiting.items[:1])):
-            budget.extra = self._max_prefill(num_planned, is_resuming=True) - budget.tokens
+        most = share = self._max_prefill(num_planned, is_resuming=False)
         if self._micro_batches > 1:
-            budget.tokens = self._micro_batch_share(budget.tokens, behind)
-        return budget
+            share = self._micro_batch_share(most, behind)
+        if not any(seq.group.resumed for seq in chain(behind, self.groups.waiting.items[:1])):
+            return PrefillBudget(share, share)
+        return PrefillBudget(share, share + self._max_prefill(num_planned, is_resuming=True) - most)
 
     def _max_prefill(self, num_planned: int, *, is_resuming: bool) -> int:
         most = self.limits.max_num_batched_tokens - num_planned
