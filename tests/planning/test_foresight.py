@@ -1,7 +1,8 @@
 """Predictions of recorded runs do not get worse.
 
 A record is made by `python -m benchmarks.foresight --workload busy conversations --record
-tests/planning/data/foresight-cpu.json` on an idle machine."""
+tests/planning/data/foresight-cpu.json` on an idle machine. One that has the steps of its calibrations, as
+foresight-cpu-fit.json, is fitted again as well."""
 
 from pathlib import Path
 
