@@ -73,7 +73,8 @@ def scaling(plans: list[Plan]) -> list[RanksPlan]:
 
 def gathered_columns(model: PlannedModel, tp: int, block_size: int, kv_dtype: str) -> int:
     """Columns that ranks gather of each token, in all layers and of the logits."""
-    from quire.executors.ranks.shapes import shapes_of, trace_roles
+    from quire.executors.ranks.shapes import trace_roles
+    from quire.weights.shapes import shapes_of
 
     if tp < 2:
         return 0

@@ -6,6 +6,7 @@ from typing import Any
 from quire.models.registry import family, read_model_config
 from quire.quantize.eager_ops import EagerBatch, EagerLogits, EagerOps, LinearUse, MatmulHook, OutputProbe
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.shapes import shapes_of
 
 
 class EagerModel:
@@ -40,5 +41,5 @@ def linear_layers(checkpoint: Checkpoint) -> dict[str, LinearUse]:
     """The linear layers of the model, by the name of their stored weight."""
     ops: Any = EagerOps()
     model_family = family(checkpoint.config.architecture)
-    model_family.load(ops, checkpoint, read_model_config(model_family, checkpoint.config), 1)
+    model_family.load(ops, shapes_of(checkpoint), read_model_config(model_family, checkpoint.config), 1)
     return {use.name: use for use in ops.linears}

@@ -16,7 +16,7 @@ from quire.executors.pipeline.stage_ranks import StageRanks, ranks_received
 from quire.executors.protocol import Capacity
 from quire.executors.ranks.processes import OnLoss, die_like
 from quire.executors.ranks.rank import check_experts, check_ranks, num_threads, own_threads
-from quire.executors.ranks.shapes import shapes_of, trace_roles
+from quire.executors.ranks.shapes import trace_roles
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
@@ -31,6 +31,7 @@ from quire.ops.stages.parts import StagePart, check_stages, divide
 from quire.ops.stages.trace import ModelTrace, TraceForward, TraceOps
 from quire.runtime.kv import KVSize
 from quire.weights.checkpoint import Checkpoint
+from quire.weights.shapes import shapes_of
 
 StageOpsType = TypeVar("StageOpsType", bound=StageOps)
 

@@ -1,8 +1,7 @@
-"""A checkpoint known by its shapes, and what forward passes use its matrices for."""
+"""What forward passes use the matrices of a checkpoint for, told by its shapes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,38 +13,12 @@ from quire.models.registry import Family
 from quire.ops.kv_spec import KVSpec
 from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.native.recorder import SymbolicBatch
-from quire.ops.opset import Int32
 from quire.ops.ranks.roles import RoleOps, RoleRecorder, Roles
-from quire.ops.tensors import F32, StoredTensor
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import Checkpoint
-from quire.weights.delegating_checkpoint import DelegatingCheckpoint
-from quire.weights.dummy_checkpoint import DummyCheckpoint
+from quire.weights.shapes import shapes_of
 
 Load = Callable[[Any, Checkpoint], LoadedModel]  # (ops, checkpoint)
-
-
-class CheckpointShapes(DelegatingCheckpoint):
-    """Names and shapes of a checkpoint. Its tensors are ones: no weight is read."""
-
-    def tensor(self, name: str) -> StoredTensor:
-        shape = self.shape(name)
-        return StoredTensor(name, shape, F32, _ones(shape), dummy=True)
-
-    def integers(self, name: str) -> Int32:
-        return self._checkpoint.integers(name)  # type: ignore[attr-defined, no-any-return]
-
-    def drop_pages(self) -> None: ...
-
-
-def _ones(shape: Sequence[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    row = np.ones(shape[-1], np.float32).view(np.uint8)
-    return np.broadcast_to(row, (prod(shape[:-1]), len(row)))
-
-
-def shapes_of(checkpoint: Checkpoint) -> Checkpoint:
-    """Another one with the same shapes. One without weights has those that a model file last asked for."""
-    return replace(checkpoint) if isinstance(checkpoint, DummyCheckpoint) else CheckpointShapes(checkpoint)
 
 
 def trace_roles(family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int) -> Roles:

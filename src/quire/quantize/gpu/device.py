@@ -139,6 +139,8 @@ class TorchDevice:
         if report is not None:
             report("calibrating", 0, total)
         run_in_lockstep([passing(batch) for batch in batches(sequences, BATCH_TOKENS)], hook, met)
+        if self._name != "cpu":
+            torch.cuda.empty_cache()  # which the streams of `each` could not take from
         return {layer: (float(k), float(v)) for layer, (k, v) in ops.kv_largest.items()}
 
     def logits(

@@ -50,9 +50,8 @@ def _inverse_factor(moments: Tensor, dead: Tensor, damping: float) -> Tensor:
         if not int(failed):
             size, device = len(matrix), matrix.device
             del matrix, diagonal  # these are the largest arrays of a run
-            inverted = torch.linalg.solve_triangular(
-                lower, torch.eye(size, dtype=torch.float64, device=device), upper=False
-            )
+            inverted = torch.eye(size, dtype=torch.float64, device=device)
+            torch.linalg.solve_triangular(lower, inverted, upper=False, out=inverted)
             del lower
             return inverted.float().flip(0, 1).contiguous()  # solvers on a GPU lay out columns
     raise QuantizeError(

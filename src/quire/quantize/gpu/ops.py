@@ -153,9 +153,10 @@ class ObservedOps(TorchOps):
     ) -> Tensor:
         assert self._hook is not None
         self._hook.observe(parts, x, source)
+        matrices = self._hook.weights(parts)  # all batches wait here: what each holds meanwhile is held as often
         out = x.new_empty(len(x), sum(part.num_rows for part in parts))
         first = 0
-        for matrix in self._hook.weights(parts):
+        for matrix in matrices:
             torch.mm(x, matrix.to(self.dtype).T, out=out[:, first : first + len(matrix)])
             first += len(matrix)
         return out if bias is None else out + bias.to(self.dtype)
