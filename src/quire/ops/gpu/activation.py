@@ -84,6 +84,10 @@ def _activation_kernel(
     gate = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + n + columns, mask=inside, other=0.0).to(tl.float32)
     y = activate_times(gate, up, ACTIVATION)
+    if (
+        QUANT_MAX > 0 and QUANT_MAX < 1000
+    ):  # 8 bits, with the bits of a row that was stored, gathered and then quantized
+        y = y.to(x_ptr.dtype.element_ty).to(tl.float32)
     store_columns(out_ptr, scale_ptr, y, row, first, n, GROUP, QUANT_MAX, BLOCK)
 
 

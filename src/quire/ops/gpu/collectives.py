@@ -22,7 +22,7 @@ from torch import Tensor
 
 from quire.core.errors import EngineFailed, Unsupported
 from quire.ops.gpu.batch import GpuBatch
-from quire.ops.gpu.deferred import ColumnSlice, DeferredDecay, GpuValue, materialize
+from quire.ops.gpu.deferred import ActivatedRows, ColumnSlice, DeferredDecay, GpuValue, materialize
 from quire.ops.gpu.moe.moe import moe_mlp
 from quire.ops.gpu.opset import GpuOps, in_vocabulary, num_outputs
 from quire.ops.opset import Activation
@@ -179,6 +179,8 @@ class GpuRankOps(GpuOps):
     def all_gather(self, x: GpuValue, cuts: Sequence[Cut]) -> GpuValue:
         if isinstance(x, DeferredDecay):
             return DeferredDecay(self._exchange.all_columns(x.log, cuts))
+        if isinstance(x, ActivatedRows):  # which a multiplication takes before it is rounded
+            return self.activate(self._exchange.all_columns(x.source, cuts), x.kind)
         if isinstance(x, ColumnSlice) and (x.norm or x.angles is not None):  # which then are those of all heads
             whole = self._exchange.all_columns(x.stored(), cuts)
             return replace(x, whole=whole, first=0, size=whole.shape[1])

@@ -33,14 +33,13 @@ def rounding_order(moments: Tensor, group: int, options: GPTQOptions) -> TorchRo
     order = input_order(diagonal.cpu().numpy(), group, options.chosen_order)
     order_on = torch.from_numpy(order).to(moments.device)
     dead = (diagonal <= 0)[order_on]
-    in_order = moments if options.chosen_order == "inputs" else moments[order_on][:, order_on]
-    factor = _inverse_factor(in_order, dead, options.damping)
+    factor = _inverse_factor(moments, None if options.chosen_order == "inputs" else order_on, dead, options.damping)
     return TorchRoundingOrder(order, order_on, factor, factor.diagonal().square().reciprocal(), dead)
 
 
-def _inverse_factor(moments: Tensor, dead: Tensor, damping: float) -> Tensor:
+def _inverse_factor(moments: Tensor, order: Tensor | None, dead: Tensor, damping: float) -> Tensor:
     """See gptq.py: backwards, the moments are L L^T, and the factor is the inverse of L backwards."""
-    matrix = moments.flip(0, 1).double()
+    matrix = (moments if order is None else moments[order][:, order]).flip(0, 1).double()
     diagonal = matrix.diagonal()
     diagonal.masked_fill_(dead.flip(0), 1.0)
     mean = float(diagonal.mean())
