@@ -248,9 +248,7 @@ class Runner:
             pair
             for row, position, is_held in of_rows
             if is_held and row in step.parents
-            for pair in self.rows.moved_slots(
-                row, position, step.drafts[row], step.parents[row], sampled[row].tokens
-            )
+            for pair in self.rows.moved_slots(row, position, step.drafts[row], step.parents[row], sampled[row].tokens)
         ]
         if moved:
             self.cache.move(moved)

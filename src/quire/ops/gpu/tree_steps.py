@@ -191,7 +191,9 @@ def _likeliest(tokens: Tensor, parents: Tensor, confidences: Tensor, joint: Tens
     and parents of the likeliest, in that order, and the bits of their confidences; 0 where there are no more. A node is
     at most as likely as its parent, which comes before it."""
     order = joint.sort(dim=1, descending=True, stable=True).indices
-    places = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
+    places = torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
     order = order[:, :count]
     above = parents.gather(1, order)
     above = torch.where(above < 0, -1, places.gather(1, above.clamp(min=0)))

@@ -64,9 +64,7 @@ class DraftLines:
         return flat[:size].view(4, self.num_lines), flat[size:].view(3, self.num_seqs)
 
 
-def accept(
-    lines: DraftLines, flat: Tensor, tokens: Tensor, num_accepted: Tensor, last: Tensor, params: Tensor
-) -> None:
+def accept(lines: DraftLines, flat: Tensor, tokens: Tensor, num_accepted: Tensor, last: Tensor, params: Tensor) -> None:
     """Given the tokens [lines] that were sampled, advance the states of the rows by those of accepted drafts and the
     one behind. num_accepted [sequences] gets the numbers of the drafts."""
     (_, _, drafts, parents), (firsts, counts, rows) = lines.split(flat)
@@ -87,9 +85,7 @@ def accept(
 
 
 @triton.jit(do_not_specialize=["max_depth"])
-def _accept(
-    tokens, drafts, parents, firsts, counts, rows, num_accepted, last, of_rows, max_depth, NODES: tl.constexpr
-):
+def _accept(tokens, drafts, parents, firsts, counts, rows, num_accepted, last, of_rows, max_depth, NODES: tl.constexpr):
     seq = tl.program_id(0)
     row = tl.load(rows + seq).to(tl.int64)
     if row < 0:
