@@ -204,12 +204,12 @@ class Engine:
         if self._transfers is not None:
             self._transfers.update()
         if self._can_plan:
-            plan = self._submit_plan(begin)
-            if plan.runs and len(self._in_flight) <= self.capacity.ahead:
+            has_runs = self._submit_plan(begin)
+            if has_runs and len(self._in_flight) <= self.capacity.ahead:
                 return events
-            if not plan.runs and len(self._in_flight) == 1 and self._store is not None and self._waits_for_disk:
+            if not has_runs and len(self._in_flight) == 1 and self._store is not None and self._waits_for_disk:
                 self._store.wait(FETCH_WAIT)  # there is nothing else to do
-            elif not plan.runs and self._transfers is not None and self._transfers.waits:
+            elif not has_runs and self._transfers is not None and self._transfers.waits:
                 self._transfers.wait(FETCH_WAIT)
         if not self._in_flight:
             return events
@@ -222,8 +222,8 @@ class Engine:
     def _can_plan(self) -> bool:
         return self._scheduler.has_work and not (self._may_wait and self._scheduler.awaits_output)
 
-    def _submit_plan(self, begin: float) -> StepPlan:
-        """`begin`: when the step began."""
+    def _submit_plan(self, begin: float) -> bool:
+        """`begin`: when the step began. -> whether there is something to compute"""
         plan = self._scheduler.schedule()
         scheduled = time.perf_counter()
         if self._live:
@@ -232,7 +232,7 @@ class Engine:
         samples = self._note_active_work([run.row for run in plan.runs], bool(plan.admitted))
         self.executor.submit(plan)
         self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
-        return plan
+        return bool(plan.runs)
 
     def _collect(self) -> list[SequenceEvent]:
         """Finish the oldest step in flight."""

@@ -97,8 +97,8 @@ class TreeSteps:
         for level in range(num_levels):
             tokens, confidences = _children(of_level, shape, heat, keys[level].long() & MASK32)
             likely = (joint[:, :, None] * confidences).flatten(1)
-            of_nodes = tokens, parents[:, :, None].expand_as(tokens), confidences
-            levels.append((*(one.flatten(1) for one in of_nodes), likely))
+            above = parents[:, :, None].expand_as(tokens)
+            levels.append((tokens.flatten(1), above.flatten(1), confidences.flatten(1), likely))
             if level + 1 == num_levels:
                 break
             joint, order = (x[:, :top_k] for x in likely.sort(dim=1, descending=True, stable=True))
@@ -117,7 +117,8 @@ class TreeSteps:
                 behind = torch.where(contexts[level][:, None] > 0, 1 + places, 0)
                 targets = hidden_rows[:, None] + behind
                 self._hidden.rows.index_copy_(0, targets.flatten().long(), step.kept.to(self._hidden.rows.dtype))
-        return _likeliest(*(torch.cat(of_levels, dim=1) for of_levels in zip(*levels, strict=True)), shape.num_nodes)
+        of_nodes = [torch.cat(of_levels, dim=1) for of_levels in zip(*levels, strict=True)]
+        return _likeliest(of_nodes, shape.num_nodes)
 
     def _step(
         self, ids: Tensor, positions: Tensor, slots: Tensor, sources: Tensor, words: Tensor, runs: Runs, top_k: int
@@ -160,7 +161,8 @@ def _topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """`x.topk(count)`, of pieces first: torch sorts a long line, or goes over it sixteen times with one block."""
     length = x.shape[-1]
     if length <= PIECE * count:
-        return x.topk(count, dim=-1)
+        best, ids = x.topk(count, dim=-1)
+        return best, ids
     pieces = F.pad(x, (0, -length % PIECE), value=-torch.inf).unflatten(-1, (-1, PIECE))
     best, ids = pieces.topk(min(count, PIECE), dim=-1)
     ids = ids + PIECE * torch.arange(pieces.shape[-2], device=x.device)[:, None]
@@ -186,10 +188,11 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ x >> 16
 
 
-def _likeliest(tokens: Tensor, parents: Tensor, confidences: Tensor, joint: Tensor, count: int) -> Tensor:
-    """All nodes of trees [S, N], by number, and how likely each and its ancestors are together -> [S, 3, count]: tokens
-    and parents of the likeliest, in that order, and the bits of their confidences; 0 where there are no more. A node is
-    at most as likely as its parent, which comes before it."""
+def _likeliest(of_nodes: Sequence[Tensor], count: int) -> Tensor:
+    """Of all nodes of trees [S, N], by number: tokens, parents, confidences, and how likely each and its ancestors are
+    together -> [S, 3, count]: tokens and parents of the likeliest, in that order, and the bits of their confidences; 0
+    where there are no more. A node is at most as likely as its parent, which comes before it."""
+    tokens, parents, confidences, joint = of_nodes
     order = joint.sort(dim=1, descending=True, stable=True).indices
     places = torch.empty_like(order).scatter_(
         1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)

@@ -249,8 +249,8 @@ class ChainedHead(HeadProposer):
 
 
 def _first_nodes(tree: GrownTree, count: int) -> DraftTree:
-    tokens, parents, confidences = (of_nodes[:count] for of_nodes in tree)
-    return DraftTree(tokens, without_chain(parents), confidences)
+    tokens, parents, confidences = tree
+    return DraftTree(tokens[:count], without_chain(parents[:count]), confidences[:count])
 
 
 class _ComputedTree(GrowingTree):
