@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from quire.ops.gpu.attention.decode import MIN_TILE_ROWS, DecodeLaunch, decode, decode_launch
+from quire.ops.gpu.attention.decode import DecodeLaunch, decode, decode_launch, num_tiles, tile_rows
 from quire.ops.gpu.attention.dense import dense_prefill
 from quire.ops.gpu.attention.kv_write import kv_write
 from quire.ops.gpu.attention.mla import MLALaunch, mla_decode, mla_launch
-from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, next_power_of_two
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring
 from quire.ops.gpu.attention.plan import MIN_SPLIT_LENGTH, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, prefill, prefill_launch
 from quire.ops.reference.cache import quantize_kv
@@ -187,9 +187,11 @@ def decode_launches(
     split_contexts: bool = True,
 ):
     queries = max(queries for _, queries in step.lengths)
-    rows = next_power_of_two(step.heads // step.kv_heads * queries, MIN_TILE_ROWS)
+    group = step.heads // step.kv_heads
+    rows = tile_rows(group, queries)
     per = (launch or decode_launch(step.head_dim, rows, step.kept, step.runs.num_seqs)).per_multiprocessor
-    workers = num_workers(step.q.device, per, step.kv_heads, step.runs.num_seqs, MAX_LEN)
+    lanes = step.kv_heads * num_tiles(group, queries)
+    workers = num_workers(step.q.device, per, lanes, step.runs.num_seqs, MAX_LEN)
     plan = plan_decode(
         step.runs,
         workers,

@@ -201,7 +201,18 @@ def test_drafts_see_what_comes_before_them(window):
 )
 def test_drafts_may_form_a_tree(scoring):
     case = Case([(70, 7), (5, 4), (40, 1)], kv_heads=1, scoring=scoring)
-    trees = [[-1, 0, 0, 1, 1, 2, 5], [-1, -1, 0, 1], [-1]]
+    check_trees(case, [[-1, 0, 0, 1, 1, 2, 5], [-1, -1, 0, 1], [-1]], max_queries=8)
+
+
+@pytest.mark.parametrize("heads", [4, 3])
+def test_a_large_tree_becomes_several_tiles(heads):
+    """Of 16 queries each, or 21; a sequence may have fewer than all tiles."""
+    case = Case([(100, 38), (30, 17), (40, 1)], heads=heads, kv_heads=1)
+    trees = [[-1, *[(node - 1) // 2 for node in range(1, queries)]] for _, queries in case.lengths]
+    check_trees(case, trees, max_queries=64)
+
+
+def check_trees(case, trees, max_queries):
     words, positions = [], []
     for (context, queries), parents in zip(case.lengths, trees, strict=True):
         own: list[int] = []
@@ -212,7 +223,7 @@ def test_drafts_may_form_a_tree(scoring):
         words += own
         positions += [context - queries + depth for depth in depths]
     tree = torch.tensor(words, device=DEVICE)
-    out = case.decode(8, tree=tree, positions=torch.tensor(positions, device=DEVICE).int())
+    out = case.decode(max_queries, tree=tree, positions=torch.tensor(positions, device=DEVICE).int())
     assert case.error(out, trees=trees) < BOUNDS[case.dtype]
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quire.core.params import SamplingParams
-from quire.core.plan import Admission, Run
-from quire.runtime.batch import BatchRows
+from quire.core.plan import UNKNOWN, Admission, Run
+from quire.runtime.batch import BatchRows, Places
 
 
 def admission(
@@ -16,6 +16,10 @@ def admission(
 ) -> Admission:
     params = SamplingParams(prompt_logprobs=prompt_logprobs)
     return Admission(row, params, 0, tokens, len(tokens) if num_prompt is None else num_prompt, blocks, [])
+
+
+def expect(rows: BatchRows, row: int, num_drafts: int = 0) -> Places:
+    return rows.expect(np.array([row], np.int32), np.array([num_drafts], np.int32))
 
 
 def test_a_mixed_step() -> None:
@@ -64,9 +68,9 @@ def test_drawn_tokens_and_new_blocks_are_kept() -> None:
     rows = BatchRows(2, 8, block_size=4)
     rows.admit(admission(1, [1, 2, 3, 4], [6]))
     assert rows.step([Run(1, 0, 4)]).sampling.tolist() == [1]
-    place = rows.expect(1)
+    places = expect(rows, 1)
     assert rows.tokens[1, 4] == ~1  # until it is known, the device is told whose token it is
-    rows.settle(1, place, 9)
+    rows.settle(places, [[9]])
     step = rows.step([Run(1, 4, 1, new_blocks=[2])])
     assert step.batch.ids.tolist() == [9]
     assert step.batch.slots.tolist() == [8]
@@ -77,7 +81,7 @@ def test_a_row_can_be_filled_to_the_last_token() -> None:
     rows = BatchRows(1, 4, block_size=4)
     rows.admit(admission(0, [1, 2, 3, 4], [0]))
     rows.step([Run(0, 0, 4)])
-    rows.settle(0, rows.expect(0), 5)
+    rows.settle(expect(rows, 0), [[5]])
     assert rows.num_known[0] == 5
 
 
@@ -122,10 +126,11 @@ def test_a_decode_step_of_64_rows_is_cheap() -> None:
 def test_a_token_that_comes_after_its_row_was_given_up_is_not_written() -> None:
     rows = BatchRows(2, 8, block_size=4)
     rows.admit(admission(1, [1, 2], [6]))
-    place = rows.expect(1)
+    places = expect(rows, 1)
     rows.retire(1)
     rows.admit(admission(1, [7, 8, 5], [3]))
-    rows.settle(1, place, 9)
+    assert not rows.held(places).any() and rows.known(places, [[9]]) == {}
+    rows.settle(places, [[9]])
     assert rows.step([Run(1, 0, 3)]).batch.ids.tolist() == [7, 8, 5]
 
 
@@ -147,10 +152,44 @@ def test_a_step_with_a_tree() -> None:
     assert batch.ancestors[:6].tolist() == [0b1, 0b11, 0b111, 0b1011, 0b10111, 0b101011]
     assert not batch.ancestors[6:75].any() and batch.ancestors[75:].tolist() == [0b1, 0b11, 0b111]
     assert step.parents == {0: [-1, -1, 0, 1]} and step.drafts[2] == [60, 61]
-    place = rows.remove_drafts(0, 4)
-    assert rows.moved_slots(0, place, tree.drafts, tree.parents, [51, 53, 9]) == [(14, 13), (20, 14)]
-    assert rows.moved_slots(0, place, tree.drafts, tree.parents, [50, 9]) == []
-    rows.extend(0, place, [51, 53, 9])
-    assert rows.known(0, place, 3).tolist() == [10, 11, 12, 13, 14, 51, 53, 9]
+    places = rows.expect(step.sampling, np.array([4, 2], np.int32))
+    position = int(places.positions[0])
+    assert rows.moved_slots(0, position, tree.drafts, tree.parents, [51, 53, 9]) == [(14, 13), (20, 14)]
+    assert rows.moved_slots(0, position, tree.drafts, tree.parents, [50, 9]) == []
+    rows.settle(places, [[51, 53, 9], [60]])
+    known = rows.known(places, [[51, 53, 9], [60]])
+    assert {row: tokens.tolist() for row, tokens in known.items()} == {
+        0: [10, 11, 12, 13, 14, 51, 53, 9],
+        2: [30, 31, 60],
+    }
     rows.retire(0)
-    assert rows.moved_slots(0, place, tree.drafts, tree.parents, [51, 53, 9]) == []
+    assert rows.held(places).tolist() == [False, True]
+
+
+def test_rows_with_drafts_beside_rows_without() -> None:
+    """Drafts that only the device knows, a row that fails, and one that is given up meanwhile."""
+    rows = BatchRows(4, 32, block_size=4)
+    for row in range(4):
+        rows.admit(admission(row, [10 * row, 10 * row + 1, 10 * row + 2], [row]))
+    runs = [
+        Run(0, 2, 4, new_blocks=[4], drafts=[UNKNOWN] * 3),
+        Run(1, 2, 1),
+        Run(2, 2, 2, drafts=[77]),
+        Run(3, 2, 3, new_blocks=[5], drafts=[UNKNOWN] * 2),
+    ]
+    step = rows.step(runs)
+    assert step.drafts == {0: [~4, ~8, ~12], 2: [77], 3: [~7, ~11]}
+    assert step.batch.ids.tolist() == [2, ~4, ~8, ~12, 12, 22, 77, 32, ~7, ~11]
+    assert step.batch.logit_rows.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    places = rows.expect(step.sampling, np.array([3, 0, 1, 2], np.int32))
+    assert rows.num_known.tolist() == [3, 4, 3, 3] and rows.tokens[1, 3] == ~1
+    rows.retire(3)
+    rows.admit(admission(3, [90, 91, 92, 93], [9]))
+    sampled = [[5, 6, 7], [8], [], [1, 2]]
+    rows.settle(places, sampled)
+    assert {row: tokens.tolist() for row, tokens in rows.known(places, sampled).items()} == {
+        0: [0, 1, 2, 5, 6, 7],
+        1: [10, 11, 12, 8],
+    }
+    assert rows.num_known.tolist() == [6, 4, 3, 4] and rows.num_blocks.tolist() == [2, 1, 1, 1]
+    assert rows.tokens[3, :4].tolist() == [90, 91, 92, 93]

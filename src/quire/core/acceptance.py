@@ -36,6 +36,17 @@ class _RunningShare:
         self.accepted = self.accepted * self._memory + accepted
         self.trials = self.trials * self._memory + trials
 
+    def add_run(self, num_accepted: int, num_rejected: int) -> None:
+        """So many accepted draft tokens, and then so many rejected ones: 0 or 1."""
+        accepted, trials, memory = self.accepted, self.trials, self._memory
+        for _ in range(num_accepted):
+            accepted = accepted * memory + 1.0
+            trials = trials * memory + 1.0
+        for _ in range(num_rejected):
+            accepted = accepted * memory
+            trials = trials * memory + 1.0
+        self.accepted, self.trials = accepted, trials
+
     @property
     def rate(self) -> float:
         return self.accepted / self.trials
@@ -61,9 +72,9 @@ class MethodAcceptance:
         """Of a verified tree: how often a token is a child of a node if it is not the likeliest child."""
         return self._rescued.rate
 
-    def add(self, accepted: bool) -> None:
-        self.num_trials += 1
-        self._share.add(accepted)
+    def add(self, num_accepted: int, num_rejected: int) -> None:
+        self.num_trials += num_accepted + num_rejected
+        self._share.add_run(num_accepted, num_rejected)
 
     def node_rate(self, depth: int, confidence: float) -> float:
         """How likely a node of that confidence is accepted after its parent."""
@@ -129,26 +140,30 @@ class AcceptanceRate:
     def update(self, drafts: Sequence[int], tokens: Sequence[int]) -> None:
         """Compare `drafts` with the sampled `tokens`, up to the first rejected one: those behind it teach nothing. Of
         drafts that are UNKNOWN, all but the last token were accepted."""
-        for place, (draft, token) in enumerate(zip(drafts, tokens, strict=False), 1):
-            accepted = draft == token if draft != UNKNOWN else place < len(tokens)
-            self._add(accepted)
-            if not accepted:
-                return
+        compared = min(len(drafts), len(tokens))
+        num_accepted = 0
+        while num_accepted < compared and (
+            drafts[num_accepted] == tokens[num_accepted]
+            if drafts[num_accepted] != UNKNOWN
+            else num_accepted + 1 < len(tokens)
+        ):
+            num_accepted += 1
+        self._add(num_accepted, int(num_accepted < compared))
 
     def update_tree(
         self, drafts: Sequence[int], parents: Sequence[int], confidences: Sequence[float], tokens: Sequence[int]
     ) -> None:
         """The same for nodes with confidences: what was sampled also tells of those that were not verified."""
         for depth, (level, accepted) in enumerate(compared_levels(drafts, parents, tokens), 1):
-            self._add(accepted == level[0])
+            self._add(int(accepted == level[0]), int(accepted != level[0]))
             expected = sum(self._method.node_rate(depth, confidences[node]) for node in level)
             self._nodes.add(accepted is not None, min(expected, 1.0))
             for node in level:
                 self._method.add_node(depth, confidences[node], node == accepted)
 
-    def _add(self, accepted: bool) -> None:
-        self._share.add(accepted)
-        self._method.add(accepted)
+    def _add(self, num_accepted: int, num_rejected: int) -> None:
+        self._share.add_run(num_accepted, num_rejected)
+        self._method.add(num_accepted, num_rejected)
 
 
 def _bin(depth: int, confidence: float) -> tuple[int, int]:

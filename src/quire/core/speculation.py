@@ -33,6 +33,7 @@ class Speculation:
             for method in policy.methods
             if not method.is_free
         ]
+        self._max_chunk = limits.max_chunk
         self._draft_seconds = 0.0  # of the last step
         self.num_drafts = 0  # runs with draft tokens
         self.num_draft_tokens = 0
@@ -53,12 +54,13 @@ class Speculation:
         num_spare = self._kv_blocks.pool.num_available - reserved  # blocks
         num_drafts = 0
         for (run, seq), proposal, (tree, _), count in zip(runs, best, offers, counts, strict=True):
-            if self._kv_blocks.num_new_blocks(seq, seq.num_computed + count) > num_spare:
+            if count > num_spare and self._kv_blocks.num_new_blocks(seq, seq.num_computed + count) > num_spare:
                 count = min(count, len(seq.block_table) * self._limits.block_size - seq.num_computed)
             if self._kv_blocks.states:
                 count = min(count, self._kv_blocks.states.num_spare)
             if count > 0:
-                seq.proposals = [proposal, *(other for other in seq.proposals if other is not proposal)]
+                if seq.proposals[0] is not proposal:
+                    seq.proposals = [proposal, *(other for other in seq.proposals if other is not proposal)]
                 num_spare -= self._extend(run, seq, tree, count, plan)
                 num_drafts += count
         return num_drafts
@@ -77,7 +79,7 @@ class Speculation:
     def _asked(self, run: Run, step: int, quotas: DraftQuotas) -> Asked | None:
         """None: no draft token fits behind the run."""
         seq, method = self._rows[run.row], quotas.method
-        fits = min(method.max_tokens, seq.group.length - seq.num_known - 2, self._limits.max_chunk - 1)
+        fits = min(method.max_tokens, seq.group.length - seq.num_known - 2, self._max_chunk - 1)
         if seq.group.search is not None or fits <= 0:
             return None
         rate = self._rate(seq, method.name)
@@ -131,7 +133,7 @@ class Speculation:
     def _offer(self, seq: Sequence, proposal: Proposal) -> tuple[DraftTree, list[float]]:
         """The draft tokens that fit, the likeliest first, and how likely each is, as far as they may pay."""
         rate = self._rate(seq, proposal.method)
-        longest = max(min(seq.group.length - seq.num_known, self._limits.max_chunk) - 1, 0)
+        longest = max(min(seq.group.length - seq.num_known, self._max_chunk) - 1, 0)
         if not proposal.confidences:
             tokens = proposal.tokens[:longest]
             return DraftTree(tokens), chain_probabilities(rate.rate, len(tokens))
@@ -143,7 +145,7 @@ class Speculation:
 
     def _places(self, seq: Sequence) -> int:
         """Where nodes of a tree can be computed: several may stand at one position."""
-        room = min(self._limits.max_model_len - seq.num_known, self._limits.max_chunk) - 1
+        room = min(self._limits.max_model_len - seq.num_known, self._max_chunk) - 1
         return max(min(room, MAX_TREE_NODES), 0)
 
     def _rate(self, seq: Sequence, method: str) -> AcceptanceRate:
@@ -160,14 +162,15 @@ class Speculation:
     def _extend(self, run: Run, seq: Sequence, tree: DraftTree, count: int, plan: StepPlan) -> int:
         """Add `count` draft tokens to a run; returns how many blocks they take."""
         run.drafts = tree.tokens[:count]
-        run.parents = without_chain(tree.parents[:count])
+        if tree.parents:
+            run.parents = without_chain(tree.parents[:count])
         run.count += count
         seq.add_placeholders(count)
-        end = seq.num_computed + count
-        num_blocks = self._kv_blocks.num_new_blocks(seq, end)
-        self._kv_blocks.allocate(seq, end, plan)
-        seq.num_computed = end
-        run.new_blocks += seq.take_unsent_blocks()
+        seq.num_computed += count
+        num_blocks = self._kv_blocks.num_new_blocks(seq, seq.num_computed)
+        if num_blocks or self._kv_blocks.pages:
+            self._kv_blocks.allocate(seq, seq.num_computed, plan)
+            run.new_blocks += seq.take_unsent_blocks()
         if self._kv_blocks.states:
             self._kv_blocks.states.plan_drafts(seq, run, count)
         return num_blocks
@@ -211,7 +214,8 @@ class Speculation:
         self.num_drafts += 1
         self.num_draft_tokens += num_tokens
         self.num_accepted += num_accepted
-        self.accepted_at.update(range(num_accepted))
+        for position in range(num_accepted):
+            self.accepted_at[position] += 1
 
     # ---- measure
 

@@ -121,6 +121,13 @@ class Engine:
         self._may_wait = self.capacity.micro_batches > 1 or (
             self.capacity.drafts is not None and executor.store is None
         )
+        # Steps with drafts do not overlap: the next one is submitted before the caller reads the events of the last.
+        self._drafts_ahead = (
+            self.capacity.drafts is not None
+            and self.capacity.ahead == self.capacity.micro_batches == 1
+            and executor.store is None
+            and executor.transfer is None
+        )
         self._transfers: PrefillsHere | PrefillsElsewhere | None = None
         if self._scheduler.sends is not None:
             self._transfers = PrefillsHere(self._scheduler, cast("KVProducer", transfer), self.capacity.vocab_size)
@@ -196,22 +203,36 @@ class Engine:
             events += expired
         if self._transfers is not None:
             self._transfers.update()
-        if self._scheduler.has_work and not (self._may_wait and self._scheduler.awaits_output):
-            plan = self._scheduler.schedule()
-            scheduled = time.perf_counter()
-            if self._live:
-                self._live.planned(plan)
-            admitted = [self._scheduler.rows[admission.row].group.id for admission in plan.admitted]
-            samples = self._note_active_work([run.row for run in plan.runs], bool(plan.admitted))
-            self.executor.submit(plan)
-            self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
-            if plan.runs and len(self._in_flight) <= self.capacity.ahead:
+        if self._can_plan:
+            has_runs = self._submit_plan(begin)
+            if has_runs and len(self._in_flight) <= self.capacity.ahead:
                 return events
-            if not plan.runs and len(self._in_flight) == 1 and self._store is not None and self._waits_for_disk:
+            if not has_runs and len(self._in_flight) == 1 and self._store is not None and self._waits_for_disk:
                 self._store.wait(FETCH_WAIT)  # there is nothing else to do
-            elif not plan.runs and self._transfers is not None and self._transfers.waits:
+            elif not has_runs and self._transfers is not None and self._transfers.waits:
                 self._transfers.wait(FETCH_WAIT)
-        return events + self._collect() if self._in_flight else events
+        if not self._in_flight:
+            return events
+        events += self._collect()
+        if self._drafts_ahead and not self._in_flight and self._can_plan:
+            self._submit_plan(time.perf_counter())  # the device works while the caller reads the events
+        return events
+
+    @property
+    def _can_plan(self) -> bool:
+        return self._scheduler.has_work and not (self._may_wait and self._scheduler.awaits_output)
+
+    def _submit_plan(self, begin: float) -> bool:
+        """`begin`: when the step began. -> whether there is something to compute"""
+        plan = self._scheduler.schedule()
+        scheduled = time.perf_counter()
+        if self._live:
+            self._live.planned(plan)
+        admitted = [self._scheduler.rows[admission.row].group.id for admission in plan.admitted]
+        samples = self._note_active_work([run.row for run in plan.runs], bool(plan.admitted))
+        self.executor.submit(plan)
+        self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
+        return bool(plan.runs)
 
     def _collect(self) -> list[SequenceEvent]:
         """Finish the oldest step in flight."""

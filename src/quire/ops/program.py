@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from quire.ops.sampler import Sampler
 from quire.ops.step_batch import Float32, Int32, Int64, StepBatch
 
-TreeNode = tuple[int, int, float]  # token, parent (a node before it, or -1), probability after the parent
+GrownTree = tuple[list[int], list[int], list[float]]  # tokens, parents (a node before, or -1), probabilities after them
 
 
 class Program(Protocol):
@@ -42,11 +42,11 @@ class Chain(Protocol):
     def take_steps(self) -> list[tuple[int, float]]:
         """Of the runs that have ended since the last call, the rows of each step and the seconds that it took."""
 
-    def grow(self, logits: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[list[TreeNode]]]":
+    def grow(self, logits: Any, roots: "TreeRoots", shape: "TreeShape") -> "Callable[[], list[GrownTree]]":
         """A tree of drafts for each sequence, from the logits [S, vocab] of the roots. Of each level, the nodes that
         are the likeliest with all before them are computed. Their children are the most likely tokens or, where tokens
-        are sampled, the candidates that lead the race which will sample the token. The result waits, and has the nodes,
-        level by level. If `takes_trees`."""
+        are sampled, the candidates that lead the race which will sample the token. The result waits, and has the
+        likeliest nodes of all, in that order. If `takes_trees`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class TreeShape:
     top_k: int  # nodes of a level that are computed
     num_children: int  # of a node
     num_candidates: int  # for them: more than there are children where tokens are sampled
+    num_nodes: int  # of a tree, at most: the likeliest
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,14 @@ class Sampler(Protocol):
     def retire(self, row: int) -> None:
         """Free a row."""
 
+    def admit_all(
+        self, rows: Sequence[int], params: Sequence[RowParams], texts: Sequence[Int32], num_prompts: Sequence[int]
+    ) -> None:
+        """`admit` of several rows at once, as drafts need in every step."""
+
+    def retire_all(self, rows: Sequence[int]) -> None:
+        """Free these rows."""
+
     def draw(self, logits: Any, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         """logits [R, vocab] fp32; line i belongs to rows[i], which differ. `masks` hold for this step alone. A sampled
         token is appended to the row's tokens."""

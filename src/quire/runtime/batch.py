@@ -5,8 +5,10 @@ model there is little time for Python."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.draft_tree import accepted_path, ancestor_words, depths
 from quire.core.plan import UNKNOWN, Admission, Run
@@ -28,6 +30,16 @@ class BatchedStep:
     scored: list[tuple[int, slice, list[int]]]  # (row, its lines of the logits, the prompt token that followed each)
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where rows sample: the position of the first token, and how often the row was retired before."""
+
+    rows: Int32  # [D], as the others
+    positions: Int32
+    num_drafts: Int32  # that were computed there
+    tenancies: Int32
+
+
 class BatchRows:
     """Tokens and block tables of the sequences that hold a row."""
 
@@ -42,7 +54,7 @@ class BatchRows:
         self.adapters = np.full(num_rows, -1, np.int32)  # slots
         self._scored: set[int] = set()  # rows that want logprobs of their prompt
         self._num_adapted = 0  # rows that have an adapter
-        self._tenancies = [0] * num_rows  # how often the row was retired
+        self._tenancies = np.zeros(num_rows, np.int32)  # how often the row was retired
 
     def admit(self, admission: Admission) -> None:
         row, tokens, blocks = admission.row, admission.tokens, admission.blocks
@@ -64,56 +76,50 @@ class BatchRows:
         self._tenancies[row] += 1
         self._scored.discard(row)
 
-    def expect(self, row: int) -> tuple[int, int]:
-        """The row has one more token, which only the device knows yet: ~row stands for it. -> its place"""
-        known = self.num_known[row]
-        self.tokens[row, known] = ~row
-        self.num_known[row] = known + 1
-        return known, self._tenancies[row]
+    def expect(self, rows: Int32, num_drafts: Int32) -> Places:
+        """What these rows sample is known to the device alone. A row without drafts has one more token: ~row stands for
+        it. Of the others the drafts, which have been computed, are removed: some of them may come back."""
+        known, is_single = self.num_known[rows] - num_drafts, num_drafts == 0
+        single = rows[is_single]
+        self.tokens[single, known[is_single]] = ~single
+        self.num_known[rows] = known + is_single
+        return Places(rows, known, num_drafts, self._tenancies[rows])
 
-    def settle(self, row: int, place: tuple[int, int], token: int) -> None:
-        """The token sampled at that place; below zero, none was. Ignored if the row was retired meanwhile."""
-        position, tenancy = place
-        if tenancy != self._tenancies[row]:
-            return
-        if token >= 0:
-            self.tokens[row, position] = token
-        else:
-            self.num_known[row] = position
+    def settle(self, places: Places, sampled: Sequence[Sequence[int]]) -> None:
+        """The tokens that were sampled in each place; none where sampling failed. Blocks behind the last computed token
+        of a row with drafts are given back. A row that was retired meanwhile stays as it is."""
+        counts = np.fromiter(map(len, sampled), np.int32, len(sampled))
+        tokens = np.fromiter(chain.from_iterable(sampled), np.int32, int(counts.sum()))
+        held = self.held(places)
+        ends = places.positions + counts
+        columns = np.arange(len(tokens)) + np.repeat(ends - np.cumsum(counts), counts)
+        of_held = np.repeat(held, counts)
+        self.tokens[np.repeat(places.rows, counts)[of_held], columns[of_held]] = tokens[of_held]
+        drafted = held & (places.num_drafts > 0)
+        changed = drafted | (held & (counts == 0))
+        self.num_known[places.rows[changed]] = ends[changed]
+        self.num_blocks[places.rows[drafted]] = -(-(ends[drafted] - 1) // self.block_size)
 
-    def append_drafts(self, row: int, drafts: Sequence[int]) -> list[int]:
-        """Let draft tokens follow what is known, until `remove_drafts`. -> their ids: of one that is UNKNOWN, the
-        complement of where the sampler keeps it"""
-        known = self.num_known[row]
-        num_rows = len(self.num_known)
-        ids = [~(row + place * num_rows) if token == UNKNOWN else token for place, token in enumerate(drafts, 1)]
-        self.tokens[row, known : known + len(drafts)] = ids
-        self.num_known[row] = known + len(drafts)
-        return ids
+    def held(self, places: Places) -> NDArray[np.bool_]:
+        """Which rows still belong to the sequences that had these places."""
+        of_rows: NDArray[np.bool_] = self._tenancies[places.rows] == places.tenancies
+        return of_rows
 
-    def remove_drafts(self, row: int, num_drafts: int) -> tuple[int, int]:
-        """They have been computed; only the device knows how many are accepted. -> the place of the first"""
-        self.num_known[row] -= num_drafts
-        return self.num_known[row], self._tenancies[row]
-
-    def extend(self, row: int, place: tuple[int, int], tokens: Sequence[int]) -> None:
-        """The tokens sampled from that place on. Blocks behind the last computed one are given back."""
-        position, tenancy = place
-        if tenancy != self._tenancies[row]:
-            return
-        known = position + len(tokens)
-        self.tokens[row, position:known] = tokens
-        self.num_known[row] = known
-        self.num_blocks[row] = -(-(known - 1) // self.block_size)
+    def known(self, places: Places, sampled: Sequence[Sequence[int]]) -> dict[int, Int32]:
+        """By row, all tokens up to those sampled there. Rows that are not held or sampled nothing are left out."""
+        return {
+            row: self.tokens[row, : position + len(tokens)]
+            for row, position, tokens, is_held in zip(
+                places.rows.tolist(), places.positions.tolist(), sampled, self.held(places).tolist(), strict=True
+            )
+            if tokens and is_held
+        }
 
     def moved_slots(
-        self, row: int, place: tuple[int, int], drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]
+        self, row: int, position: int, drafts: Sequence[int], parents: Sequence[int], tokens: Sequence[int]
     ) -> list[tuple[int, int]]:
         """Of a tree of drafts from that place on, the slots of the accepted ones: (where they are, where a chain has
-        them). Before `extend`."""
-        position, tenancy = place
-        if tenancy != self._tenancies[row]:
-            return []
+        them). Before `settle`."""
         path = accepted_path(drafts, parents, tokens)
         return [
             (self._slot(row, position + node), self._slot(row, position + depth))
@@ -124,24 +130,28 @@ class BatchRows:
     def _slot(self, row: int, place: int) -> int:
         return int(self.tables[row, place // self.block_size]) * self.block_size + place % self.block_size
 
-    def is_held(self, row: int, place: tuple[int, int]) -> bool:
-        """Whether the row still belongs to the sequence that had that place."""
-        return place[1] == self._tenancies[row]
-
-    def known(self, row: int, place: tuple[int, int], num_sampled: int) -> Int32:
-        """All tokens up to the `num_sampled` sampled there."""
-        return self.tokens[row, : place[0] + num_sampled]
+    def _append_drafts(self, runs: Sequence[Run]) -> dict[int, list[int]]:
+        """Let the draft tokens of these runs follow what is known, until `expect`. -> their ids by row: of one that is
+        UNKNOWN, the complement of where the sampler keeps it"""
+        counts = np.fromiter((len(run.drafts) for run in runs), np.int32, len(runs))
+        rows = np.fromiter((run.row for run in runs), np.int32, len(runs))
+        drafts = np.fromiter(chain.from_iterable(run.drafts for run in runs), np.int32, int(counts.sum()))
+        ends = np.cumsum(counts)
+        places = np.arange(len(drafts), dtype=np.int32) - np.repeat(ends - counts, counts).astype(np.int32)
+        of_drafts = np.repeat(rows, counts)
+        ids = np.where(drafts == UNKNOWN, ~(of_drafts + (places + 1) * len(self.num_known)), drafts)
+        self.tokens[of_drafts, self.num_known[of_drafts] + places] = ids
+        self.num_known[rows] += counts
+        listed = ids.tolist()
+        return {run.row: listed[end - len(run.drafts) : end] for run, end in zip(runs, ends.tolist(), strict=True)}
 
     def step(self, runs: Sequence[Run]) -> BatchedStep:
-        drafts: dict[int, list[int]] = {}
-        parents: dict[int, list[int]] = {}
         for run in runs:
             if run.new_blocks:
                 self._grow(run.row, run.new_blocks)
-            if run.drafts:
-                drafts[run.row] = self.append_drafts(run.row, run.drafts)
-                if run.parents:
-                    parents[run.row] = run.parents
+        drafted = [run for run in runs if run.drafts]
+        drafts = self._append_drafts(drafted) if drafted else {}
+        parents = {run.row: run.parents for run in drafted if run.parents}
         ids, positions, slots, seq_starts, context_lens, block_tables, logit_rows, sampling = native.assemble(
             self.tokens,
             self.tables,
@@ -220,5 +230,6 @@ def _branch(batch: StepBatch, runs: Sequence[Run]) -> Int64:
 
 def _with_drafts(logit_rows: Int32, counts: list[int]) -> Int32:
     """Each of these tokens, preceded by the counts[i] tokens before it."""
-    lines = [np.arange(last - count, last + 1) for last, count in zip(logit_rows.tolist(), counts, strict=True)]
-    return np.concatenate(lines).astype(np.int32)
+    widths = np.array(counts, np.int32) + 1
+    ends = np.cumsum(widths, dtype=np.int32)
+    return np.arange(ends[-1], dtype=np.int32) + np.repeat(logit_rows + 1 - ends, widths)

@@ -6,15 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from quire.core.draft_tree import DraftTree
 from quire.core.plan import UNKNOWN, Admission, Run, SampledRow, StepOutput, StepPlan
 from quire.models.config import Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.ops.kv_spec import KVCache, WindowedKVCache
-from quire.ops.opset import Masks, OpSet, ProgramSpec
+from quire.ops.opset import Int32, Masks, OpSet, ProgramSpec
 from quire.ops.sampled_row import id_logprobs
 from quire.runtime.adapters import LoraAdapters
-from quire.runtime.batch import BatchedStep, BatchRows
+from quire.runtime.batch import BatchedStep, BatchRows, Places
 from quire.runtime.encoder_inputs import EncoderInputs
 from quire.runtime.kv import KVSize
 from quire.runtime.sampling import row_params
@@ -194,11 +196,7 @@ class Runner:
             cache.join_swaps()
         if self.proposer:
             self.proposer.follow(runs, step.batch)
-        by_row = {run.row: run for run in runs} if self.proposer else {}
-        if step.drafts:
-            finish = self._verify(step, logits, rows, masks, by_row)
-        else:
-            finish = self._sample(logits, rows, masks, by_row)
+        finish = self._sample(step, logits, rows, masks, {run.row: run for run in runs} if self.proposer else {})
         return self._with_prompt_logprobs(step, logits, finish) if step.scored else finish
 
     def _compute(self, step: BatchedStep, rows: list[int]) -> tuple[Any, Masks | None]:
@@ -211,88 +209,77 @@ class Runner:
         masks = self._helper.submit(self.structured.masks, rows, step.drafts, step.parents)
         return self.program.run(step.batch), masks.result()
 
-    def _sample(self, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]) -> Finish:
-        """Sample one token for each row."""
-        sample = self.sampler.begin(logits[: len(rows)], rows, masks) if rows else list
-        places = {row: self.rows.expect(row) for row in rows}
-
-        def finish() -> dict[int, SampledRow]:
-            sampled = {one.row: one for one in sample()}
-            for row, one in sampled.items():
-                self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
-            if self.structured or self.proposer:
-                self._follow(sampled, places, runs)
-            return sampled
-
-        return finish
-
-    def _verify(
+    def _sample(
         self, step: BatchedStep, logits: Any, rows: list[int], masks: Masks | None, runs: dict[int, Run]
     ) -> Finish:
-        """Sample each row's tokens while they equal its draft tokens, and one more."""
-        drafts = [step.drafts.get(row, []) for row in rows]
-        parents = [step.parents.get(row, []) for row in rows] if step.parents else None
-        num_lines = len(rows) + sum(map(len, drafts))
-        sample = self.sampler.verify(logits[:num_lines], rows, drafts, masks, parents)
-        places = {
-            row: self.rows.remove_drafts(row, len(of_row)) if of_row else self.rows.expect(row)
-            for row, of_row in zip(rows, drafts, strict=True)
-        }
+        """Sample one token for each row; of one with draft tokens, its tokens while they equal these, and one more."""
+        drafts = [step.drafts.get(row, []) for row in rows] if step.drafts else []
+        sample: Callable[[], list[SampledRow]] = list
+        if step.drafts:
+            parents = [step.parents.get(row, []) for row in rows] if step.parents else None
+            num_lines = len(rows) + sum(map(len, drafts))
+            sample = self.sampler.verify(logits[:num_lines], rows, drafts, masks, parents)
+        elif rows:
+            sample = self.sampler.begin(logits[: len(rows)], rows, masks)
+        num_drafts = np.fromiter(map(len, drafts), np.int32) if drafts else np.zeros(len(rows), np.int32)
+        places = self.rows.expect(step.sampling, num_drafts)
 
         def finish() -> dict[int, SampledRow]:
             sampled = {one.row: one for one in sample()}
-            if self.proposer and self.proposer.synthetic:
+            if step.drafts and self.proposer and self.proposer.synthetic:
                 self.proposer.accept(sampled, self._unmatched(step))
             if step.parents:
                 self._move_accepted(step, sampled, places)
-            for row, one in sampled.items():
-                if row in step.drafts:
-                    self.rows.extend(row, places[row], one.tokens)
-                else:
-                    self.rows.settle(row, places[row], one.tokens[0] if one.tokens else -1)
-            if self.structured or self.proposer:
-                self._follow(sampled, places, runs)
+            tokens = [one.tokens for one in sampled.values()]
+            self.rows.settle(places, tokens)
+            if self.structured and self.structured.any_matched(rows):
+                self._advance_matchers(sampled, places)
+            if self.proposer:
+                self._propose(self.proposer, sampled, self.rows.known(places, tokens), runs)
             return sampled
 
         return finish
 
-    def _move_accepted(
-        self, step: BatchedStep, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]]
-    ) -> None:
+    def _move_accepted(self, step: BatchedStep, sampled: dict[int, SampledRow], places: Places) -> None:
         """Move the keys and values of accepted drafts of trees to where those of a chain are. (What methods have in
         caches of their own is where they put it.)"""
+        of_rows = zip(places.rows.tolist(), places.positions.tolist(), self.rows.held(places).tolist(), strict=True)
         moved = [
             pair
-            for row, parents in step.parents.items()
-            for pair in self.rows.moved_slots(row, places[row], step.drafts[row], parents, sampled[row].tokens)
+            for row, position, is_held in of_rows
+            if is_held and row in step.parents
+            for pair in self.rows.moved_slots(row, position, step.drafts[row], step.parents[row], sampled[row].tokens)
         ]
         if moved:
             self.cache.move(moved)
 
     def _unmatched(self, step: BatchedStep) -> dict[int, list[int]]:
         """The drafts of rows that have neither structured output nor a tree."""
+        if not step.parents and not (self.structured and self.structured.any_matched(step.drafts)):
+            return step.drafts
         matched = self.structured.any_matched if self.structured else lambda rows: False
         return {row: of_row for row, of_row in step.drafts.items() if row not in step.parents and not matched([row])}
 
-    def _follow(self, sampled: dict[int, SampledRow], places: dict[int, tuple[int, int]], runs: dict[int, Run]) -> None:
-        """Advance the matchers of rows that still hold their sequence, and propose draft tokens for them."""
-        if self.structured:
-            for row, one in sampled.items():
-                if self.rows.is_held(row, places[row]):
-                    self.structured.advance(row, one.tokens)
-                    if one.error and (reason := self.structured.error(row)):
-                        one.error = f"structured output: {reason}"
-        if self.proposer is None:
-            return
-        known = {
-            row: self.rows.known(row, places[row], len(one.tokens))
-            for row, one in sampled.items()
-            if one.tokens and self.rows.is_held(row, places[row])
-        }
-        for row, proposals in self.proposer.propose(known, runs).items():
+    def _advance_matchers(self, sampled: dict[int, SampledRow], places: Places) -> None:
+        """Those of rows that still hold their sequence."""
+        assert self.structured is not None
+        for one, is_held in zip(sampled.values(), self.rows.held(places).tolist(), strict=True):
+            if is_held:
+                self.structured.advance(one.row, one.tokens)
+                if one.error and (reason := self.structured.error(one.row)):
+                    one.error = f"structured output: {reason}"
+
+    def _propose(
+        self, proposer: Proposers, sampled: dict[int, SampledRow], known: dict[int, Int32], runs: dict[int, Run]
+    ) -> None:
+        """Draft tokens for these rows, whose tokens are given."""
+        any_matched = self.structured is not None and self.structured.any_matched(known)
+        for row, proposals in proposer.propose(known, runs).items():
             for proposal in proposals:
+                if not proposal.parents and not any_matched:
+                    continue  # a chain may be any
                 if UNKNOWN in proposal.tokens and self.structured and self.structured.any_matched([row]):
-                    self.proposer.read_drafts(row, proposal)  # its grammar must know them
+                    proposer.read_drafts(row, proposal)  # its grammar must know them
                 tree = self._computable(row, DraftTree(proposal.tokens, proposal.parents, proposal.confidences))
                 proposal.tokens, proposal.parents, proposal.confidences = tree.tokens, tree.parents, tree.confidences
             sampled[row].proposals = [proposal for proposal in proposals if proposal.tokens]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from quire.core.plan import SampledRow
-from quire.ops.opset import Masks, Sampler
+from quire.ops.opset import Int32, Masks, Sampler
 from quire.ops.row_params import RowParams
 
 
@@ -75,6 +75,15 @@ class QueuedSampler:
 
     def retire(self, row: int) -> None:
         self._queue.put(lambda: self._own.retire(row))
+
+    def admit_all(
+        self, rows: Sequence[int], params: Sequence[RowParams], texts: Sequence[Int32], num_prompts: Sequence[int]
+    ) -> None:
+        kept = [text.copy() for text in texts]
+        self._queue.put(lambda: self._own.admit_all(rows, params, kept, num_prompts))
+
+    def retire_all(self, rows: Sequence[int]) -> None:
+        self._queue.put(lambda: self._own.retire_all(rows))
 
     def draw(self, logits: QueuedLogits, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         return self.begin(logits, rows, masks)()

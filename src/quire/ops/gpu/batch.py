@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quire.ops.gpu.attention.decode import MIN_TILE_ROWS, DecodeLaunch, decode, decode_launch
+from quire.ops.gpu.attention.decode import DecodeLaunch, decode, decode_launch, num_tiles, tile_rows
 from quire.ops.gpu.attention.mla import mla_decode
 from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
 from quire.ops.gpu.attention.page_tables import find_pages
-from quire.ops.gpu.attention.pages import Pages, Runs, Scoring, next_power_of_two
+from quire.ops.gpu.attention.pages import Pages, Runs, Scoring
 from quire.ops.gpu.attention.paths import Paths
 from quire.ops.gpu.attention.plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
@@ -89,7 +89,8 @@ class GpuBatch:
         """-> the step's plan for layers of this window, and whether it was made just now."""
         if is_new := window not in self._decode_plans:
             spec, per = self.cache.spec, self._decode_launch(num_heads).per_multiprocessor
-            workers = num_workers(self.slots.device, per, spec.num_kv_heads, self.runs.num_seqs, self.max_model_len)
+            lanes = spec.num_kv_heads * num_tiles(num_heads // spec.num_kv_heads, self.max_queries)
+            workers = num_workers(self.slots.device, per, lanes, self.runs.num_seqs, self.max_model_len)
             tree_places = 0 if self.ancestors is None else WORD_BITS
             self._decode_plans[window] = plan_decode(
                 self.runs, workers, max_queries=self.max_queries, window=window, tree_places=tree_places
@@ -98,7 +99,7 @@ class GpuBatch:
 
     def _decode_launch(self, num_heads: int) -> DecodeLaunch:
         spec = self.cache.spec
-        rows = next_power_of_two(num_heads // spec.num_kv_heads * self.max_queries, MIN_TILE_ROWS)
+        rows = tile_rows(num_heads // spec.num_kv_heads, self.max_queries)
         return decode_launch(spec.head_dim, rows, self.cache.k.dtype, self.runs.num_seqs, with_prompts=self.prefills)
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:

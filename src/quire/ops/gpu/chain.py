@@ -19,7 +19,7 @@ from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.rows import MAX_KEPT_DRAFTS, Features
 from quire.ops.gpu.sampling.sampler import DeviceSampler, padded
 from quire.ops.gpu.tree_steps import TreeSteps
-from quire.ops.opset import Int32, StepBatch, TreeNode, TreeRoots, TreeShape
+from quire.ops.opset import GrownTree, Int32, StepBatch, TreeRoots, TreeShape
 
 
 class DraftChain:
@@ -80,7 +80,7 @@ class DraftChain:
             steps += [(num_rows, seconds / count)] * count
         return steps
 
-    def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[list[TreeNode]]]:
+    def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
         return self._trees.run(logits, roots, shape)
 
     def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32) -> list[Int32]:

@@ -4,7 +4,7 @@ import math
 
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
 PREFILL_GRAPH_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
-TREE_GRAPH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)  # tokens
+TREE_GRAPH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens
 MAX_SLOWDOWN = 1.03  # times the milliseconds of a larger size: a size within it keeps its graph, as times vary
 
 
@@ -12,6 +12,12 @@ def decode_graph_sizes(max_size: int) -> list[int]:
     """1, 2, 4, 8, then every 8 up to 64, every 16 up to 256, every 32: a step is padded by little."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, MAX_CAPTURED_SEQS + 1, 32)]
     return sorted({min(size, max_size) for size in sizes})
+
+
+def tree_graph_sizes(tree_nodes: int, max_size: int) -> list[int]:
+    """Those, and what whole trees of 1, 2, 4, 8 and 16 sequences have, up to a multiple of 16."""
+    whole = [-(-(1 + tree_nodes) * count // 16) * 16 for count in (1, 2, 4, 8, 16)]
+    return sorted({size for size in (*TREE_GRAPH_SIZES, *whole) if size <= max_size})
 
 
 def drop_slower_sizes(times: dict[int, float]) -> list[int]:

@@ -23,7 +23,7 @@ from quire.ops.gpu.captured_graph import CapturedGraph, WeakTensor
 from quire.ops.gpu.chain import DraftChain
 from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.graph_inputs import GraphInputs
-from quire.ops.gpu.graph_sizes import PREFILL_GRAPH_SIZES, TREE_GRAPH_SIZES, decode_graph_sizes, drop_slower_sizes
+from quire.ops.gpu.graph_sizes import PREFILL_GRAPH_SIZES, decode_graph_sizes, drop_slower_sizes, tree_graph_sizes
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.states.segments import are_independent, has_states, segments_on_device, taps_of, with_segments
@@ -94,6 +94,7 @@ class GpuProgram:
         self._decode_graphs: dict[bool, dict[int, CapturedGraph]] = {}  # by whether tokens have adapters, then by size
         self._prefill_graphs: dict[int, CapturedGraph] = {}
         self._tree_graphs: dict[int, CapturedGraph] = {}
+        self._tree_nodes = tree_nodes
         has_tree_graphs = tree_nodes > 0 and self.takes_trees and not batch_invariant
         self._tree_queries = next_power_of_two(1 + tree_nodes) if has_tree_graphs else 1
         self._adapts = False  # whether the forward pass asks for adapters
@@ -181,7 +182,7 @@ class GpuProgram:
         self._prefill_graphs = self._drop_slower(
             self._capture(self._prefill_inputs(size, max_rows), with_adapters=False) for size in reversed(sizes)
         )
-        sizes = [n for n in TREE_GRAPH_SIZES if n <= self._max_tokens and self._tree_queries > 1]
+        sizes = tree_graph_sizes(self._tree_nodes, self._max_tokens) if self._tree_queries > 1 else []
         self._tree_graphs = self._drop_slower(
             self._capture(
                 GraphInputs(

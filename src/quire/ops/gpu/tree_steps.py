@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.ops.gpu.attention.pages import Runs, next_power_of_two
@@ -14,9 +15,10 @@ from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.logprobs import to_host
 from quire.ops.gpu.sampling.sampler import padded
-from quire.ops.opset import Int32, TreeNode, TreeRoots, TreeShape
+from quire.ops.opset import GrownTree, Int32, TreeRoots, TreeShape
 from quire.ops.philox import MASK32
 
+PIECE = 512  # tokens of the vocabulary among which the likeliest are found first
 ALIGNMENT = 16  # int32: a kernel is compiled again for arrays that begin elsewhere
 
 
@@ -35,7 +37,7 @@ class TreeSteps:
         self._max_model_len, self._width = max_model_len, width
         self._graphs = LaunchGraphs(cache.k.device)
 
-    def run(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[list[TreeNode]]]:
+    def run(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
         """logits [S, vocab] of the roots -> see `Chain.grow`"""
         arrays = self._arrays(roots, shape)
         sizes = [-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays]
@@ -53,7 +55,7 @@ class TreeSteps:
             of_logits = logits.data_ptr(), logits.stride(0), logits.dtype, len(logits)
             key = of_logits, len(arrays[0]), shape
             found = to_host(self._graphs.run(key, flat, launch)[:num_seqs])
-        return lambda: [_nodes(tree) for tree in found()[0]]
+        return lambda: _trees(found()[0])
 
     def _arrays(self, roots: TreeRoots, shape: TreeShape) -> list[Int32]:
         """lines, positions, hidden_rows, temperatures (their bits) [S], context_lens [levels, S], seq_starts [S + 1],
@@ -81,7 +83,7 @@ class TreeSteps:
         return [*of_seqs, contexts, starts, slots, keys, tables]
 
     def _levels(self, logits: Tensor, arrays: Sequence[Tensor], shape: TreeShape) -> Tensor:
-        """-> [S, nodes, 3]: the token, the parent (a node before it, or -1), and the bits of the probability"""
+        """-> [S, 3, nodes]: tokens, parents (a node before, or -1), and the bits of probabilities; see `_likeliest`"""
         lines, positions, hidden_rows, temperatures, contexts, starts, slots, keys, tables = arrays
         num_seqs, num_levels, top_k = len(lines), shape.num_levels, shape.top_k
         heat = temperatures.contiguous().view(torch.float32).double()[:, None, None]
@@ -94,10 +96,11 @@ class TreeSteps:
         levels, num_nodes = [], 0
         for level in range(num_levels):
             tokens, confidences = _children(of_level, shape, heat, keys[level].long() & MASK32)
-            levels.append(_packed(tokens, parents, confidences))
+            likely = (joint[:, :, None] * confidences).flatten(1)
+            above = parents[:, :, None].expand_as(tokens)
+            levels.append((tokens.flatten(1), above.flatten(1), confidences.flatten(1), likely))
             if level + 1 == num_levels:
                 break
-            likely = (joint[:, :, None] * confidences).flatten(1)
             joint, order = (x[:, :top_k] for x in likely.sort(dim=1, descending=True, stable=True))
             owner = order // shape.num_children
             words = words.gather(1, owner) | 1 << (level * top_k + numbers)
@@ -114,7 +117,8 @@ class TreeSteps:
                 behind = torch.where(contexts[level][:, None] > 0, 1 + places, 0)
                 targets = hidden_rows[:, None] + behind
                 self._hidden.rows.index_copy_(0, targets.flatten().long(), step.kept.to(self._hidden.rows.dtype))
-        return torch.cat(levels, dim=1)
+        of_nodes = [torch.cat(of_levels, dim=1) for of_levels in zip(*levels, strict=True)]
+        return _likeliest(of_nodes, shape.num_nodes)
 
     def _step(
         self, ids: Tensor, positions: Tensor, slots: Tensor, sources: Tensor, words: Tensor, runs: Runs, top_k: int
@@ -142,14 +146,28 @@ def _children(logits: Tensor, shape: TreeShape, heat: Tensor, keys: Tensor) -> t
     """logits [S, parents, vocab] -> tokens and confidences [S, parents, children]: the most likely or, where tokens are
     sampled, those of the candidates that lead the race which will sample the token. keys [2, S]"""
     raw = torch.where(logits.isnan(), -torch.inf, logits.float())
-    best, ids = raw.topk(shape.num_candidates, dim=-1)
-    likely = (best - raw.logsumexp(-1, keepdim=True)).double().exp().nan_to_num(0.0)
+    best, ids = _topk(raw, shape.num_candidates)
+    likely = (best - raw.logsumexp(-1, keepdim=True)).exp().nan_to_num(0.0).double()
     if shape.num_candidates == shape.num_children:  # all rows are greedy
         return ids, likely
     speeds = likely ** (1.0 / heat.clamp(min=1e-6)) / exponentials(keys, ids)
     shares = speeds / speeds.sum(-1, keepdim=True).clamp(min=1e-300)
     confidences, order = torch.where(heat > 0, shares, likely).sort(dim=-1, descending=True, stable=True)
+    confidences = confidences.float().double()
     return ids.gather(-1, order[..., : shape.num_children]), confidences[..., : shape.num_children]
+
+
+def _topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """`x.topk(count)`, of pieces first: torch sorts a long line, or goes over it sixteen times with one block."""
+    length = x.shape[-1]
+    if length <= PIECE * count:
+        best, ids = x.topk(count, dim=-1)
+        return best, ids
+    pieces = F.pad(x, (0, -length % PIECE), value=-torch.inf).unflatten(-1, (-1, PIECE))
+    best, ids = pieces.topk(min(count, PIECE), dim=-1)
+    ids = ids + PIECE * torch.arange(pieces.shape[-2], device=x.device)[:, None]
+    best, order = best.flatten(-2).topk(count, dim=-1)
+    return best, ids.flatten(-2).gather(-1, order).clamp(max=length - 1)
 
 
 def exponentials(keys: Tensor, ids: Tensor) -> Tensor:
@@ -170,12 +188,25 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ x >> 16
 
 
-def _packed(tokens: Tensor, parents: Tensor, confidences: Tensor) -> Tensor:
-    """[S, parents, children], [S, parents] -> [S, parents * children, 3] int32"""
-    bits = confidences.float().view(torch.int32)
-    return torch.stack([tokens.int(), parents[:, :, None].expand_as(tokens).int(), bits], dim=-1).flatten(1, 2)
+def _likeliest(of_nodes: Sequence[Tensor], count: int) -> Tensor:
+    """Of all nodes of trees [S, N], by number: tokens, parents, confidences, and how likely each and its ancestors are
+    together -> [S, 3, count]: tokens and parents of the likeliest, in that order, and the bits of their confidences; 0
+    where there are no more. A node is at most as likely as its parent, which comes before it."""
+    tokens, parents, confidences, joint = of_nodes
+    order = joint.sort(dim=1, descending=True, stable=True).indices
+    places = torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.shape[1], device=order.device).expand_as(order)
+    )
+    order = order[:, :count]
+    above = parents.gather(1, order)
+    above = torch.where(above < 0, -1, places.gather(1, above.clamp(min=0)))
+    bits = torch.where(joint > 0, confidences, 0.0).gather(1, order).float().view(torch.int32)
+    return torch.stack([tokens.gather(1, order).int(), above.int(), bits], dim=1)
 
 
-def _nodes(tree: Tensor) -> list[TreeNode]:
-    tokens, parents, bits = tree.unbind(1)
-    return list(zip(tokens.tolist(), parents.tolist(), bits.contiguous().view(torch.float32).tolist(), strict=True))
+def _trees(found: Tensor) -> list[GrownTree]:
+    tokens, parents, bits = found.unbind(1)
+    confidences = bits.contiguous().view(torch.float32)
+    counts = (confidences > 0).sum(1).tolist()
+    of_trees = zip(tokens.tolist(), parents.tolist(), confidences.tolist(), counts, strict=True)
+    return [(of_tree[:count], above[:count], likely[:count]) for of_tree, above, likely, count in of_trees]

@@ -33,6 +33,16 @@ class NativeSampler:
         self._sampler.retire(row)
         self._mirostat.discard(row)
 
+    def admit_all(
+        self, rows: Sequence[int], params: Sequence[RowParams], texts: Sequence[Int32], num_prompts: Sequence[int]
+    ) -> None:
+        for one in zip(rows, params, texts, num_prompts, strict=True):
+            self.admit(*one)
+
+    def retire_all(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.retire(row)
+
     def draw(self, logits: Float32, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         masks = masks or self._no_masks
         draws = self._sampler.draw(logits, rows, masks.lines, masks.bits)

@@ -59,6 +59,16 @@ class TorchSampler:
     def retire(self, row: int) -> None:
         del self._rows[row]
 
+    def admit_all(
+        self, rows: Sequence[int], params: Sequence[RowParams], texts: Sequence[Int32], num_prompts: Sequence[int]
+    ) -> None:
+        for one in zip(rows, params, texts, num_prompts, strict=True):
+            self.admit(*one)
+
+    def retire_all(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.retire(row)
+
     def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         permitted = logits if masks is None else apply_masks(logits, masks)
         lines = zip(rows, logits, permitted, strict=True)

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.core.draft_tree import ROOT, ancestor_words
+from quire.core.draft_tree import ROOT, DraftTree, ancestor_words, without_chain
 from quire.core.plan import UNKNOWN, Run
-from quire.ops.opset import Int32, ProgramSpec, StepBatch, TreeRoots, TreeShape
+from quire.ops.opset import GrownTree, Int32, ProgramSpec, StepBatch, TreeRoots, TreeShape
 from quire.ops.philox import random_bits
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
-from quire.runtime.spec.draft_blocks import DraftBlocks
+from quire.runtime.spec.draft_blocks import DraftBlocks, spread
 from quire.runtime.spec.growing_tree import GrowingTree
-from quire.runtime.spec.head import HeadProposer
+from quire.runtime.spec.head import HeadProposer, HeadRuns
 from quire.runtime.spec.proposer import ProposerContext
 
 NO_ROWS = np.zeros(0, np.int32)
@@ -68,62 +68,65 @@ class ChainedHead(HeadProposer):
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """Prompts are read chunk by chunk, as the target reads them; what was sampled when drafts are proposed, or when
         no more can be kept."""
-        self._make_room(runs)
-        super().follow(runs, batch)
-        pieces: dict[int, tuple[int, Int32]] = {}
-        lines = []
-        for run, first in zip(runs, batch.seq_starts.tolist(), strict=False):
-            if row := self._drafted.get(run.row):
-                if row.num_read < 0:
-                    row.num_read = run.start
-                if count := self._num_readable(run):
-                    pieces[run.row] = run.start, self._rows.tokens[run.row, run.start + 1 : run.start + 1 + count]
-                    lines.append(np.arange(first, first + count, dtype=np.int32))
-                    row.num_read = run.start + count
-        if pieces:
-            places = self._first_token + np.arange(sum(map(len, lines)), dtype=np.int32)
-            self._hidden.put(places, self._target, np.concatenate(lines))
-            self._read(pieces, places)
+        of_heads = self._head_runs(runs, batch)
+        self._make_room(of_heads)
+        self._keep(runs, of_heads)
+        rows = of_heads.rows
+        self._num_read[rows] = np.where(self._num_read[rows] < 0, of_heads.starts, self._num_read[rows])
+        counts = self._num_readable(of_heads)
+        if counts.any():
+            reads = counts > 0
+            rows, starts, counts = rows[reads], of_heads.starts[reads], counts[reads]
+            first_lines = (of_heads.ends - of_heads.counts)[reads]
+            of_place, positions = spread(starts, counts)
+            places = self._first_token + np.arange(len(positions), dtype=np.int32)
+            self._hidden.put(places, self._target, spread(first_lines, counts)[1])
+            ids = self._rows.tokens[rows[of_place], positions + 1]
+            self._num_read[rows] = starts + counts
+            self._read(self._blocks.batch_of(self._rows, rows, starts, counts, ids), places)
 
-    def _num_readable(self, run: Run) -> int:
-        """Leading positions of a run that have a known token behind them, if they are more than are kept."""
-        if not self._samples(run):
-            return run.count
-        return run.count - 1 if run.count > self._window else 0
+    def _num_readable(self, runs: HeadRuns) -> Int32:
+        """Leading positions of runs that have a known token behind them, if they are more than are kept."""
+        past_window = np.where(runs.counts > self._window, runs.counts - 1, 0)
+        return np.where(runs.samples, past_window, runs.counts)
 
-    def _make_room(self, runs: Sequence[Run]) -> None:
+    def _make_room(self, runs: HeadRuns) -> None:
         """Read positions that no drafts were proposed for, before their hidden states are overwritten: those of an
         accepted branch of a tree, which are not where a chain has them, and those that become too many. (The token at
         the start of a run may not be known yet, unless the run before it had drafts. So the position before stays.)"""
+        num_read = self._num_read[runs.rows]
+        trees = np.isin(runs.rows, list(self._trees)) if self._trees else np.zeros(len(runs.rows), np.bool_)
+        ends = np.where(trees, runs.starts, runs.starts - 1)
+        is_full = trees | (runs.starts + runs.counts - num_read > self._window)
         pieces: dict[int, tuple[int, Int32]] = {}
         places = []
-        for run in runs:
-            row = self._drafted.get(run.row)
-            if not row or row.num_read < 0:
-                continue
-            end = run.start if row.tree else run.start - 1
-            if row.num_read < end and (row.tree or run.start + run.count - row.num_read > self._window):
-                tokens = self._rows.tokens[run.row, : end + 1]
-                pieces[run.row] = row.num_read, tokens[row.num_read + 1 :]
-                places.append(self._rows_of(run.row, row.num_read, tokens))
-                row.num_read = end
+        for index in np.flatnonzero((num_read >= 0) & (num_read < ends) & is_full).tolist():
+            row, first, end = int(runs.rows[index]), int(num_read[index]), int(ends[index])
+            tokens = self._rows.tokens[row, : end + 1]
+            pieces[row] = first, tokens[first + 1 :]
+            places.append(self._rows_of(row, first, tokens))
+            self._num_read[row] = end
         if pieces:
-            self._read(pieces, np.concatenate(places))
+            self._read(self._blocks.batch(self._rows, pieces), np.concatenate(places))
 
-    def _read(self, pieces: Mapping[int, tuple[int, Int32]], places: Int32) -> None:
+    def _read(self, batch: StepBatch, places: Int32) -> None:
         """Compute keys and values of these positions; their hidden states are in those places."""
-        self._program.run(replace(self._blocks.batch(self._rows, pieces), logit_rows=NO_ROWS, hidden_rows=places))
+        self._program.run(replace(batch, logit_rows=NO_ROWS, hidden_rows=places))
 
     def _unread(self, texts: Mapping[int, Int32], ahead: int = 0) -> StepBatch:
         """The positions of each row that the head has not read, up to the one before the last token."""
-        pieces, places = {}, []
-        for row, tokens in texts.items():
-            first = self._drafted[row].num_read
-            pieces[row] = first, tokens[first + 1 :]
-            places.append(self._rows_of(row, first, tokens))
-            self._drafted[row].num_read = len(tokens) - 1
-        batch = self._blocks.batch(self._rows, pieces, ahead)
-        return replace(batch, hidden_rows=np.concatenate(places))
+        rows = np.fromiter(texts, np.int32, len(texts))
+        ends = np.fromiter(map(len, texts.values()), np.int32, len(texts)) - 1
+        starts = self._num_read[rows]
+        of_place, positions = spread(starts, ends - starts)
+        places = self._window_rows(rows[of_place], positions)
+        for row in self._trees.keys() & texts.keys():
+            index = int(np.flatnonzero(rows == row)[0])
+            places[of_place == index] = self._rows_of(row, int(starts[index]), texts[row])
+        ids = self._rows.tokens[rows[of_place], positions + 1]
+        self._num_read[rows] = ends
+        batch = self._blocks.batch_of(self._rows, rows, starts, ends - starts, ids, ahead)
+        return replace(batch, hidden_rows=places)
 
     # ---- chains
 
@@ -174,9 +177,9 @@ class ChainedHead(HeadProposer):
 
     # ---- trees
 
-    def _draft_trees(self, texts: Mapping[int, Int32]) -> dict[int, GrowingTree]:
+    def _draft_trees(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, DraftTree]:
         if self._program.chain is not None and self._program.chain.takes_trees:
-            return self._draft_trees_at_once(texts)
+            return self._draft_trees_at_once(texts, counts)
         trees = {row: _ComputedTree() for row in texts}
         rows = list(texts)
         batch = self._unread(texts)
@@ -197,9 +200,9 @@ class ChainedHead(HeadProposer):
             if level + 1 < self._num_tokens:
                 places = [self._draft_places([row], 1 + place) for row in rows for place in trees[row].newest]
                 self._hidden.put(np.concatenate(places), self._program, batch.logit_rows)
-        return dict(trees)
+        return {row: tree.best(counts[row]) for row, tree in trees.items()}
 
-    def _draft_trees_at_once(self, texts: Mapping[int, Int32]) -> dict[int, GrowingTree]:
+    def _draft_trees_at_once(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, DraftTree]:
         """The same without the host: all levels are queued before the first is known."""
         rows, chain = list(texts), self._program.chain
         assert chain is not None
@@ -215,13 +218,10 @@ class ChainedHead(HeadProposer):
             temperatures=np.array([0.0 if one.is_greedy else one.temperature for one in of_rows], np.float32),
             keys=np.array([self._race_keys(one, len(texts[row])) for one, row in zip(of_rows, rows, strict=True)]),
         )
-        shape = TreeShape(self._num_tokens, self._top_k, self._num_children, self._num_candidates(rows))
-        grown = chain.grow(logits, roots, shape)
-        trees = {row: GrowingTree() for row in rows}
-        wait = self._timed(grown, self._top_k * len(rows), self._num_tokens)
-        for tree, nodes in zip(trees.values(), wait(), strict=True):
-            tree.add(nodes)
-        return trees
+        most = max(counts[row] for row in rows)
+        shape = TreeShape(self._num_tokens, self._top_k, self._num_children, self._num_candidates(rows), most)
+        wait = self._timed(chain.grow(logits, roots, shape), self._top_k * len(rows), self._num_tokens)
+        return {row: _first_nodes(tree, counts[row]) for row, tree in zip(rows, wait(), strict=True)}
 
     def _race_keys(self, params: RowParams, position: int) -> list[tuple[int, int]]:
         """Of the races that sample the tokens from there on, one a level."""
@@ -246,6 +246,11 @@ class ChainedHead(HeadProposer):
             hidden_rows=np.concatenate(hidden_rows),
             ancestors=np.array(words, np.uint64).view(np.int64),
         )
+
+
+def _first_nodes(tree: GrownTree, count: int) -> DraftTree:
+    tokens, parents, confidences = tree
+    return DraftTree(tokens[:count], without_chain(parents[:count]), confidences[:count])
 
 
 class _ComputedTree(GrowingTree):

@@ -26,22 +26,30 @@ class DraftBlocks:
     def num_blocks(self, max_rows: int) -> int:
         return self.num_shared + max_rows * self._spare
 
-    def batch(self, rows: BatchRows, pieces: Mapping[int, tuple[int, Int32]], ahead: int = 0) -> StepBatch:
-        """By row: the first position, and the ids from there on. Logits are those of the last token of each. Block
-        tables hold `ahead` tokens more."""
+    def batch(self, rows: BatchRows, pieces: Mapping[int, tuple[int, Int32]]) -> StepBatch:
+        """By row: the first position, and the ids from there on. Logits are those of the last token of each."""
         starts = np.array([start for start, _ in pieces.values()], np.int32)
         counts = np.array([len(ids) for _, ids in pieces.values()], np.int32)
+        wanted = np.fromiter(pieces, np.int32, len(pieces))
+        return self.batch_of(rows, wanted, starts, counts, np.concatenate([ids for _, ids in pieces.values()]))
+
+    def batch_of(
+        self, rows: BatchRows, wanted: Int32, starts: Int32, counts: Int32, ids: Int32, ahead: int = 0
+    ) -> StepBatch:
+        """The same as arrays: counts[i] tokens of row wanted[i], from position starts[i] on; ids of all, side by side.
+        Block tables hold `ahead` tokens more."""
+        context_lens = starts + counts
+        of_row, positions = spread(starts, counts)
+        tables = self._tables(rows, wanted, int(context_lens.max()) + ahead)
         ends = np.cumsum(counts, dtype=np.int32)
-        positions = np.concatenate([np.arange(s, s + n, dtype=np.int32) for s, n in zip(starts, counts, strict=True)])
-        tables = self._tables(rows, list(pieces), int((starts + counts).max()) + ahead)
-        of_row = np.repeat(np.arange(len(pieces)), counts)
-        blocks = tables[of_row, positions // self.size]
+        seq_starts = np.zeros(len(ends) + 1, np.int32)
+        seq_starts[1:] = ends
         return StepBatch(
-            ids=np.concatenate([ids for _, ids in pieces.values()]),
+            ids=ids,
             positions=positions,
-            slots=blocks * self.size + positions % self.size,
-            seq_starts=np.concatenate([[0], ends]).astype(np.int32),
-            context_lens=starts + counts,
+            slots=tables[of_row, positions // self.size] * self.size + positions % self.size,
+            seq_starts=seq_starts,
+            context_lens=context_lens,
             block_tables=tables,
             logit_rows=ends - 1,
         )
@@ -53,12 +61,18 @@ class DraftBlocks:
         slots = blocks * self.size + positions % self.size
         return StepBatch(ids, positions, slots, lines, positions + 1, tables, lines[:-1])
 
-    def _tables(self, rows: BatchRows, wanted: list[int], longest: int) -> Int32:
+    def _tables(self, rows: BatchRows, wanted: Int32, longest: int) -> Int32:
         width = -(-longest // self.size)
-        tables = np.zeros((len(wanted), width), np.int32)
-        for line, row in zip(tables, wanted, strict=True):
-            held = min(int(rows.num_blocks[row]), width)
-            line[:held] = rows.tables[row, :held]
-            own = self.num_shared + row * self._spare
-            line[held:] = np.arange(own, own + width - held)
+        columns = np.arange(width, dtype=np.int32)
+        past = columns - np.minimum(rows.num_blocks[wanted], width)[:, None]  # [n, width] below 0: the target's
+        tables = (self.num_shared + self._spare * wanted)[:, None] + past
+        shared = rows.tables[wanted, :width]
+        np.copyto(tables[:, : shared.shape[1]], shared, where=past[:, : shared.shape[1]] < 0)
         return tables
+
+
+def spread(starts: Int32, counts: Int32) -> tuple[Int32, Int32]:
+    """The numbers of counts[i] tokens from starts[i] on, side by side. -> i of each token, and its number"""
+    ends = np.cumsum(counts, dtype=np.int32)
+    of_token = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    return of_token, np.arange(len(of_token), dtype=np.int32) + (starts + counts - ends)[of_token]

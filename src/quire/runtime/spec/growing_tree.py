@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from quire.core.draft_tree import ROOT, DraftTree
-from quire.ops.opset import TreeNode
 
 
 class GrowingTree:
@@ -13,14 +12,6 @@ class GrowingTree:
         self.tree = DraftTree([])
         self._probabilities: list[float] = []
         self._level: Sequence[int] = ()  # the nodes added last
-
-    def add(self, nodes: Sequence[TreeNode]) -> None:
-        """All nodes at once. Those that cannot follow their parent are left out, with all below them."""
-        numbers = {ROOT: ROOT}
-        for number, (token, parent, probability) in enumerate(nodes):
-            if probability > 0.0 and parent in numbers:
-                numbers[number] = len(self.tree.tokens)
-                self._add(token, numbers[parent], probability)
 
     def add_level(self, parents: Sequence[int], children: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Below each of `parents`, nodes of the level added last: (token, its probability after the parent)."""

@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.draft_tree import DraftTree, accepted_path
-from quire.core.plan import Run
+from quire.core.plan import Admission, Run
 from quire.ops.opset import Int32, StepBatch, Value
 from quire.ops.philox import random_bits
 from quire.ops.race import exponentials
 from quire.ops.row_params import RowParams
+from quire.runtime.spec.draft_blocks import spread
 from quire.runtime.spec.drafting import Candidates, DraftingProposer
-from quire.runtime.spec.growing_tree import GrowingTree
 from quire.runtime.spec.proposer import ProposerContext
 from quire.runtime.spec.taps import with_taps
 
@@ -28,10 +29,17 @@ class HeadRow:
 
     params: RowParams
     num_prompt: int
-    num_unasked: int = 0  # steps since drafts were last wanted
-    num_read: int = -1  # leading positions whose hidden states it has read; -1: not known before the first run
-    # If the last run verified a tree: the place of its first draft, the drafts, and their parents.
-    tree: tuple[int, list[int], list[int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRuns:
+    """The runs of a step whose rows get drafts, as arrays."""
+
+    rows: Int32  # [n], as the others
+    starts: Int32
+    counts: Int32
+    ends: Int32  # of their tokens in the step
+    samples: NDArray[np.bool_]  # whether the run reaches the last known token
 
 
 class HeadProposer(DraftingProposer[HeadRow]):
@@ -59,59 +67,84 @@ class HeadProposer(DraftingProposer[HeadRow]):
         self._first_draft = context.max_rows * self._window
         self._first_token = self._first_draft + context.max_rows * draft_rows
         self._hidden = context.ops.new_hidden_states(self._first_token + context.max_tokens, self._head.columns)
+        self._is_drafted = np.zeros(context.max_rows, np.bool_)  # by row: the keys of `_drafted`
+        self._num_unasked = np.zeros(context.max_rows, np.int32)  # by row: steps since drafts were last wanted
+        # By row: leading positions whose hidden states it has read; -1: not known before the first run.
+        self._num_read = np.full(context.max_rows, -1, np.int32)
+        # Of the rows whose last run verified a tree: the place of its first draft, the drafts, and their parents.
+        self._trees: dict[int, tuple[int, list[int], list[int]]] = {}
 
     def _new_row(self, params: RowParams, num_prompt: int) -> HeadRow:
         return HeadRow(params, num_prompt)
+
+    def admit(self, admission: Admission) -> None:
+        super().admit(admission)
+        row = admission.row
+        self._is_drafted[row], self._num_unasked[row], self._num_read[row] = row in self._drafted, 0, -1
+
+    def retire(self, row: int) -> None:
+        super().retire(row)
+        self._is_drafted[row] = False
+        self._trees.pop(row, None)
 
     def tapped(self, forward: Callable[[Any, Any], Value]) -> Callable[[Any, Any], Value]:
         return with_taps(forward, self._head)
 
     def follow(self, runs: Sequence[Run], batch: StepBatch) -> None:
         """Keep the hidden states of runs that sample: at the end of each, as many as a row has room for."""
-        self._forget_unasked(runs)
-        places: list[int] = []
-        lines: list[int] = []
-        for run, last in zip(runs, batch.seq_starts[1:].tolist(), strict=True):
-            if row := self._drafted.get(run.row):
-                end = run.start + run.count
-                row.tree = (end - len(run.drafts), run.drafts, run.parents) if run.parents else None
-                if self._samples(run):
-                    count, first = min(run.count, self._window), run.row * self._window
-                    places += [first + place % self._window for place in range(end - count, end)]
-                    lines += range(last - count, last)
-        if places:
-            self._hidden.put(np.array(places, np.int32), self._target, np.array(lines, np.int32))
+        self._keep(runs, self._head_runs(runs, batch))
 
-    def _forget_unasked(self, runs: Sequence[Run]) -> None:
-        for run in runs:
-            if (row := self._drafted.get(run.row)) and self._samples(run):
-                row.num_unasked += 1
-                if row.num_unasked > MAX_UNASKED:
-                    del self._drafted[run.row]
+    def _head_runs(self, runs: Sequence[Run], batch: StepBatch) -> HeadRuns:
+        """Without rows that none were wanted for in several steps."""
+        rows, starts, counts = np.array([(run.row, run.start, run.count) for run in runs], np.int32).T
+        samples = starts + counts == self._rows.num_known[rows]
+        self._num_unasked[rows] += samples
+        for row in rows[self._is_drafted[rows] & (self._num_unasked[rows] > MAX_UNASKED)].tolist():
+            self.retire(row)
+        kept = self._is_drafted[rows]
+        return HeadRuns(rows[kept], starts[kept], counts[kept], batch.seq_starts[1:][kept], samples[kept])
+
+    def _keep(self, runs: Sequence[Run], of_heads: HeadRuns) -> None:
+        if self._trees or any(run.parents for run in runs):
+            for run in runs:
+                self._trees.pop(run.row, None)
+                if run.parents and run.row in self._drafted:
+                    self._trees[run.row] = run.start + run.count - len(run.drafts), run.drafts, run.parents
+        samples, rows = of_heads.samples, of_heads.rows[of_heads.samples]
+        if not len(rows):
+            return
+        counts = np.minimum(of_heads.counts[samples], self._window)
+        of_place, places = spread((of_heads.starts + of_heads.counts)[samples] - counts, counts)
+        _, lines = spread(of_heads.ends[samples] - counts, counts)
+        self._hidden.put(self._window_rows(rows[of_place], places), self._target, lines)
 
     def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int] | DraftTree]:
         texts = self._texts(known, counts)
-        for row in texts:
-            self._drafted[row].num_unasked = 0
+        self._num_unasked[list(texts)] = 0
         chains = {row: tokens for row, tokens in texts.items() if counts[row] <= self._num_tokens}
-        for row, tokens in chains.items():
-            self._sampler.admit(row, self._drafted[row].params, tokens, self._drafted[row].num_prompt)
         drafts: dict[int, list[int] | DraftTree] = {}
         if chains:
+            of_rows = [self._drafted[row] for row in chains]
+            self._sampler.admit_all(
+                list(chains),
+                [one.params for one in of_rows],
+                list(chains.values()),
+                [one.num_prompt for one in of_rows],
+            )
             drafts |= {row: of_row for row, of_row in self._draft(chains, counts).items() if of_row}
-        for row in chains:
-            self._sampler.retire(row)
-        if trees := {row: tokens for row, tokens in texts.items() if row not in chains}:
-            grown = self._draft_trees(trees)
-            drafts |= {row: tree for row in trees if (tree := grown[row].best(counts[row])).tokens}
+            self._sampler.retire_all(list(chains))
+        if len(chains) < len(texts):
+            trees = {row: tokens for row, tokens in texts.items() if row not in chains}
+            grown = self._draft_trees(trees, counts)
+            drafts |= {row: tree for row, tree in grown.items() if tree.tokens}
         return drafts
 
     def _draft(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int]]:
         """So many drafts of each row, whose tokens are given; the sampler has the row."""
         raise NotImplementedError
 
-    def _draft_trees(self, texts: Mapping[int, Int32]) -> Mapping[int, GrowingTree]:
-        """A tree of each row, whose tokens are given."""
+    def _draft_trees(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> Mapping[int, DraftTree]:
+        """A tree of so many nodes of each row, whose tokens are given."""
         raise NotImplementedError
 
     def _num_candidates(self, rows: Iterable[int]) -> int:
@@ -135,17 +168,14 @@ class HeadProposer(DraftingProposer[HeadRow]):
             children.append([(id, speed / total) for id, speed in leading])
         return children
 
-    def _samples(self, run: Run) -> bool:
-        return bool(run.start + run.count == self._rows.num_known[run.row])
-
-    def _window_rows(self, row: int, places: Int32) -> Int32:
-        return row * self._window + places % self._window
+    def _window_rows(self, rows: Int32 | int, places: Int32) -> Int32:
+        return rows * self._window + places % self._window
 
     def _rows_of(self, row: int, first: int, tokens: Int32) -> Int32:
         """Where the hidden states of a row's positions are kept, from `first` to the one before the last token. Those
         of accepted drafts of a tree are at the places of their nodes."""
         places = np.arange(first, len(tokens) - 1, dtype=np.int32)
-        if tree := self._drafted[row].tree:
+        if tree := self._trees.get(row):
             begin, drafts, parents = tree
             path = np.array(accepted_path(drafts, parents, tokens[begin:].tolist()), np.int32)
             behind = np.flatnonzero((places >= begin) & (places < begin + len(path)))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from quire.core.draft_tree import ROOT
+from quire.core.draft_tree import ROOT, DraftTree
 from quire.core.errors import BadRequest
 from quire.ops.kv_spec import KVSpec
 from quire.ops.opset import Int32, ProgramSpec, StepBatch
@@ -56,7 +56,7 @@ class Medusa(HeadProposer):
                 break
         return drafts
 
-    def _draft_trees(self, texts: Mapping[int, Int32]) -> dict[int, GrowingTree]:
+    def _draft_trees(self, texts: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, DraftTree]:
         trees = {row: GrowingTree() for row in texts}
         batch = self._batch(list(texts), texts)
         for level, program in enumerate(self._programs):
@@ -64,7 +64,7 @@ class Medusa(HeadProposer):
             for (row, tree), line in zip(trees.items(), lines, strict=True):
                 parents = tree.likeliest(self.tree_nodes) if level else [ROOT]
                 tree.add_level(parents, self._children(row, len(texts[row]) + level, [line]) * len(parents))
-        return trees
+        return {row: tree.best(counts[row]) for row, tree in trees.items()}
 
     def _batch(self, rows: Sequence[int], texts: Mapping[int, Int32]) -> StepBatch:
         return _batch(np.concatenate([self._rows_of(row, len(texts[row]) - 2, texts[row]) for row in rows]))

@@ -64,19 +64,21 @@ class Proposers:
             counts = dict.fromkeys(known, self._free[name]) if name in self._free else {}
             if name not in self._free:
                 for row in known:
-                    count = runs[row].quotas.get(name, 0)
-                    if count and not _has_enough(runs[row], proposals.get(row, ())):
+                    run = runs[row]
+                    count = run.quotas.get(name, 0)
+                    if count and not (run.num_enough and _has_enough(run, proposals.get(row, ()))):
                         counts[row] = count
             if not counts:
                 continue
             wanted = known if len(counts) == len(known) else {row: known[row] for row in counts}
             drafted = proposer.propose(wanted, counts)
-            trees = {row: one if isinstance(one, DraftTree) else DraftTree(one) for row, one in drafted.items()}
             if self.synthetic and name in self._free:
+                trees = {row: one if isinstance(one, DraftTree) else DraftTree(one) for row, one in drafted.items()}
                 chains = {row: tree.first_branch().tokens for row, tree in trees.items()}
-                trees = {row: DraftTree(one) for row, one in self.synthetic.pad(chains, wanted, counts).items()}
-            for row, tree in trees.items():
-                proposals.setdefault(row, []).append(Proposal(name, tree.tokens, tree.parents, tree.confidences))
+                drafted = self.synthetic.pad(chains, wanted, counts)
+            for row, one in drafted.items():
+                tree = (one.tokens, one.parents, one.confidences) if isinstance(one, DraftTree) else (one,)
+                proposals.setdefault(row, []).append(Proposal(name, *tree))
         self._seconds += time.perf_counter() - begin
         return proposals
 

@@ -21,10 +21,12 @@ class SyntheticAcceptance:
         an error stays as it is."""
         if not sampled.tokens or sampled.logprobs is not None:
             return
-        chance = self._random.random()
-        accepted = sum(chance < rate for rate in self._rates[: len(drafts)])
-        last = sampled.tokens[-1]
-        sampled.tokens = [*(token if token >= 0 else last for token in drafts[:accepted]), last]
+        chance, last, tokens = self._random.random(), sampled.tokens[-1], []
+        for draft, rate in zip(drafts, self._rates, strict=False):
+            if chance >= rate:
+                break
+            tokens.append(draft if draft >= 0 else last)
+        sampled.tokens = [*tokens, last]
 
     def pad(
         self, drafted: Mapping[int, list[int]], known: Mapping[int, Int32], counts: Mapping[int, int]

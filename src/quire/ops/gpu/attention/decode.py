@@ -29,8 +29,19 @@ from quire.ops.opset import WORD_BITS
 
 MAX_TREE_TOKENS = WORD_BITS
 MIN_TILE_ROWS = 16  # that tensor cores take
-MAX_TILE_ROWS = 64  # of 4 warps
+MAX_TILE_ROWS = 64  # of 4 warps; the queries of a tree that are more become several tiles
 MAX_SMALL_BATCH = 8  # sequences
+
+
+def tile_rows(group: int, max_queries: int) -> int:
+    """Rows of a tile: those of all queries of a KV head, or as many as one program takes well."""
+    rows = next_power_of_two(group * max_queries, MIN_TILE_ROWS)
+    return min(rows, max(MAX_TILE_ROWS, next_power_of_two(group)))
+
+
+def num_tiles(group: int, max_queries: int) -> int:
+    """Of the queries of a KV head."""
+    return -(-max_queries // (tile_rows(group, max_queries) // group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,7 @@ def decode_launch(
     A few sequences are split into `MIN_SPLIT_LENGTH` positions each, loaded in one round or two: what counts is
     latency, and that the next kernels find room on the device."""
     position_bytes = 2 * next_power_of_two(head_dim, 16) * dtype.itemsize
-    if rows > MAX_TILE_ROWS:  # a tree: acc takes up to half of the registers
+    if rows > MAX_TILE_ROWS:  # acc takes up to half of the registers
         return DecodeLaunch(_clamp_block_n(16384 // position_bytes), num_warps=8, num_stages=2, per_multiprocessor=1)
     if num_seqs <= MAX_SMALL_BATCH and rows == MIN_TILE_ROWS:
         if dtype.itemsize == 1:
@@ -91,19 +102,19 @@ def decode(
     assert q.stride(2) == 1 and group * pages.num_kv_heads == num_heads and head_dim == pages.head_dim
     assert plan.window == scoring.window, f"planned for a window of {plan.window}, not {scoring.window}"
     assert tree is None or (positions is not None and plan.max_queries <= MAX_TREE_TOKENS)
-    assert pages.num_kv_heads <= MAX_ROW_TILES
+    tiles, rows = num_tiles(group, plan.max_queries), tile_rows(group, plan.max_queries)
+    assert pages.num_kv_heads * tiles <= MAX_ROW_TILES
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    rows = next_power_of_two(group * plan.max_queries, MIN_TILE_ROWS)
     launch = launch or decode_launch(head_dim, rows, pages.k.dtype, runs.num_seqs)
     args = pages.args()
-    _decode[(plan.workers * pages.num_kv_heads,)](
+    _decode[(plan.workers * pages.num_kv_heads * tiles,)](
         head_args(q),
         head_args(out),
         args,
         runs.args(),
         plan.args(),
         scoring.args(pages.k_fp8_scale),
-        new_partials(plan, pages.num_kv_heads, rows, head_dim),
+        new_partials(plan, pages.num_kv_heads * tiles, rows, head_dim),
         tree,
         positions,
         runs.num_seqs,
@@ -111,6 +122,7 @@ def decode(
         pages.v_fp8_scale,
         KV_HEADS=pages.num_kv_heads,
         GROUP=group,
+        TILES=tiles,
         ROWS=rows,
         WINDOW=scoring.window,
         REACH=scoring.reach,
@@ -144,6 +156,7 @@ def _decode(
     v_scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    TILES: tl.constexpr,
     ROWS: tl.constexpr,
     WINDOW: tl.constexpr,
     REACH: tl.constexpr,
@@ -158,9 +171,13 @@ def _decode(
     wait_for_inputs(OVERLAP)
     row = tl.arange(0, ROWS)
     columns = tl.arange(0, D_PAD)
-    query = row // GROUP
-    worker = tl.program_id(0) // KV_HEADS  # the KV heads of a position lie side by side and are read at the same time
-    kv_head = tl.program_id(0) % KV_HEADS
+    LANES: tl.constexpr = KV_HEADS * TILES
+    QUERIES: tl.constexpr = ROWS // GROUP  # of a tile
+    worker = tl.program_id(0) // LANES  # the KV heads of a position lie side by side and are read at the same time
+    lane = tl.program_id(0) % LANES
+    kv_head = lane // TILES
+    tile = lane % TILES
+    query = tile * QUERIES + row // GROUP
     for piece in range(tl.load(plan.ranges + 2 * worker), tl.load(plan.ranges + 2 * worker + 1)):
         seq, begin, end, split, num_splits = load_piece(plan.pieces, piece)
         token = tl.load(runs.seq_starts + seq)
@@ -169,6 +186,9 @@ def _decode(
 
         run_begin = context_len - num_queries
         exists = query < num_queries
+        if TILES > 1:
+            exists = exists & (row < QUERIES * GROUP)
+            end = tl.where(tile * QUERIES < num_queries, end, begin)
         head = kv_head * GROUP + row % GROUP
         q_offset = (token + query).to(tl.int64) * q.token + head * q.head
         queries = tl.load(
@@ -225,13 +245,13 @@ def _decode(
             out.ptr,
             None,
             partials,
-            plan.counters + seq * plan.counter_stride + kv_head,
+            plan.counters + seq * plan.counter_stride + lane,
             worker,
-            kv_head,
+            lane,
             split,
             num_splits,
             v_scale,
-            KV_HEADS,
+            LANES,
             D,
         )
     first_padding = tl.load(runs.seq_starts + num_seqs)

@@ -21,7 +21,7 @@ from quire.ops.gpu.attention.pages import Runs, num_programs
 SEQS_AT_ONCE = 256  # sequences numbered at once
 MIN_SPLIT_LENGTH = 128  # positions: fewer are read while a program begins and ends
 SPLIT_MULTIPLE = 64  # positions: shares are multiples of it, so that programs read whole tiles
-MAX_ROW_TILES = 128  # tiles that the queries and heads of a sequence make
+MAX_ROW_TILES = 256  # tiles that the queries and heads of a sequence make
 FIELDS = tl.constexpr(8)  # of a piece: sequence, begin, end, index among the sequence's splits, number of splits
 NO_PIECE = tl.constexpr(2**30)
 

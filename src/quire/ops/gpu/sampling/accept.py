@@ -4,13 +4,14 @@ followed from the root."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.core.draft_tree import ROOT, depths
+from quire.core.draft_tree import depths
 from quire.ops.gpu.attention.pages import next_power_of_two
 from quire.ops.gpu.sampling.job import FIELDS, NUM_TOKENS
 from quire.ops.gpu.sampling.pick import BROKEN
@@ -41,18 +42,20 @@ class DraftLines:
         """Padded to so many lines and sequences. Rows below 0 are skipped. A draft below 0 stands for last[~draft]."""
         of_lines = np.full((4, num_lines), -1, np.int32)
         of_seqs = np.full((3, num_seqs), -1, np.int32)
-        first = max_depth = 0
-        for index, (row, of_row, tree) in enumerate(zip(rows, drafts, parents, strict=True)):
-            end = first + 1 + len(of_row)
-            deep = depths(tree) if tree else range(1, 1 + len(of_row))
-            of_lines[0, first:end] = row
-            of_lines[1, first], of_lines[1, first + 1 : end] = 0, deep
-            of_lines[2, first + 1 : end] = of_row
-            of_lines[3, first + 1 : end] = [1 + parent for parent in tree or range(ROOT, len(of_row) - 1)]
-            of_seqs[:, index] = first, end - first, row
-            max_depth = max(max_depth, *deep) if of_row else max_depth
-            first = end
-        most = max(MIN_NODES, next_power_of_two(int(of_seqs[1].max())))
+        counts = np.fromiter(map(len, drafts), np.int32, len(drafts)) + 1  # lines
+        firsts = np.cumsum(counts, dtype=np.int32) - counts
+        of_seqs[:, : len(rows)] = firsts, counts, rows
+        of_line = np.repeat(np.arange(len(rows)), counts)
+        numbers = np.arange(len(of_line), dtype=np.int32) - firsts[of_line]  # of the line in its sequence
+        known = np.full_like(numbers, -1)
+        known[numbers > 0] = np.fromiter(chain.from_iterable(drafts), np.int32, len(numbers) - len(rows))
+        of_lines[:, : len(of_line)] = of_seqs[2, of_line], numbers, known, numbers - 1  # those of chains
+        for first, tree in zip(firsts.tolist(), parents, strict=True):
+            if tree:
+                of_tree = slice(first + 1, first + 1 + len(tree))
+                of_lines[1, of_tree], of_lines[3, of_tree] = depths(tree), np.array(tree) + 1
+        max_depth = max(int(of_lines[1].max()), 0)
+        most = max(MIN_NODES, next_power_of_two(int(counts.max())))
         return cls(num_lines, num_seqs, most, max_depth, np.concatenate([of_lines.ravel(), of_seqs.ravel()]))
 
     def split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,20 +64,32 @@ class DraftLines:
         return flat[:size].view(4, self.num_lines), flat[size:].view(3, self.num_seqs)
 
 
-def accept(lines: DraftLines, flat: Tensor, tokens: Tensor, last: Tensor, params: Tensor) -> None:
+def accept(lines: DraftLines, flat: Tensor, tokens: Tensor, num_accepted: Tensor, last: Tensor, params: Tensor) -> None:
     """Given the tokens [lines] that were sampled, advance the states of the rows by those of accepted drafts and the
-    one behind."""
+    one behind. num_accepted [sequences] gets the numbers of the drafts."""
     (_, _, drafts, parents), (firsts, counts, rows) = lines.split(flat)
     _accept[(lines.num_seqs,)](
-        tokens, drafts, parents, firsts, counts, rows, last, params, lines.max_depth, NODES=lines.max_nodes, num_warps=1
+        tokens,
+        drafts,
+        parents,
+        firsts,
+        counts,
+        rows,
+        num_accepted,
+        last,
+        params,
+        lines.max_depth,
+        NODES=lines.max_nodes,
+        num_warps=1,
     )
 
 
 @triton.jit(do_not_specialize=["max_depth"])
-def _accept(tokens, drafts, parents, firsts, counts, rows, last, of_rows, max_depth, NODES: tl.constexpr):
+def _accept(tokens, drafts, parents, firsts, counts, rows, num_accepted, last, of_rows, max_depth, NODES: tl.constexpr):
     seq = tl.program_id(0)
     row = tl.load(rows + seq).to(tl.int64)
     if row < 0:
+        tl.store(num_accepted + seq, 0)
         return
     first, count = tl.load(firsts + seq), tl.load(counts + seq)
     nodes = tl.arange(0, NODES)
@@ -90,6 +105,7 @@ def _accept(tokens, drafts, parents, firsts, counts, rows, last, of_rows, max_de
         num_sampled += (child < NODES).to(tl.int32)
         node = tl.where(child < NODES, child, node)
         token = tl.load(tokens + first + node)
+    tl.store(num_accepted + seq, num_sampled - 1)
     broken = token == BROKEN
     tl.store(last + row, tl.where(broken, 0, token))  # a next step of a broken row must read inside its tables
     num_tokens = of_rows + row * FIELDS + NUM_TOKENS

@@ -127,8 +127,8 @@ class DeviceRows:
     def upload(self) -> None:
         """Send the rows admitted since the last upload. Before a step's `launch`, or the replay of its graph."""
         if self._moved:
-            columns = self.send([(row, *moved) for row, moved in self._moved.items()], torch.int64).T
-            rows, num_tokens, last = columns.contiguous()
+            moved = np.array([(row, *moved) for row, moved in self._moved.items()], np.int64)
+            rows, num_tokens, last = self._to_device(torch.from_numpy(np.ascontiguousarray(moved.T)))
             self.params[:, job.NUM_TOKENS.value].index_copy_(0, rows, num_tokens)
             self.last.index_copy_(0, rows, last.int())
             self._moved.clear()
@@ -155,7 +155,9 @@ class DeviceRows:
         self._pending.clear()
 
     def send(self, values: Sequence[object], dtype: torch.dtype) -> Tensor:
-        host = torch.tensor(values, dtype=dtype)
+        return self._to_device(torch.tensor(values, dtype=dtype))
+
+    def _to_device(self, host: Tensor) -> Tensor:
         return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
 
     def _set_bias(self, row: int, params: RowParams) -> None:

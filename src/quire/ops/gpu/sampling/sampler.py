@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.core.draft_tree import ROOT, child_with, depths
+from quire.core.draft_tree import ROOT, depths
 from quire.core.plan import SampledRow
 from quire.ops.gpu.attention.pages import next_power_of_two
 from quire.ops.gpu.sampling.accept import DraftLines, accept
+from quire.ops.gpu.sampling.accepted import accepted_draws, divided_as, finish_chains
 from quire.ops.gpu.sampling.cutoff import find_cutoffs
 from quire.ops.gpu.sampling.filter import bracket_cutoffs
 from quire.ops.gpu.sampling.graphs import LaunchGraphs
@@ -31,7 +32,7 @@ from quire.ops.native.sampler import NativeSampler
 from quire.ops.opset import Int32, Masks
 from quire.ops.reference.sampler import apply_masks
 from quire.ops.row_params import RowParams
-from quire.ops.sampled_row import Draw, Logprobs, sampled_row
+from quire.ops.sampled_row import Logprobs, sampled_row
 
 OPEN_CAPACITY = 2048  # open tokens that top_k and top_p sort out in registers; a slower kernel takes more
 MAX_VOCAB = 1 << 19  # 2**19 weights of 2**44 fill 63 bits
@@ -109,6 +110,24 @@ class DeviceSampler:
             self._rows.retire(row)
         del self._params[row]
 
+    def admit_all(
+        self, rows: Sequence[int], params: Sequence[RowParams], texts: Sequence[Int32], num_prompts: Sequence[int]
+    ) -> None:
+        """Rows whose last owner had the same parameters have only their tokens moved."""
+        lasts = [int(text[-1]) for text in texts]
+        self._check_ids(lasts)
+        for row, of_row, text, num_prompt, last in zip(rows, params, texts, num_prompts, lasts, strict=True):
+            features = None if row in self._params else self._rows.features_before(row, of_row, num_prompt)
+            if features is None:
+                self.admit(row, of_row, text, num_prompt)
+            else:
+                self._rows.move(row, len(text), last)
+                self._params[row], self._features[row] = of_row, features
+
+    def retire_all(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self.retire(row)
+
     def upload(self) -> None:
         """Send the rows admitted since the last upload, without waiting. Before `launch`, or the replay of its
         graph."""
@@ -141,7 +160,7 @@ class DeviceSampler:
                 Features.SAMPLED | Features.FILTERED,
             ):
                 self.launch(logits, padding, lines, features)
-        self._verify_at_once(logits, [-1], [[0]], [()])
+        self._verify_at_once(logits, [-1], [[]], [()])
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
@@ -154,10 +173,12 @@ class DeviceSampler:
         assert not self._rows.has_pending, "upload() comes before launch()"
         assert logits.stride(1) == 1 and num_rows <= padded(self.num_rows)
         self.reserve(features)
-        return self._launch(self._job(logits, rows, self._no_depths, num_rows, features, self._scratch[0]), features)
+        tokens = torch.empty(num_rows, dtype=torch.int32, device=self.device)
+        job = self._job(logits, rows, self._no_depths, num_rows, features, self._scratch[0])
+        self._launch(job, features, tokens, advances=True)
+        return tokens
 
-    def _launch(self, job: Job, features: int, *, advances: bool = True) -> Tensor:
-        tokens = torch.empty(job.lines, dtype=torch.int32, device=self.device)
+    def _launch(self, job: Job, features: int, tokens: Tensor, *, advances: bool) -> None:
         find_tile_maxima(job)
         if features & Features.FILTERED:
             bracket_cutoffs(job)
@@ -165,7 +186,6 @@ class DeviceSampler:
         if features & Features.SAMPLED:
             race(job)
         pick(job, tokens, self.last, sampled=bool(features & Features.SAMPLED), advances=advances)
-        return tokens
 
     def draw(self, logits: Tensor, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         return self.begin(logits, rows, masks)()
@@ -205,11 +225,16 @@ class DeviceSampler:
         tokens = torch.zeros(num_lines, dtype=torch.int32, device=self.device)
         if at_once:
             of_lines = [row if index in at_once else -1 for index, row in enumerate(rows)]
-            tokens = self._verify_at_once(permitted, of_lines, drafts, trees)[:num_lines]
+            tokens = self._verify_at_once(permitted, of_lines, drafts, trees)
+        if parents is None and len(at_once) == len(rows) and not self._wants_logprobs(rows):
+            return finish_chains(rows, spans, padded(len(rows)), to_host(tokens))
         if by_level:
             walked = [(rows[index], drafts[index], trees[index], spans[index][0]) for index in by_level]
-            tokens = tokens + self._verify_by_level(permitted, *zip(*walked, strict=True))
-        return self._finish(logits, rows, drafts, parents, spans, tokens, masks)
+            tokens = tokens[:num_lines] + self._verify_by_level(permitted, *zip(*walked, strict=True))
+        return self._finish(logits, rows, drafts, parents, spans, tokens[:num_lines], masks)
+
+    def _wants_logprobs(self, rows: Sequence[int]) -> bool:
+        return any(self._params[row].num_logprobs >= 0 for row in rows)
 
     def _verify_at_once(
         self,
@@ -218,7 +243,8 @@ class DeviceSampler:
         drafts: Sequence[Sequence[int]],
         parents: Sequence[Sequence[int]],
     ) -> Tensor:
-        """All lines of the rows that are not negative. -> tokens [>= lines]; 0 for the other lines"""
+        """All lines of the rows that are not negative. -> tokens of the lines, 0 for the others; behind them padding,
+        and at the end how many drafts of each row are accepted [padded(rows)]"""
         features = self.needs(row for row in rows if row >= 0)
         lines = DraftLines.pack(rows, drafts, parents, padded(len(permitted)), padded(len(rows)))
         size = max(MIN_SCRATCH, next_power_of_two(lines.num_lines))
@@ -230,9 +256,11 @@ class DeviceSampler:
         def launch(flat: Tensor) -> Tensor:
             of_lines, depth_of_lines, *_ = lines.split(flat)[0]
             job = self._job(permitted, of_lines, depth_of_lines, lines.num_lines, features, scratch)
-            tokens = self._launch(job, features, advances=False)
-            accept(lines, flat, tokens, self.last, self._rows.params)
-            return tokens
+            found = torch.empty(lines.num_lines + lines.num_seqs, dtype=torch.int32, device=self.device)
+            tokens, num_accepted = found.split([lines.num_lines, lines.num_seqs])
+            self._launch(job, features, tokens, advances=False)
+            accept(lines, flat, tokens, num_accepted, self.last, self._rows.params)
+            return found
 
         where = permitted.data_ptr(), permitted.stride(0), permitted.dtype
         key = *where, lines.num_lines, lines.num_seqs, lines.max_nodes, lines.max_depth, features
@@ -296,7 +324,7 @@ class DeviceSampler:
         def finish() -> list[SampledRow]:
             entries = dict(zip(wanted, logprobs(), strict=True))
             sampled, *known = arrive()
-            of_rows = _like(drafts, known[0].tolist()) if known else drafts
+            of_rows = divided_as(drafts, known[0].tolist()) if known else drafts
             drawn = [(token, entries.get(line, [])) for line, token in enumerate(sampled.tolist())]
             return [
                 on_host.get(row) or sampled_row(row, accepted_draws(drawn[slice(*span)], of_row, tree))
@@ -380,18 +408,3 @@ class DeviceSampler:
             raise ValueError("a row is sampled twice")
         if logits.shape != (num_lines, self.vocab_size):
             raise ValueError(f"logits are {list(logits.shape)}, and [{num_lines}, {self.vocab_size}] is expected")
-
-
-def _like(drafts: Sequence[Sequence[int]], tokens: Sequence[int]) -> list[Sequence[int]]:
-    """The tokens, divided as the drafts are."""
-    return [tokens[begin:end] for begin, end in pairwise(accumulate(map(len, drafts), initial=0))]
-
-
-def accepted_draws(draws: list[Draw], drafts: Sequence[int], parents: Sequence[int]) -> list[Draw]:
-    """Of a draw for every line, up to the first token that is not a draft: what was sampled elsewhere is void."""
-    accepted: list[Draw] = []
-    node: int | None = ROOT
-    while node is not None:
-        accepted.append(draws[1 + node])
-        node = child_with(drafts, parents, node, accepted[-1][0])
-    return accepted
