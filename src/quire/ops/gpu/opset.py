@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.core.errors import Unsupported
 from quire.ops.gpu.activation import activate_and_mul, activate_and_mul_quantized
+from quire.ops.gpu.attention.indexer import SCORE_BYTES
 from quire.ops.gpu.attention.opset import AttentionOps
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
@@ -204,7 +205,8 @@ class GpuOps(AttentionOps, StateOps):
         peak: int = torch.cuda.max_memory_allocated() - held
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
-        return max(int(free - (1 - self._utilization) * total) - peak - GRAPH_BYTES, 0)
+        scores = SCORE_BYTES if spec.index else 0  # of contexts that are longer than those of the step
+        return max(int(free - (1 - self._utilization) * total) - peak - scores - GRAPH_BYTES, 0)
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.core.errors import Unsupported
 from quire.ops.gpu.attention.decode_step import can_write_quantized, decode_step
+from quire.ops.gpu.attention.indexer import choose_slots, write_index_key
 from quire.ops.gpu.attention.kv_write import kv_write
 from quire.ops.gpu.attention.mla_write import latent_write
 from quire.ops.gpu.attention.pages import Scoring
@@ -127,11 +128,17 @@ class AttentionOps:
     def disentangled_attention(self, *values: Any) -> Tensor:
         raise Unsupported("scores that read distances (DeBERTa) have no GPU kernel", "use device cpu")
 
-    def write_index_key(self, k: Any, batch: GpuBatch, layer: int) -> None:
-        raise Unsupported("sparse attention has no GPU kernel", "use a max_model_len of index_topk, or device cpu")
+    def write_index_key(self, k: GpuValue, batch: GpuBatch, layer: int) -> None:
+        columns = as_columns(k)
+        assert columns.norm is None
+        write_index_key(columns.stored(), columns.angles, batch.slots, batch.cache.index_keys[layer])
 
-    def top_positions(self, q: Any, weights: Any, batch: GpuBatch, layer: int) -> Tensor:
-        raise Unsupported("sparse attention has no GPU kernel", "use a max_model_len of index_topk, or device cpu")
+    def top_positions(self, q: GpuValue, weights: GpuValue, batch: GpuBatch, layer: int) -> Tensor:
+        """As slots of the cache, which are the same in all layers."""
+        queries = as_columns(q)
+        assert queries.norm is None
+        page = batch.cache.index_keys[layer]
+        return choose_slots(queries.stored(), materialize(weights), queries.angles, page, batch.seen_positions())
 
     def write_latent(self, latent: GpuValue, k_rope: ColumnSlice, batch: GpuBatch, layer: int) -> None:
         """Deferred until q is known, which the same kernel rotates."""
@@ -145,9 +152,8 @@ class AttentionOps:
         batch: GpuBatch,
         layer: int,
         scale: float,
-        chosen: Any = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
-        assert chosen is None, "a GPU has no kernel for sparse attention"
         assert batch.pending_kv is not None and batch.pending_kv[0] == layer, "a layer's latents are written before"
         _, latent, k_rope = batch.pending_kv
         batch.pending_kv = None
@@ -174,4 +180,4 @@ class AttentionOps:
             q,
             overlap=self._overlap,
         )
-        return batch.attend_latent(q, layer, scale).flatten(1)
+        return batch.attend_latent(q, layer, scale, chosen).flatten(1)
