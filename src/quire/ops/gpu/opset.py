@@ -374,23 +374,30 @@ class GpuOps(AttentionOps, StateOps):
         **parts: Any,
     ) -> Tensor:
         """`parts`: where ranks divide the experts."""
-        if routing.num_zero or routing.limit:
-            raise Unsupported("experts that pass on their input, or clamp, have no GPU kernel", "use device cpu")
         ids, weights = route(router_logits, routing, correction)
         rows = materialize(x)
         if not routing.weigh_inputs:
-            return self._experts(rows, ids, weights, gate_up, down, kind, **parts)
+            added = self._experts(rows, ids, weights, gate_up, down, kind, limit=routing.limit, **parts)
+            return added if not routing.num_zero else add_passed(added, rows, ids, weights, router_logits, routing)
+        assert not routing.num_zero and not routing.limit
         # Llama 4: weights multiply the inputs of experts, so that every route is a token of its own, of weight 1.
         weighed = (rows[:, None] * weights[..., None]).to(rows.dtype).flatten(0, 1)
         routes = ids.flatten()[:, None], torch.ones_like(weights).flatten()[:, None]
         return self._experts(weighed, *routes, gate_up, down, kind, **parts).unflatten(0, ids.shape).sum(1)
 
     def _experts(
-        self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: PackedExperts, down: PackedExperts, kind: Activation
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        kind: Activation,
+        limit: float = 0.0,
     ) -> Tensor:
         biases = gate_up.biases, down.biases
         gated = gate_up.num_outputs != down.num_inputs
-        return moe_mlp(x, ids, weights, gate_up.packed, down.packed, kind, *biases, gated)
+        return moe_mlp(x, ids, weights, gate_up.packed, down.packed, kind, *biases, gated, limit=limit)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
@@ -463,6 +470,14 @@ def _layer_norm_of_groups(
     normed = normed if weight is None else normed * weight.view(-1, parts.shape[-1])
     normed = normed if bias is None else normed + bias.view(-1, parts.shape[-1])
     return normed.flatten(1).to(parts.dtype)
+
+
+def add_passed(
+    added: Tensor, x: Tensor, ids: Tensor, weights: Tensor, router_logits: Tensor, routing: Routing
+) -> Tensor:
+    """With what the experts that pass on their input add (LongCat): they are the last."""
+    passed = ids >= router_logits.shape[1] - routing.num_zero
+    return (added + x * (weights * passed).sum(1, keepdim=True)).to(added.dtype)
 
 
 def in_vocabulary(logits: Tensor, vocabulary: tuple[Tensor, int] | None) -> Tensor:
