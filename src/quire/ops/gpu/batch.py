@@ -58,7 +58,7 @@ class GpuBatch:
     window_slots: Tensor = field(init=False)  # [T] of layers in window pages
     window_runs: Runs = field(init=False)  # the same, with tables of window pages
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
-    _prefill_plan: PrefillPlan | None = None
+    _prefill_plans: dict[int, PrefillPlan] = field(default_factory=dict)  # by tokens of a tile
     _latent_plan: LatentPlan | None = None
     _seen: SeenPositions | None = None
     _sparse_plan: LatentPlan | None = None
@@ -124,10 +124,10 @@ class GpuBatch:
     def _prefill(
         self, q: Tensor, pages: Pages, runs: Runs, scoring: Scoring, launch: PrefillLaunch, out: Tensor, above: int
     ) -> Tensor:
-        if self._prefill_plan is None:
-            tile = launch.tile(q.shape[1], pages.num_kv_heads)
-            self._prefill_plan = plan_prefill(self.runs, len(q), tile, above=above)
-        plan = self._prefill_plan
+        tile = launch.tile(q.shape[1], pages.num_kv_heads)
+        if tile not in self._prefill_plans:
+            self._prefill_plans[tile] = plan_prefill(self.runs, len(q), tile, above=above)
+        plan = self._prefill_plans[tile]
         return prefill(q, pages, runs, plan, scoring, paths=self.paths, out=out, launch=launch)
 
     def latent_page(self, layer: int) -> Tensor:
