@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.core.errors import Unsupported
 from quire.ops.gpu.attention.decode_step import can_write_quantized, decode_step
 from quire.ops.gpu.attention.indexer import choose_slots, write_index_key
 from quire.ops.gpu.attention.kv_write import kv_write
 from quire.ops.gpu.attention.mla_write import latent_write
 from quire.ops.gpu.attention.pages import Scoring
-from quire.ops.gpu.attention.self_attention import self_attention
+from quire.ops.gpu.attention.self_attention import distance_args, self_attention
 from quire.ops.gpu.batch import GpuBatch
 from quire.ops.gpu.deferred import ColumnSlice, DeferredHeadLinear, DeferredRows, GpuValue, as_columns, materialize
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, Target, quantize_rows
+from quire.ops.opset import Int32
 from quire.ops.reference.rope import rotate_heads
 
 
@@ -125,8 +125,22 @@ class AttentionOps:
             heads = F.rms_norm(heads.float(), (head_dim,), columns.norm.weight, columns.norm.eps).to(heads.dtype)
         return heads if columns.angles is None else rotate_heads(heads, columns.angles)
 
-    def disentangled_attention(self, *values: Any) -> Tensor:
-        raise Unsupported("scores that read distances (DeBERTa) have no GPU kernel", "use device cpu")
+    def disentangled_attention(
+        self,
+        q: GpuValue,
+        k: GpuValue,
+        v: GpuValue,
+        by_query: GpuValue | DeferredHeadLinear,
+        by_key: GpuValue | DeferredHeadLinear,
+        rows: Int32,
+        batch: GpuBatch,
+        head_dim: int,
+        scale: float,
+    ) -> Tensor:
+        queries, keys, values = (self._heads(x, head_dim) for x in (q, k, v))
+        table = torch.from_numpy(rows).to(self.device)
+        distances = distance_args(materialize(by_query), materialize(by_key), queries.shape[1], table)
+        return self_attention(queries, keys, values, batch.runs, scale, False, 0, distances=distances).flatten(1)
 
     def write_index_key(self, k: GpuValue, batch: GpuBatch, layer: int) -> None:
         columns = as_columns(k)
