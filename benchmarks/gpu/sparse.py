@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.gpu.measuring import seconds_a_call
 from quire.ops.gpu.attention.indexer import choose_slots, score_positions
 from quire.ops.gpu.attention.mla import mla_decode
-from quire.ops.gpu.attention.mla_plan import plan_latent, plan_sparse
+from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent, plan_sparse
 from quire.ops.gpu.attention.pages import Runs
 from quire.ops.gpu.attention.top_k import seen_positions, select_slots
 
@@ -53,7 +53,7 @@ def measure(num_seqs: int, context: int, count: int) -> dict[str, float | int]:
     some = range(min(num_tokens, 2**27 // (4 * seen.width)))  # scores that are there at once
     scores, share = score_positions(*indexed, some), num_tokens / len(some)
 
-    def attend(plan, chosen=None):  # type: ignore[no-untyped-def]
+    def attend(plan: LatentPlan, chosen: Tensor | None = None) -> Tensor:
         return mla_decode(q, page, plan.runs, plan.pieces, SCALE, latent=LATENT, launch=plan.launch, chosen=chosen)
 
     times = {

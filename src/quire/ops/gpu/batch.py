@@ -148,8 +148,8 @@ class GpuBatch:
         latent, page = self.cache.spec.latent, self.latent_page(layer)
         plan = self._plan_latent(q) if chosen is None else self._plan_sparse(q)
         out = q.new_zeros(*q.shape[:2], latent) if self.prefills else None  # no run has the padding tokens
-        options = {"latent": latent, "launch": plan.launch, "out": out, "chosen": chosen}
-        return mla_decode(q, page, plan.runs, plan.pieces, scale, **options)
+        parts = q, page, plan.runs, plan.pieces, scale
+        return mla_decode(*parts, latent=latent, launch=plan.launch, out=out, chosen=chosen)
 
     def _plan_latent(self, q: Tensor) -> LatentPlan:
         if self._latent_plan is None:
