@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.checking import BACKENDS, DEVICE
+from models.checking import BACKENDS
 from models.test_bert import PAIRS, TEXTS, TINY, Theirs, ask, load, random_encoder
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.deberta import config, distance_rows
@@ -24,8 +24,6 @@ with warnings.catch_warnings():  # it compiles functions in a way that torch has
         DebertaV2Model,
         PreTrainedModel,
     )
-
-pytestmark = pytest.mark.skipif(DEVICE is not None, reason="a GPU has no kernel for scores that read distances")
 
 V3 = {
     **TINY, "relative_attention": True, "position_biased_input": False, "type_vocab_size": 0, "position_buckets": 10,

@@ -3,11 +3,19 @@
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
+)
 
 from models.gpu_steps import logits_of
 from quire.core.errors import Unsupported
@@ -52,6 +60,39 @@ def checkpoint(folder: Path, settled: bool) -> Path:
     return folder
 
 
+SPARSE: dict[str, Any] = {
+    "deepseek-v3.2": (DeepseekV32Config, DeepseekV32ForCausalLM, {}),
+    "glm-5": (GlmMoeDsaConfig, GlmMoeDsaForCausalLM, {"indexer_types": ["full", "shared"]}),
+}
+
+
+def sparse_checkpoint(folder: Path, name: str) -> Path:
+    """Two layers whose tokens attend to four others each."""
+    torch.manual_seed(2)
+    config, kind, options = SPARSE[name]
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 4}
+    latents = {"kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+    index = {"index_head_dim": 24, "index_n_heads": 3, "index_topk": 4, **options}
+    kind(
+        config(
+            **shape,
+            **latents,
+            **index,
+            moe_intermediate_size=32,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            n_group=2,
+            topk_group=1,
+            num_hidden_layers=2,
+            first_k_dense_replace=2,
+            vocab_size=128,
+            max_position_embeddings=128,
+            initializer_range=0.1,
+        )
+    ).save_pretrained(folder)
+    return folder
+
+
 def some_steps():
     ids = np.random.default_rng(3).integers(0, 128, 32)
     return [
@@ -70,6 +111,15 @@ def test_logits_are_those_of_plain_torch(make, dtype, kept, bound, batch_invaria
     ops = GpuOps(DEVICE, dtype=dtype, batch_invariant=batch_invariant)
     found = logits_of(ops, path, kept, some_steps())
     assert np.sqrt(np.mean((found - plain) ** 2) / np.mean(plain**2)) < bound
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_sparse_attention_is_that_of_plain_torch(tmp_path, name, batch_invariant):
+    path = sparse_checkpoint(tmp_path, name)
+    plain = logits_of(TorchOps(), path, "float32", some_steps())
+    found = logits_of(GpuOps(DEVICE, "float32", batch_invariant=batch_invariant), path, "float32", some_steps())
+    np.testing.assert_allclose(found, plain, rtol=1e-3, atol=1e-4 * np.abs(plain).max())
 
 
 def test_a_latent_that_is_no_power_of_two_is_refused():

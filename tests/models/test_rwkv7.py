@@ -28,7 +28,6 @@ from quire.models.registry import family
 from quire.weights.config import CheckpointConfig
 from weights.gguf_files import finish
 
-BACKENDS = [backend for backend in BACKENDS if backend != "gpu"]  # which has no recurrences
 ARCHITECTURE = "RWKV7ForCausalLM"
 TINY = {"architectures": [ARCHITECTURE], "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 3, "head_dim": 16}
 TINY |= {"intermediate_size": 112, "norm_eps": 1e-4, "tie_word_embeddings": False}

@@ -19,7 +19,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 ATTENTION = ["triton_attention", "triton_latent", "triton_self_attention", "triton_step", "draft_trees", "block_copy"]
-PAGES = ["gpu_window_pages"]
+PAGES = ["gpu_window_pages", "triton_sparse"]
 LINEAR = ["triton_linear", "triton_grouped", "triton_scaled", "triton_experts", "triton_eight_bits", "wide_tiles"]
 OTHERS = [*LINEAR, "triton_elementwise", "triton_low_rank", "triton_routing"]
 STATES = ["triton_states", "triton_state_ops"]

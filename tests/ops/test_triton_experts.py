@@ -18,13 +18,15 @@ from quire.ops.gpu.moe.quantized import stack_experts
 pytestmark = pytest.mark.slow
 
 
-def plain_moe(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def plain_moe(
+    x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, limit: float = torch.inf
+) -> Tensor:
     """Token by token, route by route."""
     out = torch.zeros(x.shape, device=x.device)
     for t, j in torch.cartesian_prod(torch.arange(len(x)), torch.arange(ids.shape[1])).tolist():
         if 0 <= int(ids[t, j]) < len(gate_up):
             gate, up = (gate_up[ids[t, j]].float() @ x[t].float()).chunk(2)
-            hidden = torch.nn.functional.silu(gate) * up
+            hidden = torch.nn.functional.silu(gate).clamp(-limit, limit) * up.clamp(-limit, limit)
             out[t] += weights[t, j] * (down[ids[t, j]].float() @ hidden)
     return out
 
@@ -43,6 +45,9 @@ def test_moe(T: int, k: int, E: int) -> None:
     assert (out.float() - truth).norm() <= 4 * torch.finfo(HALF).eps * truth.norm()
     if T > 1:
         assert torch.equal(moe_mlp(x[1:2], ids[1:2], weights[1:2], gate_up, down), out[1:2]) or DEVICE == "cpu"
+    clamped = moe_mlp(x, ids, weights, gate_up, down, limit=0.7)
+    truth = plain_moe(x, ids, weights, gate_up, down, limit=0.7)
+    assert (clamped.float() - truth).norm() <= 4 * torch.finfo(HALF).eps * truth.norm()
 
 
 @pytest.mark.parametrize("name,T", [(name, (1, 30)[number % 2]) for number, name in enumerate(CASES)])
@@ -57,6 +62,10 @@ def test_mixtures_of_codes(name: str, T: int) -> None:
     truth = plain_moe(x, ids, weights, floats, down)
     out = moe_mlp(x, ids, weights, gate_up, down)
     assert (out.float() - truth).norm() <= 8 * torch.finfo(HALF).eps * truth.norm()
+    limit = 0.5 * float(truth.abs().max())
+    clamped = moe_mlp(x, ids, weights, gate_up, down, limit=limit)
+    truth = plain_moe(x, ids, weights, floats, down, limit=limit)
+    assert (clamped.float() - truth).norm() <= 8 * torch.finfo(HALF).eps * truth.norm()
 
 
 @pytest.mark.parametrize("T", [1, 30])

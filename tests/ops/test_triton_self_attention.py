@@ -9,8 +9,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from quire.models.registry import family
 from quire.ops.gpu.attention.pages import Runs
-from quire.ops.gpu.attention.self_attention import self_attention
+from quire.ops.gpu.attention.self_attention import distance_args, self_attention
 from quire.ops.gpu.opset import GpuOps
+from quire.ops.reference.attention import disentangled_attention
 from quire.ops.reference.attention import self_attention as plain
 from quire.runtime.encoder import EncodeInput, EncoderRunner
 from quire.weights.checkpoint import open_checkpoint
@@ -47,6 +48,21 @@ def test_it_is_plain(
         q.double(), k.double(), v.double(), starts, 0.2, causal, window, None if biases is None else biases.double()
     )
     assert (actual - truth).square().mean().sqrt() / truth.square().mean().sqrt() < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize(("heads", "head_dim", "count"), [(2, 16, 9), (3, 20, 16)])
+def test_scores_that_read_distances_are_plain(heads: int, head_dim: int, count: int) -> None:
+    make, starts, most = torch.Generator().manual_seed(1), [0, 1, 30, 30, 70], 40
+    q, k, v = torch.randn(3, 70, heads, head_dim, generator=make).to(DEVICE)
+    by_query, by_key = torch.randn(2, 70, heads * count, generator=make).to(DEVICE)
+    rows = torch.randint(0, count, (2 * most + 1,), generator=make).to(DEVICE)
+    lengths = torch.tensor(starts).diff().int().to(DEVICE)
+    runs = Runs(torch.tensor(starts).int().to(DEVICE), lengths, torch.zeros(4, 1).int().to(DEVICE))
+    distances = distance_args(by_query, by_key, heads, rows.int())
+    actual = self_attention(q, k, v, runs, 0.2, False, 0, distances=distances)
+    of_query, of_key = (x.unflatten(1, (heads, count)) for x in (by_query, by_key))
+    truth = disentangled_attention(q, k, v, of_query, of_key, rows, starts, 0.2)
+    torch.testing.assert_close(actual, truth, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("labels", [0, 1])

@@ -8,7 +8,7 @@ import torch
 
 from quire.ops.gpu.opset import GpuOps
 from quire.ops.kv_spec import ConvSpec, KVSpec, StateSpec
-from quire.ops.opset import Activation, Mamba2Weights, OpSet, ProgramSpec, StepBatch
+from quire.ops.opset import Activation, Mamba2Weights, OpSet, ProgramSpec, StepBatch, Wkv7Weights
 from quire.ops.reference import TorchOps
 from quire.ops.tensors import stored_floats
 
@@ -77,7 +77,27 @@ class BlockConv:
         return ops.mul(gate, ops.causal_conv(x, self.conv, None, batch, 1))
 
 
-LAYERS = {"delta net": DeltaNet, "mamba2": Mamba2, "convolutions in blocks": BlockConv}
+class TimeMixing:
+    """Two token shifts, whose states lie side by side, and the time mixing of RWKV 7."""
+
+    width = HEADS * KEY_DIM
+    states = StateSpec(1, (HEADS, KEY_DIM, KEY_DIM), 6 * width, 2, NUM_SLOTS)
+    spec = KVSpec(1, 1, 8, BLOCK, "float32", states=states)
+    sizes = (5 * width,)
+
+    def __init__(self, ops: OpSet) -> None:
+        vectors = [random(self.width) * 0.3 + 0.1 * number for number in range(5)]
+        self.weights = Wkv7Weights(*(ops.vector(stored_floats("v", v)) for v in vectors), heads=HEADS, eps=1e-4)
+        self.shift = ops.conv_weight(stored_floats("shift", random(5 * self.width, 2)))
+        self.last_shift = ops.conv_weight(stored_floats("shift", random(self.width, 2)))
+
+    def forward(self, ops: OpSet, x: Any, batch: Any) -> Any:
+        r, w, k, v, a = ops.split(ops.causal_conv(x, self.shift, None, batch, 0), (self.width,) * 5)
+        mixed = ops.wkv7(r, w, k, v, ops.activate(a, Activation.SIGMOID), self.weights, batch, 0)
+        return ops.causal_conv(mixed, self.last_shift, None, batch, 0, first=5 * self.width)
+
+
+LAYERS = {"time mixing": TimeMixing, "delta net": DeltaNet, "mamba2": Mamba2, "convolutions in blocks": BlockConv}
 
 
 class Layer:

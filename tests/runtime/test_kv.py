@@ -130,10 +130,7 @@ def test_what_a_gpu_takes() -> None:
     assert error.value.param == "block_size"
     with pytest.raises(Unsupported, match="heads have 576 columns, and a GPU takes 512"):
         check_gpu_spec(KVSpec(1, 1, 576, 16, "bfloat16"))
-    with pytest.raises(
-        Unsupported, match="contexts above 2048 tokens \\(index_topk\\) on a GPU\nhint: use max_model_len 2048"
-    ):
-        check_gpu_spec(KVSpec(1, 1, 576, 16, "bfloat16", 512, index=IndexSpec(128, 2048)))
+    check_gpu_spec(KVSpec(1, 1, 576, 16, "bfloat16", 512, index=IndexSpec(128, 2048)))
     with pytest.raises(Unsupported, match="heads have 65 columns, and a GPU keeps an even number"):
         check_gpu_spec(KVSpec(1, 1, 65, 16, "int8"))
 

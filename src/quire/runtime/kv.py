@@ -114,11 +114,6 @@ def check_gpu_spec(spec: KVSpec) -> None:
         raise BadRequest(
             f"block_size is {spec.block_size}, and on a GPU it is a power of two", "use 16 or 32", param="block_size"
         )
-    if spec.index:
-        raise Unsupported(
-            f"sparse attention in contexts above {spec.index.top_k} tokens (index_topk) on a GPU",
-            f"use max_model_len {spec.index.top_k} or less, or device cpu",
-        )
     if spec.head_dim > GPU_MAX_HEAD_DIM and not spec.latent:
         raise Unsupported(
             f"the model's heads have {spec.head_dim} columns, and a GPU takes {GPU_MAX_HEAD_DIM}", "use device cpu"

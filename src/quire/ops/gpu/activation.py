@@ -119,8 +119,12 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def activate_times(gate, up, ACTIVATION: tl.constexpr):
-    """See `OpSet.activate_and_mul`."""
+def activate_times(gate, up, ACTIVATION: tl.constexpr, LIMIT: tl.constexpr = 0.0):
+    """See `OpSet.activate_and_mul`; LIMIT as in `Routing`."""
     if ACTIVATION == 7:
         up = tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0
-    return activate(gate, ACTIVATION) * up
+    factor = activate(gate, ACTIVATION)
+    if LIMIT > 0.0:
+        factor = tl.clamp(factor, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    return factor * up

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from quire.ops.gpu.attention.decode import DecodeLaunch, decode, decode_launch, num_tiles, tile_rows
 from quire.ops.gpu.attention.mla import mla_decode
-from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent
+from quire.ops.gpu.attention.mla_plan import LatentPlan, plan_latent, plan_sparse
 from quire.ops.gpu.attention.page_tables import find_pages
 from quire.ops.gpu.attention.pages import Pages, Runs, Scoring
 from quire.ops.gpu.attention.paths import Paths
 from quire.ops.gpu.attention.plan import DecodePlan, PrefillPlan, num_workers, plan_decode, plan_prefill
 from quire.ops.gpu.attention.prefill import PrefillLaunch, invariant_launch, prefill, prefill_launch
+from quire.ops.gpu.attention.top_k import SeenPositions, seen_positions
 from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.deferred import ColumnSlice
 from quire.ops.gpu.linear.lora import sort_by_slot
@@ -57,8 +58,10 @@ class GpuBatch:
     window_slots: Tensor = field(init=False)  # [T] of layers in window pages
     window_runs: Runs = field(init=False)  # the same, with tables of window pages
     _decode_plans: dict[int, DecodePlan] = field(default_factory=dict)  # by window
-    _prefill_plan: PrefillPlan | None = None
+    _prefill_plans: dict[int, PrefillPlan] = field(default_factory=dict)  # by tokens of a tile
     _latent_plan: LatentPlan | None = None
+    _seen: SeenPositions | None = None
+    _sparse_plan: LatentPlan | None = None
     _tokens_by_slot: RoutedTokens | None = None
 
     def __post_init__(self) -> None:
@@ -122,19 +125,34 @@ class GpuBatch:
     def _prefill(
         self, q: Tensor, pages: Pages, runs: Runs, scoring: Scoring, launch: PrefillLaunch, out: Tensor, above: int
     ) -> Tensor:
-        if self._prefill_plan is None:
-            tile = launch.tile(q.shape[1], pages.num_kv_heads)
-            self._prefill_plan = plan_prefill(self.runs, len(q), tile, above=above)
-        plan = self._prefill_plan
+        tile = launch.tile(q.shape[1], pages.num_kv_heads)
+        if tile not in self._prefill_plans:
+            self._prefill_plans[tile] = plan_prefill(self.runs, len(q), tile, above=above)
+        plan = self._prefill_plans[tile]
         return prefill(q, pages, runs, plan, scoring, paths=self.paths, out=out, launch=launch)
 
     def latent_page(self, layer: int) -> Tensor:
         """[blocks, block_size, head_dim]"""
         return self.cache.k[layer, :, :, 0]
 
-    def attend_latent(self, q: Tensor, layer: int, scale: float) -> Tensor:
-        """q [T, heads, head_dim] -> [T, heads, latent]"""
-        latent = self.cache.spec.latent
+    def seen_positions(self) -> SeenPositions:
+        """For sparse attention."""
+        spec = self.cache.spec
+        assert spec.index is not None, "the model has no indexer"
+        if self._seen is None:
+            self._seen = seen_positions(self.runs, self.positions, self.slots, spec.block_size, spec.index.top_k)
+        return self._seen
+
+    def attend_latent(self, q: Tensor, layer: int, scale: float, chosen: Tensor | None = None) -> Tensor:
+        """q [T, heads, head_dim] -> [T, heads, latent]. chosen [T, top_k]: the slots that tokens attend to, if not to
+        all."""
+        latent, page = self.cache.spec.latent, self.latent_page(layer)
+        plan = self._plan_latent(q) if chosen is None else self._plan_sparse(q)
+        out = q.new_zeros(*q.shape[:2], latent) if self.prefills else None  # no run has the padding tokens
+        parts = q, page, plan.runs, plan.pieces, scale
+        return mla_decode(*parts, latent=latent, launch=plan.launch, out=out, chosen=chosen)
+
+    def _plan_latent(self, q: Tensor) -> LatentPlan:
         if self._latent_plan is None:
             self._latent_plan = plan_latent(
                 self.runs,
@@ -145,7 +163,12 @@ class GpuBatch:
                 max_model_len=self.max_model_len,
                 batch_invariant=self.batch_invariant,
             )
-        plan = self._latent_plan
-        out = q.new_zeros(*q.shape[:2], latent) if self.prefills else None  # no run has the padding tokens
-        page = self.latent_page(layer)
-        return mla_decode(q, page, plan.runs, plan.pieces, scale, latent=latent, launch=plan.launch, out=out)
+        return self._latent_plan
+
+    def _plan_sparse(self, q: Tensor) -> LatentPlan:
+        if self._sparse_plan is None:
+            invariant = self.batch_invariant
+            self._sparse_plan = plan_sparse(
+                self.seen_positions(), num_heads=q.shape[1], dtype=q.dtype, batch_invariant=invariant
+            )
+        return self._sparse_plan

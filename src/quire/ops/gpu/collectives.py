@@ -219,6 +219,7 @@ class GpuRankOps(GpuOps):
         gate_up: PackedExperts,
         down: PackedExperts,
         kind: Activation,
+        limit: float = 0.0,
         cut: Cut | None = None,
         experts: Cut | None = None,
     ) -> Tensor:
@@ -228,11 +229,16 @@ class GpuRankOps(GpuOps):
             here = ids - experts.first
             own = ((here >= 0) & (here < experts.count)).flatten()
             gated = gate_up.num_outputs != down.num_inputs
-            all_routes = partial(self._exchange.all_rows, own=own)
-            return moe_mlp(x, here, weights, *packed, gated, all_routes=all_routes)
+            computed = (ids < experts.total).flatten()[:, None]  # others pass on their input
+
+            def all_routes(parts: Tensor) -> Tensor:
+                return torch.where(computed, self._exchange.all_rows(parts, own), 0.0)
+
+            return moe_mlp(x, here, weights, *packed, gated, all_routes=all_routes, limit=limit)
         if cut is None:
-            return super()._experts(x, ids, weights, gate_up, down, kind)
-        return moe_mlp(x, ids, weights, *packed, all_hidden=partial(self._exchange.all_columns, cuts=[cut]))
+            return super()._experts(x, ids, weights, gate_up, down, kind, limit)
+        all_hidden = partial(self._exchange.all_columns, cuts=[cut])
+        return moe_mlp(x, ids, weights, *packed, all_hidden=all_hidden, limit=limit)
 
 
 def all_outputs(sizes: Sequence[int], cuts: Sequence[Cut]) -> list[int]:

@@ -14,11 +14,8 @@ from torch import Tensor
 
 from quire.core.errors import Unsupported
 from quire.ops.gpu.activation import activate_and_mul, activate_and_mul_quantized
-from quire.ops.gpu.attention.decode_step import can_write_quantized, decode_step
-from quire.ops.gpu.attention.kv_write import kv_write
-from quire.ops.gpu.attention.mla_write import latent_write
-from quire.ops.gpu.attention.pages import Scoring
-from quire.ops.gpu.attention.self_attention import self_attention
+from quire.ops.gpu.attention.indexer import SCORE_BYTES
+from quire.ops.gpu.attention.opset import AttentionOps
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.compile_ahead import compile_ahead
@@ -44,7 +41,7 @@ from quire.ops.gpu.linear.grouped_gemv import x_group
 from quire.ops.gpu.linear.grouped_layout import GroupedWeight
 from quire.ops.gpu.linear.linear import linear
 from quire.ops.gpu.linear.lora import GpuLoraSlots, add_lora
-from quire.ops.gpu.linear.quantize_rows import QuantizedRows, Target, quantize_rows
+from quire.ops.gpu.linear.quantize_rows import QuantizedRows, quantize_rows
 from quire.ops.gpu.linear.quantized_weights import ActOrderWeight, can_keep_quantized, load_quantized
 from quire.ops.gpu.linear.scaled import ScaledWeight, scaled_linear
 from quire.ops.gpu.linear.split_k import new_tickets
@@ -77,7 +74,7 @@ GRAPH_BYTES = 3 * 2**29  # reserved for graphs and the sampler's tables, which a
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-class GpuOps(StateOps):
+class GpuOps(AttentionOps, StateOps):
     def __init__(
         self,
         device: str = "cuda",
@@ -208,7 +205,8 @@ class GpuOps(StateOps):
         peak: int = torch.cuda.max_memory_allocated() - held
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
-        return max(int(free - (1 - self._utilization) * total) - peak - GRAPH_BYTES, 0)
+        scores = SCORE_BYTES if spec.index else 0  # of contexts that are longer than those of the step
+        return max(int(free - (1 - self._utilization) * total) - peak - scores - GRAPH_BYTES, 0)
 
     # -- in a forward pass -----------------------------------------------------------------------------------------
 
@@ -343,155 +341,6 @@ class GpuOps(StateOps):
     def rope(self, x: GpuValue, angles: Tensor, head_dim: int) -> ColumnSlice:
         return replace(as_columns(x), angles=angles, head_dim=head_dim)
 
-    def write_kv(
-        self,
-        k: GpuValue,
-        v: GpuValue,
-        batch: GpuBatch,
-        layer: int,
-    ) -> None:
-        """Deferred until q is known, which the same kernel rotates; or until it is clear that no query comes."""
-        self._write_pending(batch)
-        batch.pending_kv = layer, as_columns(k), as_columns(v)
-
-    def _write_pending(self, batch: GpuBatch) -> None:
-        """Write K and V that no query of this step attends to: an encoder leaves them to its decoder."""
-        if batch.pending_kv is not None:
-            layer, k, v = batch.pending_kv
-            batch.pending_kv = None
-            assert k.angles is None and k.norm is None
-            places = batch.slots_of(layer), batch.cache.pages_of(layer)
-            kv_write(k.stored(), k.stored(), v.tensor(), None, *places, overlap=self._overlap)
-
-    def paged_attention(
-        self,
-        q: GpuValue,
-        batch: GpuBatch,
-        layer: int,
-        head_dim: int,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        slopes: Tensor | None = None,
-        sinks: Tensor | None = None,
-        biases: Tensor | None = None,
-    ) -> GpuValue:
-        scoring = Scoring(scale, window, softcap, slopes, sinks, biases)
-        if batch.pending_kv is None:  # the keys are those of a layer before
-            return batch.attend(materialize(q).unflatten(1, (-1, head_dim)), layer, scoring, self._overlap).flatten(1)
-        assert batch.pending_kv[0] == layer, "a layer's K and V are written before"
-        (_, k, v), queries = batch.pending_kv, as_columns(q)
-        batch.pending_kv = None
-        if k.angles is not queries.angles:  # one of them was read, and is rotated by now
-            k, queries = as_columns(k.tensor()), as_columns(queries.tensor())
-        places = batch.slots_of(layer), batch.cache.pages_of(layer)
-        heads = queries.stored(), k.stored(), v.tensor(), queries.angles, *places
-        norms: dict[str, Any] = {}
-        for name, columns in (("q_norm", queries), ("k_norm", k)):
-            if columns.norm is not None:  # a single head was normed as a row
-                norms |= {name: columns.norm.weight, "eps": columns.norm.eps}
-        if batch.only_decodes and not batch.batch_invariant and biases is None:
-            plan, is_new = batch.decode_plan(window, queries.size // head_dim)
-            overlap = self._overlap and not is_new  # it reads the plan before the kernel right before it ends
-            step = partial(decode_step, *heads, batch.runs_of(layer), plan, scoring, **norms, overlap=overlap)
-            return self._defer_step(step, queries, head_dim) if batch.adapters is None else step().flatten(1)
-        rotated = kv_write(*heads, **norms, overlap=self._overlap)
-        return batch.attend(rotated, layer, scoring, self._overlap).flatten(1)
-
-    def _defer_step(self, step: Callable[..., Tensor], q: ColumnSlice, head_dim: int) -> DeferredRows:
-        """Plain rows, or quantized by the step itself where it can. (With adapters both would be wanted, and the step
-        would run twice.)"""
-        num_tokens = len(q.whole)
-
-        def quantized(dtype: torch.dtype, group: int) -> QuantizedRows:
-            if not can_write_quantized(num_tokens, q.size // head_dim, head_dim, dtype, group):
-                return quantize_rows(rows.tensor(), dtype, group, self._overlap)
-            target = Target.quantized(q.whole, q.size, dtype, group)
-            step(target=target)
-            return target.result
-
-        rows = DeferredRows(num_tokens, lambda: step().flatten(1), quantized)
-        return rows
-
-    def cross_attention(self, q: GpuValue, batch: GpuBatch, layer: int, head_dim: int, scale: float) -> Tensor:
-        assert batch.sources is not None, "the sequences of this step have no sources"
-        return batch.sources.attend(self._heads(q, head_dim), layer, Scoring(scale)).flatten(1)
-
-    def attention(
-        self,
-        q: GpuValue,
-        k: GpuValue,
-        v: GpuValue,
-        batch: GpuBatch,
-        head_dim: int,
-        scale: float,
-        causal: bool = False,
-        window: int = 0,
-        biases: Tensor | None = None,
-    ) -> Tensor:
-        queries, keys, values = (self._heads(x, head_dim) for x in (q, k, v))
-        return self_attention(queries, keys, values, batch.runs, scale, causal, window, biases).flatten(1)
-
-    def _heads(self, x: GpuValue, head_dim: int) -> Tensor:
-        """[T, heads, head_dim], normed and rotated."""
-        columns = as_columns(x)
-        heads = columns.stored().unflatten(1, (-1, head_dim))
-        if columns.norm is not None:
-            heads = F.rms_norm(heads.float(), (head_dim,), columns.norm.weight, columns.norm.eps).to(heads.dtype)
-        return heads if columns.angles is None else rotate_heads(heads, columns.angles)
-
-    def disentangled_attention(self, *values: Any) -> Tensor:
-        raise Unsupported("scores that read distances (DeBERTa) have no GPU kernel", "use device cpu")
-
-    def write_index_key(self, k: Any, batch: GpuBatch, layer: int) -> None:
-        raise Unsupported("sparse attention has no GPU kernel", "use a max_model_len of index_topk, or device cpu")
-
-    def top_positions(self, q: Any, weights: Any, batch: GpuBatch, layer: int) -> Tensor:
-        raise Unsupported("sparse attention has no GPU kernel", "use a max_model_len of index_topk, or device cpu")
-
-    def write_latent(self, latent: GpuValue, k_rope: ColumnSlice, batch: GpuBatch, layer: int) -> None:
-        """Deferred until q is known, which the same kernel rotates."""
-        assert batch.pending_kv is None, "a layer's latents are attended to before the next layer's are written"
-        batch.pending_kv = layer, as_columns(latent), as_columns(k_rope)
-
-    def mla_attention(
-        self,
-        q_latent: Tensor | DeferredHeadLinear,
-        q_rope: ColumnSlice,
-        batch: GpuBatch,
-        layer: int,
-        scale: float,
-        chosen: Any = None,
-    ) -> Tensor:
-        assert chosen is None, "a GPU has no kernel for sparse attention"
-        assert batch.pending_kv is not None and batch.pending_kv[0] == layer, "a layer's latents are written before"
-        _, latent, k_rope = batch.pending_kv
-        batch.pending_kv = None
-        spec, angles = batch.cache.spec, q_rope.angles
-        assert k_rope.angles is angles, "q and k have the same angles"
-        if angles is None:  # Kimi Linear: nothing is rotated
-            half = (spec.head_dim - spec.latent) // 2
-            angles = torch.ones(len(batch.slots), 2 * half, device=self.device)
-            angles[:, half:] = 0.0
-        num_heads = q_rope.size // (spec.head_dim - spec.latent)
-        q = q_rope.whole.new_empty(len(batch.slots), num_heads, spec.head_dim)
-        if isinstance(q_latent, DeferredHeadLinear):
-            q_latent.write(q[..., : spec.latent])
-        else:
-            q[..., : spec.latent] = q_latent.unflatten(1, (num_heads, -1))
-        page = batch.latent_page(layer)
-        latent_write(
-            latent.tensor(),
-            k_rope.stored(),
-            q_rope.stored(),
-            angles,
-            batch.slots,
-            page,
-            q,
-            overlap=self._overlap,
-        )
-        return batch.attend_latent(q, layer, scale).flatten(1)
-
     def activate(self, x: GpuValue, kind: Activation) -> GpuValue:
         if isinstance(x, DeferredConv):
             return x.activated(kind)
@@ -525,23 +374,30 @@ class GpuOps(StateOps):
         **parts: Any,
     ) -> Tensor:
         """`parts`: where ranks divide the experts."""
-        if routing.num_zero or routing.limit:
-            raise Unsupported("experts that pass on their input, or clamp, have no GPU kernel", "use device cpu")
         ids, weights = route(router_logits, routing, correction)
         rows = materialize(x)
         if not routing.weigh_inputs:
-            return self._experts(rows, ids, weights, gate_up, down, kind, **parts)
+            added = self._experts(rows, ids, weights, gate_up, down, kind, limit=routing.limit, **parts)
+            return added if not routing.num_zero else add_passed(added, rows, ids, weights, router_logits, routing)
+        assert not routing.num_zero and not routing.limit
         # Llama 4: weights multiply the inputs of experts, so that every route is a token of its own, of weight 1.
         weighed = (rows[:, None] * weights[..., None]).to(rows.dtype).flatten(0, 1)
         routes = ids.flatten()[:, None], torch.ones_like(weights).flatten()[:, None]
         return self._experts(weighed, *routes, gate_up, down, kind, **parts).unflatten(0, ids.shape).sum(1)
 
     def _experts(
-        self, x: Tensor, ids: Tensor, weights: Tensor, gate_up: PackedExperts, down: PackedExperts, kind: Activation
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        kind: Activation,
+        limit: float = 0.0,
     ) -> Tensor:
         biases = gate_up.biases, down.biases
         gated = gate_up.num_outputs != down.num_inputs
-        return moe_mlp(x, ids, weights, gate_up.packed, down.packed, kind, *biases, gated)
+        return moe_mlp(x, ids, weights, gate_up.packed, down.packed, kind, *biases, gated, limit=limit)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return x * gate.sigmoid()
@@ -614,6 +470,14 @@ def _layer_norm_of_groups(
     normed = normed if weight is None else normed * weight.view(-1, parts.shape[-1])
     normed = normed if bias is None else normed + bias.view(-1, parts.shape[-1])
     return normed.flatten(1).to(parts.dtype)
+
+
+def add_passed(
+    added: Tensor, x: Tensor, ids: Tensor, weights: Tensor, router_logits: Tensor, routing: Routing
+) -> Tensor:
+    """With what the experts that pass on their input add (LongCat): they are the last."""
+    passed = ids >= router_logits.shape[1] - routing.num_zero
+    return (added + x * (weights * passed).sum(1, keepdim=True)).to(added.dtype)
 
 
 def in_vocabulary(logits: Tensor, vocabulary: tuple[Tensor, int] | None) -> Tensor:

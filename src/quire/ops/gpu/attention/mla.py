@@ -48,14 +48,19 @@ def mla_decode(
     *,
     latent: int = 512,
     cache_scale: float = 1.0,
+    chosen: Tensor | None = None,
     out: Tensor | None = None,
     launch: MLALaunch | None = None,
 ) -> Tensor:
     """q [T, heads, latent + rope], cache [blocks, block_size, latent + rope] of one layer (fp8 times `cache_scale`, or
-    16 or 32 bits) -> [T, heads, latent] in q's type. Which tokens are served and which get zeros is as in `decode`."""
+    16 or 32 bits) -> [T, heads, latent] in q's type. Which tokens are served and which get zeros is as in `decode`.
+
+    chosen [T, top_k] int32 are the slots that tokens attend to (sparse attention). Each token is a run of its own then,
+    and its context is as long as there are slots."""
     num_tokens, num_heads, width = q.shape
     assert q.stride(2) == 1 and cache.stride(2) == 1 and cache.shape[2] == width > latent
     assert latent & (latent - 1) == 0 and plan.window == 0
+    assert chosen is None or (plan.max_queries == 1 and chosen.stride(1) == 1)
     launch = launch or mla_launch(plan.max_queries * num_heads, q.dtype)
     out = q.new_empty(num_tokens, num_heads, latent) if out is None else out
     tiles = launch.tiles(plan.max_queries * num_heads)
@@ -66,6 +71,8 @@ def mla_decode(
         cache,
         cache.stride(0),
         cache.stride(1),
+        chosen,
+        0 if chosen is None else chosen.stride(0),
         runs.args(),
         plan.args(),
         new_partials(plan, tiles, launch.rows, latent),
@@ -89,6 +96,12 @@ def mla_decode(
     return out
 
 
+@triton.jit
+def _load_place(table, pos, end, chosen, BLOCK_SIZE: tl.constexpr):
+    """Where positions before `end` are: their blocks, or the slots that were chosen."""
+    return tl.load(table + (pos // BLOCK_SIZE if chosen is None else pos), mask=pos < end, other=0)
+
+
 @triton.jit(do_not_specialize=["num_seqs", "num_tokens"])
 def _mla_decode(
     q,  # HeadArgs
@@ -96,6 +109,8 @@ def _mla_decode(
     cache,
     cache_block,
     cache_slot,
+    chosen,  # slots of each token's context; or None: the context is all of a sequence
+    chosen_token,
     runs,  # RunArgs
     plan,  # DecodePlanArgs
     partials,  # PartialSoftmax
@@ -127,6 +142,8 @@ def _mla_decode(
         num_queries = tl.load(runs.seq_starts + seq + 1) - token
         context_len = tl.load(runs.context_lens + seq)
         table = runs.block_tables + seq.to(tl.int64) * runs.table_stride
+        if chosen is not None:
+            table = chosen + token.to(tl.int64) * chosen_token
 
         query = row // HEADS
         exists = query < num_queries
@@ -140,11 +157,13 @@ def _mla_decode(
         acc = tl.zeros([ROWS, LATENT], tl.float32)
         m = tl.full([ROWS], FINITE_MIN, tl.float32)
         l = tl.zeros([ROWS], tl.float32)
-        block = tl.load(table + (begin + lane) // BLOCK_SIZE, mask=begin + lane < end, other=0)
+        place = _load_place(table, begin + lane, end, chosen, BLOCK_SIZE)
         for start in range(begin, end, BLOCK_N):
             pos = start + lane
             inside = pos < end
-            row_offset = (block.to(OFFSET_TYPE) * cache_block + (pos % BLOCK_SIZE) * cache_slot)[:, None]
+            block = place if chosen is None else place // BLOCK_SIZE
+            offset = (pos if chosen is None else place) % BLOCK_SIZE
+            row_offset = (block.to(OFFSET_TYPE) * cache_block + offset * cache_slot)[:, None]
             latents = tl.load(cache + row_offset + latent_columns[None, :], mask=inside[:, None], other=0.0).to(
                 DOT_TYPE
             )
@@ -161,7 +180,7 @@ def _mla_decode(
             m = m_new
             l = l * alpha + tl.sum(p, 1)
             acc = tl.dot(p.to(DOT_TYPE), latents, acc * alpha[:, None], input_precision="ieee")
-            block = tl.load(table + (pos + BLOCK_N) // BLOCK_SIZE, mask=pos + BLOCK_N < end, other=0)
+            place = _load_place(table, pos + BLOCK_N, end, chosen, BLOCK_SIZE)
 
         finish_piece(
             acc,

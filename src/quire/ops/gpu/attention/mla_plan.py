@@ -11,6 +11,7 @@ from torch import Tensor
 from quire.ops.gpu.attention.mla import MLALaunch, mla_launch
 from quire.ops.gpu.attention.pages import Runs
 from quire.ops.gpu.attention.plan import DecodePlan, num_workers, plan_decode
+from quire.ops.gpu.attention.top_k import SeenPositions
 
 TILE_ROWS = 64
 
@@ -41,6 +42,17 @@ def plan_latent(
     workers = num_workers(positions.device, launch.per_multiprocessor, tiles, runs.num_seqs, max_model_len)
     pieces = plan_decode(runs, workers, max_queries=max_queries, split_contexts=not batch_invariant)
     return LatentPlan(runs, pieces, launch)
+
+
+def plan_sparse(seen: SeenPositions, *, num_heads: int, dtype: torch.dtype, batch_invariant: bool) -> LatentPlan:
+    """Every token is a run whose context are the positions that it chooses."""
+    num_tokens = len(seen.lengths)
+    starts = torch.arange(num_tokens + 1, dtype=torch.int32, device=seen.lengths.device)
+    runs = Runs(starts, seen.lengths.clamp(max=seen.top_k), seen.tables)
+    launch = mla_launch(num_heads, dtype)
+    most = min(seen.top_k, seen.width)
+    workers = num_workers(starts.device, launch.per_multiprocessor, launch.tiles(num_heads), num_tokens, most)
+    return LatentPlan(runs, plan_decode(runs, workers, split_contexts=not batch_invariant), launch)
 
 
 def _split_runs(runs: Runs, positions: Tensor, max_tokens: int) -> Runs:

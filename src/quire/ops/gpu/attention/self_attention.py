@@ -4,6 +4,8 @@
 
 A program takes a tile of neighbouring tokens of one sequence, and one query head."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +14,24 @@ from torch import Tensor
 from quire.ops.gpu.attention.pages import LOG2E, Runs, dot_type, head_args, next_power_of_two
 from quire.ops.gpu.attention.plan import find_sequence, plan_prefill
 from quire.ops.gpu.attention.tile import EXP2_SCALE, FINITE_MIN
+
+
+class DistanceArgs(NamedTuple):
+    """What scores read of the distance from a query to a key (DeBERTa): `OpSet.disentangled_attention`."""
+
+    by_query: Tensor  # [T, heads * n]
+    by_key: Tensor  # the same
+    query_token: int
+    key_token: int
+    row_count: int  # n
+    rows: Tensor  # [2m + 1] int32
+    most: int  # m
+
+
+def distance_args(by_query: Tensor, by_key: Tensor, num_heads: int, rows: Tensor) -> DistanceArgs:
+    assert by_query.shape == by_key.shape and by_query.stride(1) == by_key.stride(1) == 1
+    strides = by_query.stride(0), by_key.stride(0)
+    return DistanceArgs(by_query, by_key, *strides, by_query.shape[1] // num_heads, rows, len(rows) // 2)
 
 
 def self_attention(
@@ -23,6 +43,7 @@ def self_attention(
     causal: bool,
     window: int,
     biases: Tensor | None = None,
+    distances: DistanceArgs | None = None,
 ) -> Tensor:
     """q [T, heads, head_dim], k and v [T, kv_heads, head_dim], of any strides but the last; biases as in Scoring ->
     like q."""
@@ -40,6 +61,7 @@ def self_attention(
         plan.starts,
         runs.seq_starts,
         biases,
+        distances,
         runs.num_seqs,
         scale * LOG2E,
         GROUP=num_heads // k.shape[1],
@@ -66,6 +88,7 @@ def _attend(
     starts,  # [S + 1] the first tile of each sequence
     seq_starts,
     biases,
+    distances,  # DistanceArgs, or None
     num_seqs,
     qk_scale,
     GROUP: tl.constexpr,
@@ -117,7 +140,14 @@ def _attend(
         there = inside[:, None] & (columns < D)[None, :]
         key_at = key.to(tl.int64)[:, None]
         keys = tl.load(k_rows + key_at * k.token + columns[None, :], mask=there, other=0.0).to(DOT_TYPE)
-        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * qk_scale
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        if distances is not None:
+            row = tl.load(distances.rows + distances.most + distance, mask=seen, other=0) + head * distances.row_count
+            of_query = distances.by_query + (token + query)[:, None] * distances.query_token + row
+            of_key = distances.by_key + (token + key)[None, :] * distances.key_token + row
+            scores += tl.load(of_query, mask=seen, other=0.0).to(tl.float32)
+            scores += tl.load(of_key, mask=seen, other=0.0).to(tl.float32)
+        scores *= qk_scale
         if biases is not None:
             near = tl.minimum(tl.maximum(-distance, -REACH), REACH)
             scores += tl.load(biases + head * (2 * REACH + 1) + REACH + near) * EXP2_SCALE

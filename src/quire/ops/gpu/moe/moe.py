@@ -91,9 +91,11 @@ def moe_mlp(
     gated: bool = True,
     all_hidden: Exchange | None = None,
     all_routes: Exchange | None = None,
+    limit: float = 0.0,
 ) -> Tensor:
     """x [T, H]; ids [T, k] int32 and weights [T, k] fp32; gate_up [E, 2 I, H], down [E, O, I], biases [E, 2 I] and
-    [E, O] fp32 -> [T, O]. If experts are not `gated`, gate_up is [E, I, H], and its outputs are activated.
+    [E, O] fp32 -> [T, O]. If experts are not `gated`, gate_up is [E, I, H], and its outputs are activated. `limit` is
+    that of `Routing`.
 
     An id outside 0 .. E is an expert of another device: it adds nothing, unless `all_routes` [T * k, O] -> the same
     gets its part from there. `all_hidden` [T * k, I] -> [T * k, inputs of down] gets the columns of other devices."""
@@ -105,7 +107,8 @@ def moe_mlp(
     routed = sort_by_expert(expert_ids, E, tile_block(T * k, E, MAX_TILE_ROUTES if quantized else 128))
     hidden = x.new_empty(T * k, _num_outputs(gate_up) // (2 if gated else 1))
     if gated:
-        _launch(x, gate_up, gate_up_biases, expert_weights, hidden, routed, routes_a_row=k, activation=int(activation))
+        given = x, gate_up, gate_up_biases, expert_weights, hidden, routed
+        _launch(*given, routes_a_row=k, activation=int(activation), limit=limit)
     else:
         ones = torch.ones_like(expert_weights)
         _launch(x, gate_up, gate_up_biases, ones, hidden, routed, routes_a_row=k, activation=-1)
@@ -207,12 +210,13 @@ def _launch(
     routed: RoutedTokens,
     routes_a_row: int,
     activation: int,
+    limit: float = 0.0,
 ) -> None:
     """out[route] = x[route // routes_a_row] @ w[expert].T: with an activation, of gate and up rows; without one, times
     the route's weight."""
     if isinstance(experts, QuantizedExperts):
         tiles = (routed.routes, routed.tile_experts, routed.block)
-        quantized_expert_gemm(x, experts, biases, expert_weights, out, *tiles, routes_a_row, activation)
+        quantized_expert_gemm(x, experts, biases, expert_weights, out, *tiles, routes_a_row, activation, limit)
         return
     block_n, block_k, warps, stages = CONFIGS[routed.block]
     N, K = out.shape[1], x.shape[1]
@@ -245,6 +249,7 @@ def _launch(
         w.stride(0),
         routes_a_row,
         ACTIVATION=activation,
+        LIMIT=limit,
         BY_BLOCKS=w_scales is not None and len(w_scales.shape) == 3,
         WHOLE_CHUNKS=K % block_k == 0,
         BLOCK_M=routed.block,
@@ -275,6 +280,7 @@ def _moe_kernel(
     expert_stride,
     routes_a_row,
     ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr,
     BY_BLOCKS: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -327,7 +333,7 @@ def _moe_kernel(
             acc += tl.load(biases)[:, None]
             up_acc += tl.load(biases + up)[:, None]
         if ACTIVATION >= 0:
-            acc = activate_times(acc, up_acc, ACTIVATION)
+            acc = activate_times(acc, up_acc, ACTIVATION, LIMIT)
         else:
             acc *= tl.load(weight_ptr + routes, mask=present, other=0.0)[None, :]
         offsets = routes.to(tl.int64)[None, :] * N + outputs[:, None]

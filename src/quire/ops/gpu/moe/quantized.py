@@ -79,6 +79,7 @@ def quantized_expert_gemm(
     block: int,
     routes_a_row: int,
     activation: int,
+    limit: float = 0.0,
 ) -> None:
     """out[route] = x[route // routes_a_row] @ w[expert].T: with an activation, of gate and up rows; without one, times
     the route's weight."""
@@ -106,6 +107,7 @@ def quantized_expert_gemm(
         x.stride(0),
         routes_a_row,
         ACTIVATION=activation,
+        LIMIT=limit,
         WHOLE_CHUNKS=K % w.chunk == 0,
         BLOCK_M=block,
         BLOCK_N=block_n,
@@ -135,6 +137,7 @@ def _quantized_experts_kernel(
     x_stride,
     routes_a_row,
     ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -169,7 +172,7 @@ def _quantized_experts_kernel(
             )  # fmt: skip
             if bias_ptr is not None:
                 up += tl.load(biases + N)[:, None]
-            acc = activate_times(acc, up, ACTIVATION)
+            acc = activate_times(acc, up, ACTIVATION, LIMIT)
         else:
             acc *= tl.load(expert_weight_ptr + routes, mask=present, other=0.0)[None, :]
         offsets = routes.to(tl.int64)[None, :] * N + outputs[:, None]

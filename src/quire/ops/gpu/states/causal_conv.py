@@ -27,14 +27,15 @@ def causal_conv(
     activation: Activation | None = None,
 ) -> Tensor:
     """x [T, channels], rows may be strided; weight [taps, channels], bias [channels], slots [slots, taps - 1,
-    channels] -> [T, channels], activated."""
+    channels], of any strides but the last -> [T, channels], activated."""
     (T, channels), taps = x.shape, len(weight)
     assert x.stride(1) == 1 and weight.shape == (taps, channels) and weight.is_contiguous(), f"{weight.shape}"
-    assert slots.shape[1:] == (taps - 1, channels) and slots.is_contiguous(), f"{slots.shape} of {taps} x {channels}"
+    assert slots.shape[1:] == (taps - 1, channels) and slots.stride(2) == 1, f"{slots.shape} of {taps} x {channels}"
     out = torch.empty(T, channels, dtype=x.dtype, device=x.device)
     if T == 0:
         return out
-    given = (x, x.stride(0), weight, weight if bias is None else bias, slots, out, channels)
+    strides = slots.stride(0), slots.stride(1)
+    given = (x, x.stride(0), weight, weight if bias is None else bias, slots, *strides, out, channels)
     options = {"TAPS": taps, "HAS_BIAS": bias is not None, "ACTIVATION": -1 if activation is None else int(activation)}
     if segments.single:
         block = min(CHANNELS, triton.next_power_of_2(channels))
@@ -50,7 +51,10 @@ def causal_conv(
 def _write_states(x: Tensor, slots: Tensor, segments: DeviceSegments) -> None:
     channels, taps = x.shape[1], slots.shape[1] + 1
     block = min(STATE_CHANNELS, triton.next_power_of_2(channels))
-    parts, given = triton.cdiv(channels, block), (x, x.stride(0), slots, channels, segments.table)
+    parts, given = (
+        triton.cdiv(channels, block),
+        (x, x.stride(0), slots, slots.stride(0), slots.stride(1), channels, segments.table),
+    )
     _near_states_kernel[(segments.num_chains, parts)](
         *given, segments.chain_starts, segments.num_near, TAPS=taps, BLOCK=block, num_warps=4
     )
@@ -59,7 +63,7 @@ def _write_states(x: Tensor, slots: Tensor, segments: DeviceSegments) -> None:
 
 @triton.jit
 def _step_kernel(
-    x, x_stride, weight, bias, slots, out, channels, table,
+    x, x_stride, weight, bias, slots, slot_stride, row_stride, out, channels, table,
     TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One token a segment: its output, then its state."""
@@ -70,24 +74,24 @@ def _step_kernel(
     target = tl.load(table + 4 * token + 3).to(tl.int64)
     own = tl.load(x + token * x_stride + channel, mask=inside, other=0.0).to(tl.float32)
     total = own * tl.load(weight + (TAPS - 1) * channels + channel, mask=inside, other=0.0)
-    old = slots + source * (TAPS - 1) * channels + channel
+    old = slots + source * slot_stride + channel
     for back in tl.static_range(1, TAPS):
-        value = tl.load(old + (TAPS - 1 - back) * channels, mask=inside & (source >= 0), other=0.0)
+        value = tl.load(old + (TAPS - 1 - back) * row_stride, mask=inside & (source >= 0), other=0.0)
         total += value * tl.load(weight + (TAPS - 1 - back) * channels + channel, mask=inside, other=0.0)
     _store_output(out + token * channels, total, bias, channel, inside, inside, HAS_BIAS, ACTIVATION)
-    new = slots + target * (TAPS - 1) * channels + channel
+    new = slots + target * slot_stride + channel
     for row in tl.static_range(TAPS - 2):
-        value = tl.load(old + (row + 1) * channels, mask=inside & (source >= 0), other=0.0)
+        value = tl.load(old + (row + 1) * row_stride, mask=inside & (source >= 0), other=0.0)
         tl.debug_barrier()  # every thread has read its row before the one below it is written
-        tl.store(new + row * channels, value, mask=inside & (target >= 0))
+        tl.store(new + row * row_stride, value, mask=inside & (target >= 0))
     if TAPS > 1:
         tl.debug_barrier()
-        tl.store(new + (TAPS - 2) * channels, own, mask=inside & (target >= 0))
+        tl.store(new + (TAPS - 2) * row_stride, own, mask=inside & (target >= 0))
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _outputs_kernel(
-    x, x_stride, weight, bias, slots, out, channels, before, num_tokens,
+    x, x_stride, weight, bias, slots, slot_stride, row_stride, out, channels, before, num_tokens,
     TAPS: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of tokens: each goes back token by token, and then through the rows of the state it began from."""
@@ -110,7 +114,7 @@ def _outputs_kernel(
         new = tl.load(
             x + at[:, None] * x_stride + channel[None], mask=in_step[:, None] & is_channel[None], other=0.0
         ).to(tl.float32)
-        places = (slot * (TAPS - 1) + row) * channels
+        places = slot * slot_stride + row * row_stride
         old = tl.load(slots + places[:, None] + channel[None], mask=in_slot[:, None] & is_channel[None], other=0.0)
         scale = tl.load(weight + (TAPS - 1 - back) * channels + channel, mask=is_channel, other=0.0)
         total += (new + old) * scale[None]
@@ -129,7 +133,17 @@ def _store_output(out, total, bias, channel, is_channel, inside, HAS_BIAS: tl.co
 
 @triton.jit
 def _near_states_kernel(
-    x, x_stride, slots, channels, table, chain_starts, num_near, TAPS: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    x_stride,
+    slots,
+    slot_stride,
+    row_stride,
+    channels,
+    table,
+    chain_starts,
+    num_near,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """States that keep rows of the state before, one after the other: each may be read by the next."""
     chain = tl.program_id(0)
@@ -141,21 +155,23 @@ def _near_states_kernel(
         end = tl.load(table + 4 * segment + 1)
         source = tl.load(table + 4 * segment + 2).to(tl.int64)
         target = tl.load(table + 4 * segment + 3).to(tl.int64)
-        old = slots + source * (TAPS - 1) * channels + channel
-        new = slots + target * (TAPS - 1) * channels + channel
+        old = slots + source * slot_stride + channel
+        new = slots + target * slot_stride + channel
         for row in tl.static_range(TAPS - 1):
             token = end - (TAPS - 1) + row
             kept = tl.load(
-                old + (row + end - first) * channels, mask=inside & (token < first) & (source >= 0), other=0.0
+                old + (row + end - first) * row_stride, mask=inside & (token < first) & (source >= 0), other=0.0
             )
             read = tl.load(x + token.to(tl.int64) * x_stride + channel, mask=inside & (token >= first), other=0.0)
             tl.debug_barrier()  # every thread has read its row before the one below it is written
-            tl.store(new + row * channels, kept + read.to(tl.float32), mask=inside & (target >= 0))
+            tl.store(new + row * row_stride, kept + read.to(tl.float32), mask=inside & (target >= 0))
         tl.debug_barrier()
 
 
 @triton.jit
-def _far_states_kernel(x, x_stride, slots, channels, table, before, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+def _far_states_kernel(
+    x, x_stride, slots, slot_stride, row_stride, channels, table, before, TAPS: tl.constexpr, BLOCK: tl.constexpr
+):
     """States that are inputs of this step alone."""
     segment = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -167,6 +183,6 @@ def _far_states_kernel(x, x_stride, slots, channels, table, before, TAPS: tl.con
     if (oldest >= 0) & (target >= 0):
         for back in tl.static_range(TAPS - 1):
             value = tl.load(x + token.to(tl.int64) * x_stride + channel, mask=channel < channels, other=0.0)
-            row = target * (TAPS - 1) + TAPS - 2 - back
-            tl.store(slots + row * channels + channel, value.to(tl.float32), mask=channel < channels)
+            row = target * slot_stride + (TAPS - 2 - back) * row_stride
+            tl.store(slots + row + channel, value.to(tl.float32), mask=channel < channels)
             token = tl.maximum(tl.load(before + token), 0)

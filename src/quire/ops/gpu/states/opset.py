@@ -1,12 +1,10 @@
 """The ops of the op set that read and leave states, on a GPU."""
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from quire.core.errors import Unsupported
 from quire.ops.gpu.batch import GpuBatch
 from quire.ops.gpu.deferred import ActivatedRows, ColumnSlice, DeferredConv, DeferredDecay, GpuValue, materialize
 from quire.ops.gpu.head_norm import norm_heads
@@ -15,9 +13,10 @@ from quire.ops.gpu.states.causal_conv import causal_conv
 from quire.ops.gpu.states.functions import log_decay
 from quire.ops.gpu.states.linear_attention import Decays, Gates, attend_tokens
 from quire.ops.gpu.states.mamba import mamba_scan
+from quire.ops.gpu.states.rwkv import wkv7
 from quire.ops.gpu.states.segments import DeviceSegments
 from quire.ops.gpu.weights import load_floats
-from quire.ops.opset import Mamba2Weights, MambaWeights
+from quire.ops.opset import Mamba2Weights, MambaWeights, Wkv7Weights
 from quire.ops.reference.states import TorchStates
 from quire.ops.tensors import StoredTensor
 
@@ -47,13 +46,24 @@ class StateOps:
     def causal_conv(
         self, x: GpuValue, weight: Tensor, bias: Tensor | None, batch: GpuBatch, layer: int, first: int = 0
     ) -> DeferredConv:
-        assert first == 0, "layers with several convolutions have no kernel"
         rows, segments = materialize(x), _segments(batch)
         slots = batch.cache.states[layer] if batch.cache.slots is None else batch.cache.slots.conv[layer]
-        return DeferredConv(len(rows), partial(causal_conv, rows, weight, bias, slots, segments))
+        own = slots[:, :, first : first + rows.shape[1]]  # a layer may have several convolutions
+        return DeferredConv(len(rows), partial(causal_conv, rows, weight, bias, own, segments))
 
-    def wkv7(self, *args: Any, **kwargs: Any) -> Tensor:
-        raise Unsupported("the time mixing of RWKV 7 has no kernel for GPUs", "use device cpu")
+    def wkv7(
+        self,
+        r: GpuValue,
+        w: GpuValue,
+        k: GpuValue,
+        v: GpuValue,
+        a: GpuValue,
+        weights: Wkv7Weights,
+        batch: GpuBatch,
+        layer: int,
+    ) -> Tensor:
+        r, w, k, v, a = (materialize(x) for x in (r, w, k, v, a))
+        return wkv7(r, w, k, v, a, weights, _states(batch).recurrent[layer], _segments(batch))
 
     def decay(self, x: GpuValue, bias: Tensor, rate: Tensor) -> DeferredDecay:
         return DeferredDecay(log_decay(materialize(x), bias, rate))
