@@ -205,6 +205,21 @@ class Scheduler:
             self._add_placeholders(plan)
         return plan
 
+    def plan_fetches(self) -> StepPlan | None:
+        """A plan that computes nothing: waiting sequences begin to fetch blocks from the disk, which the next plan may
+        find there. None: there is nothing to fetch. No plan may be in flight."""
+        assert not self._in_flight, "a plan of fetches comes while another one is in flight"
+        if self.tiers is None or not self.groups.waiting.items:
+            return None
+        plan = StepPlan(self._step, [])
+        num_running = len(self.groups.running.items)
+        self.prefill.fetch(plan, self._max_prefill(num_running, is_resuming=self.groups.waiting.items[0].group.resumed))
+        if not plan.fetches:
+            return None
+        self._step += 1
+        self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
+        return plan
+
     @property
     def awaits_output(self) -> bool:
         """Whether a plan made now would be empty, since every sequence is in flight, or would part drafts that one step

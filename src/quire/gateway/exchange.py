@@ -50,7 +50,6 @@ class Exchange:
     queue_seconds = 0.0
     span: Any = None  # of OpenTelemetry
     clock_offset = 0  # nanoseconds from the loop's clock to that of spans
-    trace_headers: Headers = []  # noqa: RUF012  # name the span to workers
     usage: TokenUsage | None = None
     num_counted = 0  # what the tenant's concurrency counts for it
     reserved = 0  # of the tenant's budget
@@ -86,6 +85,7 @@ class Exchange:
         self.loop = gateway.loop
         self.began = self.last_heard = self.loop.time()
         self.tried: set[Worker] = set()
+        self.trace_headers: Headers = []  # name the span to workers
         self._tells_id = request.path == STORING_PATH
         session = request.header(gateway.session_header) or facts.user
         self.context = PickContext(f"{tenant.name}/{targets[0]}", facts.prompt, session)
