@@ -9,10 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
-PARTS = ("before the kill", "noticed", "asked", "received", "admitted", "computed", "passed on")
+PARTS = ("before the kill", "noticed", "asked", "received", "admitted", "computed")
 NUM_SHOWN = 8  # of the longest gaps
+MAX_SECONDS_TO_RECEIVE = 1.0  # a request, after the gateway has sent it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class GapTrace:
             self._decisions[line.get("request", "")].append(line)
         self._served: dict[str, list[dict[str, Any]]] = defaultdict(list)  # by request: of the server that ended it
         for line in map(_json, access):
-            if "ttft" in line:
+            if "admitted" in line:
                 self._served[line["request_id"]].append(line)
 
     def resumed(self, longest: Iterable[tuple[str, float, float]]) -> list[Gap]:
@@ -57,22 +59,23 @@ class GapTrace:
         if not asked:
             return None
         moments = [begin, *self._moments(request, within, asked[-1]), end]
-        seconds = [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
-        parts = dict(zip(PARTS, (round(each, 3) for each in seconds), strict=True)) if len(seconds) == len(PARTS) else {}
+        seconds = [later - earlier for earlier, later in pairwise(moments)]
+        parts = (
+            dict(zip(PARTS, (round(each, 3) for each in seconds), strict=True)) if len(seconds) == len(PARTS) else {}
+        )
         return Gap(request, round(end - begin, 3), len(asked), parts)
 
     def _moments(self, request: str, within: list[dict[str, Any]], asked: dict[str, Any]) -> list[float]:
-        """When the worker was killed, that was noticed, another was asked, had the request, began to compute it, and
-        had a token."""
+        """When the worker was killed, that was noticed, another was asked, had the request, and began to compute it."""
         failed = [each["time"] for each in within if each["decision"] == "attempt_failed"]
         killed = [kill.time for kill in self._kills if kill.worker == asked["lost"] and kill.time <= asked["time"]]
-        served = self._served[request]
-        if not failed or not killed or not served or "admitted" not in served[-1]:
+        if not failed or not killed or not self._served[request]:
             return []
-        ended = datetime.fromisoformat(served[-1]["time"]).timestamp()
-        received = ended - served[-1]["seconds"]
-        computed = [received + served[-1][name] for name in ("admitted", "ttft")]
-        return [killed[-1], failed[-1], asked["time"], received, *computed]
+        served = self._served[request][-1]
+        received = datetime.fromisoformat(served["time"]).timestamp() - served["seconds"]
+        if received > asked["time"] + MAX_SECONDS_TO_RECEIVE:
+            return []  # the stream was broken off again later, by a server that has logged nothing of it
+        return [killed[-1], failed[-1], asked["time"], received, received + served["admitted"]]
 
     def table(self, gaps: Sequence[Gap]) -> list[str]:
         """Median, p90 and most of each part, and the parts of the longest gaps."""

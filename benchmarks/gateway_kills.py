@@ -7,8 +7,8 @@
 A server is killed with its engine (kill -9), as a machine that goes down, and started again at the same port. Each
 stream is read once undisturbed, and then again and again; its tokens have to be the same. Told at the end: streams
 read, how many were lost or differed (none should), the longest gaps between two tokens of a stream, also of the
-undisturbed ones, and what those of streams that went on consist of. The servers share a directory of KV blocks in memory (/dev/shm), with the write policy that
-`--policies` names; none: they share nothing."""
+undisturbed ones, and what those of streams that went on consist of. The servers share a directory of KV blocks in
+memory (/dev/shm), with the write policy that `--policies` names; none: they share nothing."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.gateway import free_port
+from benchmarks.gateway import CORES, free_port
 from benchmarks.gateway_gaps import GapTrace, Kill
 from benchmarks.kills import Kills, read_all, read_while_killed
 from benchmarks.machine import describe
@@ -40,8 +40,8 @@ DISK_GIB = 2
 class Servers:
     """Of one model, each at a port of its own."""
 
-    def __init__(self, stack: ExitStack, model: str, count: int, flags: list[str]) -> None:
-        self._stack, self._model, self._flags = stack, model, flags
+    def __init__(self, stack: ExitStack, model: str, count: int, flags: list[str], cores_each: int) -> None:
+        self._stack, self._model, self._flags, self._cores_each = stack, model, flags, cores_each
         self.ports = [free_port() for _ in range(count)]
         self._rng = random.Random(2)
         self.kills: list[Kill] = []
@@ -50,6 +50,7 @@ class Servers:
 
     def _start(self, port: int) -> Running:
         command = [sys.executable, "-m", "quire.cli.main", "serve", self._model, "--port", str(port), *self._flags]
+        command = on_cores(self.ports.index(port) + 1, self._cores_each, command)
         self._started.append(self._stack.enter_context(running(command)))
         return self._started[-1]
 
@@ -93,7 +94,8 @@ def wait_until_ready(ports: list[int]) -> None:
 
 def config(ports: list[int], audit_log: Path) -> str:
     workers = "".join(f'[[workers]]\nname = "{url_of(port)}"\nurl = "{url_of(port)}"\n' for port in ports)
-    return f"port = 0\nadmin_port = 0\naudit_log = {json.dumps(str(audit_log))}\n[faults]\nhealth_interval = 0.2\nbreaker_seconds = 0.5\n{workers}"
+    listeners = f"port = 0\nadmin_port = 0\naudit_log = {json.dumps(str(audit_log))}\n"
+    return f"{listeners}[faults]\nhealth_interval = 0.2\nbreaker_seconds = 0.5\n{workers}"
 
 
 def quantiles(gaps: list[float]) -> str:
@@ -102,18 +104,30 @@ def quantiles(gaps: list[float]) -> str:
     return f"{p50:.2f} s (median), {p90:.2f} s (p90), {ordered[-1]:.2f} s (most)"
 
 
-def flags_of(policy: str, folder: str) -> list[str]:
-    flags = ["--threads", "1", "--kv-cache-memory-bytes", "128MiB", "--access-log", "--log-format", "json"]
+def flags_of(policy: str, folder: str, args: argparse.Namespace) -> list[str]:
+    flags = ["--threads", str(args.threads), "--kv-cache-memory-bytes", "128MiB", "--block-size", str(args.block_size)]
+    flags += ["--access-log", "--log-format", "json"]
     if policy == WITHOUT:
         return flags
     return [*flags, "--kv-disk-path", folder, "--kv-disk-size", str(DISK_GIB), "--kv-disk-write-policy", policy]
 
 
-def start_gateway(stack: ExitStack, ports: list[int], folder: Path) -> tuple[Running, str, str]:
+def on_cores(number: int, count: int, command: list[str]) -> list[str]:
+    """The command of process `number`, with `count` cores of its own; 0: all share all."""
+    if not count:
+        return command
+    own = CORES[number * count : (number + 1) * count]
+    if len(own) < count:
+        raise SystemExit(f"{count} cores for each process are more than the {len(CORES)} that there are")
+    return ["taskset", "-c", ",".join(map(str, own)), *command]
+
+
+def start_gateway(stack: ExitStack, ports: list[int], folder: Path, cores_each: int) -> tuple[Running, str, str]:
     """-> it, its address, and that of its admin listener"""
     file = folder / "gateway.toml"
     file.write_text(config(ports, folder / "audit.jsonl"))
-    gateway = stack.enter_context(running([sys.executable, "-m", "quire.cli.main", "gateway", "--config", str(file)]))
+    command = [sys.executable, "-m", "quire.cli.main", "gateway", "--config", str(file)]
+    gateway = stack.enter_context(running(on_cores(0, cores_each, command)))
     while not (found := re.search(r"on (http://\S+)\n  curl (http://\S+)/workers", gateway.said())):
         gateway.check()
         time.sleep(0.05)
@@ -131,11 +145,11 @@ def measure(policy: str, args: argparse.Namespace) -> dict[str, Any]:
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="quire-kv-", dir=memory))
-        servers = Servers(stack, args.model, args.servers, flags_of(policy, folder))
+        servers = Servers(stack, args.model, args.servers, flags_of(policy, folder, args), args.cores_each)
         progress(f"starting {args.servers} servers")
         wait_until_ready(servers.ports)
         own = Path(stack.enter_context(TemporaryDirectory()))
-        gateway, url, admin = start_gateway(stack, servers.ports, own)
+        gateway, url, admin = start_gateway(stack, servers.ports, own, args.cores_each)
         calm = Kills()
         undisturbed = asyncio.run(read_all(url, args.streams, args.tokens, calm))
         kills = asyncio.run(read_while_killed(url, servers.kill_one, undisturbed, args.every, args.seconds))
@@ -167,6 +181,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="of a stream")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=["write_through"], help="measured in turns")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument(
+        "--cores-each", type=int, default=0, help="of the gateway and of each server; 0: they share all"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of a server")
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        default=16,
+        help="of a server: what a stream has beyond its last full block is computed again",
+    )
     args = parser.parse_args()
     interruptible()
     runs = [measure(policy, args) for _ in range(args.rounds) for policy in args.policies]

@@ -31,6 +31,8 @@ from quire.core.sliding_window import SlidingWindow
 from quire.core.speculation import Speculation
 from quire.core.step_time import StepTimeController
 
+RESUMED_SHARE = 2  # tokens of resumed sequences for each that decodes, even where steps are too long already
+
 
 @dataclass(slots=True)
 class _InFlightStep:
@@ -287,7 +289,8 @@ class Scheduler:
     def _max_prefill(self, num_planned: int, *, is_resuming: bool) -> int:
         most = self.limits.max_num_batched_tokens - num_planned
         if num_planned:
-            most = min(most, max(self.step_time.max_tokens(is_resuming) - num_planned, self.limits.block_size))
+            least = max(self.limits.block_size, RESUMED_SHARE * num_planned * is_resuming)
+            most = min(most, max(self.step_time.max_tokens(is_resuming) - num_planned, least))
         return most
 
     def _micro_batch_share(self, budget: int, behind: Iterable[Sequence]) -> int:
