@@ -80,7 +80,7 @@ async def _visit(url: str, rng: random.Random, crowd: Crowd) -> None:
         await writer.drain()
         pieces = []
         if leaves_after is None or leaves_after >= 0:
-            status, chunked = await read_head(reader)
+            status, chunked, _ = await read_head(reader)
             while (leaves_after is None or len(pieces) < leaves_after) and (piece := await read_piece(reader, chunked)):
                 pieces.append((0.0, piece))
             assert status == 200, f"status {status}: {pieces}"
@@ -99,10 +99,11 @@ async def _visit(url: str, rng: random.Random, crowd: Crowd) -> None:
         writer.transport.abort() if leaves_after is not None and rng.random() < 0.5 else writer.close()
 
 
-async def read_head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """The status, and whether the body comes in chunks (else it ends with the connection)."""
+async def read_head(reader: asyncio.StreamReader) -> tuple[int, bool, str]:
+    """The status, whether the body comes in chunks (else it ends with the connection), and the id of the request."""
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
-    return int(lines[0].split()[1]), any(line.startswith("transfer-encoding:") and "chunked" in line for line in lines)
+    headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+    return int(lines[0].split()[1]), "chunked" in headers.get("transfer-encoding", ""), headers.get("x-request-id", "")
 
 
 async def read_piece(reader: asyncio.StreamReader, chunked: bool) -> bytes:

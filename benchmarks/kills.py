@@ -33,6 +33,7 @@ class Kills:
     pauses: list[float] = field(default_factory=list)  # for each kill: the longest time that no stream gained a token
     problems: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # for each stream: the longest time between two of its events
+    longest: list[tuple[str, float, float]] = field(default_factory=list)  # request, and from when to when that was
     last_token: float = 0.0
 
     def gain(self) -> None:
@@ -54,16 +55,18 @@ async def read_stream(url: str, number: int, num_tokens: int, kills: Kills) -> l
             f"POST {ROUTE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)
-        status, chunked = await read_head(reader)
+        status, chunked, request_id = await read_head(reader)
         pieces: list[tuple[float, bytes]] = []
-        gap = 0.0
+        longest = (0.0, 0.0)
         while piece := await read_piece(reader, chunked):
             if b"data:" in piece:  # not a comment that keeps the connection alive
                 now = time.monotonic()
-                gap = max(gap, now - pieces[-1][0]) if pieces else gap
+                if pieces and now - pieces[-1][0] > longest[1] - longest[0]:
+                    longest = (pieces[-1][0], now)
                 pieces.append((now, piece))
                 kills.gain()
-        kills.gaps.append(round(gap, 3))
+        kills.gaps.append(round(longest[1] - longest[0], 3))
+        kills.longest.append((request_id, *longest))
         assert status == 200, f"status {status}: {pieces}"
         events = [event for _, event in events_of(pieces)]
         assert "error" not in events[-1], events[-1]

@@ -112,6 +112,18 @@ class Engine:
             0.0,
         )
 
+    def fetch_first(self) -> StepPlan | None:
+        """Begin the fetches of the next step, and wait until they are read."""
+        assert self.executor.store
+        plan = self.scheduler.plan_fetches()
+        if plan is not None:
+            self.plans.append(plan)
+            self.events += self.scheduler.update(self.executor.run(plan))
+            self.scheduler.check()
+            while self.scheduler.tiers and self.scheduler.tiers.has_waiting:
+                self.executor.store.advance(self.scheduler, self.executor.host)
+        return plan
+
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
         self.plans.append(plan)

@@ -266,6 +266,11 @@ def drive(setting: Setting, workload: list[Arrival]) -> tuple[Scheduler, Ledger,
                 continue  # it could never have fit
             served.append(arrival)
         cancel(while_running=False)
+        if setting.store and not outputs and step % 2 and (fetches := scheduler.plan_fetches()) is not None:
+            ledger.take(scheduler.update(executor.run(fetches)))
+            scheduler.check()
+            if step % 4 == 1:  # some of them are read before the step
+                setting.store.advance(scheduler, executor.host)
         plan = scheduler.schedule()
         num_encoder_slots = sum(-(-admission.num_encoder_tokens // BLOCK) * BLOCK for admission in plan.admitted)
         assert plan.num_tokens - num_encoder_slots <= setting.budget, "more tokens than the budget"

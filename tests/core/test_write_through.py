@@ -51,6 +51,40 @@ def undisturbed() -> list[int]:
     return alone.finish().tokens("a")
 
 
+def test_a_stream_whose_blocks_are_read_at_once_is_in_the_next_step(undisturbed: list[int]) -> None:
+    store = costly_store(max_delay=2)
+    first = engine(store)
+    delivered = killed_after(first, 12)
+    first.finish()
+    second = engine(store)
+    second.add("other", [40] * 9, max_tokens=MANY)
+    second.step()
+    second.add("a", PROMPT, max_tokens=MANY, resumed=delivered)
+    fetches = second.fetch_first()
+    assert fetches is not None and len(fetches.fetches) == 1 and not fetches.runs
+    assert second.fetch_first() is None
+    plan = second.step()
+    assert len(plan.admitted) == 1 and len(plan.runs) == 2, "it is computed beside what runs already"
+    assert second.finish() and delivered + second.tokens("a") == undisturbed
+
+
+def test_fetches_are_planned_for_no_more_sequences_than_the_next_step_has_rows_for() -> None:
+    store = costly_store()
+    first = engine(store)
+    for i in range(4):
+        first.add(f"{i}", [20 + i] * 18, max_tokens=2)
+    first.finish()
+    second = Engine(64, num_host_blocks=32, store=store, write_through=True, max_num_seqs=3)
+    second.add("other", [40] * 9, max_tokens=MANY)
+    second.step()
+    for i in range(4):
+        second.add(f"{i}", [20 + i] * 18, max_tokens=2)
+    fetches = second.fetch_first()
+    assert fetches is not None and len(fetches.fetches) == 2
+    assert len(second.step().admitted) == 2
+    second.finish()
+
+
 @pytest.mark.parametrize("num_tokens", [2, 3, 8, 19])
 def test_a_stream_goes_on_at_another_engine_from_the_blocks_that_were_full(
     undisturbed: list[int], num_tokens: int

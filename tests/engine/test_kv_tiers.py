@@ -178,6 +178,7 @@ def test_blocks_that_came_while_a_step_ran_are_not_too_late(
     with Engine(tiny_model, kv_disk_path=str(tmp_path)) as engine:
         cold = engine.tokens(request, 20)
     monkeypatch.setattr(kv_tiers, "FIRST_FETCH_SECONDS", 0.0)  # a long step takes longer than the wait may
+    monkeypatch.setattr("quire.engine.engine.MAX_READ_SECONDS", 0.0)
     with Engine(tiny_model, kv_disk_path=str(tmp_path)) as engine:
         engine.llm.engine.submit(request)
         events = engine.llm.engine.step()
@@ -186,6 +187,21 @@ def test_blocks_that_came_while_a_step_ran_are_not_too_late(
         while not (events and events[-1].final):
             events += engine.llm.engine.step()
         assert [token for event in events for token in event.tokens] == cold and engine.hits == 48
+
+
+def test_blocks_that_are_read_within_a_moment_are_in_the_same_step(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(id="a", prompt_ids=[5 + i % 50 for i in range(50)], params=PARAMS)
+    with Engine(tiny_model, kv_disk_path=str(tmp_path)) as engine:
+        cold = engine.tokens(request, 20)
+    monkeypatch.setattr("quire.engine.engine.MAX_READ_SECONDS", 30.0)
+    with Engine(tiny_model, kv_disk_path=str(tmp_path)) as engine:
+        engine.llm.engine._step_seconds = 60.0
+        engine.llm.engine.submit(request)
+        (event,) = engine.llm.engine.step()
+        assert event.tokens == cold[:1] and engine.hits == 48
+        engine.llm.engine.cancel("a")
 
 
 def test_another_cache_type_or_block_size_finds_nothing(tiny_model: Path, tmp_path: Path) -> None:

@@ -137,6 +137,27 @@ def test_a_breaker_opens_by_itself_and_closes_again(tmp_path: Path) -> None:
         assert running.metric("breaker_state", 'state="closed"', 'worker="a"') == 1
 
 
+def test_a_worker_that_was_away_and_is_back_begins_anew(tmp_path: Path) -> None:
+    """Else one request at a time would be tried there until the first has ended: of a stream, that takes long."""
+    settings = CONFIG.replace("breaker_seconds = 0.3", "breaker_seconds = 600")
+    bad = threading.Event()
+    bad.set()
+
+    def script(connection: socket.socket, asked: Asked) -> bool:
+        connection.sendall(response(b"{}", status=500) if bad.is_set() else response(b'{"fine": 1}'))
+        return True
+
+    with upstreams(script) as [only], gateway(settings + table(only, "a"), folder=tmp_path) as running:
+        while running.workers()["a"]["breaker"] != "open":
+            running.chat()
+        bad.clear()
+        only.healthy = False
+        wait_for(lambda: running.workers()["a"]["state"] == "unhealthy")
+        only.healthy = True
+        wait_for(lambda: running.workers()["a"]["state"] == "ready")
+        assert running.workers()["a"]["breaker"] == "closed" and running.chat().status_code == 200
+
+
 def test_a_worker_that_is_full_is_not_broken(tmp_path: Path) -> None:
     def full(connection: socket.socket, asked: Asked) -> bool:
         connection.sendall(response(b"{}", status=429, extra="Retry-After: 7\r\n"))

@@ -245,7 +245,7 @@ def test_what_is_passed_of_a_broken_stream_is_what_was_told(places: list[int], c
     events = [(event("a") + event("b"), [1, 2]), (event("c"), [3]), (b"", [4]), (event("d"), [5, 6])]
     marks = [frames + b": quire " + b",".join(b"%d" % token for token in tokens) + b"\n\n" for frames, tokens in events]
     stream = b"".join(marks) + event("end") + USAGE + DONE
-    delivered = DeliveredStream()
+    delivered = DeliveredStream.begin()
     scanner = ResumableScanner(delivered, drop_usage=True)
     broken = stream[: cut % (len(stream) + 1)]
     passed = b"".join(scanner.feed(piece) for piece in (pieces(broken, places) if broken else []))

@@ -97,6 +97,20 @@ class Prefill:
             self._add_run(seq, self._chunk_size(seq, left), plan, budget)
             num_reserved += self._kv_blocks.num_reserved_blocks(seq)
 
+    def fetch(self, plan: StepPlan, num_tokens: int) -> None:
+        """Begin the fetches of those waiting sequences that the next plan could admit if they were read by then:
+        `num_tokens` of all of them that are left to compute."""
+        assert self._tiers is not None
+        num_rows = 0
+        for seq in self._groups.waiting.items:
+            num_rows += seq.group.num_rows
+            if num_tokens <= 0 or num_rows > self._rows.num_unreserved:
+                return
+            fetched = 0
+            if seq.prefill is None and self._tiers.awaits_blocks(seq, plan) and seq.fetch is not None:
+                fetched = len(seq.fetch.blocks) * self._limits.block_size
+            num_tokens -= max(len(seq.tokens) - fetched, 1)
+
     def _start(self, seq: Sequence, plan: StepPlan) -> None:
         group = seq.group
         if (slot := self._adapters.assign_slot(group.adapter)) is not None:

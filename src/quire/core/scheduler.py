@@ -31,6 +31,8 @@ from quire.core.sliding_window import SlidingWindow
 from quire.core.speculation import Speculation
 from quire.core.step_time import StepTimeController
 
+RESUMED_SHARE = 2  # tokens of resumed sequences for each that decodes, even where steps are too long already
+
 
 @dataclass(slots=True)
 class _InFlightStep:
@@ -205,6 +207,21 @@ class Scheduler:
             self._add_placeholders(plan)
         return plan
 
+    def plan_fetches(self) -> StepPlan | None:
+        """A plan that computes nothing: waiting sequences begin to fetch blocks from the disk, which the next plan may
+        find there. None: there is nothing to fetch. No plan may be in flight."""
+        assert not self._in_flight, "a plan of fetches comes while another one is in flight"
+        if self.tiers is None or not self.groups.waiting.items:
+            return None
+        plan = StepPlan(self._step, [])
+        num_running = len(self.groups.running.items)
+        self.prefill.fetch(plan, self._max_prefill(num_running, is_resuming=self.groups.waiting.items[0].group.resumed))
+        if not plan.fetches:
+            return None
+        self._step += 1
+        self._in_flight.append(_InFlightStep(plan, self.rows.owners()))
+        return plan
+
     @property
     def awaits_output(self) -> bool:
         """Whether a plan made now would be empty, since every sequence is in flight, or would part drafts that one step
@@ -272,7 +289,8 @@ class Scheduler:
     def _max_prefill(self, num_planned: int, *, is_resuming: bool) -> int:
         most = self.limits.max_num_batched_tokens - num_planned
         if num_planned:
-            most = min(most, max(self.step_time.max_tokens(is_resuming) - num_planned, self.limits.block_size))
+            least = max(self.limits.block_size, RESUMED_SHARE * num_planned * is_resuming)
+            most = min(most, max(self.step_time.max_tokens(is_resuming) - num_planned, least))
         return most
 
     def _micro_batch_share(self, budget: int, behind: Iterable[Sequence]) -> int:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 FETCH_WAIT = 0.002  # seconds between looks at messages while sequences wait for the disk alone
+MAX_READ_SECONDS = 0.05  # of fetches that a step waits for, so that their sequences are in it
+READ_SHARE = 0.5  # of the time of a step that it may wait for them
 PREFILL_WAIT = 0.25  # seconds between steps while all sequences wait for other engines; news comes at once
 SAVE_INTERVAL = 0.02  # seconds between looks at the disk while an idle engine has blocks to save
 SAVE_TIMEOUT = 2.0  # seconds that the last blocks have to get to the disk
@@ -76,6 +78,7 @@ class Engine:
         self._in_flight: deque[_StepInFlight] = deque()
         self._stopped = False
         self._collected = 0.0  # when the last step ended
+        self._step_seconds = MAX_READ_SECONDS / READ_SHARE  # of the last one
         self._only_waits = False  # the last plan had no runs, while blocks are on their way between engines
         self._live: LiveSnapshots | None = None  # while the engine is watched
         self.adapters: set[str] = set()  # keys that requests may name
@@ -203,6 +206,8 @@ class Engine:
             events += expired
         if self._transfers is not None:
             self._transfers.update()
+        if self._store is not None and not self._in_flight:
+            events += self._fetch_first()
         if self._can_plan:
             has_runs = self._submit_plan(begin)
             if has_runs and len(self._in_flight) <= self.capacity.ahead:
@@ -234,6 +239,23 @@ class Engine:
         self._in_flight.append(_StepInFlight(plan, admitted, samples, scheduled - begin, scheduled))
         return bool(plan.runs)
 
+    def _fetch_first(self) -> list[SequenceEvent]:
+        """Let sequences that wait for blocks on disk be in the next plan, where reading takes a moment only: else they
+        would wait for a whole step that begins without them."""
+        assert self._store is not None
+        plan = self._scheduler.plan_fetches()
+        if plan is None:
+            return []
+        self.executor.submit(plan)
+        events = self._scheduler.update(self.executor.collect())
+        most = min(MAX_READ_SECONDS, READ_SHARE * self._step_seconds)
+        if self._store.read_seconds(0) <= most:
+            end = time.monotonic() + most
+            while self._waits_for_disk and (left := end - time.monotonic()) > 0:
+                self._store.wait(left)
+                self._scheduler.take_transfers(self._store.take_done(), time.monotonic())
+        return events
+
     def _collect(self) -> list[SequenceEvent]:
         """Finish the oldest step in flight."""
         step = self._in_flight.popleft()
@@ -262,7 +284,7 @@ class Engine:
             scheduler=self._scheduler.stats(),
             admitted=step.admitted,
         )
-        self._collected = ran
+        self._collected, self._step_seconds = ran, self.record.run_seconds
         self._scheduler.record_step(step.plan, self.record.run_seconds)
         if self._live:
             self._live.ran(self.record)

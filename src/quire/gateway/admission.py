@@ -62,7 +62,7 @@ class AdmissionQueue:
             return request.refuse(self._router.unavailable(request.targets))
         model, worker = chosen
         lane = (request.priority, request.tenant.name, model or "")
-        if worker is not None and (request.is_charged or not self._is_behind(lane)):
+        if worker is not None and (not self._lanes or request.is_charged or not self._is_behind(lane)):
             return self._start(request, model, worker)
         if len(self) >= self.settings.max_requests:
             message = f"{len(self)} requests wait for a worker, and {self.settings.max_requests} may"

@@ -20,10 +20,9 @@ class Attempt:
     def __init__(self, exchange: "Exchange", model: str | None, worker: Worker, outgoing: OutgoingBody) -> None:
         self._exchange, self.model, self.worker, self.outgoing = exchange, model, worker, outgoing
         self.holds_head = False
-        self._num_tokens = exchange.facts.prompt_tokens + exchange.expected_output
+        self._num_tokens = exchange.prompt_tokens + exchange.expected_output
         self._sent_at = exchange.loop.time()
-        self._is_paused = False
-        self._has_answered = self._has_left = False
+        self._is_paused = self._has_answered = self._has_left = False
         self._head: tuple[int, Headers] | None = None
         self._upstream: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None

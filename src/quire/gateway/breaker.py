@@ -42,6 +42,10 @@ class CircuitBreaker:
             self._trying = True
 
     def succeeded(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """What was learned does not hold any more: the worker was away, and is back."""
         self._failures, self._opened, self._trying = 0, None, False
         self._seconds = self._open_seconds
 

@@ -162,7 +162,7 @@ class ClientConnection(asyncio.Protocol):
         self._in_head, self._num_head_bytes = False, 0
         if not self._target.startswith(b"/") or not is_clean(self._target, self._headers):
             raise BadRequest("invalid HTTP request")
-        if sum(name == b"host" for name, _ in self._headers) > 1:
+        if [name for name, _ in self._headers].count(b"host") > 1:
             raise BadRequest("the request has several Host headers")
         if (b"expect", b"100-continue") in self._headers and not self._busy:
             self._transport.write(CONTINUE)

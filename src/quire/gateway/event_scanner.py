@@ -16,7 +16,7 @@ class EventScanner:
 
     def __init__(self, is_sse: bool, drop_usage: bool = False) -> None:
         self._delimiter = b"\n\n" if is_sse else b"\n"
-        self._is_sse, self._drop_usage = is_sse, drop_usage
+        self.is_sse, self._drop_usage = is_sse, drop_usage
         self._tail = b""
         self.num_events = 0
         self.usage: TokenUsage | None = None
@@ -27,7 +27,7 @@ class EventScanner:
         if self._tail:
             data, self._tail = self._tail + data, b""
         cut = data.rfind(self._delimiter)
-        if cut < 0 and self._is_sse and b"\r\n\r\n" in data:
+        if cut < 0 and self.is_sse and b"\r\n\r\n" in data:
             self._delimiter = b"\r\n\r\n"
             cut = data.rfind(self._delimiter)
         if cut < 0:
@@ -66,6 +66,6 @@ class EventScanner:
         return b"".join(kept)
 
     def _payload(self, event: bytes) -> bytes:
-        if not self._is_sse:
+        if not self.is_sse:
             return event
         return b"\n".join(line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:"))

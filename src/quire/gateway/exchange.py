@@ -15,7 +15,7 @@ from quire.gateway.outgoing import outgoing_body
 from quire.gateway.policies import PickContext
 from quire.gateway.relay import ResponseRelay, scanner_for
 from quire.gateway.request_facts import RequestFacts
-from quire.gateway.resuming import RESUME_HEADER, ResumableScanner, delivered_stream
+from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner, delivered_stream
 from quire.gateway.routes import OPENAI_STREAMS, RouteKind
 from quire.gateway.tenants import Tenant
 from quire.gateway.usage import TokenUsage
@@ -37,6 +37,34 @@ CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
 class Exchange:
     """Implements `Answering` for the client and `Admissible` for the queue; attempts tell it what workers answer."""
 
+    # As they begin: one attribute for all costs nothing where a request does not need its own.
+    max_wait = math.inf
+    pinned: Worker | None = None  # the only worker that can answer
+    stored = ""  # the stored response that it names
+    worker: Worker | None = None
+    model: str | None = None
+    status = 0  # of the response to the client
+    error = ""
+    num_attempts = 0
+    first_token: float | None = None
+    queue_seconds = 0.0
+    span: Any = None  # of OpenTelemetry
+    clock_offset = 0  # nanoseconds from the loop's clock to that of spans
+    usage: TokenUsage | None = None
+    num_counted = 0  # what the tenant's concurrency counts for it
+    reserved = 0  # of the tenant's budget
+    is_shared: bool | None = None  # whether Redis knows what it has reserved; None: limits are not shared
+    is_charged = False  # its tenant's share has paid for it
+    has_ended = False
+    _num_deaths = 0
+    _delivered: DeliveredStream | None = None
+    _broken: BrokenStream | None = None
+    _is_paused = False
+    _attempt: Attempt | None = None
+    _hedge: Hedge | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _last_token = 0.0
+
     def __init__(
         self,
         gateway: "Gateway",
@@ -51,45 +79,20 @@ class Exchange:
         self._gateway, self._connection, self.request = gateway, connection, request
         self.id, self.tenant, self.kind, self.facts, self.targets = request_id, tenant, kind, facts, targets
         self.expected_output = facts.output_tokens if kind is RouteKind.GENERATE else 0
-        self.expected_tokens = gateway.weighted(TokenUsage(facts.prompt_tokens, 0, self.expected_output))
+        self.prompt_tokens = facts.prompt_tokens
+        self.expected_tokens = gateway.weighted(self.prompt_tokens, 0, self.expected_output)
         self.priority = tenant.priority + facts.priority  # a client may only lower that of its key
         self.loop = gateway.loop
-        self.began = self.loop.time()
-        self.max_wait = math.inf
+        self.began = self.last_heard = self.loop.time()
         self.tried: set[Worker] = set()
-        self.pinned: Worker | None = None  # the only worker that can answer
-        self.stored = ""  # the stored response that it names
-        self._tells_id = request.path == STORING_PATH
-        self.worker: Worker | None = None
-        self.model: str | None = None
-        self.context = PickContext(f"{tenant.name}/{targets[0]}", facts.prompt, gateway.session_of(request, facts))
-        self.status = 0  # of the response to the client
-        self.error = ""
-        self.num_attempts = 0
-        self.first_token: float | None = None
-        self.queue_seconds = 0.0
-        self.span: Any = None  # of OpenTelemetry
-        self.clock_offset = 0  # nanoseconds from the loop's clock to that of spans
         self.trace_headers: Headers = []  # name the span to workers
-        self.usage: TokenUsage | None = None
-        self.num_counted = 0  # what the tenant's concurrency counts for it
-        self.reserved = 0  # of the tenant's budget
-        self.is_shared: bool | None = None  # whether Redis knows what it has reserved; None: limits are not shared
-        self.is_charged = False  # its tenant's share has paid for it
-        self._num_deaths = 0
-        can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
-        self._delivered = delivered_stream(request, request_id, tenant.name, can_resume)
-        self._broken: BrokenStream | None = None
-        self._is_paused = False
-        self._attempt: Attempt | None = None
-        self._hedge: Hedge | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self.last_heard = self.began
-        self._last_token = 0.0
-        self.has_ended = False
-        self._relay = ResponseRelay(
-            connection, request, lambda: gateway.response_headers(self), lambda: self._keeps_alive
-        )
+        self._tells_id = request.path == STORING_PATH
+        session = request.header(gateway.session_header) or facts.user
+        self.context = PickContext(f"{tenant.name}/{targets[0]}", facts.prompt, session)
+        if facts.stream or b"last-event-id" in request.named:
+            can_resume = facts.stream and facts.n == 1 and request.path in OPENAI_STREAMS
+            self._delivered = delivered_stream(request, request_id, tenant.name, can_resume)
+        self._relay = ResponseRelay(connection, request, self)
 
     # -- admission
 
@@ -99,21 +102,23 @@ class Exchange:
             served = [model for model in self.targets if model in self.pinned.cards]
             return (served[0] if served else None, self.pinned) if self.pinned not in self.tried else None
         for model in self.targets:
-            if router.can_take(model, self.tried):
-                return model, router.pick(model, self.context, self.tried)
+            worker = router.pick(model, self.context, self.tried)
+            if worker is not None or router.can_take(model, self.tried):
+                return model, worker
         return None
 
     def start(self, model: str | None, worker: Worker) -> None:
-        if not self.num_attempts:
-            self.queue_seconds = self.loop.time() - self.began
-        self.model, self.worker = model, worker
-        if not self._relay.is_passing:
-            self._relay.clear()
         self.last_heard = self.loop.time()
+        if not self.num_attempts:
+            self.queue_seconds = self.last_heard - self.began
+        self.model, self.worker = model, worker
+        if not self._relay.is_passing and self.num_attempts:
+            self._relay.clear()
         self._attempt = self.ask(model, worker)
         if self._hedge is None and not self._relay.is_passing:
             self._hedge = hedge_for(self, self._gateway)
-        self._attempt.holds_head = self._hedge is not None and self._hedge.is_open
+        if self._hedge is not None:
+            self._attempt.holds_head = self._hedge.is_open
         self._attempt.connect()
         if self._timer is None and not self.has_ended:  # behind what the worker waits for
             self._watch()
@@ -137,12 +142,15 @@ class Exchange:
 
     def is_retried(self, status: int) -> bool:
         """Whether another worker is asked, or is being asked, after this status."""
+        if status == 200:
+            return False
         is_elsewhere = status == 404 and bool(self.stored)
         return (status in RETRIED_STATUSES or is_elsewhere) and (self._is_racing or self._may_ask_another())
 
     def response_began(self, attempt: Attempt, status: int, headers: Headers) -> None:
         self.last_heard = self.loop.time()
-        resumes = any(name == RESUME_HEADER for name, _ in headers)
+        named = dict(reversed(headers))
+        resumes = RESUME_HEADER in named
         if self._relay.is_passing:  # a stream goes on
             if status != 200 or not resumes:
                 attempt.cancel()
@@ -162,7 +170,8 @@ class Exchange:
             self.attempt_failed(attempt, "cannot go on with a stream", died=False, is_failure=False)
             return
         goes_on = self._delivered if resumes and attempt.outgoing.is_wrapped else None
-        self._relay.begin(status, headers, scanner_for(headers, goes_on, attempt.outgoing.drop_usage))
+        media_type = named.get(b"content-type", b"")
+        self._relay.begin(status, headers, scanner_for(media_type, goes_on, attempt.outgoing.drop_usage))
 
     def response_data(self, attempt: Attempt, data: bytes) -> None:
         self.last_heard = self.loop.time()
@@ -212,9 +221,15 @@ class Exchange:
             self._gateway.metrics.token(self, now - self._last_token, count)
         self._last_token = now
 
+    # -- told to the relay
+
     @property
-    def _keeps_alive(self) -> bool:
+    def keeps_alive(self) -> bool:
         return self.request.keep_alive and not self._gateway.draining
+
+    @property
+    def own_headers(self) -> Headers:
+        return self._gateway.response_headers(self)
 
     # -- two attempts
 
@@ -362,7 +377,7 @@ class Exchange:
     def _end(self, status: int) -> None:
         connection = self._connection
         if self._finish(status):
-            connection.end(self._keeps_alive)
+            connection.end(self.keeps_alive)
 
     def _finish(self, status: int) -> bool:
         """Settle everything, once."""
@@ -391,4 +406,4 @@ class Exchange:
         if self.first_token is None or self.status not in (200, CLIENT_CLOSED):
             return TokenUsage()
         output = self._relay.scanner.num_events if self._relay.scanner is not None else 0
-        return TokenUsage(self.facts.prompt_tokens, 0, output if self.kind is RouteKind.GENERATE else 0)
+        return TokenUsage(self.prompt_tokens, 0, output if self.kind is RouteKind.GENERATE else 0)

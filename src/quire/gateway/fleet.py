@@ -185,6 +185,8 @@ class WorkerFleet:
         if was_healthy and not worker.healthy:
             self._events.away(worker)
             self._on_reset(worker)  # whatever comes back there has computed nothing yet
+        if worker.healthy and not was_healthy:
+            worker.breaker.reset()  # failures were those of the process before, or of the way to it
         if worker.ready:
             self._on_change()
 

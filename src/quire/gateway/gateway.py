@@ -58,7 +58,7 @@ OPEN_PATHS = READY_PATHS | {"/health", "/health/liveliness", "/health/liveness",
 class Gateway:
     def __init__(self, config: GatewayConfig) -> None:
         self.loop = asyncio.get_running_loop()
-        self.config = config
+        self.config, self.session_header = config, config.session_header.lower().encode()
         self.draining = False
         self.metrics = GatewayMetrics()
         self.audit = AuditLog(config.audit_log)
@@ -85,6 +85,7 @@ class Gateway:
         self.fleet.check(CONFIGURATION, config.workers)
         self.audit.reopen(config.audit_log)
         old, self.config, self.queue.settings = self.config, config, config.queue
+        self.session_header = config.session_header.lower().encode()
         if late := [name for name in START_ONLY if getattr(old, name) != getattr(config, name)]:
             log.warning("changes of %s take effect at the next start", ", ".join(late))
         self.tenants.update(config.keys)
@@ -129,7 +130,7 @@ class Gateway:
 
     def handle(self, connection: ClientConnection, request: ClientRequest) -> Exchange | None:
         asked = request.header(b"x-request-id")
-        request_id = asked if _GOOD_ID.fullmatch(asked) else os.urandom(16).hex()
+        request_id = asked if asked and _GOOD_ID.fullmatch(asked) else os.urandom(16).hex()
         try:
             return self._begin(connection, request, request_id)
         except QuireError as error:
@@ -239,7 +240,7 @@ class Gateway:
         tenant, usage = exchange.tenant, exchange.spent
         spent = self.charges.settle(exchange, usage)
         if exchange.num_attempts:
-            difference = self.weighted(usage) - exchange.expected_tokens
+            difference = self.weighted(usage.prompt, usage.cached, usage.output) - exchange.expected_tokens
             self.queue.counters.correct(tenant.name, difference, tenant.weight)
         name, now = worker.name if worker else "", self.loop.time()
         self.metrics.ended(exchange, name, usage, spent, now)
@@ -268,19 +269,15 @@ class Gateway:
             queue_seconds=round(exchange.queue_seconds, 6),
         )
 
-    def weighted(self, usage: TokenUsage) -> float:
+    def weighted(self, prompt: int, cached: int, output: int) -> float:
         """Tokens as tenants' shares count them."""
         settings = self.config.queue
-        computed = usage.prompt - usage.cached
-        return computed + settings.cached_weight * usage.cached + settings.output_weight * usage.output
-
-    def session_of(self, request: ClientRequest, facts: RequestFacts) -> str:
-        return request.header(self.config.session_header.lower().encode()) or facts.user
+        return prompt - cached + settings.cached_weight * cached + settings.output_weight * output
 
     def response_headers(self, exchange: Exchange) -> Headers:
         shown = [(b"x-request-id", exchange.id.encode())]
-        if exchange.num_counted:
-            shown += [(name.encode(), value.encode()) for name, value in exchange.tenant.quota.headers().items()]
+        if exchange.num_counted and (quota := exchange.tenant.quota.headers()):
+            shown += [(name.encode(), value.encode()) for name, value in quota.items()]
         return shown
 
     # -- what the gateway answers itself

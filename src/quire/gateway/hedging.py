@@ -2,8 +2,9 @@
 answer wins."""
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.gateway.attempt import Attempt
 from quire.gateway.policies import PickContext
@@ -57,7 +58,7 @@ class Hedge:
         first = exchange.worker
         if first is None or exchange.num_attempts >= gateway.config.faults.max_attempts or len(gateway.queue):
             return  # requests that wait for a worker come first
-        self.context = replace(exchange.context)
+        self.context = msgspec.structs.replace(exchange.context)
         worker = gateway.router.pick(exchange.model, self.context, exchange.tried)
         if worker is None or not gateway.hedge_credit.spend():
             return

@@ -16,11 +16,13 @@ class LoopDetected(QuireError):
 
 def via(request: ClientRequest) -> bytes:
     """The proxies that a request has passed, this one the last of them."""
+    if b"via" not in request.named:
+        return OWN_HOP
     given = [value for name, value in request.headers if name == b"via"]
     return b", ".join([*given, OWN_HOP])
 
 
 def check_loop(request: ClientRequest) -> None:
     """Raises LoopDetected."""
-    if any(name == b"via" and OWN_NAME in value for name, value in request.headers):
+    if b"via" in request.named and any(name == b"via" and OWN_NAME in value for name, value in request.headers):
         raise LoopDetected("a worker of this gateway leads back to it", "name engines as workers, not this gateway")

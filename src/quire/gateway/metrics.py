@@ -58,7 +58,7 @@ class GatewayMetrics:
             return
         self.decisions[model, worker] += 1
         self.cost[tenant] += cost
-        self.predicted_tokens += exchange.context.predicted_hit * exchange.facts.prompt_tokens
+        self.predicted_tokens += exchange.context.predicted_hit * exchange.prompt_tokens
         for kind, count in (("prompt", usage.prompt), ("cached", usage.cached), ("output", usage.output)):
             self.tokens[model, tenant, kind] += count
         _of(self.queued, exchange).observe(exchange.queue_seconds)

@@ -1,9 +1,10 @@
 """What is sent to a worker: the body, with the model's own name and what the gateway adds, and the head."""
 
-from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+import msgspec
 
 from quire.gateway.loops import via
 from quire.gateway.request_facts import RequestFacts, with_fields
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from quire.gateway.gateway import Gateway
 
 
-@dataclass(slots=True)
-class OutgoingBody:
+class OutgoingBody(msgspec.Struct):
     body: bytes
     target: bytes
     is_wrapped: bool = False  # with what another worker needs to go on
@@ -75,17 +75,24 @@ def outgoing_head(
     trace_headers: Headers,
 ) -> bytes:
     """`seconds_left`: until the deadline of the client, infinite where it has none."""
-    extra = [(b"x-request-id", request_id.encode("ascii")), *trace_headers]
-    extra += ((b"accept-encoding", b""), (b"via", via(request)))  # the gateway reads what passes
+    forwarded = request.named.get(b"x-forwarded-for")
+    own = {
+        b"x-request-id": request_id.encode("ascii"),
+        b"accept-encoding": b"",  # the gateway reads what passes
+        b"via": via(request),
+        b"x-forwarded-for": forwarded + b", " + peer if forwarded else peer,
+    }
+    own.update(trace_headers)
     if outgoing.is_wrapped:
-        extra.append((RESUME_HEADER, b"1"))
-    extra += worker.credentials or ([] if gateway.tenants.is_open else [(name, b"") for name in CREDENTIALS])
+        own[RESUME_HEADER] = b"1"
+    if worker.credentials:
+        own.update(worker.credentials)
+    elif not gateway.tenants.is_open:
+        own.update(dict.fromkeys(CREDENTIALS, b""))
     if isfinite(seconds_left):
-        extra.append((b"x-request-timeout", b"%.3f" % max(seconds_left, 0.001)))
-    forwarded = request.header(b"x-forwarded-for").encode("latin-1")
-    extra.append((b"x-forwarded-for", forwarded + b", " + peer if forwarded else peer))
+        own[b"x-request-timeout"] = b"%.3f" % max(seconds_left, 0.001)
     changed = request if outgoing.target is request.target else _with_target(request, outgoing.target)
-    return request_head(changed, worker.pool.host, worker.pool.prefix, len(outgoing.body), extra)
+    return request_head(changed, worker.pool.host, worker.pool.prefix, len(outgoing.body), own)
 
 
 def _with_target(request: ClientRequest, target: bytes) -> ClientRequest:

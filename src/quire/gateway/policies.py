@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
+
+import msgspec
 
 from quire.core.known_prefixes import ApproximatePrefixes, KnownPrefixes, pick_holder
 from quire.gateway.config import CacheAware, PolicyName
@@ -13,8 +14,7 @@ from quire.gateway.prefix_index import EventPrefixes, prompt_blocks
 from quire.gateway.worker import Worker
 
 
-@dataclass(slots=True)
-class PickContext:
+class PickContext(msgspec.Struct):
     """What a policy may know of a request."""
 
     namespace: str  # tenant and model: prefixes are shared within it

@@ -1,6 +1,6 @@
 """The response of one exchange on its way to the client: held until it is whole, or passed on as it comes."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from quire.core.errors import QuireError
 from quire.gateway.client_connection import ClientConnection
@@ -11,36 +11,35 @@ from quire.gateway.wire import ClientRequest, Headers, error_body, response_head
 
 HELD_BYTES = 1 << 20  # of a response that is not streamed: until then nothing is sent, and another worker may be asked
 LAST_CHUNK = b"0\r\n\r\n"
-STREAM_TYPES = (b"text/event-stream", b"application/x-ndjson")
+SSE = b"text/event-stream"
+STREAM_TYPES = (SSE, b"application/x-ndjson")
 
 
-def scanner_for(headers: Headers, delivered: DeliveredStream | None, drop_usage: bool) -> EventScanner | None:
-    """Of a response with these headers; None unless it is a stream. `delivered`: of one that can go on elsewhere."""
-    if not _media_type(headers).startswith(STREAM_TYPES):
+def scanner_for(media_type: bytes, delivered: DeliveredStream | None, drop_usage: bool) -> EventScanner | None:
+    """Of such a response; None unless it is a stream. `delivered`: of one that can go on elsewhere."""
+    if not media_type.startswith(STREAM_TYPES):
         return None
-    return EventScanner(is_sse(headers), drop_usage) if delivered is None else ResumableScanner(delivered, drop_usage)
+    if delivered is not None:
+        return ResumableScanner(delivered, drop_usage)
+    return EventScanner(media_type.startswith(SSE), drop_usage)
 
 
-def is_sse(headers: Headers) -> bool:
-    return _media_type(headers).startswith(b"text/event-stream")
+class Answered(Protocol):
+    """Whose response it is."""
 
+    @property
+    def own_headers(self) -> Headers:
+        """What the gateway adds to the head."""
 
-def _media_type(headers: Headers) -> bytes:
-    return next((value for name, value in headers if name == b"content-type"), b"")
+    @property
+    def keeps_alive(self) -> bool:
+        """Whether the connection goes on behind the response."""
 
 
 class ResponseRelay:
-    """`own_headers`: what the gateway adds to the head; `keeps_alive`: whether the connection goes on behind it."""
-
-    def __init__(
-        self,
-        connection: ClientConnection,
-        request: ClientRequest,
-        own_headers: Callable[[], Headers],
-        keeps_alive: Callable[[], bool],
-    ) -> None:
+    def __init__(self, connection: ClientConnection, request: ClientRequest, answered: Answered) -> None:
         self._connection, self._request = connection, request
-        self._own_headers, self._keeps_alive = own_headers, keeps_alive
+        self._answered: Answered | None = answered
         self.clear()
 
     def clear(self) -> None:
@@ -95,22 +94,24 @@ class ResponseRelay:
 
     def close(self) -> None:
         """Its exchange is not asked any more."""
-        self._own_headers, self._keeps_alive = list, bool
+        self._answered = None
 
     def refuse(self, error: QuireError) -> None:
         """Nothing was sent before."""
-        extra = self._own_headers()
+        assert self._answered is not None
+        extra = self._answered.own_headers
         if (seconds := getattr(error, "retry_after", None)) is not None:
             extra.append((b"retry-after", str(seconds).encode()))
         body = error_body(self._request.path, error)
-        self._connection.write(whole_response(error.status, body, extra, self._keeps_alive(), b"application/json"))
+        keeps_alive = self._answered.keeps_alive
+        self._connection.write(whole_response(error.status, body, extra, keeps_alive, b"application/json"))
 
     def break_off(self, error: QuireError) -> bool:
         """End a stream of events with an error. -> False where the response can only be cut off"""
         if self.scanner is None or not self._chunked:
             return False
         event = error_body(self._request.path, error)
-        self._write(b"data: " + event + b"\n\n" if is_sse(self._headers) else event + b"\n")
+        self._write(b"data: " + event + b"\n\n" if self.scanner.is_sse else event + b"\n")
         self._connection.write(LAST_CHUNK)
         return True
 
@@ -120,12 +121,14 @@ class ResponseRelay:
 
     def _send_head(self, body: bytes | None) -> None:
         """With the whole body, where it is there."""
+        assert self._answered is not None
         self.is_passing = True
         framing = b"" if body is None else b"content-length: %d" % len(body)
         if body is None and not self._request.is_http10:
             self._chunked, framing = True, b"transfer-encoding: chunked"
-        head = response_head(self.status, self._headers, framing, self._keeps_alive(), self._own_headers())
-        self._connection.write(head + (body or b""))
+        answered = self._answered
+        head = response_head(self.status, self._headers, framing, answered.keeps_alive, answered.own_headers)
+        self._connection.write(head + body if body else head)
 
     def _write(self, data: bytes) -> None:
         self._connection.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)

@@ -1,6 +1,5 @@
 """What the gateway reads of a body: the model, whether it streams, how large it is. All else stays bytes."""
 
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,6 +22,10 @@ LIMIT_FIELDS = (
     "n_predict",
 )
 SCHEMA_FIELDS = ("response_format", "structured_outputs", "guided_json", "format")
+NESTED_FIELDS = ("options", "parameters")  # of Ollama; of TGI and KServe: limits may stand in them
+RARE_SCALARS = ("n", "best_of", "priority", "user", "cache_salt", "previous_response_id")
+RARE_FIELDS = frozenset({"tools", *SCHEMA_FIELDS, *RARE_SCALARS})
+SCALARS = frozenset({"model", *LIMIT_FIELDS, *RARE_SCALARS})
 MAX_PRIORITY = 1000
 MAX_COUNT = 1 << 24  # tokens or completions: more is as much, to a gateway; the worker refuses it
 MAX_MODEL_NAME = 512  # characters
@@ -31,8 +34,7 @@ _items = msgspec.json.Decoder(list[msgspec.Raw])
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-@dataclass(slots=True)
-class RequestFacts:
+class RequestFacts(msgspec.Struct):
     model: str | None = None
     stream: bool = False
     has_tools: bool = False
@@ -44,7 +46,7 @@ class RequestFacts:
     previous: str = ""  # the stored response that it goes on from
     priority: int = 0  # what it asks for: lower is served earlier
     prompt: bytes = b""  # as JSON
-    fields: dict[str, Any] = field(default_factory=dict)  # name -> JSON
+    fields: dict[str, Any] = {}  # name -> JSON
 
     @property
     def prompt_tokens(self) -> int:
@@ -69,32 +71,43 @@ def read_facts(path: str, body: bytes) -> RequestFacts:
         fields = _fields.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not a JSON object: {error}", "send JSON") from None
-    model = (
-        unquote(path_model(path) or "")
-        or _text(fields, "model")
-        or (_text(fields, "name") if path == "/api/show" else None)
-    )
+    values = {name: _value(name, raw) for name, raw in fields.items() if name in SCALARS}
+    named = path_model(path)
+    model = unquote(named) if named else _text(values, "model")
+    if model is None and path == "/api/show":
+        model = _text({"name": _value("name", fields["name"])}, "name") if "name" in fields else None
     if model is not None and len(model) > MAX_MODEL_NAME:
         raise BadRequest(f"the model's name has {len(model)} characters", f"at most {MAX_MODEL_NAME}", param="model")
-    if doubled := [name for name in fields if name != "model" and name.casefold() == "model"]:
+    if doubled := [name for name in fields if name.casefold() == "model" and name != "model"]:
         # Go's servers take it for `model`, so a key could name two models.
         raise BadRequest(f"the field `{doubled[0]}` is not `model`, and some workers take it for that", param="model")
-    places = (fields, _nested(fields, "options"), _nested(fields, "parameters"))  # of Ollama; of TGI and KServe
-    limits = [_count(where, name) for where in places for name in LIMIT_FIELDS if name in where]
-    return RequestFacts(
-        model=model,
-        stream=_streams(path, fields),
-        has_tools=_given(fields, "tools"),
-        has_schema=any(_given(fields, name) for name in SCHEMA_FIELDS if name in fields),
-        n=max(_count(fields, "n") or 1, _count(fields, "best_of") or 1) * _num_prompts(fields),
-        max_tokens=max((limit for limit in limits if limit is not None), default=None),  # which counts, a worker knows
-        user=_text(fields, "user") or "",
-        cache_salt=_text(fields, "cache_salt") or "",
-        previous=_text(fields, "previous_response_id") or "",
-        priority=min(_count(fields, "priority") or 0, MAX_PRIORITY),
-        prompt=b"".join(bytes(fields[name]) for name in PROMPT_FIELDS if name in fields),
-        fields=fields,
-    )
+    facts = RequestFacts(model, _streams(path, fields), max_tokens=_max_tokens(fields, values), fields=fields)
+    facts.prompt = b"".join([fields[name] for name in PROMPT_FIELDS if name in fields])
+    if "prompt" in fields:
+        facts.n = _num_prompts(fields["prompt"])
+    if not fields.keys().isdisjoint(RARE_FIELDS):
+        _read_rare(facts, fields, values)
+    return facts
+
+
+def _max_tokens(fields: dict[str, Any], values: dict[str, Any]) -> int | None:
+    """The largest of its limits: which of them counts, a worker knows."""
+    limits = [_count(values, name) for name in LIMIT_FIELDS if name in values]
+    for nested in [_nested(fields[name]) for name in NESTED_FIELDS if name in fields]:
+        inner = {name: _value(name, nested[name]) for name in LIMIT_FIELDS if name in nested}
+        limits += [_count(inner, name) for name in inner]
+    return max([limit for limit in limits if limit is not None], default=None)
+
+
+def _read_rare(facts: RequestFacts, fields: dict[str, Any], values: dict[str, Any]) -> None:
+    """What most requests do not have."""
+    facts.has_tools = "tools" in fields and _is_given(fields["tools"])
+    facts.has_schema = any(_is_given(fields[name]) for name in SCHEMA_FIELDS if name in fields)
+    facts.n *= max(_count(values, "n") or 1, _count(values, "best_of") or 1)
+    facts.user = _text(values, "user") or ""
+    facts.cache_salt = _text(values, "cache_salt") or ""
+    facts.previous = _text(values, "previous_response_id") or ""
+    facts.priority = min(_count(values, "priority") or 0, MAX_PRIORITY)
 
 
 def with_fields(facts: RequestFacts, changes: dict[str, Any]) -> bytes:
@@ -107,12 +120,12 @@ def _streams(path: str, fields: dict[str, Any]) -> bool:
         return True
     if path in ("/api/chat", "/api/generate"):  # Ollama's stream unless told otherwise
         return bytes(fields.get("stream", b"true")).strip() != b"false"
-    return bytes(fields.get("stream", b"")).strip() == b"true"
+    return "stream" in fields and bytes(fields["stream"]).strip() == b"true"
 
 
-def _num_prompts(fields: dict[str, Any]) -> int:
+def _num_prompts(prompt: msgspec.Raw) -> int:
     """A list of texts, or of lists of token ids, is several prompts."""
-    raw = bytes(fields.get("prompt", b""))
+    raw = bytes(prompt)
     if raw[:1] != b"[" or raw[1:].lstrip()[:1] not in (b'"', b"["):
         return 1
     try:
@@ -121,32 +134,27 @@ def _num_prompts(fields: dict[str, Any]) -> int:
         raise _unreadable("prompt") from None
 
 
-def _text(fields: dict[str, Any], name: str) -> str | None:
-    value = _value(fields, name)
+def _text(values: dict[str, Any], name: str) -> str | None:
+    value = values.get(name)
     return value if isinstance(value, str) and value else None
 
 
-def _count(fields: dict[str, Any], name: str) -> int | None:
-    value = _value(fields, name)
+def _count(values: dict[str, Any], name: str) -> int | None:
+    value = values.get(name)
     return min(value, MAX_COUNT) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _nested(fields: dict[str, Any], name: str) -> dict[str, Any]:
+def _nested(raw: msgspec.Raw) -> dict[str, Any]:
     try:
-        return _fields.decode(fields[name]) if name in fields else {}
+        return _fields.decode(raw)
     except (msgspec.MsgspecError, RecursionError):
         return {}
 
 
-def _value(fields: dict[str, Any], name: str) -> Any:
-    """A scalar; None where there is none. Raises BadRequest for one that cannot be read."""
-    if name not in fields:
-        return None
-    raw = bytes(fields[name])
-    if raw[:1] in (b"{", b"["):
-        return None
+def _value(name: str, raw: msgspec.Raw) -> Any:
+    """A scalar; None where it is none. Raises BadRequest for one that cannot be read."""
     try:
-        return msgspec.json.decode(raw)
+        return None if bytes(raw)[:1] in (b"{", b"[") else msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):  # a number beyond 64 bits, half a surrogate pair
         raise _unreadable(name) from None
 
@@ -157,5 +165,5 @@ def _unreadable(name: str) -> BadRequest:
     )
 
 
-def _given(fields: dict[str, Any], name: str) -> bool:
-    return name in fields and bytes(fields[name]).strip() not in (b"null", b"[]", b'""', b"{}")
+def _is_given(raw: msgspec.Raw) -> bool:
+    return bytes(raw).strip() not in (b"null", b"[]", b'""', b"{}")

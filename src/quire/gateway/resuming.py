@@ -1,12 +1,10 @@
 """Streams that go on at another worker, or through another gateway: what was delivered, and the wrapper that the next
 worker gets."""
 
-import random
+import os
 import time
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 
@@ -19,20 +17,22 @@ MARK = b": quire "  # begins the comment that tells the tokens of the events bef
 
 MAX_SKIPPED = 1 << 20  # tokens
 
-_rng = random.SystemRandom()
 
-
-@dataclass(slots=True)
-class DeliveredStream:
+class DeliveredStream(msgspec.Struct):
     """The answer, whichever workers make it: its id, time and seed, and the tokens that are with the client."""
 
-    id: str = field(default_factory=lambda: uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-    seed: int = field(default_factory=lambda: _rng.getrandbits(63))
-    events: list[list[int]] = field(default_factory=list)
+    id: str
+    seed: int
+    created: int
+    events: list[list[int]] = []
     num_tokens: int = 0  # of these events
     num_skipped: int = 0  # first tokens that the client has from another connection
     tells_ids: bool = False  # each event is told with the number of tokens up to its end
+
+    @classmethod
+    def begin(cls) -> "DeliveredStream":
+        drawn = os.urandom(24)
+        return cls(drawn[:16].hex(), int.from_bytes(drawn[16:]) >> 1, int(time.time()))
 
     @classmethod
     def named(cls, tenant: str, request_id: str, body: bytes, num_skipped: int) -> "DeliveredStream":
@@ -40,7 +40,7 @@ class DeliveredStream:
         come again when the client comes back through another one."""
         digest = blake2b(repr((tenant, request_id)).encode() + body, digest_size=24).digest()
         seed = int.from_bytes(digest[16:]) >> 1
-        return cls(digest[:16].hex(), seed=seed, num_skipped=num_skipped, tells_ids=True)
+        return cls(digest[:16].hex(), seed, int(time.time()), num_skipped=num_skipped, tells_ids=True)
 
     def tell(self, tokens: list[int]) -> None:
         self.events.append(tokens)
@@ -114,7 +114,7 @@ def delivered_stream(request: ClientRequest, request_id: str, tenant: str, can_r
         raise BadRequest(message, "send the request as before, with the same x-request-id")
     if not can_resume:
         return None
-    return DeliveredStream.named(tenant, request_id, request.body, num_skipped) if is_named else DeliveredStream()
+    return DeliveredStream.named(tenant, request_id, request.body, num_skipped) if is_named else DeliveredStream.begin()
 
 
 def read_last_event_id(value: str) -> int:

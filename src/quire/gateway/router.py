@@ -44,6 +44,8 @@ class Router:
         name = facts.model or self._config.default_model
         if name is None:
             return [None]
+        if name not in self._config.models and self.serving(name):
+            return [name]
         chosen = list(dict.fromkeys(self._resolve(name, facts, request)))
         if not any(self.serving(model) for model in chosen) and not any(model in self.names() for model in chosen):
             near = nearest(name, self.names())
@@ -85,8 +87,11 @@ class Router:
         """None: no worker that takes requests has room for one more."""
         open_workers = [
             worker
-            for worker in self.serving(model)
-            if worker.takes_requests and worker.has_room and worker not in tried
+            for worker in self._workers
+            if (model is None or model in worker.cards)
+            and worker.takes_requests
+            and worker.has_room
+            and worker not in tried
         ]
         return self.policy(model).pick(open_workers, context) if open_workers else None
 

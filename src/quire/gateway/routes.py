@@ -61,12 +61,12 @@ def route_kind(method: str, path: str) -> RouteKind | None:
 
 def path_model(path: str) -> str | None:
     """The model that a path names."""
-    match = _KSERVE.fullmatch(path)
+    match = _KSERVE.fullmatch(path) if path.startswith("/v2/") else None
     return match["model"] if match else None
 
 
 def stored_id(path: str) -> str | None:
-    match = _STORED.fullmatch(path)
+    match = _STORED.fullmatch(path) if path.startswith("/v1/responses/") else None
     return match["id"] if match and path != "/v1/responses/input_tokens" else None
 
 

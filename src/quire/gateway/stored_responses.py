@@ -27,6 +27,8 @@ class StoredResponses:
         """Send a request that names a stored response to its worker. Where that is not known, after a restart or with
         several gateways, workers are asked one after the other. Raises UnknownPath for one of another tenant."""
         exchange.stored = stored_id(exchange.request.path) or exchange.facts.previous
+        if not exchange.stored:
+            return
         tenant, worker = self._known.get(exchange.stored, (exchange.tenant.name, None))
         if tenant != exchange.tenant.name:
             raise UnknownPath(f"there is no response `{exchange.stored}`")

@@ -1,14 +1,11 @@
 """How many tokens a response took, read from what workers of all dialects say in it."""
 
-from dataclasses import dataclass
-
 import msgspec
 
 MARKS = (b'"usage"', b'"eval_count"', b'"tokens_predicted"', b'"generated_tokens"')  # a body without any says nothing
 
 
-@dataclass(slots=True)
-class TokenUsage:
+class TokenUsage(msgspec.Struct):
     prompt: int = 0
     cached: int = 0
     output: int = 0

@@ -3,8 +3,7 @@
 Every message is framed anew. What one side says about lengths never reaches the other side unchecked."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -23,13 +22,13 @@ HOP_BY_HOP = frozenset(
     b"upgrade http2-settings content-length host expect".split()
 )
 CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"cookie"})
+NOT_PASSED_BACK = HOP_BY_HOP | KEPT_BACK
 
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BAD_TARGET = re.compile(rb"[\x00-\x20\x7f]")
 
 
-@dataclass(slots=True)
-class ClientRequest:
+class ClientRequest(msgspec.Struct):
     method: str
     target: bytes  # path and query, as sent
     path: str
@@ -37,33 +36,32 @@ class ClientRequest:
     body: bytes = b""
     keep_alive: bool = True
     is_http10: bool = False
+    named: dict[bytes, bytes] = {}  # the first header of each name
+
+    def __post_init__(self) -> None:
+        self.named = dict(reversed(self.headers))
 
     def header(self, name: bytes) -> str:
         """The first of that name, or nothing."""
-        for other, value in self.headers:
-            if other == name:
-                return value.decode("latin-1")
-        return ""
+        return self.named.get(name, b"").decode("latin-1")
 
 
 def is_clean(target: bytes, headers: Headers) -> bool:
     """Whether nothing in it could be read as the end of a line."""
-    return not _BAD_TARGET.search(target) and not any(_BAD_VALUE.search(value) for _, value in headers)
+    return not _BAD_TARGET.search(target) and not _BAD_VALUE.search(b"".join([value for _, value in headers]))
 
 
 def request_head(
-    request: ClientRequest, host: bytes, prefix: bytes, num_body_bytes: int, extra: Iterable[tuple[bytes, bytes]]
+    request: ClientRequest, host: bytes, prefix: bytes, num_body_bytes: int, own: Mapping[bytes, bytes]
 ) -> bytes:
-    """`prefix`: the path that a worker is served under. `extra` replaces headers of the same name."""
-    own = list(extra)
-    skipped = {name for name, _ in own} | connection_names(request.headers)
-    lines = [f"{request.method} ".encode(), prefix, request.target, b" HTTP/1.1\r\nhost: ", host, b"\r\n"]
+    """`prefix`: the path that a worker is served under. `own` replaces headers of the same name; an empty one is left
+    out."""
+    skipped = connection_names(request.headers) if b"connection" in request.named else ()
+    lines = [b"%b %b%b HTTP/1.1\r\nhost: %b\r\n" % (request.method.encode(), prefix, request.target, host)]
     for name, value in request.headers:
-        if name not in HOP_BY_HOP and name not in skipped and not name.startswith(PRIVATE_PREFIX):
-            lines += (name, b": ", value, b"\r\n")
-    for name, value in own:
-        if value:
-            lines += (name, b": ", value, b"\r\n")
+        if name not in HOP_BY_HOP and name not in own and name not in skipped and not name.startswith(PRIVATE_PREFIX):
+            lines.append(b"%b: %b\r\n" % (name, value))
+    lines += [b"%b: %b\r\n" % header for header in own.items() if header[1]]
     if num_body_bytes or request.method in ("POST", "PUT", "PATCH"):
         lines.append(b"content-length: %d\r\n" % num_body_bytes)
     lines.append(b"\r\n")
@@ -72,13 +70,13 @@ def request_head(
 
 def response_head(status: int, headers: Headers, framing: bytes, keep_alive: bool, extra: Headers) -> bytes:
     """`framing`: `content-length: N`, `transfer-encoding: chunked`, or nothing where closing the connection ends it."""
-    skipped = KEPT_BACK | {name for name, _ in extra} | connection_names(headers)
+    skipped = connection_names(headers)
+    skipped.update([name for name, _ in extra])
     lines = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
     for name, value in headers:
-        if name not in HOP_BY_HOP and name not in skipped:
-            lines += (name, b": ", value, b"\r\n")
-    for name, value in extra:
-        lines += (name, b": ", value, b"\r\n")
+        if name not in NOT_PASSED_BACK and name not in skipped:
+            lines.append(b"%b: %b\r\n" % (name, value))
+    lines += [b"%b: %b\r\n" % header for header in extra]
     if framing:
         lines += (framing, b"\r\n")
     if not keep_alive:

@@ -92,8 +92,9 @@ class Worker:
 
     def begin(self, tokens: int) -> None:
         self.num_requests += 1
+        if not self.num_in_flight:
+            self._drained.clear()
         self._take(1, tokens)
-        self._drained.clear()
         self.breaker.begin()
 
     def _take(self, num: int, tokens: int) -> None:
@@ -149,8 +150,8 @@ class Worker:
     async def get(self, path: str, timeout: float) -> "WorkerAnswer":
         """GET `path`. Raises OSError or TimeoutError."""
         request = ClientRequest("GET", path.encode(), path, [])
-        extra = [*self.credentials, (b"via", via(request))]
-        head = request_head(request, self.pool.host, self.pool.prefix, 0, extra)
+        own = {b"via": via(request), **dict(self.credentials)}
+        head = request_head(request, self.pool.host, self.pool.prefix, 0, own)
         async with asyncio.timeout(timeout):
             while True:
                 connection = self.pool.take() or await self.pool.connect()

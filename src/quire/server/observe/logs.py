@@ -58,6 +58,8 @@ def log_request(context: RequestContext, status: int) -> None:
             "cached_tokens": context.cached_tokens,
             "output_tokens": context.output_tokens,
         }
+    if context.records and (admitted := context.records[0].admitted) is not None:
+        fields["admitted"] = round(admitted - context.began, 6)
     if context.first_token is not None:
         fields["ttft"] = round(context.first_token - context.began, 6)
     if context.finish_reasons:
