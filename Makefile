@@ -5,6 +5,7 @@
 # make check-deploy     the files of deploy/ by their schemas
 # make bench-quantize   its quantizer beside theirs                  make bench-gateway   its gateway beside theirs
 # make bench-many       ranks on several GPUs                        make bench-readers   its formats in their own libraries
+# make bench-tiers      host memory beside a GPU, and vLLM's
 #
 # .venv        what a user gets: no torch, no compiler needed to run
 # .venv-dev    tests, linters and the libraries that results are compared with; imports quire from src/
@@ -57,7 +58,7 @@ NATIVE := $(shell find native -type f) CMakeLists.txt
 PACKAGE := $(shell find src -type f -not -name '*.so' -not -name '*.pyc') pyproject.toml README.md LICENSE
 
 .PHONY: serve fleet model build wheel test test-install test-wheel test-native test-python test-clients trials check format \
-	check-deploy bench bench-parts bench-quantize bench-readers bench-gateway bench-many clean
+	check-deploy bench bench-parts bench-quantize bench-readers bench-gateway bench-many bench-tiers clean
 
 serve: $(VENV)
 	@.venv/bin/quire serve $(MODEL) --host $(HOST) --port $(PORT)
@@ -133,6 +134,10 @@ bench-readers: build $(VENV_DEV) $(LLAMA) $(LLMCOMPRESSOR) $(GPTQMODEL) $(BITSAN
 
 bench-many: build $(VENV_DEV)
 	.venv-dev/bin/python -m benchmarks.gpu.many $(ARGS)
+
+# VLLM_PYTHON: an interpreter with vLLM for GPUs and, unless ARGS="--engines quire vllm", LMCache.
+bench-tiers: build $(VENV_DEV)
+	.venv-dev/bin/python -m benchmarks.tiers_peers --vllm-python $(VLLM_PYTHON) $(ARGS)
 
 bench-gateway: build $(VENV_DEV) $(LITELLM) $(ROUTERS)
 	.venv-dev/bin/python -m benchmarks.gateway --peer litellm=.venv-litellm/bin/litellm \
