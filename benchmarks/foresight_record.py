@@ -3,14 +3,15 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from quire.planning.calibration import Calibration
+from quire.planning.calibration import Calibration, measured_steps
 from quire.planning.fleet import Fleet, SimulatedEngine
 from quire.planning.simulator import Simulation
+from quire.planning.step_fit import MeasuredStep
 from quire.planning.step_times import ServingCosts, StepTimes, StepWork
 from quire.planning.summary import percentile
 from quire.planning.workload import Arrival, WorkloadSpec, generate
@@ -62,6 +63,7 @@ class RecordedRun:
     real: Latencies
     load: float = 0.0  # requests a second, as a share of what can be served; 0: all at once, or not known
     busy: float = 0.0  # share of the time in which a step ran
+    steps: tuple[MeasuredStep, ...] = ()  # that ran, those that are alike as one; earlier records have none
 
     def arrivals(self) -> list[Arrival]:
         """As they were sent."""
@@ -83,8 +85,11 @@ class RecordedRun:
         real = {**asdict(self.real), "ttft": _rounded(self.real.ttft), "latency": _rounded(self.real.latency)}
         sent = _rounded(self.sent)
         shares = {"load": self.load, "busy": round(self.busy, DIGITS)}
-        engine = asdict(self.engine)
-        return {"workload": self.workload, **shares, "spec": spec, "engine": engine, "sent": sent, "real": real}
+        steps = [[*astuple(step.work), round(step.seconds, 7), step.count] for step in self.steps]
+        return {
+            "workload": self.workload, **shares, "spec": spec, "engine": asdict(self.engine), "sent": sent,
+            "real": real, "steps": steps,
+        }  # fmt: skip
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "RecordedRun":
@@ -92,6 +97,7 @@ class RecordedRun:
         return cls(
             values["workload"], WorkloadSpec(**spec), SimulatedEngine(**values["engine"]), values["sent"],
             Latencies(**values["real"]), values.get("load", 0.0), values.get("busy", 0.0),
+            tuple(measured_steps(values.get("steps", ()))),
         )  # fmt: skip
 
 

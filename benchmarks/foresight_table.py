@@ -24,8 +24,9 @@ def line_of(row: dict[str, Any]) -> str:
     lines += [f"  {KINDS[kind]:<31} {_cells(row[kind])}" for kind in ("observed", "uncalibrated")]
     lines.append(
         f"  load {_load_of(row)}, busy {row['busy']:.0%}; drift {row['drift']:+.1%}, sum of steps "
-        f"{row['steps_error']:+.1%}; {num_steps} steps ({num_simulated} simulated), "
-        f"mean {1e3 * row['step_seconds']:.2f} ms, TTFT p50 {1e3 * real['TTFT p50']:.0f} ms, "
+        f"{row['steps_error']:+.1%} (without prompts {row['decode_error']:+.1%}); "
+        f"{num_steps} steps ({num_simulated} simulated), mean {1e3 * row['step_seconds']:.2f} ms, "
+        f"TTFT p50 {1e3 * real['TTFT p50']:.0f} ms, "
         f"TPOT p50 {1e3 * real['TPOT p50']:.1f} ms, {real['output tokens/s']:.0f} tokens/s"
     )
     return "\n".join(lines)

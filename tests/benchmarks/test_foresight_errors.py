@@ -16,16 +16,17 @@ from benchmarks.foresight_table import line_of, markdown_of, summary_of
 from benchmarks.step_log import ObservedTimes
 
 from quire.planning.calibration import Calibration
-from quire.planning.fitted_times import Curve, FitQuality, FittedTimes
+from quire.planning.fitted_times import Curve, FittedTimes
 from quire.planning.fleet import Fleet, SimulatedEngine
 from quire.planning.replica import Replica
 from quire.planning.simulator import simulate
+from quire.planning.step_fit import FitQuality
 from quire.planning.step_log import LoggedStep
 from quire.planning.step_times import ServingCosts, StepWork
 from quire.planning.workload import Arrival, WorkloadSpec, generate
 
 CURVE = Curve((0.0, 1000.0), (0.01, 1.01))
-TIMES = FittedTimes(CURVE, CURVE, 0.0, 0.0, 0.0)
+TIMES = FittedTimes(CURVE, CURVE, Curve((0.0, 1.0), (0.0, 0.0)), 0.0, 0.0, 0.0)
 SPEC = WorkloadSpec(rate=4, num_requests=60, prompt=60, output=30, spread=0.5)
 ENGINE = SimulatedEngine(num_blocks=400, max_num_seqs=16, max_num_batched_tokens=128)
 
@@ -77,7 +78,8 @@ def test_tables_have_a_row_for_each_workload_and_count_what_is_within_the_aims()
     row = {
         "workload": "chat", "requests": 7, "seconds": 25.0, "real": dict.fromkeys(AIMS, 1.0), "drift": 0.1,
         "errors": errors, "observed": dict.fromkeys(AIMS, 0.0), "uncalibrated": dict.fromkeys(AIMS, 0.2),
-        "load": 0.5, "busy": 0.62, "steps_error": -0.05, "steps": (10, 11), "step_seconds": 0.02, "preemptions": 0,
+        "load": 0.5, "busy": 0.62, "steps_error": -0.05, "decode_error": 0.02, "steps": (10, 11),
+        "step_seconds": 0.02, "preemptions": 0,
     }  # fmt: skip
     full = {**row, "workload": "full", "load": 0.9}
     text = markdown_of([full, row], {"cpus": 2, "cpu": "x", "commit": "abc"})

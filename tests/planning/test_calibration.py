@@ -9,7 +9,16 @@ from quire.cli.calibrate import as_flags
 from quire.cli.flags import read_flags
 from quire.cli.serve import make_parser
 from quire.engine.options import EngineOptions
-from quire.planning.calibrate import ROUNDS, FirstToken, gapless, mean_steps, rounds_that_fit, serving_costs
+from quire.planning.calibrate import (
+    ROUNDS,
+    FirstToken,
+    Round,
+    gapless,
+    mean_steps,
+    of_known_times,
+    rounds_that_fit,
+    serving_costs,
+)
 from quire.planning.calibration import (
     OPTIONS,
     Calibration,
@@ -19,11 +28,15 @@ from quire.planning.calibration import (
     keep,
     machine_name,
 )
-from quire.planning.fitted_times import Curve, FitQuality, FittedTimes, MeasuredStep, fit
+from quire.planning.fitted_times import Curve, FittedTimes
+from quire.planning.step_fit import FitQuality, MeasuredStep, fit
 from quire.planning.step_log import LoggedStep, read_steps
 from quire.planning.step_times import ServingCosts, StepWork
 
-TIMES = FittedTimes(Curve((0.0, 256.0), (0.004, 0.1)), Curve((0.0, 512.0), (0.005, 0.3)), 1e-8, 1e-9, 1e-5)
+TIMES = FittedTimes(
+    Curve((0.0, 256.0), (0.004, 0.1)), Curve((0.0, 512.0), (0.005, 0.3)), Curve((0.0, 1.0), (1e-8, 1e-8)),
+    1e-8, 1e-9, 1e-5,
+)  # fmt: skip
 
 
 def calibration_of(path: Path, **options: object) -> Calibration:
@@ -95,6 +108,23 @@ def test_what_serving_adds_to_steps_is_what_passes_between_them() -> None:
 def test_a_step_of_a_gpu_lasts_from_the_end_of_the_one_before() -> None:
     steps = [logged(0.0, 1), logged(0.012, 1), logged(0.022, 1, goes_on=False), logged(0.05, 1)]
     assert [step.seconds for step in gapless(steps)] == pytest.approx([0.01, 0.012, 0.01, 0.01])
+
+
+def test_a_step_of_a_gpu_that_samples_nothing_is_left_out_with_the_one_that_has_its_time() -> None:
+    steps = [logged(0.0, 1), logged(0.01, 0, num_chunks=1), logged(0.02, 2), logged(0.03, 3)]
+    assert of_known_times(steps) == [steps[0], steps[3]]
+
+
+def test_steps_that_are_padded_to_one_graph_are_alike() -> None:
+    assert [mean.count for mean in mean_steps([logged(0.0, 9), logged(0.0, 16), logged(0.0, 17)], graphs=True)] == [
+        2,
+        1,
+    ]
+
+
+def test_the_streams_of_a_round_end_one_after_the_other() -> None:
+    assert Round(1, 16, 17).outputs() == [17]
+    assert Round(5, 16, 20).outputs() == [10, 15, 20, 25, 30]
 
 
 def test_steps_that_are_alike_are_one_with_their_mean() -> None:

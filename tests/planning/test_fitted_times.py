@@ -5,7 +5,9 @@ import random
 
 import pytest
 
-from quire.planning.fitted_times import FittedTimes, MeasuredStep, fit, fit_quality
+from quire.ops.gpu.graph_sizes import PREFILL_GRAPH_SIZES
+from quire.planning.fitted_times import DECODE_SIZES, FittedTimes, padded
+from quire.planning.step_fit import MeasuredStep, fit, fit_quality
 from quire.planning.step_times import StepWork
 
 
@@ -57,3 +59,40 @@ def test_a_step_that_stands_for_many_counts_more() -> None:
     work = StepWork(1, 1, 50, 50)
     fitted = fit([MeasuredStep(work, 0.010, count=16), MeasuredStep(work, 0.012)])
     assert fitted.seconds(work) == pytest.approx(0.010, rel=0.02)
+
+
+def seconds_of_graph(work: StepWork) -> float:
+    """A GPU: graphs are stairs, a shared prefix is read by each sequence, and few sequences read slowly."""
+    if work.num_chunks:
+        size = padded(work.num_tokens, PREFILL_GRAPH_SIZES)
+        return 0.004 + 1.5e-5 * size + 3e-8 * work.num_read + 5e-9 * work.num_pairs
+    size = padded(work.num_tokens, DECODE_SIZES)
+    return 0.0035 + 1e-5 * size + (1e-7 if size <= 8 else 3e-8) * work.num_read
+
+
+def random_graph_work(rng: random.Random) -> StepWork:
+    num_seqs, context = rng.randint(1, 100), rng.randint(50, 2000)
+    read, shared = num_seqs * context, rng.choice((0, num_seqs * context // 2))
+    if rng.random() < 0.5:
+        return StepWork(num_seqs, num_seqs, read, read, num_shared=shared)
+    chunk = rng.randint(2, 400)
+    return StepWork(num_seqs + chunk, num_seqs, read + context, read + chunk * context, 1, shared)
+
+
+def test_a_fit_of_a_gpu_has_the_stairs_of_its_graphs() -> None:
+    rng = random.Random(3)
+    works = [random_graph_work(rng) for _ in range(400)]
+    fitted = fit([MeasuredStep(work, seconds_of_graph(work)) for work in works], graphs=True)
+    assert fitted.shared == 1.0, "a GPU has no kernel that reads a shared prefix once"
+    for work in (random_graph_work(rng) for _ in range(100)):
+        assert fitted.seconds(work) == pytest.approx(seconds_of_graph(work), rel=0.03)
+    assert fitted.seconds(StepWork(129, 1, 129, 0, 1)) > 1.1 * fitted.seconds(StepWork(128, 1, 128, 0, 1))
+    assert FittedTimes.of(json.loads(json.dumps(fitted.as_json()))) == fitted
+
+
+def test_times_of_earlier_files_are_read() -> None:
+    curves = {name: {"knots": [0, 8], "seconds": [0.004, 0.012]} for name in ("decode", "prefill")}
+    times = FittedTimes.of({**curves, "per_read": 1e-6, "per_pair": 1e-6, "per_row": 1e-4})
+    assert times.seconds(StepWork(8, 8, 100, 100)) == pytest.approx(0.012 + 0.0008 + 0.0002)
+    assert times.seconds(StepWork(8, 8, 100, 100, num_shared=50)) == pytest.approx(0.012 + 0.0008 + 0.00015)
+    assert times.seconds(StepWork(8, 1, 100, 200, 1)) == pytest.approx(0.012 + 0.0001 + 0.0003)

@@ -57,31 +57,39 @@ def calibrate(
     options: EngineOptions, max_seconds: float | None = None, server: LoggedServer | None = None
 ) -> "Calibration":
     """Serve requests, fit times to the engine's steps, and keep the fit. Takes at most 20 seconds beside loading the
-    model. `server`: has these options."""
-    from quire.planning.calibrate import MAX_SECONDS, gapless, mean_steps, serving_costs
+    model, and 40 on a GPU. `server`: has these options."""
+    from quire.planning.calibrate import (
+        MAX_GPU_SECONDS,
+        MAX_SECONDS,
+        gapless,
+        mean_steps,
+        of_known_times,
+        serving_costs,
+    )
     from quire.planning.calibration import Calibration, calibration_key, keep
-    from quire.planning.fitted_times import fit, fit_quality
+    from quire.planning.step_fit import fit, fit_quality
 
     path = resolve_model(options.model, revision=options.revision).path
     key = calibration_key(path, _settings(options))
     on_gpu = uses_gpu(options.device)
+    max_seconds = max_seconds or (MAX_GPU_SECONDS if on_gpu else MAX_SECONDS)
     if not on_gpu:
         options = replace(options, kv_cache_memory_bytes=max(options.kv_cache_memory_bytes or 0, CACHE_BYTES))
     options = replace(options, max_model_len=None)
     warn_if_busy("--calibrate")
     with nullcontext(server) if server else logged_server(options) as measured:
-        steps, first_tokens = _serve_rounds(measured, options.max_num_seqs, max_seconds or MAX_SECONDS, on_gpu)
-    alike = mean_steps(gapless(steps) if on_gpu else steps)
+        steps, first_tokens = _serve_rounds(measured, options.max_num_seqs, max_seconds, on_gpu)
+    graphs = on_gpu and not options.enforce_eager
+    alike = mean_steps(of_known_times(gapless(steps)) if on_gpu else steps, graphs)
     if len(steps) < MIN_STEPS or len(alike) < MIN_KINDS:
         raise UsageError(
-            f"{len(steps)} steps of the model ran in {max_seconds or MAX_SECONDS:g} seconds, and a fit needs "
-            f"{MIN_STEPS}",
+            f"{len(steps)} steps of the model ran in {max_seconds:g} seconds, and a fit needs {MIN_STEPS}",
             "stop what else runs here, or leave out --calibrate: times are then computed",
         )
     costs = serving_costs(steps, first_tokens)
     if on_gpu:
         costs = replace(costs, step=0.0, row=0.0)  # the steps have it
-    calibration = Calibration(key, fit(alike), costs, fit_quality(alike), tuple(alike))
+    calibration = Calibration(key, fit(alike, graphs), costs, fit_quality(alike, graphs), tuple(alike))
     keep(cache_dir() / "calibrations", calibration)
     return calibration
 
@@ -210,8 +218,7 @@ class _RoundClient:
         self._rng = Random()  # prompts that no earlier calibration has left in the server's cache
         self.first_tokens: list[FirstToken] = []
         self._seconds: dict[Round, float] = {}  # that each round took
-        self._num_tokens = 0  # of all rounds so far
-        self._spent = 0.0  # seconds of these
+        self._prefixes: dict[Round, list[list[int]]] = {}  # of each round
 
     def serve(self, rounds: "Sequence[Round]", end: float, advance: Callable[[], Any]) -> None:
         """Those that are likely to have ended by `end` (time.perf_counter())."""
@@ -224,25 +231,36 @@ class _RoundClient:
             except TimeoutError:  # what ran of it is in the log
                 return
             self._seconds[each] = time.perf_counter() - now
-            self._num_tokens += each.num_tokens
-            self._spent += self._seconds[each]
             advance()
 
     def _expected(self, each: "Round") -> float:
-        """Seconds, by earlier rounds."""
-        if each in self._seconds:
-            return self._seconds[each]
-        return each.num_tokens * self._spent / self._num_tokens if self._num_tokens else 0.0
+        """Seconds, by earlier rounds: so much a token, and so much a step."""
+        if each in self._seconds or not self._seconds:
+            return self._seconds.get(each, 0.0)
+        from quire.planning.least_squares import non_negative_least_squares
+
+        rows = [[done.num_tokens / seconds, done.output / seconds] for done, seconds in self._seconds.items()]
+        a_token, a_step = non_negative_least_squares(rows, [1.0] * len(rows))
+        return a_token * each.num_tokens + a_step * each.output
 
     async def _serve(self, each: "Round") -> None:
-        first = await asyncio.gather(*(self._stream(each.prompt, each.output) for _ in range(each.num_streams)))
+        prefixes: list[list[int]] = [[]]
+        if each.prefix:
+            if each not in self._prefixes:
+                self._prefixes[each] = [self._tokens(each.prefix) for _ in range(each.num_prefixes)]
+            prefixes = self._prefixes[each]
+            await asyncio.gather(*(self._stream(prefix, 1) for prefix in prefixes))  # they are cached then
+        prompts = [prefixes[n % len(prefixes)] + self._tokens(each.prompt) for n in range(each.num_streams)]
+        first = await asyncio.gather(*map(self._stream, prompts, each.outputs()))
         if each.num_streams == 1:
             self.first_tokens += first
 
-    async def _stream(self, num_prompt: int, num_output: int) -> "FirstToken":
+    def _tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(3, 203) for _ in range(count)]
+
+    async def _stream(self, prompt: list[int], num_output: int) -> "FirstToken":
         from quire.planning.calibrate import FirstToken
 
-        prompt = [self._rng.randrange(3, 203) for _ in range(num_prompt)]
         fields = {"prompt": prompt, "max_tokens": num_output, "temperature": 0, "ignore_eos": True, "stream": True}
         body = json.dumps({**fields, "return_token_ids": True}).encode()
         sent, seen = time.perf_counter(), 0.0

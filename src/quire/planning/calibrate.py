@@ -7,11 +7,13 @@ from itertools import pairwise
 from math import log2
 from statistics import fmean, median
 
-from quire.planning.fitted_times import MeasuredStep, non_negative_least_squares
+from quire.planning.fitted_times import size_of
+from quire.planning.least_squares import non_negative_least_squares
+from quire.planning.step_fit import MeasuredStep
 from quire.planning.step_log import LoggedStep
 from quire.planning.step_times import ServingCosts, StepWork
 
-MAX_SECONDS = 16.0  # of all rounds
+MAX_SECONDS, MAX_GPU_SECONDS = 16.0, 34.0  # of all rounds
 WARM_UP_SHARE = 0.4  # of these, on a GPU
 MAX_OUTLIER = 3.0  # times the median: a longer step tells of something else on this machine
 MAX_GAP = 0.1  # seconds between two steps that the engine's loop takes at most
@@ -22,27 +24,41 @@ class Round:
     """Requests that are sent together."""
 
     num_streams: int
-    prompt: int  # tokens of each
-    output: int
+    prompt: int  # tokens of each, behind its prefix
+    output: int  # in the mean: half as many of the first stream, and half more of the last
+    prefix: int = 0  # tokens that the prompts begin with, and that are cached
+    num_prefixes: int = 1
 
     @property
     def num_tokens(self) -> int:
-        return self.num_streams * (self.prompt + self.output)
+        return self.num_streams * (self.prompt + self.output) + self.num_prefixes * self.prefix
+
+    def outputs(self) -> list[int]:
+        """Of each stream. They end one after the other, so that steps of all sizes run."""
+        if self.num_streams == 1:
+            return [self.output]
+        return [round(self.output * (0.5 + each / (self.num_streams - 1))) for each in range(self.num_streams)]
 
 
 # The most telling first: on a slow machine there is time for these alone. Prompts of streams that came together are
 # computed beside those that decode already, as the scheduler divides them.
 ROUNDS = (
     Round(1, 16, 17), Round(1, 64, 2), Round(8, 32, 17), Round(1, 256, 2), Round(32, 24, 13), Round(4, 40, 33),
-    Round(1, 128, 2), Round(2, 100, 33), Round(1, 512, 2), Round(12, 64, 32), Round(1, 32, 33), Round(1, 96, 2),
-    Round(1, 1536, 33), Round(1, 192, 2), Round(3, 160, 40), Round(1, 80, 17), Round(1, 384, 2), Round(32, 24, 33),
-    Round(64, 24, 24), Round(4, 768, 24), Round(128, 32, 24), Round(256, 32, 24), Round(16, 1024, 32),
-    Round(32, 512, 48),
+    Round(1, 128, 2), Round(2, 100, 33), Round(1, 512, 2), Round(12, 64, 32), Round(6, 32, 16, prefix=512),
+    Round(1, 32, 33), Round(1, 96, 2), Round(1, 1536, 33), Round(1, 192, 2), Round(3, 160, 40), Round(1, 80, 17),
+    Round(1, 384, 2), Round(32, 24, 33), Round(64, 24, 24), Round(4, 768, 24),
+    Round(64, 96, 40, prefix=2048, num_prefixes=8), Round(48, 1280, 48), Round(128, 32, 24), Round(256, 32, 24),
+    Round(12, 3072, 32), Round(16, 1024, 32), Round(24, 48, 24, prefix=1024, num_prefixes=4), Round(32, 512, 48),
+    Round(128, 128, 32, prefix=1024, num_prefixes=8), Round(96, 256, 32),
 )  # fmt: skip
 
 
 def rounds_that_fit(max_model_len: int, max_num_seqs: int) -> list[Round]:
-    return [each for each in ROUNDS if each.prompt + each.output <= max_model_len and each.num_streams <= max_num_seqs]
+    return [
+        each
+        for each in ROUNDS
+        if each.prefix + each.prompt + max(each.outputs()) <= max_model_len and each.num_streams <= max_num_seqs
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +69,23 @@ class FirstToken:
     seen: float
 
 
-def mean_steps(steps: Sequence[LoggedStep]) -> list[MeasuredStep]:
-    """Steps that are nearly alike, as one: a single one tells little where other programs run now and then."""
-    alike: dict[tuple[bool, int, int], list[LoggedStep]] = defaultdict(list)
+def mean_steps(steps: Sequence[LoggedStep], graphs: bool = False) -> list[MeasuredStep]:
+    """Steps that are nearly alike, as one: a single one tells little where other programs run now and then. `graphs`:
+    they are padded to the sizes of CUDA graphs."""
+    alike: dict[tuple[int, ...], list[LoggedStep]] = defaultdict(list)
     for step in steps:
         work = step.work
-        alike[work.num_chunks > 0, round(8 * log2(work.num_tokens)), round(2 * log2(1 + work.num_read))].append(step)
+        size = size_of(work, True) if graphs else round(8 * log2(work.num_tokens))
+        shared = round(4 * work.num_shared / max(1, work.num_read))
+        alike[work.num_chunks > 0, size, round(2 * log2(1 + work.num_read)), shared].append(step)
     return [_mean(group) for group in alike.values()]
+
+
+def of_known_times(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
+    """Steps of a GPU but those that sample nothing: the engine does not wait for these, so that their time is part of
+    the next one's, which is left out, too."""
+    before = [True, *(step.work.num_rows > 0 for step in steps)]
+    return [step for step, known in zip(steps, before, strict=False) if known and step.work.num_rows]
 
 
 def _mean(steps: list[LoggedStep]) -> MeasuredStep:

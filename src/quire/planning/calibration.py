@@ -3,13 +3,14 @@
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quire.ops.native.cpus import available_cpus
-from quire.planning.fitted_times import FitQuality, FittedTimes, MeasuredStep, fit
+from quire.planning.fitted_times import FittedTimes
+from quire.planning.step_fit import FitQuality, MeasuredStep, fit
 from quire.planning.step_times import ServingCosts, StepWork
 
 VERSION = 1  # of the file; others are measured again
@@ -39,7 +40,11 @@ class Calibration:
 
     def refitted(self) -> "Calibration":
         """With the fit that these steps would have now."""
-        return replace(self, times=fit(self.steps)) if self.steps else self
+        if not self.steps:
+            return self
+        on_gpu = self.about["device"] == "cuda"
+        known = [step for step in self.steps if step.work.num_rows or not on_gpu]  # earlier files have the others, too
+        return replace(self, times=fit(known, on_gpu and not self.about["enforce_eager"]))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "Calibration":
@@ -51,11 +56,13 @@ class Calibration:
             FittedTimes.of(values["times"]),
             ServingCosts(**values["costs"]),
             FitQuality(**values["quality"]),
-            tuple(
-                MeasuredStep(StepWork(*work), float(seconds), count)
-                for *work, seconds, count in values.get("steps", ())
-            ),
+            tuple(measured_steps(values.get("steps", ()))),
         )
+
+
+def measured_steps(rows: Iterable[Sequence[Any]]) -> list[MeasuredStep]:
+    """Of rows as `Calibration.as_json` has them."""
+    return [MeasuredStep(StepWork(*work), float(seconds), count) for *work, seconds, count in rows]
 
 
 def calibration_key(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
