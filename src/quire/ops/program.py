@@ -30,11 +30,11 @@ class Chain(Protocol):
     def takes(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
         """Whether so many tokens of these rows can be drawn without the host, after a step of `num_tokens`."""
 
-    def run(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32, target: Any) -> None:
+    def run(self, batch: StepBatch, rows: Sequence[int], count: int, target: Any) -> None:
         """`batch` is the first of `count` steps: the positions of each row that have not been read, up to the one
         before its last token. Each later step computes one token of each row, the one that the step before sampled,
-        with the hidden state that it kept: in places[i] for rows[i]. These `count` tokens are drafts that `target`, a
-        sampler of the same op set, keeps. Nothing waits."""
+        with the hidden state that it kept. These `count` tokens are drafts that `target`, a sampler of the same op set,
+        keeps. Nothing waits."""
 
     def read_drafts(self, row: int, count: int, target: Any) -> list[int]:
         """The tokens that were drafted for a row; waits for them."""
@@ -88,4 +88,5 @@ class ProgramSpec:
     sampler: Sampler | None = None  # an id below zero stands for the token that it sampled last for row ~id
     sources: bool = False  # the model is an encoder, or a decoder with cross-attention
     tree_nodes: int = 0  # drafts of a sequence that come as a tree, at most; 0: they are chains, and a tree is slower
+    max_drafts: int = 0  # that a step verifies of a sequence; 0: it verifies none
     hidden: HiddenStates | None = None  # what `hidden_states` reads

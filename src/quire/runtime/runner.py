@@ -75,6 +75,7 @@ class Runner:
                 self.sampler,
                 sources=has_encoder,
                 tree_nodes=proposer.tree_nodes if proposer else 0,
+                max_drafts=proposer.max_drafts if proposer else 0,
             ),
         )
         if proposer:

@@ -5,6 +5,7 @@ import math
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
 PREFILL_GRAPH_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
 TREE_GRAPH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256)  # tokens
+CHAIN_GRAPH_SIZES = (2, 4, 8, *TREE_GRAPH_SIZES)  # tokens
 MAX_SLOWDOWN = 1.03  # times the milliseconds of a larger size: a size within it keeps its graph, as times vary
 
 
@@ -12,6 +13,13 @@ def decode_graph_sizes(max_size: int) -> list[int]:
     """1, 2, 4, 8, then every 8 up to 64, every 16 up to 256, every 32: a step is padded by little."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, MAX_CAPTURED_SEQS + 1, 32)]
     return sorted({min(size, max_size) for size in sizes})
+
+
+def chain_graph_sizes(max_size: int) -> list[int]:
+    """Up to the first that holds a step of `max_size` tokens."""
+    return [
+        size for size, smaller in zip(CHAIN_GRAPH_SIZES, (0, *CHAIN_GRAPH_SIZES), strict=False) if smaller < max_size
+    ]
 
 
 def drop_slower_sizes(times: dict[int, float]) -> list[int]:

@@ -134,7 +134,7 @@ class ChainedHead(HeadProposer):
         chain = self._program.chain
         if chain is not None and chain.takes(rows, count, batch.num_tokens):
             # All steps are queued, and the target's next one as well, before the first draft is known here.
-            chain.run(batch, rows, count, self._draft_places(rows, 0), self._target_sampler)
+            chain.run(batch, rows, count, self._target_sampler)
             return {row: [UNKNOWN] * counts[row] for row in rows}
         drafts: dict[int, list[int]] = {row: [] for row in texts}
         for number in range(count):

@@ -19,13 +19,18 @@ class Proposers:
     """Asks the methods that are free for every row, and then the others for the rows whose run has a quota."""
 
     def __init__(
-        self, methods: Sequence[tuple[str, Proposer]], free: Mapping[str, int], synthetic_rates: Sequence[float] = ()
+        self,
+        methods: Sequence[tuple[str, Proposer]],
+        free: Mapping[str, int],
+        synthetic_rates: Sequence[float] = (),
+        max_drafts: int = 0,
     ) -> None:
-        """`free`: draft tokens of the methods that are asked for every row."""
+        """`free`: draft tokens of the methods that are asked for every row. `max_drafts`: of a run; 0: not known"""
         self._methods = sorted(methods, key=lambda method: method[0] not in free)
         self._free = free
         self.synthetic = SyntheticAcceptance(synthetic_rates) if synthetic_rates else None
         self.caches: list[KVCache] = [cache for _, proposer in methods for cache in proposer.caches]
+        self.max_drafts = max_drafts
         self.tree_nodes = max((proposer.tree_nodes for _, proposer in methods), default=0)
         self._seconds = 0.0  # since `take_times`
 
