@@ -239,6 +239,8 @@ class Runner:
             row: self.rows.remove_drafts(row, len(of_row)) if of_row else self.rows.expect(row)
             for row, of_row in zip(rows, drafts, strict=True)
         }
+        if self.proposer and masks is None and not step.parents:
+            self.proposer.propose_ahead({row: places[row][0] for row in rows}, step.drafts, runs)
 
         def finish() -> dict[int, SampledRow]:
             sampled = {one.row: one for one in sample()}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.gpu.accepted import continue_behind_accepted
 from quire.ops.gpu.aligned import pack, views
 from quire.ops.gpu.attention.pages import Runs, next_power_of_two
 from quire.ops.gpu.batch import GpuBatch, TokenIds
@@ -17,9 +18,9 @@ from quire.ops.gpu.device_timer import DeviceTimer
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.rows import MAX_KEPT_DRAFTS, Features
-from quire.ops.gpu.sampling.sampler import DeviceSampler, padded
+from quire.ops.gpu.sampling.sampler import EDIT_FEATURES, DeviceSampler, padded
 from quire.ops.gpu.tree_steps import TreeSteps
-from quire.ops.opset import Int32, StepBatch, TreeNode, TreeRoots, TreeShape
+from quire.ops.opset import Int32, StepBatch, TreeNode, TreeRoots, TreeShape, VerifiedLines
 
 
 class DraftChain:
@@ -47,22 +48,37 @@ class DraftChain:
         has_room = num_tokens <= padded(len(rows)) * (count + 1)
         return has_room and 1 < count <= MAX_KEPT_DRAFTS and not self._sampler.needs(rows) & Features.ON_HOST
 
-    def run(self, batch: StepBatch, rows: Sequence[int], count: int, target: DeviceSampler) -> None:
+    def takes_verified(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
+        return self.takes(rows, count, num_tokens) and not self._sampler.needs(rows) & EDIT_FEATURES
+
+    def run(
+        self,
+        batch: StepBatch,
+        rows: Sequence[int],
+        count: int,
+        target: DeviceSampler,
+        verified: VerifiedLines | None = None,
+    ) -> None:
         self._sampler.upload()
         features = self._sampler.needs(rows)
         self._sampler.reserve(features)
         arrays = [*self._arrays(batch, rows, count), kept_places(rows, count, target)]
+        num_arrays, tokens = len(arrays), target.verified
+        arrays += [] if verified is None else padded_lines(verified, len(arrays[0]), padded(len(rows)))
         shapes = [array.shape for array in arrays]
         # Attention takes a few tokens of each sequence at once; where one has read less before, as it takes prompts.
         fits = self.takes_trees and int(np.diff(batch.seq_starts).max()) <= count + 1
         max_queries = next_power_of_two(count + 1) if fits else 1
 
         def launch(on_device: Tensor) -> Tensor:
-            *of_steps, kept = views(on_device, shapes)
+            on_device_arrays = views(on_device, shapes)
+            *of_steps, kept = on_device_arrays[:num_arrays]
+            if verified is not None:
+                self._continue(of_steps, on_device_arrays[num_arrays:], tokens, target)
             drafts = self._steps(of_steps, features, max_queries).clamp(min=0)  # where none was sampled, any will do
             return target.last.index_copy_(0, kept.flatten().long(), drafts.flatten())
 
-        key = padded(len(rows)), count, features, max_queries
+        key = padded(len(rows)), count, features, max_queries, None if verified is None else tokens.data_ptr()
         is_timed = self._graphs.is_captured(key)  # what is compiled or captured tells nothing
         with torch.inference_mode():
             if is_timed:
@@ -112,6 +128,15 @@ class DraftChain:
         tables[:n, :used] = batch.block_tables[:, :used]
         return [*of_tokens, *of_seqs, starts, *positions, *contexts, *slots, tables]
 
+    def _continue(
+        self, arrays: Sequence[Tensor], verified: Sequence[Tensor], tokens: Tensor, target: DeviceSampler
+    ) -> None:
+        """What of the arrays depends on how many drafts are accepted."""
+        ids, rows, (logit_rows, starts), tables = arrays[0], arrays[4], arrays[7:9], arrays[-1]
+        params, size = (target.params, self._sampler.params), self._cache.spec.block_size
+        steps = thirds(arrays[9:-1])
+        continue_behind_accepted(ids, rows, logit_rows, starts, steps, tables, verified, tokens, *params, size)
+
     def _steps(self, arrays: Sequence[Tensor], features: int, max_queries: int) -> Tensor:
         """-> the tokens of each step [count, S]"""
         (ids, positions, slots, hidden_rows), of_seqs, of_steps = arrays[:4], arrays[4:9], arrays[9:-1]
@@ -124,8 +149,7 @@ class DraftChain:
         assert step.kept is not None, "the program keeps no hidden states"
         hidden = step.kept.index_select(0, logit_rows).to(hidden.dtype)
         lines = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)
-        num_steps = len(of_steps) // 3
-        for positions, contexts, slots in zip(*(of_steps[i * num_steps :][:num_steps] for i in range(3)), strict=True):
+        for positions, contexts, slots in zip(*thirds(of_steps), strict=True):
             runs = Runs(lines, contexts, tables)
             step = self._batch(next_ids, positions, slots, runs, lines[:-1], hidden, decodes=True)
             tokens.append(self._sampler.launch(self._forward(step), rows, len(rows), features))
@@ -167,3 +191,15 @@ def kept_places(rows: Sequence[int], count: int, sampler: DeviceSampler) -> Int3
     places = np.full((count, padded(len(rows))), len(sampler.last) - 1, np.int32)
     places[:, : len(rows)] = np.array(rows) + np.arange(1, 1 + count)[:, None] * sampler.num_rows
     return places
+
+
+def padded_lines(verified: VerifiedLines, num_tokens: int, num_seqs: int) -> list[Int32]:
+    lines, known, lengths = np.zeros(num_tokens, np.int32), *np.zeros((2, num_seqs), np.int32)
+    lines[: len(verified.lines)] = verified.lines
+    known[: len(verified.known)], lengths[: len(verified.known)] = verified.known, verified.lengths
+    return [lines, known, lengths]
+
+
+def thirds(arrays: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    size = len(arrays) // 3
+    return [arrays[:size], arrays[size : 2 * size], arrays[2 * size :]]

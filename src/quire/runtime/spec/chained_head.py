@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.core.draft_tree import ROOT, ancestor_words
+from quire.core.draft_tree import ROOT, DraftTree, ancestor_words
 from quire.core.plan import UNKNOWN, Run
-from quire.ops.opset import Int32, ProgramSpec, StepBatch, TreeRoots, TreeShape
+from quire.ops.opset import Int32, ProgramSpec, StepBatch, TreeRoots, TreeShape, VerifiedLines
 from quire.ops.philox import random_bits
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
 from quire.runtime.spec.draft_blocks import DraftBlocks
 from quire.runtime.spec.growing_tree import GrowingTree
 from quire.runtime.spec.head import HeadProposer
-from quire.runtime.spec.proposer import ProposerContext
+from quire.runtime.spec.proposer import ProposerContext, Verified
 
 NO_ROWS = np.zeros(0, np.int32)
 
@@ -38,6 +38,7 @@ class ChainedHead(HeadProposer):
         self._max_computed = (num_tokens - 1) * tree_top_k if tree_nodes else 0  # nodes of a tree
         super().__init__(context, num_tokens, tree_nodes, tree_top_k, draft_rows=1 + self._max_computed)
         self._queued_seconds = 0.0
+        self._ahead: dict[int, Verified] = {}  # rows whose drafts are queued, behind what is being verified
         size, config = context.size, self._head.config
         assert config is not None
         self._max_length = min(self._max_length, config.max_length)
@@ -153,6 +154,55 @@ class ChainedHead(HeadProposer):
             ids = np.array([last[row] for row in rows], np.int32)
             batch = replace(self._blocks.next(tables, positions, ids), hidden_rows=places)
         return drafts
+
+    def propose_ahead(self, verified: Mapping[int, Verified], counts: Mapping[int, int]) -> None:
+        """The device goes on behind the drafts that it accepts, while this process still waits to know them."""
+        count, chain = max(counts.values()), self._program.chain
+        if chain is None or count > self._num_tokens:
+            return
+        if not all(self._can_go_on(row, one, count) for row, one in verified.items()):
+            return
+        rows = list(verified)
+        pieces = {row: (one.num_known - 1, np.zeros(one.num_lines, np.int32)) for row, one in verified.items()}
+        batch = self._blocks.batch(self._rows, pieces, self._num_tokens)
+        for row, one in verified.items():
+            known = self._rows.tokens[row, : one.num_known]
+            self._sampler.admit(row, self._drafted[row].params, known, self._drafted[row].num_prompt)
+        if chain.takes_verified(rows, count, batch.num_tokens):
+            spans = [(row, one.num_known - 1, one.num_lines) for row, one in verified.items()]
+            hidden_rows = [self._window_rows(row, np.arange(p, p + n, dtype=np.int32)) for row, p, n in spans]
+            ones = verified.values()
+            lines = VerifiedLines(
+                np.concatenate([one.first_line + np.arange(one.num_lines, dtype=np.int32) for one in ones]),
+                np.array([one.num_known for one in ones], np.int32),
+                np.array([one.length for one in ones], np.int32),
+            )
+            batch = replace(batch, hidden_rows=np.concatenate(hidden_rows))
+            chain.run(batch, rows, count, self._target_sampler, lines)
+            self._ahead |= verified
+        for row in rows:
+            self._sampler.retire(row)
+
+    def _can_go_on(self, row: int, verified: Verified, count: int) -> bool:
+        """Whether all before is known and read, and there is room for as many drafts whatever is accepted."""
+        drafted, known = self._drafted.get(row), verified.num_known
+        if drafted is None or drafted.tree or drafted.num_read != known - 1 or self._rows.tokens[row, known - 1] < 0:
+            return False
+        return known + verified.num_lines + self._num_places(count) < self._max_length
+
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int] | DraftTree]:
+        drafts: dict[int, list[int] | DraftTree] = {}
+        for row, tokens in known.items():
+            verified = self._ahead.pop(row, None)
+            if verified and row in counts and verified.length in (-1, len(tokens)):
+                self._drafted[row].num_unasked, self._drafted[row].num_read = 0, len(tokens) - 1
+                drafts[row] = [UNKNOWN] * counts[row]
+        others = {row: tokens for row, tokens in known.items() if row not in drafts}
+        return drafts | super().propose(others, counts) if others else drafts
+
+    def retire(self, row: int) -> None:
+        super().retire(row)
+        self._ahead.pop(row, None)
 
     def read_drafts(self, row: int, count: int) -> list[int]:
         assert self._program.chain is not None

@@ -77,7 +77,8 @@ class DeviceSampler:
         self._graphs = LaunchGraphs(self.device)
         self._scratch = {0: self._new_scratch(padded(num_rows))}  # by lines of drafts, up to powers of two; 0: without
         self._no_depths = torch.zeros(padded(num_rows), dtype=torch.int32, device=self.device)
-        self.last = self._rows.last
+        self.last, self.params = self._rows.last, self._rows.params
+        self.verified = torch.zeros(0, dtype=torch.int32, device=self.device)  # [lines] tokens, until the next `verify`
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -209,6 +210,7 @@ class DeviceSampler:
         if by_level:
             walked = [(rows[index], drafts[index], trees[index], spans[index][0]) for index in by_level]
             tokens = tokens + self._verify_by_level(permitted, *zip(*walked, strict=True))
+        self.verified = tokens
         return self._finish(logits, rows, drafts, parents, spans, tokens, masks)
 
     def _verify_at_once(
