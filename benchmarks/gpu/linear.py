@@ -25,7 +25,7 @@ from benchmarks.gpu import linear_stored as stored
 from benchmarks.gpu import linear_token as token
 from benchmarks.gpu.measuring import Calls, Ceilings, check, copies, print_fastest, rows, run_all, seconds_a_call
 from benchmarks.gpu.shapes import SHAPES, splits_to_try
-from quire.ops.gpu.linear.gemv import GemvConfig, linear_gemv
+from quire.ops.gpu.linear.gemv import MAX_GEMV_ROWS, GemvConfig, linear_gemv
 from quire.ops.gpu.linear.linear import linear
 from quire.ops.gpu.linear.split_k import new_tickets
 from quire.ops.gpu.linear.stream import StreamConfig, linear_stream
@@ -87,18 +87,25 @@ def sweep_bf16() -> None:
     tickets = new_tickets("cuda")
     for name, (N, K) in SHAPES.items():
         ws = matrices(N, K)
-        for M in (1, 16, 64):
+        for M in (1, 2, 4, 16, 64):
             x = rows(M, K)
             calls: dict[str, Calls] = {
                 str(c): [partial(linear_stream, x, w, None, c, tickets) for w in ws]
                 for c in stream_configs(max(M, 16), splits_to_try(N, K))
             }
-            if M == 1:
-                for block_n, block_k, warps, stages in product((1, 2, 4, 8), (512, 1024, 2048), (4, 8), (1, 4, 6)):
-                    if 512 <= block_n * block_k // warps <= 2048:
-                        gemv = GemvConfig(block_n, block_k, warps, stages)
-                        calls[str(gemv)] = [partial(linear_gemv, x, w, None, gemv) for w in ws]
+            for config in gemv_configs(M):
+                calls[str(config)] = [partial(linear_gemv, x, w, None, config) for w in ws]
             print_fastest(f"bf16 {name} M={M}", 2 * N * K, calls)
+
+
+def gemv_configs(M: int) -> Iterator[GemvConfig]:
+    if M == 1:
+        for block_n, block_k, warps, stages in product((1, 2, 4, 8), (512, 1024, 2048), (4, 8), (1, 4, 6)):
+            if 512 <= block_n * block_k // warps <= 2048:
+                yield GemvConfig(block_n, block_k, warps, stages)
+    elif M <= MAX_GEMV_ROWS:
+        for block_n, warps, stages in product((2, 4, 8), (2, 4, 8), (1, 3)):
+            yield GemvConfig(block_n, 256 * warps, warps, stages)
 
 
 # name: checks, times, sweep

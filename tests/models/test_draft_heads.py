@@ -260,6 +260,44 @@ def test_drafts_that_only_the_device_knows_are_accepted(made: Any, monkeypatch: 
     assert [len(kept.tokens[row]) - len(SHORT[row]) for row in kept.tokens] == [2 + NUM_DRAFTS, 3, 2 + NUM_DRAFTS]
 
 
+def test_drafts_are_queued_before_the_host_knows_what_is_accepted(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those that it would have asked for: behind all drafts, some and none; greedy and sampled; and again."""
+    monkeypatch.setattr("models.checking.DEVICE", "cuda" if torch.cuda.is_available() else "cpu")
+    path, method, head, _ = made("EAGLE-3")
+    temperatures = 0.0, 1.0, 0.6
+    ahead, single, truth = (Steps(new_runner(make_ops("gpu"), path, method, head), temperatures, SHORT) for _ in "123")
+    without_chain(single.runner)
+    drafter = head_of(ahead.runner)
+    for steps in (ahead, single, truth):
+        steps.prefill()
+    for _ in range(2 * NUM_DRAFTS + 2):
+        truth.decode({})
+    for accepted in ((3, 1, 0), (0, 2, 3)):
+        rest = {row: truth.tokens[row][len(tokens) :] for row, tokens in ahead.tokens.items()}
+        drafts = {row: [*rest[row][:n], *(token ^ 1 for token in rest[row][n:3])] for row, n in enumerate(accepted)}
+        before = {row: len(tokens) for row, tokens in ahead.tokens.items()}
+        heard = queued(drafter)
+        ahead.decode(drafts)
+        single.decode(drafts)
+        assert heard == [{0, 1, 2}] and not drafter._ahead
+        assert [len(tokens) - before[row] for row, tokens in ahead.tokens.items()] == [1 + n for n in accepted]
+        assert ahead.tokens == single.tokens
+        assert {row: drafter.read_drafts(row, NUM_DRAFTS) for row in ahead.drafts} == single.drafts
+
+
+def queued(proposer: Any) -> list[set[int]]:
+    """The rows whose drafts are queued from now on, while their last ones are verified."""
+    heard = list[set[int]]()
+    propose = proposer.propose
+
+    def listen(known: Any, counts: Any) -> Any:
+        heard.append(set(proposer._ahead))
+        return propose(known, counts)
+
+    proposer.propose = listen
+    return heard
+
+
 @pytest.mark.parametrize("temperatures", [(0.0, 0.0, 0.0), (0.0, 1.0, 0.6)])
 def test_trees_that_grow_without_the_host(made: Any, monkeypatch: pytest.MonkeyPatch, temperatures: Any) -> None:
     """They are those that the host makes of the logits of each level."""

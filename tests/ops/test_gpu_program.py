@@ -1,6 +1,6 @@
 """What travels to a GPU for a step, with and without a graph."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ import torch
 from quire.ops.gpu.batch import GpuBatch
 from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.graph_inputs import GraphInputs
-from quire.ops.gpu.graph_sizes import drop_slower_sizes
+from quire.ops.gpu.graph_sizes import chain_graph_sizes, drop_slower_sizes
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.program import GpuProgram
 from quire.ops.kv_spec import KVSpec
@@ -34,9 +34,14 @@ def step(counts: list[int], contexts: list[int]) -> StepBatch:
     )
 
 
-def program() -> GpuProgram:
+def program(max_drafts: int = 0) -> GpuProgram:
     cache = GpuCache(KVSpec(1, 1, 16, BLOCK, "float32"), 9, 0, CPU)
-    return GpuProgram(lambda batch: batch.slots, cache, 64, 5, 300)
+    return GpuProgram(lambda batch: batch.slots, cache, 64, 5, 300, max_drafts=max_drafts)
+
+
+@dataclass
+class Captured:
+    inputs: GraphInputs
 
 
 def arrays(batch: GpuBatch) -> list[torch.Tensor]:
@@ -92,6 +97,45 @@ def test_a_graph_that_decodes_has_one_token_a_sequence():
         assert batch.runs.seq_starts.tolist() == [0, 1, 2, 3, 4]
         assert batch.slots.tolist() == [*sent.slots, *[-1] * (4 - len(contexts))]
         assert batch.runs.context_lens.tolist() == [*contexts, *[0] * (4 - len(contexts))]
+
+
+def test_a_graph_that_verifies_chains_decodes_a_few_tokens_a_sequence():
+    made = program(max_drafts=2)
+    inputs = {one.num_tokens: one for one in made._chain_inputs(5)}
+    assert list(inputs) == [2, 4, 8, 16, 32]  # five sequences have up to 20 tokens
+    sent = replace(step([3, 1], [50, 3]), logit_rows=np.arange(4, dtype=np.int32))
+    inputs[8].send(sent)
+    batch = made._batch_from(inputs[8], with_adapters=False)
+    check_alignment(batch)
+    assert batch.decodes and not batch.prefills and not batch.only_decodes and batch.all_logits
+    assert batch.max_queries == 4 and batch.ancestors is None
+    assert batch.runs.seq_starts.tolist() == [0, 3, 4, 4, 4, 4]
+    assert batch.runs.context_lens.tolist() == [50, 3, 0, 0, 0]
+
+
+def test_what_verifies_chains_has_graphs_of_its_own():
+    made = program(max_drafts=3)
+    made._chain_graphs = {one.num_tokens: Captured(one) for one in made._chain_inputs(5)}
+    made._prefill_graphs = {16: Captured(made._prefill_inputs(16, 5))}
+
+    def size_for(*counts: int, all_logits: bool = True) -> tuple[int, bool]:
+        batch = step([*counts], [9] * len(counts))
+        if all_logits:
+            batch = replace(batch, logit_rows=np.arange(sum(counts), dtype=np.int32))
+        graph = made._graph_for(batch)
+        return graph.inputs.num_tokens, graph.inputs.chains
+
+    assert size_for(4) == (4, True)
+    assert size_for(4, 1, 1) == (8, True)
+    assert size_for(5) == (16, False)  # as many as no chain of three drafts has
+    assert size_for(4, 1, all_logits=False) == (16, False)  # a prompt, perhaps
+    assert program()._chain_inputs(5) == []
+
+
+def test_sizes_of_chains_end_where_steps_do():
+    assert chain_graph_sizes(4) == [2, 4]
+    assert chain_graph_sizes(5) == [2, 4, 8]
+    assert chain_graph_sizes(1000)[-1] == 256
 
 
 def test_a_graph_reads_the_hidden_states_of_its_tokens():

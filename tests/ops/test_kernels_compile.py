@@ -19,6 +19,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 ATTENTION = ["triton_attention", "triton_latent", "triton_self_attention", "triton_step", "draft_trees", "block_copy"]
+DRAFTS = ["accepted_drafts"]
 PAGES = ["gpu_window_pages", "triton_sparse"]
 LINEAR = ["triton_linear", "triton_grouped", "triton_scaled", "triton_experts", "triton_eight_bits", "wide_tiles"]
 OTHERS = [*LINEAR, "triton_elementwise", "triton_low_rank", "triton_routing"]
@@ -55,7 +56,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """By one process for all: to import torch and Triton takes as long as to translate a dozen kernels."""
     wrong = tmp_path_factory.mktemp("wrong") / "test_wrong.py"
     wrong.write_text(WRONG)
-    files = [f"tests/ops/test_{name}.py" for name in (*ATTENTION, *PAGES, *OTHERS, *STATES)]
+    files = [f"tests/ops/test_{name}.py" for name in (*ATTENTION, *DRAFTS, *PAGES, *OTHERS, *STATES)]
     return translate(*files, "tests/quantize/test_gpu_kernels.py", str(wrong), "-k", f"not ({WITHOUT_KERNELS})")
 
 

@@ -18,7 +18,9 @@ from quire.ops.gpu.norm import (
     rms_norm_quantized,
 )
 from quire.ops.gpu.pointwise import activate_elements, soft_cap_
+from quire.ops.gpu.rope import rope_angles
 from quire.ops.opset import Activation
+from quire.ops.reference import rope
 from quire.ops.reference.opset import ACTIVATIONS, TorchOps
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -185,3 +187,13 @@ def test_a_row_does_not_see_the_others() -> None:
     x, weight = randn(5, 576, dtype=torch.bfloat16), randn(576, seed=1)
     whole = rms_norm(x, weight, EPS)
     assert all(torch.equal(whole[i : i + 1], rms_norm(x[i : i + 1], weight, EPS)) for i in range(5))
+
+
+@pytest.mark.parametrize("half,scale", [(5, 1.0), (64, 1.3)])
+def test_angles_of_rope(half: int, scale: float) -> None:
+    """Of far positions, too: there the angle itself has a coarse grid."""
+    positions = torch.tensor([0, 1, 77, 4095, 131071], dtype=torch.int32, device=DEVICE)
+    frequencies = rope.Frequencies((10_000.0 ** -(torch.arange(half) / half)).to(DEVICE), scale)
+    angles = rope_angles(positions, frequencies)
+    torch.testing.assert_close(angles, rope.rope_angles(positions, frequencies), rtol=1e-6, atol=1e-6)
+    assert rope_angles(positions[:0], frequencies).shape == (0, 2 * half)

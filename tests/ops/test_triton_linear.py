@@ -14,8 +14,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("N,K", [(7, 40), (30, 300)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_gemv(N: int, K: int, dtype: torch.dtype) -> None:
-    x, w, bias = randn(1, K, dtype=dtype), randn(N, K, dtype=dtype, seed=1), randn(N, dtype=dtype, seed=2)
+@pytest.mark.parametrize("M", [1, 2, 3, 4])
+def test_gemv(M: int, N: int, K: int, dtype: torch.dtype) -> None:
+    x, w, bias = randn(M, K, dtype=dtype), randn(N, K, dtype=dtype, seed=1), randn(N, dtype=dtype, seed=2)
     config = GemvConfig(block_n=4, block_k=128, warps=4, stages=1)
     assert_close(linear_gemv(x, w, None, config), x, w)
     assert_close(linear_gemv(x, w, bias, config), x, w, bias)
@@ -42,8 +43,8 @@ def test_every_way_gives_the_product(M: int) -> None:
 
 
 def test_rows_of_x_and_w_may_be_strided() -> None:
-    x, w = randn(3, 400).to(HALF)[:, 8:264], randn(40, 512, seed=1).to(HALF)[:, :256]
-    for rows in (x, x[:1]):
+    x, w = randn(5, 400).to(HALF)[:, 8:264], randn(40, 512, seed=1).to(HALF)[:, :256]
+    for rows in (x, x[:3], x[:1]):
         assert_close(linear(rows, w), rows, w)
 
 
@@ -66,10 +67,11 @@ def test_batch_invariant_rows_do_not_see_how_many_they_are() -> None:
 
 
 def test_the_way_is_a_function_of_the_shape() -> None:
-    assert [choose_kernel(M, 4096, 4096) for M in (1, 2, 64, 65)] == [
+    assert [choose_kernel(M, 4096, 4096) for M in (1, 4, 5, 64, 65)] == [
+        LinearKernel.GEMV,
         LinearKernel.GEMV,
         LinearKernel.STREAM,
         LinearKernel.STREAM,
         LinearKernel.CUBLAS,
     ]
-    assert {choose_kernel(M, 4096, 4096, batch_invariant=True) for M in (1, 64, 4096)} == {LinearKernel.STREAM}
+    assert {choose_kernel(M, 4096, 4096, batch_invariant=True) for M in (1, 4, 64, 4096)} == {LinearKernel.STREAM}

@@ -30,11 +30,24 @@ class Chain(Protocol):
     def takes(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
         """Whether so many tokens of these rows can be drawn without the host, after a step of `num_tokens`."""
 
-    def run(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32, target: Any) -> None:
+    def takes_verified(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
+        """The same with `verified`: whether nothing about these rows but their number of tokens must be known."""
+
+    def run(
+        self,
+        batch: StepBatch,
+        rows: Sequence[int],
+        count: int,
+        target: Any,
+        verified: "VerifiedLines | None" = None,
+    ) -> None:
         """`batch` is the first of `count` steps: the positions of each row that have not been read, up to the one
         before its last token. Each later step computes one token of each row, the one that the step before sampled,
-        with the hidden state that it kept: in places[i] for rows[i]. These `count` tokens are drafts that `target`, a
-        sampler of the same op set, keeps. Nothing waits."""
+        with the hidden state that it kept. These `count` tokens are drafts that `target`, a sampler of the same op set,
+        keeps. Nothing waits.
+
+        With `verified`, only the device knows how many of the last drafts `target` has accepted: the batch has all of
+        them, its ids mean nothing, and the chain goes on behind the accepted ones."""
 
     def read_drafts(self, row: int, count: int, target: Any) -> list[int]:
         """The tokens that were drafted for a row; waits for them."""
@@ -47,6 +60,15 @@ class Chain(Protocol):
         are the likeliest with all before them are computed. Their children are the most likely tokens or, where tokens
         are sampled, the candidates that lead the race which will sample the token. The result waits, and has the
         likeliest nodes of all, in that order. If `takes_trees`."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedLines:
+    """T tokens of S sequences: what a sampler verifies, and this process does not know yet."""
+
+    lines: Int32  # [T] of the logits that were verified last: what they sampled follows the token
+    known: Int32  # [S] tokens of the text before
+    lengths: Int32  # [S] tokens of the text with those sampled, if it is known; -1: the sampler knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +111,5 @@ class ProgramSpec:
     sampler: Sampler | None = None  # an id below zero stands for the token that it sampled last for row ~id
     sources: bool = False  # the model is an encoder, or a decoder with cross-attention
     tree_nodes: int = 0  # drafts of a sequence that come as a tree, at most; 0: they are chains, and a tree is slower
+    max_drafts: int = 0  # that a step verifies of a sequence; 0: it verifies none
     hidden: HiddenStates | None = None  # what `hidden_states` reads

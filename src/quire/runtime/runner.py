@@ -77,6 +77,7 @@ class Runner:
                 self.sampler,
                 sources=has_encoder,
                 tree_nodes=proposer.tree_nodes if proposer else 0,
+                max_drafts=proposer.max_drafts if proposer else 0,
             ),
         )
         if proposer:
@@ -223,6 +224,9 @@ class Runner:
             sample = self.sampler.begin(logits[: len(rows)], rows, masks)
         num_drafts = np.fromiter(map(len, drafts), np.int32) if drafts else np.zeros(len(rows), np.int32)
         places = self.rows.expect(step.sampling, num_drafts)
+        if step.drafts and self.proposer and masks is None and not step.parents:
+            known = dict(zip(rows, places.positions.tolist(), strict=True))
+            self.proposer.propose_ahead(known, step.drafts, runs)
 
         def finish() -> dict[int, SampledRow]:
             sampled = {one.row: one for one in sample()}

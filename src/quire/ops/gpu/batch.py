@@ -103,7 +103,8 @@ class GpuBatch:
     def _decode_launch(self, num_heads: int) -> DecodeLaunch:
         spec = self.cache.spec
         rows = tile_rows(num_heads // spec.num_kv_heads, self.max_queries)
-        return decode_launch(spec.head_dim, rows, self.cache.k.dtype, self.runs.num_seqs, with_prompts=self.prefills)
+        by_itself = self.prefills or self.max_queries > 1  # `decode`, not `decode_step`
+        return decode_launch(spec.head_dim, rows, self.cache.k.dtype, self.runs.num_seqs, with_prompts=by_itself)
 
     def attend(self, q: Tensor, layer: int, scoring: Scoring, overlap: bool = False) -> Tensor:
         """q [T, heads, head_dim] -> the same."""

@@ -9,17 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.ops.gpu.accepted import continue_behind_accepted
 from quire.ops.gpu.aligned import pack, views
-from quire.ops.gpu.attention.pages import Runs
+from quire.ops.gpu.attention.pages import Runs, next_power_of_two
 from quire.ops.gpu.batch import GpuBatch, TokenIds
 from quire.ops.gpu.cache import GpuCache
 from quire.ops.gpu.device_timer import DeviceTimer
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.graphs import LaunchGraphs
 from quire.ops.gpu.sampling.rows import MAX_KEPT_DRAFTS, Features
-from quire.ops.gpu.sampling.sampler import DeviceSampler, padded
+from quire.ops.gpu.sampling.sampler import EDIT_FEATURES, DeviceSampler, padded
 from quire.ops.gpu.tree_steps import TreeSteps
-from quire.ops.opset import GrownTree, Int32, StepBatch, TreeRoots, TreeShape
+from quire.ops.opset import GrownTree, Int32, StepBatch, TreeRoots, TreeShape, VerifiedLines
 
 
 class DraftChain:
@@ -47,19 +48,37 @@ class DraftChain:
         has_room = num_tokens <= padded(len(rows)) * (count + 1)
         return has_room and 1 < count <= MAX_KEPT_DRAFTS and not self._sampler.needs(rows) & Features.ON_HOST
 
-    def run(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32, target: DeviceSampler) -> None:
+    def takes_verified(self, rows: Sequence[int], count: int, num_tokens: int) -> bool:
+        return self.takes(rows, count, num_tokens) and not self._sampler.needs(rows) & EDIT_FEATURES
+
+    def run(
+        self,
+        batch: StepBatch,
+        rows: Sequence[int],
+        count: int,
+        target: DeviceSampler,
+        verified: VerifiedLines | None = None,
+    ) -> None:
         self._sampler.upload()
         features = self._sampler.needs(rows)
         self._sampler.reserve(features)
-        arrays = [*self._arrays(batch, rows, count, places), kept_places(rows, count, target)]
+        arrays = [*self._arrays(batch, rows, count), kept_places(rows, count, target)]
+        num_arrays, tokens = len(arrays), target.verified
+        arrays += [] if verified is None else padded_lines(verified, len(arrays[0]), padded(len(rows)))
         shapes = [array.shape for array in arrays]
+        # Attention takes a few tokens of each sequence at once; where one has read less before, as it takes prompts.
+        fits = self.takes_trees and int(np.diff(batch.seq_starts).max()) <= count + 1
+        max_queries = next_power_of_two(count + 1) if fits else 1
 
         def launch(on_device: Tensor) -> Tensor:
-            *of_steps, kept = views(on_device, shapes)
-            drafts = self._steps(of_steps, features).clamp(min=0)  # where none could be sampled, any other will do
+            on_device_arrays = views(on_device, shapes)
+            *of_steps, kept = on_device_arrays[:num_arrays]
+            if verified is not None:
+                self._continue(of_steps, on_device_arrays[num_arrays:], tokens, target)
+            drafts = self._steps(of_steps, features, max_queries).clamp(min=0)  # where none was sampled, any will do
             return target.last.index_copy_(0, kept.flatten().long(), drafts.flatten())
 
-        key = padded(len(rows)), count, features
+        key = padded(len(rows)), count, features, max_queries, None if verified is None else tokens.data_ptr()
         is_timed = self._graphs.is_captured(key)  # what is compiled or captured tells nothing
         with torch.inference_mode():
             if is_timed:
@@ -83,49 +102,59 @@ class DraftChain:
     def grow(self, logits: Tensor, roots: TreeRoots, shape: TreeShape) -> Callable[[], list[GrownTree]]:
         return self._trees.run(logits, roots, shape)
 
-    def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int, places: Int32) -> list[Int32]:
-        """ids, positions, slots and hidden_rows [T] of the first step; rows, ids of the next step, context_lens,
-        logit_rows and places [S], seq_starts [S + 1], slots of the next steps [count - 1, S], block_tables [S, W]. T
-        and S are padded: no row, slot -1, an empty context, and the last of the hidden states."""
+    def _arrays(self, batch: StepBatch, rows: Sequence[int], count: int) -> list[Int32]:
+        """ids, positions, slots and hidden_rows [T] of the first step; rows, ids of the next step, context_lens and
+        logit_rows [S], seq_starts [S + 1], positions, contexts and slots of the next steps [count - 1, S], block_tables
+        [S, W]. T and S are padded: no row, slot -1, an empty context, and the last of the hidden states."""
         t, n, s = batch.num_tokens, len(rows), padded(len(rows))
-        nowhere = len(self._hidden.rows) - 1
         assert batch.hidden_rows is not None
         of_tokens = np.zeros((4, s * (count + 1)), np.int32)
-        of_tokens[2], of_tokens[3] = -1, nowhere
+        of_tokens[2], of_tokens[3] = -1, len(self._hidden.rows) - 1
         of_tokens[:, :t] = batch.ids, batch.positions, batch.slots, batch.hidden_rows
-        of_seqs = np.zeros((5, s), np.int32)
-        of_seqs[0], of_seqs[4] = -1, nowhere
+        of_seqs = np.zeros((4, s), np.int32)
+        of_seqs[0] = -1
         of_rows = np.array(rows, np.int32)
-        of_seqs[:, :n] = of_rows, ~of_rows, batch.context_lens, batch.logit_rows, places
+        of_seqs[:, :n] = of_rows, ~of_rows, batch.context_lens, batch.logit_rows
         starts = np.full(s + 1, t, np.int32)
         starts[: n + 1] = batch.seq_starts
-        positions = batch.context_lens + np.arange(count - 1, dtype=np.int32)[:, None]  # [count - 1, n]
+        positions, contexts, slots = np.zeros((3, count - 1, s), np.int32)
+        places = positions[:, :n] = batch.context_lens + np.arange(count - 1, dtype=np.int32)[:, None]
+        contexts[:, :n] = places + 1
         size = self._cache.spec.block_size
-        slots = np.full((count - 1, s), -1, np.int32)
-        slots[:, :n] = batch.block_tables[np.arange(n), positions // size] * size + positions % size
+        slots[:, n:] = -1
+        slots[:, :n] = batch.block_tables[np.arange(n), places // size] * size + places % size
         tables = np.zeros((s, self._width), np.int32)
         used = min(batch.block_tables.shape[1], self._width)
         tables[:n, :used] = batch.block_tables[:, :used]
-        return [*of_tokens, *of_seqs, starts, slots, tables]
+        return [*of_tokens, *of_seqs, starts, *positions, *contexts, *slots, tables]
 
-    def _steps(self, arrays: Sequence[Tensor], features: int) -> Tensor:
+    def _continue(
+        self, arrays: Sequence[Tensor], verified: Sequence[Tensor], tokens: Tensor, target: DeviceSampler
+    ) -> None:
+        """What of the arrays depends on how many drafts are accepted."""
+        ids, rows, (logit_rows, starts), tables = arrays[0], arrays[4], arrays[7:9], arrays[-1]
+        params, size = (target.params, self._sampler.params), self._cache.spec.block_size
+        steps = thirds(arrays[9:-1])
+        continue_behind_accepted(ids, rows, logit_rows, starts, steps, tables, verified, tokens, *params, size)
+
+    def _steps(self, arrays: Sequence[Tensor], features: int, max_queries: int) -> Tensor:
         """-> the tokens of each step [count, S]"""
-        (ids, positions, token_slots, hidden_rows), of_seqs = arrays[:4], arrays[4:]
-        rows, next_ids, context_lens, logit_rows, places, starts, slots, tables = of_seqs
-        targets, states = places.long(), self._hidden.rows
-        first = self._batch(ids, positions, token_slots, Runs(starts, context_lens, tables), logit_rows, hidden_rows)
-        tokens = [self._sampler.launch(self._forward(first), rows, len(rows), features)]
-        assert first.kept is not None, "the program keeps no hidden states"
-        states.index_copy_(0, targets, first.kept[logit_rows.long()].to(states.dtype))
+        (ids, positions, slots, hidden_rows), of_seqs, of_steps = arrays[:4], arrays[4:9], arrays[9:-1]
+        rows, next_ids, context_lens, logit_rows, starts = of_seqs
+        tables = arrays[-1]
+        hidden = self._hidden.rows.index_select(0, hidden_rows)
+        runs = Runs(starts, context_lens, tables)
+        step = self._batch(ids, positions, slots, runs, logit_rows, hidden, max_queries=max_queries)
+        tokens = [self._sampler.launch(self._forward(step), rows, len(rows), features)]
+        assert step.kept is not None, "the program keeps no hidden states"
+        hidden = step.kept.index_select(0, logit_rows).to(hidden.dtype)
         lines = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)
-        for number, of_step in enumerate(slots):
-            contexts = torch.where(context_lens > 0, context_lens + 1 + number, 0)
+        for positions, contexts, slots in zip(*thirds(of_steps), strict=True):
             runs = Runs(lines, contexts, tables)
-            step = self._batch(next_ids, context_lens + number, of_step, runs, lines[:-1], places, decodes=True)
+            step = self._batch(next_ids, positions, slots, runs, lines[:-1], hidden, decodes=True)
             tokens.append(self._sampler.launch(self._forward(step), rows, len(rows), features))
             assert step.kept is not None
-            if number + 1 < len(slots):
-                states.index_copy_(0, targets, step.kept.to(states.dtype))
+            hidden = step.kept.to(hidden.dtype)
         return torch.stack(tokens)
 
     def _batch(
@@ -135,23 +164,25 @@ class DraftChain:
         slots: Tensor,
         runs: Runs,
         logit_rows: Tensor,
-        hidden_rows: Tensor,
+        hidden: Tensor,
         decodes: bool = False,
+        max_queries: int = 1,
     ) -> GpuBatch:
-        """`decodes`: one token of each sequence, and nothing else."""
+        """`decodes`: one token of each sequence, and nothing else; `max_queries` above 1: at most so many."""
         return GpuBatch(
             TokenIds(ids, self._sampler.last),
             positions,
-            slots.contiguous(),
+            slots,
             runs,
             logit_rows,
             self._cache,
             self._max_model_len,
             decodes=True,
-            prefills=not decodes,
+            prefills=not decodes and max_queries == 1,
             batch_invariant=self._batch_invariant,
             all_logits=decodes,
-            hidden=self._hidden.rows[hidden_rows],
+            max_queries=max_queries,
+            hidden=hidden,
         )
 
 
@@ -160,3 +191,15 @@ def kept_places(rows: Sequence[int], count: int, sampler: DeviceSampler) -> Int3
     places = np.full((count, padded(len(rows))), len(sampler.last) - 1, np.int32)
     places[:, : len(rows)] = np.array(rows) + np.arange(1, 1 + count)[:, None] * sampler.num_rows
     return places
+
+
+def padded_lines(verified: VerifiedLines, num_tokens: int, num_seqs: int) -> list[Int32]:
+    lines, known, lengths = np.zeros(num_tokens, np.int32), *np.zeros((2, num_seqs), np.int32)
+    lines[: len(verified.lines)] = verified.lines
+    known[: len(verified.known)], lengths[: len(verified.known)] = verified.known, verified.lengths
+    return [lines, known, lengths]
+
+
+def thirds(arrays: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    size = len(arrays) // 3
+    return [arrays[:size], arrays[size : 2 * size], arrays[2 * size :]]

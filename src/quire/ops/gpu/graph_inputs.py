@@ -31,7 +31,7 @@ class StepArrays(NamedTuple, Generic[Array]):
 class GraphInputs:
     """The arrays of a step of at most T tokens in S sequences, R of which have logits. If it `decodes`, every sequence
     has one token. With `max_queries` above 1, drafts may be trees, and a sequence that has one has at most that many
-    tokens."""
+    tokens; or, if they are `chains`, every sequence has at most that many tokens, and all tokens have logits."""
 
     def __init__(
         self,
@@ -41,16 +41,18 @@ class GraphInputs:
         device: torch.device,
         decodes: bool,
         max_queries: int = 1,
+        chains: bool = False,
         num_rows: int | None = None,  # as many as sequences
         state_taps: int | None = None,
     ) -> None:
         self.num_tokens, self.num_seqs, self.num_rows = num_tokens, num_seqs, num_rows or num_seqs
-        self.decodes, self.max_queries = decodes, max_queries
+        self.decodes, self.max_queries, self.chains = decodes, max_queries, chains
+        self.trees = max_queries > 1 and not chains
         self._width = width
         self.segments: SegmentInputs | None = None
         if state_taps is not None:
             self.segments = SegmentInputs(num_tokens, num_seqs, state_taps, device, decodes)
-        words = (2 * num_tokens if max_queries > 1 else 0,)
+        words = (2 * num_tokens if self.trees else 0,)
         tokens, seqs = (num_tokens,), (num_seqs,)
         shapes = [words, *[tokens] * 5, seqs, (self.num_rows,), (num_seqs + 1,), (num_seqs, width)]
         self._staged = StagedArrays(shapes, device, self._pad_all)

@@ -5,6 +5,7 @@ import math
 MAX_CAPTURED_SEQS = 512  # larger steps keep the GPU busy while the next ops are launched
 PREFILL_GRAPH_SIZES = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens
 TREE_GRAPH_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # tokens
+CHAIN_GRAPH_SIZES = (2, 4, 8, *TREE_GRAPH_SIZES)  # tokens
 MAX_SLOWDOWN = 1.03  # times the milliseconds of a larger size: a size within it keeps its graph, as times vary
 
 
@@ -18,6 +19,13 @@ def tree_graph_sizes(tree_nodes: int, max_size: int) -> list[int]:
     """Those, and what whole trees of 1, 2, 4, 8 and 16 sequences have, up to a multiple of 16."""
     whole = [-(-(1 + tree_nodes) * count // 16) * 16 for count in (1, 2, 4, 8, 16)]
     return sorted({size for size in (*TREE_GRAPH_SIZES, *whole) if size <= max_size})
+
+
+def chain_graph_sizes(max_size: int) -> list[int]:
+    """Up to the first that holds a step of `max_size` tokens."""
+    return [
+        size for size, smaller in zip(CHAIN_GRAPH_SIZES, (0, *CHAIN_GRAPH_SIZES), strict=False) if smaller < max_size
+    ]
 
 
 def drop_slower_sizes(times: dict[int, float]) -> list[int]:

@@ -58,16 +58,13 @@ from quire.ops.gpu.norm import (
 )
 from quire.ops.gpu.pointwise import activate_elements, soft_cap_
 from quire.ops.gpu.program import GpuProgram, dry_run_batch
+from quire.ops.gpu.rope import rope_angles
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.states.opset import StateOps
 from quire.ops.gpu.weights import QUANTIZERS, Segment, load_experts, load_floats, load_segments, quantization_for
 from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.opset import Activation, Float32, Int32, Keep, ProgramSpec, Routing
-from quire.ops.reference.rope import (  # torch formulas: nothing to gain by a kernel
-    Frequencies,
-    rope_angles,
-    rotate_heads,
-)
+from quire.ops.reference.rope import Frequencies, rotate_heads
 from quire.ops.tensors import PackedExperts, PackedHeads, PackedWeight, StoredTensor
 
 GRAPH_BYTES = 3 * 2**29  # reserved for graphs and the sampler's tables, which are allocated after the pages
@@ -178,6 +175,7 @@ class GpuOps(AttentionOps, StateOps):
             graphs=self.graphs and not spec.sources,
             batch_invariant=self.batch_invariant,
             tree_nodes=spec.tree_nodes,
+            max_drafts=spec.max_drafts,
             hidden=hidden,
             agree=self._agree_on_sizes,
         )

@@ -1,8 +1,8 @@
 """A forward pass on the GPU: a step replays a CUDA graph, unless it has so many tokens that launching costs nothing.
 
 There are graphs for steps that only decode and graphs for steps with prompts, each for a list of sizes, and graphs for
-trees of drafts where a speculative method makes them. A step is padded to the next larger size. A size that is slower
-than a larger one has no graph. The arrays of a step travel in one copy from pinned memory."""
+chains and trees of drafts where a speculative method makes them. A step is padded to the next larger size. A size that
+is slower than a larger one has no graph. The arrays of a step travel in one copy from pinned memory."""
 
 import logging
 import time
@@ -23,7 +23,13 @@ from quire.ops.gpu.captured_graph import CapturedGraph, WeakTensor
 from quire.ops.gpu.chain import DraftChain
 from quire.ops.gpu.compile_ahead import compile_ahead
 from quire.ops.gpu.graph_inputs import GraphInputs
-from quire.ops.gpu.graph_sizes import PREFILL_GRAPH_SIZES, decode_graph_sizes, drop_slower_sizes, tree_graph_sizes
+from quire.ops.gpu.graph_sizes import (
+    PREFILL_GRAPH_SIZES,
+    chain_graph_sizes,
+    decode_graph_sizes,
+    drop_slower_sizes,
+    tree_graph_sizes,
+)
 from quire.ops.gpu.hidden_states import GpuHiddenStates
 from quire.ops.gpu.sampling.sampler import DeviceSampler
 from quire.ops.gpu.states.segments import are_independent, has_states, segments_on_device, taps_of, with_segments
@@ -32,6 +38,7 @@ from quire.ops.opset import WORD_BITS, Chain, Int32, StepBatch
 log = logging.getLogger("quire.gpu")
 
 MAX_DRAFTED_ROWS = 256  # logits of a step whose drafts are verified by a graph, if there are fewer sequences
+MAX_CHAIN_QUERIES = 8  # tokens of a sequence that attention takes as it takes one: more of them fill tiles of prompts
 WARMUP_DECODE_TOKENS = 128  # beside a prompt
 
 
@@ -74,6 +81,7 @@ class GpuProgram:
         batch_invariant: bool = False,
         hidden: GpuHiddenStates | None = None,
         tree_nodes: int = 0,
+        max_drafts: int = 0,
         agree: Callable[[list[int]], list[int]] = lambda sizes: sizes,  # on sizes that have a graph: of several ranks
     ) -> None:
         self._state_taps = taps_of(cache.spec) if has_states(cache.spec) else None
@@ -95,6 +103,9 @@ class GpuProgram:
         self._prefill_graphs: dict[int, CapturedGraph] = {}
         self._tree_graphs: dict[int, CapturedGraph] = {}
         self._tree_nodes = tree_nodes
+        self._chain_graphs: dict[int, CapturedGraph] = {}
+        has_chain_graphs = max_drafts > 0 and self.takes_trees and not batch_invariant
+        self._chain_queries = min(next_power_of_two(1 + max_drafts), MAX_CHAIN_QUERIES) if has_chain_graphs else 1
         has_tree_graphs = tree_nodes > 0 and self.takes_trees and not batch_invariant
         self._tree_queries = next_power_of_two(1 + tree_nodes) if has_tree_graphs else 1
         self._adapts = False  # whether the forward pass asks for adapters
@@ -138,16 +149,22 @@ class GpuProgram:
         if batch.ancestors is not None and _max_queries(batch) > self._tree_queries:
             return None
         graphs = self._prefill_graphs if batch.ancestors is None else self._tree_graphs
-        fitting = (graph for size, graph in graphs.items() if size >= n)
         num_seqs = len(batch.context_lens)
-        return next(
-            (graph for graph in fitting if graph.inputs.num_seqs >= num_seqs and graph.inputs.num_rows >= rows), None
+        is_chains = (
+            batch.ancestors is None and n == rows and int(np.diff(batch.seq_starts).max()) <= self._chain_queries
         )
+        for of_kind in (self._chain_graphs, graphs) if is_chains else (graphs,):
+            for size, graph in of_kind.items():
+                if size >= n and graph.inputs.num_seqs >= num_seqs and graph.inputs.num_rows >= rows:
+                    return graph
+        return None
 
     def _passes(self, max_rows: int) -> Iterator[Callable[[], object]]:
         """What is captured and warmed up later: all but trees and adapters."""
         for size in [n for n in PREFILL_GRAPH_SIZES if n <= self._max_tokens]:
             inputs = self._prefill_inputs(size, max_rows)
+            yield partial(self._forward, self._batch_from(inputs, with_adapters=False))
+        for inputs in self._chain_inputs(max_rows):
             yield partial(self._forward, self._batch_from(inputs, with_adapters=False))
         for size in decode_graph_sizes(min(max_rows, self._max_tokens)):
             inputs = self._decode_inputs(size)
@@ -159,6 +176,13 @@ class GpuProgram:
         num_rows = min(size, max(max_rows, MAX_DRAFTED_ROWS))
         num_seqs, taps = min(size, max_rows), self._state_taps
         return GraphInputs(size, num_seqs, self._width, self._device, False, num_rows=num_rows, state_taps=taps)
+
+    def _chain_inputs(self, max_rows: int) -> list[GraphInputs]:
+        if self._chain_queries == 1:
+            return []
+        sizes = chain_graph_sizes(min(max_rows * self._chain_queries, self._max_tokens))
+        of_step = self._width, self._device, False, self._chain_queries
+        return [GraphInputs(n, min(n, max_rows), *of_step, chains=True, num_rows=n) for n in sizes]
 
     def _decode_inputs(self, size: int) -> GraphInputs:
         return GraphInputs(size, size, self._width, self._device, decodes=True, state_taps=self._state_taps)
@@ -182,6 +206,8 @@ class GpuProgram:
         self._prefill_graphs = self._drop_slower(
             self._capture(self._prefill_inputs(size, max_rows), with_adapters=False) for size in reversed(sizes)
         )
+        inputs = self._chain_inputs(max_rows)[::-1]
+        self._chain_graphs = self._drop_slower(self._capture(one, with_adapters=False) for one in inputs)
         sizes = tree_graph_sizes(self._tree_nodes, self._max_tokens) if self._tree_queries > 1 else []
         self._tree_graphs = self._drop_slower(
             self._capture(
@@ -238,11 +264,11 @@ class GpuProgram:
             self._cache,
             self._max_model_len,
             decodes=True,
-            prefills=not inputs.decodes,
+            prefills=not inputs.decodes and not inputs.chains,
             batch_invariant=self._batch_invariant,
-            all_logits=inputs.decodes,
+            all_logits=inputs.decodes or inputs.chains,
             adapters=step.adapters if with_adapters else None,
-            ancestors=step.ancestors.view(torch.int64) if inputs.max_queries > 1 else None,
+            ancestors=step.ancestors.view(torch.int64) if inputs.trees else None,
             max_queries=inputs.max_queries,
             hidden=self._hidden_of(step.hidden_rows),
             segments=None if inputs.segments is None else inputs.segments.segments,

@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE) in plain torch. The GPU's op set computes angles with it too."""
+"""Rotary position embedding (RoPE) in plain torch."""
 
 from dataclasses import dataclass
 

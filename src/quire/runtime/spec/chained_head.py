@@ -8,14 +8,14 @@ import numpy as np
 
 from quire.core.draft_tree import ROOT, DraftTree, ancestor_words, without_chain
 from quire.core.plan import UNKNOWN, Run
-from quire.ops.opset import GrownTree, Int32, ProgramSpec, StepBatch, TreeRoots, TreeShape
+from quire.ops.opset import GrownTree, Int32, ProgramSpec, StepBatch, TreeRoots, TreeShape, VerifiedLines
 from quire.ops.philox import random_bits
 from quire.ops.row_params import RowParams
 from quire.runtime.kv import kv_spec
 from quire.runtime.spec.draft_blocks import DraftBlocks, spread
 from quire.runtime.spec.growing_tree import GrowingTree
 from quire.runtime.spec.head import HeadProposer, HeadRuns
-from quire.runtime.spec.proposer import ProposerContext
+from quire.runtime.spec.proposer import ProposerContext, Verified
 
 NO_ROWS = np.zeros(0, np.int32)
 
@@ -38,6 +38,7 @@ class ChainedHead(HeadProposer):
         self._max_computed = (num_tokens - 1) * tree_top_k if tree_nodes else 0  # nodes of a tree
         super().__init__(context, num_tokens, tree_nodes, tree_top_k, draft_rows=1 + self._max_computed)
         self._queued_seconds = 0.0
+        self._ahead: dict[int, Verified] = {}  # rows whose drafts are queued, behind what is being verified
         size, config = context.size, self._head.config
         assert config is not None
         self._max_length = min(self._max_length, config.max_length)
@@ -137,7 +138,7 @@ class ChainedHead(HeadProposer):
         chain = self._program.chain
         if chain is not None and chain.takes(rows, count, batch.num_tokens):
             # All steps are queued, and the target's next one as well, before the first draft is known here.
-            chain.run(batch, rows, count, self._draft_places(rows, 0), self._target_sampler)
+            chain.run(batch, rows, count, self._target_sampler)
             return {row: [UNKNOWN] * counts[row] for row in rows}
         drafts: dict[int, list[int]] = {row: [] for row in texts}
         for number in range(count):
@@ -156,6 +157,57 @@ class ChainedHead(HeadProposer):
             ids = np.array([last[row] for row in rows], np.int32)
             batch = replace(self._blocks.next(tables, positions, ids), hidden_rows=places)
         return drafts
+
+    def propose_ahead(self, verified: Mapping[int, Verified], counts: Mapping[int, int]) -> None:
+        """The device goes on behind the drafts that it accepts, while this process still waits to know them."""
+        count, chain = max(counts.values()), self._program.chain
+        if chain is None or count > self._num_tokens:
+            return
+        if not all(self._can_go_on(row, one, count) for row, one in verified.items()):
+            return
+        ones = list(verified.values())
+        rows = np.fromiter(verified, np.int32, len(verified))
+        known = np.array([one.num_known for one in ones], np.int32)
+        counts_of_lines = np.array([one.num_lines for one in ones], np.int32)
+        of_place, positions = spread(known - 1, counts_of_lines)
+        ids = np.zeros(len(positions), np.int32)
+        batch = self._blocks.batch_of(self._rows, rows, known - 1, counts_of_lines, ids, self._num_tokens)
+        of_rows = [self._drafted[row] for row in verified]
+        self._sampler.admit_all(
+            list(verified),
+            [one.params for one in of_rows],
+            [self._rows.tokens[row, : one.num_known] for row, one in verified.items()],
+            [one.num_prompt for one in of_rows],
+        )
+        if chain.takes_verified(list(verified), count, batch.num_tokens):
+            _, lines = spread(np.array([one.first_line for one in ones], np.int32), counts_of_lines)
+            lengths = np.array([one.length for one in ones], np.int32)
+            batch = replace(batch, hidden_rows=self._window_rows(rows[of_place], positions))
+            chain.run(batch, list(verified), count, self._target_sampler, VerifiedLines(lines, known, lengths))
+            self._ahead |= verified
+        self._sampler.retire_all(list(verified))
+
+    def _can_go_on(self, row: int, verified: Verified, count: int) -> bool:
+        """Whether all before is known and read, and there is room for as many drafts whatever is accepted."""
+        known = verified.num_known
+        if row not in self._drafted or row in self._trees or self._num_read[row] != known - 1:
+            return False
+        is_known = bool(self._rows.tokens[row, known - 1] >= 0)
+        return is_known and known + verified.num_lines + self._num_places(count) < self._max_length
+
+    def propose(self, known: Mapping[int, Int32], counts: Mapping[int, int]) -> dict[int, list[int] | DraftTree]:
+        drafts: dict[int, list[int] | DraftTree] = {}
+        for row, tokens in known.items():
+            verified = self._ahead.pop(row, None)
+            if verified and row in counts and verified.length in (-1, len(tokens)):
+                self._num_unasked[row], self._num_read[row] = 0, len(tokens) - 1
+                drafts[row] = [UNKNOWN] * counts[row]
+        others = {row: tokens for row, tokens in known.items() if row not in drafts}
+        return drafts | super().propose(others, counts) if others else drafts
+
+    def retire(self, row: int) -> None:
+        super().retire(row)
+        self._ahead.pop(row, None)
 
     def read_drafts(self, row: int, count: int) -> list[int]:
         assert self._program.chain is not None

@@ -93,7 +93,7 @@ class SpecConfig:
             new_proposer = getattr(import_module(table.module), table.name)
             made.append((method.name, new_proposer(context, method.num_tokens, **method.keys)))
         free = {method.name: method.num_tokens for method in self.methods if METHODS[method.name].cost == 0}
-        return Proposers(made, free, self.synthetic_rates)
+        return Proposers(made, free, self.synthetic_rates, most)
 
     def policy(self, *, on_gpu: bool, model_cost: float | None = None) -> DraftPolicy:
         """For the scheduler. `model_cost`: the size of the model that drafts, in sizes of the target."""

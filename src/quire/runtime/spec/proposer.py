@@ -30,6 +30,16 @@ class ProposerContext:
     max_drafts: int = 0  # of a run, by whatever method
 
 
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A row whose drafts are being verified."""
+
+    num_known: int  # tokens before the first draft
+    first_line: int  # of the logits that are verified
+    num_lines: int  # one more than drafts
+    length: int = -1  # tokens of the text, if acceptance is synthetic; -1: only the device knows
+
+
 class Proposer:
     """Proposes draft tokens. A rejected one costs time and changes nothing."""
 
@@ -61,6 +71,10 @@ class Proposer:
         many that may follow, UNKNOWN where they are kept on the device, for the rows that have some; a free method may
         propose a tree of more"""
         raise NotImplementedError
+
+    def propose_ahead(self, verified: Mapping[int, Verified], counts: Mapping[int, int]) -> None:
+        """Queue so many draft tokens behind what the target's sampler is verifying, if the method can: before this
+        process knows what is accepted. `propose` will be asked for them."""
 
     def read_drafts(self, row: int, count: int) -> list[int]:
         """The tokens that were proposed as UNKNOWN; waits for them."""

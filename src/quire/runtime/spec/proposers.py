@@ -8,7 +8,7 @@ from quire.core.draft_tree import DraftTree
 from quire.core.plan import Admission, Proposal, Run, SampledRow, StepPlan
 from quire.ops.kv_spec import KVCache
 from quire.ops.opset import Int32, Program, Sampler, StepBatch, Value
-from quire.runtime.spec.proposer import Proposer
+from quire.runtime.spec.proposer import Proposer, Verified
 from quire.runtime.spec.synthetic import SyntheticAcceptance
 
 if TYPE_CHECKING:
@@ -19,13 +19,18 @@ class Proposers:
     """Asks the methods that are free for every row, and then the others for the rows whose run has a quota."""
 
     def __init__(
-        self, methods: Sequence[tuple[str, Proposer]], free: Mapping[str, int], synthetic_rates: Sequence[float] = ()
+        self,
+        methods: Sequence[tuple[str, Proposer]],
+        free: Mapping[str, int],
+        synthetic_rates: Sequence[float] = (),
+        max_drafts: int = 0,
     ) -> None:
-        """`free`: draft tokens of the methods that are asked for every row."""
+        """`free`: draft tokens of the methods that are asked for every row. `max_drafts`: of a run; 0: not known"""
         self._methods = sorted(methods, key=lambda method: method[0] not in free)
         self._free = free
         self.synthetic = SyntheticAcceptance(synthetic_rates) if synthetic_rates else None
         self.caches: list[KVCache] = [cache for _, proposer in methods for cache in proposer.caches]
+        self.max_drafts = max_drafts
         self.tree_nodes = max((proposer.tree_nodes for _, proposer in methods), default=0)
         self._seconds = 0.0  # since `take_times`
 
@@ -54,6 +59,26 @@ class Proposers:
         begin = time.perf_counter()
         for _, proposer in self._methods:
             proposer.follow(runs, batch)
+        self._seconds += time.perf_counter() - begin
+
+    def propose_ahead(self, known: Mapping[int, int], drafts: Mapping[int, list[int]], runs: Mapping[int, Run]) -> None:
+        """Queue drafts behind a step whose outcome is not known yet. By row, in the order of its lines, how many tokens
+        are known, and the drafts that are verified. Of several methods, the outcome decides which is asked."""
+        if len(self._methods) > 1:
+            return
+        ((name, proposer),) = self._methods
+        counts = {row: self._free.get(name, runs[row].quotas.get(name, 0)) for row in known}
+        if not all(counts.values()):
+            return
+        begin = time.perf_counter()
+        verified, line = {}, 0
+        for row, num_known in known.items():
+            num_drafts = len(drafts.get(row, ()))
+            accepted = self.synthetic.draw(row, num_drafts) if self.synthetic and num_drafts else 0
+            length = num_known + accepted + 1 if self.synthetic else -1
+            verified[row] = Verified(num_known, line, num_drafts + 1, length)
+            line += num_drafts + 1
+        proposer.propose_ahead(verified, counts)
         self._seconds += time.perf_counter() - begin
 
     def propose(self, known: Mapping[int, Int32], runs: Mapping[int, Run]) -> dict[int, list[Proposal]]:

@@ -15,18 +15,24 @@ class SyntheticAcceptance:
         """By position, the probability that all drafts up to it are accepted."""
         self._rates = rates
         self._random = random.Random(0)
+        self._drawn: dict[int, int] = {}  # by row, how many drafts will be accepted
+
+    def draw(self, row: int, num_drafts: int) -> int:
+        """How many drafts `accept` will accept. A row that is asked for again has another tenant."""
+        chance = self._random.random()
+        self._drawn[row] = sum(chance < rate for rate in self._rates[:num_drafts])
+        return self._drawn[row]
 
     def accept(self, sampled: SampledRow, drafts: Sequence[int]) -> None:
         """Replace what a verification sampled; drafts that only the device knows, by any token. A row with logprobs or
         an error stays as it is."""
+        drawn = self._drawn.pop(sampled.row, None)
         if not sampled.tokens or sampled.logprobs is not None:
             return
-        chance, last, tokens = self._random.random(), sampled.tokens[-1], []
-        for draft, rate in zip(drafts, self._rates, strict=False):
-            if chance >= rate:
-                break
-            tokens.append(draft if draft >= 0 else last)
-        sampled.tokens = [*tokens, last]
+        accepted = self.draw(sampled.row, len(drafts)) if drawn is None else drawn
+        self._drawn.pop(sampled.row, None)
+        last = sampled.tokens[-1]
+        sampled.tokens = [*(token if token >= 0 else last for token in drafts[:accepted]), last]
 
     def pad(
         self, drafted: Mapping[int, list[int]], known: Mapping[int, Int32], counts: Mapping[int, int]

@@ -1,13 +1,13 @@
 """y = x @ w.T + bias for 16-bit weights, with the kernel that is fastest for the shape.
 
     rows of x      kernel     bound by
-    1              gemv       reading w, at the speed of a copy
-    2 .. 64        stream     the same, through tensor cores
+    1 .. 4         gemv       reading w, at the speed of a copy
+    5 .. 64        stream     the same, through tensor cores
     more           cuBLAS     the tensor cores
 
 A row's sums depend on the kernel, so they depend on the number of rows. `batch_invariant` takes `stream` for all of
-them: which inputs are added in which order is then a function of (N, K) alone. It costs what gemv gains at one row, and
-beyond 64 rows what cuBLAS gains over a plain tiled GEMM. fp32 is for comparisons: cuBLAS, or tiles of one size."""
+them: which inputs are added in which order is then a function of (N, K) alone. It costs what gemv gains at a few rows,
+and beyond 64 rows what cuBLAS gains over a plain tiled GEMM. fp32 is for comparisons: cuBLAS, or tiles of one size."""
 
 from enum import StrEnum
 
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.ops.gpu.linear.gemv import GemvConfig, linear_gemv
+from quire.ops.gpu.linear.gemv import MAX_GEMV_ROWS, GemvConfig, linear_gemv
 from quire.ops.gpu.linear.stream import StreamConfig, linear_stream
 
 MAX_STREAM_ROWS = 64
@@ -23,7 +23,13 @@ PROGRAMS = 132  # to fill a device: an H200's multiprocessors
 MIN_SPLIT_INPUTS = 512
 MAX_SPLITS = 8
 
-GEMV = GemvConfig(block_n=4, block_k=2048, warps=8, stages=1)
+# By rows of x. A thread loads the same columns of w and x: block_k is 256 for each warp.
+GEMV = {
+    1: GemvConfig(block_n=4, block_k=2048, warps=8, stages=1),
+    2: GemvConfig(block_n=8, block_k=1024, warps=4, stages=1),
+    3: GemvConfig(block_n=8, block_k=1024, warps=4, stages=1),
+    4: GemvConfig(block_n=8, block_k=1024, warps=4, stages=1),
+}
 STREAM_BLOCK_K = 128  # for any number of rows: splits begin at multiples of it
 # block_m: (block_n, warps, stages)
 STREAM = {16: (64, 4, 5), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}
@@ -39,7 +45,7 @@ class LinearKernel(StrEnum):
 def choose_kernel(M: int, N: int, K: int, batch_invariant: bool = False) -> LinearKernel:
     if batch_invariant:
         return LinearKernel.STREAM
-    if M == 1:
+    if M <= MAX_GEMV_ROWS:
         return LinearKernel.GEMV
     return LinearKernel.STREAM if M <= MAX_STREAM_ROWS else LinearKernel.CUBLAS
 
@@ -64,7 +70,7 @@ def linear(
         return linear_stream(x, w, bias, STREAM_FP32, tickets, overlap)
     kernel = choose_kernel(M, N, K, batch_invariant)
     if kernel == LinearKernel.GEMV:
-        return linear_gemv(x, w, bias, GEMV, overlap)
+        return linear_gemv(x, w, bias, GEMV[M], overlap)
     if kernel == LinearKernel.STREAM:
         return linear_stream(x, w, bias, stream_config(M, all_outputs or N, K), tickets, overlap)
     return F.linear(x, w, None if bias is None else bias.to(x.dtype))

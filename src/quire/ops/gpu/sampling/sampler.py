@@ -78,7 +78,8 @@ class DeviceSampler:
         self._graphs = LaunchGraphs(self.device)
         self._scratch = {0: self._new_scratch(padded(num_rows))}  # by lines of drafts, up to powers of two; 0: without
         self._no_depths = torch.zeros(padded(num_rows), dtype=torch.int32, device=self.device)
-        self.last = self._rows.last
+        self.last, self.params = self._rows.last, self._rows.params
+        self.verified = torch.zeros(0, dtype=torch.int32, device=self.device)  # [lines] tokens, until the next `verify`
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -225,12 +226,13 @@ class DeviceSampler:
         tokens = torch.zeros(num_lines, dtype=torch.int32, device=self.device)
         if at_once:
             of_lines = [row if index in at_once else -1 for index, row in enumerate(rows)]
-            tokens = self._verify_at_once(permitted, of_lines, drafts, trees)
+            tokens = self.verified = self._verify_at_once(permitted, of_lines, drafts, trees)
         if parents is None and len(at_once) == len(rows) and not self._wants_logprobs(rows):
             return finish_chains(rows, spans, padded(len(rows)), to_host(tokens))
         if by_level:
             walked = [(rows[index], drafts[index], trees[index], spans[index][0]) for index in by_level]
             tokens = tokens[:num_lines] + self._verify_by_level(permitted, *zip(*walked, strict=True))
+        self.verified = tokens
         return self._finish(logits, rows, drafts, parents, spans, tokens[:num_lines], masks)
 
     def _wants_logprobs(self, rows: Sequence[int]) -> bool:
