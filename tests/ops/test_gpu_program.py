@@ -135,7 +135,7 @@ def test_what_verifies_chains_has_graphs_of_its_own():
 def test_sizes_of_chains_end_where_steps_do():
     assert chain_graph_sizes(4) == [2, 4]
     assert chain_graph_sizes(5) == [2, 4, 8]
-    assert chain_graph_sizes(1000)[-1] == 256
+    assert chain_graph_sizes(1000)[-1] == 512
 
 
 def test_a_graph_reads_the_hidden_states_of_its_tokens():
