@@ -14,7 +14,7 @@ from quire.core.draft_budget import DraftBudget, chain_probabilities
 from quire.core.draft_policy import ANY_METHOD, CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
 from quire.core.limits import SchedulerLimits
 from quire.core.params import SamplingParams
-from quire.core.plan import UNKNOWN, Proposal, SampledRow, StepOutput, StepPlan
+from quire.core.plan import UNKNOWN, Proposal, Run, SampledRow, StepOutput, StepPlan
 from quire.core.request import Request
 from quire.core.scheduler import Scheduler
 from quire.core.step_cost import StepCostModel
@@ -372,6 +372,36 @@ def test_a_method_whose_drafts_fail_takes_a_hundredth_of_the_time() -> None:
     engine, num_proposed, share = asked(method, seconds_per_draft=0.2 * SECONDS, num_requests=20, accuracy=0.0)
     assert 0 < num_proposed < 200 and share < 0.02  # the first few are drafted on the prior
     assert engine.scheduler.stats().draft_tokens < 20
+
+
+def test_a_method_that_does_not_answer_is_asked_less_and_less() -> None:
+    """Every step that asks waits for its token: with async scheduling, none could be planned ahead."""
+    policy = DraftPolicy((DraftMethod(ASKED_METHOD, 3, acceptance=0.8, cost=0.05),))
+    engine = Engine(num_drafts=3, policy_of_drafts=policy)
+    engine.add("mute", [7, 1], max_tokens=90)
+    asked_steps, scheduler = [], engine.scheduler
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        asked_steps += [plan.step] if plan.runs and plan.runs[0].quotas else []
+        output = engine.executor.run(plan)
+        for row in output.sampled:
+            row.proposals = []
+        scheduler.update(output)
+        scheduler.record_step(plan, SECONDS)
+    assert asked_steps[:2] == [0, 2] and 3 < len(asked_steps) < 9
+    assert all(later >= 2 * sooner for sooner, later in pairwise(asked_steps[1:]))
+
+
+def test_a_step_in_which_drafts_were_compiled_teaches_nothing() -> None:
+    engine = Engine(policy_of_drafts=DraftPolicy((DraftMethod(ASKED_METHOD, 3, cost=0.05),)))
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    cost = speculation.budget.step_cost
+    for num_tokens, seconds, is_timed in ((1, 0.01, True), (4, 0.5, False), (4, 0.0001, False), (1, 0.01, True)):
+        plan = StepPlan(0, [Run(0, 0, num_tokens)])
+        speculation.record_drafting(StepOutput(0, [], is_timed=is_timed))
+        speculation.record_step(plan, seconds, has_prompts=False)
+    assert cost.seconds(1) == pytest.approx(0.01) and cost.seconds(4) < 0.03
 
 
 def test_a_fixed_length_is_used_whatever_it_costs() -> None:

@@ -74,4 +74,5 @@ def test_the_way_is_a_function_of_the_shape() -> None:
         LinearKernel.STREAM,
         LinearKernel.CUBLAS,
     ]
+    assert [choose_kernel(M, 28672, 4096) for M in (2, 3, 4)] == [LinearKernel.GEMV, *[LinearKernel.STREAM] * 2]
     assert {choose_kernel(M, 4096, 4096, batch_invariant=True) for M in (1, 4, 64, 4096)} == {LinearKernel.STREAM}

@@ -1,6 +1,7 @@
 """Speculative methods, and how they are asked for."""
 
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from quire.ops.opset import Int32
 from quire.runtime.spec import METHODS
 from quire.runtime.spec.config import MethodConfig, SpecConfig, read_config
 from quire.runtime.spec.ngram import Ngram
-from quire.runtime.spec.proposer import Proposer
+from quire.runtime.spec.proposer import Proposer, Verified
 from quire.runtime.spec.proposers import Proposers
 
 CONTEXT: Any = None  # prompt lookup needs no model
@@ -73,8 +74,31 @@ def test_methods_that_are_not_free_are_asked_where_free_drafts_are_not_enough() 
     assert found == {0: [("free", 3)], 1: [("free", 3), ("model", 2)], 3: [("free", 3)]}
     runs[3].num_enough = 4
     assert [one.method for one in proposers.propose(known, runs)[3]] == ["free", "model"]
-    seconds, steps = proposers.take_times()
-    assert seconds > 0 and steps == {} and proposers.take_times()[0] == 0
+    seconds, steps, is_timed = proposers.take_times()
+    assert seconds > 0 and steps == {} and is_timed and proposers.take_times()[0] == 0
+
+
+class Ahead(Counting):
+    """Takes long to queue drafts, the first time."""
+
+    is_untimed = False
+
+    def propose_ahead(self, verified: Mapping[int, Verified], counts: Mapping[int, int]) -> None:
+        self.is_untimed = True
+        time.sleep(0.05)
+
+    def take_untimed(self) -> bool:
+        is_untimed, self.is_untimed = self.is_untimed, False
+        return is_untimed
+
+
+def test_what_is_queued_while_the_device_verifies_takes_no_time_of_the_step() -> None:
+    """Else a step with drafts would seem to take next to nothing, and the next one to be dear. One in which drafts are
+    compiled or captured tells nothing."""
+    proposers = Proposers([("head", Ahead())], {})
+    proposers.propose_ahead({0: 3}, {0: [7]}, {0: Run(0, 0, 1, quotas={"head": 2})})
+    assert proposers.take_times() == (0.0, {}, False)
+    assert proposers.take_times() == (0.0, {}, True)
 
 
 def test_what_followed_before_is_proposed_to_follow() -> None:

@@ -16,6 +16,7 @@ MAX_DEPTH = 4  # deeper levels count as this
 CALIBRATION_WEIGHT = 2.0  # of the belief that confidences are right, in expected acceptances
 MAX_NODE_RATE = 0.98
 NODES_MEMORY = 0.95
+MAX_UNANSWERED = 6  # after so many requests for drafts without an answer, the next is 2**6 tokens later
 
 
 def expected_tokens(rate: float, count: int) -> float:
@@ -98,14 +99,17 @@ class MethodAcceptance:
 class AcceptanceRate:
     """The probability that the next draft token of a sequence is accepted, by one method."""
 
-    __slots__ = ("_method", "_nodes", "_share", "num_read")
+    __slots__ = ("_method", "_nodes", "_num_unanswered", "_share", "ask_at", "asked_step", "num_read")
 
     def __init__(self, method: MethodAcceptance) -> None:
         self._method = method
         self._share = _RunningShare(0.0, 0.0, SEQUENCE_MEMORY)
         # Accepted nodes of trees, among those that the method's rates expect.
         self._nodes = _RunningShare(CALIBRATION_WEIGHT, CALIBRATION_WEIGHT, SEQUENCE_MEMORY)
-        self.num_read = 0  # leading tokens of the sequence that a method which is not free has read
+        # Of a method that is not free:
+        self.num_read = 0  # leading tokens of the sequence that it has read
+        self.asked_step = -1  # the last step after which drafts were asked for
+        self.forget_answers()
 
     @property
     def rate(self) -> float:
@@ -122,6 +126,16 @@ class AcceptanceRate:
     def num_trials(self) -> float:
         """Draft tokens that the rate rests on; older ones count less."""
         return self._share.trials
+
+    def note_answer(self, has_drafts: bool, num_known: int) -> None:
+        """Whether there were drafts when they were asked for. A method may have left a sequence alone for too long: to
+        ask for its drafts again and again would make every step wait for none."""
+        self._num_unanswered = 0 if has_drafts else min(self._num_unanswered + 1, MAX_UNANSWERED)
+        self.ask_at = num_known + (1 << self._num_unanswered) if self._num_unanswered else 0
+
+    def forget_answers(self) -> None:
+        self._num_unanswered = 0
+        self.ask_at = 0  # tokens of the sequence before which drafts are not asked for
 
     def probabilities(self, parents: Sequence[int], confidences: Sequence[float]) -> list[float]:
         """Of each node of a tree: that it and its ancestors are accepted."""

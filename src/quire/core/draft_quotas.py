@@ -78,7 +78,7 @@ class DraftQuotas:
         for one, count in zip(asked, counts, strict=True):
             if count:
                 one.run.quotas[self.method.name] = count
-                one.rate.num_read = one.seq.num_known
+                one.rate.num_read, one.rate.asked_step = one.seq.num_known, step
 
     def _fixed(self, asked: Asked, count: int) -> int:
         if count > self.method.max_tokens and asked.fits_tree:

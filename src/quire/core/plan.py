@@ -162,3 +162,4 @@ class StepOutput:
     sampled: list[SampledRow]
     draft_seconds: float = 0.0  # of the step's time, what methods took to propose draft tokens and to read prompts
     draft_steps: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # by method: (tokens, seconds)
+    is_timed: bool = True  # False: drafts were compiled or captured beside it, and its time tells nothing

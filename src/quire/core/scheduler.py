@@ -340,7 +340,7 @@ class Scheduler:
                 run = None
                 if self.speculation:
                     run = drafted.get(sampled.row)
-                    self.speculation.verify(seq, sampled, run)
+                    self.speculation.verify(seq, sampled, run, plan.step)
                 self._take_sampled(seq, sampled, plan, run, events)
         return events
 

@@ -35,6 +35,7 @@ class Speculation:
         ]
         self._max_chunk = limits.max_chunk
         self._draft_seconds = 0.0  # of the last step
+        self._is_timed = True  # the last step
         self.num_drafts = 0  # runs with draft tokens
         self.num_draft_tokens = 0
         self.num_accepted = 0  # draft tokens
@@ -77,7 +78,7 @@ class Speculation:
                         one.run.num_enough = self._num_enough(one.seq, net_gain)
 
     def _asked(self, run: Run, step: int, quotas: DraftQuotas) -> Asked | None:
-        """None: no draft token fits behind the run."""
+        """None: no draft token fits behind the run, or none came when they were asked for."""
         seq, method = self._rows[run.row], quotas.method
         fits = min(method.max_tokens, seq.group.length - seq.num_known - 2, self._max_chunk - 1)
         if seq.group.search is not None or fits <= 0:
@@ -85,6 +86,9 @@ class Speculation:
         rate = self._rate(seq, method.name)
         if seq.admitted_step == step:
             rate.num_read = run.start  # what is in the cache was read when it was computed
+            rate.forget_answers()
+        if seq.num_known < rate.ask_at:
+            return None
         fits_tree = fits == method.max_tokens and 0 < method.tree_nodes < self._places(seq)
         return Asked(run, seq, rate, fits, fits_tree)
 
@@ -177,7 +181,7 @@ class Speculation:
 
     # ---- update
 
-    def verify(self, seq: Sequence, sampled: SampledRow, run: Run | None) -> None:
+    def verify(self, seq: Sequence, sampled: SampledRow, run: Run | None, step: int) -> None:
         """Roll back the rejected drafts of `run`, and update acceptance rates, also by drafts that did not run."""
         if run is not None:
             seq.drop_placeholders(len(run.drafts))
@@ -190,6 +194,9 @@ class Speculation:
             if verified or not self.policy.synthetic:
                 self._learn(seq, proposal, verified, sampled.tokens)
         seq.proposals = sampled.proposals
+        for rate in seq.rates.values():
+            if rate.asked_step == step:
+                rate.note_answer(bool(sampled.proposals), seq.num_known)
 
     def _learn(self, seq: Sequence, proposal: Proposal, run: Run | None, tokens: list[int]) -> None:
         """Compare a proposal with what was sampled. `run`: the one that verified some of it."""
@@ -221,7 +228,7 @@ class Speculation:
 
     def record_drafting(self, output: StepOutput) -> None:
         """What methods took to propose."""
-        self._draft_seconds = output.draft_seconds
+        self._draft_seconds, self._is_timed = output.draft_seconds, output.is_timed
         for quotas in self._quotas:
             steps = output.draft_steps.get(quotas.method.name, ())
             quotas.record_drafting(output.step, output.draft_seconds, steps)
@@ -230,7 +237,7 @@ class Speculation:
         """Learn from how long the step took whose output came last."""
         for quotas in self._quotas:
             quotas.record_step(seconds)
-        if has_prompts or not plan.runs:
+        if has_prompts or not plan.runs or not self._is_timed:
             self.budget.step_cost.forget_last()
         else:
             own = max(seconds - self._draft_seconds, 0.01 * seconds)

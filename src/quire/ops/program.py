@@ -40,11 +40,11 @@ class Chain(Protocol):
         count: int,
         target: Any,
         verified: "VerifiedLines | None" = None,
-    ) -> None:
+    ) -> bool:
         """`batch` is the first of `count` steps: the positions of each row that have not been read, up to the one
         before its last token. Each later step computes one token of each row, the one that the step before sampled,
         with the hidden state that it kept. These `count` tokens are drafts that `target`, a sampler of the same op set,
-        keeps. Nothing waits.
+        keeps. Nothing waits. -> whether `take_steps` will tell what they took
 
         With `verified`, only the device knows how many of the last drafts `target` has accepted: the batch has all of
         them, its ids mean nothing, and the chain goes on behind the accepted ones."""

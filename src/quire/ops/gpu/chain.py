@@ -41,6 +41,9 @@ class DraftChain:
         self._graphs = LaunchGraphs(cache.k.device)
         self.takes_trees = not batch_invariant and not cache.spec.latent
         self._trees = TreeSteps(forward, cache, hidden, max_model_len, width)
+        # What the target's sampler has verified, at a place of its own: graphs do not depend on how many drafts it had.
+        most = padded(sampler.num_rows) * (1 + MAX_KEPT_DRAFTS)
+        self._verified = torch.zeros(most, dtype=torch.int32, device=cache.k.device)
         self._timer = DeviceTimer(cache.k.device)
         self._timed = deque[tuple[int, int]]()  # rows and drafts of what is timed
 
@@ -58,12 +61,12 @@ class DraftChain:
         count: int,
         target: DeviceSampler,
         verified: VerifiedLines | None = None,
-    ) -> None:
+    ) -> bool:
         self._sampler.upload()
         features = self._sampler.needs(rows)
         self._sampler.reserve(features)
         arrays = [*self._arrays(batch, rows, count), kept_places(rows, count, target)]
-        num_arrays, tokens = len(arrays), target.verified
+        num_arrays = len(arrays)
         arrays += [] if verified is None else padded_lines(verified, len(arrays[0]), padded(len(rows)))
         shapes = [array.shape for array in arrays]
         # Attention takes a few tokens of each sequence at once; where one has read less before, as it takes prompts.
@@ -74,19 +77,22 @@ class DraftChain:
             on_device_arrays = views(on_device, shapes)
             *of_steps, kept = on_device_arrays[:num_arrays]
             if verified is not None:
-                self._continue(of_steps, on_device_arrays[num_arrays:], tokens, target)
+                self._continue(of_steps, on_device_arrays[num_arrays:], target)
             drafts = self._steps(of_steps, features, max_queries).clamp(min=0)  # where none was sampled, any will do
             return target.last.index_copy_(0, kept.flatten().long(), drafts.flatten())
 
-        key = padded(len(rows)), count, features, max_queries, None if verified is None else tokens.data_ptr()
+        key = padded(len(rows)), count, features, max_queries, verified is not None
         is_timed = self._graphs.is_captured(key)  # what is compiled or captured tells nothing
         with torch.inference_mode():
+            if verified is not None:
+                self._verified[: len(target.verified)].copy_(target.verified)
             if is_timed:
                 self._timer.start()
             self._graphs.run(key, pack(arrays).numpy(), launch)
             if is_timed:
                 self._timer.stop()
                 self._timed.append((len(rows), count))
+        return is_timed
 
     def read_drafts(self, row: int, count: int, target: DeviceSampler) -> list[int]:
         places = slice(row + target.num_rows, row + (1 + count) * target.num_rows, target.num_rows)
@@ -128,14 +134,13 @@ class DraftChain:
         tables[:n, :used] = batch.block_tables[:, :used]
         return [*of_tokens, *of_seqs, starts, *positions, *contexts, *slots, tables]
 
-    def _continue(
-        self, arrays: Sequence[Tensor], verified: Sequence[Tensor], tokens: Tensor, target: DeviceSampler
-    ) -> None:
+    def _continue(self, arrays: Sequence[Tensor], verified: Sequence[Tensor], target: DeviceSampler) -> None:
         """What of the arrays depends on how many drafts are accepted."""
         ids, rows, (logit_rows, starts), tables = arrays[0], arrays[4], arrays[7:9], arrays[-1]
         params, size = (target.params, self._sampler.params), self._cache.spec.block_size
         steps = thirds(arrays[9:-1])
-        continue_behind_accepted(ids, rows, logit_rows, starts, steps, tables, verified, tokens, *params, size)
+        of_lines = self._verified
+        continue_behind_accepted(ids, rows, logit_rows, starts, steps, tables, verified, of_lines, *params, size)
 
     def _steps(self, arrays: Sequence[Tensor], features: int, max_queries: int) -> Tensor:
         """-> the tokens of each step [count, S]"""

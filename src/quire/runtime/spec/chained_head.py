@@ -38,6 +38,7 @@ class ChainedHead(HeadProposer):
         self._max_computed = (num_tokens - 1) * tree_top_k if tree_nodes else 0  # nodes of a tree
         super().__init__(context, num_tokens, tree_nodes, tree_top_k, draft_rows=1 + self._max_computed)
         self._queued_seconds = 0.0
+        self._num_untimed = 0  # steps whose time tells nothing: that of a chain in it is not known
         self._ahead: dict[int, Verified] = {}  # rows whose drafts are queued, behind what is being verified
         size, config = context.size, self._head.config
         assert config is not None
@@ -138,7 +139,7 @@ class ChainedHead(HeadProposer):
         chain = self._program.chain
         if chain is not None and chain.takes(rows, count, batch.num_tokens):
             # All steps are queued, and the target's next one as well, before the first draft is known here.
-            chain.run(batch, rows, count, self._target_sampler)
+            self._note_timed(chain.run(batch, rows, count, self._target_sampler))
             return {row: [UNKNOWN] * counts[row] for row in rows}
         drafts: dict[int, list[int]] = {row: [] for row in texts}
         for number in range(count):
@@ -183,7 +184,8 @@ class ChainedHead(HeadProposer):
             _, lines = spread(np.array([one.first_line for one in ones], np.int32), counts_of_lines)
             lengths = np.array([one.length for one in ones], np.int32)
             batch = replace(batch, hidden_rows=self._window_rows(rows[of_place], positions))
-            chain.run(batch, list(verified), count, self._target_sampler, VerifiedLines(lines, known, lengths))
+            verified_lines = VerifiedLines(lines, known, lengths)
+            self._note_timed(chain.run(batch, list(verified), count, self._target_sampler, verified_lines))
             self._ahead |= verified
         self._sampler.retire_all(list(verified))
 
@@ -222,6 +224,16 @@ class ChainedHead(HeadProposer):
 
     def take_queued_seconds(self) -> float:
         return self._queued_seconds
+
+    def take_untimed(self) -> bool:
+        is_untimed = self._num_untimed > 0
+        self._num_untimed = max(self._num_untimed - 1, 0)
+        return is_untimed
+
+    def _note_timed(self, is_timed: bool) -> None:
+        """Of a chain that has been queued: this step launches it, and the device may run it in the next."""
+        if not is_timed:
+            self._num_untimed = 2
 
     def _draft_places(self, rows: Sequence[int], number: int) -> Int32:
         """The hidden states of that computed node of each row; 0: of the root, or of a chain."""

@@ -88,5 +88,9 @@ class Proposer:
         """Of the steps that `take_steps` told last, the seconds that no call has waited for."""
         return 0.0
 
+    def take_untimed(self) -> bool:
+        """Whether, since the last call, something was queued or ran whose seconds nobody knows."""
+        return False
+
     def retire(self, row: int) -> None:
         """The row belongs to another sequence from now on."""

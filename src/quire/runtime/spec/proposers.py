@@ -63,14 +63,14 @@ class Proposers:
 
     def propose_ahead(self, known: Mapping[int, int], drafts: Mapping[int, list[int]], runs: Mapping[int, Run]) -> None:
         """Queue drafts behind a step whose outcome is not known yet. By row, in the order of its lines, how many tokens
-        are known, and the drafts that are verified. Of several methods, the outcome decides which is asked."""
+        are known, and the drafts that are verified. Of several methods, the outcome decides which is asked. The time
+        of this process is none of the step's: the device verifies meanwhile."""
         if len(self._methods) > 1:
             return
         ((name, proposer),) = self._methods
         counts = {row: self._free.get(name, runs[row].quotas.get(name, 0)) for row in known}
         if not all(counts.values()):
             return
-        begin = time.perf_counter()
         verified, line = {}, 0
         for row, num_known in known.items():
             num_drafts = len(drafts.get(row, ()))
@@ -79,7 +79,6 @@ class Proposers:
             verified[row] = Verified(num_known, line, num_drafts + 1, length)
             line += num_drafts + 1
         proposer.propose_ahead(verified, counts)
-        self._seconds += time.perf_counter() - begin
 
     def propose(self, known: Mapping[int, Int32], runs: Mapping[int, Run]) -> dict[int, list[Proposal]]:
         """By row, all its tokens and the run that sampled the last. -> proposals of the rows that have some"""
@@ -117,12 +116,14 @@ class Proposers:
         for row, of_row in drafts.items():
             self.synthetic.accept(sampled[row], of_row)
 
-    def take_times(self) -> tuple[float, dict[str, list[tuple[int, float]]]]:
-        """-> the seconds since the last call, and steps of methods' own in them, (tokens, seconds) by method"""
+    def take_times(self) -> tuple[float, dict[str, list[tuple[int, float]]], bool]:
+        """-> the seconds since the last call, steps of methods' own in them, (tokens, seconds) by method, and whether
+        that is all"""
         steps = {name: taken for name, proposer in self._methods if (taken := proposer.take_steps())}
         queued = sum(proposer.take_queued_seconds() for _, proposer in self._methods)
         seconds, self._seconds = self._seconds + queued, 0.0
-        return seconds, steps
+        untimed = [proposer.take_untimed() for _, proposer in self._methods]
+        return seconds, steps, not any(untimed)
 
 
 def _has_enough(run: Run, proposals: Sequence[Proposal]) -> bool:

@@ -1,8 +1,9 @@
 """y = x @ w.T + bias for 16-bit weights, with the kernel that is fastest for the shape.
 
     rows of x      kernel     bound by
-    1 .. 4         gemv       reading w, at the speed of a copy
-    5 .. 64        stream     the same, through tensor cores
+    1, 2           gemv       reading w, at the speed of a copy
+    3, 4           gemv       the same, of small matrices; of others, multiplying is slower than reading
+    .. 64          stream     reading w, through tensor cores
     more           cuBLAS     the tensor cores
 
 A row's sums depend on the kernel, so they depend on the number of rows. `batch_invariant` takes `stream` for all of
@@ -23,13 +24,12 @@ PROGRAMS = 132  # to fill a device: an H200's multiprocessors
 MIN_SPLIT_INPUTS = 512
 MAX_SPLITS = 8
 
-# By rows of x. A thread loads the same columns of w and x: block_k is 256 for each warp.
-GEMV = {
-    1: GemvConfig(block_n=4, block_k=2048, warps=8, stages=1),
-    2: GemvConfig(block_n=8, block_k=1024, warps=4, stages=1),
-    3: GemvConfig(block_n=8, block_k=1024, warps=4, stages=1),
-    4: GemvConfig(block_n=8, block_k=1024, warps=4, stages=1),
-}
+# A thread loads the same columns of w and x: block_k is 256 for each warp.
+GEMV = GemvConfig(block_n=4, block_k=2048, warps=8, stages=1)  # one row or two
+GEMV_ROWS = GemvConfig(block_n=8, block_k=1024, warps=4, stages=1)  # three or four
+GEMV_ROWS_WIDE = GemvConfig(block_n=4, block_k=512, warps=2, stages=1)  # the same, where w has many rows
+MANY_OUTPUTS = 5000
+MAX_GEMV_WEIGHTS = 52 << 20  # of a matrix that three or four rows are multiplied with
 STREAM_BLOCK_K = 128  # for any number of rows: splits begin at multiples of it
 # block_m: (block_n, warps, stages)
 STREAM = {16: (64, 4, 5), 32: (64, 4, 4), 64: (64, 4, 3), 128: (128, 8, 3)}
@@ -45,7 +45,7 @@ class LinearKernel(StrEnum):
 def choose_kernel(M: int, N: int, K: int, batch_invariant: bool = False) -> LinearKernel:
     if batch_invariant:
         return LinearKernel.STREAM
-    if M <= MAX_GEMV_ROWS:
+    if M <= 2 or (M <= MAX_GEMV_ROWS and N * K <= MAX_GEMV_WEIGHTS):
         return LinearKernel.GEMV
     return LinearKernel.STREAM if M <= MAX_STREAM_ROWS else LinearKernel.CUBLAS
 
@@ -70,10 +70,16 @@ def linear(
         return linear_stream(x, w, bias, STREAM_FP32, tickets, overlap)
     kernel = choose_kernel(M, N, K, batch_invariant)
     if kernel == LinearKernel.GEMV:
-        return linear_gemv(x, w, bias, GEMV[M], overlap)
+        return linear_gemv(x, w, bias, gemv_config(M, N), overlap)
     if kernel == LinearKernel.STREAM:
         return linear_stream(x, w, bias, stream_config(M, all_outputs or N, K), tickets, overlap)
     return F.linear(x, w, None if bias is None else bias.to(x.dtype))
+
+
+def gemv_config(M: int, N: int) -> GemvConfig:
+    if M <= 2:
+        return GEMV
+    return GEMV_ROWS_WIDE if N >= MANY_OUTPUTS else GEMV_ROWS
 
 
 def stream_config(M: int, N: int, K: int) -> StreamConfig:
