@@ -109,7 +109,8 @@ class AcceptanceRate:
         # Of a method that is not free:
         self.num_read = 0  # leading tokens of the sequence that it has read
         self.asked_step = -1  # the last step after which drafts were asked for
-        self.forget_answers()
+        self.ask_at = 0  # tokens of the sequence before which drafts are not asked for
+        self._num_unanswered = 0
 
     @property
     def rate(self) -> float:
@@ -134,8 +135,7 @@ class AcceptanceRate:
         self.ask_at = num_known + (1 << self._num_unanswered) if self._num_unanswered else 0
 
     def forget_answers(self) -> None:
-        self._num_unanswered = 0
-        self.ask_at = 0  # tokens of the sequence before which drafts are not asked for
+        self._num_unanswered = self.ask_at = 0
 
     def probabilities(self, parents: Sequence[int], confidences: Sequence[float]) -> list[float]:
         """Of each node of a tree: that it and its ancestors are accepted."""

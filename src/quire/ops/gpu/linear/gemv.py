@@ -129,7 +129,8 @@ def _products(w, x_ptr, x_stride, k, K, ROWS: tl.constexpr, MASKED: tl.constexpr
         else:
             x = tl.load(x_ptr + row * x_stride + k, eviction_policy="evict_last")
         product = w * x.to(tl.float32)[None, :]
-        sums = sums + (tl.sum(product.reshape(w.shape[0], w.shape[1] // NEIGHBOURS, NEIGHBOURS), axis=2),)
+        of_row = tl.sum(product.reshape(w.shape[0], w.shape[1] // NEIGHBOURS, NEIGHBOURS), axis=2)
+        sums = sums + (of_row,)  # type: ignore[assignment]
     return sums
 
 
@@ -137,7 +138,7 @@ def _products(w, x_ptr, x_stride, k, K, ROWS: tl.constexpr, MASKED: tl.constexpr
 def _add(a, b, ROWS: tl.constexpr):
     sums = ()
     for row in tl.static_range(ROWS):
-        sums = sums + (a[row] + b[row],)
+        sums = sums + (a[row] + b[row],)  # type: ignore[assignment]
     return sums
 
 
