@@ -55,7 +55,7 @@ class Speculation:
         num_spare = self._kv_blocks.pool.num_available - reserved  # blocks
         num_drafts = 0
         for (run, seq), proposal, (tree, _), count in zip(runs, best, offers, counts, strict=True):
-            if count > num_spare and self._kv_blocks.num_new_blocks(seq, seq.num_computed + count) > num_spare:
+            if count >= num_spare and self._kv_blocks.num_new_blocks(seq, seq.num_computed + count) > num_spare:
                 count = min(count, len(seq.block_table) * self._limits.block_size - seq.num_computed)
             if self._kv_blocks.states:
                 count = min(count, self._kv_blocks.states.num_spare)
@@ -170,11 +170,12 @@ class Speculation:
             run.parents = without_chain(tree.parents[:count])
         run.count += count
         seq.add_placeholders(count)
-        seq.num_computed += count
-        num_blocks = self._kv_blocks.num_new_blocks(seq, seq.num_computed)
+        end = seq.num_computed + count
+        num_blocks = self._kv_blocks.num_new_blocks(seq, end)
         if num_blocks or self._kv_blocks.pages:
-            self._kv_blocks.allocate(seq, seq.num_computed, plan)
+            self._kv_blocks.allocate(seq, end, plan)
             run.new_blocks += seq.take_unsent_blocks()
+        seq.num_computed = end
         if self._kv_blocks.states:
             self._kv_blocks.states.plan_drafts(seq, run, count)
         return num_blocks
