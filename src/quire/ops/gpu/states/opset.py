@@ -16,6 +16,7 @@ from quire.ops.gpu.states.functions import log_decay
 from quire.ops.gpu.states.linear_attention import Decays, Gates, attend_tokens
 from quire.ops.gpu.states.mamba import mamba_scan
 from quire.ops.gpu.states.segments import DeviceSegments
+from quire.ops.gpu.states.tiles import attend_tiles, takes_tiles
 from quire.ops.gpu.weights import load_floats
 from quire.ops.opset import Mamba2Weights, MambaWeights
 from quire.ops.reference.states import TorchStates
@@ -91,7 +92,8 @@ class StateOps:
     ) -> Tensor:
         slots, segments = _states(batch).recurrent[layer], _segments(batch)
         q, k, v = (materialize(x) for x in (q, k, v))
-        return attend_tokens(q, k, v, gates, slots, segments, tiled)
+        in_tiles = not self.batch_invariant and takes_tiles(q, k, v, slots.shape[2], segments)
+        return (attend_tiles if in_tiles else attend_tokens)(q, k, v, gates, slots, segments, tiled)
 
     def mamba_scan(
         self, x: GpuValue, dt: GpuValue, b: GpuValue, c: GpuValue, weights: MambaWeights, batch: GpuBatch, layer: int
