@@ -26,7 +26,9 @@ from quire.ops.gpu.states.segments import TILE, DeviceSegments
 
 BLOCK = 16  # tokens that are compared one by one where rows decay apart
 LEAST_LOG = tl.constexpr(-1e4)  # of a decay: differences of sums of them stay numbers
-NUM_WARPS = 4
+NUM_WARPS = 4  # with 8, Triton may lay a product of 64 rows out as one of 128, and read behind a tile in shared memory
+MIN_SIZE = 16  # rows and columns of a product
+MIN_DELTA_SIZE = 64  # where a decay is one number: with products of 16 rows an H200 gave wrong sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +42,12 @@ class TileScores:
     queries: Tensor  # [T, heads, key_dim], with c_i: of rows that decay apart
     keys: Tensor  # [T, heads, key_dim], with e_i
     kept: Tensor  # [tiles, heads, key_dim] fp32: c of a tile
+
+
+def padded(size: int, gates: Gates) -> int:
+    """Rows or columns of a state, as products take them."""
+    may_be_small = gates.beta is None or gates.kind == Decays.ROW
+    return max(int(triton.next_power_of_2(size)), MIN_SIZE if may_be_small else MIN_DELTA_SIZE)
 
 
 def tile_scores(
@@ -61,7 +69,7 @@ def tile_scores(
         empty(decays_rows, T, heads, key_dim),
         empty(decays_rows, segments.max_tiles, heads, key_dim, dtype=torch.float32),
     )
-    rows, columns = (max(triton.next_power_of_2(size), 16) for size in (key_dim, value_dim))
+    rows, columns = padded(key_dim, gates), padded(value_dim, gates)
     _scores_kernel[(heads, segments.max_tiles)](
         q,
         k,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quire.ops.gpu.states.linear_attention import Gates, attend_tokens, check, key_head_of, new_output
 from quire.ops.gpu.states.segments import TILE, DeviceSegments
-from quire.ops.gpu.states.tile_scores import TileScores, tile_scores
+from quire.ops.gpu.states.tile_scores import MIN_SIZE, TileScores, padded, tile_scores
 
 MAX_KEY_DIM = 256  # tiles of keys, queries and corrections fit into shared memory
 MAX_CHAINS = 8  # of a head, that run at the same time
@@ -28,12 +28,12 @@ MAX_CHAINS = 8  # of a head, that run at the same time
 @dataclass(frozen=True, slots=True)
 class TileLaunch:
     columns: int  # of a state, at most, a program
-    warps: int
+    warps: int  # 4: as many as share a product of 64 rows
     stages: int  # tiles that are in shared memory or on their way
 
 
 LAUNCH = TileLaunch(columns=32, warps=4, stages=2)
-WIDE_LAUNCH = TileLaunch(columns=32, warps=8, stages=1)  # keys of more than 128 numbers
+WIDE_LAUNCH = TileLaunch(columns=32, warps=4, stages=1)  # keys of more than 128 numbers
 
 
 def takes_tiles(q: Tensor, k: Tensor, v: Tensor, key_dim: int, segments: DeviceSegments) -> bool:
@@ -72,9 +72,9 @@ def _scan_tiles(
         q, k, key_heads = found.queries.flatten(1), found.keys.flatten(1), heads
     if len(found.values):
         v = found.values.flatten(1)
-    rows = max(triton.next_power_of_2(key_dim), 16)
+    rows = padded(key_dim, gates)
     launch = LAUNCH if rows <= 128 else WIDE_LAUNCH
-    columns = max(min(triton.next_power_of_2(value_dim), launch.columns), 16)
+    columns = max(min(triton.next_power_of_2(value_dim), launch.columns), MIN_SIZE)
     skip = found.scores if gates.skip is None else gates.skip
     grid = triton.cdiv(value_dim, columns), heads, min(segments.max_tiles, MAX_CHAINS)
     _tiles_kernel[grid](
