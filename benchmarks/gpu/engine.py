@@ -2,16 +2,19 @@
 
     python -m benchmarks.gpu.engine [--shape qwen3-30b-a3b] [--quantization w4a8] [--requests 1000]
     python -m benchmarks.gpu.engine --requests 1000 --max-num-seqs 400 --max-model-len 2048    nothing is preempted
+    python -m benchmarks.gpu.engine --shape qwen3-next-quarter --short    a hybrid: decode of 1 and 64, a long prompt
 
-The shape is Llama-3.1-8B's, or that of an MoE model. Times are of steps, from the end of one to the end of
+The shape is Llama-3.1-8B's, or that of an MoE model or a hybrid. Times are of steps, from the end of one to the end of
 the next, medians after a warm-up. A gap is the time in which the GPU has nothing to do between a step's tokens and the
-next forward pass."""
+next forward pass. The share is that of an H200's bandwidth or bf16 operations, whichever bounds the step as `quire
+plan` counts it."""
 
 import argparse
 import json
 import statistics
 import tempfile
 import time
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -153,7 +156,24 @@ SHAPES = {
     "gpt-oss-20b": GPT_OSS_20B,
     "qwen3-next": QWEN3_NEXT,  # 80B-A3B: with --quantization int4
     "qwen3-next-half": {**QWEN3_NEXT, "num_hidden_layers": 24},  # in bf16
+    "qwen3-next-quarter": {**QWEN3_NEXT, "num_hidden_layers": 12},  # in bf16, loaded in half the time
 }
+BANDWIDTH, BF16_RATE = 4.8e12, 989e12  # of an H200
+
+
+def least_seconds(shape: dict[str, Any], num_seqs: int, new_tokens: int, context: int) -> float | None:
+    """Of a step in bf16 on an H200; None where the package that counts it is not built."""
+    if find_spec("quire._native") is None:
+        return None
+    from quire.planning.packed_bytes import GpuFormat
+    from quire.planning.planned_model import plan_model
+    from quire.planning.shape_checkpoint import shape_checkpoint
+    from quire.planning.step_counter import StepShape
+    from quire.weights.config import CheckpointConfig
+
+    model = plan_model("shape", shape_checkpoint(CheckpointConfig(Path("config.json"), shape)), GpuFormat())
+    count = model.step(StepShape(num_seqs, new_tokens, context), model.kv_spec("auto")).count.total
+    return max(count.nbytes / BANDWIDTH, count.flops / BF16_RATE)
 
 
 class Bench:
@@ -161,6 +181,7 @@ class Bench:
         self, options: dict[str, Any], max_model_len: int, max_num_seqs: int, max_tokens: int, shape: str = "llama-8b"
     ) -> None:
         self._shape, self._max_num_seqs = SHAPES[shape], max_num_seqs
+        self._counted = options["quantization"] is None and options["kv_cache_dtype"] == "auto"
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name)
         (path / "config.json").write_text(json.dumps(self._shape))
@@ -230,6 +251,10 @@ class Bench:
             last = now
         return timings
 
+    def _share(self, seconds: float, num_seqs: int, new_tokens: int, context: int) -> str:
+        least = least_seconds(self._shape, num_seqs, new_tokens, context) if self._counted else None
+        return "" if least is None else f", {least / seconds:.0%} of the roofline"
+
     def decode(self, batch: int, context: int, num_new: int = 40) -> None:
         for _ in range(batch):
             self.submit(context, num_new)
@@ -240,6 +265,7 @@ class Bench:
         print(
             f"decode {batch:4} x {context:6}: {1e3 * step:8.3f} ms a step, {rate:9.0f} tok/s, "
             f"scheduler {1e3 * host:.3f} ms, gap {statistics.median(self._gaps()[5:]):.3f} ms"
+            f"{self._share(step, batch, 1, context + num_new // 2)}"
         )
 
     def prefill(self, length: int) -> None:
@@ -251,7 +277,8 @@ class Bench:
         matrices = 2 * 6.98e9 * length  # all but the head, of which one row is wanted
         attention = 4 * 32 * 32 * 128 * length * length / 2
         rate = f", {(matrices + attention) / best / 1e12:.0f} TFLOP/s" if self._shape is LLAMA_8B else ""
-        print(f"prefill {length:6}: {1e3 * best:8.2f} ms, {length / best:9.0f} tok/s{rate}")
+        share = self._share(best, 1, length, length)
+        print(f"prefill {length:6}: {1e3 * best:8.2f} ms, {length / best:9.0f} tok/s{rate}{share}")
 
     def throughput(self, requests: int, num_prompt: int, num_new: int) -> None:
         for _ in range(requests):
@@ -282,6 +309,9 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=512)
     parser.add_argument("--max-model-len", type=int, default=20000)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+    parser.add_argument(
+        "--short", action="store_true", help="decode of 1 and 64 sequences, and a prompt of 8192 tokens"
+    )
     args = parser.parse_args()
     options = {
         "quantization": args.quantization,
@@ -292,6 +322,10 @@ def main() -> None:
     print(f"started in {bench.started:.1f} s; {bench.engine.capacity}")
     bench.decode(1, 16, 8)
     bench.decode(1, 128, 100)
+    if args.short:
+        bench.decode(64, 128)
+        bench.prefill(8192)
+        return
     for batch in (8, 32, 64, 128, 256):
         bench.decode(batch, 128)
     if args.max_model_len > 16128:

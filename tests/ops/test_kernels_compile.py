@@ -23,7 +23,7 @@ DRAFTS = ["accepted_drafts"]
 PAGES = ["gpu_window_pages", "triton_sparse"]
 LINEAR = ["triton_linear", "triton_grouped", "triton_scaled", "triton_experts", "triton_eight_bits", "wide_tiles"]
 OTHERS = [*LINEAR, "triton_elementwise", "triton_low_rank", "triton_routing"]
-STATES = ["triton_states", "triton_state_ops"]
+STATES = ["triton_states", "triton_tiles", "triton_state_ops"]
 WITHOUT_KERNELS = "a_node_has or so_it_has or nodes_of_later_steps or moved_tokens or native_cache"  # of draft_trees
 WRONG = """
 import torch, triton, triton.language as tl

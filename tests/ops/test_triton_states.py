@@ -2,27 +2,23 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ops.recurrences import DEVICE, KINDS, NUM_SLOTS, Attention, Segments, assert_close, on_device, randn
 from quire.ops.gpu.head_norm import norm_heads
 from quire.ops.gpu.pointwise import gate_rows
 from quire.ops.gpu.states.causal_conv import causal_conv
 from quire.ops.gpu.states.functions import log_decay
-from quire.ops.gpu.states.linear_attention import Decays, Gates, attend_tokens
+from quire.ops.gpu.states.linear_attention import attend_tokens
 from quire.ops.gpu.states.mamba import mamba_scan
-from quire.ops.gpu.states.segments import DeviceSegments, segments_on_device
-from quire.ops.opset import Activation, Mamba2Weights, MambaWeights, StepBatch
-from quire.ops.reference import linear_attention, mamba
+from quire.ops.opset import Activation, MambaWeights
+from quire.ops.reference import mamba
 from quire.ops.reference.causal_conv import conv_in_slots
 from quire.ops.reference.opset import ACTIVATIONS
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NUM_SLOTS = 9
-Segments = list[tuple[int, int, int]]  # (end, source, target)
 TOGETHER: Segments = [
     (1, 3, 3),  # a sequence that decodes
     (9, -1, 0),  # a prompt that leaves a checkpoint,
@@ -33,23 +29,7 @@ TOGETHER: Segments = [
     (17, 5, 6),
 ]
 DECODES: Segments = [(1, 3, 3), (2, 4, 0), (3, -1, 5)]
-KINDS = ["gated", "kimi", "lightning", "mamba2"]
 SHAPES = [(1, 1, 1, 1), (1, 2, 12, 36)]  # key heads, heads, key_dim, value_dim
-
-
-def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-def on_device(segments: Segments, taps: int = 1) -> DeviceSegments:
-    num_tokens, nothing = segments[-1][0], np.zeros(0, np.int32)
-    ids = np.zeros(num_tokens, np.int32)
-    batch = StepBatch(ids, ids, ids, nothing, nothing, nothing, nothing, states=np.array(segments, np.int32))
-    return segments_on_device(batch, taps, torch.device(DEVICE))
-
-
-def assert_close(found: Tensor, expected: Tensor, bound: float = 1e-5) -> None:
-    torch.testing.assert_close(found, expected, rtol=10 * bound, atol=bound * float(expected.abs().max()))
 
 
 # -- causal convolutions -----------------------------------------------------------------------------------------------
@@ -92,62 +72,6 @@ def test_chunks_of_a_convolution_have_the_bits_of_the_whole(taps: int) -> None:
 
 
 # -- linear attention --------------------------------------------------------------------------------------------------
-
-
-class Attention:
-    """Random inputs of a recurrence, and its plain twin."""
-
-    def __init__(self, kind: str, shape: tuple[int, int, int, int], num_tokens: int, seed: int = 0) -> None:
-        key_heads, heads, key_dim, value_dim = shape
-        self.kind, self.heads = kind, heads
-        self.q = randn(num_tokens, key_heads * key_dim, seed=seed) / key_dim**0.5
-        self.k = F.normalize(randn(num_tokens, key_heads, key_dim, seed=seed + 1), dim=-1).flatten(1)
-        self.v = randn(num_tokens, heads * value_dim + 3, seed=seed + 2)[:, 3:]  # rows are strided
-        num_decays = heads * key_dim if kind == "kimi" else heads
-        self.raw = randn(num_tokens, num_decays, seed=seed + 3)
-        self.beta = randn(num_tokens, heads, seed=seed + 4).sigmoid() * 2
-        self.rates = randn(heads, seed=seed + 5).abs() + 0.01
-        self.dt_bias, self.skip = randn(heads, seed=seed + 6), randn(heads, seed=seed + 7)
-        self.slots = randn(NUM_SLOTS, heads, key_dim, value_dim, seed=seed + 8)
-
-    @property
-    def gates(self) -> Gates:
-        if self.kind == "lightning":
-            return Gates(Decays.HEAD, torch.exp(-self.rates))
-        if self.kind == "mamba2":
-            return Gates(Decays.MAMBA2, self.raw, None, self.dt_bias, -self.rates, self.skip, 0.05, 2.0)
-        kind = Decays.ROW if self.kind == "kimi" else Decays.TOKEN
-        return Gates(kind, -F.softplus(self.raw), self.beta)
-
-    def run(self, attend: Any, segments: Segments, first: int = 0, slots: Tensor | None = None) -> Tensor:
-        tokens = slice(first, first + segments[-1][0])
-        gates = self.gates
-        if gates.kind != Decays.HEAD:
-            gates = Gates(
-                gates.kind, gates.decay[tokens], None if gates.beta is None else gates.beta[tokens], gates.dt_bias,
-                gates.a, gates.skip, gates.min_delta, gates.max_delta,
-            )  # fmt: skip
-        given = self.q[tokens], self.k[tokens], self.v[tokens]
-        return attend(*given, gates, self.slots if slots is None else slots, on_device(segments))
-
-    def expected(self, slots: Tensor, segments: Segments) -> Tensor:
-        n = segments[-1][0]
-        q, k, v = (x[:n].cpu().double() for x in (self.q, self.k, self.v))
-        if self.kind == "mamba2":
-            vectors = [x.cpu().double() for x in (-self.rates, self.dt_bias, self.skip)]
-            weights = Mamba2Weights(*vectors, self.q.shape[1] // slots.shape[2], (0.05, 2.0))
-            return mamba.mamba2_scan(v, self.raw[:n].cpu().double(), k, q, weights, slots, segments)
-        gates = self.gates
-        decay = gates.decay.expand(n, -1) if gates.kind == Decays.HEAD else torch.exp(gates.decay[:n])
-        beta = None if gates.beta is None else gates.beta[:n].cpu().double()
-        return linear_attention.attend_states(q, k, v, decay.cpu().double(), beta, slots, segments)
-
-    def check(self, attend: Any, segments: Segments, bound: float = 1e-5) -> None:
-        expected_slots = self.slots.cpu().double()
-        expected = self.expected(expected_slots, segments)
-        found = self.run(attend, segments)
-        assert_close(found.cpu().double(), expected, bound)
-        assert_close(self.slots.cpu().double(), expected_slots, bound)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -3,8 +3,9 @@
 attention, lightning attention and Mamba 2.
 
 All are S = decay * S; S = S + k u^T; output = q . S, where u is v, or in the delta rule beta * (v - k . S). In Mamba 2,
-k is b, q is c, v is delta * x, and skip * x is added to the output. Tokens are taken one after the other, in fp32,
-by one program for some columns of a head's state: the same bits in steps of any size."""
+k is b, q is c, v is delta * x, and skip * x is added to the output. Here tokens are taken one after the other, in fp32,
+by one program for some columns of a head's state: the same bits in steps of any size. For prompts tiles.py is
+faster."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -54,13 +55,21 @@ class Gates:
 
 
 def attend_tokens(
-    q: Tensor, k: Tensor, v: Tensor, gates: Gates, slots: Tensor, segments: DeviceSegments, tiled: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gates: Gates,
+    slots: Tensor,
+    segments: DeviceSegments,
+    tiled: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """q and k [T, key_heads * key_dim], v [T, heads * value_dim], slots [slots, heads, key_dim, value_dim] -> [T, heads
-    * value_dim] in v's dtype. Rows may be strided. `tiled`: as in `OpSet.delta_rule`."""
+    * value_dim] in v's dtype. Rows may be strided. `tiled`: as in `OpSet.delta_rule`. With `out`: the rows of chains
+    without tiles are written there, and nothing else is done."""
     _, heads, key_dim, value_dim = slots.shape
     check(q, k, v, gates, slots)
-    out = new_output(v, segments)
+    skips_tiles, out = out is not None, new_output(v, segments) if out is None else out
     rows = triton.next_power_of_2(key_dim)
     columns = max(min(triton.next_power_of_2(value_dim), TILE_NUMBERS // rows, MAX_COLUMNS), 1)
     if len(v):
@@ -76,6 +85,7 @@ def attend_tokens(
             out,
             segments.table,
             segments.chain_starts,
+            segments.has_tiles,
             HEADS=heads,
             KEY_HEADS=q.shape[1] // key_dim,
             KEY_DIM=key_dim,
@@ -83,6 +93,7 @@ def attend_tokens(
             TILED=tiled,
             KIND=int(gates.kind),
             HAS_BETA=gates.beta is not None,
+            SKIPS_TILES=skips_tiles,
             ROWS=rows,
             COLUMNS=columns,
             num_warps=1,
@@ -134,9 +145,9 @@ def token_gates(
 @triton.jit
 def _tokens_kernel(
     q, k, v, q_stride, k_stride, v_stride, decay, decay_stride, beta, beta_stride, dt_bias, a, skip, min_delta,
-    max_delta, slots, out, table, chain_starts,
+    max_delta, slots, out, table, chain_starts, has_tiles,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, TILED: tl.constexpr,
-    KIND: tl.constexpr, HAS_BETA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    KIND: tl.constexpr, HAS_BETA: tl.constexpr, SKIPS_TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     chain, head = tl.program_id(0), tl.program_id(1)
     row = tl.arange(0, ROWS)
@@ -149,7 +160,10 @@ def _tokens_kernel(
     skipped = 0.0
     if KIND == 3:
         skipped = tl.load(skip + head)
-    for segment in range(tl.load(chain_starts + chain), tl.load(chain_starts + chain + 1)):
+    begin, stop = tl.load(chain_starts + chain), tl.load(chain_starts + chain + 1)
+    if SKIPS_TILES:
+        begin = tl.where(tl.load(has_tiles + chain) == 0, begin, stop)
+    for segment in range(begin, stop):
         first = tl.load(table + 4 * segment).to(tl.int64)
         end = tl.load(table + 4 * segment + 1).to(tl.int64)
         source = tl.load(table + 4 * segment + 2).to(tl.int64)

@@ -15,10 +15,13 @@ from quire.ops.gpu.states.linear_attention import Decays, Gates, attend_tokens
 from quire.ops.gpu.states.mamba import mamba_scan
 from quire.ops.gpu.states.rwkv import wkv7
 from quire.ops.gpu.states.segments import DeviceSegments
+from quire.ops.gpu.states.tiles import attend_tiles, takes_tiles
 from quire.ops.gpu.weights import load_floats
 from quire.ops.opset import Mamba2Weights, MambaWeights, Wkv7Weights
 from quire.ops.reference.states import TorchStates
 from quire.ops.tensors import StoredTensor
+
+MAX_CHECKED_KEY_DIM = 128  # wider tiles, and those of the gated delta rule, have not been right on every GPU shape yet
 
 
 class StateOps:
@@ -101,7 +104,9 @@ class StateOps:
     ) -> Tensor:
         slots, segments = _states(batch).recurrent[layer], _segments(batch)
         q, k, v = (materialize(x) for x in (q, k, v))
-        return attend_tokens(q, k, v, gates, slots, segments, tiled)
+        is_checked = gates.kind is not Decays.TOKEN and slots.shape[2] <= MAX_CHECKED_KEY_DIM
+        in_tiles = is_checked and not self.batch_invariant and takes_tiles(q, k, v, slots.shape[2], segments)
+        return (attend_tiles if in_tiles else attend_tokens)(q, k, v, gates, slots, segments, tiled)
 
     def mamba_scan(
         self, x: GpuValue, dt: GpuValue, b: GpuValue, c: GpuValue, weights: MambaWeights, batch: GpuBatch, layer: int

@@ -3,7 +3,7 @@
 `StepBatch.states` has segments of tokens in order; a later one may continue what an earlier one leaves. Segments that
 depend on each other form a chain, which one program goes through from its first segment to its last; chains run at the
 same time. A convolution needs the last few inputs only: it finds them through `before`, and all tokens run at the same
-time."""
+time. The segments of long chains are cut into tiles, for kernels that take many tokens at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,15 +18,21 @@ from quire.ops.kv_spec import KVSpec
 from quire.ops.opset import Int32, StepBatch
 
 NO_STATE = -1  # the slot of a segment that starts from zeros, or leaves nothing
+TILE = 64  # tokens that tensor cores take at once; the last tile of a segment may have fewer
+MIN_TILE_TOKENS = 32  # on average: a chain whose tiles have fewer takes its tokens one after the other
 
 
 class SegmentArrays(NamedTuple):
-    """On the host, of G segments in C chains."""
+    """On the host, of G segments in C chains, M of which have N tiles together."""
 
     table: Int32  # [G, 4] first token, end, source, target; chain after chain
     chain_starts: Int32  # [C + 1] segments of a chain
     num_near: Int32  # [C] so many segments at the beginning of a chain reach a slot within `taps - 1` tokens
     before: Int32  # [T] the token before each; -1: there is none; -2 - slot: the state in that slot
+    tiles: Int32  # [N, 2] first token, end; a chain's are neighbours, in order
+    tile_chains: Int32  # [M, 2] a chain with tiles, its first tile; those with most tiles first
+    num_tiles: Int32  # [2] M, N
+    has_tiles: Int32  # [C] 1: the chain has tiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,11 +43,20 @@ class DeviceSegments:
     chain_starts: Tensor
     num_near: Tensor
     before: Tensor
+    tiles: Tensor
+    tile_chains: Tensor
+    num_tiles: Tensor
+    has_tiles: Tensor
     single: bool = field(kw_only=True)  # every chain is one segment of one token, in order
+    all_tiles: bool = field(default=False, kw_only=True)  # every chain has tiles
 
     @property
     def num_chains(self) -> int:
         return len(self.num_near)
+
+    @property
+    def max_tiles(self) -> int:
+        return len(self.tiles)
 
 
 def has_states(spec: KVSpec) -> bool:
@@ -96,12 +111,31 @@ def segment_arrays(states: Int32, taps: int) -> SegmentArrays:
     before = np.arange(-1, ends[-1] - 1, dtype=np.int32)
     written = np.array(writers)
     before[firsts] = np.where(written >= 0, ends[written] - 1, np.where(sources >= 0, -2 - sources, -1))
+    table = np.stack([firsts, ends, sources, targets], axis=1)[order]
     return SegmentArrays(
-        np.stack([firsts, ends, sources, targets], axis=1)[order],
+        table,
         np.concatenate([[0], np.cumsum(np.bincount(chain))]).astype(np.int32),
         np.bincount(chain, weights=near).astype(np.int32),
         before,
+        *_tiles(table, chain[order]),
     )
+
+
+def _tiles(table: Int32, chain: Int32) -> tuple[Int32, Int32, Int32, Int32]:
+    """The last four of `SegmentArrays`; `chain` [G] of each segment, ascending."""
+    tokens = table[:, 1] - table[:, 0]
+    counts = -(-tokens // TILE)
+    num_tiles, num_tokens = (np.bincount(chain, weights=x).astype(np.int32) for x in (counts, tokens))
+    has_tiles = num_tokens >= MIN_TILE_TOKENS * num_tiles
+    counts = np.where(has_tiles[chain], counts, 0)
+    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # of a tile in its segment
+    firsts = np.repeat(table[:, 0], counts) + TILE * index
+    tiles = np.stack([firsts, np.minimum(firsts + TILE, np.repeat(table[:, 1], counts))], axis=1)
+    num_tiles = np.where(has_tiles, num_tiles, 0)
+    longest = np.argsort(-num_tiles, kind="stable")[: has_tiles.sum()]
+    chains = np.stack([longest, (np.cumsum(num_tiles) - num_tiles)[longest]], axis=1)
+    totals = np.array([len(chains), len(tiles)])
+    return tiles.astype(np.int32), chains.astype(np.int32), totals.astype(np.int32), has_tiles.astype(np.int32)
 
 
 def _writers(sources: Sequence[int], targets: Sequence[int]) -> list[int]:
@@ -124,7 +158,7 @@ def segments_on_device(batch: StepBatch, taps: int, device: torch.device) -> Dev
     assert batch.states is not None
     arrays = segment_arrays(batch.states, taps)
     single = len(arrays.num_near) == batch.num_tokens
-    return DeviceSegments(*to_device(arrays, device), single=single)
+    return DeviceSegments(*to_device(arrays, device), single=single, all_tiles=bool(arrays.has_tiles.all()))
 
 
 class SegmentInputs:
@@ -132,14 +166,16 @@ class SegmentInputs:
 
     def __init__(self, num_tokens: int, num_chains: int, taps: int, device: torch.device, single: bool) -> None:
         self._taps, self._num_tokens, self._single = taps, num_tokens, single
-        shapes = [(num_tokens, 4), (num_chains + 1,), (num_chains,), (num_tokens,)]
+        max_tiles = 0 if single else num_tokens // MIN_TILE_TOKENS
+        tiles = [(max_tiles, 2), (max_tiles, 2), (2,), (num_chains,)]
+        shapes = [(num_tokens, 4), (num_chains + 1,), (num_chains,), (num_tokens,), *tiles]
         self._staged = StagedArrays(shapes, device, lambda arrays: self._pad(SegmentArrays(*arrays), 0, 0, 0))
         self.segments = DeviceSegments(*self._staged.on_device, single=single)
 
     def _pad(self, arrays: SegmentArrays, num_tokens: int, num_segments: int, num_chains: int) -> None:
         """Of what follows the tokens and chains of a step. In a step that decodes, a padding token is a segment that
         starts from zeros and leaves nothing."""
-        table, chain_starts, num_near, before = arrays
+        table, chain_starts, num_near, before = arrays[:4]
         before[num_tokens:], num_near[num_chains:] = NO_STATE, 0
         chain_starts[num_chains + 1 :] = chain_starts[num_chains]
         table[num_segments:] = (0, 0, NO_STATE, NO_STATE)
