@@ -131,7 +131,7 @@ def main() -> None:
     print(f"{'sequences':>9} {first:>9} {second:>9} {'times':>6} {'of drafts':>10} {'ms a step':>16}")
     for sequences in args.sequences:
         both = result[first][sequences], result[second][sequences]
-        steps = [1e3 * sequences * (1 - one["of drafts"]) / one["rate"] for one in both]
+        steps = [1e3 * sequences / (one["rate"] * (1 - one["of drafts"])) for one in both]
         print(
             f"{sequences:9} {both[0]['rate']:9.0f} {both[1]['rate']:9.0f} {both[1]['rate'] / both[0]['rate']:6.2f} "
             f"{both[1]['of drafts']:10.0%} {steps[0]:7.2f} {steps[1]:8.2f}"
