@@ -50,6 +50,14 @@ def test_ranks_give_the_bits_of_one_device(tmp_path: Path, name: str, experts: b
     check(OnOneDevice(tmp_path), GpuRanks(tmp_path, 2, experts=experts))
 
 
+@pytest.mark.parametrize("name", ["norms of heads", "states"])
+def test_16_bits_are_rounded_where_one_device_rounds_them(tmp_path: Path, name: str) -> None:
+    """A value that ranks gather may be one that kernels of one device do not store."""
+    config, options = MODELS[name]
+    random_model(config(**{**ONE_LAYER, **options}), seed=3).save_pretrained(tmp_path)
+    check(OnOneDevice(tmp_path, dtype="float16"), GpuRanks(tmp_path, 2, experts=True, dtype="float16"))
+
+
 def test_adapters_and_4_bit_weights(tmp_path: Path) -> None:
     model = random_model(LlamaConfig(**ONE_LAYER), seed=3)
     assert isinstance(model, LlamaForCausalLM)

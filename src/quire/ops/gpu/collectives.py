@@ -22,7 +22,16 @@ from torch import Tensor
 
 from quire.core.errors import EngineFailed, Unsupported
 from quire.ops.gpu.batch import GpuBatch
-from quire.ops.gpu.deferred import ActivatedRows, ColumnSlice, DeferredDecay, GpuValue, materialize
+from quire.ops.gpu.deferred import (
+    ActivatedRows,
+    ColumnSlice,
+    DeferredConv,
+    DeferredDecay,
+    GpuValue,
+    HeadNorm,
+    as_columns,
+    materialize,
+)
 from quire.ops.gpu.moe.moe import moe_mlp
 from quire.ops.gpu.opset import GpuOps, in_vocabulary, num_outputs
 from quire.ops.opset import Activation
@@ -179,12 +188,22 @@ class GpuRankOps(GpuOps):
     def all_gather(self, x: GpuValue, cuts: Sequence[Cut]) -> GpuValue:
         if isinstance(x, DeferredDecay):
             return DeferredDecay(self._exchange.all_columns(x.log, cuts))
-        if isinstance(x, ActivatedRows):  # which a multiplication takes before it is rounded
+        # What follows these takes them before they are rounded, on one device and so here.
+        if isinstance(x, ActivatedRows):
             return self.activate(self._exchange.all_columns(x.source, cuts), x.kind)
+        if isinstance(x, DeferredConv):
+            return DeferredConv(x.num_rows, lambda kind: self._exchange.all_columns(x.compute(kind), cuts))
         if isinstance(x, ColumnSlice) and (x.norm or x.angles is not None):  # which then are those of all heads
             whole = self._exchange.all_columns(x.stored(), cuts)
             return replace(x, whole=whole, first=0, size=whole.shape[1])
         return self._exchange.all_columns(materialize(x), cuts)
+
+    def rms_norm_of_heads(self, x: GpuValue, weight: Tensor, eps: float, groups: int = 1) -> GpuValue:
+        """Of a single head, too, which looks like a whole row: it is rotated before it is rounded, as beside others."""
+        columns = as_columns(x) if groups == 1 and isinstance(x, Tensor | ColumnSlice) else None
+        if columns is None or columns.size != len(weight) or columns.norm or columns.angles is not None:
+            return self.rms_norm(x, weight, eps, groups)
+        return replace(columns, norm=HeadNorm(weight, eps))
 
     def split(self, x: GpuValue, sizes: Sequence[int]) -> tuple[GpuValue, ...]:
         if isinstance(x, DeferredDecay):

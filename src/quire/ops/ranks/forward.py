@@ -338,7 +338,8 @@ class RankForward:
     def rms_norm(self, x: RankValue, weight: Any, eps: float, groups: int = 1) -> RankValue:
         if not all(cut.unit % len(weight) == 0 for cut in x.cuts):
             x = RankValue(self._all(x))
-        return RankValue(self._ops.rms_norm(x.local, weight, eps, groups), x.cuts)
+        norm = getattr(self._ops, "rms_norm_of_heads", self._ops.rms_norm) if x.cuts else self._ops.rms_norm
+        return RankValue(norm(x.local, weight, eps, groups), x.cuts)
 
     def layer_norm(self, x: RankValue, weight: Any, bias: Any, eps: float, groups: int = 1) -> RankValue:
         columns = self._columns(x)
