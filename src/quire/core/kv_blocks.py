@@ -2,12 +2,9 @@
 
 Nothing here decides who runs. The scheduler asks only for blocks that it knows are free."""
 
-from collections.abc import Iterable
-
 from quire.core.block_pool import BlockPool
 from quire.core.checkpoint_slots import CheckpointSlots
 from quire.core.host_index import HostIndex
-from quire.core.kv_checks import check_memory, swapped_blocks
 from quire.core.kv_sends import BlockSender, KVSends
 from quire.core.kv_tiers import BlockStore, KVTiers, TierOptions
 from quire.core.page_tiers import PageTiers
@@ -404,10 +401,6 @@ class KVBlocks:
 
     def release_swapped(self, plan: StepPlan) -> None:
         """The output of a plan has come: its swaps are done."""
-        self.host.release(swapped_blocks(plan))
+        self.host.release(plan.swapped_host_blocks)
         if self.states:
             self.states.host.release(swapped_states(plan))
-
-    def check(self, sequences: Iterable[Sequence], plans: Iterable[StepPlan]) -> None:
-        """Assert every invariant of memory, given all live sequences and all plans in flight."""
-        check_memory(self, list(sequences), list(plans))

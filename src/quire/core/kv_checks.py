@@ -2,16 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING
 
+from quire.core.kv_blocks import KVBlocks
 from quire.core.plan import StepPlan
 from quire.core.sequence import Sequence
 
-if TYPE_CHECKING:
-    from quire.core.kv_blocks import KVBlocks
 
-
-def check_memory(kv: "KVBlocks", sequences: Many[Sequence], plans: Many[StepPlan]) -> None:
+def check_memory(kv: KVBlocks, sequences: Many[Sequence], plans: Many[StepPlan]) -> None:
     """Assert every invariant of memory, given all live sequences and all plans in flight."""
     kv.tree.check()
     kv.pool.check()
@@ -28,7 +25,7 @@ def check_memory(kv: "KVBlocks", sequences: Many[Sequence], plans: Many[StepPlan
     if kv.pages:
         kv.pages.check(sequences)
     for plan in plans:
-        host_refs.update(swapped_blocks(plan))
+        host_refs.update(plan.swapped_host_blocks)
     for seq in sequences:
         refs.update(seq.held_blocks)
         host_refs.update(seq.host_blocks.values())
@@ -41,14 +38,14 @@ def check_memory(kv: "KVBlocks", sequences: Many[Sequence], plans: Many[StepPlan
         assert count == host_refs[block], f"host block {block} has {count} references, and {host_refs[block]} are known"
 
 
-def _count_host(kv: "KVBlocks", ids: Counter[int], host_refs: Counter[int], slot_refs: Counter[int]) -> None:
+def _count_host(kv: KVBlocks, ids: Counter[int], host_refs: Counter[int], slot_refs: Counter[int]) -> None:
     """Divide references to the host between blocks and slots."""
     for host, count in ids.items():
         is_slot = host >= kv.host.num_blocks
         (slot_refs if is_slot else host_refs)[host - kv.host.num_blocks if is_slot else host] += count
 
 
-def _check_table(kv: "KVBlocks", seq: Sequence) -> None:
+def _check_table(kv: KVBlocks, seq: Sequence) -> None:
     name = f"sample {seq.sample} of {seq.group.id}"
     if seq.host_blocks:
         assert not seq.block_table, f"{name} is swapped out and holds blocks"
@@ -72,9 +69,3 @@ def _check_table(kv: "KVBlocks", seq: Sequence) -> None:
 def _copied(seq: Sequence) -> int:
     """How many sequences of its group have yet to copy the block that `seq` writes into."""
     return sum(other.copy_from == seq.block_table[-1] for other in seq.group.live)
-
-
-def swapped_blocks(plan: StepPlan) -> list[int]:
-    """The host blocks that a plan has references to."""
-    swapped_in = (host for host, _ in (*plan.swap_in, *plan.page_swap_in))
-    return [*(host for _, host in (*plan.swap_out, *plan.page_swap_out)), *swapped_in]

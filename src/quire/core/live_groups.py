@@ -10,6 +10,7 @@ from quire.core.adapters import AdapterSlots
 from quire.core.errors import BadRequest, QueueFull
 from quire.core.fair_order import FairOrder
 from quire.core.kv_blocks import KVBlocks
+from quire.core.kv_checks import check_memory
 from quire.core.limits import SchedulerLimits, refuse_impossible
 from quire.core.plan import StepPlan
 from quire.core.policy import Policy, PolicyQueue
@@ -242,4 +243,4 @@ class LiveGroups:
         self.rows.check(live, reserved + sum(seq.group.search is None for seq in self.running.items))
         self.adapters.check(seq.group.adapter for seq in self.running.items)
         assert self._num_queued == sum(not group.started for group in groups), "the queued groups are miscounted"
-        self.kv_blocks.check(live, plans)
+        check_memory(self.kv_blocks, live, plans)

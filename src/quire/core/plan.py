@@ -131,6 +131,12 @@ class StepPlan:
         to_host = self.swap_out or self.page_swap_out or self.state_swap_out
         return bool(to_host or self.swap_in or self.page_swap_in or self.state_swap_in)
 
+    @property
+    def swapped_host_blocks(self) -> list[int]:
+        """The host blocks that it has references to."""
+        swapped_in = (host for host, _ in (*self.swap_in, *self.page_swap_in))
+        return [*(host for _, host in (*self.swap_out, *self.page_swap_out)), *swapped_in]
+
 
 @dataclass(slots=True)
 class Proposal:
