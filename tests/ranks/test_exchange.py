@@ -19,8 +19,7 @@ SIZE, ROWS, COLUMNS = 3, 5, 100
 
 def part(rank: int) -> torch.Tensor:
     cut = RankIndex(rank, SIZE).even(COLUMNS)
-    torch.manual_seed(rank)
-    return torch.randn(ROWS, cut.count)
+    return torch.randn(ROWS, cut.count, generator=torch.Generator().manual_seed(rank))  # ranks are threads here
 
 
 def in_ranks(work: Callable[[RankGroup], Any]) -> list[Any]:
