@@ -1,25 +1,23 @@
 """The loop: schedule, run, update. While a step runs, the next one is planned if the executor takes plans ahead."""
 
 import gc
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from quire.core.errors import QuireError, UnknownModel, Unsupported
 from quire.core.kv_events import KVEvents
-from quire.core.limits import SchedulerLimits
 from quire.core.plan import StepPlan
 from quire.core.records import SchedulerStats, StepRecord
 from quire.core.request import Request, SequenceEvent
-from quire.core.scheduler import Scheduler
 from quire.core.snapshot import Snapshot
 from quire.engine.compile_queue import CompileQueue
 from quire.engine.live_snapshots import LiveSnapshots
 from quire.engine.options import EngineOptions
-from quire.engine.transfers import PrefillsElsewhere, PrefillsHere
+from quire.engine.scheduler_for import scheduler_for
+from quire.engine.transfers import transfers_of
 from quire.executors.protocol import Executor
 from quire.ipc.active_work import STEP, ActiveWork, RequestSample
 from quire.runtime.adapters import LoadedAdapter
@@ -27,8 +25,6 @@ from quire.text.grammar.compiler import GrammarCompiler
 from quire.text.grammar.matcher import CompiledGrammar
 
 if TYPE_CHECKING:
-    from quire.runtime.kv_transfer.consumer import KVConsumer
-    from quire.runtime.kv_transfer.producer import KVProducer
     from quire.text.tokenizers.tokenizer import Tokenizer
 
 FETCH_WAIT = 0.002  # seconds between looks at messages while sequences wait for the disk alone
@@ -83,43 +79,7 @@ class Engine:
         self._live: LiveSnapshots | None = None  # while the engine is watched
         self.adapters: set[str] = set()  # keys that requests may name
         self._grammars: dict[str, CompiledGrammar] = {}  # of requests in flight: stay compiled as long as they are used
-        transfer, config = executor.transfer, options.kv_transfer
-        self._scheduler = Scheduler(
-            SchedulerLimits(
-                max_num_seqs=options.max_num_seqs,
-                max_num_batched_tokens=options.max_num_batched_tokens,
-                long_prefill_token_threshold=options.long_prefill_token_threshold,
-                step_seconds=(options.target_itl_ms or 0) / 1000,
-                block_size=options.block_size,
-                max_model_len=self.capacity.max_model_len,
-                seq2seq=self.capacity.seq2seq,
-                has_states=self.capacity.has_states,
-                max_queued=sys.maxsize,  # the client limits the queue
-            ),
-            self.capacity.num_blocks,
-            num_host_blocks=self.capacity.num_host_blocks,
-            policy=options.scheduling_policy,
-            prefix_caching=options.enable_prefix_caching,
-            ahead=self.capacity.ahead,
-            micro_batches=self.capacity.micro_batches,
-            window=self.capacity.window,
-            num_adapters=options.num_loras,
-            drafts=self.capacity.drafts,
-            store=executor.store,
-            offload=self.capacity.offload,
-            block_bytes=self.capacity.block_bytes,
-            host_slot_bytes=self.capacity.host_slot_bytes,
-            num_slots=self.capacity.num_slots,
-            num_checkpoint_slots=self.capacity.num_checkpoint_slots,
-            small_host_slots=self.capacity.small_host_slots,
-            num_host_slots=self.capacity.num_host_slots,
-            num_pages=self.capacity.num_pages,
-            page_window=self.capacity.page_window,
-            page_bytes=self.capacity.page_bytes,
-            write_through=options.kv_disk_write_policy == "write_through",
-            prefill_engines=None if config is None or config.is_producer else cast("KVConsumer", transfer),
-            block_sender=cast("KVProducer", transfer) if config is not None and config.is_producer else None,
-        )
+        self._scheduler = scheduler_for(executor, self.capacity, options)
         # For outputs, before it plans: micro-batches fill a pipeline, and drafts are verified together.
         self._may_wait = self.capacity.micro_batches > 1 or (
             self.capacity.drafts is not None and executor.store is None
@@ -131,11 +91,7 @@ class Engine:
             and executor.store is None
             and executor.transfer is None
         )
-        self._transfers: PrefillsHere | PrefillsElsewhere | None = None
-        if self._scheduler.sends is not None:
-            self._transfers = PrefillsHere(self._scheduler, cast("KVProducer", transfer), self.capacity.vocab_size)
-        elif self._scheduler.remote is not None:
-            self._transfers = PrefillsElsewhere(self._scheduler, cast("KVConsumer", transfer))
+        self._transfers = transfers_of(self._scheduler, executor, self.capacity.vocab_size)
         self._store = executor.store if self._scheduler.tiers else None
         self._kv_events: KVEvents | None = None
         if (events := options.kv_events) is not None:

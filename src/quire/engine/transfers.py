@@ -1,12 +1,13 @@
 """KV transfers in the engine's loop: between two steps, news of other engines becomes work of the scheduler."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from quire.core.errors import QuireError
 from quire.core.params import SamplingParams
 from quire.core.request import Request, SequenceEvent
 from quire.core.scheduler import Scheduler
+from quire.executors.protocol import Executor
 
 if TYPE_CHECKING:
     from quire.runtime.kv_transfer.consumer import KVConsumer
@@ -148,3 +149,12 @@ class PrefillsElsewhere:
 
     def without_own(self, events: list[SequenceEvent]) -> list[SequenceEvent]:
         return events
+
+
+def transfers_of(scheduler: Scheduler, executor: Executor, vocab_size: int) -> PrefillsHere | PrefillsElsewhere | None:
+    """Those of a producer, of a consumer, or none."""
+    if scheduler.sends is not None:
+        return PrefillsHere(scheduler, cast("KVProducer", executor.transfer), vocab_size)
+    if scheduler.remote is not None:
+        return PrefillsElsewhere(scheduler, cast("KVConsumer", executor.transfer))
+    return None

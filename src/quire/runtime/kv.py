@@ -187,26 +187,32 @@ def size_cache(
     has_staging = has_staging and not offload_bytes
     host_bytes = swap_bytes + offload_bytes
     if spec.states:
-        is_small = spec.states.checkpoint_dtype != "float32" and (has_staging or offload_bytes > 0)
-        if is_small and swap_bytes:
-            raise Unsupported(
-                f"swap_space with checkpoints of states in {spec.states.checkpoint_dtype} on the host: running "
-                "sequences are swapped in float32",
-                "leave out swap_space, or use state_checkpoint_dtype float32",
-            )
-        spec = replace(spec, states=replace(spec.states, small_host_slots=is_small))
-        assert spec.states is not None
-        slot_bytes = spec.states.host_slot_bytes
-        num_host_slots = _num_host_slots(host_bytes, seq_bytes, slot_bytes)
-        host_bytes -= num_host_slots * slot_bytes
-        if has_staging:
-            num_host_slots += max(min(STAGED_SLOTS, MAX_STAGED_BYTES // slot_bytes), MIN_STAGED_SLOTS)
-        spec = replace(spec, states=replace(spec.states, num_host_slots=num_host_slots))
+        states = _with_host_slots(spec.states, swap_bytes, offload_bytes, seq_bytes, has_staging)
+        host_bytes -= _num_host_slots(host_bytes, seq_bytes, states.host_slot_bytes) * states.host_slot_bytes
+        spec = replace(spec, states=states)
     free_blocks = num_blocks if host_bytes else 0  # where no layer has keys and values, blocks take no memory
     num_host_blocks = host_bytes // spec.host_block_bytes if spec.block_bytes else free_blocks
     if has_staging:
         num_host_blocks += _num_staged(seq_blocks, spec.host_block_bytes if has_pinned_host else spec.block_bytes)
     return KVSize(spec, num_blocks, num_host_blocks, min(length, fits))
+
+
+def _with_host_slots(
+    states: StateSpec, swap_bytes: int, offload_bytes: int, seq_bytes: int, has_staging: bool
+) -> StateSpec:
+    """Slots on the host: a share of its memory, and some on the way from and to the disk."""
+    is_small = states.checkpoint_dtype != "float32" and (has_staging or offload_bytes > 0)
+    if is_small and swap_bytes:
+        raise Unsupported(
+            f"swap_space with checkpoints of states in {states.checkpoint_dtype} on the host: running sequences are "
+            "swapped in float32",
+            "leave out swap_space, or use state_checkpoint_dtype float32",
+        )
+    states = replace(states, small_host_slots=is_small)
+    num_host_slots = _num_host_slots(swap_bytes + offload_bytes, seq_bytes, states.host_slot_bytes)
+    if has_staging:
+        num_host_slots += max(min(STAGED_SLOTS, MAX_STAGED_BYTES // states.host_slot_bytes), MIN_STAGED_SLOTS)
+    return replace(states, num_host_slots=num_host_slots)
 
 
 def _num_host_slots(host_bytes: int, seq_bytes: int, slot_bytes: int) -> int:
