@@ -12,9 +12,9 @@ from quire.core.errors import BadRequest, QuireError
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.config import WorkerEntry
 from quire.gateway.fleet_page import FILES, HEADERS, fleet_view
-from quire.gateway.gateway import JSON, Gateway
+from quire.gateway.gateway import Gateway
 from quire.gateway.scaling import scaling_view
-from quire.gateway.wire import ClientRequest, Headers, error_body, json_bytes, whole_response
+from quire.gateway.wire import JSON, ClientRequest, Headers, error_body, json_bytes, whole_response
 from quire.gateway.worker import Worker
 from quire.server.access.keys import given_key, key_digest
 from quire.server.errors import MethodNotAllowed, NotAllowed, Unauthorized, UnknownPath

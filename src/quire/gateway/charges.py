@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 from quire.core.errors import QuireError
 from quire.gateway.ledger import cost
+from quire.gateway.request_record import RequestRecord
+from quire.gateway.router import Router
 from quire.gateway.routes import RouteKind
 from quire.gateway.usage import TokenUsage
 
 if TYPE_CHECKING:
-    from quire.gateway.exchange import Exchange
-    from quire.gateway.gateway import Gateway
     from quire.gateway.shared_limits import SharedLimits
 
 METERED = (RouteKind.GENERATE, RouteKind.ENCODE)
@@ -20,74 +20,74 @@ DEFAULT_CONTEXT = 8192  # tokens, of a model whose workers do not tell it
 class Charges:
     """`shared`: limits that several gateways keep together, None for one gateway alone."""
 
-    def __init__(self, gateway: "Gateway", shared: "SharedLimits | None") -> None:
-        self._gateway, self._shared = gateway, shared
+    def __init__(self, router: Router, shared: "SharedLimits | None") -> None:
+        self._router, self._shared = router, shared
 
-    def is_asked_of_redis(self, exchange: "Exchange") -> bool:
-        return self._shared is not None and exchange.kind in METERED and exchange.tenant.is_limited
+    def is_asked_of_redis(self, record: RequestRecord) -> bool:
+        return self._shared is not None and record.kind in METERED and record.tenant.is_limited
 
-    def enter(self, exchange: "Exchange") -> None:
+    def enter(self, record: RequestRecord) -> None:
         """Charge the request to its tenant, or raise why it may not begin."""
-        if exchange.kind not in METERED:
+        if record.kind not in METERED:
             return
-        quota, num = exchange.tenant.quota, exchange.facts.n
+        quota, num = record.tenant.quota, record.facts.n
         quota.check_concurrency(num, num)
         quota.enter()
-        exchange.num_counted = num
+        record.num_counted = num
         quota.running += num - 1
-        exchange.reserved = self._most_cost(exchange)
+        record.reserved = self._most_cost(record)
         try:
-            exchange.tenant.budget.reserve(exchange.reserved)
+            record.tenant.budget.reserve(record.reserved)
         except QuireError:
             quota.running -= num
-            exchange.num_counted = 0
+            record.num_counted = 0
             raise
 
-    async def enter_shared(self, exchange: "Exchange") -> bool:
+    async def enter_shared(self, record: RequestRecord) -> bool:
         """The same, with limits that other gateways share. -> whether its client is still there"""
         assert self._shared is not None
-        num, amount = exchange.facts.n, self._most_cost(exchange)
-        is_shared = await self._shared.enter(exchange.tenant, num, amount)
-        if exchange not in self._gateway.in_flight:
-            self._shared.settle(exchange.tenant, num, amount, 0, 0, is_shared)
+        num, amount = record.facts.n, self._most_cost(record)
+        is_shared = await self._shared.enter(record.tenant, num, amount)
+        if record.has_ended:
+            self._shared.settle(record.tenant, num, amount, 0, 0, is_shared)
             return False
-        exchange.num_counted, exchange.reserved, exchange.is_shared = num, amount, is_shared
+        record.num_counted, record.reserved, record.is_shared = num, amount, is_shared
         return True
 
-    def settle(self, exchange: "Exchange", usage: TokenUsage) -> int:
-        """The exchange has ended. -> what it cost, in billionths"""
-        tenant, tokens = exchange.tenant, usage.prompt + usage.output
-        spent = self._cost(exchange, exchange.model, usage)
-        if not exchange.num_counted:
+    def settle(self, record: RequestRecord, usage: TokenUsage) -> int:
+        """The request has ended. -> what it cost, in billionths"""
+        tenant, tokens = record.tenant, usage.prompt + usage.output
+        spent = self._cost(record, record.model, usage)
+        if not record.num_counted:
             return spent
-        if self._shared is not None and exchange.is_shared is not None:
-            in_redis = exchange.is_shared
-            self._shared.settle(tenant, exchange.num_counted, exchange.reserved, spent, tokens, in_redis)
+        if self._shared is not None and record.is_shared is not None:
+            in_redis = record.is_shared
+            self._shared.settle(tenant, record.num_counted, record.reserved, spent, tokens, in_redis)
         else:
-            tenant.quota.running -= exchange.num_counted
+            tenant.quota.running -= record.num_counted
             tenant.quota.charge(tokens)
-            tenant.budget.settle(exchange.reserved, spent)
+            tenant.budget.settle(record.reserved, spent)
         return spent
 
-    def _most_cost(self, exchange: "Exchange") -> int:
+    def _most_cost(self, record: RequestRecord) -> int:
         """What it can cost, as far as the gateway can know: a budget that is passed by one request only bears that."""
-        if exchange.tenant.budget.limit is None:
+        if record.tenant.budget.limit is None:
             return 0
-        contexts = [self._context(model) for model in exchange.targets]
-        usage = exchange.facts.at_most(max(contexts), len(exchange.request.body))
-        if exchange.kind is not RouteKind.GENERATE:
+        contexts = [self._context(model) for model in record.targets]
+        usage = record.facts.at_most(max(contexts), len(record.request.body))
+        if record.kind is not RouteKind.GENERATE:
             usage.output = 0
-        return max(self._cost(exchange, model, usage) for model in exchange.targets)
+        return max(self._cost(record, model, usage) for model in record.targets)
 
     def _context(self, model: str | None) -> int:
         """Tokens of prompt and output, as workers tell them."""
-        cards = [worker.cards[model] for worker in self._gateway.router.serving(model)] if model is not None else []
+        cards = [worker.cards[model] for worker in self._router.serving(model)] if model is not None else []
         told = [card.get("max_model_len") for card in cards]
         return max((length for length in told if isinstance(length, int)), default=DEFAULT_CONTEXT)
 
-    def _cost(self, exchange: "Exchange", model: str | None, usage: TokenUsage) -> int:
-        models = self._gateway.config.models
-        for name in (model, exchange.facts.model, exchange.targets[0]):
+    def _cost(self, record: RequestRecord, model: str | None, usage: TokenUsage) -> int:
+        models = self._router.config.models
+        for name in (model, record.facts.model, record.targets[0]):
             if name is not None and (route := models.get(name)) is not None and route.price is not None:
                 return cost(usage, route.price)
         return 0
