@@ -24,54 +24,60 @@ class Charges:
         self._router, self._shared = router, shared
 
     def is_asked_of_redis(self, record: RequestRecord) -> bool:
-        return self._shared is not None and record.kind in METERED and record.tenant.is_limited
+        return self._shared is not None and record.kind in METERED and record.tenant.has_limits
 
     def enter(self, record: RequestRecord) -> None:
-        """Charge the request to its tenant, or raise why it may not begin."""
+        """Charge the request to its key and the group of that, or raise why it may not begin."""
         if record.kind not in METERED:
             return
-        quota, num = record.tenant.quota, record.facts.n
-        quota.check_concurrency(num, num)
-        quota.enter()
-        record.num_counted = num
-        quota.running += num - 1
-        record.reserved = self._most_cost(record)
-        try:
-            record.tenant.budget.reserve(record.reserved)
-        except QuireError:
-            quota.running -= num
-            record.num_counted = 0
-            raise
+        num, amount, accounts = record.facts.n, self._most_cost(record), record.tenant.accounts
+        for place, account in enumerate(accounts):
+            try:
+                account.enter(num, amount)
+            except QuireError:
+                for entered in accounts[:place]:
+                    entered.leave(num, amount, 0, 0)
+                raise
+        record.num_counted, record.reserved = num, amount
 
     async def enter_shared(self, record: RequestRecord) -> bool:
         """The same, with limits that other gateways share. -> whether its client is still there"""
         assert self._shared is not None
-        num, amount = record.facts.n, self._most_cost(record)
-        is_shared = await self._shared.enter(record.tenant, num, amount)
+        num, amount, entered = record.facts.n, self._most_cost(record), list[bool]()
+        try:
+            for account in record.tenant.accounts:
+                entered.append(await self._shared.enter(account, num, amount))
+        except QuireError:
+            self._leave_shared(record, entered, amount)
+            raise
         if record.has_ended:
-            self._shared.settle(record.tenant, num, amount, 0, 0, is_shared)
+            self._leave_shared(record, entered, amount)
             return False
-        record.num_counted, record.reserved, record.is_shared = num, amount, is_shared
+        record.num_counted, record.reserved, record.shared = num, amount, entered
         return True
+
+    def _leave_shared(self, record: RequestRecord, entered: list[bool], amount: int) -> None:
+        assert self._shared is not None
+        for account, in_redis in zip(record.tenant.accounts, entered, strict=False):
+            self._shared.settle(account, record.facts.n, amount, 0, 0, in_redis)
 
     def settle(self, record: RequestRecord, usage: TokenUsage) -> int:
         """The request has ended. -> what it cost, in billionths"""
-        tenant, tokens = record.tenant, usage.prompt + usage.output
+        num, reserved, tokens = record.num_counted, record.reserved, usage.prompt + usage.output
         spent = self._cost(record, record.model, usage)
-        if not record.num_counted:
+        if not num:
             return spent
-        if self._shared is not None and record.is_shared is not None:
-            in_redis = record.is_shared
-            self._shared.settle(tenant, record.num_counted, record.reserved, spent, tokens, in_redis)
+        if self._shared is not None and record.shared is not None:
+            for account, in_redis in zip(record.tenant.accounts, record.shared, strict=True):
+                self._shared.settle(account, num, reserved, spent, tokens, in_redis)
         else:
-            tenant.quota.running -= record.num_counted
-            tenant.quota.charge(tokens)
-            tenant.budget.settle(record.reserved, spent)
+            for account in record.tenant.accounts:
+                account.leave(num, reserved, spent, tokens)
         return spent
 
     def _most_cost(self, record: RequestRecord) -> int:
         """What it can cost, as far as the gateway can know: a budget that is passed by one request only bears that."""
-        if record.tenant.budget.limit is None:
+        if not record.tenant.has_budget:
             return 0
         contexts = [self._context(model) for model in record.targets]
         usage = record.facts.at_most(max(contexts), len(record.request.body))

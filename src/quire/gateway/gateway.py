@@ -3,14 +3,14 @@ when it has ended."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Protocol
 
-from quire.core.errors import QuireError
+from quire.core.errors import BadRequest, QuireError
 from quire.gateway.admission import AdmissionQueue
 from quire.gateway.audit import AuditLog
 from quire.gateway.charges import Charges
-from quire.gateway.config import GatewayConfig, WorkerEntry
+from quire.gateway.config import GatewayConfig, GatewayKey, WorkerEntry, gateway_key_problems
 from quire.gateway.discovery import WorkerDiscovery
 from quire.gateway.fleet import CONFIGURATION, WorkerFleet
 from quire.gateway.hedge_credit import HedgeCredit
@@ -19,6 +19,7 @@ from quire.gateway.metrics import GatewayMetrics
 from quire.gateway.prompt_tokenizers import PromptTokenizers
 from quire.gateway.request_record import RequestRecord
 from quire.gateway.router import Router
+from quire.gateway.state_folder import StateFolder
 from quire.gateway.stored_responses import StoredResponses
 from quire.gateway.tenants import Tenants
 from quire.gateway.tracing import gateway_tracer
@@ -34,8 +35,10 @@ log = logging.getLogger("quire.gateway")
 # Fields of the configuration that are read at the start only.
 START_ONLY = (
     *("host", "port", "ssl_certfile", "ssl_keyfile", "admin_host", "admin_port", "redis", "otlp_traces_endpoint"),
-    *("max_body_bytes", "max_connections", "receive_timeout", "send_timeout", "keep_alive"),
+    *("state_dir", "max_body_bytes", "max_connections", "receive_timeout", "send_timeout", "keep_alive"),
 )
+
+STATE_SECONDS = 1.0  # between two looks at what has to be kept for the next start
 
 
 class InFlight(Protocol):
@@ -52,7 +55,8 @@ class Gateway:
         self.draining = False
         self.metrics = GatewayMetrics()
         self.audit = AuditLog(config.audit_log)
-        self.tenants = Tenants(config.keys)
+        self.state = _state(config)
+        self.tenants = Tenants(self._keys(config), needs_keys=self.state is not None, groups=config.groups)
         self.kv_fleet = KVFleet(config.cache_aware.max_blocks)
         self.prompt_tokenizers = PromptTokenizers()
         self.prompt_tokenizers.configure(config)
@@ -69,16 +73,20 @@ class Gateway:
         self._removals = self.fleet.configure(CONFIGURATION, config.workers, config.drain_timeout)
         self._discovery: WorkerDiscovery | None = None
         self._discover(GatewayConfig())
+        if self.state is not None:
+            self.tenants.restore(self.state.read_spent())
+            self.start(self._keep_state(self.state))
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Take over another configuration, all but START_ONLY. Raises before anything changes."""
+        keys = self._keys(config)
         self.fleet.check(CONFIGURATION, config.workers)
         self.audit.reopen(config.audit_log)
         old, self.config, self.queue.settings = self.config, config, config.queue
         self.session_header = config.session_header.lower().encode()
         if late := [name for name in START_ONLY if getattr(old, name) != getattr(config, name)]:
             log.warning("changes of %s take effect at the next start", ", ".join(late))
-        self.tenants.update(config.keys)
+        self.tenants.update(keys, config.groups)
         self.router.reconfigure(config)
         self.prompt_tokenizers.configure(config)
         self.fleet.set_faults(config.faults)
@@ -91,6 +99,36 @@ class Gateway:
             self.audit.reopen(self.config.audit_log)
         except QuireError as error:
             log.error("%s", error)
+
+    # -- keys that are made while it runs
+
+    def change_keys(self, edit: Callable[[list[GatewayKey]], list[GatewayKey]]) -> None:
+        """`edit`: gets those that were made, and returns them as they shall be."""
+        if self.state is None:
+            raise BadRequest(
+                "keys that are made while the gateway runs need a folder that they are kept in",
+                'write `state_dir = "DIRECTORY"` into the configuration and start the gateway again',
+            )
+        self.state.change(edit)
+        self.tenants.update(self._keys(self.config), self.config.groups)
+
+    def _keys(self, config: GatewayConfig) -> list[GatewayKey]:
+        """Of the configuration, and those that were made."""
+        keys = [*config.keys, *(self.state.keys if self.state is not None else ())]
+        for problem in gateway_key_problems(keys, config.groups):
+            raise BadRequest(f"keys of the configuration and of state_dir: {problem}", "delete or rename one of them")
+        return keys
+
+    async def _keep_state(self, state: StateFolder) -> None:
+        """Write down what is spent, and take over what other gateways have changed."""
+        while True:
+            await asyncio.sleep(STATE_SECONDS)
+            try:
+                if state.read_changed():
+                    self.tenants.update(self._keys(self.config), self.config.groups)
+                await asyncio.to_thread(state.write_spent, self.tenants.spent())
+            except QuireError as error:
+                log.error("%s", error)
 
     def _discover(self, old: GatewayConfig) -> None:
         """Look for workers where the configuration says now."""
@@ -181,6 +219,13 @@ class Gateway:
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
         self.audit.close()
+        if self.state is not None:
+            self.state.write_spent(self.tenants.spent())
+            self.state.close()
+
+
+def _state(config: GatewayConfig) -> StateFolder | None:
+    return None if config.state_dir is None else StateFolder(config.state_dir, is_shared=config.redis is not None)
 
 
 def _shared_limits(config: GatewayConfig) -> "SharedLimits | None":

@@ -4,29 +4,23 @@ answered by the gateway itself."""
 import asyncio
 import os
 import re
-from typing import Any
-from urllib.parse import unquote
 
-from quire import __version__
 from quire.core.errors import BadRequest, QuireError
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.exchange import Exchange
 from quire.gateway.gateway import Gateway
 from quire.gateway.loops import check_loop
 from quire.gateway.outgoing import salt_at
+from quire.gateway.own_answers import OPEN_PATHS, own_answer, probe_answer, where_it_is
 from quire.gateway.policies import CacheAwarePolicy
 from quire.gateway.prompt_tokenizers import LONG_BODY
 from quire.gateway.request_facts import RequestFacts, read_facts
 from quire.gateway.routes import RouteKind, route_kind
-from quire.gateway.tenants import Tenant
 from quire.gateway.usage import TokenUsage
-from quire.gateway.wire import JSON, ClientRequest, Headers, error_body, json_bytes, whole_response
+from quire.gateway.wire import JSON, ClientRequest, Headers, error_body, whole_response
 from quire.server.errors import UnknownPath
 
 NAMELESS = (RouteKind.ANY, RouteKind.STORED)  # they name no model
-ADMIN_PATHS = frozenset({"workers", "metrics", "fleet", "scaling"})  # as they begin
-READY_PATHS = frozenset({"/ready", "/health/readiness"})  # the second is LiteLLM's
-OPEN_PATHS = READY_PATHS | {"/health", "/health/liveliness", "/health/liveness", "/v1/health", "/ping"}  # need no key
 
 _GOOD_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -53,18 +47,18 @@ class Intake:
         gateway = self._gateway
         check_loop(request)
         if request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
-            self._probe(connection, request)
+            self._reply(connection, request, *probe_answer(gateway, request.path))
             return None
         preflight = request.method == "OPTIONS"  # a browser asks before it sends a key
         tenant = gateway.tenants.anonymous if preflight else gateway.tenants.find(request)
-        if request.method in ("GET", "HEAD") and (body := self._own_answer(request.path, tenant)) is not None:
+        if request.method in ("GET", "HEAD") and (body := own_answer(gateway, request.path, tenant)) is not None:
             self._reply(connection, request, 200, body)
             return None
         kind = route_kind(request.method, request.path)
         if kind is None:
-            is_admins = request.path.split("/")[1] in ADMIN_PATHS
-            hint = "the admin listener has it: --admin-port" if is_admins else "docs/gateway.md lists paths"
-            raise UnknownPath(f"the gateway does not pass on {request.method} {request.path}", hint)
+            raise UnknownPath(
+                f"the gateway does not pass on {request.method} {request.path}", where_it_is(request.path)
+            )
         facts = read_facts(request.path, request.body) if request.method == "POST" and request.body else RequestFacts()
         if not preflight:
             tenant.check_route(request.path)
@@ -131,42 +125,6 @@ class Intake:
             return
         if is_wanted:
             self._submit(exchange)
-
-    # -- what the gateway answers itself
-
-    def _probe(self, connection: ClientConnection, request: ClientRequest) -> None:
-        """/health: the gateway lives. /ready: some worker takes requests."""
-        status, answer = 200, json_bytes({"status": "ok"})
-        if request.path in READY_PATHS:
-            ready = sum(worker.takes_requests for worker in self._gateway.fleet.workers)
-            status = 200 if ready and not self._gateway.draining else 503
-            answer = json_bytes({"ready_workers": ready})
-        self._reply(connection, request, status, answer)
-
-    def _own_answer(self, path: str, tenant: Tenant) -> bytes | None:
-        if path == "/version":
-            return json_bytes({"version": __version__})
-        if path in ("/v1/models", "/models"):
-            return json_bytes({"object": "list", "data": self._cards(tenant)})
-        if path.startswith("/v1/models/"):
-            name = unquote(path.removeprefix("/v1/models/"))
-            if card := next((card for card in self._cards(tenant) if card["id"] == name), None):
-                return json_bytes(card)
-            raise UnknownPath(f"there is no model `{name}`")
-        if path == "/api/tags":
-            names = [str(card["id"]) for card in self._cards(tenant)]
-            return json_bytes({"models": [{"name": name, "model": name} for name in names]})
-        return None
-
-    def _cards(self, tenant: Tenant) -> list[dict[str, Any]]:
-        """Every name that the tenant may ask for, with what workers say of it."""
-        cards: dict[str, dict[str, Any]] = {
-            name: {"id": name, "object": "model", "owned_by": "quire-gateway"} for name in self._gateway.config.models
-        }
-        for worker in self._gateway.fleet.workers:
-            for name, card in worker.cards.items():
-                cards[name] = {"object": "model", **card}
-        return [card for name, card in sorted(cards.items()) if tenant.allows(name)]
 
     def _reply(
         self,

@@ -46,6 +46,6 @@ class RequestRecord:
     usage: TokenUsage | None = None
     num_counted = 0  # what the tenant's concurrency counts for it
     reserved = 0  # of the tenant's budget
-    is_shared: bool | None = None  # whether Redis knows what it has reserved; None: limits are not shared
+    shared: list[bool] | None = None  # for each account, whether Redis knows of it; None: limits are not shared
     is_charged = False  # its tenant's share has paid for it
     has_ended = False
