@@ -95,6 +95,17 @@ class Router:
         ]
         return self.policy(model).pick(open_workers, context) if open_workers else None
 
+    def pick_to_go_on(self, model: str | None, tried: Collection[Worker]) -> Worker | None:
+        """For a stream that its worker broke off, often one of many at the same moment: what each costs until its next
+        token is the computing of its tokens so far, more than many others that decode. So they are spread evenly,
+        instead of all going to the least busy worker, such as one that has just come back."""
+        open_workers = [
+            worker
+            for worker in self.serving(model)
+            if worker.resumes and worker.takes_requests and worker.has_room and worker not in tried
+        ]
+        return min(open_workers, key=_catching_up, default=None)
+
     def can_take(self, model: str | None, tried: Collection[Worker] = ()) -> bool:
         """Whether a worker of the model takes requests, with room or without."""
         return any(worker.takes_requests and worker not in tried for worker in self.serving(model))
@@ -121,6 +132,10 @@ class Router:
     def _settings(config: GatewayConfig, model: str) -> tuple[PolicyName, CacheAware]:
         route = config.models.get(model)
         return (route and route.policy) or config.policy, config.cache_aware
+
+
+def _catching_up(worker: Worker) -> tuple[float, float]:
+    return worker.num_catching_up / worker.entry.weight, worker.load
 
 
 def _shown_state(worker: Worker) -> str:
