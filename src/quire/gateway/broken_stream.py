@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 from quire.core.errors import QuireError
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.gateway import Gateway
-from quire.gateway.request_record import RequestRecord
 from quire.gateway.worker import Worker
 
 SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
@@ -18,7 +18,7 @@ class BrokenStream:
 
     def __init__(
         self,
-        record: RequestRecord,
+        record: ExchangeRecord,
         gateway: Gateway,
         start: Callable[[str | None, Worker], None],
         break_off: Callable[[QuireError], None],

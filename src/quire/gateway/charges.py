@@ -4,8 +4,8 @@ took is settled when they end."""
 from typing import TYPE_CHECKING
 
 from quire.core.errors import QuireError
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.ledger import cost
-from quire.gateway.request_record import RequestRecord
 from quire.gateway.router import Router
 from quire.gateway.routes import RouteKind
 from quire.gateway.usage import TokenUsage
@@ -23,10 +23,10 @@ class Charges:
     def __init__(self, router: Router, shared: "SharedLimits | None") -> None:
         self._router, self._shared = router, shared
 
-    def is_asked_of_redis(self, record: RequestRecord) -> bool:
+    def is_asked_of_redis(self, record: ExchangeRecord) -> bool:
         return self._shared is not None and record.kind in METERED and record.tenant.has_limits
 
-    def enter(self, record: RequestRecord) -> None:
+    def enter(self, record: ExchangeRecord) -> None:
         """Charge the request to its key and the group of that, or raise why it may not begin."""
         if record.kind not in METERED:
             return
@@ -40,7 +40,7 @@ class Charges:
                 raise
         record.num_counted, record.reserved = num, amount
 
-    async def enter_shared(self, record: RequestRecord) -> bool:
+    async def enter_shared(self, record: ExchangeRecord) -> bool:
         """The same, with limits that other gateways share. -> whether its client is still there"""
         assert self._shared is not None
         num, amount, entered = record.facts.n, self._most_cost(record), list[bool]()
@@ -56,12 +56,12 @@ class Charges:
         record.num_counted, record.reserved, record.shared = num, amount, entered
         return True
 
-    def _leave_shared(self, record: RequestRecord, entered: list[bool], amount: int) -> None:
+    def _leave_shared(self, record: ExchangeRecord, entered: list[bool], amount: int) -> None:
         assert self._shared is not None
         for account, in_redis in zip(record.tenant.accounts, entered, strict=False):
             self._shared.settle(account, record.facts.n, amount, 0, 0, in_redis)
 
-    def settle(self, record: RequestRecord, usage: TokenUsage) -> int:
+    def settle(self, record: ExchangeRecord, usage: TokenUsage) -> int:
         """The request has ended. -> what it cost, in billionths"""
         num, reserved, tokens = record.num_counted, record.reserved, usage.prompt + usage.output
         spent = self._cost(record, record.model, usage)
@@ -75,7 +75,7 @@ class Charges:
                 account.leave(num, reserved, spent, tokens)
         return spent
 
-    def _most_cost(self, record: RequestRecord) -> int:
+    def _most_cost(self, record: ExchangeRecord) -> int:
         """What it can cost, as far as the gateway can know: a budget that is passed by one request only bears that."""
         if not record.tenant.has_budget:
             return 0
@@ -91,7 +91,7 @@ class Charges:
         told = [card.get("max_model_len") for card in cards]
         return max((length for length in told if isinstance(length, int)), default=DEFAULT_CONTEXT)
 
-    def _cost(self, record: RequestRecord, model: str | None, usage: TokenUsage) -> int:
+    def _cost(self, record: ExchangeRecord, model: str | None, usage: TokenUsage) -> int:
         models = self._router.config.models
         for name in (model, record.facts.model, record.targets[0]):
             if name is not None and (route := models.get(name)) is not None and route.price is not None:

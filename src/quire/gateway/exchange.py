@@ -7,6 +7,7 @@ from quire.gateway.attempt import Attempt
 from quire.gateway.broken_stream import BrokenStream
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.errors import BadUpstream, LostPlace, UpstreamTimeout
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.gateway import Gateway
 from quire.gateway.hedging import STORING_PATH, Hedge, hedge_for
 from quire.gateway.loops import LoopDetected
@@ -14,7 +15,6 @@ from quire.gateway.outgoing import outgoing_body
 from quire.gateway.policies import PickContext
 from quire.gateway.relay import ResponseRelay, scanner_for
 from quire.gateway.request_facts import RequestFacts
-from quire.gateway.request_record import RequestRecord
 from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner, delivered_stream
 from quire.gateway.routes import OPENAI_STREAMS, RouteKind
 from quire.gateway.tenants import Tenant, Tenants
@@ -31,7 +31,7 @@ MAX_DEATHS = 2  # of workers that had the request: a third does not get it
 CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
 
 
-class Exchange(RequestRecord):
+class Exchange(ExchangeRecord):
     """Implements `Answering` for the client and `Admissible` for the queue; attempts tell it what workers answer."""
 
     _num_deaths = 0

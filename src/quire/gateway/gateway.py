@@ -12,12 +12,12 @@ from quire.gateway.audit import AuditLog
 from quire.gateway.charges import Charges
 from quire.gateway.config import GatewayConfig, GatewayKey, WorkerEntry, gateway_key_problems
 from quire.gateway.discovery import WorkerDiscovery
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.fleet import CONFIGURATION, WorkerFleet
 from quire.gateway.hedge_credit import HedgeCredit
 from quire.gateway.kv_fleet import KVFleet
 from quire.gateway.metrics import GatewayMetrics
 from quire.gateway.prompt_tokenizers import PromptTokenizers
-from quire.gateway.request_record import RequestRecord
 from quire.gateway.router import Router
 from quire.gateway.state_folder import StateFolder
 from quire.gateway.stored_responses import StoredResponses
@@ -41,7 +41,7 @@ START_ONLY = (
 STATE_SECONDS = 1.0  # between two looks at what has to be kept for the next start
 
 
-class InFlight(Protocol):
+class LiveExchange(Protocol):
     """A request that has not ended."""
 
     def worker_is_away(self, worker: Worker) -> None:
@@ -65,7 +65,7 @@ class Gateway:
         self.queue = AdmissionQueue(config.queue, self.router, self.loop.time)
         self.stored_responses = StoredResponses(self.fleet.workers)
         self.hedge_credit = HedgeCredit()
-        self.in_flight: set[InFlight] = set()
+        self.in_flight: set[LiveExchange] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.tracer = gateway_tracer(config.otlp_traces_endpoint)
         self.shared_limits = _shared_limits(config)
@@ -161,7 +161,7 @@ class Gateway:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def settle(self, record: RequestRecord, worker: Worker | None, usage: TokenUsage) -> None:
+    def settle(self, record: ExchangeRecord, worker: Worker | None, usage: TokenUsage) -> None:
         """The request has ended: charge what it took."""
         tenant = record.tenant
         spent = self.charges.settle(record, usage)
@@ -177,7 +177,7 @@ class Gateway:
         if record.num_attempts:
             self.queue.ended()
 
-    def _note(self, record: RequestRecord, worker: Worker | None, usage: TokenUsage, spent: int) -> None:
+    def _note(self, record: ExchangeRecord, worker: Worker | None, usage: TokenUsage, spent: int) -> None:
         self.audit.write(
             "served" if record.num_attempts else "refused",
             request=record.id,
@@ -200,7 +200,7 @@ class Gateway:
         settings = self.config.queue
         return prompt - cached + settings.cached_weight * cached + settings.output_weight * output
 
-    def response_headers(self, record: RequestRecord) -> Headers:
+    def response_headers(self, record: ExchangeRecord) -> Headers:
         shown = [(b"x-request-id", record.id.encode())]
         if record.num_counted and (quota := record.tenant.quota.headers()):
             shown += [(name.encode(), value.encode()) for name, value in quota.items()]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from quire.gateway.attempt import Attempt
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.gateway import Gateway
 from quire.gateway.policies import PickContext
-from quire.gateway.request_record import RequestRecord
 from quire.gateway.routes import RouteKind
 from quire.gateway.worker import Worker
 
@@ -22,7 +22,7 @@ Ask = Callable[[str | None, Worker], Attempt]  # makes one more attempt, which h
 class Hedge:
     """The second attempt at one request, of which there is one at most. `attempt` is None until its time has come."""
 
-    def __init__(self, record: RequestRecord, gateway: Gateway, seconds: float, ask: Ask) -> None:
+    def __init__(self, record: ExchangeRecord, gateway: Gateway, seconds: float, ask: Ask) -> None:
         self._record, self._gateway, self._ask = record, gateway, ask
         self.attempt: Attempt | None = None
         self.context: PickContext = record.context
@@ -67,7 +67,7 @@ class Hedge:
         self._gateway.metrics.hedged(self._record, won)
 
 
-def hedge_for(record: RequestRecord, gateway: Gateway, ask: Ask) -> Hedge | None:
+def hedge_for(record: ExchangeRecord, gateway: Gateway, ask: Ask) -> Hedge | None:
     """None unless the configuration asks for it, the request may go to any worker, and leaves nothing behind there."""
     seconds = gateway.config.faults.hedge_seconds
     if seconds is None or record.pinned is not None or record.request.path == STORING_PATH:

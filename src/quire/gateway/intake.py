@@ -56,15 +56,14 @@ class Intake:
             return None
         kind = route_kind(request.method, request.path)
         if kind is None:
-            raise UnknownPath(
-                f"the gateway does not pass on {request.method} {request.path}", where_it_is(request.path)
-            )
+            message = f"the gateway does not pass on {request.method} {request.path}"
+            raise UnknownPath(message, where_it_is(request.path))
         facts = read_facts(request.path, request.body) if request.method == "POST" and request.body else RequestFacts()
         if not preflight:
             tenant.check_route(request.path)
             if kind not in NAMELESS:
                 tenant.check_model(facts.model or gateway.config.default_model)
-        targets = [None] if kind in NAMELESS else gateway.router.targets(facts, request)
+        targets: list[str | None] = [None] if kind in NAMELESS else gateway.router.targets(facts, request)
         exchange = Exchange(gateway, connection, request, request_id, tenant, kind, facts, targets)
         exchange.max_wait = _timeout(request)
         gateway.stored_responses.pin(exchange)

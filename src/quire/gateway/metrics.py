@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from quire.gateway.request_record import RequestRecord
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.routes import route_label
 from quire.gateway.usage import TokenUsage
 from quire.server.observe.histogram import Histogram
@@ -34,19 +34,19 @@ class GatewayMetrics:
         """Of a request that was refused before it had a route."""
         self.errors[code] += 1
 
-    def retried(self, record: RequestRecord) -> None:
+    def retried(self, record: ExchangeRecord) -> None:
         self.retries[record.model or ""] += 1
 
-    def resumed(self, record: RequestRecord) -> None:
+    def resumed(self, record: ExchangeRecord) -> None:
         self.resumes[record.model or ""] += 1
 
-    def hedged(self, record: RequestRecord, won: bool) -> None:
+    def hedged(self, record: ExchangeRecord, won: bool) -> None:
         self.hedges[record.model or "", "won" if won else "lost"] += 1
 
-    def token(self, record: RequestRecord, seconds: float, count: int) -> None:
+    def token(self, record: ExchangeRecord, seconds: float, count: int) -> None:
         _of(self.next_token, record).observe(seconds / count, count)
 
-    def ended(self, record: RequestRecord, worker: str, usage: TokenUsage, cost: int, now: float) -> None:
+    def ended(self, record: ExchangeRecord, worker: str, usage: TokenUsage, cost: int, now: float) -> None:
         model, tenant = record.model or "", record.tenant.name
         self.requests[route_label(record.request.path), model, tenant, str(record.status)] += 1
         if record.error:
@@ -64,7 +64,7 @@ class GatewayMetrics:
             _of(self.first_token, record).observe(record.first_token - record.began)
 
 
-def _of(histograms: dict[Labels, Histogram], record: RequestRecord) -> Histogram:
+def _of(histograms: dict[Labels, Histogram], record: ExchangeRecord) -> Histogram:
     labels = (record.model or "", record.tenant.name)
     if labels not in histograms:
         histograms[labels] = Histogram(SECONDS)

@@ -3,7 +3,7 @@
 import re
 from collections import OrderedDict
 
-from quire.gateway.request_record import RequestRecord
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.routes import stored_id
 from quire.gateway.worker import Worker
 from quire.server.errors import UnknownPath
@@ -20,7 +20,7 @@ class StoredResponses:
         self._workers = workers
         self._known: OrderedDict[str, tuple[str, Worker]] = OrderedDict()  # tenant and worker, by id
 
-    def pin(self, record: RequestRecord) -> None:
+    def pin(self, record: ExchangeRecord) -> None:
         """Send a request that names a stored response to its worker. Where that is not known, after a restart or with
         several gateways, workers are asked one after the other. Raises UnknownPath for one of another tenant."""
         record.stored = stored_id(record.request.path) or record.facts.previous
@@ -31,7 +31,7 @@ class StoredResponses:
             raise UnknownPath(f"there is no response `{record.stored}`")
         record.pinned = worker if worker in self._workers else None
 
-    def remember(self, record: RequestRecord, data: bytes) -> bool:
+    def remember(self, record: ExchangeRecord, data: bytes) -> bool:
         """`data`: of its response, whole or the beginning of a stream. -> whether it has the id"""
         match = _RESPONSE_ID.search(data)
         if match is None or record.worker is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire import __version__
 from quire.core.errors import Unsupported
-from quire.gateway.request_record import RequestRecord
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.usage import TokenUsage
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -39,7 +39,7 @@ class GatewayTracer:
         self._source = self._provider.get_tracer("quire.gateway", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, record: RequestRecord) -> None:
+    def begin(self, record: ExchangeRecord) -> None:
         """Workers get the span as their parent."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
@@ -56,7 +56,7 @@ class GatewayTracer:
         self._propagator.inject(carrier, context=set_span_in_context(record.span))
         record.trace_headers = [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
 
-    def end(self, record: RequestRecord, worker: str, usage: TokenUsage, now: float) -> None:
+    def end(self, record: ExchangeRecord, worker: str, usage: TokenUsage, now: float) -> None:
         from opentelemetry.trace import Status, StatusCode
 
         span = record.span
@@ -91,6 +91,6 @@ class GatewayTracer:
         self._provider.shutdown()
 
 
-def _at(record: RequestRecord, loop_time: float) -> int:
+def _at(record: ExchangeRecord, loop_time: float) -> int:
     """By the clock of spans, which may be set while the request runs: its own times stay in order."""
     return record.clock_offset + int(loop_time * 1e9)

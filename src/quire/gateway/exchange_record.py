@@ -12,7 +12,7 @@ from quire.gateway.wire import ClientRequest, Headers
 from quire.gateway.worker import Worker
 
 
-class RequestRecord:
+class ExchangeRecord:
     """Times are of the loop's clock."""
 
     id: str
