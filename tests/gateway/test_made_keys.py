@@ -208,3 +208,14 @@ def test_keys_that_cannot_be_written_are_not_made(tmp_path: Path) -> None:
         folder.change(lambda keys: [*keys, GatewayKey(name="a", sha256="0" * 64)])
     assert folder.keys == []
     folder.close()
+
+
+def test_what_comes_late_does_not_replace_what_was_written_last(tmp_path: Path) -> None:
+    """A thread that writes every second may begin when the gateway has ended."""
+    folder = StateFolder(str(tmp_path), is_shared=False)
+    folder.write_spent({"a": ("2026-11", 2)})
+    folder.close()
+    folder.write_spent({"a": ("2026-11", 1)})
+    again = StateFolder(str(tmp_path), is_shared=False)
+    assert again.read_spent() == {"a": ("2026-11", 2)}
+    again.close()

@@ -5,6 +5,7 @@ seen by the others within a second. What is spent is in Redis then."""
 
 import fcntl
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ class StateFolder:
 
     def __init__(self, path: str, is_shared: bool) -> None:
         self._folder, self.is_shared = Path(path), is_shared
+        self._writing = threading.Lock()
         self._keys_file, self._spent_file = self._folder / "keys.json", self._folder / "spent.json"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -68,10 +70,11 @@ class StateFolder:
         return {} if self.is_shared else self._read(self._spent_file, Spent) or {}
 
     def write_spent(self, spent: Spent) -> None:
-        """Raises StateLost."""
-        if spent != self._told and not self.is_shared:
-            self._write(self._spent_file, spent)
-            self._told = spent
+        """May be called by a thread. Raises StateLost."""
+        with self._writing:
+            if spent != self._told and not self.is_shared and not self._lock.closed:
+                self._write(self._spent_file, spent)
+                self._told = spent
 
     def close(self) -> None:
         self._lock.close()
