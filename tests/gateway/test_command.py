@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.gateways import SSE_HEAD, Asked, answers, chunk, event, gateway, upstreams, wait_for
+from quire.cli.gateway import make_parser
 from quire.cli.main import main
+from quire.cli.router_flags import ELSEWHERE
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,11 @@ from quire.cli.main import main
         (["--worker", "http://a:1", "--port", "99999"], "`port`: expected `int` <= 65535"),
         (["--config", "/no/such.toml"], "cannot read /no/such.toml"),
         (["--worker", "http://a:1", "--polcy", "x"], "did you mean `--policy`?"),
+        (["--prefill", "http://a:1", "--decode", "http://b:1"], "give --worker the decode servers"),
+        (["--worker-urls", "http://a:1", "--cache-threshold=0.5"], "`cache_threshold` of [cache_aware]"),
+        (["--static-backends", "http://a:1,http://b:1"], "write --worker-urls, with spaces"),
+        (["--model", "hosted_vllm/m", "--api_base", "http://a:1"], "[models.NAME]"),
+        (["--worker", "http://a:1", "--num_workers", "4"], "several gateways share limits by [redis]"),
         (["--worker", "http://a:1", "--policy", "x"], "invalid choice"),
         (["--worker", "http://a:1", "--worker", "http://a:1"], "two workers are called a:1"),
         (["--worker", "http://a:1", "--admin-host", "0.0.0.0"], "admin_key"),
@@ -57,6 +64,10 @@ def test_mistakes_of_a_file_are_explained(
     assert main(["gateway", "--config", str(tmp_path / "gateway.toml"), "--check"]) == 2
     error, said = capsys.readouterr().err.splitlines()
     assert message in error and hint in said
+
+
+def test_flags_of_others_are_not_own_flags() -> None:
+    assert not make_parser().flags.keys() & ELSEWHERE.keys()
 
 
 def test_a_file_of_litellm_is_known_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ from gateway.gateways import (
     wait_for,
 )
 from quire.gateway.config import GatewayConfig
-from quire.gateway.hedging import MAX_CREDIT, HedgeCredit
+from quire.gateway.hedge_credit import MAX_CREDIT, HedgeCredit
 
 CONFIG = """
 policy = "session"

@@ -77,6 +77,7 @@ def test_what_both_have_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = config.faults
     assert (faults.max_attempts, faults.breaker_failures, faults.breaker_seconds) == (3, 4, 30)
     assert faults.response_timeout == 90
+    assert config.state_dir == "gateway-state"
     [key] = config.keys
     assert key.digest == hashlib.sha256(b"sk-1234").digest()
 
@@ -87,7 +88,7 @@ def test_what_is_left_out_is_named() -> None:
         "`claude` (bedrock/claude): `bedrock` has no OpenAI-compatible API",
         "litellm_params.rpm",
         "litellm_settings.success_callback",
-        "general_settings.database_url (the file is all there is",
+        "database_url became state_dir",
         "environment_variables",
         "--new-key NAME",
     ):

@@ -237,12 +237,12 @@ def test_a_clock_behind_at_the_end_of_a_month_brings_no_second_budget(
     async def work() -> None:
         nonlocal months
         fleet = Fleet(redis, count=2, monthly_budget=10 / UNIT)
-        monkeypatch.setattr(shared_limits, "month_of", lambda _: next(months))
-        months = iter([(2026, 9), (2026, 9)])
+        monkeypatch.setattr(shared_limits, "period_label", lambda *_: next(months))
+        months = iter(["2026-09", "2026-09"])
         await fleet.enter(0)
         fleet.settle(0, spent=9)
         await fleet.told()
-        months = iter([(2026, 10), (2026, 10), (2026, 9), (2026, 9), (2026, 10), (2026, 9)])
+        months = iter(["2026-10", "2026-10", "2026-09", "2026-09", "2026-10", "2026-09"])
         await fleet.enter(0)  # the month begins, with all of the budget
         fleet.settle(0, spent=8)
         await fleet.told()

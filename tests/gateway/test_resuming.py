@@ -2,12 +2,26 @@
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
-from gateway.gateways import Asked, RunningGateway, Script, Upstream, chunk, event, gateway, response, wait_for
+from gateway.gateways import (
+    SECONDS,
+    Asked,
+    RunningGateway,
+    Script,
+    Upstream,
+    chunk,
+    event,
+    gateway,
+    response,
+    wait_for,
+)
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Quire-Resume: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
 WORDS = ["one ", "two ", "three ", "four "]  # the whole answer; a token is the number of its word
@@ -219,3 +233,46 @@ def test_other_servers_cannot_go_on(tmp_path: Path) -> None:
         answer = running.chat(stream=True, headers={"x-request-id": "a", "last-event-id": "1"})
         assert answer.status_code == 502 and "go on" in answer.json()["error"]["message"]
     other.close()
+
+
+def test_streams_that_broke_off_at_once_are_spread_although_one_worker_is_idle(tmp_path: Path) -> None:
+    """All of them went to the least busy one, such as one that had just come back, and waited for each other there."""
+    dies, goes = threading.Event(), threading.Event()
+    answers: list[Future[httpx.Response]] = []
+
+    def lost(connection: socket.socket, asked: Asked) -> bool:
+        connection.sendall(HEAD + told(0))
+        dies.wait(SECONDS)
+        return False
+
+    def held(connection: socket.socket, asked: Asked) -> bool:
+        first = len(asked.json["resume"]["events"])  # type: ignore[index]
+        connection.sendall(HEAD if first else HEAD + told(0))
+        goes.wait(SECONDS)
+        rest = b"".join(map(told, range(1, len(WORDS))))
+        connection.sendall(rest + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        return True
+
+    scripts = {"lost": lost, "busy": held, "idle": held}
+    made = {name: Upstream(script, resumes=True) for name, script in scripts.items()}
+    tables = "".join(f'[[workers]]\nname = "{name}"\nurl = "{each.url}"\n' for name, each in made.items())
+    config = f"[faults]\nhealth_interval = 0.05\n{tables}"
+    with gateway(config, folder=tmp_path) as running, ThreadPoolExecutor(12) as pool:
+
+        def fill(name: str, count: int) -> None:
+            for other in made:
+                running.http.post(f"{running.admin}/workers/{other}/{'resume' if other == name else 'drain'}")
+            answers.extend(pool.submit(running.chat, stream=True) for _ in range(count))
+            wait_for(lambda: len(made[name].asked) == count)
+
+        fill("busy", 4)
+        fill("lost", 8)
+        for name in made:
+            running.http.post(f"{running.admin}/workers/{name}/resume")
+        dies.set()
+        wait_for(lambda: len(made["busy"].asked) + len(made["idle"].asked) == 12)
+        goes.set()
+        assert (len(made["busy"].asked), len(made["idle"].asked)) == (8, 4)
+        assert all(texts(answer.result().text) == WORDS for answer in answers)
+    for each in made.values():
+        each.close()

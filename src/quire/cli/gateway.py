@@ -10,6 +10,7 @@ from typing import get_args
 import msgspec
 
 from quire.cli.parser import Parser, UsageError
+from quire.cli.router_flags import check_flags
 from quire.core.errors import QuireError
 from quire.gateway.config import (
     GatewayConfig,
@@ -27,13 +28,14 @@ EXAMPLES = """\
   quire gateway --config gateway.toml --check         say what is wrong with the file, and start nothing
   quire gateway --new-key alice >> gateway.toml       a key for alice, which is shown once
   quire gateway --from-litellm config.yaml > gateway.toml
-  curl http://127.0.0.1:8081/workers                  the admin listener: workers, metrics
+  curl http://127.0.0.1:8081/workers                  the admin listener: workers, keys, metrics
 """
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def run(argv: Sequence[str]) -> int:
+    check_flags(argv)
     arguments = make_parser().parse(argv)
     if arguments.urls:
         raise UsageError(f"`{arguments.urls[0]}` stands without a flag", f"write --worker {arguments.urls[0]}")

@@ -1,4 +1,4 @@
-"""The admin listener: workers are listed, added, drained and removed while the gateway runs; metrics are read."""
+"""The admin listener: workers and keys are added, changed and removed while the gateway runs; metrics are read."""
 
 import asyncio
 import hmac
@@ -12,9 +12,11 @@ from quire.core.errors import BadRequest, QuireError
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.config import WorkerEntry
 from quire.gateway.fleet_page import FILES, HEADERS, fleet_view
-from quire.gateway.gateway import JSON, Gateway
+from quire.gateway.gateway import Gateway
+from quire.gateway.litellm_keys import litellm_answer
+from quire.gateway.made_keys import MadeKeys
 from quire.gateway.scaling import scaling_view
-from quire.gateway.wire import ClientRequest, Headers, error_body, json_bytes, whole_response
+from quire.gateway.wire import JSON, ClientRequest, Headers, error_body, json_bytes, whole_response
 from quire.gateway.worker import Worker
 from quire.server.access.keys import given_key, key_digest
 from quire.server.errors import MethodNotAllowed, NotAllowed, Unauthorized, UnknownPath
@@ -24,7 +26,7 @@ Reply = tuple[int, bytes, bytes]  # status, body, media type
 
 class Admin:
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        self._gateway, self._keys = gateway, MadeKeys(gateway)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, connection: ClientConnection, request: ClientRequest) -> None:
@@ -83,12 +85,43 @@ class Admin:
                 return self._changed("worker_resumed", self._gateway.fleet.resume(name).describe())
             case ("DELETE", "workers", name):
                 return await self._remove(name)
+            case ("GET", "groups"):
+                return _json(200, {"groups": self._keys.groups()})
+            case (_, "keys", *_):
+                return self._key(request)
+            case (_, "key" | "spend", *_):
+                query = request.target.decode("latin-1").partition("?")[2]
+                return _json(200, litellm_answer(self._keys, request.method, request.path, query, _fields(request)))
             case (_, "workers" | "health" | "metrics" | "scaling" | "fleet", *_):
                 raise MethodNotAllowed(f"{request.method} is not for {request.path}", "docs/gateway.md lists what is")
         raise UnknownPath(
             f"there is no {request.path}",
-            "the admin listener has a page at /, and /workers, /fleet, /scaling, /metrics, /health",
+            "the admin listener has a page at /, and /workers, /keys, /groups, /fleet, /scaling, /metrics, /health",
         )
+
+    def _key(self, request: ClientRequest) -> Reply:
+        keys = self._keys
+        match (request.method, *request.path.strip("/").split("/")[1:]):
+            case ("GET",):
+                return _json(200, {"keys": keys.all()})
+            case ("GET", name):
+                return _json(200, keys.describe(keys.find(unquote(name))))
+            case ("POST",):
+                tenant, secret = keys.make(_fields(request))
+                return _json(201, keys.describe(tenant) | ({"key": secret} if secret else {}))
+            case ("PATCH", name):
+                return _json(200, keys.describe(keys.change(unquote(name), _fields(request))))
+            case ("POST", name, "rotate"):
+                tenant, secret = keys.rotate(unquote(name))
+                return _json(200, keys.describe(tenant) | {"key": secret})
+            case ("POST", name, "block"):
+                return _json(200, keys.describe(keys.change(unquote(name), {"blocked": True}, "key_blocked")))
+            case ("POST", name, "unblock"):
+                return _json(200, keys.describe(keys.change(unquote(name), {"blocked": False}, "key_unblocked")))
+            case ("DELETE", name):
+                keys.remove(unquote(name))
+                return _json(200, {"name": unquote(name), "state": "removed"})
+        raise MethodNotAllowed(f"{request.method} is not for {request.path}", "docs/gateway.md lists what is")
 
     def _workers(self) -> list[dict[str, Any]]:
         return [self._describe(worker) for worker in self._gateway.fleet.workers]
@@ -118,6 +151,14 @@ class Admin:
     def _changed(self, decision: str, shown: dict[str, Any], status: int = 200) -> Reply:
         self._gateway.audit.write(decision, worker=shown["name"])
         return _json(status, shown)
+
+
+def _fields(request: ClientRequest) -> dict[str, Any]:
+    """Of a body that is a JSON object; none where there is no body."""
+    try:
+        return msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not a JSON object: {error}", "send JSON") from None
 
 
 def _is_address_or_localhost(host: str) -> bool:

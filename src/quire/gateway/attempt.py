@@ -1,23 +1,47 @@
 """A request at one worker: the connection, what is sent there, and the head of its response until it is needed."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.gateway.event_scanner import is_comment
 from quire.gateway.outgoing import OutgoingBody, outgoing_head
+from quire.gateway.tenants import Tenants
 from quire.gateway.upstream import UpstreamConnection
-from quire.gateway.wire import Headers
+from quire.gateway.wire import ClientRequest, Headers
 from quire.gateway.worker import Worker
 
-if TYPE_CHECKING:
-    from quire.gateway.exchange import Exchange
+
+class Attempting(Protocol):
+    """A request that is sent to workers. It is told what they answer."""
+
+    request: ClientRequest
+    prompt_tokens: int
+    expected_output: int
+    loop: asyncio.AbstractEventLoop
+
+    def told_to_workers(self) -> tuple[str, bytes, float, Tenants, Headers]:
+        """What their heads say beside the request itself."""
+
+    def is_retried(self, status: int) -> bool:
+        """Whether another worker is asked, or is being asked, after this status."""
+
+    def answered_first(self, attempt: "Attempt") -> None:
+        """The other attempt, if there is one, is cancelled at once."""
+
+    def response_began(self, attempt: "Attempt", status: int, headers: Headers) -> None: ...
+
+    def response_data(self, attempt: "Attempt", data: bytes) -> None: ...
+
+    def response_ended(self, attempt: "Attempt") -> None: ...
+
+    def attempt_failed(self, attempt: "Attempt", reason: str, died: bool) -> None: ...
 
 
 class Attempt:
     """Implements `Sink`. `holds_head`: another attempt may answer first, so the head waits for what follows it: servers
     send the head of a stream before they have computed anything."""
 
-    def __init__(self, exchange: "Exchange", model: str | None, worker: Worker, outgoing: OutgoingBody) -> None:
+    def __init__(self, exchange: Attempting, model: str | None, worker: Worker, outgoing: OutgoingBody) -> None:
         self._exchange, self.model, self.worker, self.outgoing = exchange, model, worker, outgoing
         self.holds_head = False
         self._num_tokens = exchange.prompt_tokens + exchange.expected_output

@@ -1,14 +1,12 @@
 """A stream that its worker broke off: when, where and how often another worker is asked to go on with it."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from quire.core.errors import QuireError
+from quire.gateway.exchange_record import ExchangeRecord
+from quire.gateway.gateway import Gateway
 from quire.gateway.worker import Worker
-
-if TYPE_CHECKING:
-    from quire.gateway.exchange import Exchange
-    from quire.gateway.gateway import Gateway
 
 SECONDS_APART = 0.5  # that a worker which broke a stream off is not asked to go on with it
 SECONDS_BETWEEN_TRIES = 0.05
@@ -16,39 +14,59 @@ MAX_FRUITLESS = 4  # workers, one after the other: the stream itself may be what
 
 
 class BrokenStream:
-    def __init__(self, exchange: "Exchange", gateway: "Gateway") -> None:
-        self._exchange, self._gateway = exchange, gateway
+    """`start` gives the stream to a worker, `break_off` ends it with an error."""
+
+    def __init__(
+        self,
+        record: ExchangeRecord,
+        gateway: Gateway,
+        start: Callable[[str | None, Worker], None],
+        break_off: Callable[[QuireError], None],
+    ) -> None:
+        self._record, self._gateway, self._start, self._break_off = record, gateway, start, break_off
         self._broken_at: float | None = None  # since then the stream has gained nothing
         self._num_fruitless = 0  # workers that were to go on with it and have added nothing
+        self._worker: Worker | None = None  # that is to go on with it, until it has added something
         self._timer: asyncio.TimerHandle | None = None
 
     def gained(self) -> None:
         """More of the stream is with the client."""
         self._broken_at, self._num_fruitless = None, 0
+        self._has_caught_up()
 
     def go_on(self, lost: Worker, error: QuireError) -> None:
         """Give the stream to another worker, as soon as there is one; end it with the error where there is none."""
-        exchange, gateway, now = self._exchange, self._gateway, self._exchange.loop.time()
-        if exchange.has_ended:
+        record, gateway, now = self._record, self._gateway, self._gateway.loop.time()
+        if record.has_ended:
             return
+        self._has_caught_up()
         if self._broken_at is None:
             self._broken_at = now
-        exchange.last_heard = self._broken_at
+        record.last_heard = self._broken_at
         tried = {lost} if now < self._broken_at + SECONDS_APART else set()
-        worker = gateway.router.pick(exchange.model, exchange.context, tried)
+        worker = gateway.router.pick_to_go_on(record.model, tried)
         if self._num_fruitless >= MAX_FRUITLESS:
-            exchange.break_off(error)
-        elif worker is not None and worker.resumes:
+            self._break_off(error)
+        elif worker is not None:
             self._num_fruitless += 1
-            gateway.metrics.resumed(exchange)
-            gateway.audit.write("resumed", request=exchange.id, worker=worker.name, lost=lost.name)
-            exchange.start(exchange.model, worker)
+            self._worker = worker
+            worker.num_catching_up += 1
+            gateway.metrics.resumed(record)
+            gateway.audit.write("resumed", request=record.id, worker=worker.name, lost=lost.name)
+            self._start(record.model, worker)
         elif now < self._broken_at + gateway.config.faults.resume_seconds:
-            self._timer = exchange.loop.call_later(SECONDS_BETWEEN_TRIES, self.go_on, lost, error)
+            self._timer = gateway.loop.call_later(SECONDS_BETWEEN_TRIES, self.go_on, lost, error)
         else:
-            exchange.break_off(error)
+            self._break_off(error)
 
     def end(self) -> None:
-        """The exchange has ended."""
+        """The request has ended."""
+        self._has_caught_up()
         if self._timer is not None:
             self._timer.cancel()
+
+    def _has_caught_up(self) -> None:
+        """Or will not, at that worker."""
+        if self._worker is not None:
+            self._worker.num_catching_up -= 1
+            self._worker = None

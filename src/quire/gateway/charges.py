@@ -4,13 +4,13 @@ took is settled when they end."""
 from typing import TYPE_CHECKING
 
 from quire.core.errors import QuireError
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.ledger import cost
+from quire.gateway.router import Router
 from quire.gateway.routes import RouteKind
 from quire.gateway.usage import TokenUsage
 
 if TYPE_CHECKING:
-    from quire.gateway.exchange import Exchange
-    from quire.gateway.gateway import Gateway
     from quire.gateway.shared_limits import SharedLimits
 
 METERED = (RouteKind.GENERATE, RouteKind.ENCODE)
@@ -20,74 +20,80 @@ DEFAULT_CONTEXT = 8192  # tokens, of a model whose workers do not tell it
 class Charges:
     """`shared`: limits that several gateways keep together, None for one gateway alone."""
 
-    def __init__(self, gateway: "Gateway", shared: "SharedLimits | None") -> None:
-        self._gateway, self._shared = gateway, shared
+    def __init__(self, router: Router, shared: "SharedLimits | None") -> None:
+        self._router, self._shared = router, shared
 
-    def is_asked_of_redis(self, exchange: "Exchange") -> bool:
-        return self._shared is not None and exchange.kind in METERED and exchange.tenant.is_limited
+    def is_asked_of_redis(self, record: ExchangeRecord) -> bool:
+        return self._shared is not None and record.kind in METERED and record.tenant.has_limits
 
-    def enter(self, exchange: "Exchange") -> None:
-        """Charge the request to its tenant, or raise why it may not begin."""
-        if exchange.kind not in METERED:
+    def enter(self, record: ExchangeRecord) -> None:
+        """Charge the request to its key and the group of that, or raise why it may not begin."""
+        if record.kind not in METERED:
             return
-        quota, num = exchange.tenant.quota, exchange.facts.n
-        quota.check_concurrency(num, num)
-        quota.enter()
-        exchange.num_counted = num
-        quota.running += num - 1
-        exchange.reserved = self._most_cost(exchange)
-        try:
-            exchange.tenant.budget.reserve(exchange.reserved)
-        except QuireError:
-            quota.running -= num
-            exchange.num_counted = 0
-            raise
+        num, amount, accounts = record.facts.n, self._most_cost(record), record.tenant.accounts
+        for place, account in enumerate(accounts):
+            try:
+                account.enter(num, amount)
+            except QuireError:
+                for entered in accounts[:place]:
+                    entered.leave(num, amount, 0, 0)
+                raise
+        record.num_counted, record.reserved = num, amount
 
-    async def enter_shared(self, exchange: "Exchange") -> bool:
+    async def enter_shared(self, record: ExchangeRecord) -> bool:
         """The same, with limits that other gateways share. -> whether its client is still there"""
         assert self._shared is not None
-        num, amount = exchange.facts.n, self._most_cost(exchange)
-        is_shared = await self._shared.enter(exchange.tenant, num, amount)
-        if exchange not in self._gateway.in_flight:
-            self._shared.settle(exchange.tenant, num, amount, 0, 0, is_shared)
+        num, amount, entered = record.facts.n, self._most_cost(record), list[bool]()
+        try:
+            for account in record.tenant.accounts:
+                entered.append(await self._shared.enter(account, num, amount))
+        except QuireError:
+            self._leave_shared(record, entered, amount)
+            raise
+        if record.has_ended:
+            self._leave_shared(record, entered, amount)
             return False
-        exchange.num_counted, exchange.reserved, exchange.is_shared = num, amount, is_shared
+        record.num_counted, record.reserved, record.shared = num, amount, entered
         return True
 
-    def settle(self, exchange: "Exchange", usage: TokenUsage) -> int:
-        """The exchange has ended. -> what it cost, in billionths"""
-        tenant, tokens = exchange.tenant, usage.prompt + usage.output
-        spent = self._cost(exchange, exchange.model, usage)
-        if not exchange.num_counted:
+    def _leave_shared(self, record: ExchangeRecord, entered: list[bool], amount: int) -> None:
+        assert self._shared is not None
+        for account, in_redis in zip(record.tenant.accounts, entered, strict=False):
+            self._shared.settle(account, record.facts.n, amount, 0, 0, in_redis)
+
+    def settle(self, record: ExchangeRecord, usage: TokenUsage) -> int:
+        """The request has ended. -> what it cost, in billionths"""
+        num, reserved, tokens = record.num_counted, record.reserved, usage.prompt + usage.output
+        spent = self._cost(record, record.model, usage)
+        if not num:
             return spent
-        if self._shared is not None and exchange.is_shared is not None:
-            in_redis = exchange.is_shared
-            self._shared.settle(tenant, exchange.num_counted, exchange.reserved, spent, tokens, in_redis)
+        if self._shared is not None and record.shared is not None:
+            for account, in_redis in zip(record.tenant.accounts, record.shared, strict=True):
+                self._shared.settle(account, num, reserved, spent, tokens, in_redis)
         else:
-            tenant.quota.running -= exchange.num_counted
-            tenant.quota.charge(tokens)
-            tenant.budget.settle(exchange.reserved, spent)
+            for account in record.tenant.accounts:
+                account.leave(num, reserved, spent, tokens)
         return spent
 
-    def _most_cost(self, exchange: "Exchange") -> int:
+    def _most_cost(self, record: ExchangeRecord) -> int:
         """What it can cost, as far as the gateway can know: a budget that is passed by one request only bears that."""
-        if exchange.tenant.budget.limit is None:
+        if not record.tenant.has_budget:
             return 0
-        contexts = [self._context(model) for model in exchange.targets]
-        usage = exchange.facts.at_most(max(contexts), len(exchange.request.body))
-        if exchange.kind is not RouteKind.GENERATE:
+        contexts = [self._context(model) for model in record.targets]
+        usage = record.facts.at_most(max(contexts), len(record.request.body))
+        if record.kind is not RouteKind.GENERATE:
             usage.output = 0
-        return max(self._cost(exchange, model, usage) for model in exchange.targets)
+        return max(self._cost(record, model, usage) for model in record.targets)
 
     def _context(self, model: str | None) -> int:
         """Tokens of prompt and output, as workers tell them."""
-        cards = [worker.cards[model] for worker in self._gateway.router.serving(model)] if model is not None else []
+        cards = [worker.cards[model] for worker in self._router.serving(model)] if model is not None else []
         told = [card.get("max_model_len") for card in cards]
         return max((length for length in told if isinstance(length, int)), default=DEFAULT_CONTEXT)
 
-    def _cost(self, exchange: "Exchange", model: str | None, usage: TokenUsage) -> int:
-        models = self._gateway.config.models
-        for name in (model, exchange.facts.model, exchange.targets[0]):
+    def _cost(self, record: ExchangeRecord, model: str | None, usage: TokenUsage) -> int:
+        models = self._router.config.models
+        for name in (model, record.facts.model, record.targets[0]):
             if name is not None and (route := models.get(name)) is not None and route.price is not None:
                 return cost(usage, route.price)
         return 0

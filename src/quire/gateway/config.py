@@ -3,6 +3,7 @@
 import os
 import ssl
 from collections.abc import Iterator
+from datetime import datetime
 from importlib.util import find_spec
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -11,8 +12,10 @@ from msgspec import Meta, Struct, field
 
 from quire.core.errors import BadRequest
 from quire.core.nearest import nearest
+from quire.gateway.budget_periods import BudgetPeriod
 from quire.gateway.redis_client import redis_problem
 from quire.server.access.keys import Count, KeyEntry, key_problems
+from quire.server.access.quota import QuotaLimits
 
 Seconds = Annotated[float, Meta(gt=0)]
 Weight = Annotated[float, Meta(gt=0)]
@@ -96,7 +99,38 @@ class GatewayKey(KeyEntry):
     """A key of the server's kind, and what the gateway adds."""
 
     routes: list[str] | None = None  # paths that it may call; without it, all
-    monthly_budget: Price | None = None  # in the currency of the prices
+    budget: Price | None = None  # in the currency of the prices
+    budget_period: BudgetPeriod = "month"  # in which it may be spent
+    monthly_budget: Price | None = None  # the same as `budget`, of a month
+    expires: Annotated[datetime, Meta(tz=True)] | None = None  # it is refused from then on
+    blocked: bool = False  # it is refused for now
+    group: str = ""  # whose limits and budget count, too
+
+    @property
+    def spending_limit(self) -> float | None:
+        return self.budget if self.monthly_budget is None else self.monthly_budget
+
+
+class KeyGroup(Table):
+    """Keys that share limits and a budget, beside those that each has: a team."""
+
+    name: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,64}\Z")]
+    models: list[str] | None = None  # that its keys may ask for; without it, what each may
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    tokens_per_day: Count | None = None
+    max_concurrency: Count | None = None
+    budget: Price | None = None
+    budget_period: BudgetPeriod = "month"
+
+    @property
+    def limits(self) -> QuotaLimits:
+        return QuotaLimits(
+            requests_per_minute=self.requests_per_minute,
+            tokens_per_minute=self.tokens_per_minute,
+            tokens_per_day=self.tokens_per_day,
+            max_concurrency=self.max_concurrency,
+        )
 
 
 class Queue(Table):
@@ -165,6 +199,7 @@ class GatewayConfig(Table):
     workers: list[WorkerEntry] = field(default_factory=list)
     models: dict[str, ModelRoute] = field(default_factory=dict)
     keys: list[GatewayKey] = field(default_factory=list)
+    groups: list[KeyGroup] = field(default_factory=list)
     queue: Queue = field(default_factory=Queue)
     faults: Faults = field(default_factory=Faults)
     cache_aware: CacheAware = field(default_factory=CacheAware)
@@ -172,6 +207,7 @@ class GatewayConfig(Table):
     discovery: Discovery = field(default_factory=Discovery)
     otlp_traces_endpoint: str | None = None  # where spans are sent, such as http://collector:4318/v1/traces
     audit_log: str | None = None  # a file that decisions are appended to
+    state_dir: str | None = None  # keys that are made while it runs, and what keys have spent, for the next start
     max_body_bytes: Count = 32 << 20
     max_connections: Count = 16384
     receive_timeout: Seconds = 60.0
@@ -193,7 +229,7 @@ def check_config(config: GatewayConfig, name: str) -> None:
 def _problems(config: GatewayConfig) -> Iterator[str]:
     yield from worker_problems(config.workers)
     yield from (f"discovery: {problem}" for problem in worker_problems(config.discovery.dns))
-    yield from (f"keys: {problem}" for problem in key_problems(config.keys))
+    yield from (f"keys: {problem}" for problem in gateway_key_problems(config.keys, config.groups))
     yield from _model_problems(config)
     if config.redis is not None and (problem := redis_problem(config.redis.url)):
         yield problem
@@ -212,6 +248,19 @@ def _problems(config: GatewayConfig) -> Iterator[str]:
         yield f"there is no environment variable {config.admin_key_env}, which admin_key_env names"
     elif config.admin_host not in LOOPBACK and not config.admin_secret:
         yield f"admin_host is {config.admin_host}, and there is no admin_key: any client there could add workers"
+
+
+def gateway_key_problems(keys: list[GatewayKey], groups: list[KeyGroup]) -> Iterator[str]:
+    yield from key_problems(keys)
+    names = [group.name for group in groups]
+    yield from (f"two groups are called {name}" for name in sorted(set(names)) if names.count(name) > 1)
+    for key in keys:
+        if key.group and key.group not in names:
+            near = nearest(key.group, names)
+            hint = f" (did you mean `{near[0]}`?)" if near else ": write [[groups]]"
+            yield f"`{key.name}` is of the group `{key.group}`, and there is none of that name{hint}"
+        if key.monthly_budget is not None and (key.budget is not None or key.budget_period != "month"):
+            yield f"`{key.name}` has monthly_budget beside budget or budget_period: write budget and budget_period"
 
 
 def worker_problems(workers: list[WorkerEntry]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from quire.gateway.config import (
     Faults,
     GatewayConfig,
     GatewayKey,
+    KeyGroup,
     ModelRoute,
     Queue,
     Redis,
@@ -30,6 +31,7 @@ TABLES: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "": ("the top of the file", GatewayConfig),
     "workers": ("[[workers]]", WorkerEntry),
     "keys": ("[[keys]]", GatewayKey),
+    "groups": ("[[groups]]", KeyGroup),
     "models": ("[models.NAME]", ModelRoute),
     "models.rules": ("`rules` of [models.NAME]", RouteRule),
     "models.targets": ("`targets` of [models.NAME]", RouteTarget),
@@ -67,15 +69,15 @@ def parse_config(text: bytes, name: str) -> GatewayConfig:
     return config
 
 
-def explained(error: Exception, name: str = "") -> tuple[str, str]:
-    """-> what is wrong, and a hint. `name`: of the file."""
+def explained(error: Exception, name: str = "", root: str = "") -> tuple[str, str]:
+    """-> what is wrong, and a hint. `name`: of the file. `root`: the table that was read, of TABLES."""
     said = str(error)
     if match := _UNKNOWN.fullmatch(said):
-        return _unknown(match["key"], _table(match["path"]))
+        return _unknown(match["key"], _table(match["path"] or root))
     if match := _MISSING.fullmatch(said):
-        return f"{TABLES[_table(match['path'])][0]} has no `{match['key']}`", EXAMPLE
+        return f"{TABLES[_table(match['path'] or root)][0]} has no `{match['key']}`", EXAMPLE
     if match := _CHOICE.fullmatch(said):
-        return _no_choice(match["value"], match["path"])
+        return _no_choice(match["value"], match["path"] if not root else f"{root}.{match['path']}")
     if match := _WRONG.fullmatch(said):
         return f"`{match['path']}`: {match['what'][:1].lower()}{match['what'][1:]}", EXAMPLE
     if name.endswith((".yaml", ".yml")):

@@ -1,14 +1,14 @@
 """One request on its way through the gateway: admitted, sent to a worker, its response passed on to the client."""
 
 import asyncio
-import math
-from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import DeadlinePassed, QuireError
 from quire.gateway.attempt import Attempt
 from quire.gateway.broken_stream import BrokenStream
 from quire.gateway.client_connection import ClientConnection
 from quire.gateway.errors import BadUpstream, LostPlace, UpstreamTimeout
+from quire.gateway.exchange_record import ExchangeRecord
+from quire.gateway.gateway import Gateway
 from quire.gateway.hedging import STORING_PATH, Hedge, hedge_for
 from quire.gateway.loops import LoopDetected
 from quire.gateway.outgoing import outgoing_body
@@ -17,13 +17,10 @@ from quire.gateway.relay import ResponseRelay, scanner_for
 from quire.gateway.request_facts import RequestFacts
 from quire.gateway.resuming import RESUME_HEADER, DeliveredStream, ResumableScanner, delivered_stream
 from quire.gateway.routes import OPENAI_STREAMS, RouteKind
-from quire.gateway.tenants import Tenant
+from quire.gateway.tenants import Tenant, Tenants
 from quire.gateway.usage import TokenUsage
 from quire.gateway.wire import ClientRequest, Headers
 from quire.gateway.worker import Worker
-
-if TYPE_CHECKING:
-    from quire.gateway.gateway import Gateway
 
 BUSY = 429  # a worker that is full is not broken
 LOOP = LoopDetected.status  # a worker that is a gateway, and leads this request back
@@ -34,28 +31,9 @@ MAX_DEATHS = 2  # of workers that had the request: a third does not get it
 CLIENT_CLOSED = 499  # never sent: the status of a request whose client left
 
 
-class Exchange:
+class Exchange(ExchangeRecord):
     """Implements `Answering` for the client and `Admissible` for the queue; attempts tell it what workers answer."""
 
-    # As they begin: one attribute for all costs nothing where a request does not need its own.
-    max_wait = math.inf
-    pinned: Worker | None = None  # the only worker that can answer
-    stored = ""  # the stored response that it names
-    worker: Worker | None = None
-    model: str | None = None
-    status = 0  # of the response to the client
-    error = ""
-    num_attempts = 0
-    first_token: float | None = None
-    queue_seconds = 0.0
-    span: Any = None  # of OpenTelemetry
-    clock_offset = 0  # nanoseconds from the loop's clock to that of spans
-    usage: TokenUsage | None = None
-    num_counted = 0  # what the tenant's concurrency counts for it
-    reserved = 0  # of the tenant's budget
-    is_shared: bool | None = None  # whether Redis knows what it has reserved; None: limits are not shared
-    is_charged = False  # its tenant's share has paid for it
-    has_ended = False
     _num_deaths = 0
     _delivered: DeliveredStream | None = None
     _broken: BrokenStream | None = None
@@ -67,7 +45,7 @@ class Exchange:
 
     def __init__(
         self,
-        gateway: "Gateway",
+        gateway: Gateway,
         connection: ClientConnection,
         request: ClientRequest,
         request_id: str,
@@ -85,7 +63,7 @@ class Exchange:
         self.loop = gateway.loop
         self.began = self.last_heard = self.loop.time()
         self.tried: set[Worker] = set()
-        self.trace_headers: Headers = []  # name the span to workers
+        self.trace_headers: Headers = []
         self._tells_id = request.path == STORING_PATH
         session = request.header(gateway.session_header) or facts.user
         self.context = PickContext(f"{tenant.name}/{targets[0]}", facts.prompt, session)
@@ -116,7 +94,7 @@ class Exchange:
             self._relay.clear()
         self._attempt = self.ask(model, worker)
         if self._hedge is None and not self._relay.is_passing:
-            self._hedge = hedge_for(self, self._gateway)
+            self._hedge = hedge_for(self, self._gateway, self.ask)
         if self._hedge is not None:
             self._attempt.holds_head = self._hedge.is_open
         self._attempt.connect()
@@ -133,10 +111,10 @@ class Exchange:
             attempt.pause()
         return attempt
 
-    def told_to_workers(self) -> tuple[str, bytes, float, "Gateway", Headers]:
+    def told_to_workers(self) -> tuple[str, bytes, float, Tenants, Headers]:
         """What their heads say beside the request itself."""
         left = self.max_wait - (self.loop.time() - self.began)
-        return self.id, self._connection.peer, left, self._gateway, self.trace_headers
+        return self.id, self._connection.peer, left, self._gateway.tenants, self.trace_headers
 
     # -- the response
 
@@ -200,9 +178,6 @@ class Exchange:
             self._count_tokens(1)
         self.usage = self._relay.usage(body)
         self._end(self._relay.status)
-
-    def is_at(self, worker: Worker) -> bool:
-        return any(attempt.worker is worker for attempt in self._attempts)
 
     def worker_is_away(self, worker: Worker) -> None:
         """Health checks fail: behind a partition nothing says that the connection is dead. Go on elsewhere where that
@@ -287,7 +262,7 @@ class Exchange:
         if isinstance(self._relay.scanner, ResumableScanner):
             self._leave_worker()
             self._relay.scanner.break_off()
-            self._broken = self._broken or BrokenStream(self, self._gateway)
+            self._broken = self._broken or BrokenStream(self, self._gateway, self.start, self.break_off)
             self._broken.go_on(worker, error)
             return
         if self._relay.is_passing:
@@ -393,13 +368,14 @@ class Exchange:
         if self._hedge is not None:
             self._hedge.give_up()
         self._leave_worker()
-        self._gateway.settle(self, worker)
+        self._gateway.in_flight.discard(self)
+        self._gateway.settle(self, worker, self._spent)
         self._relay.close()
         self._broken = self._hedge = None  # no cycle is left, so that it is freed without the garbage collector
         return True
 
     @property
-    def spent(self) -> TokenUsage:
+    def _spent(self) -> TokenUsage:
         """What it took: as the worker says, else estimated from what came back."""
         if self.usage is not None:
             return self.usage

@@ -126,11 +126,11 @@ def _workers(gateway: "Gateway") -> Iterator[Metric]:
 
 
 def _tenants(gateway: "Gateway") -> Iterator[Metric]:
-    tenants = gateway.tenants.all()
+    tenants = gateway.tenants.accounts()
     limits = [((each.name,), each.budget.limit / UNIT) for each in tenants if each.budget.limit is not None]
-    yield _gauge("budget_limit", "The monthly budget of the tenant.", ["tenant"], limits)
+    yield _gauge("budget_limit", "The budget of the tenant, of its period.", ["tenant"], limits)
     left = [((each.name,), each.budget.left / UNIT) for each in tenants if each.budget.left is not None]
-    yield _gauge("budget_left", "What is left of it this month.", ["tenant"], left)
+    yield _gauge("budget_left", "What is left of it in this period.", ["tenant"], left)
     running = [((each.name,), each.quota.running) for each in tenants]
     yield _gauge("tenant_requests_in_flight", "Completions that the tenant has in flight.", ["tenant"], running)
 

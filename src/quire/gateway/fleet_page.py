@@ -54,7 +54,7 @@ def fleet_view(gateway: "Gateway", workers: list[dict[str, Any]]) -> dict[str, A
                 "budget_limit": None if tenant.budget.limit is None else tenant.budget.limit / UNIT,
                 "budget_left": None if tenant.budget.left is None else tenant.budget.left / UNIT,
             }
-            for tenant in gateway.tenants.all()
+            for tenant in gateway.tenants.accounts()
         ],
         "workers": workers,
     }

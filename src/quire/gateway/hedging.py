@@ -2,48 +2,30 @@
 answer wins."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import msgspec
 
 from quire.gateway.attempt import Attempt
+from quire.gateway.exchange_record import ExchangeRecord
+from quire.gateway.gateway import Gateway
 from quire.gateway.policies import PickContext
 from quire.gateway.routes import RouteKind
+from quire.gateway.worker import Worker
 
-if TYPE_CHECKING:
-    from quire.gateway.exchange import Exchange
-    from quire.gateway.gateway import Gateway
-
-MAX_CREDIT = 10.0  # hedges that may follow each other at once
 HEDGED = (RouteKind.GENERATE, RouteKind.ENCODE)
 STORING_PATH = "/v1/responses"
 
-
-class HedgeCredit:
-    """Of all requests at most a share is hedged: where everything is slow, second attempts make it slower."""
-
-    def __init__(self) -> None:
-        self._credit = 1.0
-
-    def earn(self, ratio: float) -> None:
-        """A request was sent."""
-        self._credit = min(self._credit + ratio, MAX_CREDIT)
-
-    def spend(self) -> bool:
-        """-> whether one more may be hedged"""
-        if self._credit < 1.0:
-            return False
-        self._credit -= 1.0
-        return True
+Ask = Callable[[str | None, Worker], Attempt]  # makes one more attempt, which has to be connected
 
 
 class Hedge:
     """The second attempt at one request, of which there is one at most. `attempt` is None until its time has come."""
 
-    def __init__(self, exchange: "Exchange", gateway: "Gateway", seconds: float) -> None:
-        self._exchange, self._gateway = exchange, gateway
+    def __init__(self, record: ExchangeRecord, gateway: Gateway, seconds: float, ask: Ask) -> None:
+        self._record, self._gateway, self._ask = record, gateway, ask
         self.attempt: Attempt | None = None
-        self.context: PickContext = exchange.context
+        self.context: PickContext = record.context
         gateway.hedge_credit.earn(gateway.config.faults.hedge_ratio)
         self._timer: asyncio.TimerHandle | None = gateway.loop.call_later(seconds, self._begin)
 
@@ -54,16 +36,16 @@ class Hedge:
 
     def _begin(self) -> None:
         self._timer = None
-        exchange, gateway = self._exchange, self._gateway
-        first = exchange.worker
-        if first is None or exchange.num_attempts >= gateway.config.faults.max_attempts or len(gateway.queue):
+        record, gateway = self._record, self._gateway
+        first = record.worker
+        if first is None or record.num_attempts >= gateway.config.faults.max_attempts or len(gateway.queue):
             return  # requests that wait for a worker come first
-        self.context = msgspec.structs.replace(exchange.context)
-        worker = gateway.router.pick(exchange.model, self.context, exchange.tried)
+        self.context = msgspec.structs.replace(record.context)
+        worker = gateway.router.pick(record.model, self.context, record.tried)
         if worker is None or not gateway.hedge_credit.spend():
             return
-        gateway.audit.write("hedged", request=exchange.id, worker=worker.name, slow=first.name)
-        self.attempt = exchange.ask(exchange.model, worker)
+        gateway.audit.write("hedged", request=record.id, worker=worker.name, slow=first.name)
+        self.attempt = self._ask(record.model, worker)
         self.attempt.holds_head = True
         self.attempt.connect()
 
@@ -82,12 +64,12 @@ class Hedge:
     def end(self, won: bool) -> None:
         """One of the two attempts is left."""
         self.attempt = None
-        self._gateway.metrics.hedged(self._exchange, won)
+        self._gateway.metrics.hedged(self._record, won)
 
 
-def hedge_for(exchange: "Exchange", gateway: "Gateway") -> Hedge | None:
+def hedge_for(record: ExchangeRecord, gateway: Gateway, ask: Ask) -> Hedge | None:
     """None unless the configuration asks for it, the request may go to any worker, and leaves nothing behind there."""
     seconds = gateway.config.faults.hedge_seconds
-    if seconds is None or exchange.pinned is not None or exchange.request.path == STORING_PATH:
+    if seconds is None or record.pinned is not None or record.request.path == STORING_PATH:
         return None
-    return Hedge(exchange, gateway, seconds) if exchange.kind in HEDGED else None
+    return Hedge(record, gateway, seconds, ask) if record.kind in HEDGED else None

@@ -1,12 +1,14 @@
 """What requests cost, and budgets: all arithmetic of money, in whole billionths, so that sums are exact.
 
-A budget is a small value (month, spent, reserved). One gateway keeps it in memory; several share it in Redis."""
+A budget is a small value (period, spent, reserved). One gateway keeps it in memory; several share it in Redis."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.core.errors import QuireError
+from quire.gateway.budget_periods import BEGINS_ANEW, BudgetPeriod, period_end, period_label
 from quire.gateway.config import TokenPrices
 from quire.gateway.usage import TokenUsage
 
@@ -14,13 +16,22 @@ UNIT = 10**9  # of the currency of the configuration
 MILLION = 10**6  # prices are for so many tokens
 SECONDS_TO_RETRY = 2  # while requests in flight hold the rest of a budget
 
+KINDS = {
+    "hour": "hourly budget",
+    "day": "daily budget",
+    "week": "weekly budget",
+    "month": "monthly budget",
+    "total": "budget",
+}
+
 WallClock = Callable[[], float]
 
 
 class OverBudget(QuireError):
     status, code = 429, "budget_exceeded"
 
-    def __init__(self, message: str, hint: str, retry_after: int) -> None:
+    def __init__(self, message: str, hint: str, retry_after: int | None) -> None:
+        """`retry_after`: seconds, None where waiting does not help."""
         super().__init__(message, hint)
         self.retry_after = retry_after
 
@@ -37,30 +48,25 @@ def cost(usage: TokenUsage, price: TokenPrices | None) -> int:
     )
 
 
-def month_of(seconds: float) -> tuple[int, int]:
-    moment = time.gmtime(seconds)
-    return moment.tm_year, moment.tm_mon
-
-
-def seconds_left_in_month(seconds: float) -> int:
-    import calendar
-
-    year, month = month_of(seconds)
-    following = (year + month // 12, month % 12 + 1, 1, 0, 0, 0)
-    return max(1, int(calendar.timegm(following) - seconds))
-
-
 @dataclass(slots=True)
 class Budget:
     """A request is admitted while what is spent and what is reserved are below the limit. It reserves its expected cost
     and, when it has ended, spends what it took: the limit is passed by one request at most."""
 
     tenant: str
-    limit: int | None  # billionths a month; None: no limit
+    limit: int | None  # billionths in a period; None: no limit
     clock: WallClock = time.time
-    month: tuple[int, int] = (0, 0)
+    period: BudgetPeriod = "month"
+    label: str = ""  # of the period in which `spent` was spent
+    ends_at: float = 0.0  # when the next one begins
     spent: int = 0
     reserved: int = 0
+
+    def change(self, limit: int | None, period: BudgetPeriod) -> None:
+        """Another limit. What was spent in a period of another kind is not carried over."""
+        self.limit = limit
+        if period != self.period:
+            self.period, self.ends_at = period, 0.0
 
     def reserve(self, amount: int) -> None:
         """Raises OverBudget."""
@@ -78,8 +84,14 @@ class Budget:
 
     def adopt(self, spent: int, reserved: int) -> None:
         """Take over what is counted elsewhere."""
-        self.month = month_of(self.clock())
+        self._turn()
         self.spent, self.reserved = spent, reserved
+
+    def restore(self, label: str, spent: int) -> None:
+        """What was spent before a restart, unless another period has begun since."""
+        self._turn()
+        if label == self.label:
+            self.spent += spent
 
     @property
     def left(self) -> int | None:
@@ -87,14 +99,14 @@ class Budget:
         return None if self.limit is None else max(self.limit - self.spent, 0)
 
     def _turn(self) -> None:
-        month = month_of(self.clock())
-        if month != self.month:
-            self.month, self.spent = month, 0
+        now = self.clock()
+        if now >= self.ends_at:
+            self.label, self.ends_at, self.spent = period_label(self.period, now), period_end(self.period, now), 0
 
     def _refuse(self, limit: int) -> None:
-        shown = f"{limit / UNIT:g}"
+        kind, shown = KINDS[self.period], f"{limit / UNIT:g}"
         if self.spent < limit:
-            message = f"requests in flight hold the rest of the monthly budget of {shown} of key `{self.tenant}`"
+            message = f"requests in flight hold the rest of the {kind} of {shown} of key `{self.tenant}`"
             raise OverBudget(message, "try again when they have ended", SECONDS_TO_RETRY)
-        message = f"key `{self.tenant}` has spent its monthly budget of {shown}"
-        raise OverBudget(message, "it begins anew on the first of the month, UTC", seconds_left_in_month(self.clock()))
+        wait = None if math.isinf(self.ends_at) else max(1, int(self.ends_at - self.clock()))
+        raise OverBudget(f"key `{self.tenant}` has spent its {kind} of {shown}", BEGINS_ANEW[self.period], wait)

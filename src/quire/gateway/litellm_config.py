@@ -43,7 +43,7 @@ USED = {
         *("allowed_fails", "cooldown_time", "redis_host", "redis_port", "redis_password"),
     },
     "litellm_settings": {"fallbacks", "default_fallbacks", "num_retries", "request_timeout", "allowed_fails"},
-    "general_settings": {"master_key"},
+    "general_settings": {"master_key", "database_url"},
 }
 
 INSTEAD = {
@@ -51,10 +51,9 @@ INSTEAD = {
     "cache": "answers are not cached, prefixes are, at the engines",
     "callbacks": "audit_log, otlp_traces_endpoint and /metrics",
     "context_window_fallbacks": "`rules` with max_prompt_tokens",
-    "database_url": "the file is all there is, read again on SIGHUP",
-    "max_budget": "monthly_budget of [[keys]]",
+    "max_budget": "budget of [[keys]]",
     "rpm": "workers that are full answer 429, and others are asked",
-    "store_model_in_db": "the file is all there is, read again on SIGHUP",
+    "store_model_in_db": "models are in the file, read again on SIGHUP",
     "success_callback": "audit_log, otlp_traces_endpoint and /metrics",
     "tpm": "workers that are full answer 429, and others are asked",
 }
@@ -213,6 +212,9 @@ def _redis(converted: Converted, router: dict[str, Any]) -> None:
 
 
 def _keys(converted: Converted, general: dict[str, Any]) -> None:
+    if general.get("database_url"):
+        converted.config["state_dir"] = "gateway-state"
+        converted.note("database_url became state_dir: a directory with keys that are made while it runs")
     master = str(general.get("master_key") or "")
     if not master:
         return
@@ -223,7 +225,9 @@ def _keys(converted: Converted, general: dict[str, Any]) -> None:
     if value := _value(converted, master):
         digest = hashlib.sha256(value.encode()).hexdigest()
         converted.config["keys"] = [{"name": "master", "sha256": digest}]
-    converted.note("keys of LiteLLM's database are not in its file: `quire gateway --new-key NAME` makes new ones")
+    converted.note(
+        "keys of LiteLLM's database are not in its file: POST /keys takes their SHA-256, --new-key NAME makes others"
+    )
 
 
 def _value(converted: Converted, text: str) -> str:

@@ -1,14 +1,11 @@
 """Counters and histograms of the gateway. exposition.py makes their text."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.routes import route_label
 from quire.gateway.usage import TokenUsage
 from quire.server.observe.histogram import Histogram
-
-if TYPE_CHECKING:
-    from quire.gateway.exchange import Exchange
 
 SECONDS = [m * 10.0**e for e in range(-3, 2) for m in (1, 2.5, 5)] + [100.0, 250.0, 600.0]  # 1 ms .. 10 min
 
@@ -37,38 +34,38 @@ class GatewayMetrics:
         """Of a request that was refused before it had a route."""
         self.errors[code] += 1
 
-    def retried(self, exchange: "Exchange") -> None:
-        self.retries[exchange.model or ""] += 1
+    def retried(self, record: ExchangeRecord) -> None:
+        self.retries[record.model or ""] += 1
 
-    def resumed(self, exchange: "Exchange") -> None:
-        self.resumes[exchange.model or ""] += 1
+    def resumed(self, record: ExchangeRecord) -> None:
+        self.resumes[record.model or ""] += 1
 
-    def hedged(self, exchange: "Exchange", won: bool) -> None:
-        self.hedges[exchange.model or "", "won" if won else "lost"] += 1
+    def hedged(self, record: ExchangeRecord, won: bool) -> None:
+        self.hedges[record.model or "", "won" if won else "lost"] += 1
 
-    def token(self, exchange: "Exchange", seconds: float, count: int) -> None:
-        _of(self.next_token, exchange).observe(seconds / count, count)
+    def token(self, record: ExchangeRecord, seconds: float, count: int) -> None:
+        _of(self.next_token, record).observe(seconds / count, count)
 
-    def ended(self, exchange: "Exchange", worker: str, usage: TokenUsage, cost: int, now: float) -> None:
-        model, tenant = exchange.model or "", exchange.tenant.name
-        self.requests[route_label(exchange.request.path), model, tenant, str(exchange.status)] += 1
-        if exchange.error:
-            self.errors[exchange.error] += 1
+    def ended(self, record: ExchangeRecord, worker: str, usage: TokenUsage, cost: int, now: float) -> None:
+        model, tenant = record.model or "", record.tenant.name
+        self.requests[route_label(record.request.path), model, tenant, str(record.status)] += 1
+        if record.error:
+            self.errors[record.error] += 1
         if not worker:
             return
         self.decisions[model, worker] += 1
         self.cost[tenant] += cost
-        self.predicted_tokens += exchange.context.predicted_hit * exchange.prompt_tokens
+        self.predicted_tokens += record.context.predicted_hit * record.prompt_tokens
         for kind, count in (("prompt", usage.prompt), ("cached", usage.cached), ("output", usage.output)):
             self.tokens[model, tenant, kind] += count
-        _of(self.queued, exchange).observe(exchange.queue_seconds)
-        _of(self.whole, exchange).observe(now - exchange.began)
-        if exchange.first_token is not None:
-            _of(self.first_token, exchange).observe(exchange.first_token - exchange.began)
+        _of(self.queued, record).observe(record.queue_seconds)
+        _of(self.whole, record).observe(now - record.began)
+        if record.first_token is not None:
+            _of(self.first_token, record).observe(record.first_token - record.began)
 
 
-def _of(histograms: dict[Labels, Histogram], exchange: "Exchange") -> Histogram:
-    labels = (exchange.model or "", exchange.tenant.name)
+def _of(histograms: dict[Labels, Histogram], record: ExchangeRecord) -> Histogram:
+    labels = (record.model or "", record.tenant.name)
     if labels not in histograms:
         histograms[labels] = Histogram(SECONDS)
     return histograms[labels]

@@ -1,7 +1,7 @@
 """What is sent to a worker: the body, with the model's own name and what the gateway adds, and the head."""
 
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -10,12 +10,9 @@ from quire.gateway.loops import via
 from quire.gateway.request_facts import RequestFacts, with_fields
 from quire.gateway.resuming import RESUME_HEADER, DeliveredStream
 from quire.gateway.routes import OPENAI_STREAMS, SALTED, path_model
-from quire.gateway.tenants import Tenant
+from quire.gateway.tenants import Tenant, Tenants
 from quire.gateway.wire import CREDENTIALS, ClientRequest, Headers, request_head
 from quire.gateway.worker import Worker
-
-if TYPE_CHECKING:
-    from quire.gateway.gateway import Gateway
 
 
 class OutgoingBody(msgspec.Struct):
@@ -71,7 +68,7 @@ def outgoing_head(
     request_id: str,
     peer: bytes,
     seconds_left: float,
-    gateway: "Gateway",
+    tenants: Tenants,
     trace_headers: Headers,
 ) -> bytes:
     """`seconds_left`: until the deadline of the client, infinite where it has none."""
@@ -87,7 +84,7 @@ def outgoing_head(
         own[RESUME_HEADER] = b"1"
     if worker.credentials:
         own.update(worker.credentials)
-    elif not gateway.tenants.is_open:
+    elif not tenants.is_open:
         own.update(dict.fromkeys(CREDENTIALS, b""))
     if isfinite(seconds_left):
         own[b"x-request-timeout"] = b"%.3f" % max(seconds_left, 0.001)

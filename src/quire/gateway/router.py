@@ -26,13 +26,13 @@ class Router:
         rng: random.Random | None = None,
         index: KVIndex | None = None,
     ) -> None:
-        self._config, self._workers, self._index = config, workers, index
+        self.config, self._workers, self._index = config, workers, index
         self._rng = rng or random.Random()
         self._policies: dict[str, Policy] = {}  # by model: each has a turn and an index of its own
 
     def reconfigure(self, config: GatewayConfig) -> None:
         """Policies whose settings are the same keep what they know."""
-        old, self._config = self._config, config
+        old, self.config = self.config, config
         for model in list(self._policies):
             if self._settings(old, model) != self._settings(config, model):
                 del self._policies[model]
@@ -41,10 +41,10 @@ class Router:
         """Models to ask, the first choice first. None: any model, for requests that name none.
 
         Raises UnknownModel for a name that leads nowhere."""
-        name = facts.model or self._config.default_model
+        name = facts.model or self.config.default_model
         if name is None:
             return [None]
-        if name not in self._config.models and self.serving(name):
+        if name not in self.config.models and self.serving(name):
             return [name]
         chosen = list(dict.fromkeys(self._resolve(name, facts, request)))
         if not any(self.serving(model) for model in chosen) and not any(model in self.names() for model in chosen):
@@ -56,7 +56,7 @@ class Router:
         return list(chosen)
 
     def _resolve(self, name: str, facts: RequestFacts, request: ClientRequest, hops: int = 0) -> Iterator[str]:
-        route = self._config.models.get(name)
+        route = self.config.models.get(name)
         if route is None or hops == MAX_HOPS:
             yield name
             return
@@ -77,7 +77,7 @@ class Router:
 
     def names(self) -> list[str]:
         """Every name that clients may ask for."""
-        return sorted({*self._config.models, *(model for worker in self._workers for model in worker.cards)})
+        return sorted({*self.config.models, *(model for worker in self._workers for model in worker.cards)})
 
     def serving(self, model: str | None) -> list[Worker]:
         """Workers that serve it, whatever their state."""
@@ -95,6 +95,17 @@ class Router:
         ]
         return self.policy(model).pick(open_workers, context) if open_workers else None
 
+    def pick_to_go_on(self, model: str | None, tried: Collection[Worker]) -> Worker | None:
+        """For a stream that its worker broke off, often one of many at the same moment: what each costs until its next
+        token is the computing of its tokens so far, more than many others that decode. So they are spread evenly,
+        instead of all going to the least busy worker, such as one that has just come back."""
+        open_workers = [
+            worker
+            for worker in self.serving(model)
+            if worker.resumes and worker.takes_requests and worker.has_room and worker not in tried
+        ]
+        return min(open_workers, key=_catching_up, default=None)
+
     def can_take(self, model: str | None, tried: Collection[Worker] = ()) -> bool:
         """Whether a worker of the model takes requests, with room or without."""
         return any(worker.takes_requests and worker not in tried for worker in self.serving(model))
@@ -108,7 +119,7 @@ class Router:
     def policy(self, model: str | None) -> Policy:
         name = model or ""
         if name not in self._policies:
-            self._policies[name] = make_policy(*self._settings(self._config, name), self._index)
+            self._policies[name] = make_policy(*self._settings(self.config, name), self._index)
         return self._policies[name]
 
     def forget(self, worker: Worker) -> None:
@@ -121,6 +132,10 @@ class Router:
     def _settings(config: GatewayConfig, model: str) -> tuple[PolicyName, CacheAware]:
         route = config.models.get(model)
         return (route and route.policy) or config.policy, config.cache_aware
+
+
+def _catching_up(worker: Worker) -> tuple[float, float]:
+    return worker.num_catching_up / worker.entry.weight, worker.load
 
 
 def _shown_state(worker: Worker) -> str:

@@ -14,6 +14,7 @@ from quire.gateway.admin import Admin
 from quire.gateway.client_connection import Answering, ClientConnection, ConnectionBounds
 from quire.gateway.config import LOOPBACK, GatewayConfig, server_tls
 from quire.gateway.gateway import Gateway
+from quire.gateway.intake import Intake
 from quire.gateway.wire import ClientRequest
 from quire.server.http.tcp_socket import BACKLOG, CannotListen, allow_open_files, bind, listen
 
@@ -43,7 +44,7 @@ async def serve_gateway(
     _on_signals(gateway, stopping, forced, reload)
     bounds = _bounds(config, config.max_connections)
     servers = [
-        await _listen(gateway, sockets[0], gateway.handle, bounds, server_tls(config)),
+        await _listen(gateway, sockets[0], Intake(gateway).handle, bounds, server_tls(config)),
         await _listen(gateway, sockets[1], Admin(gateway).handle, _bounds(config, NUM_ADMIN_CONNECTIONS)),
     ]
     try:

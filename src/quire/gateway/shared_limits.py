@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.errors import QuireError
+from quire.gateway.accounts import Account
+from quire.gateway.budget_periods import period_label
 from quire.gateway.config import Redis
-from quire.gateway.ledger import month_of
 from quire.gateway.redis_client import RedisAway, RedisClient
-from quire.gateway.tenants import Tenant
 from quire.server.errors import OverQuota
 
 log = logging.getLogger("quire.gateway")
@@ -32,7 +32,7 @@ class LimitsAway(QuireError):
 
 @dataclass(slots=True)
 class Owed:
-    """What Redis has not been told yet, of one tenant."""
+    """What Redis has not been told yet, of one account."""
 
     num: int = 0
     reserved: int = 0
@@ -46,52 +46,50 @@ class SharedLimits:
         self._redis = RedisClient(settings.url, settings.timeout)
         self._gateway = os.urandom(8).hex()
         self._digest = hashlib.sha1(SCRIPT).hexdigest()  # Redis names scripts so
-        self._owed: dict[Tenant, Owed] = {}
-        self._in_flight: dict[Tenant, int] = {}  # requests that Redis knows of
+        self._owed: dict[Account, Owed] = {}
+        self._in_flight: dict[Account, int] = {}  # requests that Redis knows of
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_away = False
         self._start(self._stay_alive())
 
-    async def enter(self, tenant: Tenant, num: int, amount: int) -> bool:
-        """Charge a request to its tenant, or raise why it may not begin. -> whether Redis knows of it"""
+    async def enter(self, account: Account, num: int, amount: int) -> bool:
+        """Charge a request to its account, or raise why it may not begin. -> whether Redis knows of it"""
         try:
-            admitted = await self._run(tenant, "enter", Owed(num, amount))
+            admitted = await self._run(account, "enter", Owed(num, amount))
         except RedisAway as error:
             self._note_away(str(error))
             if self._settings.when_away == "refuse":
                 raise LimitsAway("the limits of keys cannot be read now", "try again in a moment") from None
-            _enter_alone(tenant, num, amount)
+            account.enter(num, amount)
             return False
         if admitted:
-            self._in_flight[tenant] = self._in_flight.get(tenant, 0) + 1
+            self._in_flight[account] = self._in_flight.get(account, 0) + 1
             return True
-        _enter_alone(tenant, num, amount)  # raises, with what was taken over from Redis
-        _leave_alone(tenant, num, amount)
-        raise OverQuota(f"key `{tenant.name}` is at a limit that gateways share", wait=1.0)
+        account.enter(num, amount)  # raises, with what was taken over from Redis
+        account.leave(num, amount, 0, 0)
+        raise OverQuota(f"key `{account.name}` is at a limit that gateways share", wait=1.0)
 
-    def settle(self, tenant: Tenant, num: int, reserved: int, spent: int, tokens: int, in_redis: bool) -> None:
+    def settle(self, account: Account, num: int, reserved: int, spent: int, tokens: int, in_redis: bool) -> None:
         """A request has ended. `in_redis`: what `enter` returned."""
-        tenant.quota.running -= num
-        tenant.quota.charge(tokens)
-        tenant.budget.settle(reserved, spent)
-        owed = self._owed.setdefault(tenant, Owed())
+        account.leave(num, reserved, spent, tokens)
+        owed = self._owed.setdefault(account, Owed())
         owed.tokens += tokens
         owed.spent += spent
         if in_redis:
             owed.num += num
             owed.reserved += reserved
-            self._in_flight[tenant] -= 1
-        self._start(self._tell(tenant))
+            self._in_flight[account] -= 1
+        self._start(self._tell(account))
 
-    async def _tell(self, tenant: Tenant) -> None:
+    async def _tell(self, account: Account) -> None:
         """Tell Redis what is owed. If it is away, that stays owed."""
-        if (owed := self._owed.pop(tenant, None)) is None:
+        if (owed := self._owed.pop(account, None)) is None:
             return
         try:
-            await self._run(tenant, "settle", owed)
+            await self._run(account, "settle", owed)
         except RedisAway as error:
             self._note_away(str(error))
-            more = self._owed.setdefault(tenant, Owed())
+            more = self._owed.setdefault(account, Owed())
             more.num, more.reserved = more.num + owed.num, more.reserved + owed.reserved
             more.tokens, more.spent = more.tokens + owed.tokens, more.spent + owed.spent
 
@@ -99,22 +97,22 @@ class SharedLimits:
         """Pay what is owed, and let Redis know that requests in flight are not those of a dead gateway."""
         while True:
             await asyncio.sleep(TELL_SECONDS)
-            for tenant in list(self._owed):
-                await self._tell(tenant)
-            for tenant in [tenant for tenant, count in self._in_flight.items() if count]:
+            for account in list(self._owed):
+                await self._tell(account)
+            for account in [account for account, count in self._in_flight.items() if count]:
                 try:
-                    await self._run(tenant, "look", Owed())
+                    await self._run(account, "look", Owed())
                 except RedisAway as error:
                     self._note_away(str(error))
                     break
 
-    async def _run(self, tenant: Tenant, operation: str, owed: Owed) -> bool:
-        limits, budget = tenant.quota.limits, tenant.budget.limit
+    async def _run(self, account: Account, operation: str, owed: Owed) -> bool:
+        limits, budget = account.quota.limits, account.budget.limit
         given = (limits.requests_per_minute, limits.tokens_per_minute, limits.tokens_per_day, limits.max_concurrency)
         bounds = [-1 if limit is None else limit for limit in (*given, budget)]
-        year, month = month_of(time.time())
-        keys = [f"{self._settings.prefix}{{{tenant.name}}}:{part}" for part in ("state", "in_flight")]
-        words: list[str | int] = [2, *keys, operation, self._gateway, owed.num, owed.reserved, f"{year}-{month:02}"]
+        keys = [f"{self._settings.prefix}{{{account.name}}}:{part}" for part in ("state", "in_flight")]
+        period = period_label(account.budget.period, time.time())
+        words: list[str | int] = [2, *keys, operation, self._gateway, owed.num, owed.reserved, period]
         words += [*bounds, str(SILENT_SECONDS), owed.tokens, owed.spent]
         try:
             answer = await self._redis.call("EVALSHA", self._digest, *words)
@@ -124,8 +122,8 @@ class SharedLimits:
             answer = await self._redis.call("EVAL", SCRIPT, *words)
         self._note_away("")
         admitted, running, *levels, spent, reserved = answer
-        tenant.quota.adopt(int(running), [float(level) for level in levels])
-        tenant.budget.adopt(int(spent), int(reserved))
+        account.quota.adopt(int(running), [float(level) for level in levels])
+        account.budget.adopt(int(spent), int(reserved))
         return bool(admitted)
 
     def _note_away(self, why: str) -> None:
@@ -145,25 +143,8 @@ class SharedLimits:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        for tenant in list(self._owed):
-            await self._tell(tenant)
+        for account in list(self._owed):
+            await self._tell(account)
         for task in self._tasks:
             task.cancel()
         await self._redis.close()
-
-
-def _enter_alone(tenant: Tenant, num: int, amount: int) -> None:
-    """As one gateway does it, with what it knows."""
-    tenant.quota.check_concurrency(num, num)
-    tenant.quota.enter()
-    tenant.quota.running += num - 1
-    try:
-        tenant.budget.reserve(amount)
-    except QuireError:
-        tenant.quota.running -= num
-        raise
-
-
-def _leave_alone(tenant: Tenant, num: int, amount: int) -> None:
-    tenant.quota.running -= num
-    tenant.budget.settle(amount, 0)

@@ -1,16 +1,15 @@
 """OpenTelemetry: a span for each request, below the client's and above the worker's. An optional dependency,
 imported only if used."""
 
+import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quire import __version__
 from quire.core.errors import Unsupported
+from quire.gateway.exchange_record import ExchangeRecord
 from quire.gateway.usage import TokenUsage
-
-if TYPE_CHECKING:
-    from quire.gateway.exchange import Exchange
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
@@ -40,58 +39,58 @@ class GatewayTracer:
         self._source = self._provider.get_tracer("quire.gateway", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, exchange: "Exchange") -> None:
+    def begin(self, record: ExchangeRecord) -> None:
         """Workers get the span as their parent."""
         from opentelemetry.trace import SpanKind, set_span_in_context
 
         names = ("traceparent", "tracestate")
-        given = {name: exchange.request.header(name.encode()) for name in names}
-        exchange.clock_offset = time.time_ns() - int(exchange.loop.time() * 1e9)
-        exchange.span = self._source.start_span(
-            f"{exchange.request.method} {exchange.request.path}",
+        given = {name: record.request.header(name.encode()) for name in names}
+        record.clock_offset = time.time_ns() - int(asyncio.get_running_loop().time() * 1e9)
+        record.span = self._source.start_span(
+            f"{record.request.method} {record.request.path}",
             context=self._propagator.extract({name: value for name, value in given.items() if value}),
             kind=SpanKind.SERVER,
-            start_time=_at(exchange, exchange.began),
+            start_time=_at(record, record.began),
         )
         carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, context=set_span_in_context(exchange.span))
-        exchange.trace_headers = [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
+        self._propagator.inject(carrier, context=set_span_in_context(record.span))
+        record.trace_headers = [(name.encode(), value.encode("latin-1")) for name, value in carrier.items()]
 
-    def end(self, exchange: "Exchange", worker: str, usage: TokenUsage, now: float) -> None:
+    def end(self, record: ExchangeRecord, worker: str, usage: TokenUsage, now: float) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        span = exchange.span
+        span = record.span
         span.set_attributes(
             {
-                "http.request.method": exchange.request.method,
-                "url.path": exchange.request.path,
-                "http.response.status_code": exchange.status,
-                "gen_ai.request.model": exchange.facts.model or "",
-                "gen_ai.response.model": exchange.model or "",
+                "http.request.method": record.request.method,
+                "url.path": record.request.path,
+                "http.response.status_code": record.status,
+                "gen_ai.request.model": record.facts.model or "",
+                "gen_ai.response.model": record.model or "",
                 "gen_ai.usage.input_tokens": usage.prompt,
                 "gen_ai.usage.output_tokens": usage.output,
                 "gen_ai.usage.cached_tokens": usage.cached,
-                "enduser.id": exchange.tenant.name,
-                "quire.request.id": exchange.id,
+                "enduser.id": record.tenant.name,
+                "quire.request.id": record.id,
                 "quire.worker": worker,
-                "quire.attempts": exchange.num_attempts,
-                "quire.queue_seconds": exchange.queue_seconds,
-                "quire.predicted_hit": exchange.context.predicted_hit,
+                "quire.attempts": record.num_attempts,
+                "quire.queue_seconds": record.queue_seconds,
+                "quire.predicted_hit": record.context.predicted_hit,
             }
         )
-        if exchange.first_token is not None:
-            span.add_event("first_token", timestamp=_at(exchange, exchange.first_token))
-        if exchange.error:
-            span.set_attribute("error.type", exchange.error)
-        if exchange.status >= 500:
-            span.set_status(Status(StatusCode.ERROR, exchange.error))
-        span.end(_at(exchange, now))
+        if record.first_token is not None:
+            span.add_event("first_token", timestamp=_at(record, record.first_token))
+        if record.error:
+            span.set_attribute("error.type", record.error)
+        if record.status >= 500:
+            span.set_status(Status(StatusCode.ERROR, record.error))
+        span.end(_at(record, now))
 
     def close(self) -> None:
         """Send what is left."""
         self._provider.shutdown()
 
 
-def _at(exchange: "Exchange", loop_time: float) -> int:
+def _at(record: ExchangeRecord, loop_time: float) -> int:
     """By the clock of spans, which may be set while the request runs: its own times stay in order."""
-    return exchange.clock_offset + int(loop_time * 1e9)
+    return record.clock_offset + int(loop_time * 1e9)

@@ -11,6 +11,7 @@ import msgspec
 from quire.core.errors import QuireError
 
 Headers = list[tuple[bytes, bytes]]  # names in lower case
+JSON = b"application/json"
 
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 PRIVATE_PREFIX = b"x-quire-"  # headers that a gateway tells its workers; never taken from a client

@@ -42,6 +42,7 @@ class Worker:
         self.num_in_flight = 0
         self.tokens_in_flight = 0
         self.load = self.token_load = 0.0  # the same, by its weight
+        self.num_catching_up = 0  # streams of other workers that it is to go on with, and has added nothing to
         self.num_requests = 0
         self.num_failures = 0
         self.first_byte: float | None = None  # a running mean, in seconds
