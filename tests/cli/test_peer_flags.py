@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli.flags import read_flags
+from quire.cli.main import main
 from quire.cli.parser import UsageError
 from quire.cli.sampling import SamplingFlags
 from quire.cli.serve import make_parser
@@ -141,6 +142,11 @@ def test_devices_as_other_engines_name_them(capsys: pytest.CaptureFixture[str]) 
 def test_what_cannot_work_is_refused_with_a_reason(command: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         read(command)
+
+
+def test_a_short_flag_that_a_command_lacks_is_not_ambiguous(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-dp", "2", "hi"]) == 2
+    assert "there is no flag `-dp`" in capsys.readouterr().err
 
 
 def test_aliases_name_options_that_exist() -> None:

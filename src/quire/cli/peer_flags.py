@@ -25,6 +25,8 @@ def add_peer_flags(parser: Parser) -> None:
         for name in _SAMPLING:
             _add(parser, _flag(name), _SAMPLED, False)
     for flag, name in SHORT_FLAGS.items():
+        if name.startswith("data_parallel") and "--data-parallel-size" not in parser.flags:
+            continue  # else a -dp of theirs would be the beginning of several
         is_switch = isinstance(parser.flags.get(_flag(name)), argparse.BooleanOptionalAction)
         _add(parser, flag, PEER_OPTIONS.get(name) or Renamed(name, switch=is_switch), name in _OPTIONAL_VALUE)
 
