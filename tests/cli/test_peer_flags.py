@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from quire.cli.flags import read_flags
+from quire.cli.main import main
 from quire.cli.parser import UsageError
 from quire.cli.sampling import SamplingFlags
 from quire.cli.serve import make_parser
 from quire.engine.options import EngineOptions
-from quire.engine.peer_options import PEER_OPTIONS, SHORT_FLAGS, Only, Renamed
+from quire.engine.peer_option import Only, Renamed
+from quire.engine.peer_options import PEER_OPTIONS, SHORT_FLAGS
 from quire.server.options import ServerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "other-engines.md"
@@ -91,11 +93,41 @@ def test_sglang() -> None:
     assert server == ServerOptions(access_log=True)
 
 
+def test_devices_as_other_engines_name_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read("-tp 2 -pp 3 -dp 4 -ep --data-parallel-backend ray")[0] == EngineOptions(
+        tensor_parallel_size=2,
+        pipeline_parallel_size=3,
+        data_parallel_size=4,
+        enable_expert_parallel=True,
+        distributed_executor_backend="ray",
+    )
+    assert read("--distributed-executor-backend uni --nnodes 1 --node-rank 0 -sm none -mg 0")[0] == EngineOptions()
+    for written, device in (("--device none", "cpu"), ("-dev CUDA0", "cuda"), ("--device-map cpu", "cpu")):
+        assert read(written)[0].device == device
+    assert EngineOptions.of({"device_map": {"": "cpu"}}).device == "cpu"
+    assert EngineOptions.of({"device_map": "auto"}).device == "auto"
+    assert capsys.readouterr().err == ""
+    read("--all2all-backend pplx --enable-eplb --data-parallel-address 10.0.0.1 --disable-custom-all-reduce")
+    assert capsys.readouterr().err.count(" has no effect: ") == 4
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
         ("--sharded true", "--sharded is true"),
-        ("--nnodes 2", "--nnodes is 2.*\n.*tensor_parallel_size"),
+        ("--nnodes 2", "--nnodes is 2.*\n.*quire stage MODEL --listen.*pipeline_stages"),
+        ("--node-rank 1", "--node-rank is 1.*\n.*quire stage"),
+        ("-dp 4 --data-parallel-size-local 2", "--data-parallel-size-local is 2.*\n.*ray.*quire gateway"),
+        ("--data-parallel-hybrid-lb", "--data-parallel-hybrid-lb is true.*\n.*quire gateway"),
+        ("--distributed-executor-backend external_launcher", "not one of mp, ray\n.*without torchrun"),
+        ("--device cuda:1", "--device: `cuda:1` is not one of auto, cpu, cuda\n.*CUDA_VISIBLE_DEVICES"),
+        ("--device-map balanced", "`balanced` is not one of auto, cpu, cuda\n.*tensor_parallel_size"),
+        ("-ngl 99 -ncmoe 8", "-ncmoe is 8.*\n.*cpu_layers.*offload_weights"),
+        ("-ot exps=CPU", "-ot is exps=CPU.*\n.*cpu_layers"),
+        ("-sm row -ts 3,1", "-sm is row.*\n.*tensor_parallel_size"),
+        ("-mg 1", "-mg is 1.*\n.*CUDA_VISIBLE_DEVICES"),
+        ("-nkvo", "-nkvo is false.*\n.*cpu_layers"),
+        ("--rpc 10.0.0.1:50052", "--rpc is 10.*\n.*pipeline_stages"),
         ("--mamba-ssm-cache-dtype float16", "--mamba-ssm-cache-dtype is float16.*\n.*state_checkpoint_dtype"),
         ("--cpu-offload-gb much", "`much` is not a number"),
         ("--temp 0.5", "--override-generation-config"),
@@ -110,6 +142,11 @@ def test_sglang() -> None:
 def test_what_cannot_work_is_refused_with_a_reason(command: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         read(command)
+
+
+def test_a_short_flag_that_a_command_lacks_is_not_ambiguous(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-dp", "2", "hi"]) == 2
+    assert "there is no flag `-dp`" in capsys.readouterr().err
 
 
 def test_aliases_name_options_that_exist() -> None:

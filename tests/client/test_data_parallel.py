@@ -311,6 +311,8 @@ def test_what_cannot_be_had_is_refused_by_name(tiny_model: Path) -> None:
         EngineOptions(data_parallel_size=0)
     with pytest.raises(BadRequest, match="2 engines would publish KV events on one endpoint"):
         group_of(tiny_model, kv_events_config='{"enable_kv_cache_events": true}')
+    with pytest.raises(BadRequest, match=r"the stages of one engine, and data_parallel_size.*\n.*quire gateway"):
+        EngineGroup(EngineOptions(data_parallel_size=2, pipeline_stages="10.0.0.1:7100"))
     with pytest.raises(BadRequest, match="kv_transfer_config is given, and data_parallel_size too"):
         group_of(tiny_model, kv_transfer_config='{"kv_role": "kv_consumer"}')
     assert isinstance(new_service(EngineOptions(model=str(tiny_model))), EngineClient)

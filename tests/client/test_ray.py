@@ -1,10 +1,12 @@
 """Engines on a Ray cluster of two nodes, both on this machine: started, asked, and killed with their node."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Coroutine, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +15,47 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.client.engine_group import EngineGroup
 from quire.client.generate_request import GenerateRequest
-from quire.client.ray_cluster import engine_share
+from quire.client.ray_cluster import stage_share
 from quire.client.ray_engine import RayEngine
 from quire.core.errors import DoesNotFit, QuireError, Unsupported
 from quire.engine.options import EngineOptions
 from quire.gateway.config import Discovery, WorkerEntry
 from quire.gateway.discovery import WorkerDiscovery
 from quire.server.ray_registration import RayRegistration
+from ranks.processes import wait_until
 
 NUM_STREAMS = 6
 
 
 def test_each_engine_gets_the_most_cpus_that_all_can_have() -> None:
-    assert engine_share([8, 8], 2, None, "CPU") == 8
-    assert engine_share([8, 8], 3, None, "CPU") == 4
-    assert engine_share([8, 2], 2, None, "CPU") == 4
-    assert engine_share([1, 1], 2, 1, "CPU") == 1
+    assert stage_share([8, 8], 2, None, "CPU") == 8
+    assert stage_share([8, 8], 3, None, "CPU") == 4
+    assert stage_share([8, 2], 2, None, "CPU") == 4
+    assert stage_share([1, 1], 2, 1, "CPU") == 1
     with pytest.raises(
         DoesNotFit, match="data_parallel_size is 3, with 2 CPUs for each engine, and the 2 nodes"
     ) as told:
-        engine_share([2, 3], 3, 2, "CPU")
+        stage_share([2, 3], 3, 2, "CPU")
     assert told.value.hint == "use data_parallel_size 2"
     with pytest.raises(DoesNotFit, match="have none"):
-        engine_share([], 1, None, "GPU")
+        stage_share([], 1, None, "GPU")
+
+
+def test_stages_of_an_engine_take_as_much_room_as_engines() -> None:
+    assert stage_share([8, 8], 1, None, "CPU", num_stages=2) == 8
+    assert stage_share([8, 8], 2, None, "CPU", num_stages=2) == 4
+    with pytest.raises(DoesNotFit, match="is 2 of 2 stages, with 2 CPUs for each stage, and the 2 nodes") as told:
+        stage_share([4, 3], 2, 2, "CPU", num_stages=2)
+    assert told.value.hint == "use data_parallel_size 1"
+    with pytest.raises(DoesNotFit) as told:
+        stage_share([1, 1], 1, 2, "CPU", num_stages=2)
+    assert told.value.hint == "add nodes, give fewer threads or fewer stages"
+
+
+def test_ranks_of_an_engine_have_a_gpu_each() -> None:
+    assert stage_share([2, 2], 2, 2, "GPU") == 2
+    with pytest.raises(DoesNotFit, match="with 4 GPUs for each engine, and the 2 nodes of the Ray cluster have 2, 2"):
+        stage_share([2, 2], 1, 4, "GPU")
 
 
 def test_without_ray_one_sentence_says_what_to_install(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +126,8 @@ def test_two_nodes_serve_and_one_may_be_lost(
             await group_of(tiny_model).start()
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         cluster.wait_for_nodes()
+        with pytest.raises(DoesNotFit, match="with 2 GPUs for each engine, and the 3 nodes of the Ray cluster have 0"):
+            await group_of(tiny_model, 1, device="cuda", tensor_parallel_size=2).start()
         await with_other_versions(tiny_model, monkeypatch)
         async with group_of(tiny_model) as group:
             assert await asyncio.gather(*(read(group, request(i)) for i in range(NUM_STREAMS))) == undisturbed
@@ -168,6 +190,74 @@ async def a_node_leaves(group: EngineGroup, nodes: list[Any], cluster: Any, undi
     while group.engine_states.count("ready") != 2:
         await asyncio.sleep(0.05)
     assert await asyncio.gather(*(read(group, request(i, 4)) for i in range(NUM_STREAMS))) == undisturbed
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.filterwarnings("default")
+def test_the_stages_of_one_engine_are_on_two_nodes_and_either_may_be_lost(
+    cluster: Any, tiny_model: Path, undisturbed: list[list[int]]
+) -> None:
+    """Each node has one CPU, so that no two stages are on the same."""
+    for node in list(cluster.worker_nodes):  # those of other tests
+        cluster.remove_node(node, False)
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    cluster.wait_for_nodes()
+
+    async def main() -> None:
+        with pytest.raises(DoesNotFit, match="is 1 of 3 stages, with 1 CPUs for each stage, and the 3 nodes"):
+            await group_of(tiny_model, 1, pipeline_parallel_size=3).start()
+        async with group_of(tiny_model, 1, pipeline_parallel_size=2) as group:
+            turns = count()
+            assert await answers(group, next(turns)) == undisturbed
+            [stage] = stages_of(tiny_model)
+            for node in (None, *nodes):  # None: its process alone
+                asking, lost = asyncio.Event(), asyncio.Event()
+                streams = asyncio.create_task(ask_until(lost, group, turns, undisturbed, asking))
+                await asking.wait()
+                if node is None:
+                    os.kill(stage, signal.SIGKILL)
+                else:
+                    await asyncio.to_thread(cluster.remove_node, node, False)
+                while group.engine_states == ["ready"]:
+                    await asyncio.sleep(0.01)
+                lost.set()
+                if node is not None:
+                    cluster.add_node(num_cpus=1)
+                await streams
+            assert len(stages_of(tiny_model)) == 1
+        wait_until(lambda: not stages_of(tiny_model))
+
+    run(main(), 220)
+
+
+async def ask_until(
+    lost: asyncio.Event, group: EngineGroup, turns: Iterator[int], undisturbed: list[list[int]], asking: asyncio.Event
+) -> None:
+    """The same requests again and again, so that there are some in flight when the engine is lost, and after that."""
+    while True:
+        is_last = lost.is_set()
+        streams = asyncio.create_task(answers(group, next(turns)))
+        while not group.decode[0].scheduler.running and not streams.done():
+            await asyncio.sleep(0.002)
+        asking.set()
+        assert await streams == undisturbed
+        if is_last:
+            return
+
+
+async def answers(group: EngineGroup, turn: int) -> list[list[int]]:
+    return list(await asyncio.gather(*(read(group, request(i, turn)) for i in range(NUM_STREAMS))))
+
+
+def stages_of(model: Path) -> list[int]:
+    """Processes of stages, which Ray's have started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            if b"quire.executors.pipeline.remote_follower" in command and str(model).encode() in command:
+                found.append(int(folder.name))
+    return found
 
 
 @pytest.mark.timeout(240)

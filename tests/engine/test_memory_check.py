@@ -76,7 +76,7 @@ def test_what_would_fit_is_named_and_fits(wide_model: Path, monkeypatch: pytest.
     free_memory(monkeypatch, small.total - 1)
     with pytest.raises(DoesNotFit) as refused:
         start(wide_model)
-    assert "take a smaller model" in refused.value.hint
+    assert "take a smaller model" in refused.value.hint and "pipeline_stages" in refused.value.hint
     free_memory(monkeypatch, plain.total - plain.weights)
     with pytest.raises(DoesNotFit) as refused:
         start(wide_model)

@@ -37,7 +37,8 @@ from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import open_checkpoint
 
 DEVICE = os.environ.get("QUIRE_TEST_DEVICE")  # of the GPU's op set, instead of the others: tests/models/conftest.py
-BACKENDS = ["torch", "native"] if DEVICE is None else ["gpu"]
+DIVIDED = ("ranks", "stages")  # instead of a device: by two of them, tests/ranks/divided.py
+BACKENDS = ["torch", "native"] if DEVICE is None else [DEVICE] if DEVICE in DIVIDED else ["gpu"]
 BLOCK_SIZE = 4
 MAX_LEN = 64
 NUM_GREEDY = int(os.environ.get("QUIRE_TEST_GREEDY", "16"))  # over four blocks, and twice over every window
@@ -118,6 +119,10 @@ def ask_transformers(model: PreTrainedModel, path: Path) -> Theirs:
 
 
 def make_ops(backend: str, threads: int | None = None) -> OpSet:
+    if backend in DIVIDED:
+        from ranks.divided import Divided
+
+        return Divided(backend)  # type: ignore[return-value]
     if backend == "native":
         from quire.ops.native import NativeOps
 
@@ -138,6 +143,8 @@ def on_host(rows: Any) -> np.ndarray:
 
 def compute(ops: OpSet, path: Path) -> Logits:
     """-> a function of (ids, start): the logits of all ids from `start` on, those before being in the cache."""
+    if DEVICE in DIVIDED:
+        return ops.compute(path)  # type: ignore[attr-defined, no-any-return]
     checkpoint = open_checkpoint(path)
     module = family(checkpoint.config.architecture)
     config = module.config(checkpoint.config).at_length(MAX_LEN)

@@ -1,6 +1,7 @@
 """`QUIRE_TEST_DEVICE=cuda python -m pytest tests/models`: every family on a GPU beside transformers, and nothing else.
 
-In Triton's interpreter, for a family or two: `QUIRE_TEST_DEVICE=cpu python -m pytest tests/models -k arcee`."""
+In Triton's interpreter, for a family or two: `QUIRE_TEST_DEVICE=cpu python -m pytest tests/models -k arcee`. By two
+ranks, or two stages, on the CPU: `QUIRE_TEST_DEVICE=ranks` or `stages`."""
 
 import os
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ if not find_spec("quire._native"):  # where only a GPU is tried out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not os.environ.get("QUIRE_TEST_DEVICE"):
         return
-    kept = [item for item in items if _backend(item) == "gpu"]
+    kept = [item for item in items if _backend(item) in ("gpu", "ranks", "stages")]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
 

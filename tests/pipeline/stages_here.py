@@ -47,8 +47,10 @@ class InStages:
     def __init__(self, path: Path, size: int, adapters: dict[str, Path] | None = None) -> None:
         self.stages = [Stage(path, index, size, adapters) for index in range(size)]
 
-    def logits(self, ids: list[int], start: int = 0, adapter: int | None = None) -> np.ndarray:
+    def logits(self, ids: list[int], start: int = 0, adapter: int | None = None, all_rows: bool = False) -> np.ndarray:
         batch = batch_of(ids, start, adapter)
+        if all_rows:
+            batch.logit_rows = np.arange(batch.num_tokens, dtype=np.int32)
         wanted, batch.logit_rows = batch.logit_rows, np.zeros(0, np.int32)
         hidden = None
         for stage in self.stages:

@@ -57,6 +57,21 @@ def test_several_devices_and_other_engines_are_told(capsys: pytest.CaptureFixtur
     assert "vLLM" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--tp", "64"], "--tp is 64, and the model has 32 heads"),
+        (["-pp", "64"], "--pp is 64, and the model has 32 layers"),
+        (["--tensor-parallel-size", "two"], "`two` is no number such as 4, or several such as 2,4,8"),
+    ],
+)
+def test_degrees_that_an_engine_refuses_are_not_planned(
+    capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    assert main(["plan", "--shape", "llama-3.1-8b", "--hardware", "h200", *flags]) == 2
+    assert told in capsys.readouterr().err
+
+
 def test_several_degrees_are_a_table_that_says_it_is_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["plan", "--shape", "qwen3-8b", "--hardware", "h100", "--tp", "2,4,8,16", "--users", "16"]
     assert main(flags) == 0

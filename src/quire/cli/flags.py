@@ -1,9 +1,10 @@
 """Makes flags from a dataclass, and the dataclass from the flags.
 
 Every field is a flag of the same name; its default stands in the dataclass only. The field's metadata holds the rest:
-`help`, `metavar`, `choices`, `synonyms` (a value -> the choice it stands for), `unit: "bytes"`, `aliases` (other names
-of the flag), `several` (a flag that takes several values). A command may override it with `about`. The environment
-variable QUIRE_<FIELD> stands in for a flag that is not given."""
+`help`, `metavar`, `choices`, `synonyms` (a value -> the choice it stands for), `otherwise` (what to do instead of
+giving another value), `unit: "bytes"`, `aliases` (other names of the flag), `several` (a flag that takes several
+values). A command may override it with `about`. The environment variable QUIRE_<FIELD> stands in for a flag that is not
+given."""
 
 import argparse
 import os
@@ -107,6 +108,8 @@ class _Flag:
         try:
             return self.read(text)
         except ValueError as failure:
+            if otherwise := self.metadata.get("otherwise"):
+                raise UsageError(f"{self.name}: {failure}", otherwise) from None
             raise argparse.ArgumentTypeError(str(failure)) from None
 
     def _metavar(self) -> str:

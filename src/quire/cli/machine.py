@@ -96,7 +96,9 @@ class Devices:
             text = f"try --data-parallel-size {size}, -tp {size} or -pp {size}: an engine, a rank or a stage for each "
             text += "NUMA node"
         if gpus > 1:
-            text += f"; an engine on each GPU with --data-parallel-size {gpus}"
+            text += (
+                f"; an engine on each GPU with --data-parallel-size {gpus}, or a larger model on all with -tp {gpus}"
+            )
         return text + "; models larger than a GPU with --offload-weights or --cpu-layers" if gpus else text
 
     @property

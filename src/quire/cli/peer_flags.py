@@ -7,7 +7,8 @@ from typing import Any
 
 from quire.cli.parser import Parser, UsageError
 from quire.core.errors import BadRequest
-from quire.engine.peer_options import PEER_OPTIONS, SHORT_FLAGS, NoEffect, Only, PeerOption, Renamed, warning
+from quire.engine.peer_option import NoEffect, Only, PeerOption, Renamed
+from quire.engine.peer_options import PEER_OPTIONS, SHORT_FLAGS, warning
 
 _OPTIONAL_VALUE = ("flash_attn",)  # a switch in older guides, a flag with a value in newer ones
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
@@ -24,7 +25,10 @@ def add_peer_flags(parser: Parser) -> None:
         for name in _SAMPLING:
             _add(parser, _flag(name), _SAMPLED, False)
     for flag, name in SHORT_FLAGS.items():
-        _add(parser, flag, PEER_OPTIONS.get(name) or Renamed(name), name in _OPTIONAL_VALUE)
+        if name.startswith("data_parallel") and "--data-parallel-size" not in parser.flags:
+            continue  # else a -dp of theirs would be the beginning of several
+        is_switch = isinstance(parser.flags.get(_flag(name)), argparse.BooleanOptionalAction)
+        _add(parser, flag, PEER_OPTIONS.get(name) or Renamed(name, switch=is_switch), name in _OPTIONAL_VALUE)
 
 
 def _add(parser: Parser, flag: str, peer: PeerOption, optional: bool) -> None:
@@ -54,7 +58,7 @@ class _PeerFlag(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         flag = option_string or self.option_strings[0]
-        value = str(not flag.startswith("--no-")).lower() if self.peer.switch else values
+        value = str(not flag.startswith(("--no-", "-n"))).lower() if self.peer.switch else values
         if isinstance(self.peer, NoEffect | Only):
             try:
                 text = warning(flag, self.peer, value)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
 from quire.cli.planning_flags import (
+    PP_NAMES,
     add_draft_flags,
     add_target_flags,
+    check_degrees,
     check_price,
     count_model,
     degrees,
@@ -57,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     )
     add_target_flags(parser, several_degrees=True)
     words = "stages of layers, one device after the other; several, as 2,4,8: a table of what each would gain"
-    parser.add_argument("--pp", type=degrees, default=(1,), metavar="N[,N]", help=words)
+    parser.add_argument(*PP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
     load = parser.add_argument_group("load")
     load.add_argument("--users", type=int, default=1, metavar="N", help="requests in flight at once (default: 1)")
     load.add_argument("--context", type=int, metavar="N", help="tokens of a user at most (default: prompt and output)")
@@ -133,6 +135,7 @@ def _plan(arguments: Namespace) -> None:
 
     hardware = read_hardware(arguments)
     model = read_model(arguments, hardware)
+    check_degrees(model, arguments.tp, arguments.pp)
     setup = _setup(arguments, hardware)
     draft = read_draft(arguments, model, hardware)
     plan = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments), setup, draft)

@@ -1,7 +1,7 @@
 """What `quire plan` and `quire simulate` share on the command line: a model, and the machine it would run on."""
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from math import inf
 from os import getloadavg
 from pathlib import Path
@@ -13,6 +13,8 @@ from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
 from quire.ops.native.cpus import available_cpus
 
 THIS = "this"  # the name of this machine
+TP_NAMES = ("--tp", "-tp", "--tensor-parallel-size")  # the last two as `quire serve` has them
+PP_NAMES = ("--pp", "-pp", "--pipeline-parallel-size")
 
 if TYPE_CHECKING:
     from argparse import _ArgumentGroup
@@ -32,9 +34,9 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
     parser.add_argument("--hardware", metavar="NAME", help="another machine than this one")
     if several_degrees:
         words = "devices that share every matrix; several, as 2,4,8: a table of what each would gain"
-        parser.add_argument("--tp", type=degrees, default=(1,), metavar="N[,N]", help=words)
+        parser.add_argument(*TP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
     else:
-        parser.add_argument("--tp", type=int, default=1, metavar="N", help="devices that share every matrix")
+        parser.add_argument(*TP_NAMES, type=int, default=1, metavar="N", help="devices that share every matrix")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME", help="as `quire serve` has it")
     parser.add_argument("--measure", action="store_true", help="measure this machine again")
 
@@ -88,7 +90,20 @@ def _check_draft(model: "PlannedModel", small: "PlannedModel") -> None:
 
 def degrees(text: str) -> tuple[int, ...]:
     """Of --tp and --pp: numbers with commas between them."""
-    return tuple(int(number) for number in text.split(","))
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise ArgumentTypeError(f"`{text}` is no number such as 4, or several such as 2,4,8") from None
+
+
+def check_degrees(model: "PlannedModel", tp: int, pp: int) -> None:
+    """As an engine checks them, when it starts."""
+    for flag, given, most, of in (
+        ("--tp", tp, model.config.heads, "heads"),
+        ("--pp", pp, model.config.layers, "layers"),
+    ):
+        if given > most:
+            raise UsageError(f"{flag} is {given}, and the model has {most} {of}", f"use 1 to {most}")
 
 
 def read_hardware(arguments: Namespace) -> "Hardware":

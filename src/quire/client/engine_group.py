@@ -84,7 +84,7 @@ class EngineGroup:
             from quire.client.ray_cluster import RayCluster
             from quire.client.ray_engine import RayEngine
 
-            self._cluster = RayCluster(count, options.threads, options.device == "cuda")
+            self._cluster = RayCluster(count, options)
             return [partial(RayEngine, self._cluster)] * count
         if uses_gpu(options.device):
             return [
@@ -217,6 +217,13 @@ def _check(options: EngineOptions, num_prefill: int) -> None:
             f"data_parallel_size is {options.data_parallel_size}, and there are prefill_engines",
             "give the number of engines that answer as decode_engines",
             param="data_parallel_size",
+        )
+    if options.stage_addresses and (num_prefill or options.data_parallel_size > 1):
+        raise BadRequest(
+            f"pipeline_stages are the stages of one engine, and {option} asks for several",
+            "start a server with its own stages for each engine, and `quire gateway` before them; or let Ray place the "
+            "stages: distributed_executor_backend ray, with pipeline_parallel_size",
+            param="pipeline_stages",
         )
     if options.kv_events is not None and options.data_parallel_size > 1:
         raise BadRequest(

@@ -1,12 +1,15 @@
-"""What runs on a node of a Ray cluster: an actor that starts an engine process, and tells how it ended.
+"""What runs on a node of a Ray cluster: an actor that starts an engine process, and tells how it ended; or one that is
+a stage of an engine on another node, as `quire stage` is.
 
-The process talks with the server itself, over TCP; the actor passes nothing on."""
+The process talks with the server itself, over TCP, and stages with each other; the actor passes nothing on."""
 
 import contextlib
 import platform
 import signal
 import socket
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,6 +56,16 @@ class EngineActor:
             facts.error = ErrorInfo.of(error)
         facts.now = time.monotonic()
         return msgspec.msgpack.encode(facts)
+
+    def listen(self, path: str, threads: int) -> str:
+        """Be a stage of the engine that greets it. -> its address"""
+        import ray
+
+        from quire.executors.pipeline.listener import StageListener
+
+        listener = StageListener(Path(path), f"{ray.util.get_node_ip_address()}:0", threads)
+        threading.Thread(target=listener.serve, name="stage", daemon=True).start()
+        return listener.address
 
     def start(self, host: str, port: int, token: bytes) -> int:
         """Start an engine process that is connected with the server. -> its pid"""

@@ -1,4 +1,5 @@
-"""One engine on a node of a Ray cluster, from the outside. Its messages come over TCP, as they are on one machine."""
+"""One engine on a node of a Ray cluster, or on several, from the outside. Its messages are those of one machine, over
+TCP. Of several stages it has the last one, and connects to the others as to those of `quire stage`."""
 
 import asyncio
 import contextlib
@@ -16,7 +17,7 @@ from quire import __version__
 from quire.client.engine_channel import EngineChannel
 from quire.client.engine_process import KILLS, STOP_TIMEOUT, engine_death
 from quire.client.ray_actor import EngineEnd, NodeFacts, decode_end, decode_facts
-from quire.client.ray_cluster import RayCluster, result_of
+from quire.client.ray_cluster import Placement, RayCluster, result_of
 from quire.core.errors import DoesNotFit, EngineFailed, QuireError, Unsupported
 from quire.engine.messages import Encode, ErrorInfo, Failed, FromEngine, Start, Submit, ToEngine
 from quire.ipc.active_work import RequestSample
@@ -33,7 +34,7 @@ class RayEngine:
 
     def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
-        self._actor: Any = None
+        self._placement: Placement | None = None
         self._facts: NodeFacts | None = None
         self._channel: EngineChannel | None = None
         self._end: asyncio.Future[EngineEnd | None] | None = None  # None: nothing is known, its node is gone
@@ -52,16 +53,22 @@ class RayEngine:
 
     async def _start(self, message: Start) -> None:
         await self._cluster.join()
-        facts = self._facts = await self._place(message)
-        if facts.version != __version__:
-            raise Unsupported(
-                f"Quire {facts.version} is installed on the Ray node {facts.host}, and {__version__} here",
-                "install the same version on all nodes",
-            )
-        if facts.error is not None:
-            raise facts.error.exception()
+        self._placement = self._cluster.place()
+        *stages, self._actor = self._placement.actors
+        *others, facts = await self._prepared(message)
+        self._facts = facts
+        for each in (*others, facts):
+            _check_node(each)
+        threads = message.options.threads or self._cluster.cpus
+        options = replace(message.options, threads=threads, data_parallel_size=self._cluster.stages_per_node)
         with TokenListener(self._cluster.address) as listener:
             try:
+                listening = [
+                    result_of(actor.listen.remote(each.path, threads))
+                    for actor, each in zip(stages, others, strict=True)
+                ]
+                if addresses := await asyncio.gather(*listening):
+                    options = replace(options, pipeline_stages=",".join(addresses))
                 self.pid = await result_of(self._actor.start.remote(listener.host, listener.port, listener.token))
                 end = await asyncio.wait_for(listener.accept(), STOP_TIMEOUT)
             except QuireError:
@@ -70,26 +77,21 @@ class RayEngine:
                 raise EngineFailed(f"an engine could not be started on {facts.host}: {_sentence(error)}") from None
         self._channel = EngineChannel(end)
         self._end = asyncio.ensure_future(self._wait())
-        options = replace(
-            message.options,
-            threads=message.options.threads or self._cluster.cpus,
-            data_parallel_size=self._cluster.engines_per_node,
-        )
         self._channel.send(msgspec.structs.replace(message, path=facts.path, options=options))
 
-    async def _place(self, message: Start) -> NodeFacts:
-        """Wait for a node: at the first start for a minute at most, later until there is one."""
-        model, asked = message.options.model, time.monotonic()
+    async def _prepared(self, message: Start) -> list[NodeFacts]:
+        """Wait for nodes: at the first start for a minute at most, later until there are some. -> of each stage"""
+        model = message.options.model
         if Path(message.path).exists() and Path(model).expanduser().exists():
             model = str(Path(message.path).absolute())
-        answer: asyncio.Future[Any] | None = None
+        assert self._placement is not None
+        actors = self._placement.actors
+        answers = [asyncio.ensure_future(self._facts_of(actor, model, message.options.revision)) for actor in actors]
         try:
-            self._actor = self._cluster.new_actor()
-            answer = result_of(self._actor.prepare.remote(model, message.options.revision))
-            await asyncio.wait((answer,), timeout=PLACE_TIMEOUT)
-            if not answer.done():
+            _, waiting = await asyncio.wait(answers, timeout=PLACE_TIMEOUT)
+            if waiting:
                 self._check_may_wait(message)
-            facts = decode_facts(await answer)
+            return await asyncio.gather(*answers)
         except QuireError:
             raise
         except Exception as error:  # Ray's own
@@ -98,19 +100,29 @@ class RayEngine:
                 "install the same version of Quire on all nodes",
             ) from None
         finally:
-            if answer is not None:
+            for answer in answers:
                 answer.cancel()  # nothing happens if it is there
+
+    async def _facts_of(self, actor: Any, model: str, revision: str | None) -> NodeFacts:
+        asked = time.monotonic()
+        facts = decode_facts(await result_of(actor.prepare.remote(model, revision)))
         offset = facts.now - time.monotonic()
-        self._clock_offset = offset if abs(offset) > SAME_CLOCK + time.monotonic() - asked else 0.0
+        if actor is self._actor and abs(offset) > SAME_CLOCK + time.monotonic() - asked:
+            self._clock_offset = offset
         return facts
 
     def _check_may_wait(self, message: Start) -> None:
         if not message.restarted:
             raise DoesNotFit(
-                f"no node of the Ray cluster had {self._cluster.cpus} CPUs free for {PLACE_TIMEOUT:.0f} s",
+                f"no node of the Ray cluster had {self._needs} free for {PLACE_TIMEOUT:.0f} s",
                 "end what runs there, or give fewer threads",
             )
-        log.warning("an engine waits for a node of the Ray cluster with %d free CPUs", self._cluster.cpus)
+        log.warning("an engine waits for a node of the Ray cluster with %s free", self._needs)
+
+    @property
+    def _needs(self) -> str:
+        cpus, num_stages = self._cluster.cpus, self._cluster.num_stages
+        return f"{cpus} CPUs" if num_stages == 1 else f"{cpus} CPUs for each of {num_stages} stages"
 
     async def _wait(self) -> EngineEnd | None:
         """Until the engine has ended, or its node has left."""
@@ -145,16 +157,15 @@ class RayEngine:
                 self._channel.finish()
                 await asyncio.wait((self._end,), timeout=STOP_TIMEOUT)
         finally:
-            if self._actor is not None:
+            if self._placement is not None:
                 self.kill()
-                with contextlib.suppress(Exception):
-                    self._cluster.kill(self._actor)
-                self._actor = None
+                self._placement.end()
+                self._placement = None
             if self._channel is not None:
                 self._channel.close()
 
     def kill(self) -> None:
-        if self._actor is not None and self._channel is not None:
+        if self._placement is not None and self._channel is not None:
             with contextlib.suppress(Exception):
                 self._actor.kill.remote()
 
@@ -180,6 +191,16 @@ class RayEngine:
     def active_samples(self) -> set[RequestSample]:
         end = self._known_end
         return set(end.active) if end is not None else set()
+
+
+def _check_node(facts: NodeFacts) -> None:
+    if facts.version != __version__:
+        raise Unsupported(
+            f"Quire {facts.version} is installed on the Ray node {facts.host}, and {__version__} here",
+            "install the same version on all nodes",
+        )
+    if facts.error is not None:
+        raise facts.error.exception()
 
 
 def _sentence(error: BaseException) -> str:

@@ -59,7 +59,8 @@ def _what_fits(checkpoint: Checkpoint, options: ExecutorOptions, memory: "Memory
     left = room - memory.total + memory.weights
     if left <= 0:
         return f"free {_gib(memory.total - room)} first"
-    return f"weights of {_gib(left)} would fit: take a smaller model, or fewer bits a weight"
+    ways = "take a smaller model, fewer bits a weight, or divide the layers among machines (pipeline_stages)"
+    return f"weights of {_gib(left)} would fit: {ways}"
 
 
 def file_bytes(path: Path) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
 from quire.core.transfer_config import TransferConfig, read_transfer_config
-from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
+from quire.engine.peer_option import Renamed
+from quire.engine.peer_options import PEER_OPTIONS, translate, warning
 from quire.engine.placement import check_placement
 from quire.hub.aliases import DEFAULT_MODEL
 
@@ -225,6 +226,7 @@ class EngineOptions:
         "where these engines run: processes of this machine (mp), or nodes of a Ray cluster (ray, needs quire[ray])",
         choices=("mp", "ray"),
         synonyms={"uni": "mp", "auto": "mp", "none": "mp"},
+        otherwise="the engine starts its ranks and stages itself, without torchrun or another launcher: leave it out",
     )
     generation_config: str = option(
         "auto",
@@ -239,7 +241,11 @@ class EngineOptions:
     )
     seed: int | None = option(None, "makes requests without a seed of their own repeatable")
     device: str = option(
-        "auto", "where to compute; auto takes a GPU where there is one and torch", choices=("auto", "cpu", "cuda")
+        "auto",
+        "where to compute; auto takes a GPU where there is one and torch",
+        choices=("auto", "cpu", "cuda"),
+        synonyms={"none": "cpu", "gpu": "cuda", "cuda:0": "cuda", "CUDA0": "cuda"},
+        otherwise="CUDA_VISIBLE_DEVICES=N chooses the GPU, and tensor_parallel_size the number of GPUs",
     )
 
     def __post_init__(self) -> None:
@@ -266,7 +272,10 @@ class EngineOptions:
         for spec in fields(self):
             choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
             if choices and value is not None and value not in choices:
-                raise BadRequest(f"{spec.name} is {value!r}", f"choose from {', '.join(choices)}", param=spec.name)
+                hint = f"choose from {', '.join(choices)}"
+                if otherwise := spec.metadata.get("otherwise"):
+                    hint += f"; {otherwise}"
+                raise BadRequest(f"{spec.name} is {value!r}", hint, param=spec.name)
 
     @property
     def num_loras(self) -> int:

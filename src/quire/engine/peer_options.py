@@ -1,51 +1,20 @@
 """Options that people type from the guides of other engines. Each is an option of ours, has no effect, or is refused.
 
 An option that only steers what is decided here by itself has no effect, and a warning says so. One that would change
-answers, capacity, safety or placement is refused by name. Values are compared as they are written on a command line."""
+answers, capacity, safety or placement is refused by name. What is about several devices is in peer_devices.py."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from quire.core.errors import BadRequest
+from quire.engine import peer_devices
+from quire.engine.peer_option import OFF as _OFF
+from quire.engine.peer_option import NoEffect, Only, PeerOption, Renamed
 
-
-@dataclass(frozen=True, slots=True)
-class Renamed:
-    """Another name of an option of ours. `values`: a value there -> the value here; None leaves the default."""
-
-    option: str
-    values: Mapping[str, Any] = field(default_factory=dict)
-    switch: bool = False  # a flag without a value
-
-
-@dataclass(frozen=True, slots=True)
-class NoEffect:
-    reason: str
-    switch: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Only:
-    """These values ask for nothing; every other one is refused."""
-
-    values: tuple[str, ...]
-    reason: str
-    switch: bool = False
-
-
-PeerOption = Renamed | NoEffect | Only
-
-_OFF = ("false", "none")
 _ON = {"true": True, "false": False}
 _NEGATED = {"true": False, "false": True}
 _AUTOMATIC = {"0": None, "-1": None, "auto": None}
 _KV_TYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "q8_0": "int8"}
 
-_ONE_MODEL = Only(
-    ("1", "none"), "ranks are on one machine, stages may be on several: tensor_parallel_size, pipeline_stages"
-)
-_ONE_MACHINE = NoEffect("the engine starts its ranks itself, and tells them how to meet")
 _CHUNKS = NoEffect("prompts are always computed in chunks of max_num_batched_tokens beside the answers", switch=True)
 _KERNELS = NoEffect("kernels are chosen by what the machine has")
 _GRAPHS = NoEffect("sizes of CUDA graphs are chosen by measuring them")
@@ -62,6 +31,7 @@ _CODE = Only(_OFF, "no code is loaded from outside")
 _DRAFTS = Only(_OFF, "speculative decoding is set with speculative_config, or spec_method and spec_tokens")
 
 _VLLM: dict[str, PeerOption] = {
+    **peer_devices.VLLM,
     "allowed_headers": NoEffect("every header is allowed"),
     "allowed_methods": NoEffect("every method is allowed"),
     "api_server_count": Only(("1", "none"), "one process serves HTTP"),
@@ -74,12 +44,8 @@ _VLLM: dict[str, PeerOption] = {
     "compilation_config": _KERNELS,
     "config": Only((), "give flags, or QUIRE_ environment variables"),
     "config_format": Only(("auto", "hf"), "config.json and GGUF metadata are read"),
-    "cpu_offload_gb": Renamed("offload_weights"),
     "cuda_graph_sizes": _GRAPHS,
     "cudagraph_capture_sizes": _GRAPHS,
-    "data_parallel_backend": Renamed("distributed_executor_backend"),
-    "decode_context_parallel_size": _ONE_MODEL,
-    "disable_custom_all_reduce": NoEffect("collectives are chosen by what the machine has", switch=True),
     "disable_frontend_multiprocessing": NoEffect("the engine is a process of its own", switch=True),
     "disable_hybrid_kv_cache_manager": NoEffect("there is one block pool", switch=True),
     "disable_log_requests": _LOGS,
@@ -97,10 +63,8 @@ _VLLM: dict[str, PeerOption] = {
     "enable_request_id_headers": NoEffect("every response has x-request-id", switch=True),
     "enable_server_load_tracking": NoEffect("GET /load is always there", switch=True),
     "enable_sleep_mode": Only(_OFF, "an engine does not sleep; with --models, idle ones are unloaded", switch=True),
-    "fully_sharded_loras": NoEffect("ranks divide adapters by the outputs of B", switch=True),
     "grpc": Only(_OFF, "requests come by HTTP", switch=True),
     "guided_decoding_backend": _GRAMMARS,
-    "headless": Only(_OFF, "a server has an API", switch=True),
     "hf_overrides": Only(("{}", *_OFF), "the configuration is the checkpoint's own"),
     "hf_token": Only(("true", *_OFF), "set HF_TOKEN"),
     "ignore_patterns": NoEffect("only files that are read are downloaded"),
@@ -117,14 +81,11 @@ _VLLM: dict[str, PeerOption] = {
     "max_log_len": NoEffect(_LOGS.reason),
     "max_logprobs": Only(tuple(map(str, range(21))), "20 at most"),
     "max_num_partial_prefills": NoEffect("prompts share the token budget of a step"),
-    "max_parallel_loading_workers": NoEffect("weights are mapped and packed by all threads"),
     "max_seq_len_to_capture": _GRAPHS,
     "middleware": _CODE,
     "mm_processor_cache_gb": _TEXT_ONLY,
     "mm_processor_kwargs": _TEXT_ONLY,
     "model_impl": Only(("auto", "vllm", "none"), "models run on the op set of this engine"),
-    "nnodes": _ONE_MODEL,
-    "node_rank": _ONE_MACHINE,
     "num_gpu_blocks_override": Only(_OFF, "set kv_cache_memory_bytes"),
     "num_lookahead_slots": NoEffect("draft tokens get slots as they need them"),
     "num_scheduler_steps": NoEffect("every step is planned"),
@@ -132,7 +93,6 @@ _VLLM: dict[str, PeerOption] = {
     "per_request_spec_decode_metrics": NoEffect("answers tell what was accepted wherever draft tokens were verified"),
     "performance_mode": NoEffect("target_itl_ms and max_num_batched_tokens balance latency and throughput"),
     "preemption_mode": NoEffect("preempted sequences are swapped where there is swap_space, else computed again"),
-    "prefill_context_parallel_size": _ONE_MODEL,
     "prefix_caching_hash_algo": NoEffect("prefixes are compared by their tokens"),
     "response_role": Only(("assistant",), "answers come from the assistant"),
     "return_tokens_as_token_ids": Only(_OFF, "requests ask for it", switch=True),
@@ -152,10 +112,10 @@ _VLLM: dict[str, PeerOption] = {
     "trust_remote_code": NoEffect("remote code is never run", switch=True),
     "use_v2_block_manager": NoEffect("there is one block pool", switch=True),
     "uvicorn_log_level": Renamed("log_level", {"trace": "debug", "critical": "error"}),
-    "worker_use_ray": Renamed("distributed_executor_backend", {"true": "ray", "false": None}, switch=True),
 }
 
 _TGI: dict[str, PeerOption] = {
+    **peer_devices.TGI,
     "cors_allow_origin": Renamed("allowed_origins"),
     "cuda_graphs": _GRAPHS,
     "cuda_memory_fraction": Renamed("gpu_memory_utilization"),
@@ -168,8 +128,6 @@ _TGI: dict[str, PeerOption] = {
     "huggingface_hub_cache": _FILES,
     "json_output": Renamed("log_format", {"true": "json", "false": "text"}, switch=True),
     "lora_adapters": Renamed("lora_modules"),
-    "master_addr": _ONE_MACHINE,
-    "master_port": _ONE_MACHINE,
     "max_batch_prefill_tokens": Renamed("max_num_batched_tokens"),
     "max_batch_size": Renamed("max_num_seqs"),
     "max_batch_total_tokens": NoEffect("kv_cache_memory_bytes sizes the cache, and what it holds is used"),
@@ -183,15 +141,12 @@ _TGI: dict[str, PeerOption] = {
     "max_total_tokens": Renamed("max_model_len"),
     "max_waiting_tokens": NoEffect("waiting requests are admitted in every step that has room"),
     "model_id": Renamed("model"),
-    "num_shard": Renamed("tensor_parallel_size"),
     "otlp_endpoint": Renamed("otlp_traces_endpoint"),
     "otlp_service_name": NoEffect("set OTEL_SERVICE_NAME"),
     "payload_limit": Renamed("max_body_bytes"),
     "prometheus_port": NoEffect("/metrics is on the port of the API"),
     "quantize": Renamed("quantization"),
     "rope_factor": _ROPE,
-    "shard_uds_path": _ONE_MACHINE,
-    "sharded": Only(_OFF, _ONE_MODEL.reason),
     "speculate": Only(("0", *_OFF), _DRAFTS.reason),
     "tokenizer_config_path": Only(_OFF, "set tokenizer to the directory of another tokenizer"),
     "usage_stats": NoEffect("nothing is ever sent anywhere"),
@@ -201,6 +156,7 @@ _TGI: dict[str, PeerOption] = {
 }
 
 _LLAMA_SERVER: dict[str, PeerOption] = {
+    **peer_devices.LLAMA_SERVER,
     "alias": Renamed("served_model_name"),
     "batch_size": Renamed("max_num_batched_tokens"),
     "cache_type_k": Renamed("kv_cache_dtype", _KV_TYPES),
@@ -217,7 +173,6 @@ _LLAMA_SERVER: dict[str, PeerOption] = {
     "mlock": NoEffect("packed weights are in memory, and the file is not read again", switch=True),
     "mmap": NoEffect("weights are mapped while they are packed", switch=True),
     "model_draft": _DRAFTS,
-    "n_gpu_layers": Renamed("gpu_layers", {"-1": None, "auto": None, "all": None}),
     "n_parallel": Renamed("max_num_seqs", _AUTOMATIC),
     "n_predict": Renamed("max_tokens", _AUTOMATIC),
     "num_predict": Renamed("max_tokens", _AUTOMATIC),
@@ -232,6 +187,7 @@ _LLAMA_SERVER: dict[str, PeerOption] = {
 }
 
 _SGLANG: dict[str, PeerOption] = {
+    **peer_devices.SGLANG,
     "chunked_prefill_size": Renamed("max_num_batched_tokens", {"-1": None}),
     "context_length": Renamed("max_model_len"),
     "cuda_graph_max_bs": _GRAPHS,
@@ -239,16 +195,13 @@ _SGLANG: dict[str, PeerOption] = {
     "disable_cuda_graph": Renamed("enforce_eager", _ON, switch=True),
     "disable_overlap_schedule": NoEffect("steps are planned ahead on a GPU", switch=True),
     "disable_radix_cache": Renamed("enable_prefix_caching", _NEGATED, switch=True),
-    "dp_size": Renamed("data_parallel_size"),
     "enable_deterministic_inference": Renamed("batch_invariant", _ON, switch=True),
     "enable_hierarchical_cache": Only(_OFF, "use kv_offloading_size, kv_disk_path or both", switch=True),
     "enable_metrics": NoEffect("/metrics is always there", switch=True),
     "enable_mixed_chunk": _CHUNKS,
     "enable_torch_compile": NoEffect(_KERNELS.reason, switch=True),
-    "ep_size": _ONE_MODEL,
     "grammar_backend": _GRAMMARS,
     "is_embedding": Renamed("task", {"true": "embed", "false": "generate"}, switch=True),
-    "load_balance_method": NoEffect("a request goes where its prefix is cached, or where there is least to do"),
     "log_requests": Renamed("access_log", _ON, switch=True),
     "lora_paths": Renamed("lora_modules"),
     "max_loras_per_batch": Renamed("max_loras"),
@@ -259,7 +212,6 @@ _SGLANG: dict[str, PeerOption] = {
     "mem_fraction_static": Renamed("gpu_memory_utilization"),
     "model_path": Renamed("model"),
     "page_size": Renamed("block_size"),
-    "pp_size": Renamed("pipeline_parallel_size"),
     "prefill_attention_backend": _KERNELS,
     "radix_eviction_policy": Only(("lru",), "the least recently used block goes first"),
     "random_seed": Renamed("seed"),
@@ -270,19 +222,17 @@ _SGLANG: dict[str, PeerOption] = {
     "skip_server_warmup": NoEffect("the server answers as soon as the model is loaded", switch=True),
     "speculative_algorithm": _DRAFTS,
     "tokenizer_path": Renamed("tokenizer"),
-    "tp_size": Renamed("tensor_parallel_size"),
     "watchdog_timeout": NoEffect("an engine that dies is restarted at once"),
 }
 
 _TRANSFORMERS: dict[str, PeerOption] = {
+    **peer_devices.TRANSFORMERS,
     "attn_implementation": _KERNELS,
     "cache_dir": _FILES,
-    "device_map": Only(("auto", "cpu", "cuda", "cuda:0", "none"), _ONE_MODEL.reason),
     "load_in_4bit": Renamed("quantization", {"true": "nf4", "false": None}, switch=True),
     "load_in_8bit": Renamed("quantization", {"true": "int8", "false": None}, switch=True),
     "local_files_only": Only(_OFF, "set HF_HUB_OFFLINE=1", switch=True),
     "low_cpu_mem_usage": NoEffect("weights are mapped while they are packed", switch=True),
-    "max_memory": Only(_OFF, _ONE_MODEL.reason),
     "quantization_config": Only(_OFF, "set quantization to int8, int4, nf4 or fp8"),
     "torch_dtype": Renamed("dtype"),
     "use_auth_token": Only(("true", *_OFF), "set HF_TOKEN"),
@@ -293,6 +243,7 @@ PEER_OPTIONS: dict[str, PeerOption] = {**_VLLM, **_TGI, **_LLAMA_SERVER, **_SGLA
 
 # Flags of one dash, and names that are short: -> the option they stand for.
 SHORT_FLAGS = {
+    **peer_devices.SHORT_FLAGS,
     "-O": "optimization_level",
     "-a": "alias",
     "-b": "batch_size",
@@ -301,26 +252,18 @@ SHORT_FLAGS = {
     "-cc": "compilation_config",
     "-ctk": "cache_type_k",
     "-ctv": "cache_type_v",
-    "-dp": "data_parallel_size",
     "-fa": "flash_attn",
     "-hf": "hf_repo",
     "-hff": "hf_file",
     "-m": "model",
     "-md": "model_draft",
     "-n": "n_predict",
-    "-ngl": "n_gpu_layers",
     "-np": "parallel",
-    "-pp": "pipeline_parallel_size",
     "-q": "quantization",
     "-s": "seed",
     "-t": "threads",
     "-tb": "threads_batch",
-    "-tp": "tensor_parallel_size",
     "-ub": "ubatch_size",
-    "--dp": "dp_size",
-    "--ep": "ep_size",
-    "--pp": "pp_size",
-    "--tp": "tp_size",
 }
 
 

@@ -19,7 +19,7 @@ class Reason:
 REASONS = (
     Reason(
         lambda plan: plan.setup.num_devices > 1 or _needs_several(plan),
-        lambda plan: "Quire computes a model on one GPU; across several, choose vLLM or SGLang",
+        lambda plan: "Quire's ranks (-tp) were never run on several GPUs; until they are, choose vLLM or SGLang there",
     ),
     Reason(
         lambda plan: plan.hardware.name in NOT_CUDA,
