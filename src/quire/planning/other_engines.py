@@ -19,7 +19,7 @@ class Reason:
 REASONS = (
     Reason(
         lambda plan: plan.setup.num_devices > 1 or _needs_several(plan),
-        lambda plan: "Quire computes a model on one GPU; across several, choose vLLM or SGLang",
+        lambda plan: "Quire has only been run on one GPU; for several in production, choose vLLM or SGLang",
     ),
     Reason(
         lambda plan: plan.hardware.name in NOT_CUDA,
