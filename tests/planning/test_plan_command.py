@@ -132,6 +132,14 @@ def test_stages_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
         (["--shape", "qwen3-8b", "--hardware", "graviton4", "--quantization", "fp8"], "int8"),
         (["--shape", "qwen3-8b", "--hardware", "l4,h100"], "--slo"),
         (["./no/such/config.json"], "no/such"),
+        (["--shape", "qwen3-8b", "--tp", "two"], "`two` is no number such as 4"),
+        (["--shape", "qwen3-8b", "--context", "1000000"], "--context is 1,000,000, and qwen3-8b has 40,960 positions"),
+        (["--shape", "qwen3-8b", "--slo", ""], "choose from ttft"),
+        (["--shape", "qwen3-8b", "--max-loras", "2", "--max-lora-rank", "0"], "--max-lora-rank is 0"),
+        (["--shape", "qwen3-8b", "--gpu-memory-utilization", "1.5"], "above 0, and 1 at most"),
+        (["--shape", "qwen3-8b", "--hardware", "graviton4", "--gpu-memory-utilization", "0.5"], "is a CPU"),
+        (["--shape", "qwen3-8b", "--slo", "ttft=1s", "--rate", "2", "--gpu-memory-utilization", "0.5"], "takes 90 %"),
+        (["one.gguf", "--model", "two.gguf"], "one.gguf and --model two.gguf are given"),
     ],
 )
 def test_wrong_input_is_one_sentence_with_what_is_near(
@@ -140,6 +148,30 @@ def test_wrong_input_is_one_sentence_with_what_is_near(
     assert main(["plan", *([] if "--hardware" in flags else GPU), *flags]) == 2
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said and said.count("error:") == 1
+
+
+def test_flags_are_those_of_vllm_and_llama_cpp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["dense"]))
+    path, plans = str(tmp_path / "config.json"), []
+    for flags in (
+        [path, "--tp", "2", "--pp", "1", "--context", "2048", "--users", "8"],
+        ["--model", path, "--tensor-parallel-size", "2", "--pipeline-parallel-size", "1", "--max_model_len=2048",
+         "--max-num-seqs", "8"],
+        ["-m", path, "-tp", "2", "-pp", "1", "-c", "2048", "-np", "8"],
+    ):  # fmt: skip
+        assert main(["plan", *flags, "--hardware", "h100", "--json"]) == 0
+        plans.append(capsys.readouterr().out)
+    assert plans[0] == plans[1] == plans[2] and json.loads(plans[0])["load"]["users"] == 8
+
+
+def test_a_smaller_share_of_a_gpu_has_room_for_fewer_users(capsys: pytest.CaptureFixture[str]) -> None:
+    fits = []
+    for share in ("0.9", "0.5"):
+        flags = ["--shape", "qwen3-8b", "--hardware", "h100", "--gpu-memory-utilization", share, "--json"]
+        assert main(["plan", *flags]) == 0
+        fits.append(json.loads(capsys.readouterr().out)["kv"]["users_by_context"]["4096"])
+    token = 36 * 2 * 8 * 128 * 2  # bytes of its KV cache
+    assert fits[0] - fits[1] == pytest.approx(0.4 * 79.2 * 2**30 / (4096 * token), abs=1)
 
 
 def test_a_model_that_cannot_be_read_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,6 +91,9 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
         (["--rates", ""], "write numbers with commas"),
         (["--calibrate"], "--calibrate runs the model here"),
         (["--prompt", "200000"], "the context holds"),
+        (["--max-concurrency", "0"], "--max-concurrency is 0"),
+        (["--goodput", "ttft"], "write NAME:VALUE"),
+        (["--goodput", "ttf:500"], "did you mean `ttft`?"),
         (["--scheduling-policy", "lifo"], "fcfs"),
         (["--kv-cache-memory-bytes", "1MiB", "--max-model-len", "4096"], "kv_cache_memory_bytes"),
     ],
@@ -128,6 +131,64 @@ def test_a_trace_is_simulated_at_its_own_rate(tmp_path: Path, capsys: pytest.Cap
     assert main([*TARGET, "--trace", str(tmp_path / "trace.jsonl"), "--json"]) == 0
     (load,) = json.loads(capsys.readouterr().out)["loads"]
     assert load["num_requests"] == 40 and load["rate"] == pytest.approx(10, rel=0.1)
+
+
+def test_flags_are_those_of_the_command_that_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    """`quire bench serve`, and so vLLM's."""
+    loads = []
+    for flags in (
+        ["--rate", "9", "--num-requests", "20", "--prompt", "40", "--output", "9", "--spread", "0.1", "--burst", "2"],
+        ["--request-rate", "9", "--num-prompts", "20", "--random-input-len", "40", "--random-output-len", "9",
+         "--random-range-ratio", "0.1", "--simulated-burst", "2"],
+    ):  # fmt: skip
+        assert main([*TARGET[:5], *flags, "--json"]) == 0
+        loads.append(json.loads(capsys.readouterr().out)["loads"])
+    assert loads[0] == loads[1]
+
+
+def test_a_trace_with_a_request_beyond_the_context_is_refused_by_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"timestamp": i, "input_length": 50 + 200_000 * i, "output_length": 10} for i in range(2)]
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert main([*TARGET, "--trace", str(tmp_path / "trace.jsonl")]) == 2
+    printed = capsys.readouterr()
+    assert "line 2 has 200,060 tokens, and the context holds 131,072" in printed.err and not printed.out
+
+
+def test_requests_beyond_the_concurrency_wait_at_their_clients() -> None:
+    """With one in flight each is served alone, and its times count from when it was sent."""
+    engine = SimulatedEngine(num_blocks=400)
+    arrivals = generate(WorkloadSpec(rate=float("inf"), num_requests=12, prompt=60, output=20))
+    one, four, all_at_once = (Fleet(engine, FixedTimes(), max_concurrency=limit) for limit in (1, 4, None))
+    alone = one.serve(arrivals)
+    assert {round(request.latency, 9) for request in alone.requests} == {round(alone.requests[0].latency, 9)}
+    assert alone.seconds == pytest.approx(sum(request.latency for request in alone.requests))
+    assert [request.number for request in alone.requests] == list(range(12))
+    times = [(request.arrival, request.finished) for request in four.serve(arrivals).requests]
+    assert max(sum(begin <= other < end for begin, end in times) for other, _ in times) == 4
+    assert all_at_once.serve(arrivals).seconds < four.serve(arrivals).seconds < alone.seconds
+
+
+def test_the_next_turn_of_a_conversation_counts_among_those_in_flight() -> None:
+    engine = SimulatedEngine(num_blocks=400)
+    arrivals = generate(WorkloadSpec(rate=float("inf"), num_requests=12, prompt=30, output=9, turns=3, think_seconds=0))
+    served = Fleet(engine, FixedTimes(), max_concurrency=2).serve(arrivals).requests
+    times = [(request.arrival, request.finished) for request in served]
+    assert len(served) == 12 and max(sum(begin <= other < end for begin, end in times) for other, _ in times) == 2
+
+
+def test_goodput_counts_what_keeps_all_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    simulation = simulate(
+        generate(CROWD), [SimulatedEngine(num_blocks=400, max_num_seqs=16).new_replica(0, FixedTimes())]
+    )
+    ttfts = sorted(request.ttft for request in simulation.requests)
+    half = summarize(simulation, {"ttft": ttfts[11]})
+    assert half.goodput == pytest.approx(half.requests_per_second * sum(each <= ttfts[11] for each in ttfts) / 24)
+    assert summarize(simulation, {"ttft": ttfts[11], "tpot": 0.0}).goodput == 0
+    assert summarize(simulation).goodput is None
+    assert main([*TARGET, "--goodput", "ttft:10000", "e2el:1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[-1] == "0.00"
 
 
 def test_a_small_cache_preempts_and_swap_space_keeps_what_was_computed() -> None:

@@ -263,7 +263,7 @@ def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None
         ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n\n{"timestamp": 2}', "line 2 is empty"),
         ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n[1]', "line 2 is not a request"),
         ('{"timestamp": 1, "input_length": 1e9, "output_length": 1}', "line 1 has 1,000,000,001 tokens"),
-        ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "line 1 has a negative time"),
+        ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "line 1 comes at -1 s"),
         ('{"input_length": 1}', "line 1 is not a request"),
         ("", "no requests"),
     ):  # fmt: skip

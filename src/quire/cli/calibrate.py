@@ -39,8 +39,11 @@ _ADDRESS = re.compile(r"^serving .* on (http\S+)$", re.MULTILINE)
 
 def kept_calibration(options: EngineOptions) -> "Calibration | None":
     """What was measured of this model, here, earlier."""
+    from quire.hub.hollow import remote_repo
     from quire.planning.calibration import calibration_key, find
 
+    if remote_repo(options.model) is not None:
+        return None  # it would have to be downloaded
     path = resolve_model(options.model, revision=options.revision).path
     return find(cache_dir() / "calibrations", calibration_key(path, _settings(options)))
 

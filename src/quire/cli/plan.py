@@ -22,6 +22,7 @@ from quire.cli.planning_flags import (
     read_draft,
     read_hardware,
     read_model,
+    take_named,
 )
 from quire.hub import DEFAULT_MODEL
 
@@ -61,8 +62,14 @@ def run(argv: Sequence[str]) -> int:
     words = "stages of layers, one device after the other; several, as 2,4,8: a table of what each would gain"
     parser.add_argument(*PP_NAMES, type=degrees, default=(1,), metavar="N[,N]", help=words)
     load = parser.add_argument_group("load")
-    load.add_argument("--users", type=int, default=1, metavar="N", help="requests in flight at once (default: 1)")
-    load.add_argument("--context", type=int, metavar="N", help="tokens of a user at most (default: prompt and output)")
+    users, context = ("--users", "--max-num-seqs", "-np", "--parallel"), ("--context", "--max-model-len", "-c")
+    load.add_argument(
+        *users, dest="users", type=int, default=1, metavar="N", help="requests in flight at once (default: 1)"
+    )
+    load.add_argument(
+        *context, "--ctx-size", dest="context", type=int, metavar="N",
+        help="tokens of a user at most (default: prompt and output)",
+    )  # fmt: skip
     load.add_argument("--prompt", type=int, default=1024, metavar="N", help="tokens of a prompt (default: 1024)")
     load.add_argument("--output", type=int, default=256, metavar="N", help="tokens of an output (default: 256)")
     load.add_argument("--rate", type=float, metavar="R", help="requests a second that are to be served")
@@ -72,6 +79,9 @@ def run(argv: Sequence[str]) -> int:
     engine = parser.add_argument_group("engine")
     engine.add_argument(
         "--max-num-batched-tokens", type=int, default=512, metavar="N", help="as `quire serve` has it (default: 512)"
+    )
+    engine.add_argument(
+        "--gpu-memory-utilization", type=float, metavar="X", help="share of a GPU's memory that is taken (default: 0.9)"
     )
     engine.add_argument(
         "--state-checkpoint-dtype",
@@ -92,6 +102,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="list known shapes, formats and hardware")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse(argv)
+    take_named(arguments)
     given, stages = arguments.tp, arguments.pp
     for flag, numbers in (("--tp", given), ("--pp", stages)):
         if min(numbers) < 1 or len(set(numbers)) < len(numbers):
@@ -99,19 +110,22 @@ def run(argv: Sequence[str]) -> int:
     arguments.tp, arguments.pp = max(given), max(stages)
     check_price(arguments)
     _check_drafts(arguments)
+    if arguments.max_loras and arguments.max_lora_rank < 1:
+        raise UsageError(f"--max-lora-rank is {arguments.max_lora_rank}", "it must be at least 1")
+    is_search = arguments.slo is not None
     if arguments.list:
         print(_known())
     elif arguments.calibrate:
         from quire.cli.calibrate import calibrate_target
 
         print(calibrate_target(arguments))
-    elif arguments.slo and len(given) > 1:
+    elif is_search and len(given) > 1:
         raise UsageError("--slo searches numbers of devices, and --tp names several", "leave --tp out")
-    elif len(stages) > 1 and (arguments.slo or arguments.tp > 1):
+    elif len(stages) > 1 and (is_search or arguments.tp > 1):
         raise UsageError("--pp names several numbers of devices", "leave out --slo and --tp")
     elif len(stages) > 1:
         _scale_stages(arguments, stages)
-    elif arguments.slo:
+    elif is_search:
         _search(arguments)
     elif len(given) > 1:
         _scale(arguments, given)
@@ -128,14 +142,33 @@ def _check_drafts(arguments: Namespace) -> None:
         raise UsageError("--num-speculative-tokens is given", "say what proposes them: --draft-model or --draft-head")
 
 
+def _own_share(arguments: Namespace, hardware: "Hardware") -> "Hardware":
+    """With the share of its memory that an engine takes."""
+    share = arguments.gpu_memory_utilization
+    if share is None:
+        return hardware
+    if not 0 < share <= 1:
+        raise UsageError(f"--gpu-memory-utilization is {share:g}", "it is a share: above 0, and 1 at most")
+    if not hardware.is_gpu:
+        raise UsageError(f"--gpu-memory-utilization is given, and {hardware.name} is a CPU", "leave it out")
+    return replace(hardware, utilization=share)
+
+
+def _check_context(arguments: Namespace, model: "PlannedModel") -> None:
+    asked, most = arguments.context, model.config.max_length
+    if asked is not None and asked > most:
+        raise UsageError(f"--context is {asked:,}, and {model.name} has {most:,} positions", f"give at most {most}")
+
+
 def _plan(arguments: Namespace) -> None:
     from quire.planning.explain import explain
     from quire.planning.plan import make_plan
     from quire.planning.report import as_json, as_text
 
-    hardware = read_hardware(arguments)
+    hardware = _own_share(arguments, read_hardware(arguments))
     model = read_model(arguments, hardware)
     check_degrees(model, arguments.tp, arguments.pp)
+    _check_context(arguments, model)
     setup = _setup(arguments, hardware)
     draft = read_draft(arguments, model, hardware)
     plan = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments), setup, draft)
@@ -168,8 +201,9 @@ def _scale(arguments: Namespace, given: Sequence[int]) -> None:
     from quire.planning.plan import make_plan
     from quire.planning.scaling import as_json, as_text, scaling
 
-    hardware = read_hardware(arguments)
+    hardware = _own_share(arguments, read_hardware(arguments))
     model = read_model(arguments, hardware)
+    _check_context(arguments, model)
     kv, load = _kv_spec(model, arguments, hardware), _load(arguments)
     setups = [replace(_setup(arguments, hardware), tp=tp) for tp in sorted({1, *given})]
     found = scaling([make_plan(model, kv, load, setup) for setup in setups])
@@ -181,8 +215,9 @@ def _scale_stages(arguments: Namespace, given: Sequence[int]) -> None:
     from quire.planning.plan import make_plan
     from quire.planning.stage_scaling import as_json, as_text, stage_scaling
 
-    hardware = read_hardware(arguments)
+    hardware = _own_share(arguments, read_hardware(arguments))
     model = read_model(arguments, hardware)
+    _check_context(arguments, model)
     setup = _setup(arguments, hardware)  # the largest number: refused where there is one device
     one = make_plan(model, _kv_spec(model, arguments, hardware), _load(arguments), replace(setup, pp=1))
     found = stage_scaling(one, sorted({1, *given}))
@@ -224,6 +259,8 @@ def _search(arguments: Namespace) -> None:
         machines = [hardware_called(name.strip(), measure_again=arguments.measure) for name in names]
     else:
         machines = [row for row in HARDWARE.values() if row.is_gpu and row.price]
+    if arguments.gpu_memory_utilization is not None:
+        raise UsageError("--slo takes 90 % of a GPU's memory", "leave out --gpu-memory-utilization")
     name = arguments.shape or arguments.model or DEFAULT_MODEL
     by_shape = bool(arguments.shape) or name.endswith("config.json")
 

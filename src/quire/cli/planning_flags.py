@@ -1,10 +1,11 @@
 """What `quire plan` and `quire simulate` share on the command line: a model, and the machine it would run on."""
 
 import sys
-from argparse import ArgumentTypeError, Namespace
+from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from math import inf
 from os import getloadavg
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
@@ -27,7 +28,14 @@ if TYPE_CHECKING:
 
 def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
     """`several_degrees`: --tp may be a list, which the command reads."""
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="a model that is here, or a config.json")
+    parser.add_argument(
+        "named",
+        nargs="?",
+        metavar="MODEL",
+        default=SUPPRESS,
+        help="a path, a config.json, or a name of the hub",
+    )
+    parser.add_argument("-m", "--model", metavar="MODEL", help="the same")
     parser.add_argument("--shape", metavar="NAME", help="a well-known model by its sizes, without its files")
     parser.add_argument("--format", metavar="NAME", help="how its weights are stored, for --shape and config.json")
     parser.add_argument("--quantization", choices=QUANTIZE, help="as `quire serve` has it")
@@ -39,6 +47,14 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
         parser.add_argument(*TP_NAMES, type=int, default=1, metavar="N", help="devices that share every matrix")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME", help="as `quire serve` has it")
     parser.add_argument("--measure", action="store_true", help="measure this machine again")
+
+
+def take_named(arguments: Namespace) -> None:
+    """MODEL is --model MODEL."""
+    if hasattr(arguments, "named"):
+        if arguments.model is not None:
+            raise UsageError(f"{arguments.named} and --model {arguments.model} are given", "give one of them")
+        arguments.model = arguments.named
 
 
 def check_price(arguments: Namespace) -> None:
@@ -162,12 +178,15 @@ def count_model(
 
     if quantization in ON_GPU_ONLY and not hardware.is_gpu:
         raise UsageError(f"--quantization is {quantization}, which is for GPUs", "on a CPU, use int8, int4 or nf4")
-    checkpoint, short = _checkpoint(name, format_name, is_shape)
-    return plan_model(short, checkpoint, packing_of(checkpoint.config, on_gpu=hardware.is_gpu), quantization)
+    with TemporaryDirectory() as folder:
+        checkpoint, short = _checkpoint(name, format_name, is_shape, Path(folder))
+        return plan_model(short, checkpoint, packing_of(checkpoint.config, on_gpu=hardware.is_gpu), quantization)
 
 
-def _checkpoint(name: str, format_name: str | None, is_shape: bool) -> "tuple[Checkpoint, str]":
-    """-> its tensors, by their shapes at least, and a short name."""
+def _checkpoint(name: str, format_name: str | None, is_shape: bool, folder: Path) -> "tuple[Checkpoint, str]":
+    """-> its tensors, by their shapes at least, and a short name. `folder`: for the headers of files that are not
+    here."""
+    from quire.hub.hollow import remote_repo, write_hollow
     from quire.planning.shape_checkpoint import shape_checkpoint
     from quire.planning.shapes import shape_config
     from quire.weights.checkpoint import open_checkpoint
@@ -180,6 +199,10 @@ def _checkpoint(name: str, format_name: str | None, is_shape: bool) -> "tuple[Ch
         return shape_checkpoint(read_config(path.parent), format_name), path.parent.resolve().name
     if format_name:
         raise UsageError("--format is given for a model with files", "its files say how it is stored")
+    if (remote := remote_repo(name)) is not None:
+        path = write_hollow(remote, folder)
+        print(f"read from the headers of {remote.repo}, which is {remote.nbytes / 1e9:,.1f} GB", file=sys.stderr)
+        return open_checkpoint(path), name
     files = resolve_model(name)
     return open_checkpoint(files.path), files.name
 

@@ -19,8 +19,9 @@ from quire.cli.planning_flags import (
     read_draft,
     read_hardware,
     read_model,
+    take_named,
 )
-from quire.cli.simulate_table import HEADER, cost_of, line_of
+from quire.cli.simulate_table import cost_of, header, line_of
 from quire.engine.options import TARGET_ITL_MS, EngineOptions
 from quire.engine.start import uses_gpu
 from quire.hub import DEFAULT_MODEL
@@ -45,6 +46,8 @@ EXAMPLES = """\
   quire simulate --shape qwen3-8b --hardware h100 --draft-model qwen3-0.6b --num-speculative-tokens 3 --acceptance 0.7
   quire simulate --shape qwen3-8b --hardware h100 --turns 5 --replicas 4 --router prefix
   quire simulate --shape qwen3-8b --hardware h100 --trace trace.jsonl --json
+  quire simulate --shape qwen3-8b --hardware h100 --request-rate inf --max-concurrency 16 --num-prompts 100
+  quire simulate --shape qwen3-8b --hardware l4 --rates 1,2,4,8 --goodput ttft:500 tpot:60
 """
 
 # The engine's options that a simulation heeds; the others change no plan and no time.
@@ -55,12 +58,44 @@ ENGINE = (
 )  # fmt: skip
 
 
+# Fields of WorkloadSpec: what they are read as, the default, and words.
+WORKLOAD: dict[str, tuple[type, float, str, str]] = {
+    "rate": (float, 1.0, "R", "requests a second (inf: all at once)"),
+    "num_requests": (int, 200, "N", "(default: 200)"),
+    "prompt": (int, 512, "N", "tokens of a prompt (default: 512)"),
+    "output": (int, 128, "N", "tokens of an output (default: 128)"),
+    "spread": (float, 0.5, "S", "lengths vary by this share (0.5)"),
+    "shared_prefix": (int, 0, "N", "tokens that prompts begin with"),
+    "num_prefixes": (int, 1, "N", "different ones (default: 1)"),
+    "turns": (int, 1, "N", "of a conversation: each follows the answer before (1)"),
+    "think_seconds": (float, 5.0, "S", "from an answer to the next turn (default: 5)"),
+    "burst": (int, 1, "N", "requests that come together (default: 1)"),
+    "priorities": (int, 1, "N", "levels of priority (default: 1)"),
+    "seed": (int, 0, "N", "of the workload"),
+}
+# The same in `quire bench serve`: the command that measures what this one predicts.
+SYNONYMS = {
+    "rate": ("--request-rate",),
+    "num_requests": ("--num-prompts",),
+    "prompt": ("--random-input-len", "--input-len"),
+    "output": ("--random-output-len", "--output-len"),
+    "spread": ("--random-range-ratio",),
+    "shared_prefix": ("--random-prefix-len",),
+    "num_prefixes": ("--simulated-num-prefixes",),
+    "burst": ("--simulated-burst",),
+}
+
+
 def run(argv: Sequence[str]) -> int:
     arguments = _parser().parse(argv)
+    take_named(arguments)
     if arguments.replicas < 1:
         raise UsageError(f"--replicas is {arguments.replicas}", "it must be at least 1")
+    if arguments.max_concurrency is not None and arguments.max_concurrency < 1:
+        raise UsageError(f"--max-concurrency is {arguments.max_concurrency}", "it must be at least 1")
     check_price(arguments)
     _check_drafts(arguments)
+    goals = read_goals(arguments.goodput)
     rates = _rates(arguments)
     workloads = [(rate, _workload(arguments, rate)) for rate in rates]
     _check_picture(arguments, rates)
@@ -69,11 +104,14 @@ def run(argv: Sequence[str]) -> int:
     price = hardware.price if arguments.price is None else arguments.price
     hourly = price * arguments.tp * arguments.replicas
     rows: list[tuple[float, Summary]] = []
-    if not arguments.json:
-        print(HEADER)
     try:
         for rate, workload in workloads:
-            summary = _summary(fleet, workload())
+            arrivals = workload()
+            if arguments.trace:
+                check_lengths(arguments.trace, arrivals, fleet.engine.max_model_len)
+            summary = _summary(fleet, arrivals, goals)
+            if not rows and not arguments.json:
+                print(header(goals))
             rows.append((round(summary.requests_per_second, 3) if arguments.trace else rate, summary))
             if not arguments.json:
                 print(line_of(*rows[-1], hourly), flush=True)
@@ -106,26 +144,16 @@ def _parser() -> Parser:
     )
     add_target_flags(parser)
     workload = parser.add_argument_group("workload")
-    workload.add_argument("--rate", type=float, default=1.0, metavar="R", help="requests a second (inf: all at once)")
+    for name, (kind, default, metavar, words) in WORKLOAD.items():
+        names = ("--" + name.replace("_", "-"), *SYNONYMS.get(name, ()))
+        workload.add_argument(*names, dest=name, type=kind, default=default, metavar=metavar, help=words)
     workload.add_argument("--rates", metavar="R,R,...", help="several rates, one row each")
-    workload.add_argument("--num-requests", type=int, default=200, metavar="N", help="(default: 200)")
-    workload.add_argument("--prompt", type=int, default=512, metavar="N", help="tokens of a prompt (default: 512)")
-    workload.add_argument("--output", type=int, default=128, metavar="N", help="tokens of an output (default: 128)")
-    workload.add_argument("--spread", type=float, default=0.5, metavar="S", help="lengths vary by this share (0.5)")
-    workload.add_argument("--shared-prefix", type=int, default=0, metavar="N", help="tokens that prompts begin with")
-    workload.add_argument("--num-prefixes", type=int, default=1, metavar="N", help="different ones (default: 1)")
     workload.add_argument(
-        "--turns", type=int, default=1, metavar="N", help="of a conversation: each follows the answer before (1)"
+        "--max-concurrency", type=int, metavar="N", help="requests in flight at most; others wait at their clients"
     )
-    workload.add_argument(
-        "--think-seconds", type=float, default=5.0, metavar="S", help="from an answer to the next turn (default: 5)"
-    )
-    workload.add_argument("--burst", type=int, default=1, metavar="N", help="requests that come together (default: 1)")
-    workload.add_argument("--priorities", type=int, default=1, metavar="N", help="levels of priority (default: 1)")
     workload.add_argument(
         "--trace", type=Path, metavar="FILE", help="JSON lines: timestamp, input_length, output_length"
     )
-    workload.add_argument("--seed", type=int, default=0, metavar="N", help="of the workload")
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument("--replicas", type=int, default=1, metavar="N", help="engines (default: 1)")
     fleet.add_argument(
@@ -142,6 +170,10 @@ def _parser() -> Parser:
     )
     parser.add_argument("--calibrate", action="store_true", help="time steps of the model on this machine (20 s)")
     parser.add_argument("--roofline", action="store_true", help="compute step times even if measured ones are kept")
+    parser.add_argument(
+        "--goodput", nargs="+", default=(), metavar="M:MS",
+        help="requests a second that keep these bounds, in ms: ttft:500 tpot:40 e2el:5000",
+    )  # fmt: skip
     parser.add_argument("--svg", type=Path, metavar="FILE", help="a picture of latency against load")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser
@@ -184,7 +216,7 @@ def _fleet(arguments: Namespace) -> "tuple[Hardware, PlannedModel, Fleet, str]":
         num_speculative_tokens=arguments.num_speculative_tokens, draft=draft,
     )  # fmt: skip
     draft_times, of_draft = _draft_times(arguments, options, hardware, draft, calibration) if draft else (None, "")
-    fleet = Fleet(engine, times, costs, arguments.replicas, arguments.router, draft_times)
+    fleet = Fleet(engine, times, costs, arguments.replicas, arguments.router, draft_times, arguments.max_concurrency)
     return hardware, model, fleet, source + of_draft
 
 
@@ -248,12 +280,29 @@ def own_gpu() -> "Hardware":
     return known[0]
 
 
-def _summary(fleet: "Fleet", arrivals: "list[Arrival]") -> "Summary":
+def read_goals(given: Sequence[str]) -> dict[str, float]:
+    """Seconds that a request may take, as `quire bench serve` has them in milliseconds: ttft:500 tpot:40 e2el:5000."""
+    from quire.cli.bench.serve.flags import ResultFlags
+
+    return {name: value / 1000 for name, value in ResultFlags(goodput=list(given)).goals.items()}
+
+
+def check_lengths(path: Path, arrivals: "list[Arrival]", most: int) -> None:
+    """Of a trace, before it is served."""
+    for number, arrival in enumerate(arrivals, 1):
+        if (length := len(arrival.prompt_ids) + arrival.output) > most:
+            raise UsageError(
+                f"{path}: line {number} has {length:,} tokens, and the context holds {most:,}",
+                "give a greater --max-model-len, if the model has it, or leave out longer requests",
+            )
+
+
+def _summary(fleet: "Fleet", arrivals: "list[Arrival]", goals: dict[str, float]) -> "Summary":
     from quire.cli.bench.setup import progress
     from quire.planning.summary import summarize
 
     with progress(sum(arrival.num_turns for arrival in arrivals), "request") as advance:
-        return summarize(fleet.serve(arrivals, advance))
+        return summarize(fleet.serve(arrivals, advance), goals)
 
 
 def _check_picture(arguments: Namespace, rates: list[float]) -> None:

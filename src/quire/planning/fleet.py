@@ -126,15 +126,18 @@ class Fleet:
     num_replicas: int = 1
     router: str = "least-busy"
     draft_times: StepTimes | None = None
+    max_concurrency: int | None = None  # requests in flight at most; None: no limit
 
-    def serve(self, arrivals: Sequence[Arrival], advance: Callable[[], object] = lambda: None) -> Simulation:
+    def __post_init__(self) -> None:
         if self.router not in ROUTERS:
             near = nearest(self.router, ROUTERS)
             hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(ROUTERS)}"
             raise BadRequest(f"no router is called `{self.router}`", hint, param="router")
+
+    def serve(self, arrivals: Sequence[Arrival], advance: Callable[[], object] = lambda: None) -> Simulation:
         given = self.times, self.costs, self.draft_times
         replicas = [self.engine.new_replica(index, *given) for index in range(self.num_replicas)]
-        return simulate(arrivals, replicas, ROUTERS[self.router], advance)
+        return simulate(arrivals, replicas, ROUTERS[self.router], advance, self.max_concurrency)
 
 
 def plan_engine(

@@ -24,6 +24,7 @@ class Hardware:
     is_gpu: bool = True
     threads: int = 8  # of a CPU, that compute
     process_bytes: int | None = None  # of an engine process without a model; None: not measured
+    utilization: float = 0.9  # of a GPU's memory, the share that an engine takes: `--gpu-memory-utilization`
 
     @property
     def ridge(self) -> float:
@@ -64,8 +65,8 @@ HARDWARE = {row.name: row for row in _ROWS}
 
 
 def usable_memory(hardware: Hardware, num_devices: int = 1) -> int:
-    """Bytes of all devices: 90 % of a GPU's, as `--gpu-memory-utilization` has it."""
-    return int(num_devices * hardware.memory * (0.9 if hardware.is_gpu else 1.0))
+    """Bytes of all devices that an engine takes."""
+    return int(num_devices * hardware.memory * (hardware.utilization if hardware.is_gpu else 1.0))
 
 
 def find_hardware(name: str) -> Hardware:

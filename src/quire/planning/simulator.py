@@ -2,8 +2,9 @@
 
 import gc
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.planning.prompt_ids import joined
 from quire.planning.replica import Replica, SimulatedRequest
@@ -23,13 +24,15 @@ class Simulation:
 
 def simulate(
     arrivals: Sequence[Arrival], replicas: list[Replica], router: Router = least_busy,
-    advance: Callable[[], object] = lambda: None,
+    advance: Callable[[], object] = lambda: None, max_concurrency: int | None = None,
 ) -> Simulation:  # fmt: skip
-    """Serve all arrivals, and the turns that follow them. `advance` is called whenever a request has ended."""
+    """Serve all arrivals, and the turns that follow them. `advance` is called whenever a request has ended.
+    `max_concurrency`: requests in flight at most. Others wait at their clients, and their times count from when they
+    are sent."""
     collected = gc.isenabled()
     gc.disable()  # millions of tokens and no cycles: the collector would go through them again and again
     try:
-        return _Clock(arrivals, replicas, router, advance=advance).run()
+        return _Clock(arrivals, replicas, router, advance=advance, max_concurrency=max_concurrency).run()
     finally:
         if collected:
             gc.enable()
@@ -43,9 +46,12 @@ class _Clock:
 
     def __init__(
         self, arrivals: Sequence[Arrival], replicas: list[Replica], router: Router, *, compress: bool = True,
-        advance: Callable[[], object] = lambda: None,
+        advance: Callable[[], object] = lambda: None, max_concurrency: int | None = None,
     ) -> None:  # fmt: skip
         """`compress`: steps that are alike are made at once."""
+        self._left = len(arrivals) if max_concurrency is None else max_concurrency  # that may be sent now
+        self._held: deque[tuple[int, Arrival]] = deque()  # at their clients
+        self._sent: set[int] = set()  # of those that were held: on their way to an engine
         self._replicas, self._router, self._compress, self._advance = replicas, router, compress, advance
         self._simulation = Simulation(replicas=replicas)
         self._delay = replicas[0].costs.request
@@ -74,7 +80,9 @@ class _Clock:
         if replica.goes_on == now:
             replica.step()
             for ended in replica.take_ended():
+                self._left += 1
                 self._follow(ended)
+                self._send_held(ended.finished)
                 self._advance()
         if replica.goes_on is not None:
             self._set_alarm(replica, replica.sleeps_until() if self._compress else replica.goes_on)
@@ -85,6 +93,9 @@ class _Clock:
 
     def _add(self, now: float, number: int, arrival: Arrival, replica: Replica | None) -> None:
         if replica is None:
+            if not self._may_send(number):
+                self._held.append((number, arrival))
+                return
             replica = self._router(self._replicas, arrival, number)
             if (reaches := replica.receive(now)) > now:
                 heapq.heappush(self._pending, (reaches, number, arrival, replica))
@@ -95,6 +106,24 @@ class _Clock:
         replica.add(request, now)
         assert replica.goes_on is not None
         self._set_alarm(replica, replica.goes_on)
+
+    def _may_send(self, number: int) -> bool:
+        """Whether fewer than may be are in flight, or a place was kept for it."""
+        if number in self._sent:
+            self._sent.remove(number)
+            return True
+        if not self._left:
+            return False
+        self._left -= 1
+        return True
+
+    def _send_held(self, now: float) -> None:
+        """Some may be sent, for others have ended."""
+        while self._held and self._left:
+            number, arrival = self._held.popleft()
+            self._left -= 1
+            self._sent.add(number)
+            heapq.heappush(self._pending, (now + self._delay, number, replace(arrival, time=now), None))
 
     def _follow(self, ended: SimulatedRequest) -> None:
         """The next turn: the prompt is what was said so far, and its own tokens."""

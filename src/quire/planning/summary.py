@@ -1,12 +1,19 @@
 """Percentiles of a simulation, as benchmarks of real servers report them."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from quire.planning.percentiles import percentile
+from quire.planning.replica import SimulatedRequest
 from quire.planning.simulator import Simulation
 
 PERCENTILES = (50, 90, 99)
+MEASURES: dict[str, Callable[[SimulatedRequest], float]] = {  # by the names of vLLM's --goodput
+    "ttft": lambda request: request.ttft,
+    "tpot": lambda request: request.tpot,
+    "e2el": lambda request: request.latency,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +34,14 @@ class Summary:
     max_queue: int  # of one replica
     requests_per_second: float
     num_steps: int
+    goodput: float | None = None  # requests a second that keep the bounds, if there are any
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def summarize(simulation: Simulation) -> Summary:
+def summarize(simulation: Simulation, goals: Mapping[str, float] | None = None) -> Summary:
+    """`goals`: seconds that a request may take, by the names of MEASURES."""
     requests, replicas, seconds = simulation.requests, simulation.replicas, simulation.seconds
     num_output = sum(request.num_output for request in requests)
     num_prompt = sum(request.num_prompt for request in requests)
@@ -56,4 +65,9 @@ def summarize(simulation: Simulation) -> Summary:
         max_queue=max(replica.max_queue for replica in replicas),
         requests_per_second=len(requests) / seconds,
         num_steps=sum(replica.num_steps for replica in replicas),
+        goodput=sum(_keeps(request, goals) for request in requests) / seconds if goals else None,
     )
+
+
+def _keeps(request: SimulatedRequest, goals: Mapping[str, float]) -> bool:
+    return all(MEASURES[name](request) <= most for name, most in goals.items())

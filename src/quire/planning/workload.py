@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.planning.prompt_ids import joined
@@ -169,9 +170,9 @@ def _read_line(path: Path, number: int, line: str, fresh: _FreshIds) -> Arrival:
         values = json.loads(line)
         hashes = values.get("hash_ids")
         time = float(values.get("timestamp", values.get("arrival"))) / (1000 if hashes is not None else 1)
-        num_prompt = int(values.get("input_length", values.get("prompt_tokens")))
-        output = int(values.get("output_length", values.get("output_tokens")))
-        priority = int(values.get("priority", 0))
+        num_prompt = _whole(values.get("input_length", values.get("prompt_tokens")))
+        output = _whole(values.get("output_length", values.get("output_tokens")))
+        priority = _whole(values.get("priority", 0))
         shared = [int(block) for block in hashes or ()]
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadRequest(
@@ -179,8 +180,13 @@ def _read_line(path: Path, number: int, line: str, fresh: _FreshIds) -> Arrival:
             'write {"timestamp": 0.5, "input_length": 100, "output_length": 20}',
             param="trace",
         ) from error
-    if not (math.isfinite(time) and time >= 0 and num_prompt >= 1 and output >= 1):
-        raise BadRequest(f"{path}: line {number} has a negative time or no tokens", param="trace")
+    if not 0 <= time < math.inf:
+        raise BadRequest(f"{path}: line {number} comes at {time:g} s", "times count from 0", param="trace")
+    if num_prompt < 1 or output < 1:
+        raise BadRequest(
+            f"{path}: line {number} has {num_prompt:,} tokens of a prompt and {output:,} of an output",
+            "both are at least 1", param="trace",
+        )  # fmt: skip
     if num_prompt + output > MAX_TOKENS:
         raise BadRequest(
             f"{path}: line {number} has {num_prompt + output:,} tokens, and a request may have {MAX_TOKENS:,}",
@@ -190,3 +196,10 @@ def _read_line(path: Path, number: int, line: str, fresh: _FreshIds) -> Arrival:
     ends = [min(TRACE_BLOCK, num_prompt - TRACE_BLOCK * number) for number in range(len(shared))]
     blocks = [range(block * TRACE_BLOCK, block * TRACE_BLOCK + end) for block, end in zip(shared, ends, strict=True)]
     return Arrival(time, joined(*blocks, fresh.take(num_prompt - sum(ends))), output, priority)
+
+
+def _whole(value: Any) -> int:
+    """Raises ValueError for 10.5, which is no number of tokens."""
+    if isinstance(value, bool) or int(value) != float(value):
+        raise ValueError(value)
+    return int(value)
