@@ -158,7 +158,7 @@ def delta_specs(c: BailingHybridConfig, layer: str, checkpoint: Checkpoint) -> T
         **state_specs(s, conv, rate, Vector(prefix, s.key_size, "dt_bias"), f"{prefix}.o_norm"),
     }
     if c.decay_bound is not None:
-        rows = {"decay_rate": RateRow(rate), "decay_bias": StoredRow(bias, s.key_size)}
+        rows: dict[str, TensorSpec] = {"decay_rate": RateRow(rate), "decay_bias": StoredRow(bias, s.key_size)}
         specs |= {**rows, "ones": OnesRow(s.key_size)}
     return specs
 

@@ -89,7 +89,8 @@ def _gated_heads(hf: CheckpointConfig, layers: int) -> bool:
 
 
 def layer_specs(c: LagunaConfig, checkpoint: Checkpoint) -> list[TensorSpecs]:
-    stored, specs = set(checkpoint.names()), []
+    specs: list[TensorSpecs] = []
+    stored = set(checkpoint.names())
     for layer in range(c.layers):
         own = c.of_layer(layer)
         name = f"model.layers.{layer}.{GATE}.weight"

@@ -144,6 +144,7 @@ def feed_forward(c: MoeConfig, layer: MoeLayer, ops: OpSet, x: Value) -> Value:
 
 
 def router_logits(c: MoeConfig, layer: MoeLayer, ops: OpSet, x: Value) -> Value:
+    assert layer.router is not None
     logits = ops.linear(x, layer.router)
     if not c.router_cap:
         return logits
