@@ -40,6 +40,16 @@ QUIRE_INLINE Floats erfc(Floats x) {
     return p * t * exp(splat(0.0f) - x * x);
 }
 
+// log(1 + exp(x)), with a relative error below 3e-7. With u = exp(-|x|): max(x, 0) + log(1 + u), and log(1 + u) =
+// 2 atanh(u / (2 + u)), whose argument is at most 1/3.
+QUIRE_INLINE Floats softplus(Floats x) {
+    const Floats zero = splat(0.0f), u = exp(zero - max(x, zero - x));
+    const Floats z = u / (splat(2.0f) + u), z2 = z * z;
+    Floats series = splat(1.0f / 13);
+    for (int odd = 11; odd >= 1; odd -= 2) series = multiply_add(series, z2, splat(1.0f / float(odd)));
+    return multiply_add(z + z, series, max(x, zero));
+}
+
 QUIRE_INLINE Floats clamp_max(Floats x, float limit) { return splat(0.0f) - max(splat(0.0f) - x, splat(-limit)); }
 
 constexpr float kSwigluLimit = 7.0f;
@@ -54,6 +64,7 @@ QUIRE_INLINE Floats activated(Floats x) {
     if constexpr (Kind == Activation::Tanh) return tanh(x);
     if constexpr (Kind == Activation::Elu) return max(zero, x) + (exp(clamp_max(x, 0.0f)) - splat(1.0f));
     if constexpr (Kind == Activation::Sigmoid) return splat(1.0f) / (splat(1.0f) + exp(zero - x));
+    if constexpr (Kind == Activation::Softplus) return softplus(x);
     if constexpr (Kind == Activation::ReluSquared) return max(zero, x) * max(zero, x);
     if constexpr (Kind == Activation::Gelu) {  // x P(x), or x - x P(-x) for x > 0: no cancellation in the far tail
         const Floats magnitude = max(zero - x, x);

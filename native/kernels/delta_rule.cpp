@@ -1,8 +1,8 @@
 // Linear attention with a state, and the decays of its states. They are specified in scan.h.
 
+#include "activation.h"
 #include "inline.h"
 #include "scan.h"
-#include "softplus.h"
 #include "vec.h"
 
 namespace quire::QUIRE_ISA {

@@ -96,11 +96,11 @@ void activate_and_mul_with(const float* x, int64_t n, float* out) {
                    activated<Kind>(load_part(gate + whole, rest)) * factor_of<Kind>(load_part(up + whole, rest)), rest);
 }
 
-#define QUIRE_EACH_ACTIVATION(function)                                                                  \
-    {function<Activation::Silu>,   function<Activation::Gelu>,          function<Activation::GeluTanh>,  \
-     function<Activation::Relu>,   function<Activation::ReluSquared>,   function<Activation::QuickGelu>, \
-     function<Activation::Tanh>,   function<Activation::ClampedSwiglu>, function<Activation::Elu>,       \
-     function<Activation::Sigmoid>}
+#define QUIRE_EACH_ACTIVATION(function)                                                                   \
+    {function<Activation::Silu>,    function<Activation::Gelu>,          function<Activation::GeluTanh>,  \
+     function<Activation::Relu>,    function<Activation::ReluSquared>,   function<Activation::QuickGelu>, \
+     function<Activation::Tanh>,    function<Activation::ClampedSwiglu>, function<Activation::Elu>,       \
+     function<Activation::Sigmoid>, function<Activation::Softplus>}
 
 void activate(Activation kind, const float* x, int64_t n, float* out) {
     static constexpr void (*kKernels[kNumActivations])(const float*, int64_t, float*) =

@@ -4,7 +4,6 @@
 
 #include "activation.h"
 #include "inline.h"
-#include "softplus.h"
 #include "vec.h"
 
 namespace quire::QUIRE_ISA {

@@ -125,8 +125,20 @@ constexpr int64_t attention_scratch(int64_t head_dim, int64_t block_size) {
 }
 
 // As in ops/opset.py.
-enum class Activation : int { Silu, Gelu, GeluTanh, Relu, ReluSquared, QuickGelu, Tanh, ClampedSwiglu, Elu, Sigmoid };
-constexpr int kNumActivations = int(Activation::Sigmoid) + 1;
+enum class Activation : int {
+    Silu,
+    Gelu,
+    GeluTanh,
+    Relu,
+    ReluSquared,
+    QuickGelu,
+    Tanh,
+    ClampedSwiglu,
+    Elu,
+    Sigmoid,
+    Softplus
+};
+constexpr int kNumActivations = int(Activation::Softplus) + 1;
 
 constexpr int64_t kMaxTaps = 16;  // of a causal convolution
 

@@ -7,8 +7,8 @@ import pytest
 
 from engine.same_bits import PARAMS, PROMPTS, SHARED, Bits, bits, cold_bits, save_random
 from fakes import make_drafts_free
-from quire import LLM, BeamSearchParams, SamplingParams
-from quire.core.errors import BadRequest, DoesNotFit, Unsupported
+from quire import LLM, SamplingParams
+from quire.core.errors import DoesNotFit, Unsupported
 from quire.ops.kv_spec import StateSpec
 from quire.ops.native.cache import NativeCache
 
@@ -163,8 +163,6 @@ def few_blocks_and_drafts_change_nothing(model: Path, **options: object) -> None
 
 
 def test_what_states_cannot_do_is_refused_by_name(hybrid: Path) -> None:
-    with pytest.raises(BadRequest, match="beam search is asked for, and the model has states"):
-        LLM(hybrid).beam_search(["x"], BeamSearchParams(beam_width=2, max_tokens=4))
     with pytest.raises(DoesNotFit, match="the recurrent states of a sequence and of a prefix need"):
         LLM(hybrid, kv_cache_memory_bytes=2 * SLOT_BYTES)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from engine.same_bits import PARAMS, PROMPTS, Bits, bits, cold_bits, save_random
-from quire import LLM, BeamSearchParams, SamplingParams
+from quire import LLM, SamplingParams
 from quire.core import kv_tiers
-from quire.core.errors import BadRequest, Unsupported
+from quire.core.errors import Unsupported
 from quire.ops.kv_spec import ConvSpec
 from quire.runtime import disk_tier
 from quire.runtime.disk_tier import DiskTier
@@ -92,8 +92,6 @@ def test_an_engine_that_is_started_again_finds_states_on_disk(
 
 
 def test_what_states_cannot_do_is_refused_by_name(hybrid: Path) -> None:
-    with pytest.raises(BadRequest, match="beam search is asked for, and the model has states"):
-        LLM(hybrid).beam_search(["x"], BeamSearchParams(beam_width=2, max_tokens=4))
     with pytest.raises(Unsupported, match="speculative decoding with a `Lfm2ForCausalLM`"):
         LLM(hybrid, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
 

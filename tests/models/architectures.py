@@ -3,7 +3,8 @@
     python -m tests.models.architectures         writes the page
 
 tests/models/test_architectures.py fails where the page is not that of the registries that are there. The lists below
-are those of the two engines: `_TEXT_GENERATION_MODELS` of vLLM's model registry, and `LLM_ARCH_NAMES` of llama.cpp.
+are those of the two engines in August 2026: `_TEXT_GENERATION_MODELS` of vLLM's model registry, with names that it had
+before, and `LLM_ARCH_NAMES` of llama.cpp.
 Those of transformers are what its installed release has."""
 
 import sys
@@ -26,42 +27,47 @@ PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
 VLLM = words("""
 AXK1ForCausalLM AfmoeForCausalLM ApertusForCausalLM AquilaForCausalLM AquilaModel ArceeForCausalLM ArcticForCausalLM
-BaiChuanForCausalLM BaichuanForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM BambaForCausalLM
-BloomForCausalLM ChatGLMForConditionalGeneration ChatGLMModel Cohere2ForCausalLM CohereForCausalLM CwmForCausalLM
-DbrxForCausalLM DeciLMForCausalLM DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV32ForCausalLM
-DeepseekV3ForCausalLM Dots1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM Exaone4ForCausalLM
-ExaoneForCausalLM ExaoneMoEForCausalLM Fairseq2LlamaForCausalLM FalconForCausalLM FalconH1ForCausalLM
-FalconMambaForCausalLM FlexOlmoForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM
-Gemma2ForCausalLM Gemma3ForCausalLM Gemma3nForCausalLM GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM
+BaiChuanForCausalLM BaichuanForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM BailingMoeV2_5ForCausalLM
+BailingMoeV3ForCausalLM BambaForCausalLM BloomForCausalLM ChatGLMForConditionalGeneration ChatGLMModel
+Cohere2ForCausalLM Cohere2MoeForCausalLM CohereForCausalLM CwmForCausalLM DbrxForCausalLM DeciLMForCausalLM
+DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV32ForCausalLM DeepseekV3ForCausalLM DeepseekV4ForCausalLM
+Dots1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM Exaone4ForCausalLM ExaoneForCausalLM ExaoneMoEForCausalLM
+ExaoneMoeForCausalLM Fairseq2LlamaForCausalLM FalconForCausalLM FalconH1ForCausalLM FalconMambaForCausalLM
+FlexOlmoForCausalLM GPT2LMHeadModel GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM Gemma2ForCausalLM
+Gemma3ForCausalLM Gemma3nForCausalLM Gemma4ForCausalLM GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM
 Glm4MoeLiteForCausalLM GlmForCausalLM GlmMoeDsaForCausalLM GptOssForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
-GraniteMoeHybridForCausalLM GraniteMoeSharedForCausalLM GritLM Grok1ForCausalLM Grok1ModelForCausalLM
-HCXVisionForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM IQuestCoderForCausalLM
-IQuestLoopCoderForCausalLM InternLM2ForCausalLM InternLM2VEForCausalLM InternLM3ForCausalLM InternLMForCausalLM
-JAISLMHeadModel Jais2ForCausalLM JambaForCausalLM KimiLinearForCausalLM LLaMAForCausalLM Lfm2ForCausalLM
-Lfm2MoeForCausalLM Llama4ForCausalLM LlamaForCausalLM LongcatFlashForCausalLM MPTForCausalLM Mamba2ForCausalLM
-MambaForCausalLM MiMoForCausalLM MiMoV2FlashForCausalLM MiniCPM3ForCausalLM MiniCPMForCausalLM MiniMaxForCausalLM
-MiniMaxM1ForCausalLM MiniMaxM2ForCausalLM MiniMaxText01ForCausalLM Ministral3ForCausalLM MistralForCausalLM
-MistralLarge3ForCausalLM MixtralForCausalLM MptForCausalLM NemotronForCausalLM NemotronHForCausalLM
-NemotronHPuzzleForCausalLM OPTForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM OlmoHybridForCausalLM
-OlmoeForCausalLM OrionForCausalLM OuroForCausalLM PanguEmbeddedForCausalLM PanguProMoEV2ForCausalLM
-PanguUltraMoEForCausalLM PersimmonForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Plamo2ForCausalLM
-Plamo3ForCausalLM QWenLMHeadModel Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM
-Qwen3NextForCausalLM RWForCausalLM SeedOssForCausalLM SolarForCausalLM SolarOpenForCausalLM StableLMEpochForCausalLM
-StableLmForCausalLM Starcoder2ForCausalLM Step3TextForCausalLM Step3p5ForCausalLM TeleChat2ForCausalLM
-TeleChat3ForCausalLM TeleChatForCausalLM TeleFLMForCausalLM XverseForCausalLM Zamba2ForCausalLM
+GraniteMoeHybridForCausalLM GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM GraniteSWAForCausalLM GritLM
+Grok1ForCausalLM Grok1ModelForCausalLM HCXVisionForCausalLM HYV3ForCausalLM HrmTextForCausalLM HunYuanDenseV1ForCausalLM
+HunYuanMoEV1ForCausalLM HyperCLOVAXForCausalLM IQuestCoderForCausalLM IQuestLoopCoderForCausalLM InklingForCausalLM
+InternLM2ForCausalLM InternLM2VEForCausalLM InternLM3ForCausalLM InternLMForCausalLM JAISLMHeadModel Jais2ForCausalLM
+JambaForCausalLM KimiLinearForCausalLM LLaMAForCausalLM LagunaForCausalLM Lfm2ForCausalLM Lfm2MoeForCausalLM
+Llama4ForCausalLM LlamaForCausalLM LongcatFlashForCausalLM LongcatFlashNgramForCausalLM MPTForCausalLM Mamba2ForCausalLM
+MambaForCausalLM MellumForCausalLM MiMoForCausalLM MiMoV2FlashForCausalLM MiMoV2ForCausalLM MiniCPM3ForCausalLM
+MiniCPMForCausalLM MiniMaxForCausalLM MiniMaxM1ForCausalLM MiniMaxM2ForCausalLM MiniMaxText01ForCausalLM
+Ministral3ForCausalLM MistralForCausalLM MistralLarge3ForCausalLM MixtralForCausalLM MptForCausalLM
+MuseGlimmerForCausalLM NemotronForCausalLM NemotronHForCausalLM NemotronHPuzzleForCausalLM OPTForCausalLM
+Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM OlmoHybridForCausalLM OlmoeForCausalLM OrionForCausalLM
+OuroForCausalLM PanguEmbeddedForCausalLM PanguProMoEV2ForCausalLM PanguUltraMoEForCausalLM Param2MoEForCausalLM
+PersimmonForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Plamo2ForCausalLM Plamo3ForCausalLM
+QWenLMHeadModel Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3NextForCausalLM
+Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM RWForCausalLM Rnj1ForCausalLM SarvamMLAForCausalLM SarvamMoEForCausalLM
+SeedOssForCausalLM SolarForCausalLM SolarOpenForCausalLM StableLMEpochForCausalLM StableLmForCausalLM
+Starcoder2ForCausalLM Step1ForCausalLM Step3TextForCausalLM Step3p5ForCausalLM TeleChat2ForCausalLM TeleChat3ForCausalLM
+TeleChatForCausalLM TeleFLMForCausalLM XverseForCausalLM Zamba2ForCausalLM
 """)
 
 LLAMA_CPP = words("""
-afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bert bitnet bloom chameleon chatglm clip codeshell
-cogvlm cohere2 cohere2moe command-r dbrx deci deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 dflash dots1 dream
-eagle3 ernie4_5 ernie4_5-moe eurobert exaone exaone-moe exaone4 falcon falcon-h1 gemma gemma-embedding gemma2 gemma3
-gemma3n gemma4 gemma4-assistant glm-dsa glm4 glm4moe gpt-oss gpt2 gptj gptneox granite granitehybrid granitemoe grok
-grovemoe hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 jamba jina-bert-v2 jina-bert-v3 kimi-linear
-laguna lfm2 lfm2moe llada llada-moe llama llama-embed llama4 maincoder mamba mamba2 mellum mimo2 minicpm minicpm3
-minimax-m2 mistral3 mistral4 modern-bert mpt nemotron nemotron_h nemotron_h_moe neo-bert nomic-bert nomic-bert-moe
-olmo olmo2 olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo plamo2 plamo3 plm qwen qwen2 qwen2moe
-qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe refact rnd1 rwkv6 rwkv6qwen2 rwkv7 seed_oss
-smallthinker smollm3 stablelm starcoder starcoder2 step35 t5 t5encoder talkie wavtokenizer-dec xverse
+afmoe apertus arcee arctic arwkv7 baichuan bailingmoe bailingmoe2 bailingmoe3 bert bitnet bloom chameleon chatglm clip
+codeshell cogvlm cohere2 cohere2moe command-r dbrx deci deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 dflash
+dots1 dots3note dream eagle3 ernie4_5 ernie4_5-moe eurobert exaone exaone-moe exaone4 falcon falcon-h1 gemma
+gemma-embedding gemma2 gemma3 gemma3n gemma4 gemma4-assistant glm-dsa glm4 glm4moe gpt-oss gpt2 gptj gptneox granite
+granite_swa granitehybrid granitemoe graniteswitch grok grovemoe hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2
+jais jais2 jamba jina-bert-v2 jina-bert-v3 kimi-k3 kimi-linear laguna lfm2 lfm2moe llada llada-moe llama llama-embed
+llama4 maincoder mamba mamba2 mellum mimo2 minicpm minicpm3 minimax-01 minimax-m2 minimax-m3 mistral3 mistral4
+modern-bert mpt muse-glimmer nanbeige nemotron nemotron_h nemotron_h_moe neo-bert nomic-bert nomic-bert-moe olmo olmo2
+olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo plamo2 plamo3 plm pockettts qwen qwen2 qwen2moe
+qwen2vl qwen3 qwen35 qwen35moe qwen3moe qwen3next qwen3tts qwen3vl qwen3vlmoe refact rnd1 rwkv6 rwkv6qwen2 rwkv7
+seed_oss smallthinker smollm3 stablelm starcoder starcoder2 step35 t5 t5encoder talkie wavtokenizer-dec xverse
 """)
 
 TRANSFORMERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()))

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from models.gguf_writing import stacked
-from weights.gguf_files import finish
+from weights.gguf_files import finish, interleave
 
 CALLED = {"mellum": "mellum", "hy_v3": "hy_v3", "cohere2_moe": "cohere2moe"}
 NAMES = {  # of a layer
@@ -24,8 +24,16 @@ NAMES = {  # of a layer
     **{f"mlp.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
     **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
     **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    **{f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+    "self_attn.g_proj": "attn_gate",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router.gate": "ffn_gate_inp",
+}
+LING_NAMES = {
+    "model.word_embeddings.": "model.embed_tokens.",
+    ".attention.": ".self_attn.",
+    ".self_attn.dense.": ".self_attn.o_proj.",
+    "mlp.gate.expert_bias": "mlp.gate.e_score_correction_bias",
 }
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -48,7 +56,7 @@ def write_latest(source: Path, path: Path) -> Path:
 
 
 def translated(name: str) -> str:
-    if name.endswith("mlp.expert_bias"):
+    if name.endswith(("mlp.expert_bias", "mlp.experts.e_score_correction_bias")):
         return f"blk.{name.split('.')[2]}.exp_probs_b.bias"
     stem, _, kind = name.rpartition(".")
     if stem in OUTER:
@@ -79,6 +87,8 @@ def add_sizes(writer: gguf.GGUFWriter, c: dict[str, Any], layers: int) -> None:
     writer.add_value_length(width)
     if c.get("rms_norm_eps"):
         writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    if "num_experts_per_tok" not in c:
+        return
     writer.add_expert_count(c.get("num_experts") or c["num_local_experts"])
     writer.add_expert_used_count(c["num_experts_per_tok"])
     writer.add_expert_feed_forward_length(c.get("moe_intermediate_size") or c["intermediate_size"])
@@ -114,6 +124,39 @@ def write_step(source: Path, path: Path) -> Path:
     return finish(writer, path)
 
 
+def write_laguna(source: Path, path: Path) -> Path:
+    c = json.loads((source / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "laguna")
+    add_sizes(writer, c, c["num_hidden_layers"])
+    rope, width = c["rope_parameters"], c["head_dim"]
+    writer.add_head_count(c["num_attention_heads_per_layer"])
+    if "sliding_attention" in c["layer_types"]:
+        add_windows(writer, c)
+    for key, kind in (("dimension_count", "full_attention"), ("dimension_count_swa", "sliding_attention")):
+        writer.add_uint32(f"laguna.rope.{key}", int(width * rope[kind].get("partial_rotary_factor", 1.0)))
+    writer.add_expert_shared_feed_forward_length(c["shared_expert_intermediate_size"])
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(c["moe_routed_scaling_factor"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
+    for name, data in stacked(load_file(source / "model.safetensors"), "laguna"):
+        writer.add_tensor(translated(name), np.ascontiguousarray(data))
+    return finish(writer, path)
+
+
+def write_nanbeige(source: Path, path: Path) -> Path:
+    c = json.loads((source / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "nanbeige")
+    add_sizes(writer, c, c["num_hidden_layers"])
+    writer.add_uint32("nanbeige.num_loops", c["num_loops"])
+    writer.add_bool("nanbeige.skip_loop_final_norm", False)
+    for name, data in load_file(source / "model.safetensors").items():
+        for part, heads in (("q_proj", c["num_attention_heads"]), ("k_proj", c["num_key_value_heads"])):
+            data = interleave(data, heads) if f".{part}." in name else data
+        writer.add_tensor(translated(name), np.ascontiguousarray(data))
+    return finish(writer, path)
+
+
 def add_mellum(writer: gguf.GGUFWriter, c: dict[str, Any]) -> None:
     add_windows(writer, c)
 
@@ -140,16 +183,67 @@ def add_cohere(writer: gguf.GGUFWriter, c: dict[str, Any]) -> None:
 
 def write_kimi(source: Path, path: Path) -> Path:
     c, arch = json.loads((source / "config.json").read_text()), gguf.MODEL_ARCH.KIMI_LINEAR
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    add_latent_sizes(writer, c)
+    names = gguf.get_tensor_name_map(arch, c["num_hidden_layers"])
+    for name, data in stacked(as_published(load_file(source / "model.safetensors"), c), "kimi_linear"):
+        for part, numbers in split_latent(name, data, c).items():
+            writer.add_tensor(kimi_name(names, part), np.ascontiguousarray(numbers))
+    return finish(writer, path)
+
+
+def write_ling(source: Path, path: Path) -> Path:
+    """With a layer behind the last that predicts further tokens."""
+    c = json.loads((source / "config.json").read_text())
+    layers = c["num_hidden_layers"]
+    writer = gguf.GGUFWriter(path, "bailingmoe3")
+    add_latent_sizes(writer, c, further=1)
+    writer.add_nextn_predict_layers(1)
+    writer.add_tensor(f"blk.{layers}.nextn.eh_proj.weight", np.zeros((2, 4), np.float32))
+    writer.add_tensor(f"blk.{layers}.layer_output_norm.weight", np.zeros(4, np.float32))
+    writer.add_bool("bailingmoe3.kda.safe_gate", True)
+    writer.add_float32("bailingmoe3.kda.gate_lower_bound", c["kda_lower_bound"])
+    writer.add_rope_freq_base(c["rope_parameters"]["rope_theta"])
+    writer.add_expert_shared_feed_forward_length(c["moe_intermediate_size"])
+    writer.add_expert_group_count(c["num_expert_group"])
+    writer.add_expert_group_used_count(c["topk_group"])
+    writer.add_expert_weights_norm(c["moe_renormalize"])
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.KIMI_LINEAR, layers)
+    for name, data in stacked(as_published(load_file(source / "model.safetensors"), c), "bailing_hybrid"):
+        for part, numbers in split_latent(name, data, c).items():
+            writer.add_tensor(ling_name(names, part, c["layer_types"]), np.ascontiguousarray(numbers))
+    return finish(writer, path)
+
+
+def ling_name(names: gguf.TensorNameMap, name: str, kinds: list[str]) -> str:
+    """Some names mean another tensor where a layer has a state."""
+    if not name.endswith((".f_proj.weight", ".g_proj.weight")):
+        return kimi_name(names, name)
+    layer, part = int(name.split(".")[2]), name.split(".")[-2]
+    own = "attn_gate" if kinds[layer] == "full_attention" else f"ssm_{part[0]}_a"
+    return f"blk.{layer}.{own}.weight"
+
+
+def split_latent(name: str, data: np.ndarray, c: dict[str, Any]) -> dict[str, np.ndarray]:
+    """kv_b_proj as two tensors, that of the keys transposed head by head."""
+    if not name.endswith("kv_b_proj.weight"):
+        return {name: data}
+    heads, still, latent = c["num_attention_heads"], c["qk_nope_head_dim"], c["kv_lora_rank"]
+    k, v = np.split(data.reshape(heads, -1, latent), [still], axis=1)
+    return {name.replace("kv_b_proj", "k_b_proj"): k.swapaxes(1, 2), name.replace("kv_b_proj", "v_b_proj"): v}
+
+
+def add_latent_sizes(writer: gguf.GGUFWriter, c: dict[str, Any], further: int = 0) -> None:
     latent, still, rope, value = (
         c[key] for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_block_count(c["num_hidden_layers"] + further)
     writer.add_context_length(c["model_max_length"])
     writer.add_embedding_length(c["hidden_size"])
     writer.add_feed_forward_length(c["intermediate_size"])
     writer.add_head_count(c["num_attention_heads"])
-    writer.add_head_count_kv([int(kind == "full_attention") for kind in c["layer_types"]])
+    writer.add_head_count_kv([int(kind == "full_attention") for kind in c["layer_types"]] + [1] * further)
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     writer.add_ssm_conv_kernel(c["linear_conv_kernel_dim"])
     writer.add_kda_head_dim(c["linear_head_dim"])
@@ -164,15 +258,6 @@ def write_kimi(source: Path, path: Path) -> Path:
     writer.add_expert_shared_count(c["num_shared_experts"])
     writer.add_leading_dense_block_count(c["mlp_layer_types"].count("dense"))
     writer.add_expert_weights_scale(c["routed_scaling_factor"])
-    names = gguf.get_tensor_name_map(arch, c["num_hidden_layers"])
-    for name, data in stacked(as_published(load_file(source / "model.safetensors"), c), "kimi_linear"):
-        parts = {name: data}
-        if name.endswith("kv_b_proj.weight"):
-            k, v = np.split(data.reshape(-1, still + value, latent), [still], axis=1)
-            parts = {name.replace("kv_b_proj", "k_b_proj"): k.swapaxes(1, 2), name.replace("kv_b_proj", "v_b_proj"): v}
-        for part, numbers in parts.items():
-            writer.add_tensor(kimi_name(names, part), np.ascontiguousarray(numbers))
-    return finish(writer, path)
 
 
 def kimi_name(names: gguf.TensorNameMap, name: str) -> str:
@@ -183,10 +268,12 @@ def kimi_name(names: gguf.TensorNameMap, name: str) -> str:
 
 
 def as_published(tensors: dict[str, np.ndarray], c: dict[str, Any]) -> dict[str, np.ndarray]:
-    """With convolutions of their own for q, k and v, of four axes, and -exp(A_log)."""
-    published = {}
+    """With convolutions of their own for q, k and v, of four axes, and -exp(A_log), or exp(A_log) in Ling."""
+    published, ling = {}, c["model_type"] == "bailing_hybrid"
     for name, data in tensors.items():
         name = name.replace(".self_attn.forget_gate.", ".self_attn.")
+        for theirs, ours in LING_NAMES.items() if ling else ():
+            name = name.replace(theirs, ours)
         name = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)
         if name.endswith("self_attn.conv1d.weight"):
             for part, rows in zip("qkv", np.split(data, 3), strict=True):
@@ -194,7 +281,7 @@ def as_published(tensors: dict[str, np.ndarray], c: dict[str, Any]) -> dict[str,
         elif name.endswith("_conv1d.weight"):
             published[name] = data.reshape(1, len(data), 1, -1)
         elif name.endswith("A_log"):
-            published[name] = -np.exp(data.reshape(1, 1, -1, 1))
+            published[name] = np.exp(data.reshape(-1, 1)) if ling else -np.exp(data.reshape(1, 1, -1, 1))
         else:
             published[name] = data
     return published

@@ -10,11 +10,13 @@ import pytest
 from transformers.models.auto import modeling_auto
 
 from models import (
+    test_bailing_hybrid,
     test_deepseek,
     test_delta_nets,
     test_gemma,
     test_gpt,
     test_gpt_oss,
+    test_laguna,
     test_latest_families,
     test_lfm2,
     test_llama,
@@ -35,6 +37,7 @@ from trials import LENGTH
 FILES = (
     test_llama, test_llama_families, test_older_families, test_newer_families, test_gemma, test_gpt, test_gpt_oss,
     test_lfm2, moe_cases, test_mamba, test_delta_nets, test_other_families,
+    test_bailing_hybrid, test_laguna,
 )  # fmt: skip
 CASES = {name: case for file in FILES for name, case in file.CASES.items()}
 NAMES_BY_TYPE = dict(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
@@ -53,7 +56,7 @@ NAMED_OTHERWISE = {
     "QWenLMHeadModel", "TeleFLMForCausalLM",
     "ArcticForCausalLM", "CodeShellForCausalLM", "GPTRefactForCausalLM", "JAISLMHeadModel", "MaincoderForCausalLM",
     "Plamo3ForCausalLM", "RWKV7ForCausalLM", "TeleChat2ForCausalLM", "TeleChatForCausalLM",
-    "Step3p5ForCausalLM",
+    "Step3p5ForCausalLM", "NanbeigeForCausalLM", "OuroForCausalLM",
 }  # fmt: skip
 WHOLE_EXPERTS = {"LongcatFlashForCausalLM"}  # divided as test_experts.py does, and in no other way
 

@@ -100,6 +100,7 @@ def test_byte_level_gguf_gives_the_ids_of_its_source(tmp_path: Path, style: str)
         ("bloom", "I'LL pay 12345!!\n\n x", ["I'LL", " pay", " 12345", "!!", "\n\n", " x"]),
         ("dbrx", "I'LL pay 12345!!\n\n x", ["I", "'LL", " pay", " ", "123", "45", "!!\n\n", " x"]),
         ("stablelm2", "I'LL pay 12!!\n\n x", ["I", "'LL", " pay", " ", "1", "2", "!!\n\n", " x"]),
+        ("laguna", "I'LL pay 12!!\n\n x", ["I", "'LL", " pay", " ", "1", "2", "!!", "\n\n", " x"]),
         ("tekken", "I'LL payMe 12!/\n\n x", ["I", "'LL", " pay", "Me", " ", "1", "2", "!/\n\n", " x"]),
         ("gpt-4o", "I'LL payMe 12345!/\n\n x", ["I'LL", " pay", "Me", " ", "123", "45", "!/\n\n", " x"]),
         (

@@ -140,7 +140,7 @@ class KVBlocks:
             if self.tiers:
                 self.tiers.hold_host_hits(seq, len(seq.block_table))
         elif owner is not None and self._can_fork(seq, owner) and not self._prefers_tree(seq):
-            self.fork(seq, owner, self._fork_point(seq.group.num_prompt - 1))
+            self.fork(seq, owner, seq.group.num_prompt - 1)
         else:
             if self.pages:
                 seq.num_computed = max(seq.num_computed, seq.num_arrived)
@@ -241,7 +241,9 @@ class KVBlocks:
         return (self.pages.num_usable(path, 0) if self.pages else len(path)) == num_full
 
     def fork(self, seq: Sequence, parent: Sequence, num_tokens: int) -> None:
-        """Start from the first `num_tokens` of `parent`: full blocks are shared, a partial one is copied on write."""
+        """Start from the first `num_tokens` of `parent`: full blocks are shared, a partial one is copied on write, or
+        computed again where it holds a state, which `parent` may have changed by then."""
+        num_tokens = num_tokens if self.states else self._fork_point(num_tokens)
         full = num_tokens // self.block_size
         seq.num_freed = self.window.first_block(num_tokens)
         seq.block_table = [NULL_BLOCK] * seq.num_freed + parent.block_table[seq.num_freed : full]
@@ -253,6 +255,8 @@ class KVBlocks:
         seq.num_computed = num_tokens
         if self.pages:
             self.pages.fork(seq, parent, num_tokens)
+        if self.states:
+            self.states.fork(seq, parent)
         self._copy_tree_position(seq, parent, full)
 
     def move_blocks(self, seq: Sequence, parent: Sequence) -> None:
@@ -261,6 +265,8 @@ class KVBlocks:
         seq.num_freed, parent.num_freed = parent.num_freed, 0
         seq.pages, parent.pages = parent.pages, {}
         seq.num_computed = parent.num_computed
+        if self.states:
+            self.states.move(seq, parent)
         self._copy_tree_position(seq, parent, len(seq.block_table))
 
     def _copy_tree_position(self, seq: Sequence, parent: Sequence, num_blocks: int) -> None:

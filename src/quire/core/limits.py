@@ -61,7 +61,14 @@ class SchedulerLimits:
         return len(request.prompt_ids) + num_padding(request, self.block_size) + len(request.start_ids)
 
 
-def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int, window: SlidingWindow) -> None:
+def refuse_impossible(
+    request: Request,
+    limits: SchedulerLimits,
+    num_blocks: int,
+    window: SlidingWindow,
+    max_running: int,  # sequences
+    shares_prompt: bool,  # beams share the blocks of their prompt
+) -> None:
     """Raise if `request` could not be served even with the whole engine to itself."""
     params = request.params
     if not request.prompt_ids:
@@ -78,22 +85,16 @@ def refuse_impossible(request: Request, limits: SchedulerLimits, num_blocks: int
             f"shorten the prompt or let max_tokens be at most {room}" if room > 0 else "shorten the prompt",
             param="max_tokens" if room > 0 else "prompt",
         )
-    if params.beam_width and limits.has_states:
-        raise BadRequest(
-            "beam search is asked for, and the model has states, which beams cannot share",
-            "leave out beam_width",
-            param="beam_width",
-        )
     width = params.beam_width or 1
-    if width > limits.max_num_seqs:
+    if width > max_running:
         raise BadRequest(
-            f"beam_width is {width}, and {limits.max_num_seqs} sequences run at the same time",
-            f"let beam_width be at most {limits.max_num_seqs}",
+            f"beam_width is {width}, and {max_running} sequences run at the same time",
+            f"let beam_width be at most {max_running}",
             param="beam_width",
         )
-    # Samples can run one after the other. Beams run together, and share the full blocks of the prompt.
-    # The last token of a sequence is never computed, so it needs no slot.
-    shared = (num_prompt - 1) // limits.block_size
+    # Samples can run one after the other. Beams run together, and share the full blocks of the prompt: with state
+    # slots, only those that the prefix tree keeps. The last token of a sequence is never computed, so it needs no slot.
+    shared = (num_prompt - 1) // limits.block_size if shares_prompt else 0
     needed = shared + width * (limits.num_blocks(length - 1) - shared)
     needed = min(needed, width * window.max_blocks(length - 1))
     if needed > num_blocks:

@@ -62,7 +62,10 @@ class LiveGroups:
         """Queue a request, or raise BadRequest, PromptTooLong or QueueFull."""
         if request.id in self._groups:
             raise BadRequest(f"a request with the id `{request.id}` is in flight", "choose another id", param="id")
-        refuse_impossible(request, self.limits, self.kv_blocks.pool.num_blocks, self.kv_blocks.window)
+        kv_blocks, states = self.kv_blocks, self.kv_blocks.states
+        max_running = states.max_running if states else self.limits.max_num_seqs
+        num_blocks = kv_blocks.pool.num_blocks
+        refuse_impossible(request, self.limits, num_blocks, kv_blocks.window, max_running, states is None)
         if self._num_queued >= self.limits.max_queued:
             raise QueueFull(f"{self._num_queued} requests are waiting, which is the limit", "try again later")
         group = SequenceGroup(request, self.policy(request, next(self._numbers)), self.limits)

@@ -321,6 +321,20 @@ class StateSlots:
         self._lent.remove(slot)
         self.pool.release([slot])
 
+    # ---- beams
+
+    def fork(self, seq: Sequence, parent: Sequence) -> None:
+        """Continue from the state of `parent`, which both have: each leaves its next one in a slot of its own."""
+        self.pool.hold(parent.state)
+        seq.state = parent.state
+
+    def move(self, seq: Sequence, parent: Sequence) -> None:
+        """Continue in the slot of `parent`, which ends, with the checkpoints that it has left."""
+        seq.state, parent.state = parent.state, NO_STATE
+        seq.checkpoints, parent.checkpoints = parent.checkpoints, {}
+        seq.last_checkpoint, parent.last_checkpoint = parent.last_checkpoint, None
+        seq.branch = parent.branch
+
     # ---- sequences end
 
     def release(self, seq: Sequence) -> None:

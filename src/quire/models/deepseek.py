@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import Unsupported
 from quire.models.config import ModelConfig
+from quire.models.gating import mul_sigmoid
 from quire.models.indexer import Choice, Indexer, IndexerShape, choose, index_fields, indexer_specs
 from quire.models.llama import UNUSED, QueryGrowth, query_growth, scaled
 from quire.models.llama_families import minicpm_scales
@@ -306,6 +307,7 @@ class DeepseekLayer:
     mlp_norm: Any
     query_norm: Any = None
     query_up: PackedWeight | None = None
+    gate: PackedWeight | None = None  # of the output of attention
     mlp: DeepseekMlp | None = None  # beside routed experts: the shared experts
     moe: DeepseekMoe | None = None
     indexer: Indexer | None = None
@@ -406,7 +408,10 @@ def attention(
     attended = ops.mla_attention(
         ops.linear_heads(q_nope, layer.key_up), rotated(q_rope), batch, index, c.scale, choice.positions
     )
-    return ops.linear(ops.linear_heads(attended, layer.value_up), layer.out)
+    values = ops.linear_heads(attended, layer.value_up)
+    if layer.gate is not None:
+        values = mul_sigmoid(ops, values, ops.linear(x, layer.gate))
+    return ops.linear(values, layer.out)
 
 
 def feed_forward(c: DeepseekConfig, layer: DeepseekLayer, ops: OpSet, x: Value) -> Value:

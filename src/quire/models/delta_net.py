@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.config import ATTENTION
@@ -129,21 +130,25 @@ class ConvWeight:
 
 @dataclass(frozen=True, slots=True)
 class DecayRate:
-    """The rate of each head, `repeats` times: stored as its logarithm, or in GGUF files as its negative."""
+    """The rate of each head, `repeats` times: stored as its logarithm, or in GGUF files as its negative, or `plain`."""
 
     name: str
     shape: tuple[int, ...]
     repeats: int = 1
     negated: bool = False
+    plain: bool = False
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield self.name, self.shape
 
     def load(self, ops: OpSet, tensors: Sequence[StoredTensor]) -> Any:
+        return ops.vector(stored_floats(tensors[0].name, self.rates(tensors)))
+
+    def rates(self, tensors: Sequence[StoredTensor]) -> NDArray[np.float32]:
         (tensor,) = tensors
         stored = dequantize(tensor).ravel()
-        rates = -stored if self.negated else np.exp(stored)
-        return ops.vector(stored_floats(tensor.name, np.repeat(rates, self.repeats)))
+        rates = -stored if self.negated else stored if self.plain else np.exp(stored)
+        return np.repeat(rates, self.repeats)
 
 
 def state_specs(s: DeltaShape, conv: ConvWeight, rates: TensorSpec, biases: Vector, norm: str) -> TensorSpecs:

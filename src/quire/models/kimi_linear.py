@@ -3,7 +3,7 @@
 Kimi delta attention is a gated delta net in which each row of a state has a decay of its own. The inputs of the decays
 and of the output's gate come through a bottleneck of one head's width."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -132,6 +132,10 @@ class KimiLinearLayer(DeepseekLayer):
     delta_norm: Any = None
 
 
+FeedForward = Callable[[Any, Any, OpSet, Value], Value]  # (config, layer, ops, x)
+DeltaAttention = Callable[[Any, Any, int, OpSet, Value, Any], Value]  # (config, layer, number, ops, x, batch)
+
+
 # -- forward -----------------------------------------------------------------------------------------------------------
 
 
@@ -151,17 +155,25 @@ def has_split_convs(names: Collection[str]) -> bool:
     return any(".q_conv1d." in name for name in names)
 
 
-def forward(c: KimiLinearConfig, w: DeepseekWeights, ops: OpSet, batch: Any) -> Value:
+def forward(
+    c: KimiLinearConfig,
+    w: DeepseekWeights,
+    ops: OpSet,
+    batch: Any,
+    delta: DeltaAttention | None = None,  # in place of `delta_attention`
+    feed_forward: FeedForward = deepseek.feed_forward,
+) -> Value:
+    angles = None if w.rope is None else ops.rope_angles(batch.positions, w.rope)
     x = ops.embedding(batch.ids, w.embed)
     for index, layer in enumerate(w.layers):
         ops.tap(x, index)
         number, normed = c.index_of_kind(index), ops.rms_norm(x, layer.attn_norm, c.eps)
         if c.kinds[index] == ATTENTION:
-            mixed = deepseek.attention(c, layer, number, ops, normed, None, batch, Choice())
+            mixed = deepseek.attention(c, layer, number, ops, normed, angles, batch, Choice())
         else:
-            mixed = delta_attention(c, layer, number, ops, normed, batch)
+            mixed = (delta or delta_attention)(c, layer, number, ops, normed, batch)
         x = ops.add(x, mixed)
-        x = ops.add(x, deepseek.feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps)))
+        x = ops.add(x, feed_forward(c, layer, ops, ops.rms_norm(x, layer.mlp_norm, c.eps)))
     ops.tap(x, c.layers)
     x = ops.rms_norm(x, w.norm, c.eps)
     ops.tap(x, c.layers + 1)

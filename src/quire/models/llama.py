@@ -13,12 +13,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.core.errors import Unsupported
+from quire.core.errors import BadCheckpoint, Unsupported
 from quire.models.alibi import alibi_slopes
 from quire.models.bidirectional_families import BIDIRECTIONAL_FAMILIES
 from quire.models.config import ModelConfig
 from quire.models.constant_weights import Ones
-from quire.models.gating import mul_sigmoid
+from quire.models.gating import mul_activated
 from quire.models.layer_patterns import listed_windows
 from quire.models.llama_families import FAMILIES, LlamaFamily, translate
 from quire.models.loading import (
@@ -46,6 +46,7 @@ from quire.weights.config import CheckpointConfig
 LLAMA = LlamaFamily()
 FUSED_QKV = "self_attn.qkv_proj"
 APART = ("mlp.gate_proj", "mlp.up_proj")
+MAX_LOOPS = 64
 ROPE_FACTORS = "rope_freqs"  # in GGUF files only
 # A buffer in older exports, and layers that predict further tokens.
 UNUSED = r".*\.rotary_emb\.inv_freq|(model\.)?mtp(_layers)?\..*"
@@ -86,6 +87,8 @@ class LlamaConfig(ModelConfig):
     qk_norms: Literal["none", "heads", "rows"] = "none"  # of every head, or of the whole of q and k
     clip_qkv: float = 0.0  # q, k and v are clipped to -clip_qkv .. clip_qkv; 0: they are not
     slopes: tuple[float, ...] = ()  # ALiBi, for each head
+    loops: int = 1  # how often the layers run, each time with keys and values of their own: `layers` counts all runs
+    loop_norm: bool = False  # the last norm stands between two runs, too
 
 
 def config(hf: CheckpointConfig) -> LlamaConfig:
@@ -136,6 +139,20 @@ def config_fields(hf: CheckpointConfig, family: LlamaFamily = LLAMA) -> dict[str
         "qk_norms": family.qk_norms if _has_qk_norms(hf, family) else "none",
         "slopes": alibi_slopes(heads) if family.alibi else (),
         **(family.scales(hf) if family.scales else {}),
+        **(_loop_fields(hf, family, windows) if family.loops_key else {}),
+    }
+
+
+def _loop_fields(hf: CheckpointConfig, family: LlamaFamily, windows: tuple[int, ...]) -> dict[str, Any]:
+    loops = hf.int(family.loops_key or "", 1)
+    if not 1 <= loops <= MAX_LOOPS:
+        raise BadCheckpoint(f"{hf.source}: {family.loops_key} is {loops}, not 1 to {MAX_LOOPS}")
+    return {
+        "loops": loops,
+        "loop_norm": not hf.bool("skip_loop_final_norm", False),
+        "layers": loops * len(windows),
+        "windows": windows * loops,
+        "rotated": family.rotated(hf, windows) * loops,
     }
 
 
@@ -285,7 +302,7 @@ Mixer = Callable[[Any, Any, int, OpSet, Value, Value, Any, Any], Value]  # as `a
 def load(ops: OpSet, checkpoint: Checkpoint, config: LlamaConfig, max_model_len: int) -> LoadedModel:
     if config.family.renamed:
         checkpoint = RenamedCheckpoint.by_substring(checkpoint, config.family.renamed)
-    layers = [layer_specs(config, set(checkpoint.names()))] * config.layers
+    layers = [layer_specs(config, set(checkpoint.names()))] * (config.layers // config.loops)
     mixer = full_attention if config.bidirectional else None
     return load_layers(ops, checkpoint, config, max_model_len, layers, mixer=mixer)
 
@@ -295,7 +312,7 @@ def load_layers(
     checkpoint: Checkpoint,
     config: LlamaConfig,
     max_model_len: int,
-    layers: Sequence[TensorSpecs],  # for each layer
+    layers: Sequence[TensorSpecs],  # for each layer that is stored
     layer_type: type[LlamaLayer] = LlamaLayer,
     feed_forward: FeedForward | None = None,  # in place of `mlp`
     unused: Sequence[str] = (),  # patterns of tensor names that are not read, besides those of all families
@@ -308,7 +325,7 @@ def load_layers(
     top, loaded = load_weights(ops, checkpoint, top_specs(config), by_prefix, "|".join(unused))
     weights = LlamaWeights(
         **top,
-        layers=[layer_type(**layer) for layer in loaded],
+        layers=[layer_type(**layer) for layer in loaded] * config.loops,
         rope=ops.frequencies(*frequencies(config.rope, max_model_len, _own_factors(config, checkpoint))),
         local_rope=ops.frequencies(*frequencies(local, max_model_len)) if (local := config.local_rope) else None,
         slopes=ops.vector(stored_floats("slopes", np.array(config.slopes))) if config.slopes else None,
@@ -344,6 +361,8 @@ def forward(
         x = ops.add(x, scaled(ops, normed(ops, h, layer.post_attn_norm, c.eps), c.residual_scale))
         h = (feed_forward or mlp)(c, layer, ops, normed(ops, x, layer.mlp_norm, c.eps))
         x = ops.add(x, scaled(ops, normed(ops, h, layer.post_mlp_norm, c.eps), c.residual_scale))
+        if c.loop_norm and (index + 1) % (c.layers // c.loops) == 0 and index + 1 < c.layers:
+            x = normed(ops, x, w.norm, c.eps)
     ops.tap(x, c.layers)
     x = normed(ops, x, w.norm, c.eps)
     ops.tap(x, c.layers + 1)
@@ -369,7 +388,7 @@ def attention(
     window, cap = -c.windows[index] if c.chunked else c.windows[index], c.score_cap
     attended = ops.paged_attention(q, batch, index, c.head_dim, _scale(c), window, cap, slopes, layer.sinks)
     if layer.gate is not None:
-        attended = mul_sigmoid(ops, attended, ops.linear(x, layer.gate))
+        attended = mul_activated(ops, attended, ops.linear(x, layer.gate), c.family.gate_activation)
     return ops.linear(normed(ops, attended, layer.out_norm, c.eps), layer.out)
 
 

@@ -31,6 +31,7 @@ from quire.weights.config import CheckpointConfig
 PRE_NORMS = {"attn_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
 POST_NORMS = {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
 GEMMA_NORMS = {**POST_NORMS, "attn_norm": "input_layernorm", "mlp_norm": "pre_feedforward_layernorm"}
+OURO_NORMS = {**PRE_NORMS, "post_attn_norm": "input_layernorm_2", "post_mlp_norm": "post_attention_layernorm_2"}
 GLM4_NORMS = {**PRE_NORMS, "post_attn_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"}
 
 
@@ -47,6 +48,8 @@ class LlamaFamily:
     # Supported values of `hidden_act` -> activation. With None among them, the key may be missing.
     activations: Mapping[str | None, Activation] = field(default_factory=lambda: {"silu": Activation.SILU})
     scales: Callable[[CheckpointConfig], Mapping[str, float]] | None = None  # -> factors and caps of LlamaConfig
+
+    loops_key: str | None = None  # the key that says how often the layers run
 
     # -- attention
     bidirectional: bool = False  # tokens see those after them, too
@@ -69,7 +72,8 @@ class LlamaFamily:
     qk_norms_key: str | None = None  # the key that says whether there are any
     qk_norms_after_rope: bool = False
     sinks: str | None = None  # the tensor of `self_attn` with a sink for each head
-    gate: str | None = None  # a linear layer of the input, whose sigmoid multiplies the output of attention
+    gate: str | None = None  # a linear layer of the input, which multiplies the output of attention
+    gate_activation: Activation = Activation.SIGMOID  # of that layer's outputs
 
     # -- tensors
     unused: tuple[str, ...] = ()  # patterns of tensor names that are not read
@@ -183,6 +187,10 @@ def thetas_by_kind(hf: CheckpointConfig) -> CheckpointConfig:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 GELU_TANH = ("gelu_pytorch_tanh", "gelu", None)  # configurations of Gemma 1 say "gelu" for the approximation
+NANBEIGE_OPTIONS = (
+    *("qk_layernorm", "emb_neighbor_num", "insert_ngram_layer_idx", "ngram_insert_all_layers", "loop_middle_layers"),
+    *("enable_double_loop_split", "loop_share_kv", "enable_hyper_connection", "enable_mhc", "enable_depth_attention"),
+)
 GEMMA = LlamaFamily(
     defaults={"tie_word_embeddings": True},
     expects={
@@ -266,6 +274,20 @@ FAMILIES: Mapping[str, LlamaFamily] = {
         grouped_qkv=True,
     ),
     "InternLM3ForCausalLM": LlamaFamily(bias_key="bias"),
+    "NanbeigeForCausalLM": LlamaFamily(
+        expects=dict.fromkeys(NANBEIGE_OPTIONS, (False, 0, [], None)), loops_key="num_loops"
+    ),
+    "OuroForCausalLM": LlamaFamily(
+        defaults={"total_ut_steps": 4},
+        expects={
+            "early_exit_threshold": (1.0, None),
+            "early_exit_step": (None,),
+            "use_sliding_window": (False, None),
+        },
+        loops_key="total_ut_steps",
+        norms=OURO_NORMS,
+        unused=(r"model\.[a-z]+_exit_gate\..*",),
+    ),
     "ExaoneForCausalLM": LlamaFamily(
         keys={
             "hidden_act": "activation_function",

@@ -16,7 +16,7 @@ from quire.models.llama_families import translate
 from quire.models.loading import ExpertLinear, Linear, LoadedModel, TensorSpec, TensorSpecs, Vector
 from quire.models.moe_families import FAMILIES, ExpertNames, MoeFamily
 from quire.models.renamed_checkpoint import RenamedCheckpoint
-from quire.ops.opset import Keep, OpSet, Routing, Value
+from quire.ops.opset import Activation, Keep, OpSet, Routing, Value
 from quire.ops.tensors import PackedExperts, PackedWeight
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
@@ -32,6 +32,7 @@ class MoeConfig(LlamaConfig):
     sparse: tuple[bool, ...]  # for each layer: whether it has experts
     num_mtp_layers: int = 0  # layers behind the last that predict further tokens: mtp.py
     normed_head: bool = False  # columns of the head are divided by their length
+    router_cap: float = 0.0  # the router's logits are router_cap * tanh(logits / router_cap)
 
 
 def config(hf: CheckpointConfig) -> MoeConfig:
@@ -134,9 +135,17 @@ def feed_forward(c: MoeConfig, layer: MoeLayer, ops: OpSet, x: Value) -> Value:
         return llama.mlp(c, layer, ops, x)
     assert layer.experts_gate_up is not None and layer.experts_down is not None
     experts = (layer.experts_gate_up, layer.experts_down)
-    routed = ops.moe(x, ops.linear(x, layer.router), *experts, c.routing, c.activation, layer.correction)
+    routed = ops.moe(x, router_logits(c, layer, ops, x), *experts, c.routing, c.activation, layer.correction)
     if layer.gate_up is None:
         return routed
     shared = llama.mlp(c, layer, ops, x)
     gated = shared if layer.shared_gate is None else ops.mul_sigmoid(shared, ops.linear(x, layer.shared_gate))
     return ops.add(routed, gated)
+
+
+def router_logits(c: MoeConfig, layer: MoeLayer, ops: OpSet, x: Value) -> Value:
+    assert layer.router is not None
+    logits = ops.linear(x, layer.router)
+    if not c.router_cap:
+        return logits
+    return ops.scale(ops.activate(ops.scale(logits, 1 / c.router_cap), Activation.TANH), c.router_cap)

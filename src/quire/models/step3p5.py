@@ -106,8 +106,8 @@ def config(hf: CheckpointConfig) -> Step3p5Config:
     return Step3p5Config(
         **fields | {"score_scale": scalar**-0.5},
         query_heads=tuple(_local_heads(hf, fields) if window else heads for window in fields["windows"]),
-        limits=_limits(hf, "swiglu_limits", layers),
-        shared_limits=_limits(hf, "swiglu_limits_shared", layers),
+        limits=read_limits(hf, "swiglu_limits", layers),
+        shared_limits=read_limits(hf, "swiglu_limits_shared", layers),
     )
 
 
@@ -123,7 +123,7 @@ def _local_heads(hf: CheckpointConfig, fields: dict[str, Any]) -> int:
     return heads
 
 
-def _limits(hf: CheckpointConfig, key: str, layers: int) -> tuple[float, ...]:
+def read_limits(hf: CheckpointConfig, key: str, layers: int) -> tuple[float, ...]:
     listed = [float(limit or 0) for limit in hf.list(key, [0] * layers)[:layers]]
     if len(listed) != layers or any(0 < limit < LEAST_SILU or limit < 0 for limit in listed):
         raise BadCheckpoint(f"{key} is {listed}: it needs a limit for each of {layers} layers, 0 or above {LEAST_SILU}")

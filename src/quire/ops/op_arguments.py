@@ -20,6 +20,7 @@ class Activation(IntEnum):
     CLAMPED_SWIGLU = 7  # gpt-oss: min(x, 7) * sigmoid(1.702 min(x, 7)), times clamp(up, -7, 7) + 1
     ELU = 8  # x above zero, exp(x) - 1 below
     SIGMOID = 9
+    SOFTPLUS = 10  # log(1 + exp(x))
 
 
 @dataclass(frozen=True, slots=True)

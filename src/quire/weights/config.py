@@ -60,6 +60,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "GritLM": "MistralForCausalLM",
     "Kimi_K25ForConditionalGeneration": "KimiK25ForConditionalGeneration",
     "ExaoneMoEForCausalLM": "ExaoneMoeForCausalLM",
+    "BailingMoeV3ForCausalLM": "BailingHybridForCausalLM",
     "Ernie4_5_ForCausalLM": "Ernie4_5ForCausalLM",
     "Gemma3TextModel": "Gemma3Model",
     "Gemma4UnifiedForCausalLM": "Gemma4ForCausalLM",

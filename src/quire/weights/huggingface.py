@@ -50,6 +50,8 @@ def _older_rope_keys(values: dict[str, Any]) -> dict[str, Any]:
     given = values.get("rope_parameters")
     if not isinstance(given, dict):
         return values
+    if list(given) == ["full_attention"]:
+        given = given["full_attention"]  # no layer has a window
     scaling = dict(given)
     translated = {key: value for key, value in values.items() if key != "rope_parameters"}
     if isinstance(full := given.get("full_attention"), dict) and isinstance(given.get("sliding_attention"), dict):

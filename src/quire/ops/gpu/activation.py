@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quire.ops.gpu.linear.quantize_rows import QuantizedRows, Target, row_block, row_warps, store_columns
 from quire.ops.gpu.overlap import overlap_options, wait_for_inputs
+from quire.ops.gpu.states.functions import softplus
 from quire.ops.opset import Activation
 
 BLOCK = 1024  # columns a program, where it need not see the whole row
@@ -112,6 +113,8 @@ def activate(x, ACTIVATION: tl.constexpr):
         y = tl.maximum(x, 0.0) + (tl.exp(tl.minimum(x, 0.0)) - 1.0)
     elif ACTIVATION == 9:
         y = tl.sigmoid(x)
+    elif ACTIVATION == 10:
+        y = softplus(x)
     else:
         low = tl.minimum(x, 7.0)
         y = low * tl.sigmoid(1.702 * low)

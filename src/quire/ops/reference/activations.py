@@ -20,6 +20,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.ELU: F.elu,
     # In fp64: torch's vectors and the rest of an array would round otherwise, and states remember it.
     Activation.SIGMOID: lambda x: torch.sigmoid(x.double()).to(x.dtype),
+    Activation.SOFTPLUS: F.softplus,
     Activation.CLAMPED_SWIGLU: lambda x: x.clamp(max=7) * torch.sigmoid(1.702 * x.clamp(max=7)),
 }
 

@@ -125,6 +125,7 @@ JAIS2 = PreTokenizerStyle(
         )
     )
 )
+LAGUNA = PreTokenizerStyle(_matches(r"\n+", _tiktoken_pattern(r"\p{N}")))
 YOUTU = PreTokenizerStyle(
     _matches(
         r"[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f"
@@ -163,6 +164,7 @@ _STYLES: Sequence[tuple[PreTokenizerStyle, str]] = (  # with the names of `token
     (DEEPSEEK_CODER, "deepseek-coder"),
     (SEED, "seed-coder"),
     (JAIS2, "jais-2"),
+    (LAGUNA, "laguna"),
     (YOUTU, "youtu"),
     (KIMI, "kimi-k2"),
     (AYA, "tiny_aya"),

@@ -4,6 +4,7 @@ The converter adds 1 to norms but that of a delta net's output, stores -exp(A_lo
 Qwen3-Next out of their groups. In Qwen3.5, heads take the key heads in turn."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.weights.config import CheckpointConfig
@@ -19,6 +20,7 @@ from quire.weights.gguf.shared_names import (
     NEXTN_TENSORS,
     OUTER_TENSORS,
     SHARED_EXPERT,
+    SIGMOID,
 )
 
 DELTA_KEYS = {
@@ -95,8 +97,44 @@ KIMI_LINEAR = GGUFArchitecture(
     variants={"attn_k_b": SPLIT_KV_B},
 )
 
+
+def bailing_hybrid(config: CheckpointConfig) -> dict[str, Any]:
+    """As Kimi Linear's. Layers that predict further tokens are counted, too."""
+    layers = layer_count(config)
+    derived = kimi_linear(config)
+    derived |= {"num_hidden_layers": layers, "layer_types": derived["layer_types"][:layers]}
+    return derived | {key: list(config.get(key)) for key in LIMITS if key in config}
+
+
+LIMITS = {
+    "expert_swiglu_limit_list": "swiglu_clamp_exp",
+    "share_expert_swiglu_limit_list": "swiglu_clamp_shexp",
+}
+BAILING_HYBRID = replace(
+    KIMI_LINEAR,
+    name="BailingHybridForCausalLM",
+    keys={
+        **KIMI_LINEAR.keys,
+        **LIMITS,
+        "kda_safe_gate": "kda.safe_gate",
+        "kda_lower_bound": "kda.gate_lower_bound",
+        "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    },
+    constants={**CONSTANTS, "model_type": "bailing_hybrid"},
+    layer_tensors={
+        **KIMI_LINEAR.layer_tensors,
+        "ssm_f_a": "self_attn.f_proj",
+        "ssm_g_a": "self_attn.g_proj",
+        "attn_gate": "self_attn.g_proj",
+        "layer_output_norm": "final_layernorm",
+    },
+    expects={"expert_gating_func": SIGMOID},
+    derive=bailing_hybrid,
+)
+
 DELTA_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "kimi-linear": KIMI_LINEAR,
+    "bailingmoe3": BAILING_HYBRID,
     "qwen3next": GGUFArchitecture(
         name="Qwen3NextForCausalLM",
         keys={**DECODER_KEYS, **EXPERT_KEYS, **DELTA_KEYS},

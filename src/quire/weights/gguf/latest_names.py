@@ -17,6 +17,7 @@ from quire.weights.gguf.shared_names import (
     EXPERTS,
     GLM_KEYS,
     HEAD_NORMS,
+    INTERLEAVED_QK,
     SHARED_EXPERTS,
     SIGMOID,
     SOFTMAX,
@@ -94,6 +95,28 @@ def _step35(config: CheckpointConfig) -> dict[str, Any]:
     return derived | limits
 
 
+def _laguna(config: CheckpointConfig) -> dict[str, Any]:
+    """The number of query heads is listed for each layer. Without a pattern, the first of every four layers sees all
+    positions."""
+    layers = config.int("num_hidden_layers")
+    kinds = ["full_attention"] * layers
+    if config.int("sliding_window", 0):
+        pattern = config.get("sliding_window_pattern", 4)
+        flags = pattern if isinstance(pattern, array) else [layer % max(pattern, 1) for layer in range(layers)]
+        kinds = ["sliding_attention" if local else "full_attention" for local in flags]
+    width = max(config.int("head_dim"), 1)
+    derived: dict[str, Any] = {
+        "layer_types": kinds,
+        "rotary_dim": None,
+        "partial_rotary_factor": config.int("rotary_dim", width) / width,
+        "rope_local_partial_rotary_factor": config.int("rotary_dim_swa", width) / width,
+    }
+    if isinstance(listed := config.get("num_attention_heads"), array):
+        heads = {"num_attention_heads": max(listed, default=0), "num_attention_heads_per_layer": list(listed)}
+        derived |= heads
+    return derived
+
+
 LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "mellum": like_llama(
         "MellumForCausalLM",
@@ -165,6 +188,36 @@ LATEST_ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         layers_with=WHERE_EXPERTS,
         norm_offset=1.0,
         derive=_step35,
+    ),
+    "laguna": like_llama(
+        "LagunaForCausalLM",
+        "laguna",
+        keys={
+            **EXPERT_KEYS,
+            **PATTERN,
+            "num_experts": "expert_count",
+            "first_k_dense_replace": "leading_dense_block_count",
+            "moe_routed_scaling_factor": "expert_weights_scale",
+            "norm_topk_prob": "expert_weights_norm",
+            "rope_local_base_freq": "rope.freq_base_swa",
+            "rotary_dim_swa": "rope.dimension_count_swa",
+        },
+        constants={"converted": True},
+        layer_tensors={
+            **HEAD_NORMS,
+            **EXPERTS,
+            "exp_probs_b": "mlp.experts.e_score_correction_bias",
+            "attn_gate": "self_attn.g_proj",
+            **{f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+        },
+        expects={"expert_gating_func": SIGMOID},
+        derive=_laguna,
+    ),
+    "nanbeige": like_llama(
+        "NanbeigeForCausalLM",
+        "nanbeige",
+        keys={key: key for key in ("num_loops", "skip_loop_final_norm")},
+        interleaved=INTERLEAVED_QK,
     ),
     "hunyuan_vl": replace(  # its text
         HUNYUAN, keys={**DECODER_KEYS, "rope_alpha": "rope.scaling.alpha"}, derive=_hunyuan_vl
