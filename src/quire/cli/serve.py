@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+from quire.cli.config_file import add_config_file
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
@@ -24,6 +25,7 @@ EXAMPLES = """\
   quire serve ./llama --lora-modules sql=./sql-lora   requests for the model `sql` use the adapter
   quire serve --prefill-engines 1 --decode-engines 1  prompts are computed beside the answers, not between them
   quire serve --data-parallel-size 2                  two engines, each with half of the CPUs, share one queue
+  quire serve --config serve.yaml                     flags from a file: `max-model-len: 4096` a line
   quire serve --max-wait 10 --request-timeout 120     refuse early what would be late
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
@@ -36,6 +38,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     arguments = parser.parse(argv)
+    if hasattr(arguments, "config"):
+        add_config_file(parser, arguments)
     if hasattr(arguments, "named"):
         if hasattr(arguments, "model"):
             raise UsageError(f"two models are named, {arguments.named} and {arguments.model}", "leave --model out")
@@ -52,7 +56,7 @@ def run(argv: Sequence[str]) -> int:
         from quire.server.launch import launch
         from quire.server.observe.logs import set_up_logging
 
-        set_up_logging(arguments.log_level, arguments.log_format)
+        set_up_logging(getattr(arguments, "log_level", "info"), getattr(arguments, "log_format", "text"))
 
         def ready(address: str) -> None:
             print(announcement(address, names or [name], server_options), file=sys.stderr, flush=True)
@@ -66,9 +70,20 @@ def make_parser() -> Parser:
     parser.add_argument(
         "named", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model MODEL"
     )
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="how much to log (default: info)")
     parser.add_argument(
-        "--log-format", choices=("text", "json"), default="text", help="json: an object a line (default: text)"
+        "--config",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="take what is not given here from this file (YAML or TOML): the flags without their dashes, and `model`",
+    )
+    parser.add_argument(
+        "--log-level", choices=LOG_LEVELS, default=argparse.SUPPRESS, help="how much to log (default: info)"
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default=argparse.SUPPRESS,
+        help="json: an object a line (default: text)",
     )
     add_flags(parser, EngineOptions, "engine")
     add_flags(parser, ServerOptions, "server")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
 from quire.core.transfer_config import TransferConfig, read_transfer_config
-from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
+from quire.engine.peers import PEER_OPTIONS
+from quire.engine.peers.kinds import Renamed, translate, warning
 from quire.engine.placement import check_placement
 from quire.hub.aliases import DEFAULT_MODEL
 
@@ -170,6 +171,7 @@ class EngineOptions:
         "the method of --speculative-config, in short: ngram, suffix, mtp, or several: suffix,mtp",
         metavar="METHOD",
     )
+    spec_model: str | None = option(None, "its model, in short: the model, or the head, that drafts", metavar="MODEL")
     spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: draft tokens a step at most")
     structured_outputs_config: str | None = option(
         None,
@@ -290,11 +292,11 @@ class EngineOptions:
     @property
     def speculation(self) -> "SpecConfig | None":
         """None: no speculative decoding."""
-        if self.speculative_config is None and self.spec_method is None and self.spec_tokens is None:
+        if all(getattr(self, name) is None for name in SPECULATION):
             return None
         from quire.runtime.spec.config import read_config
 
-        return read_config(self.speculative_config, self.spec_method, self.spec_tokens)
+        return read_config(self.speculative_config, self.spec_method, self.spec_tokens, self.spec_model)
 
     @property
     def kv_events(self) -> "KVEventsConfig | None":
@@ -342,10 +344,8 @@ def _without_peer_options(given: Mapping[str, Any], known: Mapping[str, Any]) ->
         if not isinstance(peer, Renamed):
             if text := warning(name, peer, value):
                 log.warning("%s", text)
-        elif peer.option in values:
+        elif (here := translate(peer, value)) is not None and values.setdefault(peer.option, here) != here:
             raise BadRequest(f"{name} and {peer.option} are both given, and mean the same", "give one", param=name)
-        elif (here := translate(peer, value)) is not None:
-            values[peer.option] = here
     return values
 
 
@@ -388,7 +388,7 @@ JSON_OPTIONS = (
     "kv_transfer_config",
 )
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
-SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
+SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")  # the options of speculative decoding
 ENGINES = ("data_parallel_size", "distributed_executor_backend")  # the options of several engines
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
 
