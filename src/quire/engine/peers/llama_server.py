@@ -21,6 +21,7 @@ from quire.engine.peers.reasons import (
     REQUESTS_SAY,
     SPLIT,
     TEXT_ONLY,
+    YARN,
 )
 
 VERBOSITY = {"0": "error", "1": "error", "2": "warning", "3": "info", "4": "debug", "5": "debug"}
@@ -162,9 +163,10 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "rerank": NoEffect("a cross-encoder is served as one", switch=True),
     "reranking": NoEffect("a cross-encoder is served as one", switch=True),
     "reverse_prompt": Only((), "requests say it, as `stop`"),
+    "rope_freq_base": Renamed("rope_theta", {"0": None}),
+    "rope_freq_scale": Only(("1", "1.0"), "it is 1 / rope_scale: set that"),
     "rpc": Only((), "set pipeline_stages to the addresses where `quire stage` listens"),
     "skip_chat_parsing": Only(OFF, "set reasoning_parser none", switch=True),
-    "sleep_idle_seconds": Only(("-1",), "with --models, models that are not used are unloaded for others"),
     "slot_prompt_similarity": NoEffect("prefixes are found wherever they are in the KV cache"),
     "slot_save_path": Only((), "kv_disk_path keeps all prefixes on disk, and finds them again"),
     "slots": NoEffect("GET /live shows what runs", switch=True),
@@ -195,4 +197,8 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "verbosity": Renamed("log_level", VERBOSITY),
     "warmup": NoEffect("the server answers as soon as the model is loaded", switch=True),
     "webui": NoEffect("the page at / is always there", switch=True),
+    "yarn_attn_factor": YARN,
+    "yarn_beta_fast": YARN,
+    "yarn_beta_slow": YARN,
+    "yarn_ext_factor": YARN,
 }

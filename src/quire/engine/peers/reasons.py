@@ -19,7 +19,7 @@ GRAMMARS = NoEffect("structured output has one backend")
 TEXT_ONLY = NoEffect("models are served for text")
 LOGS = NoEffect("prompts are never logged, and requests with --access-log only", switch=True)
 FILES = Only(OFF, "models are kept in the Hugging Face cache: set HF_HOME, or QUIRE_CACHE for the default model")
-ROPE = Only(OFF, "positions are scaled as the checkpoint says")
+YARN = Only(("-1", "-1.0"), """write them into rope_scaling: '{"rope_type": "yarn", "factor": 4.0, "beta_fast": 32}'""")
 STATES = Only(
     ("auto", "float32"),
     "states of running sequences are float32; those of prefixes are set with state_checkpoint_dtype",

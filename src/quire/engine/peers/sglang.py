@@ -14,7 +14,6 @@ from quire.engine.peers.reasons import (
     ONE_GPU,
     ONE_MACHINE,
     ONE_MODEL,
-    OWN_CONFIG,
     TEXT_ONLY,
 )
 
@@ -49,7 +48,9 @@ SGLANG: dict[str, PeerOption] = {
     "enable_flashinfer_allreduce_fusion": NoEffect(KERNELS.reason, switch=True),
     "enable_hierarchical_cache": Only(OFF, "use kv_offloading_size, kv_disk_path or both", switch=True),
     "enable_lmcache": Only(OFF, "kv_disk_path keeps prefixes on disk", switch=True),
-    "enable_memory_saver": Only(OFF, "an engine does not sleep; with --models, idle ones are unloaded", switch=True),
+    "enable_memory_saver": Only(
+        OFF, "set sleep_idle_seconds: an idle model is unloaded, and loaded again by the next request", switch=True
+    ),
     "enable_metrics": NoEffect("/metrics is always there", switch=True),
     "enable_mixed_chunk": CHUNKS,
     "enable_multimodal": NoEffect(TEXT_ONLY.reason, switch=True),
@@ -64,7 +65,7 @@ SGLANG: dict[str, PeerOption] = {
     "hicache_storage_backend": Only(OFF, "set kv_disk_path"),
     "hicache_write_policy": Renamed("kv_disk_write_policy"),
     "is_embedding": Renamed("task", {"true": "embed", "false": "generate"}, switch=True),
-    "json_model_override_args": Only(("{}", *OFF), OWN_CONFIG.reason),
+    "json_model_override_args": Renamed("hf_overrides"),
     "load_balance_method": NoEffect("a request goes where its prefix is cached, or where there is least to do"),
     "log_requests": Renamed("access_log", ON, switch=True),
     "lora_backend": KERNELS,

@@ -9,7 +9,6 @@ from quire.engine.peers.reasons import (
     OFF,
     ONE_MACHINE,
     ONE_MODEL,
-    ROPE,
 )
 
 TGI: dict[str, PeerOption] = {
@@ -48,7 +47,7 @@ TGI: dict[str, PeerOption] = {
     "payload_limit": Renamed("max_body_bytes"),
     "prometheus_port": NoEffect("/metrics is on the port of the API"),
     "quantize": Renamed("quantization"),
-    "rope_factor": ROPE,
+    "rope_factor": Renamed("rope_scale"),
     "shard_uds_path": ONE_MACHINE,
     "sharded": Only(OFF, ONE_MODEL.reason),
     "speculate": Only(("0", *OFF), DRAFTS.reason),

@@ -17,7 +17,6 @@ from quire.engine.peers.reasons import (
     ON,
     ONE_MACHINE,
     ONE_MODEL,
-    ROPE,
     STATES,
     TEXT_ONLY,
 )
@@ -80,7 +79,9 @@ VLLM: dict[str, PeerOption] = {
     "enable_reasoning": NoEffect("reasoning is split off whenever the model marks it", switch=True),
     "enable_request_id_headers": NoEffect("every response has x-request-id", switch=True),
     "enable_server_load_tracking": NoEffect("GET /load is always there", switch=True),
-    "enable_sleep_mode": Only(OFF, "an engine does not sleep; with --models, idle ones are unloaded", switch=True),
+    "enable_sleep_mode": Only(
+        OFF, "set sleep_idle_seconds: an idle model is unloaded, and loaded again by the next request", switch=True
+    ),
     "enable_ssl_refresh": NoEffect("certificates are read again on SIGHUP", switch=True),
     "enable_tokenizer_info_endpoint": NoEffect("GET /tokenizer_info is always there", switch=True),
     "fully_sharded_loras": NoEffect("ranks divide adapters by the outputs of B", switch=True),
@@ -90,7 +91,6 @@ VLLM: dict[str, PeerOption] = {
     "h11_max_incomplete_event_size": NoEffect("headers may have 64 KiB"),
     "headless": Only(OFF, "a server has an API", switch=True),
     "hf_config_path": Only(OFF, "config.json is read where the model is"),
-    "hf_overrides": Only(("{}", *OFF), "the configuration is the checkpoint's own"),
     "hf_token": Only(("true", *OFF), "set HF_TOKEN"),
     "ignore_patterns": NoEffect("only files that are read are downloaded"),
     "interleave_mm_strings": IMAGES,
@@ -139,8 +139,6 @@ VLLM: dict[str, PeerOption] = {
     "reasoning_parser_plugin": CODE,
     "response_role": Only(("assistant",), "answers come from the assistant"),
     "return_tokens_as_token_ids": Only(OFF, "requests ask for it", switch=True),
-    "rope_scaling": ROPE,
-    "rope_theta": ROPE,
     "runner": Renamed("task", {"pooling": "embed"}),
     "safetensors_load_strategy": LOADING,
     "scheduler_cls": CODE,
