@@ -83,6 +83,7 @@ def test_llama_server_with_a_draft_model_and_a_template(capsys: pytest.CaptureFi
     engine, server, arguments = read(
         "-m x.gguf -md draft.gguf --draft-max 4 --draft-min 1 -ngld 99 --chat-template-file t.jinja --reasoning off "
         "--reasoning-format deepseek --ssl-key-file k.pem --ssl-cert-file c.pem --models-max 3 --no-webui -lv 4 "
+        "--sleep-idle-seconds 300 "
         "--no-cache-prompt -cram 4096 -kvu --cors-origins http://a --sse-ping-interval -1 --no-warmup --log-jsonl"
     )
     assert engine == EngineOptions(
@@ -97,6 +98,7 @@ def test_llama_server_with_a_draft_model_and_a_template(capsys: pytest.CaptureFi
         max_loaded_models=3,
         allowed_origins=["http://a"],
         sse_keep_alive=0,
+        sleep_idle_seconds=300,
     )
     assert (arguments.log_level, arguments.log_format) == ("debug", "json")
     told = [line.split(" has no effect: ")[0] for line in capsys.readouterr().err.splitlines()]

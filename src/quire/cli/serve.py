@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from quire.cli.config_file import add_config_file
-from quire.cli.flags import add_flags, read_flags
+from quire.cli.flags import add_flags, add_model_argument, read_flags, with_model_argument
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
 from quire.client.engine_process import EngineProcess
@@ -40,10 +40,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     if hasattr(arguments, "config"):
         add_config_file(parser, arguments)
-    if hasattr(arguments, "named"):
-        if hasattr(arguments, "model"):
-            raise UsageError(f"two models are named, {arguments.named} and {arguments.model}", "leave --model out")
-        arguments.model = arguments.named
+    with_model_argument(arguments)
     engine_options = read_flags(EngineOptions, arguments)
     server_options = read_flags(ServerOptions, arguments)
     names = list(named_models(server_options.models)) if server_options.models else []
@@ -67,9 +64,7 @@ def run(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     parser = Parser("serve [MODEL]", "Serve a model over HTTP until SIGTERM or Ctrl-C.", EXAMPLES)
-    parser.add_argument(
-        "named", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model MODEL"
-    )
+    add_model_argument(parser)
     parser.add_argument(
         "--config",
         metavar="FILE",

@@ -192,7 +192,7 @@ class ServerOptions:
             )
         if self.prefill_engines and self.loads_on_demand:
             raise BadRequest(
-                "prefill_engines are for one model that stays; models, allow_pull and sleep_idle_seconds load on demand",
+                "prefill_engines are for one model that stays: models, allow_pull, sleep_idle_seconds load on demand",
                 "serve one model, and let it stay",
                 param="prefill_engines",
             )
