@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quire.api.llm import BeamSearchParams as BeamSearchParams
     from quire.api.outputs import CompletionOutput as CompletionOutput
     from quire.api.outputs import RequestOutput as RequestOutput
+    from quire.api.pooling import PoolingParams as PoolingParams
     from quire.client.generate_request import LoRARequest as LoRARequest
     from quire.core.params import SamplingParams as SamplingParams
     from quire.engine.options import EngineOptions as EngineOptions
@@ -27,6 +28,7 @@ _HOMES = {
     "LLM": ("quire.api.llm", "LLM"),
     "Embedder": ("quire.api.embedder", "Embedder"),
     "BeamSearchParams": ("quire.api.llm", "BeamSearchParams"),
+    "PoolingParams": ("quire.api.pooling", "PoolingParams"),
     "SamplingParams": ("quire.core.params", "SamplingParams"),
     "LoRARequest": ("quire.client.generate_request", "LoRARequest"),
     "AsyncEngine": ("quire.api.async_engine", "AsyncEngine"),
@@ -34,6 +36,8 @@ _HOMES = {
     "RequestOutput": ("quire.api.outputs", "RequestOutput"),
     "CompletionOutput": ("quire.api.outputs", "CompletionOutput"),
     # as scripts written for vLLM call them
+    "StructuredOutputsParams": ("quire.api.structured", "structured_outputs"),
+    "GuidedDecodingParams": ("quire.api.structured", "structured_outputs"),
     "AsyncLLMEngine": ("quire.api.async_engine", "AsyncEngine"),
     "AsyncEngineArgs": ("quire.api.engine_args", "engine_args"),
     "EngineArgs": ("quire.api.engine_args", "engine_args"),

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from engine.tiny_encoders import QUERY, SIZES, TEXTS, save, save_encoder, save_reranker, wordpiece, write_modules
-from quire import LLM, Embedder
+from quire import LLM, Embedder, PoolingParams
 from quire.cli.main import main
 from quire.core.errors import BadRequest, PromptTooLong, Unsupported
 
@@ -201,8 +201,8 @@ def test_embedding_gemma(tmp_path: Path) -> None:
     embedder = Embedder(tmp_path, kv_cache_dtype="float32")
     expected = [unit(weights[1] @ (weights[0] @ their_rows(model, text).mean(0))) for text in TEXTS]
     np.testing.assert_allclose(embedder.embed(TEXTS), expected, atol=2e-5)
-    with pytest.raises(Unsupported, match="a `Gemma3Model` embeds texts, and does not generate"):
-        LLM(tmp_path)
+    with pytest.raises(BadRequest, match="embeds or scores texts, and does not generate"):
+        LLM(tmp_path).generate("text")
 
 
 def test_a_decoder_with_a_head_embeds_too(tiny_model: Path) -> None:
@@ -211,8 +211,40 @@ def test_a_decoder_with_a_head_embeds_too(tiny_model: Path) -> None:
 
 
 def test_each_says_what_the_other_is_for(encoder: tuple[Path, BertModel]) -> None:
-    with pytest.raises(Unsupported, match="a `BertModel` embeds texts, and does not generate"):
-        LLM(encoder[0])
+    with pytest.raises(BadRequest, match=r"and does not generate\n.*use embed, encode or score"):
+        LLM(encoder[0]).generate("text")
+    with pytest.raises(BadRequest, match="embeds or scores texts"):
+        LLM(encoder[0]).chat([{"role": "user", "content": "text"}])
+
+
+def test_a_script_for_vllm_embeds_and_scores(
+    encoder: tuple[Path, BertModel], reranker: tuple[Path, BertForSequenceClassification], tiny_model: Path
+) -> None:
+    llm = LLM(model=str(encoder[0]), runner="pooling", enforce_eager=True)
+    vectors = Embedder(encoder[0]).embed(TEXTS)
+    outputs = llm.embed(TEXTS, use_tqdm=False)
+    assert [output.outputs.embedding for output in outputs] == vectors.tolist() and outputs[0].outputs.hidden_size == 32
+    [short] = llm.embed(TEXTS[0], PoolingParams(dimensions=8))
+    assert short.finished and short.outputs.embedding == Embedder(encoder[0]).embed(TEXTS[0], dimensions=8)[0].tolist()
+    [encoded] = llm.encode({"prompt": TEXTS[0]})
+    np.testing.assert_array_equal(encoded.outputs.data, vectors[0])
+    ids = llm.get_tokenizer().encode(TEXTS[0])
+    assert llm.embed({"prompt_token_ids": ids})[0].outputs == outputs[0].outputs == llm.embed(ids)[0].outputs
+    with pytest.raises(PromptTooLong):
+        llm.embed("long " * 90)
+    assert llm.embed("long " * 90, PoolingParams(truncate_prompt_tokens=-1))[0].outputs.embedding
+    with pytest.raises(BadRequest, match="truncate_prompt_tokens is 7"):
+        llm.embed("long", PoolingParams(truncate_prompt_tokens=7))
+
+    ranks = LLM(model=str(reranker[0]), runner="pooling")
+    expected = Embedder(reranker[0]).score(QUERY, TEXTS)
+    assert [output.outputs.score for output in ranks.score(QUERY, TEXTS)] == expected
+    assert [output.outputs.score for output in ranks.score([QUERY] * len(TEXTS), TEXTS)] == expected
+    with pytest.raises(BadRequest, match="2 texts are to be scored against 3"):
+        ranks.score([QUERY] * 2, ["a", "b", "c"])
+    assert LLM(tiny_model, task="embed").embed("text")[0].outputs.embedding
+    with pytest.raises(BadRequest, match=r"generates text\n.*task=\"embed\""):
+        LLM(tiny_model).embed("text")
 
 
 def test_the_command_prints_lines_of_json(

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, AsyncEngineArgs, AsyncLLMEngine, EngineArgs, SamplingParams
+from quire import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    EngineArgs,
+    GuidedDecodingParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from quire.core.errors import BadRequest, Unsupported
 from quire.engine.options import QUANTIZE, STORED, EngineOptions
 from quire.executors.backends import resolve_quantization
@@ -69,6 +77,20 @@ def test_async_inference(tiny_model: Path) -> None:
     asyncio.run(main())
 
 
+def test_structured_output_as_scripts_for_vllm_ask_for_it(tiny_model: Path) -> None:
+    llm = LLM(str(tiny_model))
+    for asked in (
+        SamplingParams(structured_outputs=StructuredOutputsParams(choice=["yes", "no"])),
+        SamplingParams(structured_outputs={"choice": ["yes", "no"]}),
+        SamplingParams(guided_decoding=GuidedDecodingParams(choice=["yes", "no"])),
+    ):
+        assert llm.generate("So?", asked)[0].outputs[0].text in ("yes", "no")
+    with pytest.raises(BadRequest, match=r"says nothing.*\n.*regex"):
+        StructuredOutputsParams()
+    with pytest.raises(BadRequest, match="given twice, once as guided_decoding"):
+        SamplingParams(structured_outputs={"regex": "a"}, guided_decoding={"regex": "b"})
+
+
 def test_engine_args_are_options(tiny_model: Path) -> None:
     args = EngineArgs(str(tiny_model), max_model_len=64)
     assert args == EngineOptions(model=str(tiny_model), max_model_len=64)
@@ -99,9 +121,10 @@ def test_options_of_other_engines_are_known_by_their_names(caplog: pytest.LogCap
         ({"pipeline_parallel_size": 0}, "pipeline_parallel_size is 0"),
         ({"cpu_offload_gb": -8}, "offload_weights is -8"),
         ({"offload_folder": "/tmp"}, "no weights are offloaded.*\n.*offload_weights"),
-        ({"hf_overrides": {"rope_theta": 1}}, "hf_overrides is"),
+        ({"hf_overrides": {"architectures": ["A"]}}, "hf_overrides has `architectures`.*\n.*rope_theta"),
         ({"distributed_executor_backend": "dask"}, "distributed_executor_backend is 'dask'"),
-        ({"speculative_algorithm": "EAGLE"}, "speculative_algorithm is EAGLE.*\n.*spec_method"),
+        ({"speculative_algorithm": "EAGLE"}, "eagle drafts with `model`"),
+        ({"spec_model": "a", "speculative_config": {"model": "b"}}, "spec_model is a, and speculative_config says b"),
         ({"model_path": "a", "model": "b"}, "model_path and model are both given"),
         ({"max_modl_len": 5}, "did you mean max_model_len"),
         ({"quantization": "squeezellm"}, "quantization is 'squeezellm'"),

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from quire import __version__
 from quire.cli import main as cli
+from quire.cli.peer_commands import HINTS
 from quire.core.errors import BadRequest
 
 
@@ -64,6 +66,36 @@ def test_an_unknown_command_is_exit_2_with_a_suggestion() -> None:
     done = quire("pul")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: there is no command `pul`\nhint: did you mean `pull`?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("list", "quire models"),
+        ("launch_server", "quire serve"),
+        ("collect-env", "quire doctor"),
+        ("run smollm2", "quire chat -m smollm2`"),
+        ("run smollm2 Why?", "quire run -m smollm2 PROMPT`"),
+        ("run ./some.gguf Why?", "quire run -m ./some.gguf PROMPT`"),
+        ("chat smollm2 -m smollm2", "leave --model out"),
+    ],
+)
+def test_what_is_typed_for_other_tools_is_told_its_name_here(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words.split()) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_hints_name_commands_that_exist_and_hide_none() -> None:
+    assert not HINTS.keys() & cli.COMMANDS.keys()
+    named = {name for hint in HINTS.values() for name in re.findall(r"`quire ([a-z-]+)", hint)}
+    assert named <= cli.COMMANDS.keys()
+
+
+def test_python_m_quire_is_quire() -> None:
+    done = subprocess.run([sys.executable, "-m", "quire", "--version"], capture_output=True, text=True)
+    assert done.stdout == f"quire {__version__}\n"
 
 
 def test_an_unknown_model_is_exit_2(tmp_path: Path) -> None:

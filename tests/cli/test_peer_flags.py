@@ -1,7 +1,7 @@
 """Commands typed from the guides of other engines."""
 
 import argparse
-import re
+import importlib.util
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,11 +13,16 @@ from quire.cli.parser import UsageError
 from quire.cli.sampling import SamplingFlags
 from quire.cli.serve import make_parser
 from quire.engine.options import EngineOptions
-from quire.engine.peer_option import Only, Renamed
-from quire.engine.peer_options import PEER_OPTIONS, SHORT_FLAGS
+from quire.engine.peers import PEER_OPTIONS, SHORT_FLAGS
+from quire.engine.peers.kinds import Only, Renamed
+from quire.engine.peers.llama_server import LLAMA_SERVER
+from quire.engine.peers.sglang import SGLANG
+from quire.engine.peers.tgi import TGI
+from quire.engine.peers.transformers import TRANSFORMERS
+from quire.engine.peers.vllm import VLLM
 from quire.server.options import ServerOptions
 
-PAGE = Path(__file__).parents[2] / "docs" / "other-engines.md"
+ROOT = Path(__file__).parents[2]
 
 
 def read(command: str) -> tuple[EngineOptions, ServerOptions, argparse.Namespace]:
@@ -75,6 +80,34 @@ def test_llama_server() -> None:
     assert read("-hf owner/name:Q4_K_M -c 0 -fa --ctx-size 0 -np -1")[0] == EngineOptions(model="owner/name:Q4_K_M")
 
 
+def test_llama_server_with_a_draft_model_and_a_template(capsys: pytest.CaptureFixture[str]) -> None:
+    engine, server, arguments = read(
+        "-m x.gguf -md draft.gguf --draft-max 4 --draft-min 1 -ngld 99 --chat-template-file t.jinja --reasoning off "
+        "--reasoning-format deepseek --ssl-key-file k.pem --ssl-cert-file c.pem --models-max 3 --no-webui -lv 4 "
+        "--sleep-idle-seconds 300 "
+        "--no-cache-prompt -cram 4096 -kvu --cors-origins http://a --sse-ping-interval -1 --no-warmup --log-jsonl"
+    )
+    assert engine == EngineOptions(
+        model="x.gguf", spec_model="draft.gguf", spec_tokens=4, chat_template="t.jinja", enable_prefix_caching=False
+    )
+    assert engine.speculation is not None and engine.speculation.method == "draft_model"
+    assert server == ServerOptions(
+        chat_template_kwargs='{"enable_thinking": false}',
+        reasoning_parser="auto",
+        ssl_keyfile="k.pem",
+        ssl_certfile="c.pem",
+        max_loaded_models=3,
+        allowed_origins=["http://a"],
+        sse_keep_alive=0,
+        sleep_idle_seconds=300,
+    )
+    assert (arguments.log_level, arguments.log_format) == ("debug", "json")
+    told = [line.split(" has no effect: ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == [
+        f"warning: {flag}" for flag in ("--draft-min", "-ngld", "--no-webui", "-cram", "-kvu", "--no-warmup")
+    ]
+
+
 def test_sglang() -> None:
     engine, server, _ = read(
         "--model-path m --tp 1 --mem-fraction-static 0.7 --context-length 2048 --chunked-prefill-size 1024 "
@@ -91,6 +124,13 @@ def test_sglang() -> None:
         task="embed",
     )
     assert server == ServerOptions(access_log=True)
+    engine, _, _ = read(
+        "--model-path m --speculative-algorithm EAGLE3 --speculative-draft-model-path h --speculative-num-steps 3 "
+        "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --enable-priority-scheduling"
+    )
+    assert engine == EngineOptions(
+        model="m", spec_method="eagle3", spec_model="h", spec_tokens=3, scheduling_policy="priority"
+    )
 
 
 def test_devices_as_other_engines_name_them(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +176,15 @@ def test_devices_as_other_engines_name_them(capsys: pytest.CaptureFixture[str]) 
         ("--schedule-policy lpm", "`lpm` is not one of fcfs, priority"),
         ("--ctx-size many", "`many` is not a whole number"),
         ("--uvicorn-log-level loud", "`loud` is not one of"),
+        ("--lora a.gguf", "--lora is a.gguf.*\n.*lora_modules NAME=PATH"),
+        ("--n-cpu-moe 4", "--n-cpu-moe is 4.*\n.*cpu_layers"),
+        ("--slot-save-path d", "kv_disk_path"),
+        ("--api-key-file f", "keys_file"),
+        ("--dry-multiplier 1", "--dry-multiplier is 1.*\n.*requests say it"),
+        ("-cmoe", "-cmoe is true.*\n.*cpu_layers"),
+        ("--speculative-eagle-topk 4", "tree_nodes"),
+        ("--disaggregation-mode prefill", "prefill_engines"),
+        ("--list-devices", "quire doctor"),
         ("--max-modl-len 5", "did you mean `--max-model-len`"),
     ],
 )
@@ -170,10 +219,15 @@ def test_help_shows_our_names_only() -> None:
     assert "--model-id" not in text and "--n-gpu-layers" not in text and "--max-model-len" in text
 
 
-def test_the_page_for_users_of_other_engines_has_every_name_and_its_reason() -> None:
-    rows = [row for row in PAGE.read_text().splitlines() if row.startswith("| `")]
-    listed = {name: row for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
-    assert listed.keys() == PEER_OPTIONS.keys()
-    for name, peer in PEER_OPTIONS.items():
-        assert (f"`{peer.option}`" if isinstance(peer, Renamed) else peer.reason) in listed[name], name
-    assert all(f"`{flag}`" in PAGE.read_text() for flag in SHORT_FLAGS)
+def test_the_page_for_users_of_other_engines_is_what_the_tables_say() -> None:
+    path = ROOT / "tools" / "other_engines_page.py"
+    spec = importlib.util.spec_from_file_location("other_engines_page", path)
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.page() == tool.PAGE.read_text(), f"the page is stale: run python {path.relative_to(ROOT)}"
+    assert {name for table in tool.TABLES.values() for name in table} == PEER_OPTIONS.keys()
+
+
+def test_no_name_stands_in_two_tables() -> None:
+    assert len(PEER_OPTIONS) == sum(map(len, (VLLM, TGI, LLAMA_SERVER, SGLANG, TRANSFORMERS)))

@@ -95,3 +95,19 @@ def test_a_model_that_cannot_be_loaded_is_told_to_those_who_ask(tiny_model: Path
             assert await ask(models, "a")
 
     run(main())
+
+
+def test_an_idle_model_is_unloaded_and_the_next_request_loads_it(tiny_model: Path) -> None:
+    async def main() -> None:
+        async with ManyModels({"a": options(tiny_model)}, max_loaded=2, idle_seconds=0.05) as models:
+            first = await ask(models, "a")
+            stream = await (await models.find("a")).service.submit(request(1, max_tokens=400))
+            tokens = [token async for event in stream for token in event.token_ids]
+            await stream.aclose()
+            assert len(tokens) == 400 and tokens[:8] == first, "what is in flight ends first"
+            while loaded(models):
+                await asyncio.sleep(0.02)
+            assert models.state == "ready"
+            assert await ask(models, "a") == first and loaded(models) == ["a"]
+
+    run(main())

@@ -23,7 +23,7 @@ from quire.core.errors import BadRequest, EngineFailed
 from quire.core.params import SamplingParams
 from quire.engine.engine import Engine
 from quire.engine.options import EngineOptions, named_values
-from quire.engine.start import load_tokenizer, new_executor
+from quire.engine.start import load_tokenizer, new_executor, task_of
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.hub.adapters import resolve_adapter
 from quire.text.chat.chat_format import chat_format
@@ -32,6 +32,14 @@ from quire.text.tokenizers.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.api.group_runner import GroupRunner
+    from quire.api.pooling import (
+        EmbeddingOutput,
+        Pooler,
+        PoolingOutput,
+        PoolingParams,
+        PoolingRequestOutput,
+        ScoringOutput,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,6 +74,10 @@ class LLM:
         self.options = engine_args(model, **options)
         files = resolve_model(self.options.model, revision=self.options.revision)
         self.generation = read_generation_config(self.options, files.path)
+        self._pooler: Pooler | None = None  # of a model that embeds or scores
+        if task_of(files.path, self.options) != "generate":
+            self._start_pooler(model, options)
+            return
         tokenizer = load_tokenizer(files.path, self.options)
         if self.options.kv_transfer and self.options.kv_transfer.is_producer:
             raise BadRequest(
@@ -83,6 +95,13 @@ class LLM:
         for name, path in named_values(self.options.lora_modules, "lora_modules", "PATH").items():
             self.load_adapter(name, path)
         self._ids = (f"request-{number}" for number in itertools.count())
+
+    def _start_pooler(self, model: str | Path, options: Mapping[str, Any]) -> None:
+        from quire.api.embedder import Embedder
+        from quire.api.pooling import Pooler
+
+        embedder = Embedder(model, **options)
+        self._pooler, self.tokenizer = Pooler(embedder), embedder.tokenizer
 
     def _start_group(self) -> None:
         from quire.api.group_runner import GroupRunner
@@ -118,6 +137,7 @@ class LLM:
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come in the order of the prompts. `lora_request`: for all, or one each."""
+        self._check_generates()
         one = isinstance(prompts, str | Mapping) or _is_ids(prompts)
         many: list[Any] = [prompts] if one else list(prompts)
         params = self._broadcast(sampling_params, len(many))
@@ -143,6 +163,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several."""
+        self._check_generates()
         conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         template = {
             "add_generation_prompt": add_generation_prompt,
@@ -168,6 +189,49 @@ class LLM:
     ) -> list[RequestOutput]:
         """The `beam_width` best continuations of every prompt, best first."""
         return self.generate(prompts, params.sampling(), use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: "PoolingParams | None" = None,
+        *,
+        use_tqdm: bool | None = None,
+    ) -> "list[PoolingRequestOutput[EmbeddingOutput]]":
+        """One vector a prompt, of a model that embeds: as `Embedder.embed`, in vLLM's shape."""
+        return self._as_pooler().embed(prompts, pooling_params)
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: "PoolingParams | None" = None,
+        *,
+        use_tqdm: bool | None = None,
+    ) -> "list[PoolingRequestOutput[PoolingOutput]]":
+        """The same as arrays."""
+        return self._as_pooler().encode(prompts, pooling_params)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        pooling_params: "PoolingParams | None" = None,
+        use_tqdm: bool | None = None,
+    ) -> "list[PoolingRequestOutput[ScoringOutput]]":
+        """How well texts answer a query: one against several, or pairs."""
+        return self._as_pooler().score(data_1, data_2, pooling_params)
+
+    def _as_pooler(self) -> "Pooler":
+        if self._pooler is None:
+            raise BadRequest(f"{self.options.model} generates text", 'give task="embed" or task="score"', param="task")
+        return self._pooler
+
+    def _check_generates(self) -> None:
+        if self._pooler is not None:
+            raise BadRequest(
+                f"{self.options.model} embeds or scores texts, and does not generate",
+                "use embed, encode or score; on the command line, `quire embed`",
+            )
 
     def stream(self, request: GenerateRequest) -> Iterator[TextEvent]:
         """One request's text as it comes. Closing the iterator early cancels the request."""
@@ -225,6 +289,7 @@ class LLM:
         return self._max_model_len if params is None else None
 
     def _submit(self, request: GenerateRequest) -> LiveRequest:
+        self._check_generates()
         if self._group is not None:
             return self._group.submit(request)
         prepared = self._prompter.prepare(request)

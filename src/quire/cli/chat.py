@@ -8,7 +8,7 @@ from quire.cli.answer import PrintedAnswer, TextEngine
 from quire.cli.chat_commands import run_command
 from quire.cli.chat_input import ReadLine, keep_history, line_reader, read_messages
 from quire.cli.conversation import Conversation
-from quire.cli.flags import read_flags
+from quire.cli.flags import add_model_argument, read_flags, with_model_argument
 from quire.cli.interrupts import first_interrupt_noted
 from quire.cli.load import add_model_flags, load
 from quire.cli.parser import Parser
@@ -21,18 +21,19 @@ from quire.text.chat.chat_format import chat_format
 
 EXAMPLES = """\
   quire chat
-  quire chat -m Qwen/Qwen2.5-0.5B-Instruct --system "You answer in one sentence."
+  quire chat Qwen/Qwen2.5-0.5B-Instruct --system "You answer in one sentence."
   quire chat --load talk.json --temperature 0.2
   printf 'Hello!\\nAnd in French?\\n' | quire chat
 """
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser("chat", "Talk to a model. Inside, /help lists the commands.", EXAMPLES)
+    parser = Parser("chat [MODEL]", "Talk to a model. Inside, /help lists the commands.", EXAMPLES)
+    add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="how the model should behave")
     parser.add_argument("--load", metavar="FILE", help="go on from a conversation that /save wrote")
     add_model_flags(parser)
-    arguments = parser.parse(argv)
+    arguments = with_model_argument(parser.parse(argv))
     flags = read_flags(SamplingFlags, arguments)
     chat = Conversation(flags.params(), arguments.system, arguments.lora)
     terminal = Terminal()

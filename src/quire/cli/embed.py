@@ -10,7 +10,7 @@ from dataclasses import fields
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
-from quire.engine.options import ENGINES, GENERATION, LORA, SPECULATION, EngineOptions
+from quire.engine.options import ENGINES, GENERATION, LORA, ROPE, SPECULATION, EngineOptions
 
 EXAMPLES = """\
   quire embed -m ./all-MiniLM-L6-v2 "A quire is a gathering of pages"
@@ -31,7 +31,7 @@ _GENERATION_ONLY = (
         "swap_space",
     ),
     *("kv_offloading_size", "kv_disk_path", "kv_disk_size", "kv_disk_write_policy", "kv_events_config"),
-    *("load_format", "gpu_memory_utilization", "enforce_eager", *ENGINES, *GENERATION, *LORA, *SPECULATION),
+    *("load_format", "gpu_memory_utilization", "enforce_eager", *ENGINES, *GENERATION, *LORA, *ROPE, *SPECULATION),
 )
 
 

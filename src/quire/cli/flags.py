@@ -54,6 +54,21 @@ def add_model_flag(parser: Parser) -> None:
     parser.add_argument("-m", "--model", default=argparse.SUPPRESS, help=help_text)
 
 
+def add_model_argument(parser: Parser) -> None:
+    parser.add_argument(
+        "named", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model MODEL"
+    )
+
+
+def with_model_argument(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The model may be named either way, and not both."""
+    if hasattr(arguments, "named"):
+        if hasattr(arguments, "model"):
+            raise UsageError(f"two models are named, {arguments.named} and {arguments.model}", "leave --model out")
+        arguments.model = arguments.named
+    return arguments
+
+
 @dataclass(frozen=True, slots=True)
 class _Flag:
     field: str

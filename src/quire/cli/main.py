@@ -88,8 +88,9 @@ def _help() -> str:
 
 def _no_such_command(command: str) -> QuireError:
     from quire.cli.parser import UsageError, nearest
+    from quire.cli.peer_commands import HINTS
 
-    near = nearest(command, COMMANDS)
+    near = HINTS.get(command) or nearest(command, COMMANDS)
     return UsageError(f"there is no command `{command}`", near or f"the commands are {', '.join(COMMANDS)}")
 
 

@@ -3,18 +3,20 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from quire.cli.parser import Parser, UsageError
 from quire.core.errors import BadRequest
-from quire.engine.peer_option import NoEffect, Only, PeerOption, Renamed
-from quire.engine.peer_options import PEER_OPTIONS, SHORT_FLAGS, warning
+from quire.engine.peers import PEER_OPTIONS, SHORT_FLAGS
+from quire.engine.peers.kinds import NoEffect, Only, PeerOption, Renamed, warning
 
 _OPTIONAL_VALUE = ("flash_attn",)  # a switch in older guides, a flag with a value in newer ones
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
 _SAMPLED = Only(
     (), """requests say it; their defaults are set as --override-generation-config '{"temperature": 0.5}'"""
 )
+_REQUESTED = Only((), "requests say it")
 
 
 def add_peer_flags(parser: Parser) -> None:
@@ -24,6 +26,8 @@ def add_peer_flags(parser: Parser) -> None:
     if "--override-generation-config" in parser.flags:
         for name in _SAMPLING:
             _add(parser, _flag(name), _SAMPLED, False)
+        for flag in sampling_flags():
+            _add(parser, flag, _REQUESTED, False)
     for flag, name in SHORT_FLAGS.items():
         if name.startswith("data_parallel") and "--data-parallel-size" not in parser.flags:
             continue  # else a -dp of theirs would be the beginning of several
@@ -86,6 +90,13 @@ class _PeerFlag(argparse.Action):
         if ours.choices is not None and read not in ours.choices:
             raise argparse.ArgumentError(self, f"`{read}` is not one of {', '.join(ours.choices)}")
         ours(parser, namespace, [read] if ours.nargs == "+" else read, ours.option_strings[0])
+
+
+def sampling_flags() -> list[str]:
+    """Those of `quire run`, by every name they have."""
+    from quire.cli.sampling import SamplingFlags
+
+    return [flag for spec in fields(SamplingFlags) for flag in (_flag(spec.name), *spec.metadata.get("aliases", ()))]
 
 
 def _flag(name: str) -> str:

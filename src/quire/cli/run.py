@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from quire.cli.answer import PrintedAnswer, TextEngine
 from quire.cli.flags import read_flags
@@ -40,6 +41,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     if arguments.raw and arguments.system is not None:
         raise UsageError("--system needs the chat template, and --raw leaves it out", "put the text into the prompt")
+    check_is_no_model(arguments.prompt)
     prompt = read_prompt(arguments.prompt)
     flags = read_flags(SamplingFlags, arguments, given={"max_tokens": MAX_TOKENS})
     flags.params()  # a wrong one is refused before the model is loaded
@@ -57,6 +59,22 @@ def run(argv: Sequence[str]) -> int:
     if arguments.stats:
         terminal.note(f"{answer.stats()} · loaded in {load_seconds:.2f} s")
     return 0
+
+
+def check_is_no_model(words: Sequence[str]) -> None:
+    """`quire run smollm2 "Why?"`, as it is typed for Ollama, would ask the default model about smollm2."""
+    from quire.hub.aliases import ALIASES
+
+    first = words[0] if words else ""
+    if len(first) > 255 or not first.strip("."):  # longer than a name can be
+        return
+    is_file = first.endswith(".gguf") or (Path(first) / "config.json").exists()
+    if first.lower() in ALIASES or is_file:
+        rest = " PROMPT" if len(words) > 1 else ""
+        raise UsageError(
+            f"`{first}` is a model, and stands where the prompt does",
+            f"write -m: `quire {'run' if rest else 'chat'} -m {first}{rest}`",
+        )
 
 
 def read_prompt(words: Sequence[str]) -> str:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from quire.cli.flags import add_flags, read_flags
+from quire.cli.config_file import add_config_file
+from quire.cli.flags import add_flags, add_model_argument, read_flags, with_model_argument
 from quire.cli.parser import Parser, UsageError
 from quire.cli.peer_flags import add_peer_flags
 from quire.client.engine_process import EngineProcess
@@ -24,6 +25,7 @@ EXAMPLES = """\
   quire serve ./llama --lora-modules sql=./sql-lora   requests for the model `sql` use the adapter
   quire serve --prefill-engines 1 --decode-engines 1  prompts are computed beside the answers, not between them
   quire serve --data-parallel-size 2                  two engines, each with half of the CPUs, share one queue
+  quire serve --config serve.yaml                     flags from a file: `max-model-len: 4096` a line
   quire serve --max-wait 10 --request-timeout 120     refuse early what would be late
   QUIRE_PORT=9000 QUIRE_THREADS=4 quire serve         every flag is also an environment variable
 """
@@ -36,10 +38,9 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 def run(argv: Sequence[str]) -> int:
     parser = make_parser()
     arguments = parser.parse(argv)
-    if hasattr(arguments, "named"):
-        if hasattr(arguments, "model"):
-            raise UsageError(f"two models are named, {arguments.named} and {arguments.model}", "leave --model out")
-        arguments.model = arguments.named
+    if hasattr(arguments, "config"):
+        add_config_file(parser, arguments)
+    with_model_argument(arguments)
     engine_options = read_flags(EngineOptions, arguments)
     server_options = read_flags(ServerOptions, arguments)
     names = list(named_models(server_options.models)) if server_options.models else []
@@ -52,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
         from quire.server.launch import launch
         from quire.server.observe.logs import set_up_logging
 
-        set_up_logging(arguments.log_level, arguments.log_format)
+        set_up_logging(getattr(arguments, "log_level", "info"), getattr(arguments, "log_format", "text"))
 
         def ready(address: str) -> None:
             print(announcement(address, names or [name], server_options), file=sys.stderr, flush=True)
@@ -63,12 +64,21 @@ def run(argv: Sequence[str]) -> int:
 
 def make_parser() -> Parser:
     parser = Parser("serve [MODEL]", "Serve a model over HTTP until SIGTERM or Ctrl-C.", EXAMPLES)
+    add_model_argument(parser)
     parser.add_argument(
-        "named", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model MODEL"
+        "--config",
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="take what is not given here from this file (YAML or TOML): the flags without their dashes, and `model`",
     )
-    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="how much to log (default: info)")
     parser.add_argument(
-        "--log-format", choices=("text", "json"), default="text", help="json: an object a line (default: text)"
+        "--log-level", choices=LOG_LEVELS, default=argparse.SUPPRESS, help="how much to log (default: info)"
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default=argparse.SUPPRESS,
+        help="json: an object a line (default: text)",
     )
     add_flags(parser, EngineOptions, "engine")
     add_flags(parser, ServerOptions, "server")

@@ -68,7 +68,7 @@ class EngineGroup:
             given = replace(options, kv_transfer_config=json.dumps(config))
             if role == "kv_consumer":
                 return given
-            return replace(given, speculative_config=None, spec_method=None, spec_tokens=None)  # prompts need no drafts
+            return given.without_speculation()  # prompts need no drafts
 
         self.prefill = [PrefillEngine(with_role("kv_producer", [address]), spawns.pop(0)) for address in addresses]
         given = with_role("kv_consumer", addresses) if addresses else options

@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
+from quire.text.reasoning import ReasoningFormat
 
 # Text, ids, or {"prompt": ...} or {"prompt_token_ids": ...}; with "decoder_prompt" for an encoder-decoder.
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -21,6 +22,7 @@ class GenerateRequest:
     prompt_ids: list[int] | None = None
     messages: list[dict[str, Any]] | None = None  # rendered with the model's chat template
     chat_template: str | None = None  # instead of the model's
+    reasoning: ReasoningFormat | None = None  # how the model marks it, where its chat template does not show that
     template_options: dict[str, Any] = field(default_factory=dict)  # add_generation_prompt, continue_final_message, ...
     add_special_tokens: bool | None = None  # None: to a prompt, and not to a rendered chat, which has them
     truncate_prompt_tokens: int | None = None  # keep the last that many

@@ -32,7 +32,13 @@ WEIGHTS = {".safetensors", ".gguf", ".bin"}
 class ManyModels:
     """Implements `Models`. An async context manager, or `start` and `stop`."""
 
-    def __init__(self, options: Mapping[str, EngineOptions], max_loaded: int, observe: Observe | None = None) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, EngineOptions],
+        max_loaded: int,
+        observe: Observe | None = None,
+        idle_seconds: float | None = None,  # a model that is not used for so long is unloaded; None: never
+    ) -> None:
         assert options and max_loaded >= 1
         if len(options) > 1 and any(each.kv_events for each in options.values()):
             raise BadRequest(
@@ -46,6 +52,8 @@ class ManyModels:
         self._changing = asyncio.Lock()  # one model is loaded or unloaded at a time
         self._pulls = Pulls(self._add)
         self._state: State = "starting"
+        self._idle_seconds = idle_seconds
+        self._unloading: asyncio.Task[None] | None = None
 
     @property
     def state(self) -> State:
@@ -65,9 +73,25 @@ class ManyModels:
             await asyncio.to_thread(slot.find_files)
         await next(iter(self._slots.values())).loaded()
         self._state = "ready"
+        if self._idle_seconds is not None:
+            self._unloading = asyncio.create_task(self._unload_idle(self._idle_seconds))
+
+    async def _unload_idle(self, idle_seconds: float) -> None:
+        while True:
+            await asyncio.sleep(max(min(idle_seconds / 4, 1.0), 0.05))
+            for slot in self._loaded():
+                if slot.busy:
+                    slot.last_used = time.monotonic()
+                elif time.monotonic() - slot.last_used >= idle_seconds:
+                    async with self._changing:
+                        if slot.client is not None and not slot.busy:
+                            await slot.unload()
 
     async def stop(self) -> None:
         self._state = "stopped"
+        if self._unloading is not None:
+            self._unloading.cancel()
+            await asyncio.gather(self._unloading, return_exceptions=True)
         await self._pulls.stop()
         for slot in self._slots.values():
             await slot.stop()
@@ -261,9 +285,7 @@ class Slot:
         path = resolve_model(self.options.model, revision=self.options.revision).path
         loras, speculation = self.options.num_loras and not self.adapters, self.options.speculation
         if (loras or speculation) and task_of(path, self.options) != "generate":  # they are for models that generate
-            self.options = replace(
-                self.options, enable_lora=False, speculative_config=None, spec_method=None, spec_tokens=None
-            )
+            self.options = replace(self.options.without_speculation(), enable_lora=False)
         files = [path] if path.is_file() else [file for file in Path(path).iterdir() if file.suffix in WEIGHTS]
         self._num_bytes = sum(file.stat().st_size for file in files)
 

@@ -1,12 +1,14 @@
 """Sampling parameters of a request. Names and defaults are vLLM's."""
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import dataclass, field
+from typing import Any
 
 from quire.core.dry import DryBreaker
 from quire.core.errors import BadRequest
 from quire.core.sampler_order import sampler_order
 from quire.core.structured import Structured
+from quire.core.thinking import ThinkingBudget
 from quire.core.watermark import Watermark
 
 MAX_LOGPROBS = 20
@@ -83,6 +85,10 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     structured: Structured | None = None  # structured output; None: any text
+    structured_outputs: Any = None  # the same, or a mapping of its fields, as scripts for vLLM give it
+    guided_decoding: Any = None  # and as older ones do
+    thinking_token_budget: int | None = None  # tokens of reasoning at most; None: as many as the model takes
+    thinking: ThinkingBudget | None = None  # the client makes it of the budget
     watermark: Watermark | None = None  # a detectable mark in the output
     logprobs: int | None = None  # alternatives reported beside each token; 0 reports the token alone
     prompt_logprobs: int | None = None
@@ -102,12 +108,26 @@ class SamplingParams:
         self.samplers = None if self.samplers is None else sampler_order(self.samplers)
         _at_most_many("logit_bias", self.logit_bias or (), MAX_LISTED)
         self.logit_bias = {int(token): float(bias) for token, bias in (self.logit_bias or {}).items()}
+        for name in ("structured_outputs", "guided_decoding"):
+            if (given := getattr(self, name)) is not None:
+                self._take_structured(name, given)
         self._check()
+
+    def _take_structured(self, name: str, given: Structured | Mapping[str, Any]) -> None:
+        if self.structured is not None:
+            raise BadRequest(f"structured output is given twice, once as {name}", "give it once", param=name)
+        self.structured = given if isinstance(given, Structured) else Structured.of(**given)
+        setattr(self, name, None)
 
     @property
     def num_samples(self) -> int:
         """How many sequences the request runs."""
         return self.beam_width or self.best_of or self.n
+
+    @property
+    def needs_masks(self) -> bool:
+        """What was sampled decides which tokens may follow."""
+        return self.structured is not None or self.thinking is not None
 
     @property
     def greedy(self) -> bool:
@@ -163,6 +183,8 @@ class SamplingParams:
                 raise BadRequest(
                     f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}", param="min_tokens"
                 )
+        if self.thinking_token_budget is not None:
+            _between("thinking_token_budget", self.thinking_token_budget, 0, MAX_COUNT)
         _at_least("min_tokens", self.min_tokens, 0)
         _at_most("min_tokens", self.min_tokens, MAX_COUNT)
 

@@ -79,8 +79,8 @@ class SequenceGroup:
         free = params.structured is None and not params.ignore_eos
         self.forced_eos_id = limits.seq2seq.forced_eos_id if limits.seq2seq and free else None
         self.search = self._new_search() if params.beam_width else None
-        # Beams and structured outputs: the next token is planned only when the last one is known
-        self.needs_last_token = self.search is not None or params.structured is not None
+        # Beams, structured outputs and limited reasoning: the next token is planned only when the last one is known
+        self.needs_last_token = self.search is not None or params.needs_masks
         self.num_rows = params.beam_width or 1  # that an admission takes: beams run together
         self.holds_rows = False  # of a beam search: while its rows are reserved
         self.ranked = self.search is None and params.num_samples > params.n  # best_of: delivers the n best at the end

@@ -127,10 +127,10 @@ class Engine:
         if request.adapter and request.adapter not in self.adapters:
             raise UnknownModel(f"no adapter `{request.adapter}` is loaded", param="model")
         structured = request.params.structured
-        if structured is None:
-            self._scheduler.add(request, time.monotonic())
-        elif self.grammars is None:
+        if self.grammars is None and request.params.needs_masks:
             raise Unsupported("this engine has no tokenizer, and structured output needs it")
+        if structured is None or self.grammars is None:
+            self._scheduler.add(request, time.monotonic())
         elif self.compile_queue is not None and self.grammars.find(structured) is None:
             self.compile_queue.add(request)
         else:

@@ -4,15 +4,16 @@ import difflib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
 from quire.core.structured_defaults import StructuredDefaults
 from quire.core.transfer_config import TransferConfig, read_transfer_config
-from quire.engine.peer_option import Renamed
-from quire.engine.peer_options import PEER_OPTIONS, translate, warning
+from quire.engine.peers import PEER_OPTIONS
+from quire.engine.peers.kinds import Renamed, translate, warning
 from quire.engine.placement import check_placement
+from quire.engine.rope_options import rope_overrides
 from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -64,6 +65,23 @@ class EngineOptions:
     revision: str | None = option(None, "branch, tag or commit of a hub repository")
     max_model_len: int | None = option(
         None, "longest prompt plus output, in tokens (default: what the model was made for)"
+    )
+    rope_scaling: str | None = option(
+        None,
+        "reach a longer context than the checkpoint says: linear, dynamic or yarn, with rope_scale; or JSON as "
+        """config.json has it: '{"rope_type": "yarn", "factor": 4.0}'""",
+        metavar="KIND|JSON",
+    )
+    rope_scale: float | None = option(None, "by how much: the factor of that scaling (alone: linear)")
+    yarn_orig_ctx: int | None = option(
+        None, "the context that yarn starts from (default: what the model was made for)", metavar="TOKENS"
+    )
+    rope_theta: float | None = option(None, "the base of the RoPE frequencies, instead of the checkpoint's")
+    hf_overrides: str | None = option(
+        None,
+        """the same in vLLM's words: '{"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}'; it may also have """
+        "max_position_embeddings",
+        metavar="JSON",
     )
     max_num_seqs: int = option(256, "sequences computed together at most")
     max_num_batched_tokens: int = option(
@@ -171,6 +189,7 @@ class EngineOptions:
         "the method of --speculative-config, in short: ngram, suffix, mtp, or several: suffix,mtp",
         metavar="METHOD",
     )
+    spec_model: str | None = option(None, "its model, in short: the model, or the head, that drafts", metavar="MODEL")
     spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: draft tokens a step at most")
     structured_outputs_config: str | None = option(
         None,
@@ -255,7 +274,7 @@ class EngineOptions:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
         check_placement(self)
-        _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
+        _ = self.speculation, self.structured_defaults, self.kv_transfer, self.rope  # raise where they are wrong
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise BadRequest(
                 "kv_events_config publishes the prefix cache, and enable_prefix_caching is off",
@@ -299,11 +318,19 @@ class EngineOptions:
     @property
     def speculation(self) -> "SpecConfig | None":
         """None: no speculative decoding."""
-        if self.speculative_config is None and self.spec_method is None and self.spec_tokens is None:
+        if all(getattr(self, name) is None for name in SPECULATION):
             return None
         from quire.runtime.spec.config import read_config
 
-        return read_config(self.speculative_config, self.spec_method, self.spec_tokens)
+        return read_config(self.speculative_config, self.spec_method, self.spec_tokens, self.spec_model)
+
+    @property
+    def rope(self) -> str | None:
+        """How positions are scaled instead, as JSON; None: as the checkpoint says."""
+        params = rope_overrides(
+            self.hf_overrides, self.rope_scaling, self.rope_scale, self.rope_theta, self.yarn_orig_ctx
+        )
+        return json.dumps(params, sort_keys=True) if params else None
 
     @property
     def kv_events(self) -> "KVEventsConfig | None":
@@ -322,6 +349,10 @@ class EngineOptions:
     @property
     def structured_defaults(self) -> StructuredDefaults:
         return StructuredDefaults.of(self.structured_outputs_config)
+
+    def without_speculation(self) -> "EngineOptions":
+        nothing: dict[str, Any] = dict.fromkeys(SPECULATION)
+        return replace(self, **nothing)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "EngineOptions":
@@ -351,10 +382,8 @@ def _without_peer_options(given: Mapping[str, Any], known: Mapping[str, Any]) ->
         if not isinstance(peer, Renamed):
             if text := warning(name, peer, value):
                 log.warning("%s", text)
-        elif peer.option in values:
+        elif (here := translate(peer, value)) is not None and values.setdefault(peer.option, here) != here:
             raise BadRequest(f"{name} and {peer.option} are both given, and mean the same", "give one", param=name)
-        elif (here := translate(peer, value)) is not None:
-            values[peer.option] = here
     return values
 
 
@@ -390,6 +419,8 @@ def checked_advice(name: str, value: Any) -> int | float:
 
 
 JSON_OPTIONS = (
+    "rope_scaling",
+    "hf_overrides",
     "speculative_config",
     "structured_outputs_config",
     "override_generation_config",
@@ -397,7 +428,8 @@ JSON_OPTIONS = (
     "kv_transfer_config",
 )
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
-SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
+SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")  # the options of speculative decoding
+ROPE = ("rope_scaling", "rope_scale", "yarn_orig_ctx", "rope_theta", "hf_overrides")  # the options that scale positions
 ENGINES = ("data_parallel_size", "distributed_executor_backend")  # the options of several engines
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
 
@@ -419,6 +451,9 @@ _MIN_VALUES = {
     "max_loras": 1,
     "max_lora_rank": 1,
     "max_model_len": 2,
+    "rope_scale": 0.001,
+    "rope_theta": 0.001,
+    "yarn_orig_ctx": 1,
     "max_num_seqs": 1,
     "max_num_batched_tokens": 1,
     "long_prefill_token_threshold": 0,

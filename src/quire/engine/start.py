@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from quire.core.encode_request import Task
 from quire.core.errors import BadRequest, Unsupported
-from quire.engine.options import EngineOptions
+from quire.engine.options import ROPE, EngineOptions
 from quire.executors.options import ExecutorOptions
 from quire.executors.protocol import Executor
 from quire.hub import resolve_model
@@ -109,6 +109,8 @@ def new_encoder(
     """Where a model that encodes texts is computed. `tokens`: see `score_tokens`. `dies_with_ranks`: as in
     `new_executor`."""
     given = executor_options(options)
+    if options.rope is not None:
+        raise Unsupported("RoPE options are for models that generate", f"leave out {', '.join(ROPE)}")
     if options.num_stages > 1:
         raise Unsupported("several stages are for models that generate", "leave out pipeline_parallel_size")
     cpu_layers = num_cpu_layers(path, options, given)

@@ -71,6 +71,8 @@ def block_format(
 def _described(options: ExecutorOptions, size: KVSize) -> str:
     """All that decides the bits of a KV block beside the files of the model, as text that is equal in every process."""
     computes = [options.backend, options.dtype, options.quantization, options.load_format, options.batch_invariant]
+    if options.rope is not None:
+        computes.append(options.rope)
     if options.backend == "native":
         from quire.ops.native import isa
 

@@ -1,8 +1,9 @@
 """One device in this process."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.core.draft_policy import DraftPolicy
 from quire.core.errors import BadRequest, DoesNotFit, Unsupported
@@ -22,6 +23,7 @@ from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.draft_head import DraftHead
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family, family, read_model_config
+from quire.models.rope_override import with_rope
 from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.opset import OpSet
 from quire.runtime.adapters import LoadedAdapter, LoraAdapters
@@ -168,7 +170,11 @@ class LocalExecutor:
         return (self.options.threads or compute_threads()) < available_cpus()
 
     def _open(self) -> Checkpoint:
-        return DummyCheckpoint(Path(self.path)) if self.options.load_format == "dummy" else open_checkpoint(self.path)
+        dummy = self.options.load_format == "dummy"
+        checkpoint: Any = DummyCheckpoint(Path(self.path)) if dummy else open_checkpoint(self.path)
+        if self.options.rope is not None:
+            checkpoint.config = with_rope(checkpoint.config, json.loads(self.options.rope))
+        return cast(Checkpoint, checkpoint)
 
     def _check_speculation(self, config: ModelConfig) -> None:
         if self.options.speculation is not None and config.conv is not None:

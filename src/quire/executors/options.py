@@ -14,6 +14,7 @@ class ExecutorOptions:
 
     backend: str = "native"  # a key of BACKENDS in executors/backends.py
     max_model_len: int | None = None  # None: the model's own length, or what fits in the KV cache
+    rope: str | None = None  # how positions are scaled instead of as the checkpoint says, as JSON
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     block_size: int = 16

@@ -179,7 +179,7 @@ class Runner:
         self.sampler.admit(admission.row, params, admission.tokens, admission.num_prompt, admission.mu)
         if self.proposer:
             self.proposer.admit(admission)
-        if self.structured and admission.params.structured:
+        if self.structured and admission.params.needs_masks:
             self.structured.admit(admission)
         if admission.params.prompt_logprobs is not None:
             self._prompt_logprobs[admission.row] = admission.params.prompt_logprobs

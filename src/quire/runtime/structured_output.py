@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.draft_tree import DraftTree, path_to
+from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.core.structured import Structured
 from quire.ops.opset import Masks
+from quire.runtime.thinking_matcher import ThinkingMatcher
 
 
 class Matcher(Protocol):
@@ -43,7 +45,7 @@ class _MatchedRow:
     """A matcher and all output tokens of its row: draft tokens may leave a matcher in a state it cannot roll back."""
 
     matcher: Matcher
-    structured: Structured
+    params: SamplingParams
     tokens: list[int]
 
 
@@ -57,9 +59,9 @@ class StructuredOutputRows:
         self._rows: dict[int, _MatchedRow] = {}
 
     def admit(self, admission: Admission) -> None:
-        structured, tokens = admission.params.structured, admission.tokens[admission.num_prompt :]
-        if structured is not None:
-            self._rows[admission.row] = _MatchedRow(self._replay(structured, tokens), structured, tokens)
+        params, tokens = admission.params, admission.tokens[admission.num_prompt :]
+        if params.needs_masks:
+            self._rows[admission.row] = _MatchedRow(self._replay(params, tokens), params, tokens)
 
     def retire(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -120,7 +122,7 @@ class StructuredOutputRows:
         for count, draft in enumerate(drafts, 1):
             matcher.advance([draft])
             if not masks.add(matcher):
-                matched.matcher = self._replay(matched.structured, matched.tokens)
+                matched.matcher = self._replay(matched.params, matched.tokens)
                 masks.skip(len(drafts) - count)  # the lines behind a token that cannot be sampled are not used
                 return
         if drafts:
@@ -137,10 +139,15 @@ class StructuredOutputRows:
             if masks.add(matched.matcher):
                 matched.matcher.rollback(len(path))
             else:
-                matched.matcher = self._replay(matched.structured, matched.tokens)
+                matched.matcher = self._replay(matched.params, matched.tokens)
 
-    def _replay(self, structured: Structured, tokens: Sequence[int]) -> Matcher:
-        matcher = self._new_matcher(structured)
+    def _replay(self, params: SamplingParams, tokens: Sequence[int]) -> Matcher:
+        matcher: Matcher
+        if params.structured is not None:
+            matcher = self._new_matcher(params.structured)
+        else:
+            assert params.thinking is not None
+            matcher = ThinkingMatcher(params.thinking)
         matcher.advance(tokens)
         return matcher
 

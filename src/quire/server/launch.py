@@ -68,15 +68,16 @@ async def _models(
         }
         for name in (name for name, given in options_of_one.items() if given):
             raise BadRequest(
-                f"{name} is for one model, and `models` or `allow_pull` load several on demand",
-                "serve one model",
+                f"{name} is for one model that stays, and models, allow_pull and sleep_idle_seconds load on demand",
+                "serve one model, and let it stay",
                 param=name,
             )
 
         options = {engine.served_model_name or model_name(engine.model): engine}
         if server.models:
             options = engine_options_per_model(engine, named_models(server.models))
-        async with ManyModels(options, server.max_loaded_models, metrics.of) as models:
+        idle_seconds = server.sleep_idle_seconds if server.sleep_idle_seconds >= 0 else None
+        async with ManyModels(options, server.max_loaded_models, metrics.of, idle_seconds) as models:
             yield models
     elif server.prefill_engines or engine.is_group:
         from quire.client.engine_group import EngineGroup

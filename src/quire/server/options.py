@@ -37,6 +37,12 @@ class ServerOptions:
     max_loaded_models: int = option(
         2, "models loaded at the same time; the least recently used one is unloaded first", minimum=1
     )
+    sleep_idle_seconds: float = option(
+        -1.0,
+        "unload a model that no request has used for so long; the next request for it loads it again; -1: never",
+        metavar="SECONDS",
+        minimum=-1,
+    )
     prefill_engines: int = option(
         0,
         "engine processes that compute prompts alone, so that these do not delay the answers of the others; the CPUs "
@@ -126,6 +132,11 @@ class ServerOptions:
         "how the model marks its reasoning, which is split from the answer; none leaves it in",
         choices=("auto", "none", *REASONING_PARSERS),
     )
+    reasoning_budget: int = option(
+        -1,
+        "tokens of reasoning at most, where a chat does not say (thinking_token_budget); -1: as many as it takes",
+        minimum=-1,
+    )
     chat_template_kwargs: str | None = option(
         None, 'variables of the chat template unless a request sets them: {"enable_thinking": false}', metavar="JSON"
     )
@@ -148,8 +159,8 @@ class ServerOptions:
 
     @property
     def loads_on_demand(self) -> bool:
-        """No model is loaded before the first request for it."""
-        return bool(self.models) or self.allow_pull
+        """Models come and go with the requests for them."""
+        return bool(self.models) or self.allow_pull or self.sleep_idle_seconds >= 0
 
     @property
     def template_defaults(self) -> dict[str, Any]:
@@ -181,8 +192,8 @@ class ServerOptions:
             )
         if self.prefill_engines and self.loads_on_demand:
             raise BadRequest(
-                "prefill_engines are for one model, and `models` or `allow_pull` load several on demand",
-                "serve one model",
+                "prefill_engines are for one model that stays: models, allow_pull, sleep_idle_seconds load on demand",
+                "serve one model, and let it stay",
                 param="prefill_engines",
             )
         if self.ray_discovery and self.uds is not None:

@@ -107,23 +107,26 @@ class SpecConfig:
         return DraftPolicy(tuple(methods), token_cost, self.per_batch_size, bool(self.synthetic_rates))
 
 
-def read_config(text: str | None, method: str | None = None, num_tokens: int | None = None) -> SpecConfig | None:
-    """From the JSON object of `speculative_config`, and from `spec_method` and `spec_tokens`, which say the same in
-    short. None: no speculation."""
+def read_config(
+    text: str | None, method: str | None = None, num_tokens: int | None = None, model: str | None = None
+) -> SpecConfig | None:
+    """From the JSON object of `speculative_config`, and from `spec_method`, `spec_model` and `spec_tokens`, which say
+    the same in short. None: no speculation."""
     given = _read(text)
-    for name, key, value in (("spec_method", "method", method), ("spec_tokens", NUM_TOKENS, num_tokens)):
+    short = (("spec_method", "method", method), ("spec_model", "model", model), ("spec_tokens", NUM_TOKENS, num_tokens))
+    for name, key, value in short:
         if value is not None and given.setdefault(key, value) != value:
             raise BadRequest(f"{name} is {value}, and {OPTION} says {given[key]}", "say it once", param=name)
     if not given:
         return None
-    model = given.pop("model", None) or ""
-    names = _names(given.pop("method", None), model)
-    _check_model(names, model)
+    drafter = given.pop("model", None) or ""
+    names = _names(given.pop("method", None), drafter)
+    _check_model(names, drafter)
     per_batch_size = _per_batch_size(given.pop(PER_BATCH_SIZE, None))
     synthetic = {key: given.pop(key) for key in SYNTHETIC if key in given}
     methods = _methods(names, given)
     most = max(method.num_tokens for method in methods)
-    return SpecConfig(methods, model, per_batch_size, _synthetic_rates(synthetic, most))
+    return SpecConfig(methods, drafter, per_batch_size, _synthetic_rates(synthetic, most))
 
 
 def _read(text: str | None) -> dict[str, Any]:

@@ -30,6 +30,10 @@ def set_chat(
                 param="tools",
             )
         structured = structured_answer_or_calls(structured, form.tools, use.tools, use.parallel)
+    budget = context.options.reasoning_budget
+    if request.params.thinking_token_budget is None and budget >= 0 and form.reasoning is not None:
+        request.params.thinking_token_budget = budget
+    request.reasoning = form.reasoning
     request.messages = form.messages(messages, use)
     request.chat_template = context.chat_template
     request.template_options = {

@@ -1,5 +1,6 @@
 """Reasoning content before the answer: how models mark it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -11,6 +12,10 @@ class ReasoningFormat:
     silent: tuple[str, ...] = ()  # markers of the answer itself, which are not shown
     special: bool = False  # its markers are special tokens, so they must not be skipped by the detokenizer
     signs: tuple[str, ...] = ()  # beside `end`, what a chat template of this format has
+
+    def end_id(self, id_of: Callable[[str], int | None]) -> int | None:
+        """The token that ends reasoning; None: it takes several."""
+        return id_of(self.end.strip())
 
 
 # In the order in which they are looked for in a chat template. Names are those of vLLM where it has the format.

@@ -12,6 +12,7 @@ from quire.server.dialects.anthropic.fields import (
     decode_body,
     sampling_params,
     template_options,
+    thinking_budget,
     tool_use,
 )
 from quire.server.dialects.anthropic.messages import plain_messages
@@ -50,6 +51,7 @@ def parse_messages(body: bytes, context: Context) -> "MessagesCall":
         tenant=context.tenant,
     )
     messages = plain_messages(given.system, given.messages)
+    request.params.thinking_token_budget = thinking_budget(given, context)
     set_chat(request, context, messages, use, **template_options(given, context))
     shown = given.thinking is None or given.thinking.display != "omitted"
     return MessagesCall(request, context, use, stream=bool(given.stream), show_reasoning=shown)

@@ -201,6 +201,17 @@ def template_options(body: PromptBody, context: Context) -> dict[str, Any]:
     return options
 
 
+def thinking_budget(body: PromptBody, context: Context) -> int | None:
+    """Tokens of reasoning at most."""
+    if body.thinking is None or body.thinking.budget_tokens is None or not _thinking_enabled(body.thinking):
+        return None
+    reasoning = context.chat_format().reasoning
+    if reasoning is None or reasoning.end_id(context.tokenizer.id_of) is None:
+        note_ignored("thinking.budget_tokens")
+        return None
+    return body.thinking.budget_tokens
+
+
 def _thinking_enabled(config: ThinkingConfig | None) -> bool:
     if config is None:
         return False

@@ -23,6 +23,7 @@ from quire.server.http.openapi import EVENTS, JSON, request_body, responses
 
 class ThinkingSwitch(Struct, kw_only=True):
     type: Literal["enabled", "disabled", "auto", "adaptive"] = "enabled"
+    budget_tokens: Int | None = None
 
 
 class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +44,9 @@ class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     include_reasoning: bool | None = None
     enable_thinking: bool | None = None  # the template's option, where Qwen's own API has it
     thinking: "ThinkingSwitch | None" = None  # the same, where the APIs of DeepSeek, GLM and Kimi have it
+    thinking_token_budget: Int | None = None  # tokens of reasoning at most
+    thinking_budget: Int | None = None  # the same, as Qwen's own API calls it
+    thinking_budget_tokens: Int | None = None  # and llama-server
     echo: bool | None = None  # vLLM's: with continue_final_message, the answer begins with the message
 
     verbosity: str | None = None  # these three are accepted, without effect
@@ -56,7 +60,6 @@ class ChatBody(CompletionFields, kw_only=True, forbid_unknown_fields=True):
     moderation: Any = None
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
-    thinking_token_budget: Any = None
     tool_prompt: Any = None  # of Text Generation Inference
 
 
@@ -68,7 +71,6 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
-    "thinking_token_budget": (),
     "tool_prompt": (),
 }
 
@@ -97,6 +99,7 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
             max_tokens=_max_tokens(chat),
             logprobs=_logprobs(chat),
             structured=structured_output(chat),
+            thinking_token_budget=_thinking_budget(chat),
         ),
         add_special_tokens=bool(chat.add_special_tokens),
         **truncation(chat.truncate_prompt_tokens, chat.truncation_side, _max_tokens(chat), context),
@@ -141,6 +144,20 @@ def _thinking_options(enabled: bool | None, switch: ThinkingSwitch | None) -> di
     if enabled is None:
         enabled = None if switch is None else switch.type != "disabled"
     return {} if enabled is None else {"enable_thinking": enabled}
+
+
+def _thinking_budget(chat: ChatBody) -> int | None:
+    given = {
+        "thinking_token_budget": chat.thinking_token_budget,
+        "thinking_budget": chat.thinking_budget,
+        "thinking_budget_tokens": chat.thinking_budget_tokens,
+        "thinking.budget_tokens": chat.thinking.budget_tokens if chat.thinking else None,
+    }
+    given = {name: budget for name, budget in given.items() if budget is not None}
+    if len(set(given.values())) > 1:
+        told = " and ".join(f"{name} is {budget}" for name, budget in given.items())
+        raise BadRequest(told, "they mean the same: give one", param=[*given][1])
+    return next(iter(given.values()), None)
 
 
 def effort_options(effort: str | None, where: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Options of other engines for several devices and several machines: see peer_options.py."""
+"""Options of other engines for several devices and several machines."""
 
-from quire.engine.peer_option import OFF, NoEffect, Only, PeerOption, Renamed
+from quire.engine.peers.kinds import NoEffect, Only, PeerOption, Renamed
+from quire.engine.peers.reasons import OFF
 
 _OTHER_MACHINES = (
     "the GPUs of a model are in one machine; on CPUs, run `quire stage MODEL --listen HOST:PORT` on each other one, "

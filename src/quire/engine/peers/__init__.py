@@ -1,0 +1,75 @@
+"""Options that people type from the guides of other engines, a table for each engine."""
+
+from quire.engine.peers import devices
+from quire.engine.peers.kinds import PeerOption
+from quire.engine.peers.llama_server import LLAMA_SERVER
+from quire.engine.peers.sglang import SGLANG
+from quire.engine.peers.tgi import TGI
+from quire.engine.peers.transformers import TRANSFORMERS
+from quire.engine.peers.vllm import VLLM
+
+PEER_OPTIONS: dict[str, PeerOption] = {**VLLM, **TGI, **LLAMA_SERVER, **SGLANG, **TRANSFORMERS}
+
+# Flags of one dash, and names that are short: -> the option they stand for.
+SHORT_FLAGS = {
+    **devices.SHORT_FLAGS,
+    "-C": "cpu_mask",
+    "-Cr": "cpu_range",
+    "-O": "optimization_level",
+    "-a": "alias",
+    "-b": "batch_size",
+    "-c": "ctx_size",
+    "-cb": "cont_batching",
+    "-cc": "compilation_config",
+    "-cl": "cache_list",
+    "-cms": "checkpoint_min_step",
+    "-cram": "cache_ram",
+    "-ctk": "cache_type_k",
+    "-ctkd": "cache_type_k_draft",
+    "-ctv": "cache_type_v",
+    "-ctvd": "cache_type_v_draft",
+    "-ctxcp": "ctx_checkpoints",
+    "-devd": "device_draft",
+    "-dio": "direct_io",
+    "-dr": "docker_repo",
+    "-dt": "defrag_thold",
+    "-e": "escape",
+    "-fa": "flash_attn",
+    "-fit": "fit",
+    "-fitc": "fit_ctx",
+    "-fitt": "fit_target",
+    "-hf": "hf_repo",
+    "-hfd": "hf_repo_draft",
+    "-hff": "hf_file",
+    "-hfr": "hf_repo",
+    "-hfrd": "hf_repo_draft",
+    "-hft": "hf_token",
+    "-j": "json_schema",
+    "-jf": "json_schema_file",
+    "-kvo": "kv_offload",
+    "-kvu": "kv_unified",
+    "-l": "logit_bias",
+    "-lcd": "lookup_cache_dynamic",
+    "-lcs": "lookup_cache_static",
+    "-lm": "load_mode",
+    "-lv": "verbosity",
+    "-m": "model",
+    "-md": "model_draft",
+    "-mm": "mmproj",
+    "-mmu": "mmproj_url",
+    "-mu": "model_url",
+    "-n": "n_predict",
+    "-ngld": "n_gpu_layers_draft",
+    "-np": "parallel",
+    "-q": "quantization",
+    "-rea": "reasoning",
+    "-s": "seed",
+    "-sp": "special",
+    "-sps": "slot_prompt_similarity",
+    "-t": "threads",
+    "-tb": "threads_batch",
+    "-td": "threads_draft",
+    "-to": "timeout",
+    "-ub": "ubatch_size",
+    "-v": "verbose",
+}
