@@ -170,6 +170,9 @@ class EngineOptions:
         "the method of --speculative-config, in short: ngram, suffix, mtp, or several: suffix,mtp",
         metavar="METHOD",
     )
+    spec_model: str | None = option(
+        None, "its model, in short: a smaller model that drafts, or a head", metavar="MODEL"
+    )
     spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: draft tokens a step at most")
     structured_outputs_config: str | None = option(
         None,
@@ -290,11 +293,11 @@ class EngineOptions:
     @property
     def speculation(self) -> "SpecConfig | None":
         """None: no speculative decoding."""
-        if self.speculative_config is None and self.spec_method is None and self.spec_tokens is None:
+        if all(getattr(self, name) is None for name in SPECULATION):
             return None
         from quire.runtime.spec.config import read_config
 
-        return read_config(self.speculative_config, self.spec_method, self.spec_tokens)
+        return read_config(self.speculative_config, self.spec_method, self.spec_tokens, self.spec_model)
 
     @property
     def kv_events(self) -> "KVEventsConfig | None":
@@ -388,7 +391,7 @@ JSON_OPTIONS = (
     "kv_transfer_config",
 )
 GENERATION = ("generation_config", "override_generation_config")  # the options of sampling defaults
-SPECULATION = ("speculative_config", "spec_method", "spec_tokens")  # the options of speculative decoding
+SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")  # the options of speculative decoding
 ENGINES = ("data_parallel_size", "distributed_executor_backend")  # the options of several engines
 LORA = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")  # the options of LoRA adapters
 
