@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from fakes import make_drafts_free
-from models.head_twins import write_bigrams, write_noisy_eagle, write_noisy_medusa
+from models.head_twins import write_bigrams, write_noisy_eagle, write_noisy_medusa, write_qwen_mtp
 from quire import LLM, SamplingParams
 from trials import LENGTH
 
 pytestmark = [pytest.mark.slow, pytest.mark.trial]
 
-NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 13 engines and LENGTH 10: 16,250
+NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 14 engines and LENGTH 10: 17,500
 BLOCK_BYTES = 2 * 2 * 3 * 16 * 16 * 2  # of the tiny model: K and V, layers, heads, head_dim, block_size, bytes
 
 
@@ -48,6 +48,12 @@ def heads(bigrams: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {method: write[method](tmp_path_factory.mktemp(method), bigrams) for method in write}
 
 
+@pytest.fixture(scope="session")
+def hybrid(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with states, which has a layer that predicts further tokens."""
+    return write_qwen_mtp(tmp_path_factory.mktemp("hybrid"), "qwen3-next", tiny_model)
+
+
 ENGINES: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
     "suffix": {"method": "suffix"},
@@ -67,6 +73,11 @@ ENGINES: dict[str, dict[str, Any]] = {
     "eagle, chunked": {"method": "eagle", "max_num_batched_tokens": 16},
     "suffix and eagle, trees": {"method": "suffix,eagle", "num_speculative_tokens": 4, "tree_nodes": 14},
     "medusa, trees, swapped": {"method": "medusa", "tree_nodes": 14, "num_blocks": 12, "swap_space": 0.01},
+    "mtp of a hybrid, chunked": {
+        "method": "suffix,mtp",
+        "num_speculative_tokens": 3,
+        "max_num_batched_tokens": 16,
+    },
     "all, at their real cost": {"method": "ngram,suffix,draft_model", "real": True},
 }
 
@@ -105,11 +116,11 @@ def answers(llm: LLM, seed: int) -> list[Any]:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_seeded_requests_have_the_tokens_of_no_speculation(
-    tiny_model: Path, rough_model: Path, bigrams: Path, heads: dict[str, Path], name: str
+    tiny_model: Path, rough_model: Path, bigrams: Path, heads: dict[str, Path], hybrid: Path, name: str
 ) -> None:
     given = dict(ENGINES[name])
     head = next((path for method, path in heads.items() if method in given["method"]), None)
-    target = bigrams if head else tiny_model
+    target = bigrams if head else hybrid if "mtp" in given["method"] else tiny_model
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 16, "max_num_batched_tokens": 64}
     pool, real = given.pop("num_blocks", None), given.pop("real", False)
     options |= {key: given.pop(key) for key in ("max_num_batched_tokens", "swap_space") if key in given}
