@@ -31,7 +31,7 @@ from quire.client.service import ModelInfo, Observer, State
 from quire.client.tasks import check_task
 from quire.core.errors import BadRequest, Unavailable, Unsupported
 from quire.core.transfer_config import UNIX
-from quire.engine.options import SPECULATION, EngineOptions
+from quire.engine.options import EngineOptions
 from quire.engine.start import uses_gpu
 from quire.hub import resolve_model
 from quire.text.tokenizers.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ class EngineGroup:
             given = replace(options, kv_transfer_config=json.dumps(config))
             if role == "kv_consumer":
                 return given
-            return replace(given, **dict.fromkeys(SPECULATION))  # prompts need no drafts
+            return given.without_speculation()  # prompts need no drafts
 
         self.prefill = [PrefillEngine(with_role("kv_producer", [address]), spawns.pop(0)) for address in addresses]
         given = with_role("kv_consumer", addresses) if addresses else options

@@ -16,7 +16,7 @@ from quire.client.one_model import unknown_model
 from quire.client.pulls import Pulls
 from quire.client.service import ModelInfo, Observer, PullProgress, ResolvedModel, ServedModel, State, TextStream
 from quire.core.errors import BadRequest, DoesNotFit, QueueFull, QuireError, Unavailable
-from quire.engine.options import SPECULATION, EngineOptions, named_values
+from quire.engine.options import EngineOptions, named_values
 from quire.engine.start import task_of
 from quire.hub import resolve_model
 from quire.runtime.available_memory import available_memory
@@ -261,7 +261,7 @@ class Slot:
         path = resolve_model(self.options.model, revision=self.options.revision).path
         loras, speculation = self.options.num_loras and not self.adapters, self.options.speculation
         if (loras or speculation) and task_of(path, self.options) != "generate":  # they are for models that generate
-            self.options = replace(self.options, enable_lora=False, **dict.fromkeys(SPECULATION))
+            self.options = replace(self.options.without_speculation(), enable_lora=False)
         files = [path] if path.is_file() else [file for file in Path(path).iterdir() if file.suffix in WEIGHTS]
         self._num_bytes = sum(file.stat().st_size for file in files)
 

@@ -4,7 +4,7 @@ import difflib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest
@@ -298,6 +298,10 @@ class EngineOptions:
         from quire.runtime.spec.config import read_config
 
         return read_config(self.speculative_config, self.spec_method, self.spec_tokens, self.spec_model)
+
+    def without_speculation(self) -> "EngineOptions":
+        nothing: dict[str, Any] = dict.fromkeys(SPECULATION)
+        return replace(self, **nothing)
 
     @property
     def kv_events(self) -> "KVEventsConfig | None":

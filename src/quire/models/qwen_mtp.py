@@ -36,7 +36,7 @@ def _has(checkpoint: Checkpoint, name: str) -> bool:
 
 def config(checkpoint: Checkpoint, target: QwenConfig) -> QwenConfig:
     """That of the target, with one layer, which has attention."""
-    shared = {"layers": 1, "kinds": (ATTENTION,), "states": None, "windows": (0,), "rotated": (True,)}
+    shared: dict[str, Any] = {"layers": 1, "kinds": (ATTENTION,), "states": None, "windows": (0,), "rotated": (True,)}
     if not isinstance(target, MoeConfig):
         return replace(target, **shared)
     return replace(target, **shared, sparse=(_has(checkpoint, f"{LAYER}mlp.gate.weight"),))
@@ -49,11 +49,11 @@ def head_specs(c: QwenConfig) -> TensorSpecs:
 
 
 def layer_specs(c: QwenConfig, stored: Container[str]) -> TensorSpecs:
-    attention = {**qwen3_next.norm_specs(c), **qwen3_next.attention_specs(c)}
+    specs = {**qwen3_next.norm_specs(c), **qwen3_next.attention_specs(c)}
     if isinstance(c, MoeConfig) and c.sparse[0]:
         stacked = LAYER + qwen3_5.STACKED_EXPERTS.down in stored
-        return attention | moe.expert_specs(c, qwen3_5.STACKED_EXPERTS if stacked else QWEN_EXPERTS)
-    return attention | {name: spec for name, spec in llama.layer_specs(c).items() if name in ("gate_up", "down")}
+        return {**specs, **moe.expert_specs(c, qwen3_5.STACKED_EXPERTS if stacked else QWEN_EXPERTS)}
+    return specs | {name: spec for name, spec in llama.layer_specs(c).items() if name in ("gate_up", "down")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def forward(c: QwenConfig, w: QwenMtpWeights, ops: OpSet, batch: Any) -> Value:
     x = ops.linear(ops.concat([embeds, ops.rms_norm(ops.hidden_states(batch), w.hidden_norm, c.eps)]), w.fc)
     h = qwen3_next.mixer(c, w.layer, 0, ops, ops.rms_norm(x, w.layer.attn_norm, c.eps), angles, batch, None)
     x = ops.add(x, h)
-    x = ops.add(x, moe.feed_forward(c, w.layer, ops, ops.rms_norm(x, w.layer.mlp_norm, c.eps)))
+    feed_forward: Any = moe.feed_forward  # which is the MLP where the layer has no experts
+    x = ops.add(x, feed_forward(c, w.layer, ops, ops.rms_norm(x, w.layer.mlp_norm, c.eps)))
     x = ops.rms_norm(x, w.norm, c.eps)
     ops.keep(x, batch)
     return ops.logits(x, w.head, batch)
