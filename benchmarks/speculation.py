@@ -9,10 +9,13 @@
     python -m benchmarks.speculation --speculative-config '{"method": "ngram", "num_speculative_tokens": 3, \
         "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.9}'
     python -m benchmarks.speculation --tokens 96 --rounds 1 --texts story
+    python -m benchmarks.speculation --model ./1.5b.gguf --acceptance-only \
+        --speculative-config '{"model": "./0.5b.gguf"}'
 
 Both engines are in this process and take turns; a figure is the median of the rounds. Times are those of decoding: from
 a request's first token to its last. Answers are compared, too, unless acceptance is synthetic. Every round has prompts
-and seeds of its own, and what was answered in the rounds before is what `suffix` may find.
+and seeds of its own, and what was answered in the rounds before is what `suffix` may find. With `--acceptance-only`
+there is one engine and no speed: what is accepted does not depend on what else the machine does.
 
 Where a model drafts, `planned` is the gain that the planner's formula gives for the acceptance that was measured and as
 many drafts in every step, and `best` that with the best number of them (`quire plan --draft-model`). To compare the
@@ -135,6 +138,9 @@ TEXTS = {
 }
 
 
+SPEEDS = {"without": "8.1f", "with": "8.1f", "times": "6.2f"}  # columns
+
+
 @dataclass
 class Round:
     rate: float  # tokens a second, of all sequences
@@ -184,14 +190,16 @@ def compare(
     same = all(plain.answers == drafted.answers for plain, drafted in found)
     assert same or not exact, "drafts have changed an answer"
     plain, drafted = (statistics.median(each.rate for each in column) for column in zip(*found, strict=True))
+    speeds = {"without": round(plain, 1), "with": round(drafted, 1), "times": round(drafted / plain, 3)}
+    return speeds | acceptance([each for _, each in found])
+
+
+def acceptance(found: list[Round]) -> dict[str, float]:
     verifications, drafts, accepted = (
-        sum(getattr(each, name) for _, each in found) for name in ("verifications", "drafts", "accepted")
+        sum(getattr(each, name) for each in found) for name in ("verifications", "drafts", "accepted")
     )
-    num_tokens = sum(len(answer) for _, each in found for answer in each.answers)
+    num_tokens = sum(len(answer) for each in found for answer in each.answers)
     return {
-        "without": round(plain, 1),
-        "with": round(drafted, 1),
-        "times": round(drafted / plain, 3),
         "drafts a token": round(drafts / num_tokens, 3),
         "accepted": round(accepted / drafts, 3) if drafts else 0.0,
         "tokens of drafts": round(accepted / num_tokens, 3),
@@ -252,6 +260,7 @@ def main() -> None:
     parser.add_argument("--spec-tokens", type=int)
     parser.add_argument("--draft-model", help="of the method draft_model")
     parser.add_argument("--speculative-config", type=json.loads, metavar="JSON", help="instead of these")
+    parser.add_argument("--acceptance-only", action="store_true", help="with drafts only, and no speed")
     parser.add_argument("--kv-cache-memory-bytes", type=int, help="of each engine; as the machine has room")
     args = parser.parse_args()
     common = {"max_model_len": 2048, "max_num_seqs": max(args.users), "threads": args.threads}
@@ -260,7 +269,7 @@ def main() -> None:
     speculation = drafting.options.speculation
     assert speculation is not None
     exact = not speculation.synthetic_rates
-    engines = LLM(args.model, **common), drafting
+    plain = None if args.acceptance_only else LLM(args.model, **common)
     result: dict[str, dict[str, dict[str, float]]] = {}
     plans: dict[int, SpeculationTable] = {}
     if "draft_model" in speculation.method:
@@ -270,12 +279,16 @@ def main() -> None:
     print(head + (f" {'planned':>8} {'best':>6}" if plans else ""))
     for name in args.texts:
         for users in args.users:
-            found = compare(engines, TEXTS[name], users, args.tokens, args.rounds, exact)
+            if plain is None:
+                rounds = range(1, args.rounds + 1)
+                found = acceptance([run(drafting, TEXTS[name], users, args.tokens, number) for number in rounds])
+            else:
+                found = compare((plain, drafting), TEXTS[name], users, args.tokens, args.rounds, exact)
             result.setdefault(name, {})[str(users)] = found
-            line = (
-                f"{name:18} {users:9} {found['without']:8.1f} {found['with']:8.1f} {found['times']:6.2f} "
-                f"{found['accepted']:9.0%} {found['tokens of drafts']:10.0%}"
+            speeds = "".join(
+                f" {found[key]:{width}}" if key in found else f" {'-':>{width[0]}}" for key, width in SPEEDS.items()
             )
+            line = f"{name:18} {users:9}{speeds} {found['accepted']:9.0%} {found['tokens of drafts']:10.0%}"
             if users in plans and (plan := beside_the_plan(found, plans[users])):
                 found |= plan
                 line += f" {plan['planned']:8.2f} {plan['best planned']:6.2f} with {plan['best drafts']}"

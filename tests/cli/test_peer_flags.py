@@ -108,6 +108,32 @@ def test_llama_server_with_a_draft_model_and_a_template(capsys: pytest.CaptureFi
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("-md d.gguf --draft-max 16 --draft-min 1 --draft-p-min 0.75 -cd 4096 -ngld 99", ("draft_model", 16, "d.gguf")),
+        ("-hfd owner/name:Q4_0", ("draft_model", 3, "owner/name:Q4_0")),
+        ("--spec-type none -md d.gguf", ("draft_model", 3, "d.gguf")),
+        ("--spec-type ngram-simple --draft-max 64 --spec-ngram-size-n 8", ("ngram", 64, "")),
+        ("--spec-type ngram-mod,draft-simple -md d.gguf", ("suffix,draft_model", 24, "d.gguf")),
+        ("--spec-type draft-mtp --spec-draft-n-max 2", ("mtp", 2, "")),
+        ("--spec-type draft-eagle3 --spec-draft-model ./head", ("eagle3", 3, "./head")),
+        ("--spec-default", ("suffix", 24, "")),
+        ("--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1", ("mtp", 3, "")),
+        ("--speculative-algorithm EAGLE3 --speculative-draft-model-path ./head", ("eagle3", 3, "./head")),
+        ("--speculative-algorithm STANDALONE --speculative-draft-model-path ./d", ("draft_model", 3, "./d")),
+        ("--speculative-model [ngram] --num-speculative-tokens 4", ("ngram", 4, "")),
+        ("--spec-method eagle --spec-model ./head --spec-tokens 2", ("eagle", 2, "./head")),
+        ('-sc {"method":"deepseek_mtp","num_speculative_tokens":1}', ("mtp", 1, "")),
+        ("--spec-model yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", ("eagle3", 3, "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")),
+        ("--spec-type none", None),
+    ],
+)
+def test_speculative_decoding(command: str, expected: tuple[str, int, str] | None) -> None:
+    found = read(command)[0].speculation
+    assert (found and (found.method, found.num_tokens, found.model)) == expected
+
+
 def test_sglang() -> None:
     engine, server, _ = read(
         "--model-path m --tp 1 --mem-fraction-static 0.7 --context-length 2048 --chunked-prefill-size 1024 "
@@ -129,7 +155,7 @@ def test_sglang() -> None:
         "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --enable-priority-scheduling"
     )
     assert engine == EngineOptions(
-        model="m", spec_method="eagle3", spec_model="h", spec_tokens=3, scheduling_policy="priority"
+        model="m", spec_method="EAGLE3", spec_model="h", spec_tokens=3, scheduling_policy="priority"
     )
 
 
@@ -176,13 +202,14 @@ def test_devices_as_other_engines_name_them(capsys: pytest.CaptureFixture[str]) 
         ("--schedule-policy lpm", "`lpm` is not one of fcfs, priority"),
         ("--ctx-size many", "`many` is not a whole number"),
         ("--uvicorn-log-level loud", "`loud` is not one of"),
+        ("--speculate 3", "--speculate is 3.*\n.*spec_method is ngram"),
+        ("--speculative-eagle-topk 4", "--speculative-eagle-topk is 4.*\n.*tree_nodes"),
         ("--lora a.gguf", "--lora is a.gguf.*\n.*lora_modules NAME=PATH"),
         ("--n-cpu-moe 4", "--n-cpu-moe is 4.*\n.*cpu_layers"),
         ("--slot-save-path d", "kv_disk_path"),
         ("--api-key-file f", "keys_file"),
         ("--dry-multiplier 1", "--dry-multiplier is 1.*\n.*requests say it"),
         ("-cmoe", "-cmoe is true.*\n.*cpu_layers"),
-        ("--speculative-eagle-topk 4", "tree_nodes"),
         ("--disaggregation-mode prefill", "prefill_engines"),
         ("--list-devices", "quire doctor"),
         ("--max-modl-len 5", "did you mean `--max-model-len`"),

@@ -9,6 +9,7 @@ from quire.cli.parser import UsageError
 from quire.cli.run import MAX_TOKENS, read_prompt
 from quire.client.generate_request import GenerateRequest
 from quire.client.generation_config import GenerationConfig
+from quire.core.request import DraftUsage
 from quire.text.event import TextEvent
 
 
@@ -19,6 +20,7 @@ class Fake:
         self.chat_template = chat_template
         self.generation = GenerationConfig({"top_p": 0.9})
         self.requests: list[GenerateRequest] = []
+        self.drafts: DraftUsage | None = None
 
     @property
     def tokenizer(self) -> "Fake":
@@ -28,7 +30,7 @@ class Fake:
         self.requests.append(request)
         yield TextEvent(0, "a gathering", [1, 2], num_prompt_tokens=5)
         yield TextEvent(0, " of pages", [3, 4], num_prompt_tokens=5)
-        yield TextEvent(0, "", [], finish_reason="stop", final=True)
+        yield TextEvent(0, "", [], finish_reason="stop", drafts=self.drafts, final=True)
 
 
 @pytest.fixture(params=["{{ messages }}", None], ids=["template", "no template"])
@@ -75,6 +77,17 @@ def test_json(engine: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     assert said["text"] == "a gathering of pages" and said["finish_reason"] == "stop" and said["model"] == "fake"
     assert (said["prompt_tokens"], said["output_tokens"], said["load_s"]) == (5, 4, 0.25)
     assert 0 <= said["ttft_s"] <= said["total_s"]
+
+
+def test_accepted_drafts_are_told_where_some_were_verified(engine: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["run", "hello", "--stats"])
+    assert "draft" not in capsys.readouterr().err
+    engine.drafts = DraftUsage(num_tokens=7, lengths=[1, 0, 2])
+    cli.main(["run", "hello", "--stats"])
+    assert "prompt 5 · 4 of 7 draft tokens accepted · stop" in capsys.readouterr().err
+    cli.main(["run", "hello", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert (said["draft_tokens"], said["accepted_draft_tokens"]) == (7, 4)
 
 
 def test_stats_go_to_stderr(engine: Fake, capsys: pytest.CaptureFixture[str]) -> None:

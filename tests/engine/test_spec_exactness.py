@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from fakes import make_drafts_free
-from models.head_twins import write_bigrams, write_noisy_eagle, write_noisy_medusa
+from models.head_twins import write_bigrams, write_noisy_eagle, write_noisy_medusa, write_qwen_mtp
 from quire import LLM, SamplingParams
 from trials import LENGTH
 
 pytestmark = [pytest.mark.slow, pytest.mark.trial]
 
-NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 13 engines and LENGTH 10: 16,250
+NUM_REQUESTS = 40 if LENGTH == 1 else 125 * LENGTH  # of each engine; 14 engines and LENGTH 10: 17,500
 BLOCK_BYTES = 2 * 2 * 3 * 16 * 16 * 2  # of the tiny model: K and V, layers, heads, head_dim, block_size, bytes
 
 
@@ -48,6 +48,12 @@ def heads(bigrams: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {method: write[method](tmp_path_factory.mktemp(method), bigrams) for method in write}
 
 
+@pytest.fixture(scope="session")
+def hybrid(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with states, which has a layer that predicts further tokens."""
+    return write_qwen_mtp(tmp_path_factory.mktemp("hybrid"), "qwen3-next", tiny_model)
+
+
 ENGINES: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
     "suffix": {"method": "suffix"},
@@ -67,6 +73,11 @@ ENGINES: dict[str, dict[str, Any]] = {
     "eagle, chunked": {"method": "eagle", "max_num_batched_tokens": 16},
     "suffix and eagle, trees": {"method": "suffix,eagle", "num_speculative_tokens": 4, "tree_nodes": 14},
     "medusa, trees, swapped": {"method": "medusa", "tree_nodes": 14, "num_blocks": 12, "swap_space": 0.01},
+    "mtp of a hybrid, chunked": {
+        "method": "suffix,mtp",
+        "num_speculative_tokens": 3,
+        "max_num_batched_tokens": 16,
+    },
     "all, at their real cost": {"method": "ngram,suffix,draft_model", "real": True},
 }
 
@@ -105,11 +116,11 @@ def answers(llm: LLM, seed: int) -> list[Any]:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_seeded_requests_have_the_tokens_of_no_speculation(
-    tiny_model: Path, rough_model: Path, bigrams: Path, heads: dict[str, Path], name: str
+    tiny_model: Path, rough_model: Path, bigrams: Path, heads: dict[str, Path], hybrid: Path, name: str
 ) -> None:
     given = dict(ENGINES[name])
     head = next((path for method, path in heads.items() if method in given["method"]), None)
-    target = bigrams if head else tiny_model
+    target = bigrams if head else hybrid if "mtp" in given["method"] else tiny_model
     options: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 16, "max_num_batched_tokens": 64}
     pool, real = given.pop("num_blocks", None), given.pop("real", False)
     options |= {key: given.pop(key) for key in ("max_num_batched_tokens", "swap_space") if key in given}
@@ -133,19 +144,45 @@ def test_seeded_requests_have_the_tokens_of_no_speculation(
 
 def test_the_distribution_is_the_models(tiny_model: Path, rough_model: Path) -> None:
     """A chi-square test of the first two tokens, of eight that are allowed: the second is a draft, or follows none."""
-    allowed, prompt, count = list(range(70, 78)), "abcabcabc", 1000 * LENGTH
+    count = 1000 * LENGTH
     config = {"method": "ngram,draft_model", "model": str(rough_model), "prompt_lookup_min": 1}
     llm = LLM(tiny_model, speculative_config=config, max_model_len=128, max_num_seqs=32)
-    make_drafts_free(llm.engine._scheduler.speculation)
-    base = {"temperature": 1.0, "allowed_token_ids": allowed, "ignore_eos": True}
-    params = [SamplingParams(seed=seed, max_tokens=4, **base) for seed in range(count)]
-    drawn = Counter(tuple(output.outputs[0].token_ids[:2]) for output in llm.generate([prompt] * count, params))
+    expected = expected_pairs(LLM(tiny_model, max_model_len=128), count)
+    statistic, most = chi_square(drawn_pairs(llm, count), expected)
     stats = llm.engine.stats()
     assert count // 20 < stats.accepted_tokens < stats.draft_tokens
+    assert statistic < most
 
-    plain = LLM(tiny_model, max_model_len=128)
-    ids = plain.tokenizer.encode(prompt)
-    pairs = [(first, second) for first in allowed for second in allowed]
+
+def test_drafts_that_are_accepted_by_chance_have_another_distribution(tiny_model: Path, rough_model: Path) -> None:
+    """So the test above can fail: here, every draft of the rough model is accepted."""
+    config = {
+        "model": str(rough_model),
+        "num_speculative_tokens": 2,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [1.0, 1.0],
+    }
+    llm = LLM(tiny_model, speculative_config=config, max_model_len=128, max_num_seqs=32)
+    statistic, most = chi_square(drawn_pairs(llm, 1000), expected_pairs(LLM(tiny_model, max_model_len=128), 1000))
+    assert llm.engine.stats().accepted_tokens > 500
+    assert statistic > 2 * most
+
+
+ALLOWED, PROMPT = list(range(70, 78)), "abcabcabc"
+Pairs = dict[tuple[int, ...], float]
+
+
+def drawn_pairs(llm: LLM, count: int) -> Counter[tuple[int, ...]]:
+    make_drafts_free(llm.engine._scheduler.speculation)
+    base = {"temperature": 1.0, "allowed_token_ids": ALLOWED, "ignore_eos": True}
+    params = [SamplingParams(seed=seed, max_tokens=4, **base) for seed in range(count)]
+    return Counter(tuple(output.outputs[0].token_ids[:2]) for output in llm.generate([PROMPT] * count, params))
+
+
+def expected_pairs(plain: LLM, count: int) -> Pairs:
+    """How often each is drawn, by the model's probabilities."""
+    ids = plain.tokenizer.encode(PROMPT)
+    pairs = [(first, second) for first in ALLOWED for second in ALLOWED]
     scored = plain.generate([[*ids, *pair] for pair in pairs], SamplingParams(max_tokens=1, prompt_logprobs=0))
     firsts, seconds = dict[int, float](), dict[tuple[int, int], float]()
     for (first, second), output in zip(pairs, scored, strict=True):
@@ -154,15 +191,19 @@ def test_the_distribution_is_the_models(tiny_model: Path, rough_model: Path) -> 
         assert at_first is not None and at_second is not None
         firsts[first] = math.exp(at_first[first].logprob)
         seconds[first, second] = math.exp(at_second[second].logprob)
-    behind = {first: sum(seconds[first, second] for second in allowed) for first in allowed}
-    expected = {
+    behind = {first: sum(seconds[first, second] for second in ALLOWED) for first in ALLOWED}
+    return {
         (first, second): count * firsts[first] / sum(firsts.values()) * seconds[first, second] / behind[first]
         for first, second in pairs
     }
+
+
+def chi_square(drawn: Counter[tuple[int, ...]], expected: Pairs) -> tuple[float, float]:
+    """-> the statistic, and the most that it may be: four standard deviations above its mean."""
     rare = [pair for pair, number in expected.items() if number < 5]
     bins = [(drawn[pair], number) for pair, number in expected.items() if number >= 5]
     if rare:
         bins.append((sum(drawn[pair] for pair in rare), sum(expected[pair] for pair in rare)))
     statistic = sum((seen - number) ** 2 / number for seen, number in bins)
     degrees = len(bins) - 1
-    assert statistic < degrees + 4 * math.sqrt(2 * degrees), f"chi-square is {statistic:.1f} of {degrees} degrees"
+    return statistic, degrees + 4 * math.sqrt(2 * degrees)

@@ -250,6 +250,18 @@ def test_a_draft_model_with_another_vocabulary_is_refused(default_model: Path, t
         LLM(default_model, speculative_config={"model": str(tiny_model)})
 
 
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_more_drafts_than_a_text_holds_are_refused(tiny_model: Path, method: str) -> None:
+    model = {"spec_model": str(tiny_model)} if method == "draft_model" else {}
+    with pytest.raises(BadRequest, match=r"31 draft tokens .* 32 tokens .*\n.*be at most 30"):
+        LLM(tiny_model, max_model_len=32, spec_method=method, spec_tokens=31, **model)
+    llm = LLM(tiny_model, max_model_len=32, spec_method=method, spec_tokens=30, **model)
+    make_drafts_free(llm.engine._scheduler.speculation)
+    params = SamplingParams(temperature=0, max_tokens=31, ignore_eos=True)
+    expected = LLM(tiny_model, max_model_len=32).generate(["a"], params)[0].outputs[0].token_ids
+    assert llm.generate(["a"], params)[0].outputs[0].token_ids == expected
+
+
 @pytest.mark.parametrize("method", [name for name, one in METHODS.items() if not (one.has_model or one.has_head)])
 def test_guesses_that_fail_are_soon_not_computed(default_model: Path, method: str) -> None:
     """With what steps really cost."""

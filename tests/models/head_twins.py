@@ -12,10 +12,21 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DeepseekV3Config, Glm4MoeConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    LlamaConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen3_5_moe
+from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
 HIDDEN, VOCAB, LAYERS = 72, 259, 2  # of tests/conftest.py's tiny_model
 HEADS, KV_HEADS, HEAD_DIM, FFN, EPS = 4, 2, 16, 96, 1e-5
@@ -411,6 +422,95 @@ def mtp_twin(target: Target, path: Path) -> Drafts:
         )
         out = (out[0] if isinstance(out, tuple) else out)[0]
         return out, F.linear(norm(out, "shared_head.norm"), target.head)
+
+    return lambda tokens, k, path=(): chain(target.hidden(tokens)[LAYERS + 1], tokens, k, path, step)
+
+
+# -- MTP of hybrids ---------------------------------------------------------------------------------------------------
+
+QWEN = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 96,
+    "num_hidden_layers": LAYERS,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+QWEN_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40,
+}
+QWEN_FAMILIES: dict[str, tuple[Any, Any]] = {
+    "qwen3-next": (Qwen3NextConfig(**QWEN, **QWEN_EXPERTS), qwen3_next),
+    "qwen3.5": (Qwen3_5TextConfig(**QWEN), qwen3_5),
+    "qwen3.5-moe": (Qwen3_5MoeTextConfig(**QWEN, **QWEN_EXPERTS), qwen3_5_moe),
+}
+
+
+def qwen_part(family: str, name: str) -> Any:
+    """A class of the family's file."""
+    prefix = {"qwen3-next": "Qwen3Next", "qwen3.5": "Qwen3_5", "qwen3.5-moe": "Qwen3_5Moe"}[family]
+    rotary = "TextRotaryEmbedding" if family != "qwen3-next" and name == "RotaryEmbedding" else name
+    return getattr(QWEN_FAMILIES[family][1], prefix + rotary)
+
+
+def write_qwen_mtp(folder: Path, family: str, tokenizer: Path) -> Path:
+    """A hybrid whose checkpoint has a layer that predicts further tokens, with the tokenizer of another."""
+    config = QWEN_FAMILIES[family][0]
+    torch.manual_seed(8)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for file in tokenizer.glob("token*"):
+        shutil.copy(file, folder)
+    state = qwen_part(family, "DecoderLayer")(config, layer_idx=1).state_dict()  # one with attention
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in (stacked_apart(state) if family == "qwen3-next" else state).items():
+        random = 0.3 * torch.randn(tensor.shape) if tensor.dim() == 1 else torch.randn(tensor.shape) * 0.2
+        tensors[f"mtp.layers.0.{name}"] = random
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):  # stored less 1
+        tensors[f"mtp.{name}.weight"] = 0.3 * torch.randn(HIDDEN)
+    tensors["mtp.fc.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) * 0.2
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def qwen_mtp_twin(target: Target, path: Path, family: str) -> Drafts:
+    config = QWEN_FAMILIES[family][0]
+    t = {n.removeprefix("mtp."): w for n, w in load_file(path / "model.safetensors").items() if n.startswith("mtp.")}
+    config._attn_implementation = "eager"
+    layer = qwen_part(family, "DecoderLayer")(config, layer_idx=1).eval()
+    rotary = qwen_part(family, "RotaryEmbedding")(config)
+    state = {n.removeprefix("layers.0."): w for n, w in t.items() if n.startswith("layers.0.")}
+    layer.load_state_dict(stacked_together(state, layer.state_dict()))
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps) * (1 + t[f"{name}.weight"])
+
+    @torch.no_grad()
+    def step(hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        n = len(ids)
+        pair = [norm(target.embed[ids], "pre_fc_norm_embedding"), norm(hidden, "pre_fc_norm_hidden")]
+        x = F.linear(torch.cat(pair, -1), t["fc.weight"])[None]
+        positions = torch.arange(n)[None]
+        out = layer(
+            x,
+            attention_mask=torch.full((n, n), -torch.inf).triu(1)[None, None],
+            position_ids=positions,
+            position_embeddings=rotary(x, positions),
+        )
+        out = norm((out[0] if isinstance(out, tuple) else out)[0], "norm")
+        return out, F.linear(out, target.head)
 
     return lambda tokens, k, path=(): chain(target.hidden(tokens)[LAYERS + 1], tokens, k, path, step)
 

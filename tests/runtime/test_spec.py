@@ -140,6 +140,10 @@ def test_options_say_what_is_wanted() -> None:
     assert EngineOptions(speculative_config=asked).speculation == expected
     short = EngineOptions(spec_method="ngram", spec_tokens=7).speculation
     assert short == SpecConfig(only("ngram", 7, prompt_lookup_min=2, prompt_lookup_max=5))
+    model = EngineOptions(spec_method="draft_model", spec_model="smollm2", spec_tokens=2).speculation
+    assert (
+        model == EngineOptions.of({"speculative_config": {"model": "smollm2", "num_speculative_tokens": 2}}).speculation
+    )
     both = EngineOptions(speculative_config='{"prompt_lookup_max": 3}', spec_method="ngram").speculation
     assert both == SpecConfig(only("ngram", 5, prompt_lookup_min=2, prompt_lookup_max=3))
     drafted = EngineOptions(speculative_config='{"model": "smollm2", "max_model_len": 512}').speculation
@@ -282,7 +286,7 @@ def test_keys_of_vllm_that_ask_for_nothing_are_taken() -> None:
         ),
         ({"speculative_config": "[1]"}, "a JSON object"),
         ({"speculative_config": '{"method": "draft_model"}'}, "drafts with `model`.*name one"),
-        ({"speculative_config": '{"method": "ngram", "model": "smollm2"}'}, "ngram has no `model`.*leave it out"),
+        ({"speculative_config": '{"method": "ngram", "model": "smollm2"}'}, "ngram has no `model`.*ngram,draft_model"),
         (
             {"speculative_config": '{"model": "smollm2", "draft_tensor_parallel_size": 2}'},
             "size is 2.*at least 1 and at most 1",

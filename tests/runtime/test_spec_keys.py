@@ -60,6 +60,14 @@ WITHOUT_USE: dict[str, tuple[Any, Any]] = {
     "speculative_token_tree": (None, "[(0,)]"),
     "attention_backend": (None, "FLASH_ATTN"),
     "moe_backend": ("auto", "triton"),
+    "kv_cache_dtype": ("auto", "fp8"),
+    "tensor_parallel_size": (None, 2),
+    "index_share_for_mtp_iteration": (False, True),
+    "disable_eagle_block_drop": (True, "often"),
+    "dspark_draft_topk": (None, 8),
+    "disable_logprobs": (False, True),
+    "disable_log_stats": (True, "often"),
+    "acceptance_method": ("rejection_sampler", "typical_acceptance_sampler"),
 }
 
 
@@ -93,6 +101,25 @@ def test_a_key_without_use_may_ask_for_nothing_and_is_refused_by_name_otherwise(
 
 def test_no_key_is_left_out() -> None:
     assert {*TAKEN} == {*SHARED_KEYS, *(key for method in METHODS.values() for key in method.keys)}
+
+
+def test_every_key_may_be_null() -> None:
+    """As in a configuration that was written out whole."""
+    assert read({**dict.fromkeys([*TAKEN, *WITHOUT_USE]), **NGRAM}) == read(NGRAM)
+
+
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3"),
+        ("RedHatAI/Qwen3-8B-speculator.eagle3", "eagle3"),
+        ("yuhuili/EAGLE-LLaMA3-Instruct-8B/", "eagle"),
+        ("FasterDecoding/medusa-vicuna-7b-v1.3", "medusa"),
+        ("./eagles/qwen2.5-0.5b", "draft_model"),
+    ],
+)
+def test_a_model_alone_tells_its_method_by_its_name(model: str, method: str) -> None:
+    assert (read({"model": model}).method, read({"model": model}).model) == (method, model)
 
 
 def test_a_key_of_another_method_is_refused_by_name() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from quire.client.generate_request import GenerateRequest
 from quire.client.generation_config import GenerationConfig
 from quire.core.errors import EngineFailed
+from quire.core.request import DraftUsage
 from quire.text.event import TextEvent
 
 
@@ -40,6 +41,7 @@ class PrintedAnswer:
     num_output_tokens: int = 0
     ttft: float | None = None  # seconds from the request to the first token
     seconds: float = 0.0  # from the request to the last token
+    drafts: DraftUsage | None = None  # None: no draft token was verified
     _asked: float = field(default_factory=time.monotonic)
 
     def follow(
@@ -75,9 +77,13 @@ class PrintedAnswer:
             parts.append(f"{speed:.1f} tok/s")
         cached = f", {self.num_cached_tokens} of them cached" if self.num_cached_tokens else ""
         parts.append(f"prompt {self.num_prompt_tokens}{cached}")
+        if self.drafts:
+            parts.append(f"{self.drafts.num_accepted} of {self.drafts.num_tokens} draft tokens accepted")
         return " · ".join([*parts, self.finish_reason])
 
     def as_json(self) -> dict[str, Any]:
+        drafts = self.drafts
+        accepted = {"draft_tokens": drafts.num_tokens, "accepted_draft_tokens": drafts.num_accepted} if drafts else {}
         return {
             "text": self.text,
             "finish_reason": self.finish_reason,
@@ -87,6 +93,7 @@ class PrintedAnswer:
             "ttft_s": self.ttft,
             "total_s": self.seconds,
             "tokens_per_s": self.tokens_per_second,
+            **accepted,
         }
 
     def _take(self, event: TextEvent) -> None:
@@ -99,6 +106,7 @@ class PrintedAnswer:
         self.num_output_tokens += len(event.token_ids)
         self.num_prompt_tokens = max(self.num_prompt_tokens, event.num_prompt_tokens)
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
+        self.drafts = event.drafts or self.drafts
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
         if event.finish_reason in ("error", "cancelled"):

@@ -189,7 +189,9 @@ class EngineOptions:
         "the method of --speculative-config, in short: ngram, suffix, mtp, or several: suffix,mtp",
         metavar="METHOD",
     )
-    spec_model: str | None = option(None, "its model, in short: the model, or the head, that drafts", metavar="MODEL")
+    spec_model: str | None = option(
+        None, "its model, in short: a smaller model that drafts, or a head", metavar="MODEL"
+    )
     spec_tokens: int | None = option(None, "its num_speculative_tokens, in short: draft tokens a step at most")
     structured_outputs_config: str | None = option(
         None,

@@ -182,6 +182,8 @@ class LocalExecutor:
                 f"speculative decoding with a `{config.architecture}`: its states cannot take rejected drafts back",
                 "leave out speculative_config",
             )
+        if self.options.speculation is not None:
+            self.options.speculation.check_fits(longest(config, self.options.max_model_len))
 
     def _check_swap_space(self) -> None:
         """A GPU's host blocks are pinned when they are allocated: they must fit at once."""

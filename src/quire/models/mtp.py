@@ -1,4 +1,5 @@
-"""Multi-token prediction: the layer behind the last that DeepSeek-V3 and GLM-4.5 checkpoints carry, as a head.
+"""Multi-token prediction: the layer behind the last that DeepSeek-V3 and GLM-4.5 checkpoints carry, as a head. That of
+Qwen3-Next and Qwen3.5 is in qwen_mtp.py.
 
 It reads the target's last hidden state beside the embedding of the token that follows (enorm, hnorm, eh_proj), and
 shares the target's embedding and LM head. Where there are several such layers, the first drafts all tokens."""
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from quire.core.errors import Unsupported
-from quire.models import deepseek, llama, moe
+from quire.models import deepseek, llama, moe, qwen_mtp
 from quire.models.config import ModelConfig
 from quire.models.deepseek import DeepseekConfig
 from quire.models.draft_head import DraftHead, first_tap
@@ -25,8 +26,10 @@ MtpConfig = DeepseekConfig | MoeConfig
 Block = Callable[[OpSet, Value, Value, Any], Value]  # (ops, x, angles, batch)
 
 
-def config(checkpoint: Checkpoint, target: ModelConfig) -> MtpConfig:
+def config(checkpoint: Checkpoint, target: ModelConfig) -> MtpConfig | qwen_mtp.QwenConfig:
     """That of the target, with one layer."""
+    if isinstance(target, qwen_mtp.QwenConfig) and qwen_mtp.has_layer(checkpoint, target):
+        return qwen_mtp.config(checkpoint, target)
     if not isinstance(target, MtpConfig) or not target.num_mtp_layers:
         raise Unsupported(
             f"{checkpoint.path.name} is a `{target.architecture}` without layers that predict further tokens "
@@ -59,7 +62,15 @@ class MtpWeights:
     rope: Any
 
 
-def load(ops: OpSet, checkpoint: Checkpoint, config: MtpConfig, target: LoadedModel, max_model_len: int) -> DraftHead:
+def load(
+    ops: OpSet,
+    checkpoint: Checkpoint,
+    config: MtpConfig | qwen_mtp.QwenConfig,
+    target: LoadedModel,
+    max_model_len: int,
+) -> DraftHead:
+    if isinstance(config, qwen_mtp.QwenConfig):
+        return qwen_mtp.load(ops, checkpoint, config, target, max_model_len)
     prefix = f"model.layers.{target.config.layers}."
     names = {name.replace(prefix, "model.layers.0.") for name in checkpoint.names() if name.startswith(prefix)}
     own, layer = head_specs(config.hidden), _layer_specs(config, names)

@@ -1,6 +1,7 @@
 """Options that people type from the guides of other engines, a table for each engine."""
 
-from quire.engine.peers import devices
+from quire.engine.peers.devices import SHORT_FLAGS as DEVICES
+from quire.engine.peers.drafts import SHORT_FLAGS as SPECULATION
 from quire.engine.peers.kinds import PeerOption
 from quire.engine.peers.llama_server import LLAMA_SERVER
 from quire.engine.peers.sglang import SGLANG
@@ -12,7 +13,8 @@ PEER_OPTIONS: dict[str, PeerOption] = {**VLLM, **TGI, **LLAMA_SERVER, **SGLANG, 
 
 # Flags of one dash, and names that are short: -> the option they stand for.
 SHORT_FLAGS = {
-    **devices.SHORT_FLAGS,
+    **SPECULATION,
+    **DEVICES,
     "-C": "cpu_mask",
     "-Cr": "cpu_range",
     "-O": "optimization_level",
@@ -25,11 +27,8 @@ SHORT_FLAGS = {
     "-cms": "checkpoint_min_step",
     "-cram": "cache_ram",
     "-ctk": "cache_type_k",
-    "-ctkd": "cache_type_k_draft",
     "-ctv": "cache_type_v",
-    "-ctvd": "cache_type_v_draft",
     "-ctxcp": "ctx_checkpoints",
-    "-devd": "device_draft",
     "-dio": "direct_io",
     "-dr": "docker_repo",
     "-dt": "defrag_thold",
@@ -39,18 +38,14 @@ SHORT_FLAGS = {
     "-fitc": "fit_ctx",
     "-fitt": "fit_target",
     "-hf": "hf_repo",
-    "-hfd": "hf_repo_draft",
     "-hff": "hf_file",
     "-hfr": "hf_repo",
-    "-hfrd": "hf_repo_draft",
     "-hft": "hf_token",
     "-j": "json_schema",
     "-jf": "json_schema_file",
     "-kvo": "kv_offload",
     "-kvu": "kv_unified",
     "-l": "logit_bias",
-    "-lcd": "lookup_cache_dynamic",
-    "-lcs": "lookup_cache_static",
     "-lm": "load_mode",
     "-lv": "verbosity",
     "-m": "model",
@@ -59,7 +54,6 @@ SHORT_FLAGS = {
     "-mmu": "mmproj_url",
     "-mu": "model_url",
     "-n": "n_predict",
-    "-ngld": "n_gpu_layers_draft",
     "-np": "parallel",
     "-q": "quantization",
     "-rea": "reasoning",
@@ -68,7 +62,6 @@ SHORT_FLAGS = {
     "-sps": "slot_prompt_similarity",
     "-t": "threads",
     "-tb": "threads_batch",
-    "-td": "threads_draft",
     "-to": "timeout",
     "-ub": "ubatch_size",
     "-v": "verbose",

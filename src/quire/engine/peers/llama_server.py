@@ -1,12 +1,11 @@
 """Options of llama-server."""
 
-from quire.engine.peers import devices
+from quire.engine.peers.devices import LLAMA_SERVER as DEVICES
+from quire.engine.peers.drafts import LLAMA_SERVER as SPECULATION
 from quire.engine.peers.kinds import NoEffect, Only, PeerOption, Renamed
 from quire.engine.peers.reasons import (
     AUTOMATIC,
     CONTROL_VECTORS,
-    DRAFT_MODEL,
-    DRAFTING,
     EXPERTS_ON_CPU,
     IMAGES,
     KERNELS,
@@ -25,18 +24,10 @@ from quire.engine.peers.reasons import (
 
 VERBOSITY = {"0": "error", "1": "error", "2": "warning", "3": "info", "4": "debug", "5": "debug"}
 THINKING = {"on": '{"enable_thinking": true}', "off": '{"enable_thinking": false}', "auto": None}
-SPEC_TYPES = {
-    "none": None,
-    "draft-simple": "draft_model",
-    "draft-eagle3": "eagle3",
-    "draft-mtp": "mtp",
-    "ngram-simple": "ngram",
-    "ngram-mod": "suffix",
-    "ngram-cache": "suffix",
-}
 
 LLAMA_SERVER: dict[str, PeerOption] = {
-    **devices.LLAMA_SERVER,
+    **SPECULATION,
+    **DEVICES,
     "alias": Renamed("served_model_name"),
     "api_key_file": Only((), "keys_file has keys with names and limits, and api_key one key"),
     "api_prefix": Only((), "let a proxy put it in front, and set root_path"),
@@ -47,9 +38,7 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "cache_ram": NoEffect("prefixes stay in the KV cache: kv_cache_memory_bytes, and kv_disk_path keeps more"),
     "cache_reuse": NoEffect("prefixes are shared in blocks of block_size"),
     "cache_type_k": Renamed("kv_cache_dtype", KV_TYPES),
-    "cache_type_k_draft": DRAFT_MODEL,
     "cache_type_v": Renamed("kv_cache_dtype", KV_TYPES),
-    "cache_type_v_draft": DRAFT_MODEL,
     "chat_template_file": Renamed("chat_template"),
     "check_tensors": NoEffect("files are checked as they are read", switch=True),
     "checkpoint_min_step": NoEffect("where states are kept is decided by what is shared"),
@@ -69,15 +58,8 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "ctx_checkpoints": NoEffect("checkpoints of states have the room that the KV cache has"),
     "ctx_size": Renamed("max_model_len", AUTOMATIC),
     "defrag_thold": NoEffect("the KV cache is made of blocks"),
-    "device_draft": DRAFT_MODEL,
     "direct_io": NoEffect(LOADING.reason, switch=True),
     "docker_repo": Only((), "models come from the Hugging Face hub, or as files"),
-    "draft": Renamed("spec_tokens"),
-    "draft_max": Renamed("spec_tokens"),
-    "draft_min": DRAFTING,
-    "draft_n": Renamed("spec_tokens"),
-    "draft_p_min": DRAFTING,
-    "draft_p_split": DRAFTING,
     "embd_normalize": Only(
         ("2",), "vectors have the length 1 where the checkpoint says so; Embedder takes `normalize`"
     ),
@@ -92,7 +74,6 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "grammar_file": Only((), "requests say it, as `structured_outputs`"),
     "hf_file": Only(OFF, "write the file behind the repository: --model OWNER/NAME:FILE"),
     "hf_repo": Renamed("model"),
-    "hf_repo_draft": Renamed("spec_model"),
     "jinja": NoEffect("chat templates are always Jinja", switch=True),
     "json_schema": Only((), "requests say it, as `response_format`"),
     "json_schema_file": Only((), "requests say it, as `response_format`"),
@@ -108,8 +89,6 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "log_verbose": Renamed("log_level", {"true": "debug", "false": "info"}, switch=True),
     "log_verbosity": Renamed("log_level", VERBOSITY),
     "logit_bias": REQUESTS_SAY,
-    "lookup_cache_dynamic": Only((), "drafts from what was written before: spec_method suffix"),
-    "lookup_cache_static": Only((), "drafts from what was written before: spec_method suffix"),
     "lora": OWN_LORA,
     "lora_init_without_apply": NoEffect("an adapter is applied to the requests that ask for it", switch=True),
     "lora_scaled": OWN_LORA,
@@ -121,14 +100,12 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "mmproj_auto": NoEffect(TEXT_ONLY.reason, switch=True),
     "mmproj_offload": NoEffect(TEXT_ONLY.reason, switch=True),
     "mmproj_url": IMAGES,
-    "model_draft": Renamed("spec_model"),
     "model_url": Only((), "download the file, and name its path"),
     "models_autoload": Only(("true",), "a model of --models is loaded by its first request", switch=True),
     "models_dir": Only((), "name them: models NAME=PATH,NAME=PATH"),
     "models_max": Renamed("max_loaded_models"),
     "models_preset": Only((), "name them: models NAME=PATH,NAME=PATH"),
     "n_cpu_ffn": EXPERTS_ON_CPU,
-    "n_gpu_layers_draft": DRAFT_MODEL,
     "n_parallel": Renamed("max_num_seqs", AUTOMATIC),
     "n_predict": Renamed("max_tokens", AUTOMATIC),
     "no_mmproj": NoEffect(TEXT_ONLY.reason, switch=True),
@@ -161,12 +138,6 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "slot_prompt_similarity": NoEffect("prefixes are found wherever they are in the KV cache"),
     "slot_save_path": Only((), "kv_disk_path keeps all prefixes on disk, and finds them again"),
     "slots": NoEffect("GET /live shows what runs", switch=True),
-    "spec_default": Renamed("spec_method", {"true": "suffix", "false": None}, switch=True),
-    "spec_draft_model": Renamed("spec_model"),
-    "spec_draft_n_max": Renamed("spec_tokens"),
-    "spec_draft_n_min": DRAFTING,
-    "spec_draft_p_min": DRAFTING,
-    "spec_type": Renamed("spec_method", SPEC_TYPES),
     "special": Only(OFF, "requests say it: skip_special_tokens", switch=True),
     "spm_infill": NoEffect("the order is the one that the model was trained with", switch=True),
     "sse_ping_interval": Renamed("sse_keep_alive", {"-1": "0"}),
@@ -176,7 +147,6 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "tags": NoEffect("models have names only"),
     "temp": Renamed("temperature"),
     "threads_batch": NoEffect("threads are for all steps"),
-    "threads_draft": DRAFT_MODEL,
     "threads_http": NoEffect("one thread serves HTTP, and long prompts are tokenized in others"),
     "timeout": Only((), "set request_timeout, receive_timeout or send_timeout"),
     "tools": Only(OFF, "tools are called by clients"),

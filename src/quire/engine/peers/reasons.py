@@ -22,9 +22,6 @@ STATES = Only(
     "states of running sequences are float32; those of prefixes are set with state_checkpoint_dtype",
 )
 CODE = Only(OFF, "no code is loaded from outside")
-DRAFTS = Only(OFF, "speculative decoding is set with speculative_config, or spec_method, spec_model and spec_tokens")
-DRAFTING = NoEffect("drafts that do not pay are not verified")
-DRAFT_MODEL = NoEffect("the draft model is computed where the model is, and as it is")
 LOADING = NoEffect("weights are mapped while they are packed")
 PINNED = Only((), "threads use the CPUs that the process may use: start it under taskset or numactl")
 PRIORITY = NoEffect("threads have the priority of the process, and decide by themselves how to wait")

@@ -1,6 +1,7 @@
 """Options of SGLang."""
 
-from quire.engine.peers import devices
+from quire.engine.peers.devices import SGLANG as DEVICES
+from quire.engine.peers.drafts import SGLANG as SPECULATION
 from quire.engine.peers.kinds import NoEffect, Only, PeerOption, Renamed
 from quire.engine.peers.reasons import (
     CHUNKS,
@@ -16,12 +17,9 @@ from quire.engine.peers.reasons import (
     TEXT_ONLY,
 )
 
-ALGORITHMS = {"nextn": "mtp", "standalone": "draft_model", "none": None} | {
-    name: name for name in ("eagle", "eagle3", "ngram")
-}
-
 SGLANG: dict[str, PeerOption] = {
-    **devices.SGLANG,
+    **SPECULATION,
+    **DEVICES,
     "admin_api_key": Only(OFF, "what only operators may do is not done by HTTP"),
     "allow_auto_truncate": Only(OFF, "requests say it: truncate_prompt_tokens", switch=True),
     "chunked_prefill_size": Renamed("max_num_batched_tokens", {"-1": None}),
@@ -88,11 +86,6 @@ SGLANG: dict[str, PeerOption] = {
     "schedule_policy": Renamed("scheduling_policy"),
     "skip_server_warmup": NoEffect("the server answers as soon as the model is loaded", switch=True),
     "sleep_on_idle": NoEffect("an idle engine takes no CPU", switch=True),
-    "speculative_algorithm": Renamed("spec_method", ALGORITHMS),
-    "speculative_draft_model_path": Renamed("spec_model"),
-    "speculative_eagle_topk": Only(("1",), "set tree_nodes and tree_top_k in speculative_config"),
-    "speculative_num_draft_tokens": NoEffect("the drafts of a step are speculative_num_steps"),
-    "speculative_num_steps": Renamed("spec_tokens"),
     "stream_response_default_include_usage": Only(
         OFF, "streams have usage where stream_options ask for it", switch=True
     ),

@@ -1,9 +1,9 @@
 """Options of Text Generation Inference."""
 
-from quire.engine.peers import devices
+from quire.engine.peers.devices import TGI as DEVICES
+from quire.engine.peers.drafts import TGI as SPECULATION
 from quire.engine.peers.kinds import NoEffect, Only, PeerOption, Renamed
 from quire.engine.peers.reasons import (
-    DRAFTS,
     FILES,
     GRAPHS,
     KERNELS,
@@ -11,7 +11,8 @@ from quire.engine.peers.reasons import (
 )
 
 TGI: dict[str, PeerOption] = {
-    **devices.TGI,
+    **SPECULATION,
+    **DEVICES,
     "cors_allow_origin": Renamed("allowed_origins"),
     "cuda_graphs": GRAPHS,
     "cuda_memory_fraction": Renamed("gpu_memory_utilization"),
@@ -45,7 +46,6 @@ TGI: dict[str, PeerOption] = {
     "prometheus_port": NoEffect("/metrics is on the port of the API"),
     "quantize": Renamed("quantization"),
     "rope_factor": Renamed("rope_scale"),
-    "speculate": Only(("0", *OFF), DRAFTS.reason),
     "tokenizer_config_path": Only(OFF, "set tokenizer to the directory of another tokenizer"),
     "usage_stats": NoEffect("nothing is ever sent anywhere"),
     "validation_workers": NoEffect("long prompts are tokenized in threads"),

@@ -1,11 +1,13 @@
 """Options of transformers."""
 
-from quire.engine.peers import devices
+from quire.engine.peers.devices import TRANSFORMERS as DEVICES
+from quire.engine.peers.drafts import TRANSFORMERS as SPECULATION
 from quire.engine.peers.kinds import NoEffect, Only, PeerOption, Renamed
 from quire.engine.peers.reasons import FILES, KERNELS, OFF
 
 TRANSFORMERS: dict[str, PeerOption] = {
-    **devices.TRANSFORMERS,
+    **SPECULATION,
+    **DEVICES,
     "attn_implementation": KERNELS,
     "cache_dir": FILES,
     "load_in_4bit": Renamed("quantization", {"true": "nf4", "false": None}, switch=True),

@@ -1,6 +1,7 @@
 """Options of vLLM."""
 
-from quire.engine.peers import devices
+from quire.engine.peers.devices import VLLM as DEVICES
+from quire.engine.peers.drafts import VLLM as SPECULATION
 from quire.engine.peers.kinds import NoEffect, Only, PeerOption, Renamed
 from quire.engine.peers.reasons import (
     CHUNKS,
@@ -20,7 +21,8 @@ from quire.engine.peers.reasons import (
 )
 
 VLLM: dict[str, PeerOption] = {
-    **devices.VLLM,
+    **SPECULATION,
+    **DEVICES,
     "aggregate_engine_logging": NoEffect("the engines of a server log together", switch=True),
     "allow_credentials": Only(OFF, "the API has no cookies", switch=True),
     "allowed_headers": NoEffect("every header is allowed"),

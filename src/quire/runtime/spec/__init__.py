@@ -87,3 +87,34 @@ METHODS = {
     ),
     "mtp": Method(CHAINED, "ChainedHead", 1, has_head=True, acceptance=0.7, cost=0.1, keys=ONE_RANK),
 }
+
+# Names that other engines give a method, in small letters.
+SYNONYMS = {
+    "ngram_gpu": "ngram",  # vLLM
+    "standalone": "draft_model",  # SGLang
+    "nextn": "mtp",
+    "draft-simple": "draft_model",  # llama.cpp
+    "draft-eagle3": "eagle3",
+    "draft-mtp": "mtp",
+    "ngram-simple": "ngram",
+    "ngram-map-k": "ngram",
+    "ngram-map-k4v": "suffix",
+    "ngram-mod": "suffix",
+    "ngram-cache": "suffix",
+}
+
+
+def method_called(name: str) -> str:
+    """Its name here."""
+    small = name.strip().lower()
+    if small.endswith("_mtp"):  # vLLM's names of it, by the model: deepseek_mtp
+        return "mtp"
+    return small if small in METHODS else SYNONYMS.get(small, name.strip())
+
+
+def method_of(model: str) -> str:
+    """What drafts with it, where only `model` is given: heads are told by their names, as vLLM tells them."""
+    name = model.rstrip("/").rpartition("/")[2].lower()
+    if name in ("ngram", "[ngram]"):
+        return "ngram"
+    return next((method for method in ("eagle3", "eagle", "medusa") if method in name), "draft_model")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from quire.core.draft_policy import CPU_TOKEN_COST, GPU_TOKEN_COST, DraftMethod, DraftPolicy
 from quire.core.draft_tree import MAX_TREE_NODES
 from quire.core.errors import BadRequest
-from quire.runtime.spec import METHODS, MethodKey
+from quire.runtime.spec import METHODS, MethodKey, method_called, method_of
 
 if TYPE_CHECKING:
     from quire.runtime.spec.proposer import ProposerContext
@@ -39,6 +39,14 @@ _NO_USE: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculative_token_tree": ((None,), "set tree_nodes: a tree has the likeliest nodes, and no fixed shape"),
     "attention_backend": ((None,), "attention is computed as for the model"),
     "moe_backend": ((None, "auto"), "experts are computed as for the model"),
+    "kv_cache_dtype": ((None, "auto"), "set the option kv_cache_dtype, for both models"),
+    "tensor_parallel_size": ((None,), "write draft_tensor_parallel_size"),
+    "index_share_for_mtp_iteration": ((None, False), "each draft token chooses the keys that it attends to"),
+    "disable_eagle_block_drop": ((None, False, True), ""),
+    "dspark_draft_topk": ((None,), "there is no method dspark"),
+    "disable_logprobs": ((None, False), "a request that asks for logprobs gets them"),
+    "disable_log_stats": ((None, False, True), ""),
+    "acceptance_method": ((None, "rejection_sampler"), "tokens are drawn as without drafts"),
 }
 
 
@@ -82,6 +90,14 @@ class SpecConfig:
     def num_tokens(self) -> int:
         return max(method.num_tokens for method in self.methods)
 
+    def check_fits(self, max_model_len: int) -> None:
+        """A text has a token before its drafts, and one behind them."""
+        if self.num_tokens > (most := max_model_len - 2):
+            raise _refusal(
+                f"{self.num_tokens:,} draft tokens a step do not fit texts of {max_model_len:,} tokens (max_model_len)",
+                f"let {NUM_TOKENS} be at most {most:,}" if most > 0 else "leave speculation out",
+            )
+
     def proposers(self, context: "ProposerContext") -> "Proposers":
         from quire.runtime.spec.proposers import Proposers  # with what computes
 
@@ -110,23 +126,25 @@ class SpecConfig:
 def read_config(
     text: str | None, method: str | None = None, num_tokens: int | None = None, model: str | None = None
 ) -> SpecConfig | None:
-    """From the JSON object of `speculative_config`, and from `spec_method`, `spec_model` and `spec_tokens`, which say
+    """From the JSON object of `speculative_config`, and from `spec_method`, `spec_tokens` and `spec_model`, which say
     the same in short. None: no speculation."""
     given = _read(text)
-    short = (("spec_method", "method", method), ("spec_model", "model", model), ("spec_tokens", NUM_TOKENS, num_tokens))
+    short = (("spec_method", "method", method), ("spec_tokens", NUM_TOKENS, num_tokens), ("spec_model", "model", model))
     for name, key, value in short:
         if value is not None and given.setdefault(key, value) != value:
             raise BadRequest(f"{name} is {value}, and {OPTION} says {given[key]}", "say it once", param=name)
     if not given:
         return None
-    drafter = given.pop("model", None) or ""
-    names = _names(given.pop("method", None), drafter)
-    _check_model(names, drafter)
+    drafting = given.pop("model", None) or ""
+    names = _names(given.pop("method", None), drafting)
+    if names == ["ngram"] and drafting in ("ngram", "[ngram]"):  # vLLM's older way to say it
+        drafting = ""
+    _check_model(names, drafting)
     per_batch_size = _per_batch_size(given.pop(PER_BATCH_SIZE, None))
     synthetic = {key: given.pop(key) for key in SYNTHETIC if key in given}
     methods = _methods(names, given)
     most = max(method.num_tokens for method in methods)
-    return SpecConfig(methods, drafter, per_batch_size, _synthetic_rates(synthetic, most))
+    return SpecConfig(methods, drafting, per_batch_size, _synthetic_rates(synthetic, most))
 
 
 def _read(text: str | None) -> dict[str, Any]:
@@ -141,7 +159,8 @@ def _read(text: str | None) -> dict[str, Any]:
     for key, (values, why) in _NO_USE.items():
         if key in config and (value := config.pop(key)) not in values:
             raise _refusal(f"{OPTION} has `{key}`: {json.dumps(value)}", why or f"it may be {json.dumps(values[-1])}")
-    return config
+    known = {*SHARED_KEYS, *(key for method in METHODS.values() for key in method.keys)}
+    return {key: value for key, value in config.items() if value is not None or key not in known}
 
 
 def _names(method: Any, model: Any) -> list[str]:
@@ -150,10 +169,11 @@ def _names(method: Any, model: Any) -> list[str]:
     if method is None:
         if not model:
             raise _refusal("speculation has no method", choices)
-        return ["draft_model"]
-    names = [name.strip() for name in method.split(",")] if isinstance(method, str) else method
+        return [method_of(model)] if isinstance(model, str) else ["draft_model"]
+    names = method.split(",") if isinstance(method, str) else method
     if not isinstance(names, list) or not names:
         raise _refusal(f"method is {json.dumps(method)}", choices)
+    names = [method_called(name) if isinstance(name, str) else name for name in names]
     for name in names:
         if name not in METHODS:
             near = difflib.get_close_matches(str(name), METHODS, 1)
@@ -168,7 +188,10 @@ def _check_model(names: list[str], model: Any) -> None:
     if not isinstance(model, str):
         raise _refusal(f"model is {json.dumps(model)}", "it is the name or the path of a model")
     if model and not drafting:
-        raise _refusal(f"{names[0]} has no `model`", "leave it out")
+        both = f'"method": "{",".join(names)},draft_model"'
+        raise _refusal(
+            f"{','.join(names)} has no `model`", "leave it out" if "mtp" in names else f"leave it out, or say {both}"
+        )
     if drafting and not model:
         example = "./head" if METHODS[drafting[0]].has_head else "qwen2.5-0.5b"
         raise _refusal(f"{drafting[0]} drafts with `model`", f'name one: "model": "{example}"')
