@@ -296,7 +296,16 @@ def test_names_of_clients_cannot_break_it(tiny_model: Path, tmp_path: Path) -> N
     [
         ("{", "is not JSON"),
         ("[]", "is no JSON object"),
-        ('{"kv_role": "kv_both"}', "kv_role 'kv_both'"),
+        ("{}", "kv_role None.*choose from kv_producer, kv_consumer"),
+        ('{"kv_role": "kv_both"}', "kv_role 'kv_both'.*clients ask that one"),
+        ('{"kv_connector": "NixlConnector", "kv_role": "kv_both"}', "one server is the kv_producer.*kv_consumer"),
+        ('{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}', "kv_disk_path DIR.*kv_offloading_size GIB"),
+        (
+            '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", '
+            '"kv_connector_extra_config": {"cpu_bytes_to_use": 10737418240}}',
+            "leave kv_transfer_config out.*kv_offloading_size 10,",
+        ),
+        ('{"kv_role": "kv_consumer", "kv_connector_module_path": "mine"}', "no code is loaded"),
         ('{"kv_role": "kv_consumer", "kv_prot": 1}', "`kv_prot`.*did you mean kv_port"),
         ('{"kv_role": "kv_consumer", "kv_port": 70000}', "kv_port 70000"),
         ('{"kv_role": "kv_consumer", "kv_ip": 7}', "kv_ip 7"),

@@ -7,7 +7,16 @@ from typing import Any
 
 from quire.cli.parser import Parser, UsageError
 from quire.core.errors import BadRequest
-from quire.engine.peer_options import PEER_OPTIONS, SHORT_FLAGS, NoEffect, Only, PeerOption, Renamed, warning
+from quire.engine.peer_options import (
+    NEGATED_FLAGS,
+    PEER_OPTIONS,
+    SHORT_FLAGS,
+    NoEffect,
+    Only,
+    PeerOption,
+    Renamed,
+    warning,
+)
 
 _OPTIONAL_VALUE = ("flash_attn",)  # a switch in older guides, a flag with a value in newer ones
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
@@ -54,7 +63,8 @@ class _PeerFlag(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         flag = option_string or self.option_strings[0]
-        value = str(not flag.startswith("--no-")).lower() if self.peer.switch else values
+        is_on = not flag.startswith("--no-") and flag not in NEGATED_FLAGS
+        value = str(is_on).lower() if self.peer.switch else values
         if isinstance(self.peer, NoEffect | Only):
             try:
                 text = warning(flag, self.peer, value)

@@ -59,6 +59,12 @@ _STATES = Only(
     "states of running sequences are float32; those of prefixes are set with state_checkpoint_dtype",
 )
 _CODE = Only(_OFF, "no code is loaded from outside")
+_BEYOND = "prefixes beyond the KV cache are kept with kv_disk_path, and beside a GPU with kv_offloading_size"
+_SAVED_PROMPTS = Only(_OFF, "every prefix is kept, and found again by itself, with kv_disk_path")
+_CHECKPOINTS = NoEffect("states and windows of prefixes are kept as long as there is room")
+_HOST_COPIES = NoEffect("blocks are copied to host memory and back as they lie in the KV cache")
+_DISK_CACHE = Only(_OFF, "set kv_disk_path to a directory, which engines may share")
+_PREFILL_PEERS = NoEffect("kv_transfer_config names the address of the prefill engine")
 _DRAFTS = Only(_OFF, "speculative decoding is set with speculative_config, or spec_method and spec_tokens")
 
 _VLLM: dict[str, PeerOption] = {
@@ -104,6 +110,7 @@ _VLLM: dict[str, PeerOption] = {
     "hf_overrides": Only(("{}", *_OFF), "the configuration is the checkpoint's own"),
     "hf_token": Only(("true", *_OFF), "set HF_TOKEN"),
     "ignore_patterns": NoEffect("only files that are read are downloaded"),
+    "kv_offloading_backend": Only(("native", "none"), f"blocks are kept by the engine itself: {_BEYOND}"),
     "limit_mm_per_prompt": _TEXT_ONLY,
     "logits_processors": _CODE,
     "logprobs_mode": Only(("raw_logprobs", "none"), "logprobs are those of the model, before sampling filters"),
@@ -203,16 +210,23 @@ _TGI: dict[str, PeerOption] = {
 _LLAMA_SERVER: dict[str, PeerOption] = {
     "alias": Renamed("served_model_name"),
     "batch_size": Renamed("max_num_batched_tokens"),
+    "cache_prompt": Renamed("enable_prefix_caching", _ON, switch=True),
+    "cache_ram": NoEffect(f"kv_cache_memory_bytes sizes the KV cache, and {_BEYOND}"),
+    "cache_reuse": NoEffect("the longest prefix is always reused, and what follows a change is computed"),
     "cache_type_k": Renamed("kv_cache_dtype", _KV_TYPES),
     "cache_type_v": Renamed("kv_cache_dtype", _KV_TYPES),
     "cont_batching": NoEffect("batching is always continuous", switch=True),
+    "ctx_checkpoints": _CHECKPOINTS,
     "ctx_size": Renamed("max_model_len", _AUTOMATIC),
+    "defrag_thold": NoEffect("a KV cache of blocks does not need to be defragmented"),
     "embedding": Renamed("task", {"true": "embed", "false": "generate"}, switch=True),
     "embeddings": Renamed("task", {"true": "embed", "false": "generate"}, switch=True),
     "flash_attn": _KERNELS,
     "hf_file": Only(_OFF, "write the file behind the repository: --model OWNER/NAME:FILE"),
     "hf_repo": Renamed("model"),
     "jinja": NoEffect("chat templates are always Jinja", switch=True),
+    "kv_offload": Only(("true",), "the KV cache of a layer is where the layer is: set gpu_layers", switch=True),
+    "kv_unified": NoEffect("there is one block pool", switch=True),
     "metrics": NoEffect("/metrics is always there", switch=True),
     "mlock": NoEffect("packed weights are in memory, and the file is not read again", switch=True),
     "mmap": NoEffect("weights are mapped while they are packed", switch=True),
@@ -223,9 +237,16 @@ _LLAMA_SERVER: dict[str, PeerOption] = {
     "num_predict": Renamed("max_tokens", _AUTOMATIC),
     "parallel": Renamed("max_num_seqs", _AUTOMATIC),
     "predict": Renamed("max_tokens", _AUTOMATIC),
+    "prompt_cache": _SAVED_PROMPTS,
+    "prompt_cache_all": Only(_OFF, _SAVED_PROMPTS.reason, switch=True),
+    "prompt_cache_ro": Only(_OFF, _SAVED_PROMPTS.reason, switch=True),
     "repeat_penalty": Renamed("repetition_penalty"),
     "reranking": NoEffect("a cross-encoder is served as one", switch=True),
+    "slot_prompt_similarity": NoEffect("a prompt continues the longest prefix that is cached"),
+    "slot_save_path": _SAVED_PROMPTS,
     "slots": NoEffect("GET /live shows what runs", switch=True),
+    "swa_checkpoints": _CHECKPOINTS,
+    "swa_full": NoEffect("a window is kept with the prefix that it ends", switch=True),
     "temp": Renamed("temperature"),
     "threads_batch": NoEffect("threads are for all steps"),
     "ubatch_size": NoEffect("max_num_batched_tokens is the size of a step"),
@@ -239,14 +260,36 @@ _SGLANG: dict[str, PeerOption] = {
     "disable_cuda_graph": Renamed("enforce_eager", _ON, switch=True),
     "disable_overlap_schedule": NoEffect("steps are planned ahead on a GPU", switch=True),
     "disable_radix_cache": Renamed("enable_prefix_caching", _NEGATED, switch=True),
+    "disaggregation_bootstrap_port": _PREFILL_PEERS,
+    "disaggregation_ib_device": _PREFILL_PEERS,
+    "disaggregation_mode": Only(
+        ("null", "none"), "set prefill_engines and decode_engines on one machine, kv_transfer_config on several"
+    ),
+    "disaggregation_transfer_backend": _PREFILL_PEERS,
     "dp_size": Renamed("data_parallel_size"),
+    "enable_cache_report": NoEffect("usage always has cached tokens", switch=True),
     "enable_deterministic_inference": Renamed("batch_invariant", _ON, switch=True),
-    "enable_hierarchical_cache": Only(_OFF, "use kv_offloading_size, kv_disk_path or both", switch=True),
+    "enable_hierarchical_cache": NoEffect(
+        "host memory keeps prefixes where kv_offloading_size (hicache_size) says how much, a disk where kv_disk_path "
+        "says where",
+        switch=True,
+    ),
+    "enable_lmcache": Only(_OFF, _BEYOND, switch=True),
     "enable_metrics": NoEffect("/metrics is always there", switch=True),
     "enable_mixed_chunk": _CHUNKS,
     "enable_torch_compile": NoEffect(_KERNELS.reason, switch=True),
     "ep_size": _ONE_MODEL,
     "grammar_backend": _GRAMMARS,
+    "hicache_io_backend": _HOST_COPIES,
+    "hicache_mem_layout": _HOST_COPIES,
+    "hicache_ratio": Only((), "host memory is not sized by the KV cache: set kv_offloading_size, in GiB"),
+    "hicache_size": Renamed("kv_offloading_size", {"0": None}),
+    "hicache_storage_backend": _DISK_CACHE,
+    "hicache_storage_backend_extra_config": _DISK_CACHE,
+    "hicache_storage_prefetch_policy": NoEffect("a prompt waits for the disk where that is quicker than computing"),
+    "hicache_write_policy": NoEffect(
+        "blocks go to host memory once they are full, and to the disk as kv_disk_write_policy says"
+    ),
     "is_embedding": Renamed("task", {"true": "embed", "false": "generate"}, switch=True),
     "load_balance_method": NoEffect("a request goes where its prefix is cached, or where there is least to do"),
     "log_requests": Renamed("access_log", _ON, switch=True),
@@ -299,20 +342,26 @@ SHORT_FLAGS = {
     "-c": "ctx_size",
     "-cb": "cont_batching",
     "-cc": "compilation_config",
+    "-cram": "cache_ram",
     "-ctk": "cache_type_k",
     "-ctv": "cache_type_v",
+    "-ctxcp": "ctx_checkpoints",
     "-dp": "data_parallel_size",
+    "-dt": "defrag_thold",
     "-fa": "flash_attn",
     "-hf": "hf_repo",
     "-hff": "hf_file",
+    "-kvu": "kv_unified",
     "-m": "model",
     "-md": "model_draft",
     "-n": "n_predict",
     "-ngl": "n_gpu_layers",
+    "-nkvo": "kv_offload",
     "-np": "parallel",
     "-pp": "pipeline_parallel_size",
     "-q": "quantization",
     "-s": "seed",
+    "-sps": "slot_prompt_similarity",
     "-t": "threads",
     "-tb": "threads_batch",
     "-tp": "tensor_parallel_size",
@@ -322,6 +371,7 @@ SHORT_FLAGS = {
     "--pp": "pp_size",
     "--tp": "tp_size",
 }
+NEGATED_FLAGS = ("-nkvo",)  # switches that turn the option off
 
 
 def written(value: Any) -> str:
