@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import hexdigits
 from time import time
 
 from quire.cli.parser import Parser, UsageError, nearest
-from quire.core.block_keys import is_page_file, is_state_file
+from quire.core.block_keys import ABOUT_FILE, is_page_file, is_state_file
 from quire.core.errors import BadRequest
 
 ACTIONS = ("ls", "clear", "verify")
@@ -71,13 +72,18 @@ def _root(path: str | None) -> Path:
 
 def _folders(root: Path) -> list[Path]:
     """One for each model and type of cache that an engine has kept here."""
-    return sorted(folder for folder in root.iterdir() if (folder / "model.json").is_file())
+    return sorted(folder for folder in root.iterdir() if (folder / ABOUT_FILE).is_file() or _has_blocks(folder))
+
+
+def _has_blocks(folder: Path) -> bool:
+    """Of a model whose description is lost."""
+    return all(digit in hexdigits for digit in folder.name) and any(folder.glob("*/*/*.kv"))
 
 
 def _stored(folder: Path) -> StoredModel:
     about: dict[str, object] = {}
     with suppress(OSError, ValueError, TypeError):  # it is for people; blocks do not need it
-        about = dict(json.loads((folder / "model.json").read_text()))
+        about = dict(json.loads((folder / ABOUT_FILE).read_text()))
     sizes, used, num_states, num_pages = [], [folder.stat().st_mtime], 0, 0
     for file in folder.rglob("*.kv"):
         try:
@@ -106,7 +112,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _list(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
-    models = [_stored(folder) for folder in folders]
+    models, free = [_stored(folder) for folder in folders], shutil.disk_usage(root).free
     if show:
         for model in models:
             tokens = model.num_blocks * model.block_size
@@ -115,8 +121,8 @@ def _list(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
             beside += f"{model.num_pages:>6} window pages  " if model.num_pages else ""
             print(f"{model.fingerprint[:12]}  {_size(model.num_bytes):>10}  {tokens:>9} tokens  {beside}", end="")
             print(f"{model.kv_cache_dtype:<9} used {hours:.1f} h ago  {model.model}")
-        print(f"{_size(sum(model.num_bytes for model in models))} in {root}")
-    return {"path": str(root), "models": [asdict(model) for model in models]}
+        print(f"{_size(sum(model.num_bytes for model in models))} in {root}, {_size(free)} free on its disk")
+    return {"path": str(root), "free_bytes": free, "models": [asdict(model) for model in models]}
 
 
 def _clear(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
