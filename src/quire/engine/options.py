@@ -12,6 +12,7 @@ from quire.core.structured_defaults import StructuredDefaults
 from quire.core.transfer_config import TransferConfig, read_transfer_config
 from quire.engine.peer_options import PEER_OPTIONS, Renamed, translate, warning
 from quire.engine.placement import check_placement
+from quire.engine.tier_options import check_tiers
 from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -249,13 +250,8 @@ class EngineOptions:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
         check_placement(self)
+        check_tiers(self)
         _ = self.speculation, self.structured_defaults, self.kv_transfer  # raise where they are wrong
-        if self.kv_events is not None and not self.enable_prefix_caching:
-            raise BadRequest(
-                "kv_events_config publishes the prefix cache, and enable_prefix_caching is off",
-                "leave one of them out",
-                param="kv_events_config",
-            )
         check_generation_override(self.override_generation_config)
         if self.gpu_memory_utilization > 1:
             raise BadRequest(
