@@ -53,7 +53,9 @@ def test_one_model_or_all_are_cleared(folder: Path, capsys: pytest.CaptureFixtur
     (folder / "mine.txt").write_text("not a block")
     assert main(["cache", "clear", str(folder), "beef"]) == 2
     assert "has no model `beef`" in capsys.readouterr().err
-    assert main(["cache", "clear", str(folder), "f0"]) == 0
+    assert main(["cache", "clear", "beef", "--kv-disk-path", str(folder)]) == 2
+    assert "has no model `beef`" in capsys.readouterr().err
+    assert main(["cache", "clear", "f0", "--kv-disk-path", str(folder)]) == 0
     assert [file.name for file in folder.iterdir()] == ["mine.txt"]
 
 
@@ -82,7 +84,10 @@ def test_blocks_whose_description_is_lost_are_listed_too(folder: Path, capsys: p
     ("argv", "message"),
     [
         (["verfy", "."], "did you mean `verify`?"),
+        ([], "--kv-disk-path"),
         (["ls"], "--kv-disk-path"),
+        (["ls", ".", "f0", "--kv-disk-path", "."], "given twice"),
+        (["ls", "--what"], "see `quire cache --help`"),
         (["ls", "/does/not/exist"], "there is no directory"),
     ],
 )

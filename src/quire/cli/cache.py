@@ -41,19 +41,27 @@ class StoredModel:
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser("cache ls|clear|verify [DIR] [FINGERPRINT]", "Show, check or clear prefixes on disk.", EXAMPLES)
-    parser.add_argument("action", metavar="ls|clear|verify", help="what to do")
+    parser = Parser("cache [ls|clear|verify] [DIR] [FINGERPRINT]", "Show, check or clear prefixes on disk.", EXAMPLES)
+    parser.add_argument("action", nargs="?", default="ls", metavar="ls|clear|verify", help="what to do (default: ls)")
     parser.add_argument("path", nargs="?", metavar="DIR", help="the engines' --kv-disk-path (or QUIRE_KV_DISK_PATH)")
     parser.add_argument("fingerprint", nargs="?", default="", metavar="FINGERPRINT", help="of one model, or its start")
+    parser.add_argument("--kv-disk-path", metavar="DIR", help="the same as DIR")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse(argv)
     if arguments.action not in ACTIONS:
         hint = nearest(arguments.action, ACTIONS) or f"use one of {', '.join(ACTIONS)}"
         raise UsageError(f"there is no `quire cache {arguments.action}`", hint)
-    root = _root(arguments.path)
-    folders = [folder for folder in _folders(root) if folder.name.startswith(arguments.fingerprint)]
-    if arguments.fingerprint and not folders:
-        raise BadRequest(f"{root} has no model `{arguments.fingerprint}`", f"see `quire cache ls {root}`")
+    path, fingerprint = arguments.path, arguments.fingerprint
+    if arguments.kv_disk_path:
+        if fingerprint:
+            raise UsageError(
+                f"the directory is given twice: {path} and {arguments.kv_disk_path}", "leave one of them out"
+            )
+        path, fingerprint = arguments.kv_disk_path, path or ""
+    root = _root(path)
+    folders = [folder for folder in _folders(root) if folder.name.startswith(fingerprint)]
+    if fingerprint and not folders:
+        raise BadRequest(f"{root} has no model `{fingerprint}`", f"see `quire cache ls {root}`")
     result = {"ls": _list, "clear": _clear, "verify": _verify}[arguments.action](root, folders, not arguments.json)
     if arguments.json:
         print(json.dumps(result))
