@@ -122,7 +122,7 @@ def test_what_it_tells_of_itself(server: Running) -> None:
 )
 def test_slots_say_what_keeps_prefixes_here(server: Running, method: str, path: str, told: str) -> None:
     reply = server.http.request(method, path, json={"filename": "a.bin"} if method == "POST" else None)
-    assert (reply.status_code, reply.json()["error"]["type"]) == (501, "not_supported_error")
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
     assert re.search(told.replace("(", r"\("), reply.json()["error"]["message"])
 
 

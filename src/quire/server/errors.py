@@ -39,10 +39,6 @@ class MethodNotAllowed(QuireError):
     status, code = 405, "method_not_allowed"
 
 
-class NoSlots(QuireError):
-    status, code = 501, "not_supported"
-
-
 class NotJson(BadRequest):
     status, code = 415, "unsupported_media_type"
 

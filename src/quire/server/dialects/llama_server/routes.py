@@ -18,7 +18,7 @@ from quire.server.dialects.llama_server.fields import SHOWN_DEFAULTS
 from quire.server.dialects.llama_server.shapes import WIRE
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
 from quire.server.dialects.tools import ToolDefinition, tool_use
-from quire.server.errors import NoSlots
+from quire.server.errors import UnknownPath
 from quire.server.http.body import decode, read_body, texts_or_ids
 from quire.server.http.event_stream import unless_disconnected
 from quire.server.http.openapi import JSON, query_parameters, request_body, responses
@@ -45,6 +45,10 @@ class Templated(Struct):
 class ContentBody(Struct, kw_only=True):
     content: str | list[str | int | list[int]]  # a text, texts, token ids, or lists of token ids
     model: str | None = None
+
+
+class SlotFile(Struct, kw_only=True):
+    filename: str | None = None
 
 
 class LlamaEmbedding(Struct):
@@ -96,17 +100,20 @@ def llama_server_routes(state: "AppState") -> list[Route]:
         vectors = map(array.tolist, embeddings.vectors)
         return json_response([LlamaEmbedding(index, [vector]) for index, vector in enumerate(vectors)])
 
-    @responses({})
+    @responses({JSON: list[dict[str, Any]]})
     async def slots(http: Request) -> Response:
-        raise NoSlots(
+        raise UnknownPath(
             "there are no slots: each request has its own blocks of the KV cache", "GET /live shows what runs"
         )
 
     @query_parameters(action=str)
-    @responses({})
+    @request_body(SlotFile)
+    @responses({JSON: dict[str, Any]})
     async def slot_action(http: Request) -> Response:
         action = http.query_params.get("action", "")
-        raise NoSlots(f"there are no slots, so no action `{action}`", _SLOT_ACTIONS.get(action, _SLOT_ACTIONS["save"]))
+        raise UnknownPath(
+            f"there are no slots, so no action `{action}`", _SLOT_ACTIONS.get(action, _SLOT_ACTIONS["save"])
+        )
 
     return [
         Route("/slots", with_wire_errors(slots, WIRE)),

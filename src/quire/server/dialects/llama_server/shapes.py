@@ -101,7 +101,7 @@ def _told(token: TokenLogprob) -> tuple[int, str, list[int], float]:
 
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-_TYPES |= {429: "unavailable_error", 501: "not_supported_error", 503: "unavailable_error"}
+_TYPES |= {429: "unavailable_error", 503: "unavailable_error"}
 
 
 class LlamaErrorDetail(TypedDict):

@@ -128,7 +128,8 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 def check(body: CompletionFields) -> None:
     """What both routes refuse before anything else is checked."""
-    _check_transfer(body)
+    if body.kv_transfer_params:
+        _check_transfer(body)
     refuse_unsupported(body, NOT_SUPPORTED)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options is given and stream is not true", param="stream_options")
@@ -150,7 +151,7 @@ def _check_transfer(body: CompletionFields) -> None:
     if isinstance(params, dict) and params.get("do_remote_decode") and not params.get("do_remote_prefill"):
         body.kv_transfer_params = None
         note_ignored("kv_transfer_params")
-    elif params:
+    else:
         raise BadRequest(
             "`kv_transfer_params` is not supported",
             "leave it out: a server with the kv_role kv_consumer asks its kv_producer by itself",
