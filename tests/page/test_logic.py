@@ -483,5 +483,5 @@ def test_the_figures_tell_what_tiers_gave_what_they_hold_and_what_failed(page: B
         event,
         history,
     )
-    assert "48 from host, 2" in shown and "0 B kept" in shown and "1 error" in shown
-    assert "from disk, 3" in shown and "24" in shown.partition("from disk")[2] and shown.count("error") == 1
+    assert "48 from host, 2.00 s saved, 0 B kept" in shown
+    assert "1,024 from disk, 3.00 s saved, 25.2 MB kept, 1 error" in shown and shown.count("error") == 1
