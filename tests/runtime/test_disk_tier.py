@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.core.block_keys import child_key, root_key, tenant_digest
+from quire.core.block_keys import child_key, root_key, state_key, tenant_digest
 from quire.core.plan import Fetch, StepPlan
 from quire.runtime import disk_space, disk_tier
 from quire.runtime.disk_tier import DiskTier
@@ -178,6 +178,21 @@ def test_what_is_removed_is_older_than_what_stays(tmp_path: Path, seed: int) -> 
     assert space.own_bytes == sum(sizes[path] - HEADER_BYTES for path in kept if "f00d" in str(path))
 
 
+def test_what_is_used_in_the_pool_is_not_the_oldest_on_disk(tmp_path: Path) -> None:
+    chain = keys(3)
+    with driven(tmp_path, replace(FORMAT, state_nbytes=500)) as one:
+        one.save(*enumerate(chain))
+        state = Path(block_path(one.folder, state_key(chain[2])))
+        state.write_bytes(b"a state")
+        for path in (*map(one.path, chain), state):
+            os.utime(path, (1, 1))
+        one.tier.touch([chain[0], keys(9)[8], chain[2]])  # one is gone
+        one.save((0, keys(4)[3]))  # written after they are touched
+        moments = [one.path(key).stat().st_mtime_ns for key in chain]
+        assert moments[0] >= moments[2] > moments[1] == 10**9, "the beginning is to go last"
+        assert state.stat().st_mtime_ns >= moments[2]
+
+
 def test_a_tenant_is_forgotten_alone(tmp_path: Path) -> None:
     [mine], [theirs] = keys(1, "me"), keys(1, "them")
     with driven(tmp_path) as one:
@@ -254,7 +269,7 @@ def test_a_file_of_another_user_is_told_of_and_counted(
 def test_a_limit_that_the_disk_has_no_room_for_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with driven(tmp_path, max_bytes=2**60) as one:
         one.save((0, keys(1)[0]))
-    assert "kv_disk_size is 1073741824.0 GiB, and the disk of" in caplog.text and "has room for" in caplog.text
+    assert "kv_disk_size is 1.07e+09 GiB, and the disk of" in caplog.text and "has room for" in caplog.text
     caplog.clear()
     with driven(tmp_path, max_bytes=2**20) as one:
         one.save((0, keys(1)[0]))

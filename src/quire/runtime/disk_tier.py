@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from quire.core.block_keys import ABOUT_FILE, TENANT_BYTES, BlockKey
+from quire.core.block_keys import ABOUT_FILE, TENANT_BYTES, BlockKey, page_key, state_key
 from quire.core.plan import Fetch, StepPlan
 from quire.core.records import TierStats
 from quire.runtime.disk_space import DiskSpace
@@ -40,6 +40,7 @@ WRITER_NICENESS = 5  # threads that compute go first
 STOP_SECONDS = 2.0  # that the last writes have
 
 Wait = Callable[[], None]  # returns when the swaps of a plan are done
+_Saves = tuple[Wait, list[tuple[int, BlockKey]]]
 
 
 class DiskTier:
@@ -63,7 +64,9 @@ class DiskTier:
         self._temporary = (f"{self._folder}/tmp/{os.getpid()}-{n}" for n in itertools.count())
         self._clearing: dict[bytes, int] = {}  # tenants whose files are not removed yet, or cannot be
         self._fetches: SimpleQueue[Fetch | None] = SimpleQueue()
-        self._writes: SimpleQueue[tuple[Wait, list[tuple[int, BlockKey]]] | bytes | None] = SimpleQueue()
+        self._writes: SimpleQueue[tuple[Wait, list[tuple[int, BlockKey]]] | list[BlockKey] | bytes | None] = (
+            SimpleQueue()
+        )
         self._done: deque[tuple[Fetch, int] | int] = deque()  # (fetch, blocks read), or a host block that was written
         self._has_done = threading.Event()
         self._stats = TierStats()
@@ -110,6 +113,9 @@ class DiskTier:
 
     def save_seconds(self) -> float:
         return COPY_AND_WRITE * self._write_seconds if self._shares_cpu else 0.0
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        self._writes.put([*reversed(keys)])  # a prefix outlives its suffix
 
     def clear(self, tenant: bytes) -> None:
         self._clearing[tenant] = self._clearing.get(tenant, 0) + 1
@@ -250,6 +256,10 @@ class DiskTier:
                     if not self._clearing[task]:
                         del self._clearing[task]
                 continue
+            if isinstance(task, list):
+                for key in task:
+                    self._touch(key)
+                continue
             wait, saves = task
             wait()
             for host, key in saves:
@@ -260,10 +270,19 @@ class DiskTier:
                     log.exception("a block could not be written to %s", self._folder)
                 self._finish(host)
 
+    def _touch(self, key: BlockKey) -> None:
+        keys = [key]
+        if self._format.state_nbytes:
+            keys.append(state_key(key))
+        if self._format.page_nbytes:
+            keys.append(page_key(key))
+        for each in keys:
+            self._space.touch(block_path(self._folder, each))
+
     def _check_room(self) -> None:
         if (room := self._space.max_bytes) < self._max_bytes:
             log.warning(
-                "kv_disk_size is %.1f GiB, and the disk of %s has room for %.1f: other programs will find it full",
+                "kv_disk_size is %.3g GiB, and the disk of %s has room for %.3g: other programs will find it full",
                 self._max_bytes / 2**30,
                 self._root,
                 room / 2**30,
