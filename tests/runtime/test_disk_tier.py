@@ -224,12 +224,15 @@ def test_a_disk_that_takes_nothing_is_left_alone_and_tried_again(
         assert not list(Path(one.folder, "tmp").iterdir())
 
 
-def test_a_write_that_ends_early_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_ends_early_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     [key] = keys(1)
     with driven(tmp_path) as one:
         monkeypatch.setattr(os, "writev", lambda file, parts: os.write(file, bytes(parts[0])))
         one.save((0, key))
         assert one.tier.stats().errors == 1 and not list(tmp_path.rglob("*.kv"))
+    assert "No space left on device: 512 of 1512 bytes were written. Prompts are computed instead" in caplog.text
 
 
 def test_reading_that_fails_is_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def write_block(path: str, temporary: str, header: bytes, payload: Buffers) -> N
         total = HEADER_BYTES + sum(buffer.nbytes for buffer in payload)
         written = os.writev(file, [_start(header, payload), *_views(payload)])
         if written != total:
-            raise OSError(errno.ENOSPC, f"{written} of {total} bytes were written")
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {written} of {total} bytes were written")
         os.close(file)
         file = -1
         _rename(temporary, path)
