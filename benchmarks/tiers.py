@@ -1,14 +1,16 @@
 """The KV cache beyond its pool: what a disk tier gains after a restart and beyond the pool, and what it costs if not.
 
-    python -m benchmarks.tiers [MODEL] [--rounds 5] [--only restart|beyond|misses|policies] [--folder /dev/shm]
+    python -m benchmarks.tiers [MODEL] [--rounds 5] [--only restart|beyond|misses|control|policies] [--folder /dev/shm]
 
 restart  time to the first token of a 1,024-token prefix, by a new process: computed, from files in the page cache, and
          from files that the page cache has lost
 beyond   tokens per second of requests whose prefixes are three times the pool, without and with a disk tier
 misses   tokens per second of requests that share nothing, without and with a disk tier, in turns
+control  the same by two engines without a disk tier: how far from 1 the ratio is by chance
 policies tokens per second of 32 users whose requests share nothing, written back and written through, in turns
 
-Prints a table and ends in one line of JSON."""
+Ratios are medians over rounds, with their standard error; beside them the share of a core that the threads which write
+and read took. Prints a table and ends in one line of JSON."""
 
 import argparse
 import json
@@ -18,18 +20,21 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from time import perf_counter
 from typing import Any
 
 from quire import LLM, SamplingParams
+from quire.core.records import TierStats
 
 PREFIX = 1024  # tokens
 VOCAB = range(100, 20_000)
 POOL_BLOCKS = 256  # of 16 tokens
-PARTS = ("restart", "beyond", "misses", "policies")
+PARTS = ("restart", "beyond", "misses", "control", "policies")
 USERS = 32
+MEDIAN_ERROR = 1.2533  # times the standard error of a mean, of normal numbers
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -91,32 +96,48 @@ def restart(model: str, rounds: int) -> dict[str, Any]:
 # ---- throughput
 
 
-def tokens_per_second(llm: LLM, prompts: list[list[int]], max_tokens: int) -> float:
-    begin = perf_counter()
+def measured(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[float, float]:
+    """-> tokens per second, and the share of a core that threads of tiers took"""
+    begin, cpu = perf_counter(), tier_cpu_seconds()
     outputs = llm.generate(prompts, params(max_tokens), use_tqdm=False)
     num_tokens = sum(len(each) for each in prompts) + sum(len(o.outputs[0].token_ids) for o in outputs)
-    return num_tokens / (perf_counter() - begin)
+    seconds = perf_counter() - begin
+    return num_tokens / seconds, (tier_cpu_seconds() - cpu) / seconds
+
+
+def tier_cpu_seconds() -> float:
+    """Of the threads of this process that write and read blocks."""
+    ids = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("kv-")]
+    return sum(int(Path(f"/proc/self/task/{each}/schedstat").read_text().split()[0]) for each in ids) / 1e9
 
 
 def compared(name: str, engines: dict[str, LLM], rounds: list[list[list[int]]], max_tokens: int) -> Any:
-    """The same rounds of prompts by two engines, in turns. The second has a disk tier."""
+    """The same rounds of prompts by two engines, in turns. -> the rates of both, and what the second did"""
     first, second = engines
     rates: dict[str, list[float]] = {kind: [] for kind in engines}
+    shares: dict[str, list[float]] = {kind: [] for kind in engines}
     for number, prompts in enumerate(rounds):
         for kind in sorted(engines, reverse=number % 2 == 0):
-            rates[kind].append(tokens_per_second(engines[kind], prompts, max_tokens))
-    tier = engines[second].engine.stats().tiers["disk"]
+            rate, share = measured(engines[kind], prompts, max_tokens)
+            rates[kind].append(rate)
+            shares[kind].append(share)
+    tier = engines[second].engine.stats().tiers.get("disk", TierStats())
     for llm in engines.values():
         llm.engine.stop()
-    measured = {kind: median(each[1:]) for kind, each in rates.items()}  # the first round fills caches
-    ratio = median(b / a for a, b in zip(rates[first][1:], rates[second][1:], strict=True))
-    for kind, rate in measured.items():
-        print(f"{name:<9} {kind:<24} {rate:9.1f} tokens/s")
+    result: dict[str, Any] = {kind: median(each[1:]) for kind, each in rates.items()}  # the first round fills caches
+    for kind, rate in result.items():
+        print(
+            f"{name:<9} {kind:<24} {rate:9.1f} tokens/s   {100 * mean(shares[kind][1:]):5.2f} % of a core for the tier"
+        )
+    ratios = [b / a for a, b in zip(rates[first][1:], rates[second][1:], strict=True)]
+    error = MEDIAN_ERROR * stdev(ratios) / len(ratios) ** 0.5
     written = f"{tier.written_bytes / 2**20:.0f} MiB written, {tier.skipped_blocks} blocks skipped"
-    print(f"{name:<9} {'ratio':<24} {ratio:9.3f}   {tier.hits} tokens from disk, {written}")
+    print(f"{name:<9} {'ratio':<24} {median(ratios):9.3f} ± {error:.3f}   {tier.hits} tokens from disk, {written}")
     return {
-        **measured,
-        "ratio": ratio,
+        **result,
+        "ratio": median(ratios),
+        "error": error,
+        "core shares": {kind: mean(each[1:]) for kind, each in shares.items()},
         "hits": tier.hits,
         "written": tier.written_bytes,
         "skipped": tier.skipped_blocks,
@@ -140,9 +161,17 @@ def beyond(model: str, rounds: int, disk: str) -> Any:
 
 
 def misses(model: str, rounds: int, disk: str) -> Any:
-    served = [[prompt(100_000 + number * 100 + i, 256) for i in range(16)] for number in range(2 * rounds + 1)]
     options = {"max_num_seqs": 8, "max_model_len": 2048}
-    return compared("misses", without_and_with(model, disk, options), served, 32)
+    return compared("misses", without_and_with(model, disk, options), nothing_shared(rounds), 32)
+
+
+def control(model: str, rounds: int) -> Any:
+    engines = {name: LLM(model, max_num_seqs=8, max_model_len=2048) for name in ("an engine", "another one")}
+    return compared("control", engines, nothing_shared(rounds), 32)
+
+
+def nothing_shared(rounds: int) -> list[list[list[int]]]:
+    return [[prompt(100_000 + number * 100 + i, 256) for i in range(16)] for number in range(2 * rounds + 1)]
 
 
 def policies(model: str, rounds: int, disk: str) -> Any:
@@ -178,6 +207,8 @@ def main() -> None:
         # First what shares nothing: ext4 makes files more slowly for some minutes after many were removed.
         if arguments.only in (None, "misses"):
             result["misses"] = misses(arguments.model, arguments.rounds, f"{disk}/misses")
+        if arguments.only in (None, "control"):
+            result["control"] = control(arguments.model, arguments.rounds)
         if arguments.only in (None, "policies"):
             result["policies"] = policies(arguments.model, arguments.rounds, f"{disk}/policies")
         if arguments.only in (None, "beyond"):

@@ -1,7 +1,7 @@
 """A store of KV blocks in memory."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from quire.core.block_keys import TENANT_BYTES, BlockKey
 from quire.core.plan import Fetch, StepPlan
@@ -20,6 +20,7 @@ class FakeStore:
         self.cost = 0.0  # what `save_seconds` says
         self.hangs = False  # whether saves and fetches never end
         self.num_read = 0
+        self.touched: list[BlockKey] = []
         self._rng = random.Random(seed)
         self._max_delay, self._failures = max_delay, failures
         self._contents: dict[BlockKey, list[int | None]] = {}  # of all keys ever saved
@@ -43,6 +44,10 @@ class FakeStore:
 
     def save_seconds(self) -> float:
         return self.cost
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        assert all(key in self.blocks for key in keys), "what is not there is touched"
+        self.touched += keys
 
     def clear(self, tenant: bytes) -> None:
         self.blocks = {key: content for key, content in self.blocks.items() if key[:TENANT_BYTES] != tenant}

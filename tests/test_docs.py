@@ -36,7 +36,8 @@ OLLAMA_HOST OTEL_EXPORTER_OTLP_ENDPOINT ModelCompressor TorchLinear HQQLinear Ee
 pack_original dequantize_weight from_linear dequantize_gemm dequantize_4bit convert_moe_packed_tensors
 cutlass_preprocessors n_positions gemv_fast QUIRE_MAX_WAIT QUIRE_MAX_MODEL_LEN QUIRE_API_KEY no_repeat_ngram_size
 encoder_no_repeat_ngram_size output_tokens_count multipleOf propertyNames dependentSchemas begin_suppress_tokens
-rpm_limit tpm_limit
+rpm_limit tpm_limit LMCACHE_LOCAL_CPU LMCACHE_MAX_LOCAL_CPU_SIZE max_local_cpu_size LMCACHE_CONFIG_FILE
+LMCACHE_LOCAL_DISK LMCACHE_MAX_LOCAL_DISK_SIZE LMCACHE_REMOTE_URL LMCACHE_CHUNK_SIZE
 """
 FOREIGN_FLAGS = {"--no-deps", "--tokenizer", "--build-arg", "--api-base"}
 

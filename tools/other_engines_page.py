@@ -33,7 +33,7 @@ def page() -> str:
 
 def _short_flags() -> str:
     lines = ["Short flags:"]
-    for number, flag in enumerate(SHORT_FLAGS, 1):
+    for number, flag in enumerate(sorted(SHORT_FLAGS), 1):
         word = f"`{flag}`{'.' if number == len(SHORT_FLAGS) else ','}"
         if len(lines[-1]) + 1 + len(word) > WIDTH:
             lines.append(word)
@@ -43,7 +43,7 @@ def _short_flags() -> str:
 
 
 def _section(title: str, options: dict[str, PeerOption]) -> str:
-    renamed = [f"| `{name}` | {_here(peer)} |" for name, peer in options.items() if isinstance(peer, Renamed)]
+    renamed = [f"| `{name}` | {_here(peer)} |" for name, peer in sorted(options.items()) if isinstance(peer, Renamed)]
     tables = [
         ("| written | here |", renamed),
         ("| Without effect | because |", _by_reason(options, NoEffect)),
@@ -65,7 +65,7 @@ def _here(peer: Renamed) -> str:
 
 def _by_reason(options: dict[str, PeerOption], kind: type[NoEffect] | type[Only]) -> list[str]:
     names = defaultdict(list)
-    for name, peer in options.items():
+    for name, peer in sorted(options.items()):
         if isinstance(peer, kind):
             names[peer.reason].append(f"`{name}`")
     return [f"| {', '.join(same)} | {reason} |" for reason, same in names.items()]

@@ -23,7 +23,8 @@ def test_models_are_listed_with_their_tokens(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["cache", "ls", str(folder)]) == 0
-    assert "48 tokens" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "48 tokens" in told and "free on its disk" in told
     monkeypatch.setenv("QUIRE_KV_DISK_PATH", str(folder))
     assert main(["cache", "ls", "--json"]) == 0
     [model] = json.loads(capsys.readouterr().out)["models"]
@@ -52,15 +53,41 @@ def test_one_model_or_all_are_cleared(folder: Path, capsys: pytest.CaptureFixtur
     (folder / "mine.txt").write_text("not a block")
     assert main(["cache", "clear", str(folder), "beef"]) == 2
     assert "has no model `beef`" in capsys.readouterr().err
-    assert main(["cache", "clear", str(folder), "f0"]) == 0
+    assert main(["cache", "clear", "beef", "--kv-disk-path", str(folder)]) == 2
+    assert "has no model `beef`" in capsys.readouterr().err
+    assert main(["cache", "clear", "f0", "--kv-disk-path", str(folder)]) == 0
     assert [file.name for file in folder.iterdir()] == ["mine.txt"]
+
+
+def test_what_an_engine_writes_after_a_clear_is_listed_and_cleared_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with driven(tmp_path) as one:
+        one.save((0, keys(1)[0]))
+        assert main(["cache", "clear", str(tmp_path)]) == 0 and not list(tmp_path.iterdir())
+        one.save((1, keys(1)[0]))
+    capsys.readouterr()
+    assert main(["cache", "ls", str(tmp_path), "--json"]) == 0
+    [listed] = json.loads(capsys.readouterr().out)["models"]
+    assert (listed["num_blocks"], listed["kv_cache_dtype"], listed["block_size"]) == (1, "float16", 16)
+
+
+def test_blocks_whose_description_is_lost_are_listed_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "f00d" / "model.json").unlink()
+    (folder / "photos" / "a" / "b").mkdir(parents=True)
+    (folder / "photos" / "a" / "b" / "c.kv").write_bytes(b"not ours")
+    assert main(["cache", "clear", str(folder)]) == 0
+    assert [file.name for file in folder.iterdir()] == ["photos"]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["verfy", "."], "did you mean `verify`?"),
+        ([], "--kv-disk-path"),
         (["ls"], "--kv-disk-path"),
+        (["ls", ".", "f0", "--kv-disk-path", "."], "given twice"),
+        (["ls", "--what"], "see `quire cache --help`"),
         (["ls", "/does/not/exist"], "there is no directory"),
     ],
 )

@@ -177,9 +177,33 @@ def test_devices_as_other_engines_name_them(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.count(" has no effect: ") == 4
 
 
+def test_caches_beyond_the_pool_by_their_names_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    sglang, _, _ = read(
+        "--enable-hierarchical-cache --hicache-size 30 --hicache-write-policy write_through --page-size 64"
+    )
+    assert sglang == EngineOptions(kv_offloading_size=30.0, block_size=64)
+    assert "kv_offloading_size (hicache_size)" in capsys.readouterr().err
+    assert read("--kv-offloading-size 10 --kv-offloading-backend native")[0] == EngineOptions(kv_offloading_size=10.0)
+    assert capsys.readouterr().err == ""
+    llama, _, _ = read(
+        "--no-cache-prompt -cram 8192 --cache-reuse 256 -dt 0.1 -sps 0.5 -ctxcp 8 --swa-full -kvu --kv-offload"
+    )
+    assert llama == EngineOptions(enable_prefix_caching=False)
+    assert capsys.readouterr().err.count("has no effect") == 7
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
+        ("--kv-offloading-backend lmcache", "--kv-offloading-backend is lmcache.*\n.*kv_disk_path.*kv_offloading_size"),
+        ("--slot-save-path /tmp/slots", "--slot-save-path is /tmp/slots.*\n.*kv_disk_path"),
+        ("--prompt-cache a.bin --prompt-cache-all", "--prompt-cache is a.bin.*\n.*kv_disk_path"),
+        ("-nkvo", "-nkvo is false.*\n.*gpu_layers"),
+        ("--no-kv-offload", "--no-kv-offload is false.*\n.*gpu_layers"),
+        ("--enable-hierarchical-cache --hicache-ratio 2", "--hicache-ratio is 2.*\n.*kv_offloading_size"),
+        ("--hicache-storage-backend mooncake", "--hicache-storage-backend is mooncake.*\n.*kv_disk_path"),
+        ("--enable-lmcache", "--enable-lmcache is true.*\n.*kv_disk_path"),
+        ("--disaggregation-mode prefill", "--disaggregation-mode is prefill.*\n.*prefill_engines"),
         ("--sharded true", "--sharded is true"),
         ("--nnodes 2", "--nnodes is 2.*\n.*quire stage MODEL --listen.*pipeline_stages"),
         ("--node-rank 1", "--node-rank is 1.*\n.*quire stage"),

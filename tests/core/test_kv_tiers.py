@@ -58,6 +58,31 @@ def test_another_engine_finds_what_one_has_saved() -> None:
     assert answer(second, "warm") == (cold, 24)
 
 
+def test_a_prefix_that_never_leaves_the_pool_is_kept_on_disk() -> None:
+    """Else it would be the oldest there, and what continues it could not be found after a restart."""
+    store = FakeStore()
+    engine = Engine(64, num_host_blocks=16, store=store)
+    engine.scheduler.expire(1000.0)
+    answer(engine, "first")
+    path = [root_key("", "", "")]
+    for i in range(6):
+        path.append(child_key(path[-1], tuple(PROMPT[4 * i : 4 * i + 4])))
+    del path[0]
+    engine.scheduler.expire(1000.0 + kv_tiers.TOUCH_SECONDS / 2)
+    answer(engine, "soon")
+    assert store.touched == [], "each request touches files"
+    engine.scheduler.expire(1000.0 + 2 * kv_tiers.TOUCH_SECONDS)
+    answer(engine, "later")
+    assert store.touched == path
+    answer(engine, "at once")
+    assert store.touched == path
+    for key in path[2:4]:
+        del store.blocks[key]  # other engines needed the room
+    engine.scheduler.expire(1000.0 + 4 * kv_tiers.TOUCH_SECONDS)
+    answer(engine, "much later")
+    assert store.touched == path + path[:2] and all(key in store.blocks for key in path), "it is not saved again"
+
+
 def test_what_the_pool_evicts_is_swapped_in_from_the_host_without_a_wait() -> None:
     engine = Engine(20, num_host_blocks=60, offload=True)
     cold, _ = answer(engine, "cold")

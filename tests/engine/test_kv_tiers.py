@@ -3,11 +3,13 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from quire import LLM, SamplingParams
 from quire.core import kv_tiers
 from quire.core.errors import BadRequest
 from quire.core.request import Request
+from quire.engine.options import EngineOptions
 from quire.runtime import disk_tier
 from quire.runtime.disk_tier import DiskTier
 
@@ -250,6 +253,32 @@ def test_a_reset_forgets_the_disk_as_well(tiny_model: Path, tmp_path: Path) -> N
         assert not list(tmp_path.rglob("*.kv"))
         engine.bits(PROMPTS[:1])
         assert engine.hits == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"kv_disk_size": 200}, "kv_disk_size is 200 GiB, and kv_disk_path is not given"),
+        ({"kv_disk_write_policy": "write_through"}, "kv_disk_write_policy is write_through, and kv_disk_path is not"),
+        ({"kv_disk_path": "kv", "enable_prefix_caching": False}, "kv_disk_path keeps the prefix cache, and enable_pre"),
+        ({"kv_offloading_size": 4, "enable_prefix_caching": False}, "kv_offloading_size keeps the prefix cache"),
+    ],
+)
+def test_options_of_a_tier_that_is_not_there_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadRequest, match=told):
+        EngineOptions(**options)
+
+
+def test_a_model_whose_prefixes_stay_in_the_pool_says_so(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "mistral")
+    config = json.loads((model / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
+    (model / "config.json").write_text(json.dumps(config))
+    LLM(model, kv_disk_path=str(tmp_path / "kv"))
+    told = "kv_disk_path: no effect, since every layer of this `MistralForCausalLM` has a sliding window"
+    assert told in caplog.text and not (tmp_path / "kv").exists()
 
 
 def test_a_path_that_is_no_directory_is_refused(tiny_model: Path, tmp_path: Path) -> None:

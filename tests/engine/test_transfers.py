@@ -128,6 +128,22 @@ def test_what_another_engine_computes_is_no_hit_of_the_prefix_cache(tiny_model: 
         assert transfers(llm).prefills == 3
 
 
+def test_a_prompt_that_the_prefill_engine_has_answered_is_not_computed_again(tiny_model: Path, tmp_path: Path) -> None:
+    """A proxy may have asked it first, as one in front of vLLM does."""
+    address, ids = f"unix:{tmp_path}/prefill", list(range(20, 220))
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, seed=0)
+    engine = PrefillThread(tiny_model, address)
+    engine.engine.submit(Request(id="by the proxy", prompt_ids=ids, params=replace(params, max_tokens=1)))
+    with consumer(tiny_model, address) as llm, engine:
+        wait_for(lambda: not engine.engine._scheduler.groups.has_work)
+        [answer] = connected(llm).generate([ids], params, use_tqdm=False)
+        assert transfers(llm).tokens == len(ids) - 1
+        hits = engine.engine._scheduler.stats().prefix_hits
+    assert hits == 12 * 16, "all full blocks of the prompt"
+    [alone] = LLM(tiny_model, max_num_seqs=4).generate([ids], params, use_tqdm=False)
+    assert answer.outputs[0].token_ids == alone.outputs[0].token_ids
+
+
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 def test_other_types_of_cache_move_too(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     alone = bits(LLM(tiny_model, kv_cache_dtype=dtype), PROMPTS, PARAMS["sampled"])
@@ -296,7 +312,16 @@ def test_names_of_clients_cannot_break_it(tiny_model: Path, tmp_path: Path) -> N
     [
         ("{", "is not JSON"),
         ("[]", "is no JSON object"),
-        ('{"kv_role": "kv_both"}', "kv_role 'kv_both'"),
+        ("{}", "kv_role None.*choose from kv_producer, kv_consumer"),
+        ('{"kv_role": "kv_both"}', "kv_role 'kv_both'.*clients ask that one"),
+        ('{"kv_connector": "NixlConnector", "kv_role": "kv_both"}', "one server is the kv_producer.*kv_consumer"),
+        ('{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}', "kv_disk_path DIR.*kv_offloading_size GIB"),
+        (
+            '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", '
+            '"kv_connector_extra_config": {"cpu_bytes_to_use": 10737418240}}',
+            "leave kv_transfer_config out.*kv_offloading_size 10,",
+        ),
+        ('{"kv_role": "kv_consumer", "kv_connector_module_path": "mine"}', "no code is loaded"),
         ('{"kv_role": "kv_consumer", "kv_prot": 1}', "`kv_prot`.*did you mean kv_port"),
         ('{"kv_role": "kv_consumer", "kv_port": 70000}', "kv_port 70000"),
         ('{"kv_role": "kv_consumer", "kv_ip": 7}', "kv_ip 7"),

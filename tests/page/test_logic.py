@@ -464,3 +464,24 @@ def test_versions_of_a_conversation(page: Browser) -> None:
     )
     assert told[:4] == ["q b", "p c", "q b", "q a q2 a2"]
     assert told[4:] == [False, False, "p c", 1, ["q", "a", "q2", "a2"]]
+
+
+def test_the_figures_tell_what_tiers_gave_what_they_hold_and_what_failed(page: Browser) -> None:
+    latency = {"p50": 1, "p90": 1, "p99": 1, "count": 0}
+    event = {"latency": {"first_token": latency, "next_token": latency}, "memory": {"cache": 640, "weights": 1}}
+    tiers = {
+        "host": {"hits": 48, "seconds_saved": 2, "stored_bytes": 0, "errors": 0},
+        "disk": {"hits": 1024, "seconds_saved": 3, "stored_bytes": 24 * 2**20, "errors": 1},
+    }
+    stats = {"num_blocks": 64, "held_blocks": 1, "prefix_hits": 1072, "prefix_queries": 2144, "tiers": tiers}
+    stats |= dict.fromkeys(["running", "waiting", "preemptions", "held_slots", "used_slots"], 0)
+    history = {"rates": [{"generation": 0, "prefill": 0}], "snapshot": {"stats": stats, "max_num_seqs": 8}}
+    shown = run(
+        page,
+        "engine/figures.js",
+        "(m, event, history) => { const f = new m.Figures(); f.show(event, history); return f.hits.more.textContent }",
+        event,
+        history,
+    )
+    assert "48 from host, 2.00 s saved, 0 B kept" in shown
+    assert "1,024 from disk, 3.00 s saved, 25.2 MB kept, 1 error" in shown and shown.count("error") == 1

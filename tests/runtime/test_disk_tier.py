@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.core.block_keys import child_key, root_key, tenant_digest
+from quire.core.block_keys import child_key, root_key, state_key, tenant_digest
 from quire.core.plan import Fetch, StepPlan
 from quire.runtime import disk_space, disk_tier
 from quire.runtime.disk_tier import DiskTier
@@ -153,6 +153,46 @@ def test_the_least_recently_used_files_go_first(tmp_path: Path) -> None:
         assert len(files) <= 8 and one.tier.stats().stored_bytes == 1000 * len(files)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_removed_is_older_than_what_stays(tmp_path: Path, seed: int) -> None:
+    """Whether files were used within one minute or over days, and also those of other models."""
+    rng = random.Random(seed)
+    moments: dict[Path, int] = {}
+    for number in range(60):
+        path = tmp_path / rng.choice(["f00d", "beef"]) / "0" / "00" / f"{number}.kv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(HEADER_BYTES + rng.randrange(1, 3000)))
+        moments[path] = 10**18 + rng.randrange(10 ** rng.choice([10, 12, 14]))
+        os.utime(path, ns=(moments[path], moments[path]))
+    sizes = {path: path.stat().st_size for path in moments}
+    limit = int(sum(sizes.values()) * rng.choice([0.1, 0.5, 0.9, 1.0]))
+    space = disk_space.DiskSpace(tmp_path, str(tmp_path / "f00d"), limit)
+    space.sweep()
+    kept = [path for path in moments if path.exists()]
+    removed = [path for path in moments if not path.exists()]
+    assert bool(removed) == (sum(sizes.values()) > limit)
+    assert max(map(moments.get, removed), default=0) <= min(map(moments.get, kept), default=10**19)
+    num_bytes = sum(sizes[path] for path in kept)
+    newest = max(removed, key=moments.get, default=None)
+    assert not removed or num_bytes <= limit * disk_space.KEPT < num_bytes + sizes[newest], "too many, or too few"
+    assert space.own_bytes == sum(sizes[path] - HEADER_BYTES for path in kept if "f00d" in str(path))
+
+
+def test_what_is_used_in_the_pool_is_not_the_oldest_on_disk(tmp_path: Path) -> None:
+    chain = keys(3)
+    with driven(tmp_path, replace(FORMAT, state_nbytes=500)) as one:
+        one.save(*enumerate(chain))
+        state = Path(block_path(one.folder, state_key(chain[2])))
+        state.write_bytes(b"a state")
+        for path in (*map(one.path, chain), state):
+            os.utime(path, (1, 1))
+        one.tier.touch([chain[0], keys(9)[8], chain[2]])  # one is gone
+        one.save((0, keys(4)[3]))  # written after they are touched
+        moments = [one.path(key).stat().st_mtime_ns for key in chain]
+        assert moments[0] >= moments[2] > moments[1] == 10**9, "the beginning is to go last"
+        assert state.stat().st_mtime_ns >= moments[2]
+
+
 def test_a_tenant_is_forgotten_alone(tmp_path: Path) -> None:
     [mine], [theirs] = keys(1, "me"), keys(1, "them")
     with driven(tmp_path) as one:
@@ -184,12 +224,15 @@ def test_a_disk_that_takes_nothing_is_left_alone_and_tried_again(
         assert not list(Path(one.folder, "tmp").iterdir())
 
 
-def test_a_write_that_ends_early_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_ends_early_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     [key] = keys(1)
     with driven(tmp_path) as one:
         monkeypatch.setattr(os, "writev", lambda file, parts: os.write(file, bytes(parts[0])))
         one.save((0, key))
         assert one.tier.stats().errors == 1 and not list(tmp_path.rglob("*.kv"))
+    assert "No space left on device: 512 of 1512 bytes were written. Prompts are computed instead" in caplog.text
 
 
 def test_reading_that_fails_is_no_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,9 +244,39 @@ def test_reading_that_fails_is_no_block(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(errno.EIO, "no")
 
         monkeypatch.setattr(os, "preadv", fails)
-        assert one.fetch((key, 1)) == 0
+        assert one.fetch((key, 1)) == 0 and one.tier.stats().errors == 1
+        assert one.tier.find([key]) == [], "every prompt waits for a disk that fails"
         monkeypatch.undo()
-        assert one.fetch((key, 1)) == 1
+        one.tier._find_at = 0.0
+        assert one.tier.find([key]) == [key] and one.fetch((key, 1)) == 1
+
+
+def test_a_file_of_another_user_is_told_of_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    [key] = keys(1)
+    with driven(tmp_path) as one:
+        one.save((0, key))
+
+        def refused(path: str, flags: int, *mode: int) -> int:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+
+        monkeypatch.setattr(os, "open", refused)
+        assert one.fetch((key, 1)) == 0 == one.fetch((key, 2))
+        monkeypatch.undo()
+        assert one.tier.stats().errors == 2
+        assert one.tier.find([key]) == [key], "other files can be read"
+    assert [record.getMessage().count("Permission denied") for record in caplog.records] == [1], "it is told once"
+
+
+def test_a_limit_that_the_disk_has_no_room_for_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with driven(tmp_path, max_bytes=2**60) as one:
+        one.save((0, keys(1)[0]))
+    assert "kv_disk_size is 1.07e+09 GiB, and the disk of" in caplog.text and "has room for" in caplog.text
+    caplog.clear()
+    with driven(tmp_path, max_bytes=2**20) as one:
+        one.save((0, keys(1)[0]))
+    assert caplog.text == ""
 
 
 def test_a_slow_disk_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,22 @@ def test_blocks_arrive_as_they_were_sent(producer: Producer) -> None:
     consumer.kv.stop()
 
 
+def test_a_machine_that_is_gone_is_noticed_also_while_nothing_is_asked() -> None:
+    """Else the next prompt would wait for it as long as for an engine that hangs."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = socket.create_connection(server.getsockname()), server.accept()[0]
+    for end in ends:
+        wire.Wire(end, is_producer=False)
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle, interval, count = (
+            end.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
+            for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+        )
+        assert idle + interval * count <= wire.GONE_SECONDS, "of an idle connection"
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 1000 * wire.GONE_SECONDS, "of a busy one"
+        end.close()
+
+
 def test_a_prefill_that_is_cancelled_or_refused_ends_on_both_sides(producer: Producer) -> None:
     consumer = Consumer(producer.address)
     consumer.ask(0)

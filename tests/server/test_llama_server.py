@@ -1,6 +1,7 @@
 """The dialect of llama-server, with a service whose answers are known."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +108,22 @@ def test_what_it_tells_of_itself(server: Running) -> None:
     assert server.http.post("/chat/completions", json=asked).json()["object"] == "chat.completion"
     ranked = server.http.post("/reranking", json={"query": "ab", "documents": ["a", "ab"]}).json()
     assert [each["index"] for each in ranked["results"]] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "told"),
+    [
+        ("GET", "/slots", "GET /live shows what runs"),
+        ("POST", "/slots/0?action=save", "no action `save` (every prefix is kept.*--kv-disk-path"),
+        ("POST", "/slots/3?action=restore", "no action `restore` .*--kv-disk-path"),
+        ("POST", "/slots/0?action=erase", "POST /reset_prefix_cache"),
+        ("POST", "/slots/0", "--kv-disk-path"),
+    ],
+)
+def test_slots_say_what_keeps_prefixes_here(server: Running, method: str, path: str, told: str) -> None:
+    reply = server.http.request(method, path, json={"filename": "a.bin"} if method == "POST" else None)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+    assert re.search(told.replace("(", r"\("), reply.json()["error"]["message"])
 
 
 @pytest.mark.parametrize(

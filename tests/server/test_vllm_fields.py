@@ -121,6 +121,18 @@ def test_ids_of_sessions_are_taken(server: Running, field: str) -> None:
     assert server.complete(**{field: "x"}).status_code == 200
 
 
+def test_a_proxy_in_front_of_prefill_and_decode_servers_asks_for_nothing_new(server: Running) -> None:
+    """It tells the first to keep the blocks, and the second what the first said of them: here, nothing."""
+    prefill = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_host": None}
+    for ask in (server.complete, server.chat):
+        reply = ask(kv_transfer_params=prefill, max_tokens=1)
+        assert reply.status_code == 200 and reply.headers["x-quire-ignored"] == "kv_transfer_params"
+        assert reply.json().get("kv_transfer_params") is None
+        assert ask(kv_transfer_params={}).status_code == 200
+        refused = ask(kv_transfer_params={"do_remote_prefill": True, "remote_block_ids": [1]})
+        assert refused.status_code == 400 and "kv_consumer" in refused.text
+
+
 def test_logprobs_of_listed_tokens(client: openai.OpenAI, server: Running) -> None:
     listed = {"logprob_token_ids": [ord("x"), ord("y")]}
     asked = {"model": "fake", "messages": HELLO, "max_tokens": 1, "extra_body": listed}

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import hexdigits
 from time import time
 
 from quire.cli.parser import Parser, UsageError, nearest
-from quire.core.block_keys import is_page_file, is_state_file
+from quire.core.block_keys import ABOUT_FILE, is_page_file, is_state_file
 from quire.core.errors import BadRequest
 
 ACTIONS = ("ls", "clear", "verify")
@@ -40,19 +41,27 @@ class StoredModel:
 
 
 def run(argv: Sequence[str]) -> int:
-    parser = Parser("cache ls|clear|verify [DIR] [FINGERPRINT]", "Show, check or clear prefixes on disk.", EXAMPLES)
-    parser.add_argument("action", metavar="ls|clear|verify", help="what to do")
+    parser = Parser("cache [ls|clear|verify] [DIR] [FINGERPRINT]", "Show, check or clear prefixes on disk.", EXAMPLES)
+    parser.add_argument("action", nargs="?", default="ls", metavar="ls|clear|verify", help="what to do (default: ls)")
     parser.add_argument("path", nargs="?", metavar="DIR", help="the engines' --kv-disk-path (or QUIRE_KV_DISK_PATH)")
     parser.add_argument("fingerprint", nargs="?", default="", metavar="FINGERPRINT", help="of one model, or its start")
+    parser.add_argument("--kv-disk-path", metavar="DIR", help="the same as DIR")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse(argv)
     if arguments.action not in ACTIONS:
         hint = nearest(arguments.action, ACTIONS) or f"use one of {', '.join(ACTIONS)}"
         raise UsageError(f"there is no `quire cache {arguments.action}`", hint)
-    root = _root(arguments.path)
-    folders = [folder for folder in _folders(root) if folder.name.startswith(arguments.fingerprint)]
-    if arguments.fingerprint and not folders:
-        raise BadRequest(f"{root} has no model `{arguments.fingerprint}`", f"see `quire cache ls {root}`")
+    path, fingerprint = arguments.path, arguments.fingerprint
+    if arguments.kv_disk_path:
+        if fingerprint:
+            raise UsageError(
+                f"the directory is given twice: {path} and {arguments.kv_disk_path}", "leave one of them out"
+            )
+        path, fingerprint = arguments.kv_disk_path, path or ""
+    root = _root(path)
+    folders = [folder for folder in _folders(root) if folder.name.startswith(fingerprint)]
+    if fingerprint and not folders:
+        raise BadRequest(f"{root} has no model `{fingerprint}`", f"see `quire cache ls {root}`")
     result = {"ls": _list, "clear": _clear, "verify": _verify}[arguments.action](root, folders, not arguments.json)
     if arguments.json:
         print(json.dumps(result))
@@ -71,13 +80,18 @@ def _root(path: str | None) -> Path:
 
 def _folders(root: Path) -> list[Path]:
     """One for each model and type of cache that an engine has kept here."""
-    return sorted(folder for folder in root.iterdir() if (folder / "model.json").is_file())
+    return sorted(folder for folder in root.iterdir() if (folder / ABOUT_FILE).is_file() or _has_blocks(folder))
+
+
+def _has_blocks(folder: Path) -> bool:
+    """Of a model whose description is lost."""
+    return all(digit in hexdigits for digit in folder.name) and any(folder.glob("*/*/*.kv"))
 
 
 def _stored(folder: Path) -> StoredModel:
     about: dict[str, object] = {}
     with suppress(OSError, ValueError, TypeError):  # it is for people; blocks do not need it
-        about = dict(json.loads((folder / "model.json").read_text()))
+        about = dict(json.loads((folder / ABOUT_FILE).read_text()))
     sizes, used, num_states, num_pages = [], [folder.stat().st_mtime], 0, 0
     for file in folder.rglob("*.kv"):
         try:
@@ -106,7 +120,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _list(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
-    models = [_stored(folder) for folder in folders]
+    models, free = [_stored(folder) for folder in folders], shutil.disk_usage(root).free
     if show:
         for model in models:
             tokens = model.num_blocks * model.block_size
@@ -115,8 +129,8 @@ def _list(root: Path, folders: list[Path], show: bool) -> dict[str, object]:
             beside += f"{model.num_pages:>6} window pages  " if model.num_pages else ""
             print(f"{model.fingerprint[:12]}  {_size(model.num_bytes):>10}  {tokens:>9} tokens  {beside}", end="")
             print(f"{model.kv_cache_dtype:<9} used {hours:.1f} h ago  {model.model}")
-        print(f"{_size(sum(model.num_bytes for model in models))} in {root}")
-    return {"path": str(root), "models": [asdict(model) for model in models]}
+        print(f"{_size(sum(model.num_bytes for model in models))} in {root}, {_size(free)} free on its disk")
+    return {"path": str(root), "free_bytes": free, "models": [asdict(model) for model in models]}
 
 
 def _clear(root: Path, folders: list[Path], show: bool) -> dict[str, object]:

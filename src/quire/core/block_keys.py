@@ -11,6 +11,7 @@ TENANT_BYTES = 8
 PATH_BYTES = 16
 STATE_MARK = b"s"  # behind the key of a block: the state after it
 PAGE_MARK = b"w"  # behind the key of a block: its window page
+ABOUT_FILE = "model.json"  # in a folder of blocks: what they are of, for people
 
 
 def tenant_digest(tenant: str) -> bytes:

@@ -30,6 +30,7 @@ PAID_SHARE = 0.5  # of the time that hits have saved that it may take besides
 MAX_SAVES = 512  # in one plan with a step: all that the largest steps fill
 MAX_IDLE_SAVES = 64  # in one without: the engine looks at messages between plans
 MIN_FETCH_SECONDS = 0.05  # a fetch is not given up earlier
+TOUCH_SECONDS = 600.0  # after which a prefix that is used in the pool is marked as used on disk, too
 FIRST_FETCH_SECONDS = 2.0  # nor before this while no prompt has been computed, whose time it could be compared with
 
 
@@ -44,6 +45,9 @@ class BlockStore(Protocol):
 
     def save_seconds(self) -> float:
         """How much longer steps take because one block is saved beside them; 0: no longer."""
+
+    def touch(self, keys: Many[BlockKey]) -> None:
+        """These blocks, one behind the other, are used in the pool: others are to be removed first."""
 
     def clear(self, tenant: bytes) -> None:
         """Forget the blocks of a tenant, given its digest."""
@@ -109,6 +113,7 @@ class KVTiers:
             if self._unsaved.pop(block, node) is not node:
                 self._disk_stats.skipped_blocks += 1  # what the block had before was evicted
             self._unsaved[block] = node
+            node.touched = self.now
 
     @property
     def has_unsaved(self) -> bool:
@@ -174,11 +179,25 @@ class KVTiers:
     # ---- host to pool
 
     def touch(self, path: Many[PrefixNode]) -> None:
-        """What is used in the pool is not the next to be evicted from the host."""
+        """What is used in the pool is not the next to be evicted from the host, or removed from the disk."""
         if self._keep:
             for node in path:
                 if (host := self._index.find(node.key)) is not None:
                     self._host.touch(host)
+        if self._store is not None:
+            self._touch_stored([node for node in path if node.key and self.now >= node.touched + TOUCH_SECONDS])
+
+    def _touch_stored(self, path: Many[PrefixNode]) -> None:
+        """A prefix that never leaves the pool is not read from the disk: it would be the oldest there, and those that
+        continue it could not be used after a restart. What is not there any more is saved again."""
+        assert self._store is not None
+        num_stored = len(self._store.find(node.key for node in path)) if path else 0
+        if num_stored:
+            self._store.touch([node.key for node in path[:num_stored]])
+        for number, node in enumerate(path):
+            node.touched = self.now
+            if number >= num_stored:
+                self.note_full(node.block, node)
 
     def hold_host_hits(self, seq: Sequence, start: int) -> None:
         """Hold the host blocks that continue the first `start` blocks of a waiting sequence, which are in the pool."""

@@ -13,12 +13,13 @@ NO_STATE = -1  # instead of a state slot
 class PrefixNode:
     """One full block. Its keys and values depend on every token before it, so it is looked up below its parent."""
 
-    __slots__ = ("block", "children", "hash", "key", "parent", "state", "tokens")
+    __slots__ = ("block", "children", "hash", "key", "parent", "state", "tokens", "touched")
 
     def __init__(self, block: int, tokens: tuple[int, ...], parent: "PrefixNode | None", key: BlockKey = b"") -> None:
         self.block = block
         self.key = key  # its name beyond the pool; empty: it has none
         self.hash = 0  # its name in events
+        self.touched = 0.0  # time.monotonic() when it was last marked as used on disk, or written
         self.state = NO_STATE  # the slot of a checkpoint: the model's state after this block
         self.tokens = tokens
         self.parent = parent

@@ -16,15 +16,28 @@ UNIX = "unix:"  # before the path of a socket on this machine
 MAX_PEERS = 64
 EXAMPLE = """'{"kv_role": "kv_consumer", "kv_ip": "10.0.0.1", "kv_port": 14579}'"""
 _KEYS = ("kv_role", "kv_ip", "kv_port", "kv_peers", "kv_parallel_size")
-_OTHER_KEYS = {  # vLLM's, without effect: the values that they may have; None: any
+# vLLM's keys without effect: the values that they may have, and why. None: any
+_OTHER_KEYS: dict[str, tuple[tuple[str | None, ...], str] | None] = {
     "kv_connector": None,
     "kv_connector_extra_config": None,
     "kv_buffer_device": None,
     "kv_buffer_size": None,
     "kv_rank": None,
     "engine_id": None,
-    "kv_load_failure_policy": ("recompute",),
+    "enable_permute_local_kv": None,
+    "kv_load_failure_policy": (("recompute",), "blocks that do not arrive are computed: recompute"),
+    "kv_connector_module_path": ((None,), "no code is loaded from outside"),
 }
+_STORES = (  # vLLM's connectors that keep blocks for the same engine
+    "OffloadingConnector",
+    "SimpleCPUOffloadConnector",
+    "LMCacheConnectorV1",
+    "LMCacheMPConnector",
+    "MooncakeStoreConnector",
+    "FlexKVConnectorV1",
+    "ExampleConnector",
+    "SharedStorageConnector",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +64,7 @@ def read_transfer_config(text: str) -> TransferConfig:
         _check_key(key, value)
     role = given.get("kv_role")
     if role not in ROLES:
-        raise BadRequest(f"{NAME} has the kv_role {role!r}", f"choose from {', '.join(ROLES)}", param=NAME)
+        raise BadRequest(f"{NAME} has the kv_role {role!r}", _instead(given), param=NAME)
     parallel = _number(given, "kv_parallel_size", 1, 1, 1024)
     without_effect = tuple(key for key in given if key in _OTHER_KEYS)
     return TransferConfig(cast(TransferRole, role), _addresses(given, role), parallel, without_effect)
@@ -74,6 +87,24 @@ def _addresses(given: dict[str, Any], role: str) -> tuple[str, ...]:
     return tuple(peers)
 
 
+def _instead(given: dict[str, Any]) -> str:
+    """What to do here for a role that there is not."""
+    if given.get("kv_connector") in _STORES:
+        extra = given.get("kv_connector_extra_config")
+        num_bytes = extra.get("cpu_bytes_to_use") if isinstance(extra, dict) else None
+        size = f"{num_bytes / 2**30:.4g}" if isinstance(num_bytes, int | float) else "GIB"
+        return (
+            f"{given['kv_connector']} keeps blocks for this engine: leave {NAME} out, and give kv_disk_path DIR, or "
+            f"on a GPU kv_offloading_size {size}, or both"
+        )
+    if given.get("kv_role") == "kv_both":
+        return (
+            "one server is the kv_producer, and computes prompts; another is the kv_consumer, and answers: clients "
+            "ask that one. Prefixes beyond the KV cache are kept with kv_disk_path and kv_offloading_size"
+        )
+    return f"choose from {', '.join(ROLES)}"
+
+
 def _check_key(key: str, value: Any) -> None:
     if key in _KEYS:
         return
@@ -81,9 +112,9 @@ def _check_key(key: str, value: Any) -> None:
         near = nearest(key, _KEYS)
         hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(_KEYS)}"
         raise BadRequest(f"{NAME} has `{key}`", hint, param=NAME)
-    allowed = _OTHER_KEYS[key]
-    if allowed is not None and value not in allowed:
-        raise Unsupported(f"{NAME} has {key} {value!r}", f"blocks that do not arrive are computed: {allowed[0]}")
+    known = _OTHER_KEYS[key]
+    if known is not None and value not in known[0]:
+        raise Unsupported(f"{NAME} has {key} {value!r}", known[1])
 
 
 def _number(given: dict[str, Any], key: str, default: int, least: int, most: int) -> int:

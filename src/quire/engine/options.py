@@ -14,6 +14,7 @@ from quire.engine.peers import PEER_OPTIONS
 from quire.engine.peers.kinds import Renamed, translate, warning
 from quire.engine.placement import check_placement
 from quire.engine.rope_options import rope_overrides
+from quire.engine.tier_options import check_tiers
 from quire.hub.aliases import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -276,13 +277,8 @@ class EngineOptions:
                 raise BadRequest(f"{name} is {value}", f"{name} must be at least {minimum}", param=name)
         named_values(self.lora_modules, "lora_modules", "PATH")
         check_placement(self)
+        check_tiers(self)
         _ = self.speculation, self.structured_defaults, self.kv_transfer, self.rope  # raise where they are wrong
-        if self.kv_events is not None and not self.enable_prefix_caching:
-            raise BadRequest(
-                "kv_events_config publishes the prefix cache, and enable_prefix_caching is off",
-                "leave one of them out",
-                param="kv_events_config",
-            )
         check_generation_override(self.override_generation_config)
         if self.gpu_memory_utilization > 1:
             raise BadRequest(

@@ -115,6 +115,8 @@ def _serve_encoder(path: Path, options: EngineOptions, server: "_Server", active
         raise Unsupported("KV events are for models that generate", "leave out kv_events_config")
     if options.kv_transfer:
         raise Unsupported("KV transfers are for models that generate", "leave out kv_transfer_config")
+    if options.kv_disk_path:
+        raise Unsupported("prefixes on disk are for models that generate", "leave out kv_disk_path")
     from quire.engine.encoder_engine import EncoderEngine
 
     engine = EncoderEngine(path, options, active_work)

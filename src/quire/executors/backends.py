@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.core.errors import BadRequest, Unsupported
 from quire.executors.options import ExecutorOptions
+from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.formats import stored_format
 
@@ -71,6 +72,20 @@ def warn_of_offloading(options: ExecutorOptions) -> None:
             "kv_offloading_size has no effect on a CPU, whose KV cache is in main memory: "
             "give kv_cache_memory_bytes, or kv_disk_path"
         )
+
+
+def warn_of_tiers(options: ExecutorOptions, config: ModelConfig) -> None:
+    """Of models whose prefixes stay in the KV cache."""
+    given = {"kv_disk_path": options.kv_disk_path, "kv_offloading_size": options.host_tier_bytes}
+    names = [name for name, value in given.items() if value]
+    if isinstance(config, Seq2SeqConfig):
+        reason = f"a `{config.architecture}` has an encoder"
+    elif config.window:
+        reason = f"every layer of this `{config.architecture}` has a sliding window"
+    else:
+        return
+    if names:
+        log.warning("%s: no effect, since %s, and its prefixes stay in the KV cache", ", ".join(names), reason)
 
 
 def warn_of_synthetic_acceptance(options: ExecutorOptions) -> None:

@@ -1,6 +1,5 @@
 """The disk tier of an executor: its directory, and what tells its blocks from those of other engines."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,9 +35,9 @@ def open_disk_tier(
             "give more GiB",
             param="kv_disk_size",
         )
-    _make_folder(root, root / format.fingerprint, path, format)
+    _make_root(root)
     buffers = host_memory(cache, size)
-    return DiskTier(root, format, options.kv_disk_bytes, buffers, shares_cpu=not options.on_gpu)
+    return DiskTier(root, format, options.kv_disk_bytes, buffers, shares_cpu=not options.on_gpu, model=str(path))
 
 
 def host_memory(cache: KVCache, size: KVSize) -> Callable[[int], Buffers]:
@@ -85,8 +84,7 @@ def _described(options: ExecutorOptions, size: KVSize) -> str:
     return repr((__version__, computes, spec, size.max_model_len))
 
 
-def _make_folder(root: Path, folder: Path, model: Path, format: BlockFormat) -> None:
-    """A read-only directory is no error: what is in it can be read."""
+def _make_root(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         root.stat()
@@ -96,10 +94,3 @@ def _make_folder(root: Path, folder: Path, model: Path, format: BlockFormat) -> 
             "give another",
             param="kv_disk_path",
         ) from error
-    about = {"model": str(model), "kv_cache_dtype": format.dtype, "block_size": format.block_size}
-    try:
-        folder.mkdir(exist_ok=True)
-        if not (folder / "model.json").exists():
-            (folder / "model.json").write_text(json.dumps(about))
-    except OSError:
-        return

@@ -15,6 +15,7 @@ from quire.executors.backends import (
     warn_of_dtype,
     warn_of_offloading,
     warn_of_synthetic_acceptance,
+    warn_of_tiers,
 )
 from quire.executors.draft_checkpoint import DraftCheckpoint, HeadCheckpoint
 from quire.executors.options import ExecutorOptions
@@ -71,6 +72,7 @@ class LocalExecutor:
             from quire.executors.transfer import check_transfer
 
             check_transfer(options, config)
+        warn_of_tiers(options, config)
         scales = None
         if options.kv_dtype == "fp8" and isinstance(checkpoint, HuggingFaceCheckpoint):
             scales = checkpoint.kv_scales()

@@ -3,7 +3,9 @@
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from quire.runtime.kv_files import HEADER_BYTES, SUFFIX
@@ -11,6 +13,7 @@ from quire.runtime.kv_files import HEADER_BYTES, SUFFIX
 KEPT = 15 / 16  # of the limit, after files were removed
 COUNT_EVERY = 1 / 16  # of the limit, written since files were last counted: other engines write, too
 STALE_SECONDS = 600  # after which a file that was never renamed belongs to no writer
+MINUTE = 60 * 10**9  # nanoseconds
 FILES_AT_ONCE = 64  # looked at before the other threads have their turn
 
 
@@ -23,6 +26,15 @@ class DiskSpace:
         self.own_bytes = 0  # of the blocks and states of this engine's model, without headers
         self._num_bytes = 0  # of all, when they were last counted and since
         self._uncounted = 0  # bytes written since
+
+    @property
+    def max_bytes(self) -> int:
+        """What this directory may hold, or less: what its disk has room for."""
+        try:
+            free = shutil.disk_usage(self._root).free
+        except OSError:
+            return self._max_bytes
+        return min(self._max_bytes, self._num_bytes + free)
 
     def touch(self, path: str) -> bool:
         """Make a file the most recently used one. -> whether it is there"""
@@ -50,14 +62,23 @@ class DiskSpace:
         self.sweep(int(self._num_bytes * KEPT))
 
     def sweep(self, max_bytes: int | None = None) -> None:
-        """Count the files. If they are more than `max_bytes`, remove the least recently used ones, and some more."""
-        files = sorted(self._files())
-        self.own_bytes = sum(size - HEADER_BYTES for _, size, path in files if path.startswith(self._folder))
-        self._num_bytes, self._uncounted = sum(size for _, size, _ in files), 0
+        """Count the files. If they are more than `max_bytes`, remove the least recently used ones, and some more.
+
+        There may be a million. They are not all listed and sorted, which would take the memory, and stop the steps for
+        as long: their bytes are counted by minute, and then those of the oldest minutes are looked at again."""
+        used: Counter[int] = Counter()  # bytes, by the minute of their last use
+        own_bytes = 0
+        for moment, size, path in self._files():
+            used[moment // MINUTE] += size
+            own_bytes += size - HEADER_BYTES if path.startswith(self._folder) else 0
+        self.own_bytes, self._num_bytes, self._uncounted = own_bytes, used.total(), 0
         limit = self._max_bytes if max_bytes is None else max_bytes
         if self._num_bytes <= limit:
             return
-        for _, size, path in files:
+        removable = accumulate(used[minute] for minute in sorted(used))
+        excess = self._num_bytes - limit * KEPT
+        last = next((m for m, total in zip(sorted(used), removable, strict=True) if total >= excess), max(used))
+        for _, size, path in sorted(each for each in self._files() if each[0] // MINUTE <= last):
             if self._num_bytes <= limit * KEPT:
                 return
             self._num_bytes -= size

@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from quire.core.block_keys import TENANT_BYTES, BlockKey
+from quire.core.block_keys import ABOUT_FILE, TENANT_BYTES, BlockKey, page_key, state_key
 from quire.core.plan import Fetch, StepPlan
 from quire.core.records import TierStats
 from quire.runtime.disk_space import DiskSpace
-from quire.runtime.kv_files import BlockFormat, Buffers, block_path, read_block, write_block
+from quire.runtime.kv_files import BlockFormat, Buffers, block_path, read_block, write_about, write_block
 
 log = logging.getLogger("quire.engine")
 
@@ -35,11 +35,12 @@ FIND_SECONDS = 0.02  # a lookup that takes longer is given up, and the next come
 FIND_SHARE = 0.02  # of the engine's time that slow lookups may take
 NUM_READERS = 2  # threads that read one fetch: while a sequence waits for it, CPUs are idle
 PREFETCHED_FILES = 16  # opened by each before they are read
-RETRY_SECONDS = 10.0  # after a write failed
+RETRY_SECONDS = 10.0  # after the disk has failed
 WRITER_NICENESS = 5  # threads that compute go first
 STOP_SECONDS = 2.0  # that the last writes have
 
 Wait = Callable[[], None]  # returns when the swaps of a plan are done
+_Saves = tuple[Wait, list[tuple[int, BlockKey]]]
 
 
 class DiskTier:
@@ -52,16 +53,20 @@ class DiskTier:
         max_bytes: int,
         buffers: Callable[[int], Buffers],
         shares_cpu: bool = False,
+        model: str = "",
     ) -> None:
-        """`shares_cpu`: the CPUs that write also compute the steps."""
-        self._format, self._buffers, self._shares_cpu = format, buffers, shares_cpu
+        """`shares_cpu`: the CPUs that write also compute the steps. `model`: whose blocks these are, for people."""
+        self._format, self._buffers, self._shares_cpu, self._model = format, buffers, shares_cpu, model
         self._write_seconds = FIRST_WRITE_SECONDS  # of a CPU, for one block
         self._folder = str(root / format.fingerprint)
+        self._root, self._max_bytes = root, max_bytes
         self._space = DiskSpace(root, self._folder, max_bytes)
         self._temporary = (f"{self._folder}/tmp/{os.getpid()}-{n}" for n in itertools.count())
         self._clearing: dict[bytes, int] = {}  # tenants whose files are not removed yet, or cannot be
         self._fetches: SimpleQueue[Fetch | None] = SimpleQueue()
-        self._writes: SimpleQueue[tuple[Wait, list[tuple[int, BlockKey]]] | bytes | None] = SimpleQueue()
+        self._writes: SimpleQueue[tuple[Wait, list[tuple[int, BlockKey]]] | list[BlockKey] | bytes | None] = (
+            SimpleQueue()
+        )
         self._done: deque[tuple[Fetch, int] | int] = deque()  # (fetch, blocks read), or a host block that was written
         self._has_done = threading.Event()
         self._stats = TierStats()
@@ -70,7 +75,7 @@ class DiskTier:
         self._queued: dict[int, tuple[int, float]] = {}  # fetch -> its blocks, and when it began
         self._find_at = 0.0  # time.perf_counter() before which nothing is looked up
         self._retry_at = 0.0  # time.monotonic() before which nothing is written
-        self._warned: set[int | None] = set()
+        self._warned: set[tuple[str, int | None]] = set()
         self._stopping = False
         self._readers = ThreadPoolExecutor(NUM_READERS, "kv-read")
         self._threads = [
@@ -108,6 +113,9 @@ class DiskTier:
 
     def save_seconds(self) -> float:
         return COPY_AND_WRITE * self._write_seconds if self._shares_cpu else 0.0
+
+    def touch(self, keys: Sequence[BlockKey]) -> None:
+        self._writes.put([*reversed(keys)])  # a prefix outlives its suffix
 
     def clear(self, tenant: bytes) -> None:
         self._clearing[tenant] = self._clearing.get(tenant, 0) + 1
@@ -166,6 +174,8 @@ class DiskTier:
             try:
                 num_blocks = self._read(fetch)
             except OSError as error:
+                self._stats.errors += 1
+                self._find_at = time.perf_counter() + RETRY_SECONDS
                 self._warn("read", error)
             except Exception:
                 log.exception("a fetch from %s failed", self._folder)
@@ -193,7 +203,7 @@ class DiskTier:
         are_whole: list[bool] = []
         try:
             for number, (key, host) in enumerate(blocks):
-                opened.extend(map(_open, paths[number + len(opened) : number + PREFETCHED_FILES]))
+                opened.extend(map(self._open, paths[number + len(opened) : number + PREFETCHED_FILES]))
                 file = opened.popleft()
                 if file < 0:
                     break
@@ -211,6 +221,20 @@ class DiskTier:
                 if file >= 0:
                     os.close(file)
 
+    def _open(self, path: str) -> int:
+        """A file that the system begins to read; -1: it is gone, or belongs to another user."""
+        try:
+            file = os.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return -1
+        except OSError as error:
+            self._stats.errors += 1
+            self._warn("read", error)
+            return -1
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+        return file
+
     def _discard(self, path: str, nbytes: int) -> None:
         """Remove a file that is not what its name says."""
         self._stats.errors += 1
@@ -222,13 +246,19 @@ class DiskTier:
     def _write_all(self) -> None:
         if sys.platform == "linux":  # there, each thread has a priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
+        write_about(self._folder, self._model, self._format)
         self._space.sweep()
+        self._check_room()
         while (task := self._writes.get()) is not None:
             if isinstance(task, bytes):
                 if self._space.clear(task, next(self._temporary)):
                     self._clearing[task] -= 1
                     if not self._clearing[task]:
                         del self._clearing[task]
+                continue
+            if isinstance(task, list):
+                for key in task:
+                    self._touch(key)
                 continue
             wait, saves = task
             wait()
@@ -240,6 +270,24 @@ class DiskTier:
                     log.exception("a block could not be written to %s", self._folder)
                 self._finish(host)
 
+    def _touch(self, key: BlockKey) -> None:
+        keys = [key]
+        if self._format.state_nbytes:
+            keys.append(state_key(key))
+        if self._format.page_nbytes:
+            keys.append(page_key(key))
+        for each in keys:
+            self._space.touch(block_path(self._folder, each))
+
+    def _check_room(self) -> None:
+        if (room := self._space.max_bytes) < self._max_bytes:
+            log.warning(
+                "kv_disk_size is %.3g GiB, and the disk of %s has room for %.3g: other programs will find it full",
+                self._max_bytes / 2**30,
+                self._root,
+                room / 2**30,
+            )
+
     def _write(self, host: int, key: BlockKey) -> None:
         if time.monotonic() < self._retry_at:
             self._stats.skipped_blocks += 1
@@ -250,6 +298,8 @@ class DiskTier:
         try:
             nbytes = self._format.payload_bytes(key)
             self._space.make_room(nbytes)
+            if not os.path.exists(f"{self._folder}/{ABOUT_FILE}"):  # noqa: PTH110 (`quire cache clear` has removed it)
+                write_about(self._folder, self._model, self._format)
             write_block(path, next(self._temporary), self._format.header(key), self._buffers(host))
         except OSError as error:
             self._stats.errors += 1
@@ -264,8 +314,8 @@ class DiskTier:
         self._stats.written_bytes += nbytes
 
     def _warn(self, what: str, error: OSError) -> None:
-        if error.errno not in self._warned:
-            self._warned.add(error.errno)
+        if (what, error.errno) not in self._warned:
+            self._warned.add((what, error.errno))
             log.warning("KV blocks in %s cannot be %s: %s. Prompts are computed instead", self._folder, what, error)
 
     def _finish(self, done: tuple[Fetch, int] | int) -> None:
@@ -276,14 +326,3 @@ class DiskTier:
 def _num_blocked() -> int:
     """How often this thread has waited for something, such as a disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw if hasattr(resource, "RUSAGE_THREAD") else 0
-
-
-def _open(path: str) -> int:
-    """A file that the system begins to read; -1: it is gone."""
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError:
-        return -1
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
-    return file

@@ -22,7 +22,7 @@ import xxhash
 from numpy import uint8
 from numpy.typing import NDArray
 
-from quire.core.block_keys import TENANT_BYTES, BlockKey, is_page, is_state
+from quire.core.block_keys import ABOUT_FILE, TENANT_BYTES, BlockKey, is_page, is_state
 
 MAGIC = b"quirekv1"
 HEADER_BYTES = 512
@@ -78,7 +78,7 @@ def write_block(path: str, temporary: str, header: bytes, payload: Buffers) -> N
         total = HEADER_BYTES + sum(buffer.nbytes for buffer in payload)
         written = os.writev(file, [_start(header, payload), *_views(payload)])
         if written != total:
-            raise OSError(errno.ENOSPC, f"{written} of {total} bytes were written")
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {written} of {total} bytes were written")
         os.close(file)
         file = -1
         _rename(temporary, path)
@@ -132,6 +132,20 @@ def _checksum(header: bytes, payload: Buffers) -> bytes:
     for view in _views(payload):
         hash.update(view)
     return hash.digest()
+
+
+def write_about(folder: str, model: str, format: BlockFormat) -> None:
+    """Say whose blocks a folder has. A read-only directory is no error: what is in it can be read."""
+    about = {"model": model, "kv_cache_dtype": format.dtype, "block_size": format.block_size}
+    path = Path(folder, ABOUT_FILE)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(about))
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from quire.engine.peers.kinds import PeerOption
 from quire.engine.peers.llama_server import LLAMA_SERVER
 from quire.engine.peers.sglang import SGLANG
 from quire.engine.peers.tgi import TGI
+from quire.engine.peers.tiers import SHORT_FLAGS as TIERS
 from quire.engine.peers.transformers import TRANSFORMERS
 from quire.engine.peers.vllm import VLLM
 
@@ -13,6 +14,7 @@ PEER_OPTIONS: dict[str, PeerOption] = {**VLLM, **TGI, **LLAMA_SERVER, **SGLANG, 
 
 # Flags of one dash, and names that are short: -> the option they stand for.
 SHORT_FLAGS = {
+    **TIERS,
     **SPECULATION,
     **DEVICES,
     "-C": "cpu_mask",
@@ -25,13 +27,10 @@ SHORT_FLAGS = {
     "-cc": "compilation_config",
     "-cl": "cache_list",
     "-cms": "checkpoint_min_step",
-    "-cram": "cache_ram",
     "-ctk": "cache_type_k",
     "-ctv": "cache_type_v",
-    "-ctxcp": "ctx_checkpoints",
     "-dio": "direct_io",
     "-dr": "docker_repo",
-    "-dt": "defrag_thold",
     "-e": "escape",
     "-fa": "flash_attn",
     "-fit": "fit",
@@ -44,7 +43,6 @@ SHORT_FLAGS = {
     "-j": "json_schema",
     "-jf": "json_schema_file",
     "-kvo": "kv_offload",
-    "-kvu": "kv_unified",
     "-l": "logit_bias",
     "-lm": "load_mode",
     "-lv": "verbosity",
@@ -59,7 +57,6 @@ SHORT_FLAGS = {
     "-rea": "reasoning",
     "-s": "seed",
     "-sp": "special",
-    "-sps": "slot_prompt_similarity",
     "-t": "threads",
     "-tb": "threads_batch",
     "-to": "timeout",

@@ -71,7 +71,7 @@ TGI: dict[str, PeerOption] = {
 
 LLAMA_SERVER: dict[str, PeerOption] = {
     "cpu_moe": Only(OFF, _CPU_EXPERTS, switch=True),
-    "kv_offload": Only(("true",), "keys and values are where their layers are: cpu_layers", switch=True),
+    "kv_offload": Only(("true",), "the KV cache of a layer is where the layer is: set gpu_layers", switch=True),
     "list_devices": Only(OFF, "`quire doctor` lists them", switch=True),
     "main_gpu": Only(("0",), _ONE_GPU),
     "n_cpu_moe": Only(("0",), _CPU_EXPERTS),

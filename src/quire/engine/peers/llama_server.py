@@ -12,7 +12,6 @@ from quire.engine.peers.reasons import (
     KV_TYPES,
     LOADING,
     OFF,
-    ON,
     OWN_CONFIG,
     OWN_LORA,
     PINNED,
@@ -21,11 +20,13 @@ from quire.engine.peers.reasons import (
     TEXT_ONLY,
     YARN,
 )
+from quire.engine.peers.tiers import LLAMA_SERVER as TIERS
 
 VERBOSITY = {"0": "error", "1": "error", "2": "warning", "3": "info", "4": "debug", "5": "debug"}
 THINKING = {"on": '{"enable_thinking": true}', "off": '{"enable_thinking": false}', "auto": None}
 
 LLAMA_SERVER: dict[str, PeerOption] = {
+    **TIERS,
     **SPECULATION,
     **DEVICES,
     "alias": Renamed("served_model_name"),
@@ -34,9 +35,6 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "batch_size": Renamed("max_num_batched_tokens"),
     "cache_idle_slots": NoEffect("prefixes stay in the KV cache as long as there is room", switch=True),
     "cache_list": Only((), "`quire models` lists what is here", switch=True),
-    "cache_prompt": Renamed("enable_prefix_caching", ON, switch=True),
-    "cache_ram": NoEffect("prefixes stay in the KV cache: kv_cache_memory_bytes, and kv_disk_path keeps more"),
-    "cache_reuse": NoEffect("prefixes are shared in blocks of block_size"),
     "cache_type_k": Renamed("kv_cache_dtype", KV_TYPES),
     "cache_type_v": Renamed("kv_cache_dtype", KV_TYPES),
     "chat_template_file": Renamed("chat_template"),
@@ -55,9 +53,7 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "cpu_range": PINNED,
     "cpu_range_batch": PINNED,
     "cpu_strict": NoEffect(PRIORITY.reason),
-    "ctx_checkpoints": NoEffect("checkpoints of states have the room that the KV cache has"),
     "ctx_size": Renamed("max_model_len", AUTOMATIC),
-    "defrag_thold": NoEffect("the KV cache is made of blocks"),
     "direct_io": NoEffect(LOADING.reason, switch=True),
     "docker_repo": Only((), "models come from the Hugging Face hub, or as files"),
     "embd_normalize": Only(
@@ -78,7 +74,6 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "json_schema": Only((), "requests say it, as `response_format`"),
     "json_schema_file": Only((), "requests say it, as `response_format`"),
     "keep": Only(("0",), "a prompt that is too long is refused, or cut by truncate_prompt_tokens of the request"),
-    "kv_unified": NoEffect("all sequences share one KV cache", switch=True),
     "load_mode": LOADING,
     "log_colors": NoEffect("the log has no colours"),
     "log_disable": Renamed("log_level", {"true": "error", "false": "info"}, switch=True),
@@ -135,15 +130,12 @@ LLAMA_SERVER: dict[str, PeerOption] = {
     "rope_freq_base": Renamed("rope_theta", {"0": None}),
     "rope_freq_scale": Only(("1", "1.0"), "it is 1 / rope_scale: set that"),
     "skip_chat_parsing": Only(OFF, "set reasoning_parser none", switch=True),
-    "slot_prompt_similarity": NoEffect("prefixes are found wherever they are in the KV cache"),
-    "slot_save_path": Only((), "kv_disk_path keeps all prefixes on disk, and finds them again"),
     "slots": NoEffect("GET /live shows what runs", switch=True),
     "special": Only(OFF, "requests say it: skip_special_tokens", switch=True),
     "spm_infill": NoEffect("the order is the one that the model was trained with", switch=True),
     "sse_ping_interval": Renamed("sse_keep_alive", {"-1": "0"}),
     "ssl_cert_file": Renamed("ssl_certfile"),
     "ssl_key_file": Renamed("ssl_keyfile"),
-    "swa_full": NoEffect("blocks that a window has passed are free again", switch=True),
     "tags": NoEffect("models have names only"),
     "temp": Renamed("temperature"),
     "threads_batch": NoEffect("threads are for all steps"),

@@ -16,8 +16,10 @@ from quire.engine.peers.reasons import (
     ONE_MACHINE,
     TEXT_ONLY,
 )
+from quire.engine.peers.tiers import SGLANG as TIERS
 
 SGLANG: dict[str, PeerOption] = {
+    **TIERS,
     **SPECULATION,
     **DEVICES,
     "admin_api_key": Only(OFF, "what only operators may do is not done by HTTP"),
@@ -35,13 +37,9 @@ SGLANG: dict[str, PeerOption] = {
     "disable_cuda_graph_padding": NoEffect(GRAPHS.reason, switch=True),
     "disable_overlap_schedule": NoEffect("steps are planned ahead on a GPU", switch=True),
     "disable_radix_cache": Renamed("enable_prefix_caching", NEGATED, switch=True),
-    "disaggregation_mode": Only(("null", "none"), "set prefill_engines, or kv_transfer_config between machines"),
-    "enable_cache_report": NoEffect("usage always has them", switch=True),
     "enable_custom_logit_processor": Only(OFF, CODE.reason, switch=True),
     "enable_deterministic_inference": Renamed("batch_invariant", ON, switch=True),
     "enable_flashinfer_allreduce_fusion": NoEffect(KERNELS.reason, switch=True),
-    "enable_hierarchical_cache": Only(OFF, "use kv_offloading_size, kv_disk_path or both", switch=True),
-    "enable_lmcache": Only(OFF, "kv_disk_path keeps prefixes on disk", switch=True),
     "enable_memory_saver": Only(
         OFF, "set sleep_idle_seconds: an idle model is unloaded, and loaded again by the next request", switch=True
     ),
@@ -53,10 +51,6 @@ SGLANG: dict[str, PeerOption] = {
     "enable_torch_compile": NoEffect(KERNELS.reason, switch=True),
     "enable_trace": Only(OFF, "set otlp_traces_endpoint", switch=True),
     "grammar_backend": GRAMMARS,
-    "hicache_ratio": Only(("0",), "set kv_offloading_size, in GiB"),
-    "hicache_size": Only(("0",), "set kv_offloading_size, in GiB"),
-    "hicache_storage_backend": Only(OFF, "set kv_disk_path"),
-    "hicache_write_policy": Renamed("kv_disk_write_policy"),
     "is_embedding": Renamed("task", {"true": "embed", "false": "generate"}, switch=True),
     "json_model_override_args": Renamed("hf_overrides"),
     "log_requests": Renamed("access_log", ON, switch=True),

@@ -19,8 +19,10 @@ from quire.engine.peers.reasons import (
     STATES,
     TEXT_ONLY,
 )
+from quire.engine.peers.tiers import VLLM as TIERS
 
 VLLM: dict[str, PeerOption] = {
+    **TIERS,
     **SPECULATION,
     **DEVICES,
     "aggregate_engine_logging": NoEffect("the engines of a server log together", switch=True),
@@ -83,7 +85,6 @@ VLLM: dict[str, PeerOption] = {
     "io_processor_plugin": CODE,
     "kernel_config": KERNELS,
     "kv_cache_metrics": METRICS,
-    "kv_offloading_backend": Only(("native", "none"), "kv_offloading_size and kv_disk_path are the tiers"),
     "language_model_only": NoEffect(TEXT_ONLY.reason, switch=True),
     "limit_mm_per_prompt": TEXT_ONLY,
     "linear_backend": KERNELS,

@@ -28,6 +28,8 @@ MAX_TEXT = 4096  # characters of a text field
 CONNECT_TIMEOUT = 2.0  # seconds
 SEND_TIMEOUT = 30.0  # seconds that an end may take no bytes
 GREETING_TIMEOUT = 5.0  # seconds for the first message
+GONE_SECONDS = 10  # after which a machine that acknowledges nothing counts as gone, also while nothing is asked
+KEEPALIVE = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 1000 * GONE_SECONDS}
 
 
 class PeerError(Exception):
@@ -121,6 +123,9 @@ class Wire:
         if end.family != socket.AF_UNIX:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE.items():
+                if hasattr(socket, name):  # not every system has all of them
+                    end.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def _set_timeout(self, option: int, seconds: float) -> None:
         self._end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))

@@ -1,4 +1,4 @@
-"""GET /props, POST /apply-template and /embedding."""
+"""GET /props, POST /apply-template and /embedding; /slots, which says what there is instead."""
 
 import asyncio
 from array import array
@@ -18,6 +18,7 @@ from quire.server.dialects.llama_server.fields import SHOWN_DEFAULTS
 from quire.server.dialects.llama_server.shapes import WIRE
 from quire.server.dialects.messages import InputMessage, plain_messages, template_kwargs
 from quire.server.dialects.tools import ToolDefinition, tool_use
+from quire.server.errors import UnknownPath
 from quire.server.http.body import decode, read_body, texts_or_ids
 from quire.server.http.event_stream import unless_disconnected
 from quire.server.http.openapi import JSON, query_parameters, request_body, responses
@@ -46,10 +47,17 @@ class ContentBody(Struct, kw_only=True):
     model: str | None = None
 
 
+class SlotFile(Struct, kw_only=True):
+    filename: str | None = None
+
+
 class LlamaEmbedding(Struct):
     index: int
     embedding: list[list[float]]  # of a text as a whole: one
 
+
+_KEPT = "every prefix is kept and found again by itself, with --kv-disk-path also after a restart"
+_SLOT_ACTIONS = {"save": _KEPT, "restore": _KEPT, "erase": "POST /reset_prefix_cache forgets what a key has cached"}
 
 _template = msgspec.json.Decoder(TemplateBody)
 _content = msgspec.json.Decoder(ContentBody)
@@ -92,7 +100,24 @@ def llama_server_routes(state: "AppState") -> list[Route]:
         vectors = map(array.tolist, embeddings.vectors)
         return json_response([LlamaEmbedding(index, [vector]) for index, vector in enumerate(vectors)])
 
+    @responses({JSON: list[dict[str, Any]]})
+    async def slots(http: Request) -> Response:
+        raise UnknownPath(
+            "there are no slots: each request has its own blocks of the KV cache", "GET /live shows what runs"
+        )
+
+    @query_parameters(action=str)
+    @request_body(SlotFile)
+    @responses({JSON: dict[str, Any]})
+    async def slot_action(http: Request) -> Response:
+        action = http.query_params.get("action", "")
+        raise UnknownPath(
+            f"there are no slots, so no action `{action}`", _SLOT_ACTIONS.get(action, _SLOT_ACTIONS["save"])
+        )
+
     return [
+        Route("/slots", with_wire_errors(slots, WIRE)),
+        Route("/slots/{id_slot}", with_wire_errors(slot_action, WIRE), methods=["POST"]),
         Route("/props", with_wire_errors(props, WIRE)),
         Route("/apply-template", with_wire_errors(apply_template, WIRE), methods=["POST"]),
         Route("/embedding", with_wire_errors(embedding, WIRE), methods=["POST"]),

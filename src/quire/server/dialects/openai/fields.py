@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from quire.core.errors import BadRequest
 from quire.core.params import SamplingParams
+from quire.server.access.request_context import note_ignored
 from quire.server.dialects.dialect import Context
 from quire.server.dialects.fields import Int, Salt, refuse_unsupported
 from quire.server.dialects.openai.structured import ResponseFormat, Schema, StructuredOutputs
@@ -127,6 +128,8 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 
 def check(body: CompletionFields) -> None:
     """What both routes refuse before anything else is checked."""
+    if body.kv_transfer_params:
+        _check_transfer(body)
     refuse_unsupported(body, NOT_SUPPORTED)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("stream_options is given and stream is not true", param="stream_options")
@@ -140,6 +143,20 @@ def check(body: CompletionFields) -> None:
         )
     if body.stream and body.prompt_logprobs is not None:
         raise BadRequest("prompt_logprobs cannot be streamed", "leave out stream", param="prompt_logprobs")
+
+
+def _check_transfer(body: CompletionFields) -> None:
+    """vLLM's proxies ask a prefill server to keep the blocks of a prompt, which happens anyway."""
+    params = body.kv_transfer_params
+    if isinstance(params, dict) and params.get("do_remote_decode") and not params.get("do_remote_prefill"):
+        body.kv_transfer_params = None
+        note_ignored("kv_transfer_params")
+    else:
+        raise BadRequest(
+            "`kv_transfer_params` is not supported",
+            "leave it out: a server with the kv_role kv_consumer asks its kv_producer by itself",
+            param="kv_transfer_params",
+        )
 
 
 def truncation(kept: int | None, side: str | None, max_tokens: int | None, context: Context) -> dict[str, Any]:

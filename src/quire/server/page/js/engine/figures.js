@@ -29,7 +29,10 @@ export class Figures {
     const trouble = [stats.preemptions && plural(stats.preemptions, "preemption"), restarts && plural(restarts, "restart")].filter(Boolean);
     this.batch.set(whole(stats.running), `of ${whole(rows)}`, [`${whole(stats.waiting)} waiting`, ...trouble]);
     const hits = stats.prefix_queries ? `${whole(stats.prefix_hits)} of ${whole(stats.prefix_queries)}` : "none yet";
-    const tiers = Object.entries(stats.tiers ?? {}).map(([tier, { hits, seconds_saved: saved }]) => `${whole(hits)} from ${tier}, ${inSeconds(saved)} saved`);
+    const tiers = Object.entries(stats.tiers ?? {}).map(([tier, of]) => [
+      `${whole(of.hits)} from ${tier}, ${inSeconds(of.seconds_saved)} saved, ${inBytes(of.stored_bytes)} kept`,
+      of.errors && plural(of.errors, "error"),
+    ].filter(Boolean).join(", "));
     this.hits.set(percent(stats.prefix_hits, stats.prefix_queries), stats.prefix_queries ? "%" : "", [hits, "prompt tokens", ...tiers]);
     const perBlock = memory.cache / stats.num_blocks;
     const [value, unit] = bytes(stats.held_blocks * perBlock);
