@@ -31,8 +31,10 @@ class Parser(argparse.ArgumentParser):
         """Every flag, as it is written -> what it does."""
         return self._option_string_actions
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        arguments, unknown = self.parse_known_args([_with_dashes(argument) for argument in argv])
+    def parse(self, argv: Sequence[str], *, intermixed: bool = False) -> argparse.Namespace:
+        """`intermixed`: flags may stand between arguments that can be left out."""
+        parse = self.parse_known_intermixed_args if intermixed else self.parse_known_args
+        arguments, unknown = parse([_with_dashes(argument) for argument in argv])
         if unknown:
             raise self._unknown(unknown[0])
         return arguments
