@@ -34,10 +34,13 @@ EXAMPLES = """\
 
 def run(argv: Sequence[str]) -> int:
     parser = Parser(
-        "quantize [MODEL] [OUT] [METHOD]", "Quantize or convert a checkpoint, and measure what it lost.", EXAMPLES
+        "quantize [MODEL] [OUT] [METHOD]",
+        "Quantize or convert a checkpoint, and measure what it lost.",
+        EXAMPLES,
+        intermixed=True,
     )
     add_flags(parser)
-    arguments = parser.parse(argv, intermixed=True)
+    arguments = parser.parse(argv)
     if arguments.list:
         print(_methods())
         return 0

@@ -3,6 +3,7 @@
 import argparse
 import re
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 MIN_SIZE = 1000
 TABLE_METHODS = "Q8_0,Q6_K,Q5_K_M,Q4_K_M,Q4_0,Q3_K_M,Q2_K"
+VALUE_READERS: dict[str, Callable[[str], bool | int | float | str]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": {"true": True, "false": False}.__getitem__,
+}  # of --override-kv
 
 
 def add_flags(parser: Parser) -> None:
@@ -264,11 +271,10 @@ def _patterns(arguments: Namespace, to_gguf: bool) -> tuple[tuple[str, str], ...
 def _override(text: str) -> tuple[str, bool | int | float | str]:
     key, equals, rest = text.partition("=")
     kind, colon, value = rest.partition(":")
-    readers = {"int": int, "float": float, "str": str, "bool": {"true": True, "false": False}.__getitem__}
-    if not (key and equals and colon and kind in readers):
+    if not (key and equals and colon and kind in VALUE_READERS):
         raise UsageError(f"--override-kv is {text}", "give KEY=TYPE:VALUE, and int, float, bool or str as TYPE")
     try:
-        return key, readers[kind](value)
+        return key, VALUE_READERS[kind](value)
     except (ValueError, KeyError) as error:
         raise UsageError(f"--override-kv {key}: `{value}` is no {kind}", "such as 4096, 0.5, true or text") from error
 

@@ -111,11 +111,12 @@ def awq(group: int) -> LinearFormat:
 
 
 def compressed(
-    layout: str, weights: dict[str, Any], activations: dict[str, Any] | None
+    layout: str, weights: dict[str, Any], activations: dict[str, Any] | None, *, is_stated: bool = False
 ) -> Callable[[list[str]], dict[str, Any]]:
-    """compressed-tensors' quantization_config."""
+    """compressed-tensors' quantization_config. `is_stated`: the library would infer another layout, so it is told."""
     common = {"dynamic": False, "observer": "minmax", "observer_kwargs": {}, "actorder": None, "block_structure": None}
     group = {"targets": ["Linear"], "weights": common | weights, "input_activations": activations}
+    group |= {"format": layout} if is_stated else {}
 
     def config(ignored: list[str]) -> dict[str, Any]:
         return {
@@ -167,7 +168,7 @@ def packed_integers(
         "group_size": group or None,
         "actorder": "group" if act_order else None,
     }
-    config = compressed("pack-quantized", settings, activations)
+    config = compressed("pack-quantized", settings, activations, is_stated=activations is not None)
     return _of_integers(grid, lambda integers: packed_tensors(integers, symmetric=symmetric), shapes, config)
 
 
