@@ -115,8 +115,9 @@ def compressed(
 ) -> Callable[[list[str]], dict[str, Any]]:
     """compressed-tensors' quantization_config. `is_stated`: the library would infer another layout, so it is told."""
     common = {"dynamic": False, "observer": "minmax", "observer_kwargs": {}, "actorder": None, "block_structure": None}
-    group = {"targets": ["Linear"], "weights": common | weights, "input_activations": activations}
-    group |= {"format": layout} if is_stated else {}
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": common | weights, "input_activations": activations}
+    if is_stated:
+        group["format"] = layout
 
     def config(ignored: list[str]) -> dict[str, Any]:
         return {

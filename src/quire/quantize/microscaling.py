@@ -119,5 +119,5 @@ def _nvfp4_rows(w: Floats, importance: Floats | None, whole: np.float32) -> tupl
 
 def _pairs(q: NDArray[np.uint8], rows: int) -> NDArray[np.uint8]:
     """Two values a byte, the first in the low nibble."""
-    pairs: NDArray[np.uint8] = (q[:, ::2] | q[:, 1::2] << 4).reshape(rows, -1)
-    return pairs
+    high = np.left_shift(q[:, 1::2], 4, dtype=np.uint8)
+    return np.bitwise_or(q[:, ::2], high, dtype=np.uint8).reshape(rows, -1)
