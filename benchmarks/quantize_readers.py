@@ -66,9 +66,10 @@ def cases(arguments: argparse.Namespace) -> list[ReaderCase]:
     group = ("--group-size", "64")
     return [
         *(ReaderCase(name, "transformers", compressed, flags=group)
-          for name in ("W4A16", "W4A16_ASYM", "W3A16", "W8A16")),
+          for name in ("W4A16", "W4A16_ASYM", "W3A16", "W5A16", "W8A16")),
         ReaderCase("W4A16", "transformers", compressed, flags=(*group, "--algorithm", "gptq")),
-        ReaderCase("MXFP4A16", "transformers", compressed, BF16),
+        *(ReaderCase(name, "transformers", compressed, BF16) for name in ("MXFP4A16", "MXFP8A16", "NVFP4A16")),
+        *(ReaderCase(name, "transformers", compressed, ACTIVATIONS) for name in ("MXFP8", "W4A8", "W4AFP8")),
         *(ReaderCase(name, "transformers", compressed, ACTIVATIONS)
           for name in ("W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK")),
         *(ReaderCase(name, "gptqmodel", gptq, FP16, group) for name in ("GPTQ", "GPTQ_V2", "AWQ")),

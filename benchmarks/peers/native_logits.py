@@ -22,8 +22,8 @@ def by_transformers(path: str, ids: Sequence[int]) -> np.ndarray:
     from transformers import AutoModelForCausalLM
 
     settings = json.loads((Path(path) / "config.json").read_text())["quantization_config"]
-    # Its floats of 4 bits become bf16, whatever the model is in.
-    dtype = torch.bfloat16 if settings.get("format") == "mxfp4-pack-quantized" else torch.float32
+    # Its floats in small groups become bf16, whatever the model is in.
+    dtype = torch.bfloat16 if settings.get("format", "").startswith(("mxfp", "nvfp")) else torch.float32
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, device_map="cpu").eval()
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].float().numpy()

@@ -1,5 +1,6 @@
 """Checkpoints in Hugging Face's layout become GGUF files, and GGUF files other GGUF files."""
 
+import json
 from pathlib import Path
 
 import gguf
@@ -13,6 +14,7 @@ from quire.quantize.command import CalibrationOptions, quantize
 from quire.quantize.file_types import FileTypeContext, tensor_type
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.plan import QuantizeOptions
+from quire.quantize.quality import last_states
 from quire.quantize.run import QuantizeRun
 from quire.text.tokenizers.tokenizer import Tokenizer
 from quire.weights.checkpoint import open_checkpoint
@@ -197,3 +199,41 @@ def test_a_tokenizer_that_gguf_cannot_say_is_refused(tmp_path: Path) -> None:
     backend.save(str(source / "tokenizer.json"))
     with pytest.raises(QuireError, match="the pre-tokenizer is none that GGUF has a name for"):
         converted(source, tmp_path / "out.gguf", "F16")
+
+
+@pytest.mark.parametrize(("factor", "original", "high"), [(8.0, 8192, 4.0), (32.0, 8192, 4.0), (4.0, 2048, 8.0)])
+def test_the_rope_scaling_of_llama_3_comes_back_from_gguf(
+    factor: float, original: int, high: float, tmp_path: Path
+) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }  # fmt: skip
+    source = tmp_path / "model"
+    write_plain(source, num_hidden_layers=1, max_position_embeddings=32768)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    (source / "config.json").write_text(json.dumps({**config, "rope_theta": 500000.0, "rope_scaling": scaling}))
+    folder = converted(converted(source, tmp_path / "model.gguf", "F32"), tmp_path / "folder", "F32")
+    back = json.loads((folder / "config.json").read_text())["rope_scaling"]
+    if original == 8192:
+        assert back == scaling
+    assert set(open_checkpoint(folder).names()) == set(open_checkpoint(source).names())
+    ids = [[*range(3, 40)]]
+    before, after = (last_states(open_checkpoint(path), ids).rows(0, 37) for path in (source, folder))
+    assert np.allclose(before, after, atol=1e-4)
+
+
+def test_other_factors_of_rotary_frequencies_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    write_plain(source, num_hidden_layers=1)
+    config = json.loads((source / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 100,
+    }  # fmt: skip
+    (source / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+    file = converted(source, tmp_path / "model.gguf", "F32")
+    with pytest.raises(QuireError, match="which are not Llama 3's"):
+        converted(file, tmp_path / "folder", "F32")

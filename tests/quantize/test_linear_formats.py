@@ -31,7 +31,8 @@ Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 ERRORS = {
     "W4A16": 0.12, "W4A16_ASYM": 0.11, "W3A16": 0.26, "W2A16": 0.75, "W8A16": 0.007, "W8A8": 0.008, "FP8": 0.03,
     "FP8_DYNAMIC": 0.03, "FP8_BLOCK": 0.03, "GPTQ": 0.12, "GPTQ_V2": 0.12, "AWQ": 0.11, "NF4": 0.1, "FP4": 0.13,
-    "LLM_INT8": 0.008, "FP8_STATIC": 0.03, "MXFP4A16": 0.13,
+    "LLM_INT8": 0.008, "FP8_STATIC": 0.03, "MXFP4A16": 0.13, "MXFP4": 0.13, "MXFP8": 0.03, "MXFP8A16": 0.03,
+    "NVFP4": 0.1, "NVFP4A16": 0.1, "W4A8": 0.12, "W4AFP8": 0.12, "W5A16": 0.055, "W6A16": 0.028, "W7A16": 0.014,
 }  # fmt: skip
 
 

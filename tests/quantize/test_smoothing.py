@@ -11,6 +11,7 @@ from quire.quantize import smoothing
 from quire.quantize.command import CalibrationOptions, quantize
 from quire.quantize.device import CPU
 from quire.quantize.eager_model import EagerModel
+from quire.quantize.floats import read_floats
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.integers import IntegerGrid
 from quire.quantize.plan import QuantizeOptions
@@ -87,3 +88,18 @@ def test_smoothquant_evens_out_the_inputs(tmp_path: Path) -> None:
         return float(largest.max() / np.median(largest))
 
     assert spread(group.largest / scales) < 0.5 * spread(group.largest)
+
+
+def test_the_strength_says_how_much_goes_from_inputs_to_weights(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(with_outliers(tmp_path))
+    hook = InputStatistics(CPU())
+    CPU().observe(checkpoint, IDS, hook, None)
+    group = hook.scalable()[0]
+    largest = np.asarray(group.largest)
+    columns = np.max([np.abs(read_floats(part)).max(0) for part in group.parts], axis=0)
+    spreads = []
+    for strength in (0.0, 0.5, 1.0):
+        s = smoothquant_scales(group, CPU(), strength)
+        spreads.append((np.ptp(np.log(largest / s)), np.ptp(np.log(columns * s))))
+    assert spreads[0][1] < 1e-4 and spreads[2][0] < 1e-4  # weights are even, then inputs
+    assert spreads[0][0] > spreads[1][0] > spreads[2][0] and spreads[0][1] < spreads[1][1] < spreads[2][1]

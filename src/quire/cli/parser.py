@@ -14,9 +14,10 @@ class UsageError(QuireError):
 
 
 class Parser(argparse.ArgumentParser):
-    """`command`: such as "pull [MODEL]" or "bench latency". `examples` end the help text."""
+    """`command`: such as "pull [MODEL]" or "bench latency". `examples` end the help text. `intermixed`: flags may stand
+    between arguments that can be left out."""
 
-    def __init__(self, command: str, description: str, examples: str) -> None:
+    def __init__(self, command: str, description: str, examples: str, *, intermixed: bool = False) -> None:
         super().__init__(
             prog=f"quire {command.partition(' [')[0]}",
             usage=f"quire {command} [flags]",
@@ -25,6 +26,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self._intermixed = intermixed
 
     @property
     def flags(self) -> Mapping[str, argparse.Action]:
@@ -32,7 +34,8 @@ class Parser(argparse.ArgumentParser):
         return self._option_string_actions
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        arguments, unknown = self.parse_known_args([_with_dashes(argument) for argument in argv])
+        parse = self.parse_known_intermixed_args if self._intermixed else self.parse_known_args
+        arguments, unknown = parse([_with_dashes(argument) for argument in argv])
         if unknown:
             raise self._unknown(unknown[0])
         return arguments

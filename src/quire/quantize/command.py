@@ -13,7 +13,7 @@ from quire.quantize.gptq import GPTQOptions
 from quire.quantize.gptq_pass import GPTQPass
 from quire.quantize.huggingface_plan import fitting_group
 from quire.quantize.imatrix import read_imatrix, write_imatrix
-from quire.quantize.methods import LINEAR_METHODS
+from quire.quantize.methods import COPY, LINEAR_METHODS
 from quire.quantize.mix import MixTarget
 from quire.quantize.mix_plan import MixPlan
 from quire.quantize.output import PartialOutput
@@ -52,10 +52,13 @@ class QuantizeResult:
     quality: Quality | None
     losses: dict[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    dry: bool = False  # nothing was written
 
     def as_json(self) -> dict[str, Any]:
         plan = self.written.plan
+        tensors = [{"name": t.name, "type": t.type, "shape": [*t.shape], "bytes": t.nbytes} for t in plan.tensors]
         return {
+            **({"dry_run": True, "tensors": tensors} if self.dry else {}),
             "output": str(plan.out),
             "bytes": plan.nbytes,
             "bits_per_weight": round(plan.bits_a_weight, 4),
@@ -73,7 +76,10 @@ def check_request(
     """What needs no look at the model, so that it can be refused before a download."""
     run.check_output()
     _algorithm(run, algorithm, options)
-    calibration = _with_activations(run, calibration)
+    check_calibration(_with_activations(run, calibration))
+
+
+def check_calibration(calibration: CalibrationOptions) -> None:
     if calibration.wanted:
         read_text(calibration.text)
     if calibration.imatrix is not None and not calibration.imatrix.is_file():
@@ -92,10 +98,14 @@ def quantize(
     options: GPTQOptions,
     report: Report,
     target: MixTarget | None = None,
+    *,
+    dry: bool = False,
 ) -> QuantizeResult:
-    """`target`: of a mix, whose formats are chosen by sensitivity."""
+    """`target`: of a mix, whose formats are chosen by sensitivity. `dry`: plan and check alone."""
     chosen = _algorithm(run, algorithm, options)
     if target is not None:
+        if run.options.patterns:
+            raise QuantizeError("a mix chooses the format of each tensor, and --tensor-type names some", "leave it out")
         if chosen in SMOOTHING:
             raise QuantizeError(f"--algorithm {chosen} scales layers for one format", "a mix has nearest and gptq")
         calibration = replace(calibration, wanted=calibration.wanted or calibration.imatrix is None)
@@ -103,12 +113,14 @@ def quantize(
     run, notes = _with_fitting_groups(run, checkpoint)
     num_weights = run.plan(checkpoint).num_weights  # what cannot be written is refused before the work
     planned_mix = None if target is None else MixPlan(run, checkpoint, target)
+    if dry and target is None:
+        return QuantizeResult(Written(run.plan(checkpoint), 0), None, {}, notes, dry=True)
     calibration = _with_activations(run, calibration)
     text_needed = calibration.wanted or chosen != "nearest" or target is not None
     calibrated: list[list[int]] = []
     held_out: list[list[int]] = []
     source = str(calibration.text.name) if calibration.text else "the default text"
-    measured = _measured_tokens(calibration, num_weights)
+    measured = 0 if run.options.method == COPY else _measured_tokens(calibration, num_weights)
     if text_needed or measured:
         text = read_text(calibration.text)
         calibrated, held_out = sequences(
@@ -123,10 +135,24 @@ def quantize(
         mix = planned_mix.chosen(run, calibrated, report)
         run = mix.run
         notes.append(mix.note)
+        if dry:
+            return QuantizeResult(Written(run.plan(checkpoint), 0), None, {}, notes, dry=True)
     losses: dict[str, float] = {}
     written = _write(run, chosen, checkpoint, options, calibrated, source, report, notes, losses)
     result = _measure(checkpoint, written.plan.out, held_out, measured, run.device, report) if measured else None
     return QuantizeResult(written, result, losses, notes)
+
+
+def save_importance(run: QuantizeRun, calibration: CalibrationOptions, report: Report) -> int:
+    """The importance of inputs alone, as `llama-imatrix` makes it -> the number of matrices."""
+    checkpoint = run.open()
+    tensors = gguf_tensors(checkpoint)  # what has no names in GGUF is refused before the work
+    text = read_text(calibration.text)
+    used, _ = sequences(run.source, text, calibration.length, calibration.num_tokens, measures=False)
+    source = calibration.text.name if calibration.text else "the default text"
+    importance = collect_importance(checkpoint, used, source, run.device, report)
+    assert calibration.save_imatrix is not None
+    return write_imatrix(calibration.save_imatrix, importance, tensors, len(used), calibration.length)
 
 
 def _with_fitting_groups(run: QuantizeRun, checkpoint: Checkpoint) -> tuple[QuantizeRun, list[str]]:
@@ -142,7 +168,7 @@ def _with_fitting_groups(run: QuantizeRun, checkpoint: Checkpoint) -> tuple[Quan
 
 def _with_activations(run: QuantizeRun, calibration: CalibrationOptions) -> CalibrationOptions:
     """Scales of inputs or of the KV cache need a calibration."""
-    if not (run.options.kv_scales or (run.forms is not None and run.forms.usual.static_inputs)):
+    if not (run.options.kv_scales or (run.forms is not None and run.forms.needs_inputs)):
         return calibration
     if calibration.imatrix is not None:
         raise QuantizeError(
@@ -159,8 +185,11 @@ def _algorithm(run: QuantizeRun, algorithm: str | None, options: GPTQOptions) ->
     if chosen != "nearest" and (run.forms is None or run.forms.usual.grid is None):
         known = [name for name, row in LINEAR_METHODS.items() if "symmetric" in row.options]
         raise QuantizeError(
-            f"--algorithm {chosen} is for integers, and {method} has none", f"use one of {', '.join(known)}, W8A8, AWQ"
+            f"--algorithm {chosen} is for integers, and {method} has none",
+            f"use one of {', '.join(known)}, W4A8, W4AFP8, W8A8, AWQ",
         )
+    if chosen in SMOOTHING and run.options.patterns:
+        raise QuantizeError(f"--algorithm {chosen} scales layers for one format", "several have nearest and gptq")
     if (run.formats.act_order or options.order) and chosen != "gptq":
         raise QuantizeError("--act-order is an order of GPTQ", "add `--algorithm gptq`")
     return chosen
@@ -189,7 +218,8 @@ def _write(
     if algorithm in SMOOTHING:
         grid = run.forms.usual.grid if run.forms is not None else None
         assert grid is not None
-        weights, importance = smoothed(checkpoint, algorithm, grid, calibrated, source, run.device, report)
+        strength = run.options.smoothing_strength
+        weights, importance = smoothed(checkpoint, algorithm, grid, calibrated, source, run.device, report, strength)
         run = replace(run, importance=importance)
     plan = run.plan(weights)
     if algorithm == "gptq":
@@ -204,7 +234,10 @@ def _write_gptq(
 ) -> Written:  # fmt: skip
     forms = run.forms
     assert forms is not None
-    tasks = {name: task for task in plan.tasks if task.type in LINEAR_METHODS for name in task.published}
+    tasks = {
+        name: task for task in plan.tasks if task.type in LINEAR_METHODS for name in task.published
+        if forms.of(name).grid is not None
+    }  # fmt: skip
     run.device.check_activations(checkpoint, sum(map(len, calibrated)))
 
     def first(output: PartialOutput, there: set[str]) -> None:

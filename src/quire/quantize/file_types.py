@@ -81,9 +81,14 @@ class FileTypeContext:
     table_type: str | None = None
 
 
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the tensor is one that is quantized."""
+    return len(shape) > 1 and not NOT_QUANTIZED.fullmatch(name)
+
+
 def tensor_type(method: str, name: str, shape: tuple[int, ...], context: FileTypeContext) -> str:
     """F32 for tensors that are not quantized."""
-    if len(shape) < 2 or NOT_QUANTIZED.fullmatch(name):
+    if not is_matrix(name, shape):
         return "F32"
     chosen = _chosen(method, name, shape, context)
     if shape[-1] % GGUF_TYPES[chosen].block:

@@ -39,11 +39,8 @@ def gguf_layout(name: str, keys: Mapping[str, bytes], tensors: Sequence[PlannedT
     return FileLayout(name, header, moved, len(header) + offset)
 
 
-def gguf_layouts(
-    name: str, keys: Mapping[str, bytes], tensors: Sequence[PlannedTensor], max_bytes: int | None
-) -> list[FileLayout]:
-    """One file, or splits whose tensors are at most `max_bytes` each, named and numbered as llama.cpp does: the first
-    has all keys."""
+def cut_by_bytes(tensors: Sequence[PlannedTensor], max_bytes: int | None) -> list[list[PlannedTensor]]:
+    """Tensors of at most `max_bytes` for each file."""
     splits: list[list[PlannedTensor]] = [[]]
     size = 0
     for tensor in tensors:
@@ -52,14 +49,19 @@ def gguf_layouts(
             size = 0
         splits[-1].append(tensor)
         size += tensor.nbytes
+    return splits
+
+
+def gguf_layouts(name: str, keys: Mapping[str, bytes], splits: Sequence[Sequence[PlannedTensor]]) -> list[FileLayout]:
+    """One file, or splits named and numbered as llama.cpp does: the first has all keys."""
     if len(splits) == 1:
-        return [gguf_layout(name, keys, tensors)]
-    layouts = []
+        return [gguf_layout(name, keys, splits[0])]
+    layouts, total = [], sum(map(len, splits))
     for index, split in enumerate(splits):
         numbers = {
             "split.no": struct.pack("<IH", UINT16, index),
             "split.count": struct.pack("<IH", UINT16, len(splits)),
-            "split.tensors.count": struct.pack("<Ii", INT32, len(tensors)),
+            "split.tensors.count": struct.pack("<Ii", INT32, total),
         }
         file = f"{name.removesuffix('.gguf')}-{index + 1:05}-of-{len(splits):05}.gguf"
         layouts.append(gguf_layout(file, numbers if index else {**keys, **numbers}, split))

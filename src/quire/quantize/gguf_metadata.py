@@ -5,6 +5,7 @@ What the reader makes of the keys is compared with config.json: a setting that G
 from array import array
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ OTHER_KEYS = {  # of config.json, where families name a number otherwise
     "rms_norm_eps": ("norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
 }
 NOT_COMPARED = {"architecture", "params"}  # of rope, frequencies are compared
+TRAINED_CONTEXTS = (8192, *(1 << bits for bits in range(10, 20) if bits != 13))  # Llama 3's own first
+HIGH_FACTORS = (4.0, 2.0, 8.0, 16.0, 32.0)
 ROPE_TYPES = {"linear", "yarn"}
 
 
@@ -69,6 +72,23 @@ def rope_freqs(config: CheckpointConfig) -> NDArray[np.float32] | None:
         for each in (config, plain)
     )
     return np.asarray(unscaled / scaled, np.float32)
+
+
+def llama3_scaling(config: CheckpointConfig, factors: NDArray[np.float32]) -> dict[str, Any] | None:
+    """The `rope_scaling` of config.json that the tensor stands for; None: none of Llama 3's. Contexts and the factors
+    of low and high frequencies are told by their ratios alone, so the low one is 1."""
+    for original, high in product(TRAINED_CONTEXTS, HIGH_FACTORS):
+        scaling = {
+            "rope_type": "llama3",
+            "factor": round(float(factors.max()), 4),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": original,
+        }
+        made = rope_freqs(config.with_values({"rope_scaling": scaling}))
+        if made is not None and made.shape == factors.shape and np.allclose(made, factors, rtol=1e-4):
+            return scaling
+    return None
 
 
 def check_metadata(

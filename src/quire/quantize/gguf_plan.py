@@ -12,19 +12,23 @@ import numpy as np
 from quire.ops.native.cpus import compute_threads
 from quire.ops.tensors import GGUF_TYPES, StoredTensor, stored_floats
 from quire.quantize import gguf_source
-from quire.quantize.file_types import FILE_TYPES, FileTypeContext, tensor_type
-from quire.quantize.gguf_files import encoded, gguf_layouts, planned, stored_keys
+from quire.quantize.file_types import FILE_TYPES, FileTypeContext, is_matrix, tensor_type
+from quire.quantize.gguf_changes import overridden, without_layers
+from quire.quantize.gguf_files import cut_by_bytes, encoded, gguf_layouts, planned, stored_keys
 from quire.quantize.gguf_metadata import check_metadata, gguf_architecture, metadata_of, rope_freqs
 from quire.quantize.gguf_source import GGUFTensor
 from quire.quantize.gguf_tokenizer import tokenizer_keys
 from quire.quantize.gguf_types import ENCODERS
-from quire.quantize.plan import Floats, Importance, QuantizeOptions, Task, WritePlan, count
+from quire.quantize.methods import COPY
+from quire.quantize.output import PlannedTensor
+from quire.quantize.plan import Floats, Importance, QuantizeError, QuantizeOptions, Task, WritePlan, count
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.config import CheckpointConfig
 
 QUANTIZATION_VERSION = 2
 READ_WEIGHTS = 1 << 22  # read as fp32 at once
 ENCODE_WEIGHTS = 1 << 17  # encoded at once on one thread
+SPLIT = re.compile(r"split\..*")
 WRITTEN_ANEW = re.compile(r"general\.(file_type|quantization_version)|split\..*|quantize\.imatrix\..*")
 FLOATS = ("F32", "F16", "BF16")
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -37,19 +41,24 @@ def plan_gguf(
     config, method = checkpoint.config, options.method
     if is_gguf:
         gguf, tensors = gguf_source.of_gguf(checkpoint.path)
-        keys = {key: value for key, value in stored_keys(gguf).items() if not WRITTEN_ANEW.fullmatch(key)}
+        anew = SPLIT if method == COPY else WRITTEN_ANEW
+        keys = {key: value for key, value in stored_keys(gguf).items() if not anew.fullmatch(key)}
     else:
         tensors, metadata = _converted(checkpoint)
         keys = {key: encoded(value) for key, value in metadata.items()}
-    keys["general.file_type"] = encoded(FILE_TYPES[method][0])
-    keys["general.quantization_version"] = encoded(QUANTIZATION_VERSION)
+    if options.pruned:
+        tensors = without_layers(tensors, keys, config.int("num_hidden_layers"), options.pruned)
+    if method != COPY:
+        keys["general.file_type"] = encoded(FILE_TYPES[method][0])
+        keys["general.quantization_version"] = encoded(QUANTIZATION_VERSION)
+    keys |= overridden(keys, options.overrides)
     if importance:
         keys["quantize.imatrix.file"] = encoded(importance.source)
         keys["quantize.imatrix.entries_count"] = encoded(len(importance.sums))
     context, mix = _context(config, tensors, options, bool(importance)), dict(options.types)
     types = [mix.get(tensor.name) or _type(tensor, context, options) for tensor in tensors]
     tasks = [_task(checkpoint, *each, importance) for each in zip(tensors, types, strict=True)]
-    layouts = gguf_layouts(out.name, keys, [output for task in tasks for output in task.outputs], options.split_bytes)
+    layouts = gguf_layouts(out.name, keys, _splits(tasks, tensors, options))
     notes = []
     if fallen := [t for t in tasks if _fell_back(t, options.method)]:
         notes.append(
@@ -57,6 +66,17 @@ def plan_gguf(
             "blocks of 32"
         )
     return WritePlan(out.with_name(layouts[0].name), layouts, tasks, None, notes)
+
+
+def _splits(
+    tasks: Sequence[Task], tensors: Sequence[GGUFTensor], options: QuantizeOptions
+) -> Sequence[Sequence[PlannedTensor]]:
+    if not options.keep_split:
+        return cut_by_bytes([output for task in tasks for output in task.outputs], options.split_bytes)
+    files: dict[int, list[PlannedTensor]] = {}
+    for task, tensor in zip(tasks, tensors, strict=True):
+        files.setdefault(tensor.split, []).extend(task.outputs)
+    return [files[index] for index in sorted(files)]
 
 
 def gguf_tensors(checkpoint: Checkpoint) -> list[GGUFTensor]:
@@ -114,6 +134,17 @@ def _context(
 
 
 def _type(tensor: GGUFTensor, context: FileTypeContext, options: QuantizeOptions) -> str:
+    named = options.named_format(tensor.name)
+    if named is not None and is_matrix(tensor.name, tensor.shape):
+        if tensor.shape[-1] % GGUF_TYPES[named].block:
+            raise QuantizeError(
+                f"{tensor.name} has rows of {tensor.shape[-1]}, no whole blocks of {named} ({GGUF_TYPES[named].block})",
+                "give it a type with blocks of 32, such as Q4_0, Q5_0, Q8_0 or IQ4_NL",
+            )
+        return named
+    if options.method == COPY:
+        assert tensor.type is not None
+        return tensor.type
     chosen = tensor_type(options.method, tensor.name, tensor.shape, context)
     ignored = any(re.search(pattern, tensor.name) for pattern in options.ignore)
     if ignored and chosen != "F32":
@@ -126,6 +157,8 @@ def _type(tensor: GGUFTensor, context: FileTypeContext, options: QuantizeOptions
 
 
 def _fell_back(task: Task, method: str) -> bool:
+    if method == COPY:
+        return False
     most = GGUF_TYPES[FILE_TYPES[method][1]]
     return most.block == 256 and bool(task.outputs[0].shape[-1] % 256) and task.type not in FLOATS
 

@@ -31,6 +31,7 @@ class GGUFTensor:
     shape: tuple[int, ...]
     parts: Callable[[], Sequence[StoredTensor]]  # stacked along the rows
     type: str | None = None  # as the file stores it; None: of another layout
+    split: int = 0  # the file of the source that it is in
 
     @property
     def num_rows(self) -> int:
@@ -51,16 +52,16 @@ def of_gguf(path: Path) -> tuple[GGUFFile, list[GGUFTensor]]:
     first = GGUFFile(path)
     row = find_architecture(CheckpointConfig(path, first.metadata))
     tensors = []
-    for split in all_splits(first):
+    for index, split in enumerate(all_splits(first)):
         for name, entry in read_directory(split).items():
             translated = translate_name(row, name)
             experts = range(entry.shape[0]) if translated and "{}" in translated.name else (0,)
-            published = tuple(translated.name.format(index) for index in experts) if translated else ()
+            published = tuple(translated.name.format(expert) for expert in experts) if translated else ()
 
             def parts(split: GGUFFile = split, entry: TensorEntry = entry) -> list[StoredTensor]:
                 return [stored_tensor(split, entry)]
 
-            tensors.append(GGUFTensor(name, published, entry.shape, parts, entry.type.name))
+            tensors.append(GGUFTensor(name, published, entry.shape, parts, entry.type.name, index))
     return first, tensors
 
 

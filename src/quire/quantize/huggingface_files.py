@@ -9,6 +9,9 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 from quire.core.errors import Unsupported
+from quire.models.llama import ROPE_FACTORS
+from quire.quantize.floats import read_floats
+from quire.quantize.gguf_metadata import llama3_scaling
 from quire.text.tokenizers.gguf import CONTROL, UNKNOWN, USER_DEFINED, GGUFTokens, read_vocabulary
 from quire.text.tokenizers.vocabulary import Vocabulary
 from quire.weights.checkpoint import Checkpoint
@@ -46,12 +49,16 @@ def small_files(checkpoint: Checkpoint, quantization: dict[str, Any] | None, dty
 
 
 def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
-    if "rope_freqs" in checkpoint.names():
-        raise Unsupported(
-            f"{checkpoint.path}: its rope scaling is a tensor of factors, which config.json has no key for",
-            "choose a GGUF type",
-        )
     values = {key: value for key, value in checkpoint.config.values.items() if value is not None and key not in OURS}
+    if ROPE_FACTORS in checkpoint.names():
+        factors = read_floats(checkpoint.tensor(ROPE_FACTORS)).reshape(-1)
+        if (scaling := llama3_scaling(checkpoint.config, factors)) is None:
+            raise Unsupported(
+                f"{checkpoint.path}: its rope scaling is {len(factors)} factors up to {factors.max():g}, which are not "
+                "Llama 3's, and config.json has no key for others",
+                "choose a GGUF type",
+            )
+        values["rope_scaling"] = scaling
     heads, width = values.get("num_attention_heads", 1), values.get("hidden_size", 0)
     if "rotary_dim" in checkpoint.config and (dim := checkpoint.config.int("rotary_dim")) != values.get("head_dim"):
         values["partial_rotary_factor"] = dim / values.get("head_dim", width // heads)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from quire.models.llama import ROPE_FACTORS
 from quire.ops.opset import Keep
 from quire.quantize import float8
 from quire.quantize.device import Device
@@ -20,12 +21,15 @@ from quire.quantize.linear_formats import KV_SCHEME, encoded_bytes
 from quire.quantize.methods import LinearFormats
 from quire.quantize.output import PlannedTensor
 from quire.quantize.plan import Importance, QuantizeError, QuantizeOptions, Task, WritePlan, count
-from quire.quantize.safetensors_files import planned, safetensors_layouts
+from quire.quantize.safetensors_files import MAX_SHARD_BYTES, planned, safetensors_layouts
 from quire.quantize.smoothing import read_weights
 from quire.weights.checkpoint import Checkpoint
 
 FLOATS = ("F32", "F16", "BF16")
 ALMOST_ALL = 0.9  # of the weights that any size of groups divides
+STACKED = (
+    ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("q_a_proj", "kv_a_proj_with_mqa"),
+)  # fmt: skip
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -48,13 +52,16 @@ def plan_huggingface(
         )
     tasks = []
     for name in checkpoint.names():
+        if name == ROPE_FACTORS:
+            continue  # config.json says it
         if forms is not None and name in chosen:
             tasks.append(_linear_task(checkpoint, name, chosen[name], forms, importance, device))
         else:
             tasks.append(_plain_task(checkpoint, name, dtype, convert=forms is None))
     if options.kv_scales:
         tasks.append(_kv_task(linears, importance))
-    layouts, index = safetensors_layouts([output for task in tasks for output in task.outputs])
+    outputs = [output for task in tasks for output in task.outputs]
+    layouts, index = safetensors_layouts(outputs, options.split_bytes or MAX_SHARD_BYTES)
     ignored = ["lm_head", *(_module(name) for name in linears if name not in chosen and _module(name) != "lm_head")]
     ignored = [name for name in ignored if "embed" not in name]
     quantization = None if forms is None else forms.config(chosen, ignored)
@@ -114,6 +121,11 @@ def _module(name: str) -> str:
     return name.removesuffix(".weight")
 
 
+def half_precision(checkpoint: Checkpoint) -> str:
+    """The floats of 16 bits that the weights have, or BF16, which holds the range of others."""
+    return "F16" if _dtype(checkpoint) == "F16" else "BF16"
+
+
 def _dtype(checkpoint: Checkpoint) -> str:
     given = checkpoint.config.get("torch_dtype", checkpoint.config.get("dtype"))
     return DTYPES.get(str(given), "F16")
@@ -127,12 +139,28 @@ def _linear_task(
     outputs = tuple(planned(f"{module}.{part}", dtype, *size) for part, (dtype, size) in form.shapes(*shape).items())
 
     def pieces() -> Iterator[tuple[str, int, Any]]:
-        encoded = device.encode(form, read_weights(checkpoint, name, device), importance.of(name))
-        if form.static_inputs:
-            encoded = {**encoded, "input_scale": _fp8_scale(importance.largest.get(name, 0.0))}
+        w = read_weights(checkpoint, name, device)
+        if form.encode_stacked is not None:
+            largest = _largest_stacked(checkpoint, name, device)
+            encoded = form.encode_stacked(device.numpy(w), importance.of(name), largest)
+        else:
+            encoded = device.encode(form, w, importance.of(name))
+        if form.input_scale is not None:
+            largest = importance.largest.get(name, 0.0)  # 0: no input was seen
+            scale = form.input_scale.of(largest) if largest > 0 else 1.0
+            encoded = {**encoded, form.input_scale.name: np.array([scale], np.float32)}
         yield from linear_pieces(module, encoded)
 
     return Task(outputs, count(shape), pieces, forms.method(name), (name,), checkpoint.drop_pages)
+
+
+def _largest_stacked(checkpoint: Checkpoint, name: str, device: Device) -> float:
+    """The largest weight of all layers that readers stack with this one."""
+    *outer, layer, kind = name.split(".")
+    stack = next((stack for stack in STACKED if layer in stack), (layer,))
+    stored = set(checkpoint.names())
+    names = [each for other in stack if (each := ".".join((*outer, other, kind))) in stored]
+    return max(float(abs(read_weights(checkpoint, each, device)).max()) for each in names)
 
 
 def _fp8_scale(largest: float) -> Floats:

@@ -68,8 +68,8 @@ class GroupedIntegers:
         return _packed_outputs(self.q, order)
 
     def signed(self) -> NDArray[np.int8]:
-        """Of 8 bits with a zero point of 128: q - 128."""
-        return (self.q ^ 128).view(np.int8)
+        """q - 2^(bits - 1), the zero point of symmetric grids"""
+        return (self.q - np.uint8(1 << (self.bits - 1))).view(np.int8)
 
 
 def ranges(x: Floats, grid: IntegerGrid, weights: Floats | None) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
@@ -180,5 +180,5 @@ def packed_tensors(integers: GroupedIntegers, *, symmetric: bool) -> dict[str, N
     return tensors
 
 
-def int8_tensors(integers: GroupedIntegers) -> dict[str, NDArray[Any]]:
+def byte_tensors(integers: GroupedIntegers) -> dict[str, NDArray[Any]]:
     return {"weight": integers.signed(), "weight_scale": integers.scales}

@@ -8,24 +8,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.quantize import bitsandbytes, float8
-from quire.quantize.gguf_types import mxfp4_values
 from quire.quantize.integers import (
     GroupedIntegers,
     IntegerGrid,
     awq_tensors,
+    byte_tensors,
     gptq_tensors,
-    int8_tensors,
     packed_tensors,
     to_nearest,
 )
 from quire.quantize.search import Floats
-from quire.quantize.threads import CHUNK_WEIGHTS, in_threads
 from quire.weights.bits import packed_words
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]  # what follows the layer's name -> dtype and shape
 Encoded = dict[str, NDArray[Any]]
 
-MXFP4_GROUP = 32
+
+@dataclass(frozen=True, slots=True)
+class InputScale:
+    """A tensor of one fp32 number that readers scale a layer's inputs with."""
+
+    name: str
+    of: Callable[[float], float]  # given the largest magnitude, which is not 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,10 @@ class LinearFormat:
     fits: Callable[[int, int], bool] = lambda outputs, inputs: True
     grid: IntegerGrid | None = None  # of integers, which GPTQ may choose
     store: Callable[[GroupedIntegers], Encoded] | None = None
-    static_inputs: bool = False  # with the scale of a layer's inputs, from the calibration
+    input_scale: InputScale | None = None  # of a layer's inputs, from the calibration
     fp8_by: str | None = None  # of fp8: what shares a scale
+    # With the largest weight of all layers that readers stack with this one, and expect to share a scale.
+    encode_stacked: Callable[[Floats, Floats | None, float], Encoded] | None = None
 
 
 # -- integers ----------------------------------------------------------------------------------------------------------
@@ -105,11 +111,13 @@ def awq(group: int) -> LinearFormat:
 
 
 def compressed(
-    layout: str, weights: dict[str, Any], activations: dict[str, Any] | None
+    layout: str, weights: dict[str, Any], activations: dict[str, Any] | None, *, is_stated: bool = False
 ) -> Callable[[list[str]], dict[str, Any]]:
-    """compressed-tensors' quantization_config."""
+    """compressed-tensors' quantization_config. `is_stated`: the library would infer another layout, so it is told."""
     common = {"dynamic": False, "observer": "minmax", "observer_kwargs": {}, "actorder": None, "block_structure": None}
-    group = {"targets": ["Linear"], "weights": common | weights, "input_activations": activations}
+    group: dict[str, Any] = {"targets": ["Linear"], "weights": common | weights, "input_activations": activations}
+    if is_stated:
+        group["format"] = layout
 
     def config(ignored: list[str]) -> dict[str, Any]:
         return {
@@ -130,10 +138,14 @@ KV_SCHEME = {
     "observer": "minmax", "observer_kwargs": {}, "actorder": None, "block_structure": None,
 }  # fmt: skip
 DYNAMIC_TOKENS = {"dynamic": True, "strategy": "token", "symmetric": True, "group_size": None, "observer": None}
+INT8_TOKENS = {"num_bits": 8, "type": "int", **DYNAMIC_TOKENS}
+FP8_TOKENS = {"num_bits": 8, "type": "float", **DYNAMIC_TOKENS}
 
 
-def weights_only(bits: int, group: int, symmetric: bool, act_order: bool) -> LinearFormat:
-    """W4A16, W8A16 and their like: packed integers, activations as they are."""
+def packed_integers(
+    bits: int, group: int, symmetric: bool, act_order: bool, activations: dict[str, Any] | None = None
+) -> LinearFormat:
+    """W4A16, W8A16 and their like. `activations`: None where they stay as they are."""
     grid = IntegerGrid(bits, group, symmetric)
 
     def shapes(outputs: int, inputs: int) -> Shapes:
@@ -157,19 +169,28 @@ def weights_only(bits: int, group: int, symmetric: bool, act_order: bool) -> Lin
         "group_size": group or None,
         "actorder": "group" if act_order else None,
     }
-    config = compressed("pack-quantized", settings, None)
+    config = compressed("pack-quantized", settings, activations, is_stated=activations is not None)
     return _of_integers(grid, lambda integers: packed_tensors(integers, symmetric=symmetric), shapes, config)
 
 
-def int8() -> LinearFormat:
-    """W8A8: a scale for each output, and for each token at run time."""
-    settings = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None}
-    config = compressed("int-quantized", settings, {"num_bits": 8, "type": "int", **DYNAMIC_TOKENS})
+def whole_bytes(bits: int, group: int) -> LinearFormat:
+    """W8A8 and W4A8: integers a byte each, a scale for each output or group, and for each token at run time."""
+    settings = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group" if group else "channel",
+        "group_size": group or None,
+    }
+    grid = IntegerGrid(bits, group, symmetric=True)
 
     def shapes(outputs: int, inputs: int) -> Shapes:
-        return {"weight": ("I8", (outputs, inputs)), "weight_scale": ("F16", (outputs, 1))}
+        return {
+            "weight": ("I8", (outputs, inputs)),
+            "weight_scale": ("F16", (outputs, inputs // grid.group_of(inputs))),
+        }
 
-    return _of_integers(IntegerGrid(8, 0, symmetric=True), int8_tensors, shapes, config)
+    return _of_integers(grid, byte_tensors, shapes, compressed("int-quantized", settings, INT8_TOKENS))
 
 
 # -- fp8 and bitsandbytes ----------------------------------------------------------------------------------------------
@@ -178,7 +199,7 @@ def int8() -> LinearFormat:
 def fp8(by: str, static_inputs: bool = False) -> LinearFormat:
     """`by`: what shares a scale, "tensor", "channel" or "block"."""
     settings = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": by, "group_size": None}
-    activations = {"num_bits": 8, "type": "float", **DYNAMIC_TOKENS}
+    activations: dict[str, Any] = {**FP8_TOKENS}
     if by == "block":
         settings["block_structure"] = [float8.BLOCK, float8.BLOCK]
         activations |= {"strategy": "group", "group_size": float8.BLOCK}
@@ -196,25 +217,8 @@ def fp8(by: str, static_inputs: bool = False) -> LinearFormat:
         return by != "block" or inputs % float8.BLOCK == 0  # readers scale activations in whole blocks
 
     config = compressed("float-quantized", settings, activations)
-    return LinearFormat(config, shapes, lambda w, importance: encode(w), fits, static_inputs=static_inputs, fp8_by=by)
-
-
-def mxfp4() -> LinearFormat:
-    """e2m1 floats in groups of 32 with a power of two; activations as they are."""
-    settings = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": MXFP4_GROUP}
-    config = compressed("mxfp4-pack-quantized", settings | {"scale_dtype": "torch.uint8"}, None)
-
-    def shapes(outputs: int, inputs: int) -> Shapes:
-        packed: Shapes = {"weight_packed": ("U8", (outputs, inputs // 2))}
-        return packed | {"weight_scale": ("U8", (outputs, inputs // MXFP4_GROUP))}
-
-    def encode(w: Floats, importance: Floats | None) -> Encoded:
-        parts = in_threads(mxfp4_values, np.array_split(w.reshape(-1, MXFP4_GROUP), -(-w.size // CHUNK_WEIGHTS)))
-        exponents, q = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        pairs = q[:, ::2] | q[:, 1::2] << 4
-        return {"weight_packed": pairs.reshape(len(w), -1), "weight_scale": exponents.reshape(len(w), -1)}
-
-    return LinearFormat(config, shapes, encode, lambda outputs, inputs: inputs % MXFP4_GROUP == 0)
+    scale = InputScale("input_scale", lambda largest: largest / float(float8.LARGEST)) if static_inputs else None
+    return LinearFormat(config, shapes, lambda w, importance: encode(w), fits, input_scale=scale, fp8_by=by)
 
 
 def four_bit_floats(kind: str, nested: bool) -> LinearFormat:

@@ -1,5 +1,6 @@
 """What a run will write: files whose layout is known, and a task for each weight of the source."""
 
+import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -55,7 +56,16 @@ class QuantizeOptions:
     lora: str | None = None
     types: tuple[tuple[str, str], ...] = ()  # a mix: the format of tensors by name, where it is not the method's own
     split_bytes: int | None = None  # of GGUF: the most that one file has
+    keep_split: bool = False  # of GGUF: as many files as the source has
     kv_scales: bool = False  # of compressed-tensors: scales of an fp8 KV cache
+    patterns: tuple[tuple[str, str], ...] = ()  # regex -> the format of tensors whose names it finds; the first counts
+    overrides: tuple[tuple[str, bool | int | float | str], ...] = ()  # of GGUF: keys that get another value
+    smoothing_strength: float = 0.5  # of SmoothQuant
+    pruned: tuple[int, ...] = ()  # of GGUF: layers that are left out
+
+    def named_format(self, name: str) -> str | None:
+        """The format that a pattern gives the tensor."""
+        return next((kind for pattern, kind in self.patterns if re.search(pattern, name)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,10 @@ class WritePlan:
     tasks: Sequence[Task]
     small: Mapping[str, bytes] | None = None  # further files of a folder
     notes: Sequence[str] = ()  # what the user should know
+
+    @property
+    def tensors(self) -> Sequence[PlannedTensor]:
+        return [tensor for task in self.tasks for tensor in task.outputs]
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from quire.quantize.device import CPU, Device, Report
 from quire.quantize.gguf_plan import is_quantized, plan_gguf
 from quire.quantize.huggingface_plan import plan_huggingface
 from quire.quantize.merged import merged
-from quire.quantize.methods import LINEAR_METHODS, PLAIN, FormatOptions, LinearFormats
+from quire.quantize.methods import COPY, LINEAR_METHODS, PLAIN, FormatOptions, LinearFormats, check_no_options
 from quire.quantize.output import PartialOutput, check_free
 from quire.quantize.plan import Importance, QuantizeError, QuantizeOptions, Task, WritePlan, source_state
 from quire.runtime.available_memory import available_memory
@@ -40,7 +40,9 @@ class QuantizeRun:
     def forms(self) -> LinearFormats | None:
         """Of linear layers in Hugging Face's layout; None for plain conversions and GGUF."""
         method = self.options.method
-        return LinearFormats(method, self.formats, self.options.types) if method in LINEAR_METHODS else None
+        if method not in LINEAR_METHODS:
+            return None
+        return LinearFormats(method, self.formats, self.options.types, self.options.patterns)
 
     def open(self) -> Checkpoint:
         checkpoint = open_checkpoint(self.source)
@@ -53,7 +55,35 @@ class QuantizeRun:
             raise QuantizeError(f"{method} is written to a folder, and {self.out} is a file", "leave out `.gguf`")
         if method not in LINEAR_METHODS and method not in PLAIN and not self.to_gguf:
             raise QuantizeError(f"{method} is a type of GGUF", f"name a file: {self.out}.gguf")
+        if method == COPY and self.source.is_dir():
+            raise QuantizeError(f"COPY is of GGUF files, and {self.source} is a folder", "BF16 and F16 convert it")
+        if method not in LINEAR_METHODS:
+            check_no_options(method, self.formats)
+        self._check_flags()
         check_free(self.out, self.source)
+
+    def _check_flags(self) -> None:
+        """Whether the kind of output has what the options ask for: nothing is ignored."""
+        options, kind = self.options, "a GGUF file" if self.to_gguf else "a folder"
+        of_files = {
+            "--pure": options.pure,
+            "--output-tensor-type": options.head_type,
+            "--token-embedding-type": options.table_type,
+            "--keep-split": options.keep_split,
+            "--override-kv": options.overrides,
+            "--prune-layers": options.pruned,
+        }
+        of_folders = {"--kv-cache-scales": options.kv_scales, "--dtype": options.dtype}
+        if wrong := [flag for flag, given in (of_folders if self.to_gguf else of_files).items() if given]:
+            other = "a folder in Hugging Face's layout" if self.to_gguf else "a GGUF file"
+            raise QuantizeError(f"{wrong[0]} is of {other}, and {self.out} is {kind}", "leave it out")
+        if options.patterns and options.method in PLAIN and not self.to_gguf:
+            raise QuantizeError(
+                f"--tensor-type quantizes some layers, and {options.method} none",
+                "give the method of the others, and name layers that stay with --ignore",
+            )
+        if options.split_bytes is not None and options.keep_split:
+            raise QuantizeError("--keep-split and --split-max-size exclude each other", "give one of them")
 
     def plan(self, checkpoint: Checkpoint) -> WritePlan:
         self.check_output()
@@ -73,7 +103,7 @@ class QuantizeRun:
 
     def _check_source(self) -> None:
         source = find_checkpoint(self.source)
-        if self.options.requantize or self.options.method in PLAIN:
+        if self.options.requantize or self.options.method in (*PLAIN, COPY):
             return
         if source.is_dir():
             stored = stored_format(open_checkpoint(source).config, source)

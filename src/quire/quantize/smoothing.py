@@ -5,7 +5,7 @@ where the inputs come out of a norm, or out of a gated product: the norm's weigh
 divided instead.
 
     AWQ          s = mean|x| ^ a, a searched for the least error of the rounded layers    (Lin et al., 2023)
-    SmoothQuant  s = (max|x| / max|w|) ^ 1/2: activations can be quantized to 8 bits       (Xiao et al., 2022)
+    SmoothQuant  s = max|x| ^ a / max|w| ^ (1 - a): activations can be quantized to 8 bits (Xiao et al., 2022)
 
 Which layers can be scaled is seen in a forward pass; another checks that the scaled model computes the same."""
 
@@ -93,11 +93,12 @@ def awq_scales(group: ScaledInputs, grid: IntegerGrid, device: Device) -> Floats
     return chosen
 
 
-def smoothquant_scales(group: ScaledInputs, device: Device) -> Floats:
+def smoothquant_scales(group: ScaledInputs, device: Device, strength: float = 0.5) -> Floats:
+    """`strength`: how much of the difficulty goes from inputs to weights, 0 to 1."""
     columns = np.max([device.numpy(device.magnitudes(device.read(part))[1]) for part in group.parts], axis=0)
     largest = device.numpy(group.largest)
-    ratio = np.maximum(largest, np.float32(1e-5)) / np.maximum(columns, np.float32(1e-5))
-    scales: Floats = np.sqrt(ratio).astype(np.float32)
+    inputs, weights = (np.maximum(part, np.float32(1e-5)) for part in (largest, columns))
+    scales: Floats = (inputs**strength / weights ** (1 - strength)).astype(np.float32)
     even: Floats = scales / np.exp(np.log(scales).mean())
     return even
 
@@ -168,9 +169,9 @@ def read_weights(checkpoint: Checkpoint, name: str, device: Device) -> Array:
 
 def smoothed(
     checkpoint: Checkpoint, algorithm: str, grid: IntegerGrid, sequences: Sequence[Sequence[int]], source: str,
-    device: Device, report: Report,
+    device: Device, report: Report, strength: float = 0.5,
 ) -> tuple[ScaledCheckpoint, Importance]:  # fmt: skip
-    """The scaled checkpoint, and the importance of its inputs."""
+    """The scaled checkpoint, and the importance of its inputs. `strength`: of SmoothQuant."""
     hook = InputStatistics(device)
     device.observe(checkpoint, sequences, hook, report)
     groups = hook.scalable()
@@ -183,7 +184,8 @@ def smoothed(
     report("scaling", 0, len(groups))
     sums = hook.sums
     for index, group in enumerate(groups, 1):
-        chosen = awq_scales(group, grid, device) if algorithm == "awq" else smoothquant_scales(group, device)
+        is_awq = algorithm == "awq"
+        chosen = awq_scales(group, grid, device) if is_awq else smoothquant_scales(group, device, strength)
         scales[group.source] = (group, chosen)
         for part in group.parts:
             sums[part.name] = sums[part.name] / (chosen * chosen)

@@ -54,7 +54,7 @@ class TorchIntegers(GroupedIntegers):
 
     def signed(self) -> NDArray[np.int8]:
         assert self.q_on is not None
-        values: NDArray[np.int8] = (self.q_on ^ 128).view(torch.int8).cpu().numpy()
+        values: NDArray[np.int8] = (self.q_on - (1 << (self.bits - 1))).view(torch.int8).cpu().numpy()
         return values
 
 

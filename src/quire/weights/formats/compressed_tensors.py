@@ -6,12 +6,13 @@
     weight_zero_point  int32 [N * bits / 32, groups], packed along the outputs, or int8; where not symmetric
     weight_g_idx  int32 [K]                  act-order: the group of each input
 
-    weight int8 [N, K] with weight_scale [N, 1] or [1], and weight_zero_point where not symmetric
+    weight int8 [N, K] with weight_scale [N, groups] or [1], and weight_zero_point where not symmetric; 8 bits or less
     weight e4m3 [N, K] with weight_scale [N, 1], [1] or by blocks
 
     w = scale * (q - zero)
 
     weight_packed uint8 [N, K / 2] with weight_scale uint8 [N, K / 32]: MXFP4, as gpt-oss has it (mxfp4.py)
+    NVFP4 and MXFP8: see microscaled.py
 
 A scheme whose activations have 8 bits says so of its tensors (`StoredTensor.activations`). Static scales of activations
 and of the KV cache are not needed: both are computed at run time."""
@@ -28,12 +29,14 @@ from quire.weights.config import CheckpointConfig
 from quire.weights.formats.derived_tensor import DerivedTensor, module_tensors, modules_with
 from quire.weights.formats.fp8 import DEFAULT_BLOCK, block_size, float8
 from quire.weights.formats.grouped import grouped_integers, groups_of_inputs
+from quire.weights.formats.microscaled import mxfp8, nvfp4
 from quire.weights.formats.mxfp4 import BLOCK_BYTES as MXFP4_BYTES
 from quire.weights.formats.mxfp4 import mxfp4_tensor
 from quire.weights.raw import RawTensors
 
 FORMATS = (
-    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "mixed-precision",
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
+    "nvfp4-pack-quantized", "mixed-precision",
 )  # fmt: skip
 ACTIVATIONS = {"int8": "int8", "float8": "fp8"}  # by type and bits
 NOT_NEEDED = (".input_scale", ".input_zero_point", ".weight_zero_point", ".weight_g_idx")
@@ -42,20 +45,44 @@ NOT_NEEDED = (".input_scale", ".input_zero_point", ".weight_zero_point", ".weigh
 def read(quantization: CheckpointConfig, raw: RawTensors) -> dict[str, DerivedTensor]:
     quantization.expect("format", *FORMATS)
     schemes = _schemes(quantization)
-    derived = {}
-    for module in modules_with(raw, ".weight_packed"):
-        is_mxfp4 = raw.dtype(f"{module}.weight_packed") == "U8"
-        packed = _mxfp4(raw, module) if is_mxfp4 else _packed(raw, module, schemes)
-        derived[f"{module}.weight"] = packed if is_mxfp4 else _with_activations(packed, _activations(quantization, 4))
+    derived = {
+        f"{module}.weight": _nibbles_or_words(raw, module, quantization, schemes)
+        for module in modules_with(raw, ".weight_packed")
+    }
     for module in modules_with(raw, ".weight_scale"):
         if f"{module}.weight" in raw:
-            is_fp8 = raw.dtype(f"{module}.weight") == "F8_E4M3"
-            derived[f"{module}.weight"] = (
-                float8(raw, module, ".weight_scale", _block(schemes))
-                if is_fp8
-                else _with_activations(_bytes(raw, module, schemes), _activations(quantization, 8))
-            )
+            derived[f"{module}.weight"] = _of_bytes(raw, module, quantization, schemes)
     return derived
+
+
+def _nibbles_or_words(
+    raw: RawTensors, module: str, quantization: CheckpointConfig, schemes: list[CheckpointConfig]
+) -> DerivedTensor:
+    if f"{module}.weight_global_scale" in raw:
+        return nvfp4(raw, module)
+    if raw.dtype(f"{module}.weight_packed") == "U8":
+        return _mxfp4(raw, module)
+    return _with_activations(_packed(raw, module, schemes), _activations(quantization, 4))
+
+
+def _of_bytes(
+    raw: RawTensors, module: str, quantization: CheckpointConfig, schemes: list[CheckpointConfig]
+) -> DerivedTensor:
+    if raw.dtype(f"{module}.weight") == "F8_E4M3":
+        if raw.dtype(f"{module}.weight_scale") == "U8":
+            return mxfp8(raw, module)
+        return float8(raw, module, ".weight_scale", _block(schemes))
+    bits = _bits_of_bytes(raw, module, schemes)
+    return _with_activations(_bytes(raw, module, schemes, bits), _activations(quantization, bits))
+
+
+def _bits_of_bytes(raw: RawTensors, module: str, schemes: list[CheckpointConfig]) -> int:
+    """Of integers that take a byte each. Where schemes differ, the scales tell which is the module's."""
+    possible = [(scheme.int("num_bits", 8), scheme.int("group_size", -1)) for scheme in schemes]
+    shape, scales = raw.shape(f"{module}.weight"), raw.shape(f"{module}.weight_scale")
+    groups = scales[1] if len(scales) == 2 else 1
+    fitting = {bits for bits, size in possible if (groups == 1 if size <= 0 else shape[-1:] == (groups * size,))}
+    return fitting.pop() if len(fitting) == 1 else 8
 
 
 def _activations(quantization: CheckpointConfig, bits: int) -> str:
@@ -167,7 +194,7 @@ def _scales_and_zeros(
     return scales, np.ascontiguousarray(np.broadcast_to(zeros, scales.shape))
 
 
-def _bytes(raw: RawTensors, module: str, schemes: list[CheckpointConfig]) -> DerivedTensor:
+def _bytes(raw: RawTensors, module: str, schemes: list[CheckpointConfig], bits: int) -> DerivedTensor:
     name = f"{module}.weight"
     if len(shape := raw.shape(name)) != 2 or raw.dtype(name) != "I8":
         raise raw.bad(name, f"is {raw.dtype(name)} {[*shape]}, and a matrix of I8 is expected")
@@ -175,17 +202,17 @@ def _bytes(raw: RawTensors, module: str, schemes: list[CheckpointConfig]) -> Der
     scales = raw.shape(f"{module}.weight_scale")
     if scales not in ((1,), (1, 1), (outputs,), (outputs, 1)) and (len(scales) != 2 or scales[0] != outputs):
         raise raw.bad(f"{module}.weight_scale", f"is {[*scales]} for {[*shape]}")
-    _check_groups(raw, module, (outputs, inputs), 8, schemes)
+    _check_groups(raw, module, (outputs, inputs), bits, schemes)
     sources = module_tensors(raw, module, (".weight", ".weight_scale", *NOT_NEEDED))
-    return DerivedTensor((outputs, inputs), sources, partial(_derive_bytes, raw, module, (outputs, inputs)))
+    return DerivedTensor((outputs, inputs), sources, partial(_derive_bytes, raw, module, (outputs, inputs), bits))
 
 
-def _derive_bytes(raw: RawTensors, module: str, shape: tuple[int, int]) -> StoredTensor:
-    name = f"{module}.weight"
+def _derive_bytes(raw: RawTensors, module: str, shape: tuple[int, int], bits: int) -> StoredTensor:
+    name, half = f"{module}.weight", 1 << (bits - 1)
     stored = raw.integers(name)
-    scales, zeros = _scales_and_zeros(raw, module, shape[0], 8)
+    scales, zeros = _scales_and_zeros(raw, module, shape[0], bits)
 
     def quantized(first: int, last: int) -> NDArray[np.uint8]:
-        return np.bitwise_xor(stored[first:last].view(np.uint8), 128, dtype=np.uint8)
+        return stored[first:last].view(np.uint8) + np.uint8(half)
 
-    return grouped_integers(name, shape, 8, quantized, scales, zeros + 128)
+    return grouped_integers(name, shape, bits, quantized, scales, zeros + half)
