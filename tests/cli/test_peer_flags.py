@@ -216,7 +216,6 @@ def test_caches_beyond_the_pool_by_their_names_elsewhere(capsys: pytest.CaptureF
         ("-ot exps=CPU", "-ot is exps=CPU.*\n.*cpu_layers"),
         ("-sm row -ts 3,1", "-sm is row.*\n.*tensor_parallel_size"),
         ("-mg 1", "-mg is 1.*\n.*CUDA_VISIBLE_DEVICES"),
-        ("-nkvo", "-nkvo is false.*\n.*cpu_layers"),
         ("--rpc 10.0.0.1:50052", "--rpc is 10.*\n.*pipeline_stages"),
         ("--mamba-ssm-cache-dtype float16", "--mamba-ssm-cache-dtype is float16.*\n.*state_checkpoint_dtype"),
         ("--cpu-offload-gb much", "`much` is not a number"),
