@@ -1,4 +1,5 @@
-"""Options that people type from the guides of other engines, a table for each engine."""
+"""Options that people type from the guides of other engines: a table for each engine. What is about several devices,
+about drafts, and about prefixes beyond the KV cache stands in a file of that topic, for all engines."""
 
 from quire.engine.peers.devices import SHORT_FLAGS as DEVICES
 from quire.engine.peers.drafts import SHORT_FLAGS as SPECULATION
