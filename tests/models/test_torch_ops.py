@@ -100,6 +100,7 @@ def test_activations() -> None:
         Activation.TANH: np.tanh(x),
         Activation.SIGMOID: sigmoid(x),
         Activation.ELU: np.where(x > 0, x, np.expm1(x)),
+        Activation.SOFTPLUS: np.log1p(np.exp(x)),
         Activation.CLAMPED_SWIGLU: np.minimum(x, 7) * sigmoid(1.702 * np.minimum(x, 7)),
     }
     assert formulas.keys() == set(Activation)

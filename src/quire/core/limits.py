@@ -85,6 +85,12 @@ def refuse_impossible(
             f"shorten the prompt or let max_tokens be at most {room}" if room > 0 else "shorten the prompt",
             param="max_tokens" if room > 0 else "prompt",
         )
+    if params.beam_width and limits.has_states and shares_prompt and window.size:
+        raise BadRequest(
+            "beam search is asked for, and the model has states in blocks that its window has passed",
+            "leave out beam_width",
+            param="beam_width",
+        )
     width = params.beam_width or 1
     if width > max_running:
         raise BadRequest(

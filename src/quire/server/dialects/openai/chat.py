@@ -1,5 +1,6 @@
 """POST /v1/chat/completions: the request."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -91,18 +92,26 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
         note_ignored("web_search_options")
     context = with_chat_template(context, chat.chat_template)
     use = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    max_tokens = _agreed({"max_tokens": chat.max_tokens, "max_completion_tokens": chat.max_completion_tokens})
     request = GenerateRequest(
         id=new_id("chatcmpl"),
         params=sampling_params(
             chat,
             context.info.generation.sampling,
-            max_tokens=_max_tokens(chat),
+            max_tokens=max_tokens,  # None: until the context is full
             logprobs=_logprobs(chat),
             structured=structured_output(chat),
-            thinking_token_budget=_thinking_budget(chat),
+            thinking_token_budget=_agreed(
+                {
+                    "thinking_token_budget": chat.thinking_token_budget,
+                    "thinking_budget": chat.thinking_budget,
+                    "thinking_budget_tokens": chat.thinking_budget_tokens,
+                    "thinking.budget_tokens": chat.thinking.budget_tokens if chat.thinking else None,
+                }
+            ),
         ),
         add_special_tokens=bool(chat.add_special_tokens),
-        **truncation(chat.truncate_prompt_tokens, chat.truncation_side, _max_tokens(chat), context),
+        **truncation(chat.truncate_prompt_tokens, chat.truncation_side, max_tokens, context),
         tenant=context.tenant,
         salt=chat.cache_salt or "",
         priority=chat.priority or 0,
@@ -146,20 +155,6 @@ def _thinking_options(enabled: bool | None, switch: ThinkingSwitch | None) -> di
     return {} if enabled is None else {"enable_thinking": enabled}
 
 
-def _thinking_budget(chat: ChatBody) -> int | None:
-    given = {
-        "thinking_token_budget": chat.thinking_token_budget,
-        "thinking_budget": chat.thinking_budget,
-        "thinking_budget_tokens": chat.thinking_budget_tokens,
-        "thinking.budget_tokens": chat.thinking.budget_tokens if chat.thinking else None,
-    }
-    given = {name: budget for name, budget in given.items() if budget is not None}
-    if len(set(given.values())) > 1:
-        told = " and ".join(f"{name} is {budget}" for name, budget in given.items())
-        raise BadRequest(told, "they mean the same: give one", param=[*given][1])
-    return next(iter(given.values()), None)
-
-
 def effort_options(effort: str | None, where: str) -> dict[str, Any]:
     """Options of the chat template. Templates that can turn reasoning off look at `enable_thinking`."""
     if effort is None:
@@ -169,14 +164,13 @@ def effort_options(effort: str | None, where: str) -> dict[str, Any]:
     return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
-def _max_tokens(chat: ChatBody) -> int | None:
-    """None: until the context is full."""
-    old, new = chat.max_tokens, chat.max_completion_tokens
-    if old is not None and new is not None and old != new:
-        raise BadRequest(
-            f"max_tokens is {old} and max_completion_tokens is {new}", "give one of them", param="max_tokens"
-        )
-    return old if new is None else new
+def _agreed(names: Mapping[str, int | None]) -> int | None:
+    """What is given under one of several names for the same, or under several of them alike."""
+    given = {name: value for name, value in names.items() if value is not None}
+    if len(set(given.values())) > 1:
+        told = " and ".join(f"{name} is {value}" for name, value in given.items())
+        raise BadRequest(told, "they mean the same: give one of them", param=[*given][0])
+    return next(iter(given.values()), None)
 
 
 def _logprobs(chat: ChatBody) -> int | None:
