@@ -202,8 +202,8 @@ def test_advice_for_transformers_is_taken_or_refused_by_name() -> None:
     assert EngineOptions.of({"dtype": torch.float16}).dtype == "float16"
     assert EngineOptions.of({"load_in_8bit": True}).quantization == "int8"
     assert EngineOptions.of({"load_in_4bit": True, "low_cpu_mem_usage": True}).quantization == "nf4"
-    with pytest.raises(BadRequest, match="device is {'': 1}") as refused:
+    with pytest.raises(BadRequest, match=r"device is \{'': 1\}") as refused:
         EngineOptions.of({"device_map": {"": 1}})
     assert "CUDA_VISIBLE_DEVICES" in refused.value.hint
-    with pytest.raises(BadRequest, match="quantization_config is .*not possible here"):
+    with pytest.raises(BadRequest, match=r"quantization_config is .*not possible here"):
         EngineOptions.of({"quantization_config": object()})

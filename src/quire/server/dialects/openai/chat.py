@@ -169,7 +169,7 @@ def _agreed(names: Mapping[str, int | None]) -> int | None:
     given = {name: value for name, value in names.items() if value is not None}
     if len(set(given.values())) > 1:
         told = " and ".join(f"{name} is {value}" for name, value in given.items())
-        raise BadRequest(told, "they mean the same: give one of them", param=[*given][0])
+        raise BadRequest(told, "they mean the same: give one of them", param=next(iter(given)))
     return next(iter(given.values()), None)
 
 
