@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quire.hub.aliases import ALIASES, WheelModel
-from quire.hub.cache import DownloadFailed, cached_models
+from quire.hub.cache import DownloadFailed
 from quire.hub.repo_files import CONFIG_FILE, choose_files
 
 GGUF_HEADER_BYTES = 32 << 20  # more than the words of a tokenizer and the names of tensors take
@@ -41,7 +41,7 @@ def remote_repo(name: str) -> RemoteRepo | None:
     from quire.hub.huggingface import is_repo_id
 
     repo, _, selector = (alias.repo, "", alias.selector) if alias else name.partition(":")
-    if not is_repo_id(repo) or (not selector and any(model.name == repo for model in cached_models())):
+    if not is_repo_id(repo):
         return None
     hub: Any = import_module("huggingface_hub")
     import_module("huggingface_hub.utils")
