@@ -134,7 +134,7 @@ def test_a_link_is_a_plan(page: Browser) -> None:
     assert page.js(own) == ["prefill 9,000", "decode 100"]
     assert page.js("document.querySelector('.attention .own').closest('tr').cells[0].textContent") == "GQA"
     assert page.js("document.querySelectorAll('.fits dl > div').length") == 7
-    assert "across several" in page.js("document.querySelector('.others').textContent")
+    assert "on several GPUs" in page.js("document.querySelector('.others').textContent")
     gains = page.js(
         "[...document.querySelectorAll('.drafts tbody tr')].map(row => parseFloat(row.cells[3].textContent))"
     )

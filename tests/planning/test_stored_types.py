@@ -143,6 +143,32 @@ def test_experts_and_latent_attention_are_counted_as_their_files_are(
     assert_planned_alike(tmp_path)
 
 
+def test_the_experts_of_gpt_oss_are_in_mxfp4(tmp_path: Path) -> None:
+    """A file has blocks and scales of all experts in one tensor each, and a plan by config.json has their matrices."""
+    config = TINY | {
+        "architectures": ["GptOssForCausalLM"], "head_dim": 32, "num_local_experts": 4, "sliding_window": 32,
+        "layer_types": ["sliding_attention", "full_attention"], "attention_bias": True, "swiglu_limit": 7.0,
+    }  # fmt: skip
+    shapes = shape_checkpoint(CheckpointConfig(tmp_path / "config.json", config))
+    plan_model("shapes", shapes, NativeFormat())
+    tensors: Tensors = {}
+    for name, shape in shapes.shapes.items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inputs, outputs = shape
+            tensors[f"{name}_blocks"] = torch.zeros((experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+            tensors[f"{name}_scales"] = torch.full((experts, outputs, inputs // 32), 127, dtype=torch.uint8)
+        else:
+            tensors[name] = torch.zeros(shape, dtype=torch.float16)
+    assert sum(name.endswith("_blocks") for name in tensors) == 4
+    write(tmp_path, tensors, {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    for packing in (NativeFormat(), GpuFormat()):
+        files, planned = by_files(tmp_path, packing), by_config(tmp_path, packing)
+        for total in ("weight_bytes", "table_bytes", "vector_bytes", "num_parameters"):
+            assert getattr(files, total) == getattr(planned, total), total
+        assert sum(files.allocations) == sum(planned.allocations)
+
+
 PACKED = ("gate_proj", "up_proj", "down_proj", "q_proj", "k_proj", "v_proj", "o_proj")
 PACKED += ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 

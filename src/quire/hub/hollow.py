@@ -58,13 +58,16 @@ def remote_repo(name: str) -> RemoteRepo | None:
 
 def write_hollow(remote: RemoteRepo, folder: Path) -> Path:
     """-> what `resolve_model` would have: the folder, or the GGUF file (the first split of several)."""
+    from quire.weights.formats import OLDER_FILES
+
     weights = [file for file in remote.sizes if file.endswith((".safetensors", ".gguf"))]
     if not weights:
         raise DownloadFailed(
             f"{remote.repo} has no safetensors or GGUF files, whose headers a plan would read",
             f"download it first: quire pull {remote.repo}",
         )
-    small = [file for file in remote.sizes if PurePosixPath(file).name == CONFIG_FILE or file.endswith(".index.json")]
+    settings = (CONFIG_FILE, *OLDER_FILES)
+    small = [file for file in remote.sizes if PurePosixPath(file).name in settings or file.endswith(".index.json")]
     for file in [*small, *weights]:
         target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
