@@ -288,7 +288,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 def test_text_and_picture_of_one(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "heads.svg"
-    argv = ["bench", "compare", "kv-heads", "-m", str(tiny_model), "--device", "cpu", "--svg", str(picture)]
+    argv = ["bench", "compare", "--svg", str(picture), "kv-heads", "-m", str(tiny_model), "--device", "cpu"]
     assert cli.main(argv) == 0
     told = capsys.readouterr().out
     assert "(computed)" in told and "held fixed: 2 layers" in told and "MLA" in told and "6.00 times" in told
@@ -313,7 +313,8 @@ def test_mistakes_are_named(tiny_model: Path, tmp_path: Path, capsys: pytest.Cap
     assert "a file is given twice" in error("formats", str(tiny_model), str(tiny_model), "--device", "cpu")
     assert "--model and files" in error("formats", str(tiny_model), *model)
     assert "cannot be read" in error("formats", *model, "--text", str(tmp_path))
-    assert "invalid choice" in error("all", "--only", "batchin")
+    assert "did you mean `batching`?" in error("all", "--only", "batchin")
+    assert "no comparison is named" in error("--html", str(tmp_path / "page.html"))
 
 
 def test_every_comparison_has_help_with_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -294,6 +294,64 @@ def test_connections_are_kept_alive_and_a_closed_one_is_made_again(bench: Bench)
     assert len(writers) == 10 and len(set(writers)) == 2
 
 
+def test_runs_are_added_to_one_file(bench: Bench, tmp_path: Path) -> None:
+    """As vLLM's --append-result writes them: a line each."""
+    kept = tmp_path / "runs.jsonl"
+    flags = ["--model", "x", "--append-result", "--result-dir", str(tmp_path), "--result-filename", kept.name]
+    with serving(stream_all) as url:
+        runs = [bench(url, *lengths(count, 4, 2), *flags) for count in (1, 2)]
+    saved = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert [run["completed"] for run in saved] == [1, 2]
+    assert all(run.keys() <= line.keys() for run, line in zip(runs, saved, strict=True))
+
+
+def test_requests_have_ids_that_are_found_in_the_log_of_a_server(bench: Bench) -> None:
+    heads: list[str] = []
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+        length = int(heads[-1].split("content-length:")[1].split("\r\n")[0])
+        if length:
+            await stream_all(json.loads(await reader.readexactly(length)), writer)
+        writer.close()
+
+    with listening(on_connection) as url:
+        bench(url, "--model", "x", *lengths(3, 4, 2), "--request-id-prefix", "night-", "--max-concurrency", "1")
+    asked = [head for head in heads if "post " in head]
+    assert ["x-request-id" in head for head in asked] == [False, True, True, True], "the first one is a probe"
+    assert all(f"x-request-id: night-{index}\r\n" in head for index, head in enumerate(asked[1:]))
+
+
+@pytest.mark.parametrize("assignment", ["random", "round-robin"])
+def test_each_request_asks_for_an_adapter(bench: Bench, assignment: str) -> None:
+    asked: list[str] = []
+
+    async def respond(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        asked.append(body["model"])
+        await stream_all(body, writer)
+
+    adapters = ["--lora-modules", "sql", "poems", "--lora-assignment", assignment, "--max-concurrency", "1"]
+    with serving(respond) as url:
+        bench(url, "--model", "x", *lengths(20, 4, 2), *adapters)
+    assert asked[0] == "x" and set(asked[1:]) == {"sql", "poems"}
+    assert (asked[1:] == ["sql", "poems"] * 10) == (assignment == "round-robin")
+
+
+def test_csv_files_are_replayed_or_give_their_lengths(bench: Bench, tmp_path: Path) -> None:
+    azure, burst = tmp_path / "azure.csv", tmp_path / "burstgpt.csv"
+    times = ("2023-11-16 18:15:46.6805900", "2023-11-16 18:15:46.9805900")
+    azure.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{at},7,3\n" for at in times))
+    rows = ["5,ChatGPT,40,9,49,Conversation log", "9,GPT-4,5,2,7,API log", "9,GPT-4,5,0,5,API log"]
+    burst.write_text("\n".join(["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", *rows]))
+    with serving(stream_all) as url:
+        flags = ["--model", "x", "--save-detailed", "--dataset-name"]
+        replayed = bench(url, *flags, "timed_trace", "--dataset-path", str(azure))
+        drawn = bench(url, *flags, "burstgpt", "--dataset-path", str(burst), "--num-prompts", "4")
+    assert (replayed["input_lens"], replayed["output_lens"]) == ([7, 7], [3, 3])
+    assert replayed["start_times"][1] - replayed["start_times"][0] == pytest.approx(0.3, abs=0.1)
+    assert (drawn["input_lens"], drawn["output_lens"]) == ([5] * 4, [2] * 4), "GPT-4's, that have an answer"
+
+
 def test_ctrl_c_tells_what_is_done(bench: Bench) -> None:
     count = 0
 

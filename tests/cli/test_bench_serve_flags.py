@@ -36,6 +36,8 @@ VLLM_DEFAULTS = {
     "num_warmups": 0,
     "save_result": False,
     "save_detailed": False,
+    "append_result": False,
+    "lora_assignment": "random",
     "disable_tqdm": False,
     "disable_shuffle": False,
     "no_oversample": False,
@@ -62,7 +64,16 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "complaint"),
     [
         ("--dataset-name shared-prefx", "did you mean `shared-prefix`?"),
-        ("--dataset-name hf", "choose from random, prefix_repetition"),
+        ("--dataset-name my-own", "choose from random, prefix_repetition"),
+        ("--dataset-name hf", "is one of `vllm bench serve` that is not here\nhint: datasets of the hub"),
+        ("--dataset-name sonnet --sonnet-input-len 550", "--dataset-name prefix_repetition"),
+        ("--dataset-name random-rerank", "is not put under load here"),
+        ("--profile", "`quire bench serve` has no --profile, which `vllm bench serve` has"),
+        ("--plot-timeline --timeline-itl-thresholds 25,50", "--save-detailed writes the times"),
+        ("--hf-split train", "has no --hf-split"),
+        ("--lora-modules sql --lora-assignment any", "`any` is not one of random, round-robin"),
+        ("--request-id-prefix a\tb", "a header has printable characters"),
+        ("--dataset-name burstgpt", "needs a file: give --dataset-path"),
         ("--backend tensorrt-llm", "choose from openai, vllm, openai-chat"),
         ("--request-rate -2", "--request-rate is -2\nhint: it must be above 0"),
         ("--request-rate 0", "--request-rate is 0"),
@@ -96,5 +107,5 @@ def test_no_server(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes_are_named(flags: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "serve", "--base-url", "http://127.0.0.1:9", "--model", "x", *flags.split()]) == 2
+    assert cli.main(["bench", "serve", "--base-url", "http://127.0.0.1:9", "--model", "x", *flags.split(" ")]) == 2
     assert complaint in capsys.readouterr().err

@@ -156,6 +156,20 @@ def test_a_trace_with_a_request_beyond_the_context_is_refused_by_its_line(
     assert "line 2 has 200,060 tokens, and the context holds 131,072" in printed.err and not printed.out
 
 
+def test_a_csv_trace_is_simulated_and_refused_by_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        f"2023-11-16 18:15:{46 + i // 10}.{i % 10}805900,{50 + i},{i % 9}" for i in range(40)
+    ]  # some have no answer
+    (tmp_path / "azure.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    assert main([*TARGET, "--trace", str(tmp_path / "azure.csv"), "--json"]) == 0
+    (load,) = json.loads(capsys.readouterr().out)["loads"]
+    assert load["num_requests"] == 35
+    rows.append("2023-11-16 18:15:51.0,200000,9")
+    (tmp_path / "azure.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    assert main([*TARGET, "--trace", str(tmp_path / "azure.csv")]) == 2
+    assert "line 42 has 200,009 tokens" in capsys.readouterr().err
+
+
 def test_requests_beyond_the_concurrency_wait_at_their_clients() -> None:
     """With one in flight each is served alone, and its times count from when it was sent."""
     engine = SimulatedEngine(num_blocks=400)

@@ -272,6 +272,73 @@ def test_a_trace_is_read_and_a_wrong_one_refused_by_line(tmp_path: Path) -> None
             read_trace(path)
 
 
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:00.017335+00:00,2399,6
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,GPT-4,1087,0,1087,Conversation log
+118,GPT-4,417,276,693,Conversation log
+"""
+BURSTGPT_3 = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+0.5,1a,2,GPT-4,417,276,693,"Conversation, long"
+"""
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n1.5,10,20\n2,11,21\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "requests"),
+    [
+        (AZURE, [(0, 374, 44), (4.314579, 396, 109)]),
+        (AZURE_2024, [(0, 2162, 5), (0.007405, 2399, 6)]),
+        (BURSTGPT, [(0, 472, 18), (113, 417, 276)]),
+        (BURSTGPT_3, [(0, 417, 276)]),
+        (VIDUR, [(0, 10, 20), (0.5, 11, 21)]),
+        ("\ufeff" + VIDUR.replace("\n", "\r\n"), [(0, 10, 20), (0.5, 11, 21)]),
+    ],
+)
+def test_published_traces_are_read_as_they_are(tmp_path: Path, text: str, requests: list) -> None:
+    """Times count from the first. Requests that failed have no tokens, and are left out."""
+    path = tmp_path / "trace.csv"
+    path.write_text(text, encoding="utf-8", newline="")
+    arrivals = read_trace(path)
+    assert [(len(each.prompt_ids), each.output) for each in arrivals] == [tuple(row[1:]) for row in requests]
+    assert [each.time for each in arrivals] == pytest.approx([row[0] for row in requests])
+
+
+def test_requests_of_one_model_are_taken_of_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(BURSTGPT)
+    assert [len(each.prompt_ids) for each in read_trace(tmp_path / "trace.csv", model="GPT-4")] == [417]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time,words\n1,2\n", "line 1 is neither JSON nor the names of a trace's columns"),
+        (f"{AZURE}2023-11-16 18:15:40.0,5,5\n", "line 4 comes at -6.68059 s"),
+        (f"{AZURE}2023-11-16 18:15:49.0,5,5\n", "line 4 comes at 2.31941 s, before the line above it"),
+        (f"{AZURE}yesterday,5,5\n", "line 4 is not a request"),
+        (f"{AZURE}6.5,5,5\n", "line 4 is not a request"),
+        (f"{AZURE}2023-11-16 18:15:51.0,many,5\n", "line 4 is not a request"),
+        (f"{AZURE}2023-11-16 18:15:51.0,5\n", "line 4 is not a request"),
+        (f"{AZURE}2023-11-16 18:15:51.0,5.5,5\n", "line 4 is not a request"),
+        (f"{AZURE}2023-11-16 18:15:51.0+00:00,5,5\n", "line 4 is not a request"),
+        (f"{AZURE}2023-11-18 18:15:51.0,5,5\n", "line 4 comes 172,800 s after"),
+        (f"{AZURE}2023-11-16 18:15:51.0,-5,5\n", "line 4 has -5 tokens of a prompt"),
+        (VIDUR.partition("\n")[0], "has no requests"),
+    ],
+)
+def test_a_csv_trace_is_refused_by_its_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "trace.csv").write_text(text)
+    with pytest.raises(BadRequest, match=message):
+        read_trace(tmp_path / "trace.csv")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

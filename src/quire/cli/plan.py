@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
+from quire.cli.planned_checkpoint import takes_format
 from quire.cli.planning_flags import (
     PP_NAMES,
     add_draft_flags,
@@ -262,7 +263,6 @@ def _search(arguments: Namespace) -> None:
     if arguments.gpu_memory_utilization is not None:
         raise UsageError("--slo takes 90 % of a GPU's memory", "leave out --gpu-memory-utilization")
     name = arguments.shape or arguments.model or DEFAULT_MODEL
-    by_shape = bool(arguments.shape) or name.endswith("config.json")
 
     @cache
     def counted(is_gpu: bool, format_name: str) -> "PlannedModel":
@@ -273,7 +273,7 @@ def _search(arguments: Namespace) -> None:
         demand,
         machines,
         lambda hardware, format_name: counted(hardware.is_gpu, format_name),
-        formats=[arguments.format or ""] if arguments.format or not by_shape else None,
+        formats=[arguments.format] if arguments.format else None if arguments.shape or takes_format(name) else [""],
         kv_dtype=None if arguments.kv_cache_dtype == "auto" else arguments.kv_cache_dtype,
         tp=arguments.tp if arguments.tp > 1 else None,
         price=arguments.price,

@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from quire.cli.parser import Parser, UsageError
+from quire.cli.planned_checkpoint import planned_checkpoint, takes_format
 from quire.engine.options import QUANTIZE
-from quire.hub import DEFAULT_MODEL, cache_dir, resolve_model
+from quire.hub import DEFAULT_MODEL, cache_dir
 from quire.ops.native.cpus import available_cpus
 
 THIS = "this"  # the name of this machine
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from quire.planning.drafting import Draft
     from quire.planning.hardware import Hardware
     from quire.planning.planned_model import PlannedModel
-    from quire.weights.checkpoint import Checkpoint
 
 
 def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
@@ -37,7 +37,11 @@ def add_target_flags(parser: Parser, several_degrees: bool = False) -> None:
     )
     parser.add_argument("-m", "--model", metavar="MODEL", help="the same")
     parser.add_argument("--shape", metavar="NAME", help="a well-known model by its sizes, without its files")
-    parser.add_argument("--format", metavar="NAME", help="how its weights are stored, for --shape and config.json")
+    parser.add_argument(
+        "--format",
+        metavar="NAME",
+        help="how its weights are stored, for --shape and config.json (default: as the latter says)",
+    )
     parser.add_argument("--quantization", choices=QUANTIZE, help="as `quire serve` has it")
     parser.add_argument("--hardware", metavar="NAME", help="another machine than this one")
     if several_degrees:
@@ -84,7 +88,7 @@ def read_draft(arguments: Namespace, model: "PlannedModel", hardware: "Hardware"
     small, name = model, arguments.draft_model
     if name:
         is_shape = name.lower() in SHAPES
-        has_format = is_shape or name.endswith("config.json")
+        has_format = is_shape or takes_format(name)
         small = count_model(name, hardware, arguments.format if has_format else None, is_shape=is_shape)
     _check_draft(model, small)
     return Draft(small, small.kv_spec(kv_dtype(arguments, hardware)), num_tokens, is_head=arguments.draft_head)
@@ -179,32 +183,8 @@ def count_model(
     if quantization in ON_GPU_ONLY and not hardware.is_gpu:
         raise UsageError(f"--quantization is {quantization}, which is for GPUs", "on a CPU, use int8, int4 or nf4")
     with TemporaryDirectory() as folder:
-        checkpoint, short = _checkpoint(name, format_name, is_shape, Path(folder))
+        checkpoint, short = planned_checkpoint(name, format_name, is_shape, Path(folder))
         return plan_model(short, checkpoint, packing_of(checkpoint.config, on_gpu=hardware.is_gpu), quantization)
-
-
-def _checkpoint(name: str, format_name: str | None, is_shape: bool, folder: Path) -> "tuple[Checkpoint, str]":
-    """-> its tensors, by their shapes at least, and a short name. `folder`: for the headers of files that are not
-    here."""
-    from quire.hub.hollow import remote_repo, write_hollow
-    from quire.planning.shape_checkpoint import shape_checkpoint
-    from quire.planning.shapes import shape_config
-    from quire.weights.checkpoint import open_checkpoint
-    from quire.weights.huggingface import read_config
-
-    if is_shape:
-        return shape_checkpoint(shape_config(name), format_name), name
-    if name.endswith("config.json"):
-        path = Path(name)
-        return shape_checkpoint(read_config(path.parent), format_name), path.parent.resolve().name
-    if format_name:
-        raise UsageError("--format is given for a model with files", "its files say how it is stored")
-    if (remote := remote_repo(name)) is not None:
-        path = write_hollow(remote, folder)
-        print(f"read from the headers of {remote.repo}, which is {remote.nbytes / 1e9:,.1f} GB", file=sys.stderr)
-        return open_checkpoint(path), name
-    files = resolve_model(name)
-    return open_checkpoint(files.path), files.name
 
 
 def kv_dtype(arguments: Namespace, hardware: "Hardware") -> str:

@@ -152,7 +152,10 @@ def _parser() -> Parser:
         "--max-concurrency", type=int, metavar="N", help="requests in flight at most; others wait at their clients"
     )
     workload.add_argument(
-        "--trace", type=Path, metavar="FILE", help="JSON lines: timestamp, input_length, output_length"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines: timestamp, input_length, output_length; or CSV of Azure or BurstGPT",
     )
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument("--replicas", type=int, default=1, metavar="N", help="engines (default: 1)")
@@ -289,10 +292,10 @@ def read_goals(given: Sequence[str]) -> dict[str, float]:
 
 def check_lengths(path: Path, arrivals: "list[Arrival]", most: int) -> None:
     """Of a trace, before it is served."""
-    for number, arrival in enumerate(arrivals, 1):
+    for arrival in arrivals:
         if (length := len(arrival.prompt_ids) + arrival.output) > most:
             raise UsageError(
-                f"{path}: line {number} has {length:,} tokens, and the context holds {most:,}",
+                f"{path}: line {arrival.line} has {length:,} tokens, and the context holds {most:,}",
                 "give a greater --max-model-len, if the model has it, or leave out longer requests",
             )
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quire.hub.aliases import ALIASES, WheelModel
-from quire.hub.cache import DownloadFailed, cached_models
+from quire.hub.cache import DownloadFailed
 from quire.hub.repo_files import CONFIG_FILE, choose_files
 
 GGUF_HEADER_BYTES = 32 << 20  # more than the words of a tokenizer and the names of tensors take
@@ -41,7 +41,7 @@ def remote_repo(name: str) -> RemoteRepo | None:
     from quire.hub.huggingface import is_repo_id
 
     repo, _, selector = (alias.repo, "", alias.selector) if alias else name.partition(":")
-    if not is_repo_id(repo) or (not selector and any(model.name == repo for model in cached_models())):
+    if not is_repo_id(repo):
         return None
     hub: Any = import_module("huggingface_hub")
     import_module("huggingface_hub.utils")
@@ -58,13 +58,16 @@ def remote_repo(name: str) -> RemoteRepo | None:
 
 def write_hollow(remote: RemoteRepo, folder: Path) -> Path:
     """-> what `resolve_model` would have: the folder, or the GGUF file (the first split of several)."""
+    from quire.weights.formats import OLDER_FILES
+
     weights = [file for file in remote.sizes if file.endswith((".safetensors", ".gguf"))]
     if not weights:
         raise DownloadFailed(
             f"{remote.repo} has no safetensors or GGUF files, whose headers a plan would read",
             f"download it first: quire pull {remote.repo}",
         )
-    small = [file for file in remote.sizes if PurePosixPath(file).name == CONFIG_FILE or file.endswith(".index.json")]
+    settings = (CONFIG_FILE, *OLDER_FILES)
+    small = [file for file in remote.sizes if PurePosixPath(file).name in settings or file.endswith(".index.json")]
     for file in [*small, *weights]:
         target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)

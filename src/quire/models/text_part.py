@@ -131,7 +131,9 @@ def load(ops: OpSet, checkpoint: Checkpoint, config: ModelConfig, max_model_len:
 
 
 def text_tensors(checkpoint: Checkpoint) -> Checkpoint:
-    """The tensors of the language model."""
+    """The tensors of the language model. (Without names it is a DummyCheckpoint, which has every tensor.)"""
+    if not checkpoint.names():
+        return checkpoint
     names = {}
     for name in checkpoint.names():
         prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), None)

@@ -69,7 +69,7 @@ def _weights(plan: "Plan") -> list[Advice]:
     """Decode is bound by the bytes of weights: fewer bits are faster."""
     step = plan.at_load
     bits = 8 * plan.model.weight_bytes / plan.model.num_parameters
-    if step.bound != "memory" or bits < 6:
+    if step.bound != "memory" or bits < 6 or plan.model.layer_bits < 6:
         return []
     saved = step.count.weight_bytes * (1 - FOUR_BITS / bits) / plan.setup.tp / plan.hardware.bandwidth
     gain = step.seconds / (step.seconds - saved)

@@ -1,5 +1,6 @@
 """A model as a plan sees it: its sizes, its weights by tensor, and what a step of it takes. Nothing is loaded."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
@@ -14,6 +15,8 @@ from quire.planning.step_counter import StepCounter, StepShape, count_step
 from quire.planning.weight_counter import CountedTensor, WeightCounter
 from quire.runtime.kv import kv_spec
 from quire.weights.checkpoint import Checkpoint
+
+_HEAD = re.compile(r"lm_head|embed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,12 @@ class PlannedModel:
         tables = {tensor.name for tensor in self.tensors if tensor.is_table}
         counted = (tensor for tensor in self.tensors if tensor.is_table or tensor.name not in tables)
         return sum(prod(tensor.shape) for tensor in counted)
+
+    @property
+    def layer_bits(self) -> float:
+        """Bits of a weight in the layers: heads and embeddings are often left in 16 bits."""
+        layers = [t for t in self.tensors if len(t.shape) > 1 and not t.is_table and not _HEAD.search(t.name)]
+        return 8 * sum(t.nbytes for t in layers) / max(sum(prod(t.shape) for t in layers), 1)
 
     def kv_spec(self, dtype: str, block_size: int = 16, checkpoint_dtype: str = "float32") -> KVSpec:
         return kv_spec(self.config, block_size, dtype, checkpoint_dtype=checkpoint_dtype)

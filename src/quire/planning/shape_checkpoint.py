@@ -1,5 +1,6 @@
 """A checkpoint that is known by its config.json alone: every tensor the model needs, in the types of a format."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
@@ -21,15 +22,17 @@ from quire.ops.tensors import (
     Q5_K,
     Q6_K,
     Q8_0,
+    TQ2_0,
     StorageType,
     StoredTensor,
 )
 from quire.planning.formats import TypeOf, find_format
+from quire.planning.stored_types import StoredFormat, first_expert, short_name, stored_floats_type
 from quire.weights.config import CheckpointConfig
 from quire.weights.dummy_checkpoint import DummyCheckpoint
 
 # Rows that are no multiple of 256 weights are stored in types with smaller blocks, as llama.cpp does.
-_WITHOUT_SUPER_BLOCKS = {Q2_K: Q4_0, Q3_K: Q4_0, Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}
+_WITHOUT_SUPER_BLOCKS = {Q2_K: Q4_0, Q3_K: Q4_0, Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0, TQ2_0: Q4_0}
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class ShapeCheckpoint(DummyCheckpoint):
     config: CheckpointConfig = field(kw_only=True)
     type_of: TypeOf = field(kw_only=True)
     num_layers: int = field(kw_only=True)
+    without_blocks: StorageType = field(default=BF16, kw_only=True)  # of rows that no blocks hold
+    known: Mapping[str, StorageType] = field(default_factory=dict, kw_only=True)  # by name, before `type_of`
     _kinds: dict[str, StorageType] = field(default_factory=dict)  # by name: those of all experts are alike
 
     def __post_init__(self) -> None: ...
@@ -52,14 +57,14 @@ class ShapeCheckpoint(DummyCheckpoint):
         shape = self.shapes[name]
         if len(shape) < 2 or name.endswith("bias"):
             return StoredTensor(name, shape, F32, _zeros(shape, F32))
-        kind = self._kind(_without_expert(name), shape[-1])
+        kind = self.known.get(short_name(name)) or self._kind(first_expert(name), shape[-1])
         return ShapeTensor(name, shape, kind, _zeros(shape, kind))
 
     def _kind(self, name: str, num_columns: int) -> StorageType:
         if (kind := self._kinds.get(name)) is None:
             kind = self.type_of(name, self.num_layers)
             while num_columns % kind.block:
-                kind = _WITHOUT_SUPER_BLOCKS.get(kind, BF16)
+                kind = _WITHOUT_SUPER_BLOCKS.get(kind, self.without_blocks)
             self._kinds[name] = kind
         return kind
 
@@ -87,11 +92,6 @@ class ShapeTensor(StoredTensor):
         return replace(self, shape=shape, type=kind, data=_zeros(shape, kind), row_order=None)
 
 
-def _without_expert(name: str) -> str:
-    before, experts, rest = name.partition(".experts.")
-    return before + experts + rest.partition(".")[2] if experts else name
-
-
 @cache
 def _zeros(shape: tuple[int, ...], kind: StorageType) -> NDArray[np.uint8]:
     row_bytes = shape[-1] // kind.block * kind.block_bytes
@@ -99,6 +99,21 @@ def _zeros(shape: tuple[int, ...], kind: StorageType) -> NDArray[np.uint8]:
 
 
 def shape_checkpoint(config: CheckpointConfig, format_name: str | None = None) -> ShapeCheckpoint:
-    """Without a format: bfloat16."""
-    layers = config.int("num_hidden_layers", default=config.int("n_layer", default=config.int("num_layers", default=1)))
-    return ShapeCheckpoint(config=config, type_of=find_format(format_name or "bfloat16"), num_layers=layers)
+    """Without a format: floats as config.json's dtype says."""
+    kind = stored_floats_type(config)
+    type_of = find_format(format_name) if format_name else lambda name, num_layers: kind
+    return ShapeCheckpoint(config=config, type_of=type_of, num_layers=_num_layers(config))
+
+
+def quantized_checkpoint(
+    config: CheckpointConfig, stored: StoredFormat, known: Mapping[str, StorageType] | None = None
+) -> ShapeCheckpoint:
+    """As its `quantization_config` says. `known`: the types of tensors whose headers were read."""
+    known = {short_name(name): kind for name, kind in (known or {}).items()}
+    return ShapeCheckpoint(
+        config=config, type_of=stored.type_of, num_layers=_num_layers(config), without_blocks=F32, known=known
+    )
+
+
+def _num_layers(config: CheckpointConfig) -> int:
+    return config.int("num_hidden_layers", default=config.int("n_layer", default=config.int("num_layers", default=1)))

@@ -3,13 +3,15 @@
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quire.core.errors import BadRequest
 from quire.planning.prompt_ids import joined
+from quire.planning.trace_columns import TraceColumns
 
 MAX_TRACE_LINES = 10_000_000
 MAX_GAP = 86_400  # seconds between two requests: more is a mistake in the unit
@@ -28,6 +30,7 @@ class Arrival:
     priority: int = 0
     # The next turn of the conversation: its time counts from the end of this answer, and its prompt follows the answer.
     followed_by: "Arrival | None" = None
+    line: int = 0  # of the trace that it stands in
 
     @property
     def num_turns(self) -> int:
@@ -117,20 +120,26 @@ def _vary(rng: random.Random, mean: int, spread: float) -> int:
     return max(1, round(mean * rng.uniform(1 - spread, 1 + spread)))
 
 
-def read_trace(path: Path) -> list[Arrival]:
+def read_trace(path: Path, model: str | None = None) -> list[Arrival]:
     """JSON lines: `timestamp` (seconds, or milliseconds in Mooncake's traces, which have `hash_ids`), `input_length`,
-    `output_length`; or `arrival`, `prompt_tokens`, `output_tokens`."""
+    `output_length`; or `arrival`, `prompt_tokens`, `output_tokens`. Or CSV (trace_columns.py), of which `model` takes
+    the requests of one model."""
     fresh = _FreshIds(1 << 32)
     arrivals: list[Arrival] = []
     empty = 0  # the first line without a request, if any
+    read: Callable[[str], Any] = json.loads
     for number, line in enumerate(_lines(path), 1):
+        if number == 1 and line.strip() and not line.lstrip().startswith("{"):
+            read = partial(TraceColumns(path, line).values, model=model)
+            continue
         if not line.strip():
             empty = empty or number
             continue
         if empty:
             raise BadRequest(f"{path}: line {empty} is empty, and requests follow", "remove it", param="trace")
-        arrivals.append(_read_line(path, number, line, fresh))
-        _check_time(path, number, arrivals)
+        if (arrival := _read_line(path, number, line, read, fresh)) is not None:
+            arrivals.append(arrival)
+            _check_time(path, number, arrivals)
     if not arrivals:
         raise BadRequest(f"{path} has no requests", param="trace")
     return arrivals
@@ -165,9 +174,10 @@ def _lines(path: Path) -> Iterator[str]:
         raise BadRequest(f"{path} cannot be read: {error.strerror}", param="trace") from error
 
 
-def _read_line(path: Path, number: int, line: str, fresh: _FreshIds) -> Arrival:
+def _read_line(path: Path, number: int, line: str, read: Callable[[str], Any], fresh: _FreshIds) -> Arrival | None:
     try:
-        values = json.loads(line)
+        if (values := read(line)) is None:
+            return None
         hashes = values.get("hash_ids")
         time = float(values.get("timestamp", values.get("arrival"))) / (1000 if hashes is not None else 1)
         num_prompt = _whole(values.get("input_length", values.get("prompt_tokens")))
@@ -177,7 +187,7 @@ def _read_line(path: Path, number: int, line: str, fresh: _FreshIds) -> Arrival:
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadRequest(
             f"{path}: line {number} is not a request",
-            'write {"timestamp": 0.5, "input_length": 100, "output_length": 20}',
+            'write {"timestamp": 0.5, "input_length": 100, "output_length": 20}, or CSV as its first line says',
             param="trace",
         ) from error
     if not 0 <= time < math.inf:
@@ -195,7 +205,7 @@ def _read_line(path: Path, number: int, line: str, fresh: _FreshIds) -> Arrival:
     shared = shared[: -(-num_prompt // TRACE_BLOCK)]
     ends = [min(TRACE_BLOCK, num_prompt - TRACE_BLOCK * number) for number in range(len(shared))]
     blocks = [range(block * TRACE_BLOCK, block * TRACE_BLOCK + end) for block, end in zip(shared, ends, strict=True)]
-    return Arrival(time, joined(*blocks, fresh.take(num_prompt - sum(ends))), output, priority)
+    return Arrival(time, joined(*blocks, fresh.take(num_prompt - sum(ends))), output, priority, line=number)
 
 
 def _whole(value: Any) -> int:

@@ -45,6 +45,14 @@ def read_quantized(config: CheckpointConfig, raw: RawTensors) -> dict[str, Deriv
     return derived
 
 
+def quantization_section(config: CheckpointConfig, directory: Path) -> CheckpointConfig | None:
+    """With its `quant_method`, one of FORMATS. None where the checkpoint is not quantized."""
+    quantization = _quantization(config, directory)
+    if quantization is not None:
+        _method(quantization)
+    return quantization
+
+
 def check_method(config: CheckpointConfig) -> None:
     """Raises Unsupported where config.json names a quant_method that is not read."""
     if (quantization := _in_config(config)) is not None:

@@ -39,10 +39,10 @@ OUTPUTS = {"--json", "--svg", "--html"}  # flags that say where results go
 
 
 def run(argv: Sequence[str]) -> int:
+    argv = _name_first(argv)
     name = argv[0] if argv and not argv[0].startswith("-") else ""
-    if name and name != ALL and name not in COMPARISONS:
-        known = (*COMPARISONS, ALL)
-        raise UsageError(f"there is no comparison `{name}`", nearest(name, known) or f"choose from {', '.join(known)}")
+    if name and name != ALL:
+        _known_comparison(name)
     arguments = _parser(name).parse(argv if name else argv or ["--help"])
     options = read_engine_options(arguments)
     files = getattr(arguments, "files", ())
@@ -55,6 +55,26 @@ def run(argv: Sequence[str]) -> int:
     with first_interrupt_noted() as noted:
         session = _Session(arguments, options, argv[1:], noted.is_set)
         return session.all() if name == ALL else session.one(name)
+
+
+def _name_first(argv: Sequence[str]) -> Sequence[str]:
+    """The sizes and flags are those of a comparison, so that its name has to be known before they are read."""
+    if not argv or not argv[0].startswith("-") or {"-h", "--help"} & {*argv}:
+        return argv
+    name = ALL if ALL in argv else next((argument for argument in argv if argument in COMPARISONS), None)
+    if name is None:
+        raise UsageError("no comparison is named", f"choose from {', '.join((*COMPARISONS, ALL))}")
+    rest = list(argv)
+    rest.remove(name)
+    return [name, *rest]
+
+
+def _known_comparison(name: str) -> str:
+    """Raises UsageError for an unknown one."""
+    if name not in COMPARISONS:
+        known = (*COMPARISONS, ALL)
+        raise UsageError(f"there is no comparison `{name}`", nearest(name, known) or f"choose from {', '.join(known)}")
+    return name
 
 
 def _parser(name: str) -> Parser:
@@ -74,7 +94,7 @@ def _parser(name: str) -> Parser:
         parser.add_argument("--svg", metavar="FILE", help="write the charts")
     parser.add_argument("--html", metavar="FILE", help="write a page with tables and charts that needs no network")
     if name in (ALL, ""):
-        parser.add_argument("--only", nargs="+", choices=COMPARISONS, metavar="NAME", help=f"of `{ALL}`, only these")
+        parser.add_argument("--only", nargs="+", type=_known_comparison, metavar="NAME", help=f"of `{ALL}`, only these")
     sizes = {field.name for field in fields(Sizes)}
     offered = COMPARISONS[name].sizes if name in COMPARISONS else dict.fromkeys({"repeats"} if name == ALL else sizes)
     defaults = {key: {"help": _help(key, default)} for key, default in offered.items() if default is not None}

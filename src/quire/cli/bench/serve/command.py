@@ -22,9 +22,10 @@ from quire.cli.bench.serve.generator import LoadRun, Refused, generate_load
 from quire.cli.bench.serve.http_client import HttpClient
 from quire.cli.bench.serve.measures import Measured, details, figures_of, measured
 from quire.cli.bench.serve.prompt_tokens import PromptTokens, find_tokenizer
+from quire.cli.bench.serve.refused_flags import add_refused_flags
 from quire.cli.bench.serve.report import as_json, result_path, table
 from quire.cli.bench.serve.server_memory import ServerMemory
-from quire.cli.bench.serve.target import Body, connect, find_model, refused, takes_ids
+from quire.cli.bench.serve.target import Body, assign_adapters, connect, find_model, refused, takes_ids
 from quire.cli.bench.setup import progress
 from quire.cli.flags import add_flags, read_flags
 from quire.cli.main import INTERRUPTED
@@ -36,12 +37,15 @@ EXAMPLES = """\
   quire bench serve --backend openai-chat --dataset-name sharegpt --dataset-path ShareGPT.json --tokenizer ./model
   quire bench serve --dataset-name shared-prefix --goodput ttft:500 tpot:40 --save-result
   quire bench serve --dataset-name trace --dataset-path trace.jsonl --json
+  quire bench serve --dataset-name burstgpt --dataset-path BurstGPT_1.csv --request-rate 2 --num-prompts 200
+  quire bench serve --lora-modules sql poems --request-rate 2 --append-result --result-filename runs.jsonl
 """
 ALL_FAILED = 1
 MAX_OPEN_FILES = 65_536
 ALWAYS_SAVED = ("latencies", "queue_times")  # vLLM's file has them without --save-detailed
 # vLLM's flags that change nothing here -> how many values they take.
 NO_EFFECT = {"--trust-remote-code": 0, "--skip-tokenizer-init": 0, "--skip-chat-template": 0, "--tokenizer-mode": 1}
+NO_EFFECT |= {"--no-stream": 0, "--self-timed": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ def run(argv: Sequence[str]) -> int:
     add_flags(parser, DatasetFlags, "dataset")
     add_flags(parser, LoadFlags, "load")
     add_flags(parser, ResultFlags, "result")
+    add_refused_flags(parser)
     for flag, count in NO_EFFECT.items():
         settings: dict[str, Any] = {"action": "store_true"} if count == 0 else {}
         parser.add_argument(flag, default=argparse.SUPPRESS, help="has no effect", **settings)
@@ -109,8 +114,9 @@ def _measure_and_tell(bench: ServeBench, now: datetime) -> int:
     else:
         print("\n".join(table(figures, bench.load, bench.result)))
     if path is not None:
-        path.write_text(as_json(figures | kept) + "\n", encoding="utf-8")
-        print(f"written to {path}", file=sys.stderr)
+        with path.open("a" if bench.result.append_result else "w", encoding="utf-8") as file:
+            file.write(as_json(figures | kept) + "\n")
+        print(f"{'added' if bench.result.append_result else 'written'} to {path}", file=sys.stderr)
     if load.run.interrupted:
         return INTERRUPTED
     return 0 if load.requests else ALL_FAILED
@@ -142,7 +148,11 @@ async def _measure(bench: ServeBench, now: datetime) -> tuple[Path | None, Serve
         requests = read_requests(bench.dataset, bench.load, tokens)
         by_ids = await takes_ids(client, bench.server, body, tokens)
         prompts = [request.prompt(tokens, by_ids) for request in requests]
-        bodies = [body.encode(prompt, each.num_output) for prompt, each in zip(prompts, requests, strict=True)]
+        adapters = assign_adapters(bench.server, len(requests), bench.dataset.seed)
+        bodies = [
+            body.encode(prompt, each.num_output, adapter)
+            for prompt, each, adapter in zip(prompts, requests, adapters, strict=True)
+        ]
         memory = ServerMemory(client)
         watching = asyncio.create_task(memory.watch())
         stop = _stopped_by_interrupts()
@@ -196,6 +206,7 @@ async def _load(
             max_concurrency=limit,
             stop=stop,
             on_ended=lambda outcome: one_more(),
+            id_prefix=bench.server.request_id_prefix,
         )
 
 

@@ -14,6 +14,7 @@ from quire.cli.bench.serve.prompt_tokens import PromptTokens
 from quire.cli.parser import UsageError
 from quire.planning.workload import Arrival, WorkloadSpec, generate, read_trace
 
+BURSTGPT_MODEL = "GPT-4"  # whose requests vLLM takes of BurstGPT
 MIN_SHAREGPT, MAX_SHAREGPT_PROMPT, MAX_SHAREGPT_TOTAL = 4, 1024, 2048  # tokens; others are left out, as vLLM does
 
 
@@ -113,6 +114,15 @@ def _vary(rng: random.Random, mean: int, ratio: float) -> int:
     return max(1, rng.randint(math.floor(mean * (1 - ratio)), math.ceil(mean * (1 + ratio))))
 
 
+def _burstgpt(flags: DatasetFlags, tokens: PromptTokens) -> list[LoadRequest]:
+    """Lengths of BurstGPT's requests to GPT-4, drawn without their times, as vLLM draws them."""
+    arrivals = read_trace(Path(flags.dataset_path or ""), model=BURSTGPT_MODEL)
+    rng = random.Random(flags.seed)
+    few = len(arrivals) < flags.num_prompts
+    drawn = rng.choices(arrivals, k=flags.num_prompts) if few else rng.sample(arrivals, flags.num_prompts)
+    return [LoadRequest(flags.output_len or each.output, _draw(rng, len(each.prompt_ids))) for each in drawn]
+
+
 def _custom(flags: DatasetFlags, tokens: PromptTokens) -> list[LoadRequest]:
     num_output = flags.output_len or max(flags.custom_output_len, 0)  # 0: a line without a length is an error
     entries = read_file(Path(flags.dataset_path or ""), None, num_output)
@@ -191,5 +201,6 @@ _DATASETS: dict[str, Callable[[DatasetFlags, PromptTokens], list[LoadRequest]]] 
     "random": _random,
     "prefix_repetition": _prefix_repetition,
     "custom": _custom,
+    "burstgpt": _burstgpt,
     "sharegpt": _sharegpt,
 }

@@ -5,18 +5,20 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
+from quire.cli.bench.serve.refused_flags import DATASETS as REFUSED_DATASETS
 from quire.cli.bench.setup import check_minimums
 from quire.cli.parser import UsageError, nearest
 from quire.engine.options import option
 
 ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
-DATASETS = ("random", "prefix_repetition", "sharegpt", "custom", "trace", "simulated")
+DATASETS = ("random", "prefix_repetition", "sharegpt", "custom", "burstgpt", "trace", "simulated")
 SYNONYMS = {"shared-prefix": "prefix_repetition", "shared_prefix": "prefix_repetition"}
-SYNONYMS |= {"prefix-repetition": "prefix_repetition"}
-FROM_FILES = ("sharegpt", "custom", "trace")
+SYNONYMS |= {"prefix-repetition": "prefix_repetition", "timed_trace": "trace"}
+FROM_FILES = ("sharegpt", "custom", "burstgpt", "trace")
 METRICS = ("ttft", "tpot", "itl", "e2el")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 RAMPS = ("linear", "exponential")
+LORA_ASSIGNMENTS = ("random", "round-robin")
 
 
 def several(help: str, metavar: str) -> dict[str, Any]:
@@ -38,9 +40,18 @@ class ServerFlags:
     tokenizer: str | None = option(
         None, "makes random prompts and counts tokens (default: that of --model if it is on this machine)"
     )
+    lora_modules: list[str] = field(
+        default_factory=list, metadata=several("adapters of the server: each request asks for one of them", "NAME")
+    )
+    lora_assignment: str = option(
+        "random", "which one it asks for", metavar="{" + ",".join(LORA_ASSIGNMENTS) + "}", choices=LORA_ASSIGNMENTS
+    )
     api_key: str | None = option(None, "sent as a bearer token (default: $OPENAI_API_KEY)", metavar="KEY")
     header: list[str] = field(default_factory=list, metadata=several("more headers", "NAME=VALUE"))
     insecure: bool = option(False, "do not verify the certificate of an https server")
+    request_id_prefix: str | None = option(
+        None, "begins the X-Request-Id that each request is sent with; its number follows", metavar="TEXT"
+    )
     extra_body: str | None = option(None, "more fields of every request, as a JSON object", metavar="JSON")
     ready_check_timeout_sec: int = option(0, "wait this long for the server to answer", minimum=0)
 
@@ -66,6 +77,11 @@ class ServerFlags:
             raise UsageError(f"--base-url is `{self.base_url}`", "it looks like http://127.0.0.1:8000")
         if not self.path.startswith("/") or any(character <= " " for character in self.path):
             raise UsageError(f"--endpoint is `{self.path}`", "it begins with / and has no spaces")
+        if not all("!" <= character <= "~" for character in self.request_id_prefix or ""):
+            raise UsageError(
+                f"--request-id-prefix is `{self.request_id_prefix}`",
+                "a header has printable characters of ASCII, and here no spaces",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +121,9 @@ class DatasetFlags:
 
     def __post_init__(self) -> None:
         check_minimums(self)
+        if self.dataset_name in REFUSED_DATASETS:
+            hint = REFUSED_DATASETS[self.dataset_name]
+            raise UsageError(f"--dataset-name {self.dataset_name} is one of `vllm bench serve` that is not here", hint)
         check_known("--dataset-name", self.dataset_name, (*DATASETS, *SYNONYMS))
         if not 0 <= self.random_range_ratio < 1:
             raise UsageError(f"--random-range-ratio is {self.random_range_ratio:g}", "it is at least 0 and below 1")
@@ -127,7 +146,7 @@ class LoadFlags:
     ramp_up_end_rps: float | None = option(None, "rate of the last requests")
     num_warmups: int = option(0, "requests before measuring begins: copies of the first one", minimum=0)
     ignore_eos: bool | None = option(
-        None, "let nothing end an output early (default: on for random, simulated and trace)"
+        None, "let nothing end an output early (default: on for random, burstgpt, simulated and trace)"
     )
     temperature: float | None = option(None, "sampling; what is not given is left to the server")
     top_p: float | None = option(None, "sampling")
@@ -166,6 +185,7 @@ class ResultFlags:
         metadata=several("requests a second that keep these bounds, in ms: ttft:500 tpot:40 e2el:5000", "M:MS"),
     )
     save_result: bool = option(False, "write the figures to a file")
+    append_result: bool = option(False, "add the figures to the end of that file, one line a run")
     save_detailed: bool = option(False, "with the times, lengths, texts and errors of each request")
     result_dir: str | None = option(None, "folder of that file (default: this one)", metavar="FOLDER")
     result_filename: str | None = option(None, "its name (default: from label, rate, model and date)", metavar="FILE")

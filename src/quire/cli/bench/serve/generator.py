@@ -48,6 +48,7 @@ async def generate_load(
     max_concurrency: int | None = None,
     stop: asyncio.Event | None = None,
     on_ended: Callable[[Outcome], object] = lambda outcome: None,
+    id_prefix: str | None = None,
 ) -> LoadRun:
     """Until all have ended, or `stop` is set: then those in flight are dropped. Raises Refused if the first request
     is one that the server does not take."""
@@ -58,7 +59,7 @@ async def generate_load(
         sent = time.perf_counter()
         answer, failure = None, ""
         try:
-            answer = await complete(client, path, bodies[index])
+            answer = await complete(client, path, bodies[index], "" if id_prefix is None else f"{id_prefix}{index}")
         except Refused as refusal:
             if index == 0:
                 raise
@@ -91,8 +92,8 @@ async def generate_load(
     return run
 
 
-async def complete(client: HttpClient, path: str, body: bytes) -> StreamedAnswer:
-    reply = await client.post(path, body)
+async def complete(client: HttpClient, path: str, body: bytes, request_id: str = "") -> StreamedAnswer:
+    reply = await client.post(path, body, request_id)
     try:
         return read_answer(reply)
     except LoadFailed as failure:

@@ -55,17 +55,17 @@ class HttpClient:
     async def get(self, path: str) -> Reply:
         return await self._request("GET", path, b"")
 
-    async def post(self, path: str, body: bytes) -> Reply:
-        return await self._request("POST", path, body)
+    async def post(self, path: str, body: bytes, request_id: str = "") -> Reply:
+        return await self._request("POST", path, body, f"X-Request-Id: {request_id}\r\n" if request_id else "")
 
     async def close(self) -> None:
         for connection in self._open:
             connection.transport.abort()
         await asyncio.gather(*(connection.lost for connection in self._open))
 
-    async def _request(self, method: str, path: str, body: bytes) -> Reply:
+    async def _request(self, method: str, path: str, body: bytes, more: str = "") -> Reply:
         sent = time.perf_counter()
-        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}{more}Content-Length: {len(body)}\r\n\r\n"
         while True:
             connection = self._take_idle()
             reused = connection is not None

@@ -92,7 +92,7 @@ def _failures(failures: dict[str, int]) -> list[str]:
 
 def result_path(result: ResultFlags, load: LoadFlags, backend: str, model: str, now: datetime) -> Path | None:
     """Where the figures go. Raises UsageError, before anything is measured, if they cannot go there."""
-    if not (result.save_result or result.result_dir or result.result_filename):
+    if not (result.save_result or result.append_result or result.result_dir or result.result_filename):
         return None
     path = Path(result.result_dir or ".") / (result.result_filename or _file_name(result, load, backend, model, now))
     try:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -91,6 +92,17 @@ def _hint(failure: LoadFailed) -> str:
     return f"{what}; --ready-check-timeout-sec 60 waits for it"
 
 
+def assign_adapters(flags: ServerFlags, count: int, seed: int) -> list[str | None]:
+    """Which adapter each request asks for; None: the model itself."""
+    names = flags.lora_modules
+    if not names:
+        return [None] * count
+    if flags.lora_assignment == "round-robin":
+        return [names[index % len(names)] for index in range(count)]
+    rng = random.Random(seed)
+    return [rng.choice(names) for _ in range(count)]
+
+
 class Body:
     """The JSON of a request."""
 
@@ -98,7 +110,7 @@ class Body:
         self._is_chat = server.is_chat
         self._fields: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
         self._fields |= given(load, SAMPLING)
-        made_up = dataset.dataset in ("random", "simulated", "trace")
+        made_up = dataset.dataset in ("random", "burstgpt", "simulated", "trace")
         if load.ignore_eos or (load.ignore_eos is None and made_up):
             self._fields["ignore_eos"] = True
         if load.logprobs is not None:
@@ -106,9 +118,11 @@ class Body:
             self._fields |= more if self._is_chat else {"logprobs": load.logprobs}
         self._extra = _object("--extra-body", server.extra_body)
 
-    def encode(self, prompt: str | list[int], num_output: int) -> bytes:
+    def encode(self, prompt: str | list[int], num_output: int, model: str | None = None) -> bytes:
+        """`model`: an adapter that is asked for instead."""
+        named = {"model": model} if model else {}
         asked = {"messages": [{"role": "user", "content": prompt}]} if self._is_chat else {"prompt": prompt}
-        return msgspec.json.encode({**self._fields, **asked, "max_tokens": num_output, **self._extra})
+        return msgspec.json.encode({**self._fields, **named, **asked, "max_tokens": num_output, **self._extra})
 
 
 def _object(flag: str, text: str | None) -> dict[str, Any]:
