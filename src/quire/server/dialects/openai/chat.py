@@ -91,6 +91,8 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
         note_ignored("web_search_options")
     context = with_chat_template(context, chat.chat_template)
     use = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    other_names = (chat.thinking_budget, chat.thinking_budget_tokens, chat.thinking)
+    budget = chat.thinking_token_budget if other_names == (None, None, None) else _thinking_budget(chat)
     request = GenerateRequest(
         id=new_id("chatcmpl"),
         params=sampling_params(
@@ -99,7 +101,7 @@ def parse_chat(body: bytes, context: Context) -> ChatCall:
             max_tokens=_max_tokens(chat),
             logprobs=_logprobs(chat),
             structured=structured_output(chat),
-            thinking_token_budget=_thinking_budget(chat),
+            thinking_token_budget=budget,
         ),
         add_special_tokens=bool(chat.add_special_tokens),
         **truncation(chat.truncate_prompt_tokens, chat.truncation_side, _max_tokens(chat), context),
@@ -132,18 +134,15 @@ def _template_options(chat: ChatBody) -> dict[str, Any]:
     }
     if chat.documents is not None:
         ours["documents"] = chat.documents
+    thinks = chat.enable_thinking
+    if thinks is None and chat.thinking is not None:
+        thinks = chat.thinking.type != "disabled"
     return {
         **effort_options(chat.reasoning_effort, "reasoning_effort"),
-        **_thinking_options(chat.enable_thinking, chat.thinking),
+        **({} if thinks is None else {"enable_thinking": thinks}),
         **template_kwargs(chat.chat_template_kwargs),
         **ours,
     }
-
-
-def _thinking_options(enabled: bool | None, switch: ThinkingSwitch | None) -> dict[str, bool]:
-    if enabled is None:
-        enabled = None if switch is None else switch.type != "disabled"
-    return {} if enabled is None else {"enable_thinking": enabled}
 
 
 def _thinking_budget(chat: ChatBody) -> int | None:
