@@ -86,3 +86,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+# Reasoning is open behind the prompt, or closed where it is turned off.
+THINKS = (
+    "{% if tools %}{{ tools | length }}{% endif %}"  # its tokens are bytes
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "<think>\n{% if enable_thinking is false %}\n</think>\n\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_thinker(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, with the tokens of two bytes renamed to markers of reasoning."""
+    from tiny_markers import with_markers
+
+    folder = tmp_path_factory.mktemp("tiny-thinker") / "model"
+    return with_markers(tiny_model, folder, THINKS, {"<think>": True, "</think>": True})

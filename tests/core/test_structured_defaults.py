@@ -16,6 +16,7 @@ def test_a_server_decides_what_a_request_leaves_open() -> None:
     asked = Structured.of(json={}, whitespace_pattern=" ?", disable_additional_properties=False)
     assert asked is not None and asked.with_defaults(defaults) == asked
     assert StructuredDefaults.of('{"whitespace_pattern": "[ \\\\n]*"}').whitespace_pattern == r"[ \n]*"
+    assert StructuredDefaults.of('{"enable_in_reasoning": true}').enable_in_reasoning
     assert EngineOptions().structured_defaults == StructuredDefaults()
 
 
@@ -26,6 +27,7 @@ def test_a_server_decides_what_a_request_leaves_open() -> None:
         ("[1]", "not a JSON object"),
         ('{"backend": "xgrammar"}', "backend `xgrammar`.*guidance"),
         ('{"disable_any_whitespace": 1}', "disable_any_whitespace is 1"),
+        ('{"enable_in_reasoning": "no"}', 'enable_in_reasoning is "no"'),
         ('{"any_whitespace": true}', "has `any_whitespace`.*whitespace_pattern"),
         ('{"whitespace_pattern": "x"}', "more than white space"),
     ],

@@ -1,8 +1,6 @@
 """`thinking_token_budget`: reasoning ends in time, and nothing else changes."""
 
 import asyncio
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,27 +9,7 @@ from quire import LLM, AsyncEngine, SamplingParams
 from quire.core.errors import BadRequest
 from quire.core.structured import Structured
 
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "<|im_start|>assistant\n<think>\n{# </think> #}"
-)
 ASKED = [{"role": "user", "content": "Why?"}]
-
-
-@pytest.fixture(scope="module")
-def thinker(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model, with the tokens of two bytes renamed to markers of reasoning."""
-    folder = tmp_path_factory.mktemp("thinker") / "model"
-    shutil.copytree(tiny_model, folder)
-    stored = json.loads((folder / "tokenizer.json").read_text())
-    vocab = stored["model"]["vocab"]
-    for letter, marker in (("Ā", "<think>"), ("ā", "</think>")):  # as byte-level tokenizers write 0 and 1
-        token = vocab[marker] = vocab.pop(letter)
-        shape = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        stored["added_tokens"].append({"id": token, "content": marker, "special": True, **shape})
-    (folder / "tokenizer.json").write_text(json.dumps(stored))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
 
 
 def params(budget: int | None, **given: object) -> SamplingParams:
@@ -45,8 +23,8 @@ def chat(llm: LLM, *budgets: int | None, **given: object) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def llm(thinker: Path) -> LLM:
-    return LLM(thinker)
+def llm(tiny_thinker: Path) -> LLM:
+    return LLM(tiny_thinker)
 
 
 def end_of(llm: LLM) -> int:
@@ -70,15 +48,15 @@ def test_a_batch_changes_nothing(llm: LLM) -> None:
     assert chat(llm, *budgets) == [tokens for budget in budgets for tokens in chat(llm, budget)]
 
 
-def test_drafts_change_nothing(llm: LLM, thinker: Path) -> None:
+def test_drafts_change_nothing(llm: LLM, tiny_thinker: Path) -> None:
     budgets = (None, 3, 11)
     for method in ("ngram", "suffix"):
-        drafting = LLM(thinker, spec_method=method)
+        drafting = LLM(tiny_thinker, spec_method=method)
         assert chat(drafting, *budgets, temperature=0) == chat(llm, *budgets, temperature=0)
 
 
-def test_preemption_changes_nothing(llm: LLM, thinker: Path) -> None:
-    small = LLM(thinker, block_size=4, kv_cache_memory_bytes=50_000, max_model_len=96)
+def test_preemption_changes_nothing(llm: LLM, tiny_thinker: Path) -> None:
+    small = LLM(tiny_thinker, block_size=4, kv_cache_memory_bytes=50_000, max_model_len=96)
     budgets = (3, 11, 5, 20, None, 0)
     assert chat(small, *budgets) == chat(llm, *budgets)
 
@@ -90,11 +68,11 @@ def test_reasoning_that_the_model_begins_itself_is_limited_too(llm: LLM) -> None
     assert output.outputs[0].token_ids == [begin, begin, begin, begin, end_of(llm), begin, end_of(llm)]
 
 
-def test_it_reaches_an_engine_in_another_process(llm: LLM, thinker: Path) -> None:
+def test_it_reaches_an_engine_in_another_process(llm: LLM, tiny_thinker: Path) -> None:
     prompt = llm.tokenizer.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
 
     async def ask() -> list[int]:
-        engine = AsyncEngine(str(thinker))
+        engine = AsyncEngine(str(tiny_thinker))
         try:
             async for output in engine.generate(prompt, params(5)):
                 last = output
@@ -105,7 +83,7 @@ def test_it_reaches_an_engine_in_another_process(llm: LLM, thinker: Path) -> Non
     assert asyncio.run(ask())[5] == end_of(llm)
 
 
-def test_structured_output_has_no_reasoning_to_limit(llm: LLM) -> None:
+def test_structured_output_from_the_first_token_has_no_reasoning_to_limit(llm: LLM) -> None:
     asked = params(2, structured=Structured.one_of(["yes", "no"]), ignore_eos=False)
     [output] = llm.chat(ASKED, asked)
     assert output.outputs[0].text in ("yes", "no")
@@ -115,7 +93,7 @@ def test_a_model_that_marks_no_reasoning_refuses(tiny_model: Path) -> None:
     plain = LLM(tiny_model)
     with pytest.raises(BadRequest, match="thinking_token_budget is 5, and this model marks no reasoning"):
         plain.chat(ASKED, params(5))
-    plain.tokenizer.chat_template = TEMPLATE
+    plain.tokenizer.chat_template = "<think>{# </think> #}"
     with pytest.raises(BadRequest, match="`</think>`, which is not one token"):
         plain.chat(ASKED, params(5))
     with pytest.raises(BadRequest, match="thinking_token_budget is -1"):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from quire.core.thinking import ThinkingBudget
+from quire.core.thinking import Thinking
 from quire.runtime.thinking_matcher import ThinkingMatcher
 
 BEGIN, END, VOCAB = 40, 41, 64
@@ -15,7 +15,7 @@ def allowed(matcher: ThinkingMatcher) -> set[int]:
 
 
 def new(tokens: int, begun: bool = True) -> ThinkingMatcher:
-    return ThinkingMatcher(ThinkingBudget(tokens, BEGIN, END, begun))
+    return ThinkingMatcher(Thinking(BEGIN, (END,), begun, tokens))
 
 
 def test_only_the_end_follows_a_spent_budget_and_anything_the_end() -> None:

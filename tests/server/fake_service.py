@@ -17,6 +17,7 @@ from quire.client.generation_config import GenerationConfig
 from quire.core.errors import BadRequest, EngineFailed, PromptTooLong, QueueFull, Unavailable
 from quire.core.records import RequestRecord
 from quire.core.request import DraftUsage, IdLogprob, SequenceEvent
+from quire.core.structured_defaults import STRUCTURED_DEFAULTS
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.event import TextEvent
 from quire.text.stream import CompletionText
@@ -191,6 +192,7 @@ class FakeService:
             dimensions=4,
             generation=GenerationConfig(),
             max_requests=2048,
+            structured_defaults=STRUCTURED_DEFAULTS,
         )
         self.tokenizer = ByteTokenizer()
         self.state = "ready"

@@ -92,6 +92,16 @@ def test_markers_of_calls_within_reasoning_are_text() -> None:
     assert chat.reader(ToolParams(), thinks=False) is None
 
 
+@pytest.mark.parametrize("structured", [True, False])
+def test_a_structured_answer_is_passed_on_as_it_is(structured: bool) -> None:
+    """White space and markers in it are its own."""
+    reader = ChatFormat(None, FORMATS["granite3_3"], False, False).reader(prompt_tail="<think>", structured=structured)
+    assert reader is not None
+    gains = [*map(reader.push, 'Hm. </think>\n["<response>"]'), reader.push("", ended=True)]
+    assert "".join(gain.reasoning for gain in gains) == "Hm."
+    assert "".join(gain.content for gain in gains) == ('\n["<response>"]' if structured else '[""]')
+
+
 UNCLOSED = [
     ('<think>I call.\n<tool_call>{"name": "f", "arguments": {}}</tool_call>', ("I call.", "", ["f"])),
     ('<think>I call <tool_call>{"name": "f", "arguments": {}}', ("I call", "", ["f"])),

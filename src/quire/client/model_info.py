@@ -24,6 +24,7 @@ def model_info(options: EngineOptions, name: str, path: Path, ready: Ready, gene
         dimensions=ready.dimensions,
         path=str(path),
         generation=generation,
+        structured_defaults=options.structured_defaults,
         max_requests=options.max_num_seqs + options.max_queued_requests,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,

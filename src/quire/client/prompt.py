@@ -14,12 +14,12 @@ from quire.core.params import SamplingParams
 from quire.core.request import Request
 from quire.core.seq2seq import Seq2Seq
 from quire.core.structured_defaults import STRUCTURED_DEFAULTS, StructuredDefaults
-from quire.core.thinking import ThinkingBudget
+from quire.core.thinking import Thinking
 from quire.text.chat.chat_format import chat_format
 from quire.text.chat.chat_template import ChatTemplate
 from quire.text.chat.render_budget import RenderBudget, RenderTooLong, render_budget
 from quire.text.dry_breakers import DryBreakers
-from quire.text.reasoning import ReasoningFormat
+from quire.text.reasoning.before_answer import prompt_tail, thinking_before_answer
 from quire.text.tokenizers.tokenizer import Tokenizer
 
 LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread, so that other streams go on meanwhile
@@ -90,7 +90,8 @@ class Prompter:
         now = time.monotonic()
         ids = self.encode(request)
         params = self._complete_params(request.params)
-        params.thinking = self._thinking(params, request.reasoning, ids)
+        if params.structured is not None or params.thinking_token_budget is not None:
+            params.thinking = self._thinking(params, request, ids)
         if params.max_tokens is None and self._default_max_tokens is not None:
             params.max_tokens = max(min(self._default_max_tokens, self.max_model_len - len(ids)), 1)
         if request.window is not None:
@@ -206,14 +207,11 @@ class Prompter:
         structured = params.structured and params.structured.with_defaults(self._structured_defaults)
         return replace(params, seed=seed, bad_token_ids=bad_ids, dry_breaker_ids=breakers, structured=structured)
 
-    def _thinking(
-        self, params: SamplingParams, reasoning: ReasoningFormat | None, ids: list[int]
-    ) -> ThinkingBudget | None:
-        """The budget in tokens of this model. Structured output leaves no room for reasoning."""
-        if params.thinking_token_budget is None or params.structured is not None:
-            return None
-        if reasoning is None:
-            reasoning = chat_format(self.tokenizer.chat_template or "").reasoning
+    def _thinking(self, params: SamplingParams, request: GenerateRequest, ids: list[int]) -> Thinking | None:
+        """Reasoning that has a budget, or that comes before structured output."""
+        if params.structured is not None:
+            return self._thinking_before_answer(params, request, ids)
+        reasoning = request.reasoning or chat_format(self.tokenizer.chat_template or "").reasoning
         asked = f"thinking_token_budget is {params.thinking_token_budget}"
         if reasoning is None:
             raise BadRequest(
@@ -227,9 +225,21 @@ class Prompter:
                 param="thinking_token_budget",
             )
         begin_id = self.tokenizer.encode(begin, add_special_tokens=False)[0]
-        tail = self.tokenizer.decode(ids[-16:], skip_special_tokens=False)
-        begun = reasoning.always or tail.rstrip().endswith(begin)
-        return ThinkingBudget(params.thinking_token_budget, begin_id, end_id, begun)
+        begun = reasoning.always or prompt_tail(ids, self.tokenizer).rstrip().endswith(begin)
+        return Thinking(begin_id, (end_id,), begun, params.thinking_token_budget)
+
+    def _thinking_before_answer(
+        self, params: SamplingParams, request: GenerateRequest, ids: list[int]
+    ) -> Thinking | None:
+        """None: structured output holds from the first token."""
+        reasoning = request.reasoning
+        if params.enable_in_reasoning is False and reasoning is None:
+            reasoning = chat_format(self.tokenizer.chat_template or "").reasoning
+        if reasoning is None or params.enable_in_reasoning:
+            return None
+        options = request.template_options
+        thinking = thinking_before_answer(reasoning, ids, options, self.tokenizer, self.vocab_size)
+        return thinking and replace(thinking, tokens=params.thinking_token_budget)
 
     def _check_ids(self, name: str, ids: Collection[int]) -> None:
         for token in (min(ids), max(ids)) if ids else ():  # quicker than a loop over all

@@ -12,6 +12,7 @@ from quire.client.generation_config import GenerationConfig
 from quire.client.live_client import LiveClient
 from quire.core.encode_request import Task
 from quire.core.records import RequestRecord, SchedulerStats, StepRecord
+from quire.core.structured_defaults import STRUCTURED_DEFAULTS, StructuredDefaults
 from quire.text.event import TextEvent
 from quire.text.tokenizers.tokenizer import Tokenizer
 
@@ -31,6 +32,7 @@ class ModelInfo:
     dimensions: int = 0  # of an embedding, where the model makes them
     path: str = ""  # of its files
     generation: GenerationConfig = field(default_factory=GenerationConfig)  # the defaults of its requests
+    structured_defaults: StructuredDefaults = STRUCTURED_DEFAULTS
     max_requests: int = sys.maxsize  # in flight at the same time
     quantization: str | None = None  # as the engine was asked to quantize its weights
     kv_cache_dtype: str = "auto"

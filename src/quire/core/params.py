@@ -8,7 +8,7 @@ from quire.core.dry import DryBreaker
 from quire.core.errors import BadRequest
 from quire.core.sampler_order import sampler_order
 from quire.core.structured import Structured
-from quire.core.thinking import ThinkingBudget
+from quire.core.thinking import Thinking
 from quire.core.watermark import Watermark
 
 MAX_LOGPROBS = 20
@@ -87,8 +87,9 @@ class SamplingParams:
     structured: Structured | None = None  # structured output; None: any text
     structured_outputs: Any = None  # the same, or a mapping of its fields, as scripts for vLLM give it
     guided_decoding: Any = None  # and as older ones do
+    enable_in_reasoning: bool | None = None  # structured output holds from the first token; None: if text is not split
     thinking_token_budget: int | None = None  # tokens of reasoning at most; None: as many as the model takes
-    thinking: ThinkingBudget | None = None  # the client makes it of the budget
+    thinking: Thinking | None = None  # the client makes it of these two
     watermark: Watermark | None = None  # a detectable mark in the output
     logprobs: int | None = None  # alternatives reported beside each token; 0 reports the token alone
     prompt_logprobs: int | None = None

@@ -8,16 +8,20 @@ from quire.core.errors import BadRequest
 
 MAX_WHITESPACE_PATTERN = 200  # characters
 
+# The last one has no effect: there is one backend.
+_FLAGS = ("disable_any_whitespace", "disable_additional_properties", "enable_in_reasoning", "disable_fallback")
+
 _BLANK = r"[ \t\n\r]|\\[tnrs]|\\x(?:20|09|0[aAdD])"
 _WHITESPACE_PATTERN = re.compile(rf"(?:{_BLANK}|\[(?:{_BLANK})+\]|\(\?:|[()|?*+]|\{{\d+(?:,\d*)?\}})*")
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredDefaults:
-    """How JSON is written where a request does not say. The keys of `structured_outputs_config`."""
+    """How structured output is written where a request does not say. The keys of `structured_outputs_config`."""
 
     whitespace_pattern: str | None = None
     disable_additional_properties: bool = False
+    enable_in_reasoning: bool = False  # a chat's answer is held from its first token, so that it has no reasoning
 
     @classmethod
     def of(cls, text: str | None) -> "StructuredDefaults":
@@ -33,8 +37,7 @@ class StructuredDefaults:
             raise BadRequest(f"{where} is not a JSON object", 'write {"disable_any_whitespace": true}', param=where)
         if (backend := given.pop("backend", "auto")) not in ("auto", "guidance"):
             raise BadRequest(f"{where} has the backend `{backend}`", "there is one: guidance", param=where)
-        flags = {name: given.pop(name, False) for name in ("disable_any_whitespace", "disable_additional_properties")}
-        flags["disable_fallback"] = given.pop("disable_fallback", False)  # without effect: there is one backend
+        flags = {name: given.pop(name, False) for name in _FLAGS}
         pattern = given.pop("whitespace_pattern", None)
         for name, value in flags.items():
             if not isinstance(value, bool):
@@ -43,7 +46,7 @@ class StructuredDefaults:
             known = f"the keys are backend, whitespace_pattern, {', '.join(flags)}"
             raise BadRequest(f"{where} has `{next(iter(given))}`", known, param=where)
         pattern = whitespace(pattern, flags["disable_any_whitespace"], f"{where}.whitespace_pattern")
-        return cls(pattern, flags["disable_additional_properties"])
+        return cls(pattern, flags["disable_additional_properties"], flags["enable_in_reasoning"])
 
 
 STRUCTURED_DEFAULTS = StructuredDefaults()  # where no config is given

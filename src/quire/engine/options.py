@@ -197,7 +197,8 @@ class EngineOptions:
     structured_outputs_config: str | None = option(
         None,
         """how structured output writes JSON where a request does not say: '{"disable_any_whitespace": true, """
-        """"disable_additional_properties": true}', or {"whitespace_pattern": REGEX}""",
+        """"disable_additional_properties": true}', or {"whitespace_pattern": REGEX}; and whether it holds from """
+        """the first token, without reasoning: {"enable_in_reasoning": true}""",
         metavar="JSON",
     )
     scheduling_policy: str = option(

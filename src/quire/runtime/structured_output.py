@@ -12,6 +12,7 @@ from quire.core.params import SamplingParams
 from quire.core.plan import Admission
 from quire.core.structured import Structured
 from quire.ops.opset import Masks
+from quire.runtime.reasoning_matcher import ReasoningMatcher
 from quire.runtime.thinking_matcher import ThinkingMatcher
 
 
@@ -142,14 +143,17 @@ class StructuredOutputRows:
                 matched.matcher = self._replay(matched.params, matched.tokens)
 
     def _replay(self, params: SamplingParams, tokens: Sequence[int]) -> Matcher:
-        matcher: Matcher
-        if params.structured is not None:
-            matcher = self._new_matcher(params.structured)
-        else:
-            assert params.thinking is not None
-            matcher = ThinkingMatcher(params.thinking)
+        matcher = self._matcher_of(params)
         matcher.advance(tokens)
         return matcher
+
+    def _matcher_of(self, params: SamplingParams) -> Matcher:
+        """At the start of a completion."""
+        if params.structured is None:
+            assert params.thinking is not None
+            return ThinkingMatcher(params.thinking)
+        answer = self._new_matcher(params.structured)
+        return answer if params.thinking is None else ReasoningMatcher(params.thinking, answer)
 
 
 class _MaskBuffer:

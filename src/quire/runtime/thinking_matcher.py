@@ -1,9 +1,16 @@
-"""Ends reasoning that has used up its budget, as a matcher that lets everything else follow."""
+"""Follows reasoning, and ends it when its budget is used up, as a matcher that lets everything else follow."""
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from quire.core.thinking import ThinkingBudget
+from quire.core.thinking import Thinking
+
+
+class _State(NamedTuple):
+    inside: bool  # in reasoning
+    num_tokens: int = 0  # of it, so far
+    num_matched: int = 0  # of the tokens that end it: the last ones are the first of these
 
 
 class ThinkingMatcher:
@@ -11,15 +18,20 @@ class ThinkingMatcher:
 
     error = ""
 
-    def __init__(self, budget: ThinkingBudget) -> None:
-        self._budget = budget
-        self._states = [(budget.begun, 0)]  # before each token: whether it is in reasoning, and tokens of it so far
+    def __init__(self, thinking: Thinking) -> None:
+        self._thinking = thinking
+        self._states = [_State(thinking.begun)]  # before each token
+
+    @property
+    def inside(self) -> bool:
+        """Whether the next token is reasoning's."""
+        return self._states[-1].inside
 
     def write_mask(self, address: int, num_bytes: int) -> bool:
-        spent = self._is_spent(self._states[-1])
-        ctypes.memset(address, 0 if spent else 0xFF, num_bytes)
-        if spent:
-            byte, bit = divmod(self._budget.end_id, 8)
+        forced = self._forced(self._states[-1])
+        ctypes.memset(address, 0xFF if forced is None else 0, num_bytes)
+        if forced is not None:
+            byte, bit = divmod(forced, 8)
             ctypes.memset(address + byte, 1 << bit, 1)
         return True
 
@@ -31,7 +43,7 @@ class ThinkingMatcher:
     def count_valid(self, tokens: Sequence[int]) -> int:
         state = self._states[-1]
         for count, token in enumerate(tokens):
-            if self._is_spent(state) and token != self._budget.end_id:
+            if self._forced(state) not in (None, token):
                 return count
             state = self._after(state, token)
         return len(tokens)
@@ -39,12 +51,20 @@ class ThinkingMatcher:
     def rollback(self, count: int) -> None:
         del self._states[len(self._states) - count :]
 
-    def _is_spent(self, state: tuple[bool, int]) -> bool:
-        inside, count = state
-        return inside and count >= self._budget.tokens
+    def _forced(self, state: _State) -> int | None:
+        """The only token that may follow. An end of several tokens that has come to its last one is completed."""
+        ends, budget = self._thinking.end_ids, self._thinking.tokens
+        if not state.inside:
+            return None
+        is_spent = budget is not None and state.num_tokens >= budget
+        return ends[state.num_matched] if is_spent or 0 < state.num_matched == len(ends) - 1 else None
 
-    def _after(self, state: tuple[bool, int], token: int) -> tuple[bool, int]:
-        inside, count = state
-        if inside:
-            return token != self._budget.end_id, count + 1
-        return token == self._budget.begin_id, count
+    def _after(self, state: _State, token: int) -> _State:
+        ends = self._thinking.end_ids
+        if not state.inside:
+            inside = token == self._thinking.begin_id
+            return _State(inside, state.num_tokens, int(inside and len(ends) > 1 and token == ends[0]))
+        matched = state.num_matched + 1 if token == ends[state.num_matched] else int(token == ends[0])
+        if matched == len(ends):
+            return _State(False, state.num_tokens + 1)
+        return _State(True, state.num_tokens + 1, matched)

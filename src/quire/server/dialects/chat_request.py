@@ -42,6 +42,10 @@ def set_chat(
         "tools": form.template_tools(use),
     }
     request.params.structured = use.structured() or structured  # a forced call has its own schema
+    if use.forced and form.is_harmony(use):
+        request.params.enable_in_reasoning = True  # nothing would split the call from the channels
+    elif request.params.enable_in_reasoning is None and form.reasoning is not None:
+        request.params.enable_in_reasoning = context.info.structured_defaults.enable_in_reasoning
     request.params.stop_token_ids = [*request.params.stop_token_ids, *form.stop_ids(use, context.tokenizer)]
     if form.keeps_special(use, context.tokenizer):
         request.params.skip_special_tokens = False

@@ -15,6 +15,7 @@ from quire.server.options import ServerOptions
 from quire.text.answer_parser import AnswerParser
 from quire.text.chat.chat_format import ChatFormat, chat_format
 from quire.text.event import TextEvent
+from quire.text.reasoning.before_answer import prompt_tail, thinking_before_answer
 from quire.text.tools.params import ToolParams
 
 if TYPE_CHECKING:
@@ -41,10 +42,14 @@ class Context:
 
     def answer_parser(self, request: GenerateRequest, use: ToolParams, prompt_ids: list[int]) -> AnswerParser:
         """For one sample of `request`. The end of the prompt tells whether the answer begins with reasoning."""
-        form, tail = self.chat_format(), ""
-        if form.reasoning is not None:
-            tail = self.tokenizer.decode(prompt_ids[-16:], skip_special_tokens=False)
-        return form.reader(use, tail, thinks=request.params.structured is None) or AnswerParser()
+        form, is_structured = self.chat_format(), request.params.structured is not None
+        if form.reasoning is None:
+            return form.reader(use, thinks=not is_structured) or AnswerParser()
+        thinks = not is_structured
+        if is_structured and not request.params.enable_in_reasoning:
+            given = form.reasoning, prompt_ids, request.template_options, self.tokenizer, self.info.vocab_size
+            thinks = thinking_before_answer(*given) is not None
+        return form.reader(use, prompt_tail(prompt_ids, self.tokenizer), thinks, is_structured) or AnswerParser()
 
 
 class Call(Protocol):

@@ -79,22 +79,26 @@ class ChatFormat:
         ids = [tokenizer.id_of(stop) for stop in stops]
         return [token for token in ids if token is not None and token not in tokenizer.eos_ids]
 
-    def reader(self, use: ToolParams = NO_TOOLS, prompt_tail: str = "", thinks: bool = True) -> AnswerParser | None:
+    def reader(
+        self, use: ToolParams = NO_TOOLS, prompt_tail: str = "", thinks: bool = True, structured: bool = False
+    ) -> AnswerParser | None:
         """A reader of one completion; None if the text is only content. `prompt_tail` is the end of the prompt;
-        `thinks` is false if structured output leaves no room for reasoning."""
-        if thinks and not use.forced and self._is_harmony(use):
+        `thinks` is false if structured output leaves no room for reasoning. An answer that is `structured` is passed on
+        as it is."""
+        if thinks and not use.forced and self.is_harmony(use):
             return HarmonyParser(use.active, use.parallel)
         tool_parser = use.parser(self.tools)
         reasoning_parser = None
         if self.reasoning is not None and thinks:
             begun = prompt_tail.rstrip().endswith(self.reasoning.begin.rstrip())
             begins = self.tools.begins if self.tools is not None and tool_parser is not None and not use.forced else ()
-            reasoning_parser = ReasoningParser(self.reasoning, begun, begins)
+            reasoning_parser = ReasoningParser(self.reasoning, begun, begins, exact=structured)
         if reasoning_parser is None and tool_parser is None:
             return None
         return AnswerParser(reasoning_parser, tool_parser, use.parallel)
 
-    def _is_harmony(self, use: ToolParams) -> bool:
+    def is_harmony(self, use: ToolParams) -> bool:
+        """Whether answers have harmony's channels. Forced calls are not read in them."""
         called = use.active and self.tools is formats.FORMATS["openai"]
         return called or self.reasoning is reasoning.FORMATS["openai_gptoss"]
 

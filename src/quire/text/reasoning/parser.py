@@ -8,15 +8,20 @@ class ReasoningParser:
     """`push` and `flush` return (reasoning, answer). White space beside the markers belongs to neither."""
 
     def __init__(
-        self, reasoning_format: ReasoningFormat, begun: bool = False, call_begins: tuple[str, ...] = ()
+        self,
+        reasoning_format: ReasoningFormat,
+        begun: bool = False,
+        call_begins: tuple[str, ...] = (),
+        exact: bool = False,
     ) -> None:
         """`begun`: the prompt ends with the opening marker, so the completion starts with reasoning. `call_begins`:
         the markers of tool calls. Reasoning is held back from the first of them on, until its end shows that it is no
-        call."""
+        call. `exact`: all that follows reasoning is the answer, white space and markers too."""
         self._format = reasoning_format
+        self._exact = exact
         self._begin = reasoning_format.begin.strip()
         self._end = MarkerScanner(reasoning_format.end, *call_begins)
-        self._silent = MarkerFilter(*reasoning_format.silent)
+        self._silent = MarkerFilter(*(() if exact else reasoning_format.silent))
         self._reasons = begun or reasoning_format.always  # whether text without an opening marker is reasoning
         self._stage = "start"
         self._start = ""  # text that may yet become the opening marker
@@ -62,7 +67,7 @@ class ReasoningParser:
         return self._trim_start(reasoning.rstrip()), self._begin_answer(rest)
 
     def _begin_answer(self, text: str) -> str:
-        self._stage, self._trim = "answer", True
+        self._stage, self._trim = "answer", not self._exact
         return self._trim_start(self._silent.push(text))
 
     def flush(self) -> tuple[str, str]:

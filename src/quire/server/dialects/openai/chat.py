@@ -141,18 +141,15 @@ def _template_options(chat: ChatBody) -> dict[str, Any]:
     }
     if chat.documents is not None:
         ours["documents"] = chat.documents
+    thinks = chat.enable_thinking
+    if thinks is None and chat.thinking is not None:
+        thinks = chat.thinking.type != "disabled"
     return {
         **effort_options(chat.reasoning_effort, "reasoning_effort"),
-        **_thinking_options(chat.enable_thinking, chat.thinking),
+        **({} if thinks is None else {"enable_thinking": thinks}),
         **template_kwargs(chat.chat_template_kwargs),
         **ours,
     }
-
-
-def _thinking_options(enabled: bool | None, switch: ThinkingSwitch | None) -> dict[str, bool]:
-    if enabled is None:
-        enabled = None if switch is None else switch.type != "disabled"
-    return {} if enabled is None else {"enable_thinking": enabled}
 
 
 def effort_options(effort: str | None, where: str) -> dict[str, Any]:

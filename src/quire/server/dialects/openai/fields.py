@@ -80,6 +80,7 @@ class CompletionFields(SamplerFields, kw_only=True, forbid_unknown_fields=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
+    enable_in_reasoning: bool | None = None  # structured output holds in reasoning, too: there is none
     guided_decoding_backend: str | None = None  # without effect: there is one backend
 
     truncation_side: Literal["left", "right"] | None = None  # the end of the prompt that is cut off
@@ -115,6 +116,7 @@ _SAME_NAME = (
     "logprob_token_ids",
     "length_penalty",
     "early_stopping",
+    "enable_in_reasoning",
 )
 
 # Fields that are not supported, with the values that ask for nothing.
