@@ -1,6 +1,7 @@
 """Engines in processes of their own, none of which outlives the benchmark."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,8 +15,11 @@ from typing import IO
 
 import psutil  # type: ignore[import-untyped]
 
+from quire.cli.bench.resources import peak_rss
+
 ROOT = Path(__file__).parent.parent
 SECONDS_TO_END = 15.0
+PEAK_SECONDS = 0.02  # between two looks at a process's memory, whose peak the kernel keeps
 
 
 class EngineDied(Exception):
@@ -134,6 +138,20 @@ class MemoryWatch:
         self._over.set()
         self._thread.join()
         self._look()
+
+
+def wait_with_peak(process: "subprocess.Popen[bytes]") -> tuple[resource.struct_rusage, int]:
+    """When the process has ended -> what it used, and the most bytes that were resident.
+
+    Its `ru_maxrss` does not tell: it is no less than what was resident in this process when it started the other."""
+    peak = 0
+    while True:
+        pid, status, used = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return used, peak
+        peak = max(peak, peak_rss(process.pid) or 0)
+        time.sleep(PEAK_SECONDS)
 
 
 def _proportional_set_size(pid: int) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.cut_model import cut_to_layers
 from benchmarks.machine import describe, note_others
-from benchmarks.processes import ROOT, progress
+from benchmarks.processes import ROOT, progress, wait_with_peak
 from quire.core.errors import QuireError
 from quire.hub import DEFAULT_MODEL, resolve_model
 from quire.ops.opset import Keep
@@ -38,6 +38,7 @@ from quire.weights.checkpoint import open_checkpoint
 LENGTH = 512
 TOKENS, MEASURED_TOKENS = 16384, 2048
 QUICK_LAYERS, QUICK_TOKENS, QUICK_MEASURED_TOKENS = 4, 2048, 1024
+IN_ORDER = ("--act-order", "inputs", "--damping", "0.01")  # the order and damping of the paper
 LIMIT, QUICK_LIMIT = 3600.0, 300.0  # seconds for a row
 
 
@@ -90,6 +91,9 @@ def cases(importance: Path, group_size: int) -> dict[str, dict[str, list[str]]]:
             "gptqmodel": ["{source}", "{out}", "{ids}", *group],
             "autoround": ["{source}", "{out}", "{ids}", *group],
         },
+        "W4A16, GPTQ in order": {
+            "quire": [*quire, "W4A16", "--algorithm", "gptq", *IN_ORDER, *group, *calibrated],
+        },
     }
 
 
@@ -131,8 +135,7 @@ class Bench:
                 command, cwd=self.folder, env=peer_environment(), stdout=log, stderr=subprocess.STDOUT
             )
             with ended_after(process, self.limit):
-                _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
+                used, peak = wait_with_peak(process)
             seconds = time.perf_counter() - started
             log.seek(0)
             said = log.read()
@@ -152,7 +155,7 @@ class Bench:
             tool.name,
             round(seconds, 2),
             round(used.ru_utime + used.ru_stime, 2),
-            used.ru_maxrss * 1024,
+            peak,
             sum(file.stat().st_size for file in files),
             compared.as_json(),
         )

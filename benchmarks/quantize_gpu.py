@@ -8,7 +8,6 @@ process of its own, as a user starts it; what a run reads is in the page cache, 
 
 import argparse
 import json
-import os
 import random
 import shutil
 import string
@@ -42,14 +41,15 @@ METHODS: dict[str, tuple[str, ...]] = {
     "AWQ": ("--method", "AWQ", "--calibrate", "{text}"),
     "W8A8, SmoothQuant": ("--method", "W8A8", "--algorithm", "smoothquant", "--calibrate", "{text}"),
 }
-PEAK = "peak bytes of the GPU: "
+PEAK = "peak bytes of the GPU, and of the process: "
 RUNNER = f"""
 import sys
+from quire.cli.bench.resources import own_peak_rss
 from quire.cli.main import main
 code = main(sys.argv[1:])
 torch = sys.modules.get("torch")
 used = torch.cuda.max_memory_reserved() if torch is not None and torch.cuda.is_available() else 0
-print("{PEAK}", used, file=sys.stderr)
+print("{PEAK}", used, own_peak_rss(), file=sys.stderr)
 sys.exit(code)
 """
 
@@ -139,14 +139,13 @@ def run(method: str, source: Path, out: Path, text: Path, tokens: int, length: i
     )  # fmt: skip
     assert process.stderr is not None
     said = process.stderr.read()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    process.wait()
     seconds = time.perf_counter() - started
     if process.returncode:
         return f"ended with status {process.returncode}: {said[-1500:]}"
-    peak = int(said.rsplit(PEAK, 1)[-1].split()[0])
+    peak, host_peak = map(int, said.rsplit(PEAK, 1)[-1].split()[:2])
     nbytes = sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    return DeviceRun(method, round(seconds, 2), peak, used.ru_maxrss * 1024, nbytes)
+    return DeviceRun(method, round(seconds, 2), peak, host_peak, nbytes)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 from benchmarks.engines import Command
-from benchmarks.processes import ROOT, EngineDied, MemoryWatch, running
+from benchmarks.processes import ROOT, EngineDied, MemoryWatch, running, wait_with_peak
 from benchmarks.workers import worker
 
 # Starts a child in a session of its own, which ignores SIGTERM, and says its number.
@@ -59,3 +59,12 @@ def test_an_interrupted_run_leaves_no_server(default_model: object) -> None:
     assert run.wait(30) != 0
     _, left = psutil.wait_procs(family, 5)
     assert len(family) >= 2 and not left
+
+
+def test_the_peak_of_a_process_is_its_own() -> None:
+    """The kernel counts what its parent held when it was started, too, for one that has ended."""
+    held = b"x" * (300 << 20)
+    process = subprocess.Popen([sys.executable, "-c", "import time; x = b'x' * (64 << 20); time.sleep(0.5)"])
+    used, peak = wait_with_peak(process)
+    assert process.returncode == 0 and used.ru_maxrss * 1024 > len(held)
+    assert 64 << 20 < peak < 200 << 20

@@ -45,13 +45,27 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "Bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 32},
     "Jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8},
 }
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+# Heads side by side; in both Gemmas the last two layers read the keys and values of the first two.
+UNEVEN: dict[str, dict[str, Any]] = {
+    "Gemma3n": {
+        "num_hidden_layers": 4, "head_dim": 64, "hidden_size_per_layer_input": 32, "laurel_rank": 32,
+        "num_kv_shared_layers": 2, "sliding_window": 16, "vocab_size_per_layer_input": VOCAB,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0],
+    },
+    "Gemma4": {
+        "num_hidden_layers": 4, "head_dim": 32, "global_head_dim": 64, "hidden_size_per_layer_input": 32,
+        "num_kv_shared_layers": 2, "sliding_window": 16, "vocab_size_per_layer_input": VOCAB,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "use_double_wide_mlp": True,
+    },
+    "DiffLlama": {},
+}  # fmt: skip
+CONFIGS = {family: f"{family}TextConfig" for family in ("Gemma3", "Gemma3n", "Gemma4")}
 
 
 @cache
 def _model(family: str, changes: tuple[tuple[str, Any], ...]) -> Any:
     torch.manual_seed(11)
-    settings = COMMON | (FAMILIES | MORE_FAMILIES | RECURRENT)[family] | dict(changes)
+    settings = COMMON | (FAMILIES | MORE_FAMILIES | RECURRENT | UNEVEN)[family] | dict(changes)
     config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**settings)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quantize.plain_models import FAMILIES, RECURRENT, VOCAB, write_plain
+from quantize.plain_models import FAMILIES, RECURRENT, UNEVEN, VOCAB, write_plain
 from quire.quantize.calibration import collect_importance, default_text, sequences
 from quire.quantize.command import CalibrationOptions, cut_to, quantize
 from quire.quantize.device import CPU
@@ -28,7 +28,7 @@ RNG = np.random.default_rng(3)
 IDS = [RNG.integers(3, VOCAB - 5, length).tolist() for length in (140, 25)]  # the first is two blocks of queries
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *RECURRENT])
+@pytest.mark.parametrize("name", [*FAMILIES, *RECURRENT, *UNEVEN])
 def test_the_forward_pass_has_the_logits_of_transformers(name: str, tmp_path: Path) -> None:
     model = write_plain(tmp_path, name)
     logits = last_states(open_checkpoint(tmp_path), IDS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quantize.plain_models import FAMILIES, RECURRENT, VOCAB, write_plain
+from quantize.plain_models import FAMILIES, RECURRENT, UNEVEN, VOCAB, write_plain
 from quire.core.errors import BadCheckpoint, QuireError
 from quire.ops.tensors import stored_floats
 from quire.quantize import smoothing
@@ -44,7 +44,7 @@ def in_fp32() -> TorchDevice:
     return TorchDevice(NAME, torch.float32)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
+@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT, *UNEVEN])
 def test_sums_and_logits_are_those_of_numpy(family: str, tmp_path: Path) -> None:
     write_plain(tmp_path, family)
     checkpoint = open_checkpoint(tmp_path)

@@ -89,6 +89,7 @@ class ImportanceSums:
         self.counts: dict[str, int] = {}
 
     def observe(self, parts: Sequence[StoredTensor], x: Array, source: InputSource | None = None) -> None:
+        parts = [part for part in parts if "." in part.name]  # constants, which share a name, are not the checkpoint's
         for part in parts:
             self.counts[part.name] = self.counts.get(part.name, 0) + len(x)
         if not len(x):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from quire.core.errors import DoesNotFit
+from quire.ops.native.heap import large_arrays_freed_at_once
 from quire.ops.opset import Keep
 from quire.ops.tensors import StoredTensor
 from quire.quantize.eager_model import EagerModel, linear_layers
@@ -18,6 +20,7 @@ from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gptq import GPTQOptions, gptq, rounding_order
 from quire.quantize.integers import GroupedIntegers, IntegerGrid, to_nearest
 from quire.quantize.linear_formats import Encoded, LinearFormat
+from quire.quantize.lockstep import run_in_lockstep
 from quire.quantize.plan import QuantizeError
 from quire.quantize.threads import in_threads, row_spans
 from quire.runtime.available_memory import available_memory
@@ -28,7 +31,7 @@ Report = Callable[[str, float, float], None]  # (phase, done, of): called often
 Item = TypeVar("Item")
 
 BATCH_TOKENS = 4096  # computed at once
-ACTIVATION_COPIES = 3  # inputs and outputs of the widest layer, and what is computed of them
+ACTIVATION_COPIES = 2  # of inputs and outputs of the widest layer, for each token that is held
 
 
 class Logits(Protocol):
@@ -114,7 +117,9 @@ class CPU:
 
     def add_moments(self, moments: Floats | None, x: Floats) -> Floats:
         sums = in_threads(lambda span: x[span].T @ x[span], row_spans(len(x)))
-        total: Floats = sum(sums[1:], start=sums[0] if moments is None else moments + sums[0])
+        total = sums.pop(0) if moments is None else moments
+        for part in sums:
+            total += part
         return total
 
     def rounding_order(self, moments: Floats, group: int, options: GPTQOptions) -> Any:
@@ -137,17 +142,25 @@ class CPU:
         total, done = sum(map(len, sequences)), 0
         said = report or (lambda *_: None)
         said("calibrating", 0, total)
-        for batch in [sequences] if together else batches(sequences, BATCH_TOKENS):
-            forward(batch)
-            checkpoint.drop_pages()
-            done += sum(map(len, batch))
-            said("calibrating", done, total)
+        cut = [*batches(sequences, BATCH_TOKENS)]
+        with large_arrays_freed_at_once():
+            if together:
+                passes = [partial(forward, batch) for batch in cut]
+                run_in_lockstep(passes, hook, lambda _: checkpoint.drop_pages())
+                return forward.kv_largest
+            for batch in cut:
+                forward(batch)
+                checkpoint.drop_pages()
+                done += sum(map(len, batch))
+                said("calibrating", done, total)
         return forward.kv_largest
 
     def logits(
         self, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], hook: MatmulHook | None = None
     ) -> Logits:
-        return EagerModel(checkpoint, max(map(len, sequences)), hook)(sequences)
+        logits = EagerModel(checkpoint, max(map(len, sequences)), hook)(sequences)
+        checkpoint.drop_pages()
+        return logits
 
     def check_activations(self, checkpoint: Checkpoint, num_tokens: int) -> None:
         check_activations(checkpoint, num_tokens, 4 * ACTIVATION_COPIES, available_memory())

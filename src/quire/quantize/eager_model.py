@@ -19,14 +19,15 @@ class EagerModel:
         hook: MatmulHook | None = None,
         probe: OutputProbe | None = None,
     ) -> None:
-        ops: Any = EagerOps(hook, probe)
         model_family = family(checkpoint.config.architecture)
         config = read_model_config(model_family, checkpoint.config)
+        ops: Any = EagerOps(hook, probe, shared_layers(config))
         self._model = model_family.load(ops, checkpoint, config, min(max_length, config.max_length))
         self._ops = ops
 
-    def __call__(self, sequences: Sequence[Sequence[int]]) -> EagerLogits:
-        logits = self._model.forward(self._ops, EagerBatch.of(sequences))
+    def __call__(self, sequences: Sequence[Sequence[int]], hook: MatmulHook | None = None) -> EagerLogits:
+        """`hook`: in place of the model's, for passes that run side by side."""
+        logits = self._model.forward(self._ops.for_pass(hook), EagerBatch.of(sequences))
         assert isinstance(logits, EagerLogits)
         return logits
 
@@ -35,6 +36,11 @@ class EagerModel:
         """The largest magnitudes of keys and of values so far, by layer."""
         largest: dict[int, tuple[float, float]] = self._ops.kv_largest
         return largest
+
+
+def shared_layers(config: Any) -> frozenset[int]:
+    """Layers whose keys and values other layers read, in Gemma 3n and 4."""
+    return frozenset(source for layer, source in enumerate(getattr(config, "sources", ())) if source != layer)
 
 
 def linear_layers(checkpoint: Checkpoint) -> dict[str, LinearUse]:

@@ -2,9 +2,10 @@
 
 Model files cannot tell it from a backend, so every family of decoders can be calibrated. Matrices stay in the mapped
 file: one at a time is read when it is multiplied, whatever the model's size. All sequences are whole, so there is no
-KV cache: keys and values live as long as their layer."""
+KV cache: keys and values live as long as their layer, or as long as the pass where other layers read them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -107,14 +108,25 @@ class LinearUse:
 
 
 class EagerOps:
-    """`linears` lists the linear layers that were loaded, in the order of the files."""
+    """`linears` lists the linear layers that were loaded, in the order of the files. `shared`: layers whose keys and
+    values others read."""
 
-    def __init__(self, hook: MatmulHook | None = None, probe: OutputProbe | None = None) -> None:
-        self.hook, self.probe = hook or StoredWeights(), probe
+    def __init__(
+        self, hook: MatmulHook | None = None, probe: OutputProbe | None = None, shared: Container[int] = ()
+    ) -> None:
+        self.hook, self.probe, self.shared = hook or StoredWeights(), probe, shared
         self.linears: list[LinearUse] = []
         self._sources = InputSources()
-        self._kv: tuple[int, Floats, Floats] = (-1, np.empty(0, np.float32), np.empty(0, np.float32))
-        self.kv_largest: dict[int, tuple[float, float]] = {}  # by layer: the largest magnitudes of keys and values
+        self._kv: dict[int, tuple[Floats, Floats]] = {}  # by layer
+        # By layer, and shared by all passes: the largest magnitudes of keys and values.
+        self.kv_largest: dict[int, tuple[float, float]] = {}
+
+    def for_pass(self, hook: MatmulHook | None = None) -> "EagerOps":
+        """The same weights, for a forward pass with places of its own. `hook`: in place of the usual one."""
+        ops = copy(self)
+        ops.hook, ops._kv, ops._sources = hook or self.hook, {}, copy(self._sources)
+        ops._sources.begin()
+        return ops
 
     # -- when a model is loaded
 
@@ -190,10 +202,11 @@ class EagerOps:
         return normal
 
     def linear(self, x: Floats, w: PackedWeight) -> Floats:
-        out = np.empty((len(x), w.num_outputs), np.float32)
-        first = 0
         self.hook.observe(w.packed, x, self._sources.of(x))
-        for matrix in self.hook.weights(w.packed):
+        matrices = self.hook.weights(w.packed)
+        out = np.empty((len(x), w.num_outputs), np.float32)  # only now: other passes may run while weights are awaited
+        first = 0
+        for matrix in matrices:
             matmul(x, matrix, out[:, first : first + len(matrix)])
             first += len(matrix)
         if self.probe is not None:
@@ -207,7 +220,11 @@ class EagerOps:
         return np.concatenate(outs, axis=1)
 
     def split(self, x: Floats, sizes: Sequence[int]) -> tuple[Floats, ...]:
-        return tuple(np.split(x, np.cumsum(sizes)[:-1], axis=1))
+        """Copies: the last part that is alive would keep them all."""
+        return tuple(np.ascontiguousarray(part) for part in np.split(x, np.cumsum(sizes)[:-1], axis=1))
+
+    def concat(self, parts: Sequence[Floats]) -> Floats:
+        return np.concatenate(parts, axis=1)
 
     def rope_angles(self, positions: NDArray[np.int32], frequencies: tuple[Floats, float]) -> Floats:
         inv_freq, scale = frequencies
@@ -223,7 +240,7 @@ class EagerOps:
         return np.concatenate(turned, axis=2).reshape(x.shape)
 
     def write_kv(self, k: Floats, v: Floats, batch: EagerBatch, layer: int) -> None:
-        self._kv = (layer, k, v)
+        self._kv[layer] = (k, v)
         known = self.kv_largest.get(layer, (0.0, 0.0))
         self.kv_largest[layer] = (max(known[0], float(np.abs(k).max())), max(known[1], float(np.abs(v).max())))
 
@@ -231,13 +248,16 @@ class EagerOps:
         self, q: Floats, batch: EagerBatch, layer: int, head_dim: int, scale: float, window: int = 0,
         softcap: float = 0.0, slopes: Floats | None = None, sinks: Floats | None = None, biases: Floats | None = None,
     ) -> Floats:  # fmt: skip
-        written, k, v = self._kv
-        assert written == layer and biases is None, "keys and values are those of the layer itself"
+        assert biases is None
+        k, v = self._written(layer)
         head = AttentionHeads(head_dim, scale, window, softcap, slopes, sinks)
         return np.concatenate(in_threads(lambda span: head.attend(q[span], k[span], v[span]), batch.spans))
 
+    def _written(self, layer: int) -> tuple[Floats, Floats]:
+        return self._kv[layer] if layer in self.shared else self._kv.pop(layer)
+
     def write_latent(self, latent: Floats, k_rope: Floats, batch: EagerBatch, layer: int) -> None:
-        self._kv = (layer, np.concatenate((latent, k_rope), axis=1), latent)
+        self._kv[layer] = (np.concatenate((latent, k_rope), axis=1), latent)
 
     def write_index_key(self, k: Floats, batch: Any, layer: int) -> None:
         raise Unsupported("texts that are longer than what an indexer chooses (index_topk)", "use shorter texts")
@@ -245,7 +265,8 @@ class EagerOps:
     def mla_attention(
         self, q_latent: Floats, q_rope: Floats, batch: EagerBatch, layer: int, scale: float, chosen: None = None
     ) -> Floats:
-        _, k, v = self._kv
+        assert chosen is None, "texts of a calibration are shorter than what indexers keep"
+        k, v = self._written(layer)
         width, latent = k.shape[1], v.shape[1]
         heads = q_latent.shape[1] // latent
         parts = (q_latent.reshape(len(k), heads, latent), q_rope.reshape(len(k), heads, -1))

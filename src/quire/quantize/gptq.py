@@ -124,9 +124,10 @@ def _inverse_factor(moments: Floats, dead: NDArray[np.bool_], damping: float) ->
         matrix[index, index] += share * mean
         try:
             lower = np.linalg.cholesky(matrix[::-1, ::-1])
-            return np.linalg.inv(lower)[::-1, ::-1].astype(np.float32)
         except np.linalg.LinAlgError:
             continue
+        del matrix  # the inverse takes three times its bytes
+        return np.linalg.inv(lower)[::-1, ::-1].astype(np.float32)
     raise QuantizeError(
         "the second moments of a layer's inputs cannot be inverted",
         "use more --calibration-tokens or a larger --damping",

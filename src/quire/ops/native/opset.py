@@ -1,6 +1,5 @@
 """NativeOps: packs weights, makes KV caches, and compiles forward passes."""
 
-import ctypes
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from quire.ops.compiled import native
 from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.native.cache import NativeCache
 from quire.ops.native.cpus import compute_threads
+from quire.ops.native.heap import LARGE_ARRAY_BYTES, USUAL_ARRAY_BYTES, free_at_once
 from quire.ops.native.hidden_states import DraftVocabulary, NativeHiddenStates
 from quire.ops.native.lora import NativeLoraSlots
 from quire.ops.native.program import NativeProgram
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 # By option value. Groups of 32; 8.5, 5 and 5 bits per weight.
 QUANTIZED = {"int8": Q8_0, "int4": Q4_1, "nf4": NF4}
 FLOATS = (F32, F16, BF16, F8_E4M3, F8_E5M2, FP8)
-M_MMAP_THRESHOLD = -3  # of glibc's mallopt
-LOADING_ARRAY_BYTES, USUAL_ARRAY_BYTES = 1 << 20, 32 << 20  # the latter is what glibc comes to by itself
 
 
 # Storage types that no layout holds exactly, or in as few bits, and the warning about each.
@@ -80,7 +78,7 @@ class NativeOps:
         self.fp16 = fp16
         self.group = group
         self._warned: set[str] = set()
-        _free_at_once(LOADING_ARRAY_BYTES)
+        free_at_once(LARGE_ARRAY_BYTES)
 
     def pack(
         self, parts: Sequence[StoredTensor], bias: Sequence[StoredTensor] | None = None, keep: Keep = Keep.NOTHING
@@ -168,18 +166,8 @@ class NativeOps:
     def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> NativeProgram:
         assert isinstance(cache, NativeCache), "the cache was made by another op set"
         assert spec.hidden is None or isinstance(spec.hidden, NativeHiddenStates)
-        _free_at_once(USUAL_ARRAY_BYTES)
+        free_at_once(USUAL_ARRAY_BYTES)
         return NativeProgram(forward, cache, spec.max_tokens, self.threads, spec.hidden, self.group)
-
-
-def _free_at_once(num_bytes: int) -> None:
-    """Let the C library return arrays of this size to the system when they are freed, and what it has kept so far.
-
-    Copies of matrices would otherwise leave holes between those that are packed."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc's
-        libc.mallopt(M_MMAP_THRESHOLD, num_bytes)
-        libc.malloc_trim(0)
 
 
 def _to_fp16(part: StoredTensor) -> StoredTensor:

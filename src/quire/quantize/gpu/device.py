@@ -15,17 +15,17 @@ from quire.core.errors import BadCheckpoint
 from quire.models.registry import family, read_model_config
 from quire.ops.tensors import StoredTensor
 from quire.quantize.device import Item, Report, batches, check_activations
-from quire.quantize.eager_model import linear_layers
+from quire.quantize.eager_model import linear_layers, shared_layers
 from quire.quantize.eager_ops import MatmulHook, StoredWeights
 from quire.quantize.floats import Floats, read_floats
 from quire.quantize.gptq import GPTQOptions
 from quire.quantize.gpu import float8
 from quire.quantize.gpu.gptq import TorchRoundingOrder, gptq, rounding_order
 from quire.quantize.gpu.integers import TorchIntegers, to_nearest
-from quire.quantize.gpu.lockstep import run_in_lockstep
 from quire.quantize.gpu.ops import ObservedLogits, ObservedOps
 from quire.quantize.integers import GroupedIntegers, IntegerGrid
 from quire.quantize.linear_formats import Encoded, LinearFormat
+from quire.quantize.lockstep import run_in_lockstep
 from quire.weights.checkpoint import Checkpoint
 
 BATCH_TOKENS = 8192  # computed at once
@@ -154,9 +154,9 @@ class TorchDevice:
     def _load(
         self, checkpoint: Checkpoint, max_length: int, dtype: torch.dtype
     ) -> tuple[ObservedOps, Callable[[Any, Any], Any]]:
-        ops = ObservedOps(self._name, dtype, self.read)
         loaded_family = family(checkpoint.config.architecture)
         config = read_model_config(loaded_family, checkpoint.config)
+        ops = ObservedOps(self._name, dtype, self.read, shared_layers(config))
         model: Any = loaded_family.load(ops, checkpoint, config, min(max_length, config.max_length))
         return ops, model.forward
 

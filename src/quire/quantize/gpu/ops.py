@@ -3,7 +3,7 @@
 As in `eager_ops.py`, matrices stay in the mapped file, and there is no KV cache. Values between ops have the device's
 dtype; norms, softmax and states are computed in fp32."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -69,21 +69,21 @@ class ObservedLogits:
 
 
 class ObservedOps(TorchOps):
-    """`read`: a matrix or vector in fp32 on the device."""
+    """`read`: a matrix or vector in fp32 on the device. `shared`: layers whose keys and values others read."""
 
-    def __init__(self, device: str, dtype: torch.dtype, read: Read) -> None:
+    def __init__(self, device: str, dtype: torch.dtype, read: Read, shared: Container[int] = ()) -> None:
         super().__init__(device)
-        self.dtype, self._read = dtype, read
+        self.dtype, self._read, self.shared = dtype, read, shared
         self._loader: Any = EagerOps()  # which packs nothing: weights stay as they are stored
         self._sources = InputSources()
         self._hook: MatmulHook | None = None
-        self._kv: tuple[int, Tensor, Tensor] | None = None
+        self._kv: dict[int, tuple[Tensor, Tensor]] = {}  # by layer
         self.kv_largest: dict[int, tuple[Tensor, Tensor]] = {}  # shared by all batches
 
     def for_batch(self, hook: MatmulHook) -> "ObservedOps":
         """The same weights, for a forward pass with places of its own."""
         ops = copy(self)
-        ops._hook, ops._kv, ops._sources = hook, None, copy(self._sources)
+        ops._hook, ops._kv, ops._sources = hook, {}, copy(self._sources)
         ops._sources.begin()
         return ops
 
@@ -166,7 +166,7 @@ class ObservedOps(TorchOps):
         return torch.cat([heads[:, i] @ self._read(head).to(self.dtype).T for i, head in enumerate(w.packed)], 1)
 
     def write_kv(self, k: Tensor, v: Tensor, batch: Any, layer: int) -> None:
-        self._kv = (layer, k, v)
+        self._kv[layer] = (k, v)
         largest = (k.abs().max(), v.abs().max())
         known = self.kv_largest.get(layer, largest)
         self.kv_largest[layer] = (torch.maximum(known[0], largest[0]), torch.maximum(known[1], largest[1]))
@@ -176,9 +176,8 @@ class ObservedOps(TorchOps):
         slopes: Tensor | None = None, sinks: Tensor | None = None, biases: Tensor | None = None, group: int = 0,
         skipped: int = 0,
     ) -> Tensor:  # fmt: skip
-        assert self._kv is not None and self._kv[0] == layer, "keys and values are those of the layer itself"
         assert biases is None and not group
-        (_, k, v), self._kv = self._kv, None
+        k, v = self._written(layer)
         out = []
         for span in batch.spans:
             queries, keys = (x[span].unflatten(-1, (-1, head_dim)) for x in (q, k))
@@ -191,8 +190,11 @@ class ObservedOps(TorchOps):
             out.append(attended.to(self.dtype).flatten(1))
         return torch.cat(out)
 
+    def _written(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._kv[layer] if layer in self.shared else self._kv.pop(layer)
+
     def write_latent(self, latent: Tensor, k_rope: Tensor, batch: Any, layer: int) -> None:
-        self._kv = (layer, torch.cat((latent, k_rope), 1), latent)
+        self._kv[layer] = (torch.cat((latent, k_rope), 1), latent)
 
     def write_index_key(self, k: Tensor, batch: Any, layer: int) -> None:
         raise Unsupported("texts that are longer than what an indexer chooses (index_topk)", "use shorter texts")
@@ -200,8 +202,8 @@ class ObservedOps(TorchOps):
     def mla_attention(
         self, q_latent: Tensor, q_rope: Tensor, batch: Any, layer: int, scale: float, chosen: Tensor | None = None
     ) -> Tensor:
-        assert self._kv is not None and chosen is None, "texts of a calibration are shorter than what indexers keep"
-        (_, k, v), self._kv = self._kv, None
+        assert chosen is None, "texts of a calibration are shorter than what indexers keep"
+        k, v = self._written(layer)
         width, latent = k.shape[1], v.shape[1]
         parts = (q_latent.unflatten(-1, (-1, latent)), q_rope.unflatten(-1, (-1, width - latent)))
         q = torch.cat(parts, 2)

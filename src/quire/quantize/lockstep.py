@@ -41,7 +41,8 @@ class _Pass:
         self._wait()
 
     def stop(self) -> None:
-        if self.parts is not None:
+        """At the next matmul, wherever the pass is: after Ctrl-C it may be between two."""
+        if self._thread.is_alive():
             self._stopping = True
             self._run.release()
             self._thread.join()
