@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM, MixtralConfig
+from transformers import LlamaForCausalLM, MixtralConfig, Qwen3NextConfig
 
 from engine import test_gpu_latent
 from engine.gpu_serving import engine, run, save_llama
@@ -27,6 +27,7 @@ from quire.executors.ranks.rank import RankExecutor
 from quire.ops.gpu.collectives import GpuRankOps, GroupExchange
 from quire.ops.ranks.cuts import Cut
 from quire.ops.ranks.group import RankGroup, new_shared_memory
+from ranks import test_gpu_rank_families
 from ranks.gpu_threads import GpuRanks, OnOneDevice
 from ranks.test_gpu_rank_engines import requests, save_mixtral, save_next
 
@@ -60,16 +61,28 @@ def one_rank(path: Path, options: EngineOptions) -> RankExecutor:
     return RankExecutor(path, executor_options(options), RankGroup(new_shared_memory(), 0, 1))
 
 
+def gloo_exchange(group: Any) -> GroupExchange:
+    return GroupExchange(torch.distributed.ProcessGroupGloo(torch.distributed.HashStore(), 0, 1), group)
+
+
+@pytest.mark.skipif(ON_GPU, reason="kernels are interpreted here")
+def test_a_norm_of_all_heads_is_gated_before_it_is_rounded(
+    tmp_path: Path, exchanged: Counter[tuple[str, bool]]
+) -> None:
+    """Where every rank computes all heads of a recurrence, and its part of their gate."""
+    sizes = test_gpu_rank_families.ONE_LAYER | test_gpu_rank_families.STATES
+    random_model(Qwen3NextConfig(**sizes), seed=3).save_pretrained(tmp_path)
+    rank = GpuRanks(tmp_path, 1, experts=True, new_exchange=gloo_exchange, dtype="float16")
+    test_gpu_rank_families.check(OnOneDevice(tmp_path, dtype="float16"), rank)
+
+
 @pytest.mark.skipif(ON_GPU, reason="kernels are interpreted here")
 @pytest.mark.parametrize("experts", [False, True])
 def test_gloo(tmp_path: Path, exchanged: Counter[tuple[str, bool]], experts: bool) -> None:
     sizes = TINY | {"num_hidden_layers": 1, "num_local_experts": 3, "num_experts_per_tok": 2}
     random_model(MixtralConfig(**sizes), seed=3).save_pretrained(tmp_path)
 
-    def new_exchange(group: Any) -> GroupExchange:
-        return GroupExchange(torch.distributed.ProcessGroupGloo(torch.distributed.HashStore(), 0, 1), group)
-
-    rank = GpuRanks(tmp_path, 1, experts=experts, new_exchange=new_exchange)
+    rank = GpuRanks(tmp_path, 1, experts=experts, new_exchange=gloo_exchange)
     np.testing.assert_array_equal(rank.logits(PROMPT[:5]), OnOneDevice(tmp_path).logits(PROMPT[:5]))
     assert exchanged[COLUMNS, False] >= 5 and exchanged[ROWS, False] == experts
 

@@ -198,6 +198,14 @@ class GpuRankOps(GpuOps):
             return replace(x, whole=whole, first=0, size=whole.shape[1])
         return self._exchange.all_columns(materialize(x), cuts)
 
+    def deferred_columns(self, x: GpuValue, cut: Cut) -> GpuValue | None:
+        """The columns of `cut`, of what a multiplication behind it takes before it is rounded; None: x is none such."""
+        if isinstance(x, ActivatedRows):
+            return self.activate(ColumnSlice(x.source, cut.first, cut.count), x.kind)
+        if isinstance(x, ColumnSlice) and x.norm and x.angles is None and cut.count % len(x.norm.weight) == 0:
+            return replace(x, first=x.first + cut.first, size=cut.count)
+        return None
+
     def rms_norm_of_heads(self, x: GpuValue, weight: Tensor, eps: float, groups: int = 1) -> GpuValue:
         """Of a single head, too, which looks like a whole row: it is rotated before it is rounded, as beside others."""
         columns = as_columns(x) if groups == 1 and isinstance(x, Tensor | ColumnSlice) else None

@@ -82,9 +82,12 @@ class RankForward:
         """The columns of `cut`."""
         if x.cuts == (cut,):
             return x.local
+        whole = self._all(x)
+        if hasattr(self._ops, "deferred_columns") and (own := self._ops.deferred_columns(whole, cut)) is not None:
+            return own
         sizes = (cut.first, cut.count, cut.total - cut.first - cut.count)
         present = [size for size in sizes if size]
-        return self._ops.split(self._all(x), present)[1 if cut.first else 0]
+        return self._ops.split(whole, present)[1 if cut.first else 0]
 
     def _changeable(self, x: RankValue) -> Value:
         """For an op that works in place: all columns may be in memory that other ranks read."""
