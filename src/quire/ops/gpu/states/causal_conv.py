@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """Causal convolutions whose states are in slots, or in the blocks of the cache: the last `taps - 1` inputs, in fp32.
 
-The sum of an output runs from the newest input to the oldest, in fp32, in every kernel: outputs have the same bits in
-steps of any size. Outputs are computed before states are written, since a state is often written where it was read."""
+The sum of an output runs from the newest input to the oldest, in fp32, in every kernel, each product added by an fma
+that is asked for: a compiler that may choose which of two products to fuse chooses differently in two kernels. So
+outputs have the same bits in steps of any size. Outputs are computed before states are written, since a state is often written where it was read."""
 
 import torch
 import triton
@@ -77,7 +78,8 @@ def _step_kernel(
     old = slots + source * slot_stride + channel
     for back in tl.static_range(1, TAPS):
         value = tl.load(old + (TAPS - 1 - back) * row_stride, mask=inside & (source >= 0), other=0.0)
-        total += value * tl.load(weight + (TAPS - 1 - back) * channels + channel, mask=inside, other=0.0)
+        scale = tl.load(weight + (TAPS - 1 - back) * channels + channel, mask=inside, other=0.0)
+        total = tl.fma(value, scale, total)
     _store_output(out + token * channels, total, bias, channel, inside, inside, HAS_BIAS, ACTIVATION)
     new = slots + target * slot_stride + channel
     for row in tl.static_range(TAPS - 2):
@@ -117,7 +119,7 @@ def _outputs_kernel(
         places = slot * slot_stride + row * row_stride
         old = tl.load(slots + places[:, None] + channel[None], mask=in_slot[:, None] & is_channel[None], other=0.0)
         scale = tl.load(weight + (TAPS - 1 - back) * channels + channel, mask=is_channel, other=0.0)
-        total += (new + old) * scale[None]
+        total = tl.fma(new + old, scale[None], total)
     outputs = out + token[:, None] * channels
     _store_output(outputs, total, bias, channel[None], is_channel[None], inside, HAS_BIAS, ACTIVATION)
 
