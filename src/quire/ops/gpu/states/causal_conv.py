@@ -1,9 +1,10 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-incomplete-defs
 """Causal convolutions whose states are in slots, or in the blocks of the cache: the last `taps - 1` inputs, in fp32.
 
-The sum of an output runs from the newest input to the oldest, in fp32, in every kernel, each product added by an fma
-that is asked for: a compiler that may choose which of two products to fuse chooses differently in two kernels. So
-outputs have the same bits in steps of any size. Outputs are computed before states are written, since a state is often written where it was read."""
+The sum of an output runs from the newest input to the oldest, in fp32, in every kernel: outputs have the same bits in
+steps of any size. Products are added by `tl.fma`: a compiler that may choose which of two products to fuse chooses
+differently in two kernels. Outputs are computed before states are written, since a state is often written where it was
+read."""
 
 import torch
 import triton

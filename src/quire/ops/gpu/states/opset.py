@@ -21,8 +21,6 @@ from quire.ops.opset import Mamba2Weights, MambaWeights, Wkv7Weights
 from quire.ops.reference.states import TorchStates
 from quire.ops.tensors import StoredTensor
 
-MAX_CHECKED_KEY_DIM = 128  # wider tiles, and those of the gated delta rule, have not been right on every GPU shape yet
-
 
 class StateOps:
     """`OpSet` describes the ops."""
@@ -104,8 +102,7 @@ class StateOps:
     ) -> Tensor:
         slots, segments = _states(batch).recurrent[layer], _segments(batch)
         q, k, v = (materialize(x) for x in (q, k, v))
-        is_checked = gates.kind is not Decays.TOKEN and slots.shape[2] <= MAX_CHECKED_KEY_DIM
-        in_tiles = is_checked and not self.batch_invariant and takes_tiles(q, k, v, slots.shape[2], segments)
+        in_tiles = not self.batch_invariant and takes_tiles(q, k, v, slots.shape[2], segments)
         return (attend_tiles if in_tiles else attend_tokens)(q, k, v, gates, slots, segments, tiled)
 
     def mamba_scan(

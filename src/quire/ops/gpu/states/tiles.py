@@ -21,7 +21,8 @@ from quire.ops.gpu.states.linear_attention import Gates, attend_tokens, check, k
 from quire.ops.gpu.states.segments import TILE, DeviceSegments
 from quire.ops.gpu.states.tile_scores import MIN_SIZE, TileScores, padded, tile_scores
 
-MAX_KEY_DIM = 256  # tiles of keys, queries and corrections fit into shared memory
+MAX_KEY_DIM = 128  # tiles of keys, queries and corrections fit into shared memory twice
+COPY = 16  # keys and queries begin at multiples of so many numbers, and have as many
 MAX_CHAINS = 8  # of a head, that run at the same time
 
 
@@ -33,12 +34,17 @@ class TileLaunch:
 
 
 LAUNCH = TileLaunch(columns=32, warps=4, stages=2)
-WIDE_LAUNCH = TileLaunch(columns=32, warps=4, stages=1)  # keys of more than 128 numbers
 
 
 def takes_tiles(q: Tensor, k: Tensor, v: Tensor, key_dim: int, segments: DeviceSegments) -> bool:
-    """Tensor cores are for 16 bits: fp32 is for comparisons."""
-    return segments.max_tiles > 0 and key_dim <= MAX_KEY_DIM and q.dtype == k.dtype == v.dtype != torch.float32
+    """Tensor cores are for 16 bits: fp32 is for comparisons.
+
+    Tiles of keys and queries must be such that they are copied to shared memory without going through registers. Where
+    they go through them, ptxas computes the addresses of the last product wrongly: on an H200, keys of 12 or of 256
+    numbers gave sums of a tile's first tokens only, or an illegal access."""
+    is_copied = key_dim % COPY == 0 and all(x.stride(0) % COPY == 0 and x.data_ptr() % 16 == 0 for x in (q, k))
+    has_16_bits = q.dtype == k.dtype == v.dtype != torch.float32
+    return segments.max_tiles > 0 and key_dim <= MAX_KEY_DIM and is_copied and has_16_bits
 
 
 def attend_tiles(
@@ -72,9 +78,7 @@ def _scan_tiles(
         q, k, key_heads = found.queries.flatten(1), found.keys.flatten(1), heads
     if len(found.values):
         v = found.values.flatten(1)
-    rows = padded(key_dim, gates)
-    launch = LAUNCH if rows <= 128 else WIDE_LAUNCH
-    columns = max(min(triton.next_power_of_2(value_dim), launch.columns), MIN_SIZE)
+    columns = max(min(triton.next_power_of_2(value_dim), LAUNCH.columns), MIN_SIZE)
     skip = found.scores if gates.skip is None else gates.skip
     grid = triton.cdiv(value_dim, columns), heads, min(segments.max_tiles, MAX_CHAINS)
     _tiles_kernel[grid](
@@ -105,10 +109,10 @@ def _scan_tiles(
         IS_DELTA=gates.beta is not None,
         SKIPS=gates.skip is not None,
         TILE=TILE,
-        ROWS=rows,
+        ROWS=padded(key_dim, gates),
         COLUMNS=columns,
-        num_warps=launch.warps,
-        num_stages=launch.stages,
+        num_warps=LAUNCH.warps,
+        num_stages=LAUNCH.stages,
     )
 
 
