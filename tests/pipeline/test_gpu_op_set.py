@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma3TextConfig, Lfm2Config, LlamaConfig, LlamaForCausalLM
 
+from models.checking import TINY, Cases, random_model
+from models.plain_adapters import write_adapter
+from models.test_lfm2 import HYBRID
 from pipeline.interpreted import llm_of
+from pipeline.stages_here import InStages
 from quire import LLM, SamplingParams
+from quire.ops.gpu.opset import GpuOps
+from ranks.gpu_threads import OPTIONS, OnOneDevice
 from ranks.processes import followers
+from ranks.test_gpu_rank_families import MODELS, check
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are interpreted here")
 
@@ -38,3 +46,37 @@ def test_tokens_and_logprobs_are_those_of_one_process(
     assert len(followers(os.getpid(), b"pipeline.interpreted")) == 1 and llm.engine.capacity.micro_batches == 2
     assert texts(llm) == expected
     assert not followers(os.getpid(), b"pipeline.interpreted")
+
+
+WINDOWED = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+LACKING: Cases = {  # some stage has no keys and values, or no states, or windows alone
+    "lfm2": (Lfm2Config, HYBRID),
+    "gemma-3": (Gemma3TextConfig, {**WINDOWED, "sliding_window": 4, "head_dim": 16}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # of a tanh that is 1
+@pytest.mark.parametrize("name", LACKING)
+def test_stages_may_lack_what_others_have(tmp_path: Path, name: str) -> None:
+    config, options = LACKING[name]
+    random_model(config(**{**TINY, **options}), seed=3).save_pretrained(tmp_path)
+    alone = OnOneDevice(tmp_path)
+    check(alone, InStages(tmp_path, alone.model.config.layers, new_backend=lambda: GpuOps(**OPTIONS)))
+
+
+@pytest.mark.parametrize("name", ["norms of heads", "MoE", "states"])
+def test_stages_give_the_bits_of_one_device(tmp_path: Path, name: str) -> None:
+    config, options = MODELS[name]
+    random_model(config(**{**TINY, "num_hidden_layers": 2, **options}), seed=3).save_pretrained(tmp_path)
+    check(OnOneDevice(tmp_path), InStages(tmp_path, 2, new_backend=lambda: GpuOps(**OPTIONS)))
+
+
+def test_adapters_are_loaded_before_a_forward_pass(tmp_path: Path) -> None:
+    model = random_model(LlamaConfig(**TINY), seed=3)
+    assert isinstance(model, LlamaForCausalLM)
+    model.save_pretrained(tmp_path / "model")
+    adapters = {"a": write_adapter(model, tmp_path / "a", {"q_proj": 4, "v_proj": 4, "down_proj": 8}, 1)}
+    stages = InStages(tmp_path / "model", 2, adapters, lambda: GpuOps(**OPTIONS))
+    check(OnOneDevice(tmp_path / "model", adapters), stages, 0)
+    with pytest.raises(AssertionError):
+        check(OnOneDevice(tmp_path / "model"), stages, 0)

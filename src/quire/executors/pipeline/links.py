@@ -4,6 +4,7 @@ A frame names the step and the shape of its hidden states. On one machine they l
 TCP they follow the frame. There are as many slots for them as micro-batches, which steps take in turn. A slot is free
 again when the last stage has computed its step, and the step that takes it next does not begin before that."""
 
+import logging
 import socket
 import struct
 import threading
@@ -15,7 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.core.errors import EngineFailed
+from quire.executors.ranks.processes import die_like
 from quire.ops.opset import Int32
+
+log = logging.getLogger("quire.stage")
 
 FRAME = struct.Struct("<QII")  # the step, rows, columns
 LOOK_INTERVAL = 0.1  # seconds between looks at whether a stage is gone
@@ -101,13 +105,17 @@ class DeviceSender:
         self._copies.put((step, len(hidden), self._take(hidden, self._slots.first_row(step))))
 
     def _send(self) -> None:
+        """A device that fails ends the process, which the engine notices."""
         while not self._closed.is_set():
             step, num_rows, wait = self._copies.get()
-            wait()
             try:
+                wait()
                 self._sender.send(step, self._slots.of_step(step, num_rows))
             except LinkClosed:
                 self._closed.set()
+            except Exception:
+                log.exception("hidden states of step %d are not handed on", step)
+                die_like(1)
 
 
 class StageLink:
