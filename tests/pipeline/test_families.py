@@ -107,5 +107,7 @@ def test_what_stages_cannot_do_is_refused() -> None:
         check_stages(65, 100)
     with pytest.raises(Unsupported, match=r"not kept on disk.*\n.*kv_disk_path"):
         check_pipeline(ExecutorOptions(kv_disk_path="x"), 2)
-    with pytest.raises(Unsupported, match="stages are on CPUs"):
-        check_pipeline(ExecutorOptions(backend="cuda"), 2)
+    for backend in ("native", "cuda"):
+        with pytest.raises(Unsupported, match=r"a stage of one rank has all experts"):
+            check_pipeline(ExecutorOptions(backend=backend, enable_expert_parallel=True), 2)
+    check_pipeline(ExecutorOptions(backend="cuda"), 2)

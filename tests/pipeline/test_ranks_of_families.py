@@ -12,8 +12,8 @@ import pytest
 from models.checking import BLOCK_SIZE, MAX_LEN, PROMPT, TINY, random_model
 from pipeline.test_families import CASES
 from quire.executors.options import ExecutorOptions
+from quire.executors.pipeline.slots import received_from, shared_slots
 from quire.executors.pipeline.stage import begin_stage
-from quire.executors.pipeline.stage_ranks import ranks_received
 from quire.models.registry import family
 from quire.ops.native import NativeOps
 from quire.ops.opset import ProgramSpec
@@ -49,9 +49,12 @@ class StageRank:
         config = kind.config(checkpoint.config)
         spec = kv_spec(config, BLOCK_SIZE, "float32")
         ops: Any = StageOps(RankOps(NativeOps(1, group=group), RankIndex(group.rank, group.size), experts))
-        options = ExecutorOptions(tensor_parallel_size=SIZE, enable_expert_parallel=experts)
+        given: Any = {"tensor_parallel_size": SIZE, "enable_expert_parallel": experts}
+        options = ExecutorOptions(max_num_batched_tokens=MAX_LEN, **given)
         begin_stage(ops, options, kind, checkpoint, config, spec, MAX_LEN, stage=stage, num_stages=SIZE)
-        self.received = ops.received = ranks_received(group, MAX_LEN, config.hidden) if stage else None
+        if stage:
+            ops.received = received_from(shared_slots(group, options, config.hidden, SIZE), options, ops)
+        self.received = ops.received
         self.model = kind.load(ops, checkpoint, config, MAX_LEN)
         self.program = ops.compile(
             self.model.forward, ops.new_cache(spec, MAX_LEN // BLOCK_SIZE), ProgramSpec(MAX_LEN, 1, MAX_LEN)

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from engine_kills import kill, kill_in_the_middle
@@ -56,10 +57,16 @@ def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 
 def check_that_streams_go_on(
-    model: Path, victim: Callable[[int], int], max_tokens: int = 100, also_idle: bool = False, **options: Any
+    model: Path,
+    victim: Callable[[int], int],
+    max_tokens: int = 100,
+    also_idle: bool = False,
+    alone: Mapping[str, Any] = MappingProxyType({}),
+    timeout: float = 120.0,
+    **options: Any,
 ) -> None:
     """`victim`: of an engine's process, the process that is killed: while it computes, and perhaps also when it has
-    nothing to do."""
+    nothing to do. `alone`: options of the process that it is compared with."""
     requests = [
         GenerateRequest(
             id=f"r{number}",
@@ -68,7 +75,7 @@ def check_that_streams_go_on(
         )
         for number in range(8)
     ]
-    llm = LLM(model)
+    llm = LLM(model, **alone)
     outputs = llm.generate([one.prompt or "" for one in requests], [one.params for one in requests])
     undisturbed = [output.outputs[0].token_ids for output in outputs]
 
@@ -95,4 +102,4 @@ def check_that_streams_go_on(
             left = [client.engine_pid, victim(client.engine_pid)]
         wait_until(lambda: not any(map(exists, left)))
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), timeout))

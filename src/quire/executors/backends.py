@@ -1,7 +1,7 @@
 """The op sets by name, and how an executor makes one."""
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -98,21 +98,41 @@ def warn_of_synthetic_acceptance(options: ExecutorOptions) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Of one of `size` processes of this machine, which take its GPUs in turn."""
+
+    index: int
+    size: int
+
+
 def new_ops(
-    options: ExecutorOptions, *, graphs: bool = True, fp16_weights: bool = False, group: "RankGroup | None" = None
+    options: ExecutorOptions,
+    *,
+    graphs: bool = True,
+    fp16_weights: bool = False,
+    group: "RankGroup | None" = None,
+    turn: Turn | None = None,
 ) -> Any:
     """An op set. `graphs`: a GPU replays CUDA graphs. `fp16_weights`: a CPU keeps fp32 weights in fp16. `group`: the
-    ranks that compute together with this process."""
+    ranks that compute together with this process. `turn`: None: this process is alone, or has the turn of its rank."""
     module, name = BACKENDS[options.backend]
     op_set = getattr(import_module(module), name)
     if options.on_gpu:
         given: dict[str, Any] = {}
-        utilization = options.gpu_memory_utilization
+        utilization, sharing = options.gpu_memory_utilization, 1
+        if turn is None and group is not None:
+            turn = Turn(group.rank, group.size)
+        if turn is not None:
+            from quire.ops.gpu.device import take_turn
+
+            device, sharing = take_turn(turn.index, turn.size)
+            given["device"], utilization = str(device), utilization / sharing
         if group is not None:
             from quire.ops.gpu.collectives import rank_arguments
 
-            op_set, given = rank_arguments(group)
-            utilization /= given.pop("sharing")
+            op_set, more = rank_arguments(group, sharing)
+            given |= more
         return op_set(
             **given,
             threads=options.threads,

@@ -16,6 +16,7 @@ from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
 from quire.ops.kv_spec import KVSpec
+from quire.ops.native.recorder import SymbolicBatch
 from quire.ops.opset import OpSet
 from quire.ops.stages.parts import divide_at
 from quire.ops.stages.two_devices import TwoDeviceOps
@@ -75,7 +76,9 @@ class CpuLayersExecutor(LocalExecutor):
         sizes = self.options.max_loras, self.options.max_lora_rank
         first = LoraAdapters(self._ops.first, self._first_model, *sizes)
         self._ops.first_forward = first.forward
-        return AdaptersOfTwo(ops, model, *sizes, first)
+        adapters = AdaptersOfTwo(ops, model, *sizes, first)
+        self._ops.bind_slots(adapters.forward, adapters.slots, SymbolicBatch())
+        return adapters
 
     def stop(self) -> None:
         super().stop()

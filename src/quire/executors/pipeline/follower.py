@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from quire.executors.backends import Turn
 from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.links import LinkClosed, sender
+from quire.executors.pipeline.slots import sender_from
 from quire.executors.pipeline.stage import StageExecutor, own_options
 from quire.executors.ranks.follower import FollowerExecutor, follow, move_blocks, started_options
 from quire.executors.ranks.messages import FromRank, MoveBlocks, RankAdapter, RunStep, StartRank, ToRank
@@ -40,6 +42,9 @@ class StageFollowerOps(StageOps):
         self.caches.append(super().new_cache(spec, num_blocks, num_host_blocks))
         return self.caches[-1]
 
+    def new_sampler(self, num_rows: int, vocab_size: int) -> None:
+        return None
+
     def move_blocks(self, message: MoveBlocks) -> None:
         move_blocks(self.caches, message)
 
@@ -49,21 +54,31 @@ class StageFollowerOps(StageOps):
 
 
 class StageFollower(StageExecutor, FollowerExecutor):
-    """`before`: None in the first stage."""
+    """`before`: None in the first stage. `is_alone`: the other stages are on other machines."""
 
     def __init__(
-        self, path: str, options: ExecutorOptions, group: RankGroup, after: socket.socket, before: socket.socket | None
+        self,
+        path: str,
+        options: ExecutorOptions,
+        group: RankGroup,
+        after: socket.socket,
+        before: socket.socket | None,
+        is_alone: bool = False,
     ) -> None:
         super().__init__(path, options, group)
-        self._ends = after, before
+        self._ends, self._is_alone = (after, before), is_alone
         self._num_steps = 0
+
+    @property
+    def _turn(self) -> Turn:
+        return Turn(0, self.options.tensor_parallel_size) if self._is_alone else super()._turn
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> StageFollowerOps:  # type: ignore[override]
         own = own_options(options, self.stage, self.group.size)
         ops = self._connect(StageFollowerOps(self._new_backend(own)), options, config)
         after, before = self._ends
         assert self.handed_on is not None
-        self._after = sender(after, self.handed_on)
+        self._after = sender_from(sender(after, self.handed_on), self.handed_on, options, ops)
         self._before = None if before is None or self.received is None else self._receiver(before, ops)
         return ops
 
@@ -90,7 +105,8 @@ class StageFollower(StageExecutor, FollowerExecutor):
     def _run(self, program: Any, batch: StepBatch) -> None:
         step, num_rows = self._num_steps, batch.num_tokens
         self._num_steps += 1
-        batch.logit_rows = np.zeros(0, np.int32)
+        if not self.options.on_gpu:  # its graphs are those of steps that sample
+            batch.logit_rows = np.zeros(0, np.int32)
         if self._before is not None:
             batch.hidden_rows = self._before.receive(step, num_rows)
         program.run(batch)

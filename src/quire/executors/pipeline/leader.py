@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.plan import StepOutput, StepPlan
+from quire.executors.backends import Turn
 from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.links import LinkClosed, Receiver
 from quire.executors.pipeline.processes import StageProcesses
-from quire.executors.pipeline.stage import StageExecutor, check_pipeline, num_micro_batches, own_options
+from quire.executors.pipeline.slots import num_micro_batches
+from quire.executors.pipeline.stage import StageExecutor, check_pipeline, own_options, with_slots
 from quire.executors.pipeline.step_queue import QueuedCall, QueuedLogits, QueuedSampler, StepQueue
 from quire.executors.protocol import Capacity
 from quire.executors.ranks.leader import LeaderAdapters, RanksExecutor
@@ -58,6 +60,10 @@ class PipelineExecutor(StageExecutor, RanksExecutor):
         ops.link = self._receiver(self.ranks.last_end, ops)
         return ops
 
+    @property
+    def _turn(self) -> Turn:
+        return Turn(0, self.options.tensor_parallel_size) if self._addresses else super()._turn
+
     def _new_processes(self, size: int, on_loss: OnLoss) -> StageProcesses:
         if not self._addresses:
             return StageProcesses(size, on_loss)
@@ -77,7 +83,7 @@ class PipelineExecutor(StageExecutor, RanksExecutor):
 
     def _submit(self, plan: StepPlan) -> None:
         self.runner.submit(plan)
-        self._ends.append(self._ops.queue.put(lambda: None))
+        self._ends.append(self._ops.queue.put(self._ops.end_step))
 
     def _collect(self) -> StepOutput:
         """Also a step that samples nothing is computed when it is collected: its hidden states make room for others."""
@@ -90,7 +96,8 @@ class PipelineExecutor(StageExecutor, RanksExecutor):
             return None
         slots = self.options.max_loras, self.options.max_lora_rank
         tell_members = self.members.tell if self.members else lambda message: None
-        return QueuedAdapters(ops, model, *slots, self.ranks.tell, tell_members, self._ops.queue)
+        adapters = QueuedAdapters(ops, model, *slots, self.ranks.tell, tell_members, self._ops.queue)
+        return with_slots(adapters, self._ops)
 
     def add_adapter(self, key: str, loaded: LoadedAdapter) -> None:
         """The other ranks of this stage learn of it at once: one that is to be removed first is, before that."""
@@ -111,6 +118,11 @@ class PipelineOps(StageOps):
         self._processes = processes
         self.queue = StepQueue()
 
+    def end_step(self) -> None:
+        """Its hidden states make room for others."""
+        if wait := getattr(self.received, "wait", None):  # a GPU's
+            wait()
+
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> "QueuedCache":
         own = super().new_cache(spec, num_blocks, num_host_blocks)
         return QueuedCache(own, self._processes.tell, self.queue)
@@ -120,6 +132,8 @@ class PipelineOps(StageOps):
         return QueuedSampler(own, self.queue)
 
     def compile(self, forward: Callable[[Any, Any], Any], cache: KVCache, spec: ProgramSpec) -> "QueuedProgram":
+        if isinstance(spec.sampler, QueuedSampler):
+            spec = replace(spec, sampler=spec.sampler.own)
         return QueuedProgram(super().compile(forward, cache, spec), self.link, self._processes, self.queue)
 
 
@@ -127,7 +141,12 @@ class QueuedCache(StageCache):
     def __init__(self, cache: StageCache, tell: Tell, queue: StepQueue) -> None:
         super().__init__(cache.spec, cache.own)
         for how in MOVES:
-            setattr(self, how, telling(how, _queued(getattr(cache.own, how), queue), 0, tell))
+            setattr(self, how, telling(how, _queued(getattr(cache, how), queue), 0, tell))
+        self.join_swaps = self._join_swaps
+        self._queue = queue
+
+    def _join_swaps(self) -> None:
+        self._queue.put(self.own.join_swaps)
 
 
 def _queued(call: Callable[[Any], None], queue: StepQueue) -> Callable[[Any], None]:

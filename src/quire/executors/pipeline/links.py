@@ -4,31 +4,38 @@ A frame names the step and the shape of its hidden states. On one machine they l
 TCP they follow the frame. There are as many slots for them as micro-batches, which steps take in turn. A slot is free
 again when the last stage has computed its step, and the step that takes it next does not begin before that."""
 
+import logging
 import socket
 import struct
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.core.errors import EngineFailed
-from quire.ops.opset import Float32, Int32
+from quire.executors.ranks.processes import die_like
+from quire.ops.opset import Int32
+
+log = logging.getLogger("quire.stage")
 
 FRAME = struct.Struct("<QII")  # the step, rows, columns
 LOOK_INTERVAL = 0.1  # seconds between looks at whether a stage is gone
+
+Rows = NDArray[Any]  # [rows, columns] fp32, or the bits of 16-bit floats
 
 
 class HiddenSlots:
     """The hidden states of some steps: [slots * max_tokens, columns]."""
 
-    def __init__(self, rows: Float32, num_slots: int) -> None:
+    def __init__(self, rows: Rows, num_slots: int) -> None:
         self.rows = rows
         self._slots = rows.reshape(num_slots, -1, rows.shape[1])
 
-    def of_step(self, step: int, num_rows: int) -> Float32:
-        slot: Float32 = self._slots[step % len(self._slots), :num_rows]
+    def of_step(self, step: int, num_rows: int) -> Rows:
+        slot: Rows = self._slots[step % len(self._slots), :num_rows]
         return slot
 
     def fits(self, frame: tuple[int, ...]) -> bool:
@@ -38,8 +45,11 @@ class HiddenSlots:
 
     def indices(self, step: int, num_rows: int) -> Int32:
         """The rows of a step among all."""
-        first = step % len(self._slots) * self._slots.shape[1]
+        first = self.first_row(step)
         return np.arange(first, first + num_rows, dtype=np.int32)
+
+    def first_row(self, step: int) -> int:
+        return step % len(self._slots) * self._slots.shape[1]
 
 
 class LinkClosed(Exception):
@@ -47,7 +57,7 @@ class LinkClosed(Exception):
 
 
 class Sender(Protocol):
-    def send(self, step: int, hidden: Float32) -> None:
+    def send(self, step: int, hidden: Rows) -> None:
         """Hand on the hidden states of a step. Raises LinkClosed."""
 
 
@@ -66,17 +76,46 @@ def receiver(end: socket.socket, slots: HiddenSlots) -> Receiver:
 
 
 class RankReceiver:
-    """To a stage of several ranks: hidden states go on to memory that all of them map. One step of theirs is computed
-    at a time, so there is one slot."""
+    """To a stage of several ranks: hidden states go on to memory that all of them map."""
 
-    def __init__(self, received: Receiver, slots: HiddenSlots, rows: Float32) -> None:
-        """`rows`: that memory [max_tokens, columns]."""
-        self._received, self._slots, self._rows = received, slots, rows
+    def __init__(self, received: Receiver, slots: HiddenSlots, of_ranks: HiddenSlots) -> None:
+        """`of_ranks`: in that memory."""
+        self._received, self._slots, self._of_ranks = received, slots, of_ranks
 
     def receive(self, step: int, num_rows: int, check: Callable[[], None] = lambda: None) -> Int32:
         self._received.receive(step, num_rows, check)
-        self._rows[:num_rows] = self._slots.of_step(step, num_rows)
-        return np.arange(num_rows, dtype=np.int32)
+        self._of_ranks.of_step(step, num_rows)[:] = self._slots.of_step(step, num_rows)
+        return self._of_ranks.indices(step, num_rows)
+
+
+class DeviceSender:
+    """From a device with memory of its own. A thread waits for what is copied to the slots, so that the next step is
+    launched meanwhile."""
+
+    def __init__(self, sender: Sender, slots: HiddenSlots, take: Callable[[Any, int], Callable[[], None]]) -> None:
+        """`take`: queues a copy of rows of the device to those of the slots from a number on -> how to wait for it."""
+        self._sender, self._slots, self._take = sender, slots, take
+        self._copies: SimpleQueue[tuple[int, int, Callable[[], None]]] = SimpleQueue()
+        self._closed = threading.Event()
+        threading.Thread(target=self._send, name="hidden states", daemon=True).start()
+
+    def send(self, step: int, hidden: Any) -> None:
+        if self._closed.is_set():
+            raise LinkClosed
+        self._copies.put((step, len(hidden), self._take(hidden, self._slots.first_row(step))))
+
+    def _send(self) -> None:
+        """A device that fails ends the process, which the engine notices."""
+        while not self._closed.is_set():
+            step, num_rows, wait = self._copies.get()
+            try:
+                wait()
+                self._sender.send(step, self._slots.of_step(step, num_rows))
+            except LinkClosed:
+                self._closed.set()
+            except Exception:
+                log.exception("hidden states of step %d are not handed on", step)
+                die_like(1)
 
 
 class StageLink:
@@ -86,8 +125,10 @@ class StageLink:
         end.settimeout(LOOK_INTERVAL)
         self._end, self.slots = end, slots
 
-    def send(self, step: int, hidden: Float32) -> None:
-        self.slots.of_step(step, len(hidden))[:] = hidden
+    def send(self, step: int, hidden: Rows) -> None:
+        slot = self.slots.of_step(step, len(hidden))
+        if not np.shares_memory(slot, hidden):  # they are there
+            slot[:] = hidden
         try:
             self._end.sendall(FRAME.pack(step, *hidden.shape))
         except OSError as error:
@@ -122,7 +163,7 @@ class TcpSender:
         end.settimeout(None)
         self._end = end
 
-    def send(self, step: int, hidden: Float32) -> None:
+    def send(self, step: int, hidden: Rows) -> None:
         payload = np.ascontiguousarray(hidden).data.cast("B")
         try:
             self._end.sendall(FRAME.pack(step, *hidden.shape), socket.MSG_MORE)

@@ -5,18 +5,22 @@ Started as `python -m quire.executors.pipeline.rank_follower SOCKET MEMORY RANK 
 import os
 import sys
 
+from quire.executors.backends import Turn
 from quire.executors.local import LocalExecutor
 from quire.executors.options import ExecutorOptions
-from quire.executors.pipeline.stage import begin_stage, num_micro_batches
-from quire.executors.pipeline.stage_ranks import ranks_received
+from quire.executors.pipeline.slots import num_micro_batches, received_from, shared_slots
+from quire.executors.pipeline.stage import begin_stage, room_of_all, with_slots
 from quire.executors.ranks.follower import FollowerExecutor, follow, started_options
 from quire.executors.ranks.messages import StartRank
+from quire.executors.ranks.rank import new_rank_ops
 from quire.models.config import ModelConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
 from quire.ops.kv_spec import KVSpec
+from quire.ops.opset import OpSet
 from quire.ops.ranks.group import RankGroup
 from quire.ops.stages.opset import StageOps
+from quire.runtime.adapters import LoraAdapters
 from quire.weights.checkpoint import Checkpoint
 
 
@@ -24,16 +28,27 @@ class StageRankFollower(FollowerExecutor):
     def __init__(self, start: StartRank, group: RankGroup) -> None:
         super().__init__(start.path, started_options(start), group)
         self._stage, self._num_stages = start.stage, start.num_stages
+        self._turn = Turn(start.turn + group.rank, start.num_turns)
 
     @property
     def _ahead(self) -> int:
         return num_micro_batches(self._num_stages) - 1
 
     def _new_ops(self, options: ExecutorOptions, config: ModelConfig) -> StageOps:  # type: ignore[override]
-        ops = StageOps(super()._new_ops(options, config))
+        ops = StageOps(new_rank_ops(self.ops_type, options, self.group, turn=self._turn))
         if self._stage:
-            ops.received = ranks_received(self.group, options.max_num_batched_tokens, config.hidden)
+            slots = shared_slots(self.group, options, config.hidden, self._num_stages)
+            ops.received = received_from(slots, options, ops)
         return ops
+
+    def _gpu_room(self, spec: KVSpec) -> int:
+        room = LocalExecutor._gpu_room(self, spec)
+        if self.options.kv_cache_memory_bytes is not None:
+            return room
+        return room_of_all(room, spec, self._ops, self._model.config)
+
+    def _new_adapters(self, ops: OpSet, model: LoadedModel) -> LoraAdapters | None:
+        return with_slots(LocalExecutor._new_adapters(self, ops, model), self._ops)
 
     def _load_model(
         self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int

@@ -21,7 +21,7 @@ def main(model: str, threads: int, file: int, memory: int, *files_and_ids: int) 
     def new_follower(start: StartRank) -> StageFollower:
         """The engine's path is of no use here."""
         own = replace(started_options(start), threads=size * threads)  # which stages divide
-        return StageFollower(model, own, group, after, before)
+        return StageFollower(model, own, group, after, before, is_alone=True)
 
     return follow(file, group, parent, new_follower)
 

@@ -5,14 +5,13 @@ import socket
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from quire.core.errors import Unsupported
-from quire.executors.backends import new_ops
+from quire.executors.backends import Turn, new_ops
 from quire.executors.local import LocalExecutor
 from quire.executors.options import ExecutorOptions
 from quire.executors.pipeline.links import HiddenSlots, RankReceiver, Receiver, receiver
-from quire.executors.pipeline.stage_ranks import StageRanks, ranks_received
+from quire.executors.pipeline.slots import num_micro_batches, received_from, shared_slots
+from quire.executors.pipeline.stage_ranks import StageRanks
 from quire.executors.protocol import Capacity
 from quire.executors.ranks.processes import OnLoss, die_like
 from quire.executors.ranks.rank import check_experts, check_ranks, num_threads, own_threads
@@ -20,25 +19,22 @@ from quire.executors.ranks.shapes import trace_roles
 from quire.models.config import ModelConfig, Seq2SeqConfig
 from quire.models.loading import LoadedModel
 from quire.models.registry import Family
-from quire.ops.kv_spec import KVSpec
-from quire.ops.native.hidden_states import NativeHiddenStates
+from quire.ops.kv_spec import KVSpec, WindowSpec
 from quire.ops.native.recorder import SymbolicBatch
+from quire.ops.opset import OpSet
 from quire.ops.ranks.cuts import RankIndex
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.roles import Roles
 from quire.ops.stages.opset import StageOps
 from quire.ops.stages.parts import StagePart, check_stages, divide
 from quire.ops.stages.trace import ModelTrace, TraceForward, TraceOps
+from quire.runtime.adapters import LoraAdapters
 from quire.runtime.kv import KVSize
+from quire.runtime.window_pages import windowed_layers
 from quire.weights.checkpoint import Checkpoint
 from quire.weights.shapes import shapes_of
 
 StageOpsType = TypeVar("StageOpsType", bound=StageOps)
-
-
-def num_micro_batches(size: int) -> int:
-    """Steps in flight: one for each stage to compute."""
-    return size
 
 
 def own_options(options: ExecutorOptions, index: int, size: int) -> ExecutorOptions:
@@ -81,22 +77,11 @@ def own_roles(roles: Roles, traced: ModelTrace, part: StagePart) -> Roles:
     return roles.only(matrices, experts, tables)
 
 
-def shared_slots(group: RankGroup, config: ModelConfig, max_tokens: int) -> list[HiddenSlots]:
-    """Of every stage but the last, in order: what it hands to the next. All stages map the same memory."""
-    num_slots = num_micro_batches(group.size)
-    shape = num_slots * max_tokens, config.hidden
-    nbytes = 4 * shape[0] * shape[1]
-    arrays = [group.allocate(nbytes)[:nbytes].view(np.float32).reshape(shape) for _ in range(group.size - 1)]
-    return [HiddenSlots(array, num_slots) for array in arrays]
-
-
 def check_pipeline(options: ExecutorOptions, size: int, config: Any = None) -> None:
     """Refuse what stages cannot do; with the model's configuration, more stages than it has layers."""
     hint = "leave out pipeline_parallel_size"
     if not hasattr(os, "memfd_create"):
         raise Unsupported("several stages share memory as Linux has it", hint)
-    if options.on_gpu:
-        raise Unsupported(f"pipeline_parallel_size is {size}, and stages are on CPUs", "use device cpu, or -tp")
     if options.tensor_parallel_size > 1:
         check_ranks(options, options.tensor_parallel_size, config)
     elif options.enable_expert_parallel:
@@ -113,12 +98,32 @@ def check_pipeline(options: ExecutorOptions, size: int, config: Any = None) -> N
         check_stages(size, config.layers)
 
 
+def with_slots(adapters: LoraAdapters | None, ops: StageOps) -> LoraAdapters | None:
+    """Adapters whose slots are bound. A GPU has no tape: no forward pass may run before adapters are loaded."""
+    if adapters is not None:
+        ops.bind_slots(adapters.forward, adapters.slots, SymbolicBatch())  # type: ignore[arg-type]
+    return adapters
+
+
+def room_of_all(room: int, spec: KVSpec, ops: StageOps, config: ModelConfig) -> int:
+    """Bytes of the KV cache of all stages, of which this process's part takes at most `room`: in blocks, in window
+    pages and in state slots."""
+    if layers := windowed_layers(config):
+        spec = replace(spec, windows=WindowSpec(layers, size=1, num_pages=1))
+    own = ops.own_spec(spec)
+    parts = [(spec.block_bytes, own.block_bytes), (spec.page_bytes, own.page_bytes)]
+    if spec.states and own.states:
+        parts.append((spec.states.slot_bytes, own.states.slot_bytes))
+    return int(room * min((whole / part for whole, part in parts if part), default=1))
+
+
 class StageExecutor(LocalExecutor):
     """One of several stages. Processes are numbered as ranks are: 0 is the engine's, which has the last stage."""
 
     group: RankGroup
     members: StageRanks | None = None  # the other ranks of this stage
     received: HiddenSlots | None  # where the hidden states of the stage before are; None: this is the first
+    of_ranks: HiddenSlots | None = None  # the same, where all ranks of this stage find them
     handed_on: HiddenSlots | None  # where those for the next stage are put; None: this is the last
 
     @property
@@ -139,24 +144,32 @@ class StageExecutor(LocalExecutor):
     def _new_backend(self, options: ExecutorOptions) -> Any:
         """`options`: with the threads of this stage. Several ranks have an op set as one process has."""
         if options.tensor_parallel_size == 1:
-            return new_ops(options)
+            return new_ops(options, turn=self._turn)
         given = replace(self.options, threads=options.threads)
-        self.members = StageRanks(self.path, given, self.stage, self.group.size, self._on_loss)
+        self.members = StageRanks(self.path, given, self.stage, self.group.size, self._turn, self._on_loss)
         return self.members.new_ops(options)
 
+    @property
+    def _turn(self) -> Turn:
+        """With its ranks. The engine's process has the first GPU."""
+        num_ranks = self.options.tensor_parallel_size
+        return Turn(self.group.rank * num_ranks, self.group.size * num_ranks)
+
     def _receiver(self, end: socket.socket, ops: StageOps) -> Receiver:
-        assert self.received is not None and ops.received is not None
+        assert self.received is not None
         received = receiver(end, self.received)
-        return RankReceiver(received, self.received, ops.received.rows) if self.members else received  # type: ignore[attr-defined]
+        return RankReceiver(received, self.received, self.of_ranks) if self.of_ranks else received
 
     def _connect(self, ops: StageOpsType, options: ExecutorOptions, config: ModelConfig) -> StageOpsType:
-        shared = shared_slots(self.group, config, options.max_num_batched_tokens)
+        """All stages map the slots of all."""
+        size = self.group.size
+        shared = [shared_slots(self.group, options, config.hidden, size) for _ in range(size - 1)]
         slots: list[HiddenSlots | None] = [None, *shared, None]
         self.received, self.handed_on = slots[self.stage], slots[self.stage + 1]
         if self.received is not None:
-            ops.received = NativeHiddenStates(self.received.rows)
             if self.members:
-                ops.received = ranks_received(self.members.group, options.max_num_batched_tokens, config.hidden)
+                self.of_ranks = shared_slots(self.members.group, options, config.hidden, size)
+            ops.received = received_from(self.of_ranks or self.received, options, ops)
         return ops
 
     def load(self) -> KVSize:
@@ -188,6 +201,16 @@ class StageExecutor(LocalExecutor):
         if self.members:
             self.members.stop()
             self.members = None
+
+    def _gpu_room(self, spec: KVSpec) -> int:
+        """Of the KV cache of all stages, of which each has its part."""
+        room = LocalExecutor._gpu_room(self, spec)
+        if self.options.kv_cache_memory_bytes is not None:
+            return room
+        return room_of_all(room, spec, self._ops, self._model.config)
+
+    def _new_adapters(self, ops: OpSet, model: LoadedModel) -> LoraAdapters | None:
+        return with_slots(LocalExecutor._new_adapters(self, ops, model), self._ops)
 
     def _load_model(
         self, family: Family, checkpoint: Checkpoint, config: ModelConfig, spec: KVSpec, max_model_len: int

@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from quire.executors.backends import Turn
 from quire.executors.options import ExecutorOptions
 from quire.executors.ranks.leader import start_arguments
 from quire.executors.ranks.leader_ops import LeaderOps
@@ -13,7 +11,6 @@ from quire.executors.ranks.messages import AllocateRank, RankLoaded, StartRank, 
 from quire.executors.ranks.processes import OnLoss, RankProcess, RankProcesses
 from quire.executors.ranks.rank import new_rank_ops
 from quire.executors.ranks.sizes import counts, smallest
-from quire.ops.native.hidden_states import NativeHiddenStates
 from quire.ops.ranks.group import RankGroup
 from quire.ops.ranks.opset import RankOps
 from quire.runtime.kv import KVSize
@@ -32,13 +29,15 @@ class StageRanks:
     """The other ranks of a stage, as its rank 0 sees them."""
 
     def __init__(
-        self, path: str | Path, options: ExecutorOptions, stage: int, num_stages: int, on_loss: OnLoss
+        self, path: str | Path, options: ExecutorOptions, stage: int, num_stages: int, turn: Turn, on_loss: OnLoss
     ) -> None:
-        """`options.threads`: those of this stage."""
-        self._options = options
+        """`options.threads`: those of this stage. `turn`: of rank 0."""
+        self._options, self._turn = options, turn
         self.processes = StageRankProcesses(options.tensor_parallel_size, on_loss)
         self.weight_bytes = 0
-        self.processes.tell(StartRank(*start_arguments(path, options), stage=stage, num_stages=num_stages))
+        path_and_options = start_arguments(path, options)
+        of_stage = stage, num_stages, turn.index, turn.size
+        self.processes.tell(StartRank(*path_and_options, None, False, *of_stage))
 
     @property
     def group(self) -> RankGroup:
@@ -46,7 +45,7 @@ class StageRanks:
 
     def new_ops(self, options: ExecutorOptions) -> LeaderOps:
         own = replace(options, threads=self._options.threads)
-        return LeaderOps.leading(new_rank_ops(RankOps, own, self.group), self.processes)
+        return LeaderOps.leading(new_rank_ops(RankOps, own, self.group, turn=self._turn), self.processes)
 
     def tell(self, message: ToRank) -> None:
         self.processes.tell(message)
@@ -65,9 +64,3 @@ class StageRanks:
 
     def stop(self) -> None:
         self.processes.stop()
-
-
-def ranks_received(group: RankGroup, max_tokens: int, columns: int) -> Any:
-    """The hidden states of the stage before, in memory that all ranks of a stage map."""
-    nbytes = 4 * max_tokens * columns
-    return NativeHiddenStates(group.allocate(nbytes)[:nbytes].view(np.float32).reshape(max_tokens, columns))

@@ -66,24 +66,24 @@ class QueuedSampler:
     """A `Sampler` whose calls wait for the logits they are about."""
 
     def __init__(self, own: Sampler, queue: StepQueue) -> None:
-        self._own, self._queue = own, queue
+        self.own, self._queue = own, queue
 
     def admit(
         self, row: int, params: RowParams, tokens: Sequence[int], num_prompt: int, mu: float | None = None
     ) -> None:
-        self._queue.put(lambda: self._own.admit(row, params, tokens, num_prompt, mu))
+        self._queue.put(lambda: self.own.admit(row, params, tokens, num_prompt, mu))
 
     def retire(self, row: int) -> None:
-        self._queue.put(lambda: self._own.retire(row))
+        self._queue.put(lambda: self.own.retire(row))
 
     def admit_all(
         self, rows: Sequence[int], params: Sequence[RowParams], texts: Sequence[Int32], num_prompts: Sequence[int]
     ) -> None:
         kept = [text.copy() for text in texts]
-        self._queue.put(lambda: self._own.admit_all(rows, params, kept, num_prompts))
+        self._queue.put(lambda: self.own.admit_all(rows, params, kept, num_prompts))
 
     def retire_all(self, rows: Sequence[int]) -> None:
-        self._queue.put(lambda: self._own.retire_all(rows))
+        self._queue.put(lambda: self.own.retire_all(rows))
 
     def draw(self, logits: QueuedLogits, rows: Sequence[int], masks: Masks | None = None) -> list[SampledRow]:
         return self.begin(logits, rows, masks)()
@@ -91,7 +91,7 @@ class QueuedSampler:
     def begin(
         self, logits: QueuedLogits, rows: Sequence[int], masks: Masks | None = None
     ) -> Callable[[], list[SampledRow]]:
-        return self._queue.put(lambda: self._own.draw(logits.result(), rows, masks)).result
+        return self._queue.put(lambda: self.own.draw(logits.result(), rows, masks)).result
 
     def verify(
         self,
@@ -101,7 +101,7 @@ class QueuedSampler:
         masks: Masks | None = None,
         parents: Sequence[Sequence[int]] | None = None,
     ) -> Callable[[], list[SampledRow]]:
-        return self._queue.put(lambda: self._own.verify(logits.result(), rows, drafts, masks, parents)()).result
+        return self._queue.put(lambda: self.own.verify(logits.result(), rows, drafts, masks, parents)()).result
 
     def logprobs(self, logits: QueuedLogits, targets: Sequence[int], num_top: int) -> Any:
-        return QueuedLogprobs(self._queue.put(lambda: self._own.logprobs(logits.result(), targets, num_top)))
+        return QueuedLogprobs(self._queue.put(lambda: self.own.logprobs(logits.result(), targets, num_top)))

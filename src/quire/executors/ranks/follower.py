@@ -79,6 +79,8 @@ class FollowerOps(RankOps):
 def move_blocks(caches: Sequence[Any], message: MoveBlocks) -> None:
     assert message.how in MOVES, message.how
     getattr(caches[message.cache], message.how)(message.pairs)
+    if message.how == "swap_out":  # the next step may write these blocks
+        caches[message.cache].join_swaps()
 
 
 class FollowerEncoder(RankEncoder):

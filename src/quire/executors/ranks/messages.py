@@ -20,6 +20,8 @@ class StartRank(msgspec.Struct, tag=True):
     encodes: bool = False
     stage: int = 0  # whose layers it has a part of
     num_stages: int = 1
+    turn: int = 0  # of rank 0 of the stage, among the processes that take GPUs in turn
+    num_turns: int = 1  # how many these are
 
 
 class AllocateRank(msgspec.Struct, tag=True):

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quire.core.errors import EngineFailed, Unsupported
+from quire.core.errors import EngineFailed
 from quire.ops.gpu.batch import GpuBatch
 from quire.ops.gpu.deferred import (
     ActivatedRows,
@@ -135,9 +135,9 @@ def _abort_with_group(watched: "weakref.ref[GroupExchange]", group: "RankGroup")
         time.sleep(LOOK_INTERVAL)
 
 
-def new_exchange(group: "RankGroup", device: torch.device) -> ColumnExchange:
-    """`device`: of this rank."""
-    if device.type != "cuda" or torch.cuda.device_count() < group.size:
+def new_exchange(group: "RankGroup", sharing: int) -> ColumnExchange:
+    """`sharing`: processes that share a GPU."""
+    if sharing > 1:
         return HostExchange(group)
     from torch import distributed
 
@@ -278,16 +278,6 @@ def all_outputs(sizes: Sequence[int], cuts: Sequence[Cut]) -> list[int]:
     ]
 
 
-def rank_arguments(group: "RankGroup") -> tuple[type[GpuRankOps], dict[str, Any]]:
-    """The op set of a rank, how it is made, and how many ranks share a GPU. Ranks take GPUs in turn."""
-    if not torch.cuda.is_available():
-        raise Unsupported("torch finds no GPU it can use", "use device cpu")
-    num_devices = torch.cuda.device_count()
-    device = torch.device("cuda", group.rank % num_devices)
-    torch.cuda.set_device(device)
-    return GpuRankOps, {
-        "group": group,
-        "exchange": new_exchange(group, device),
-        "device": str(device),
-        "sharing": -(-group.size // num_devices),
-    }
+def rank_arguments(group: "RankGroup", sharing: int) -> tuple[type[GpuRankOps], dict[str, Any]]:
+    """The op set of a rank, and how it is made. `sharing`: processes that share a GPU."""
+    return GpuRankOps, {"group": group, "exchange": new_exchange(group, sharing)}

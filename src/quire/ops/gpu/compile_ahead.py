@@ -50,6 +50,7 @@ class Rehearsal:
         kernels, _, target, _, _ = function.device_caches[device]
 
         def compile_and_load() -> Any:
+            triton.runtime.driver.active.set_current_device(device)  # a thread has one of its own
             source = function.ASTSource(function, signature, constants, attrs)
             kernel = function.compile(source, target=target, options=options.__dict__)
             kernel._init_handles()

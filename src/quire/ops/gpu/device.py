@@ -5,6 +5,8 @@ from typing import Any
 import torch
 import triton
 
+from quire.core.errors import Unsupported
+
 
 def describe() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
@@ -15,6 +17,16 @@ def describe() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
+
+
+def take_turn(index: int, size: int) -> tuple[torch.device, int]:
+    """The GPU of one of `size` processes, which take the visible ones in turn; and how many of them share one."""
+    if not torch.cuda.is_available():
+        raise Unsupported("torch finds no GPU it can use", "use device cpu")
+    num_devices = torch.cuda.device_count()
+    device = torch.device("cuda", index % num_devices)
+    torch.cuda.set_device(device)
+    return device, -(-size // num_devices)
 
 
 def peak_allocated() -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.ops.opset import Float32, Int32, Program
+from quire.ops.opset import Float32, Int32, Program, StepBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,6 +21,10 @@ class GpuHiddenStates:
         targets, sources = both.to(self.rows.device, non_blocking=True)
         with torch.inference_mode():
             self.rows.index_copy_(0, targets, program.kept.index_select(0, sources).to(self.rows.dtype))
+
+    def fetch(self, batch: StepBatch) -> StepBatch:
+        """Before a step: the rows that it reads are here."""
+        return batch
 
     def load(self, values: Float32) -> None:
         """Returns when the values may be overwritten."""

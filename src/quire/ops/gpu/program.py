@@ -127,6 +127,8 @@ class GpuProgram:
         assert n <= self._max_tokens, f"{n} tokens, compiled for {self._max_tokens}"
         if self._state_taps is not None:
             batch = with_segments(batch, self._cache.spec)
+        if self._hidden is not None:
+            batch = self._hidden.fetch(batch)
         if captured := self._graph_for(batch):
             captured.inputs.send(batch)
             captured.graph.replay()

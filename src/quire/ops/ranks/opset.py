@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quire.core.errors import BadRequest
 from quire.ops.kv_spec import KVCache, KVSpec, StateSpec
-from quire.ops.opset import Float32, Keep, Program, ProgramSpec, Sampler
+from quire.ops.opset import Float32, HiddenStates, Keep, Program, ProgramSpec, Sampler
 from quire.ops.part_cache import PartCache
 from quire.ops.ranks.cuts import Cut, RankIndex
 from quire.ops.ranks.forward import RankExperts, RankForward, RankHeads, RankTable, RankWeight
@@ -172,9 +172,17 @@ class RankOps:
         group = self._roles.group
         return lambda ops, batch: forward(RankForward(ops, self.index, spec, group), batch)
 
-    def room(self, forward: "Callable[[Any, Any], Any]", spec: KVSpec, max_tokens: int, sources: bool = False) -> int:
+    def room(
+        self,
+        forward: "Callable[[Any, Any], Any]",
+        spec: KVSpec,
+        max_tokens: int,
+        sources: bool = False,
+        hidden: HiddenStates | None = None,
+    ) -> int:
         """Bytes that this rank's device has for its part of the KV cache. `spec`: of all ranks."""
-        return int(self.backend.room(self._own_part(forward, spec), self.own_spec(spec), max_tokens, sources))
+        given = self._own_part(forward, spec), self.own_spec(spec), max_tokens, sources
+        return int(self.backend.room(*given, hidden=hidden))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,16 @@ class StageForward:
         return StageValue(getattr(self._ops, name)(*given, **{key: _local(one) for key, one in named.items()}))
 
 
+class BindingOps:
+    """Compute nothing: for a pass that only tells which layers are a stage's."""
+
+    def split(self, x: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
+        return (None,) * len(sizes)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *given, **named: None
+
+
 def _local(given: Any) -> Any:
     if isinstance(given, StageValue):
         if given.local is ABSENT:

@@ -1,13 +1,15 @@
 """StageOps: a backend's op set, with the weights and the KV cache of one stage."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from quire.ops.kv_spec import KVCache, KVSpec
 from quire.ops.opset import HiddenStates, Keep, LoraSlots, Program, ProgramSpec
 from quire.ops.part_cache import PartCache
-from quire.ops.stages.forward import StageForward
+from quire.ops.ranks.lora import bind_slots
+from quire.ops.ranks.opset import RankOps
+from quire.ops.stages.forward import BindingOps, StageForward
 from quire.ops.stages.parts import StagePart
 from quire.ops.stages.trace import absent_experts, absent_heads, absent_weight
 from quire.ops.tensors import LoraDelta, PackedExperts, PackedHeads, PackedWeight, StoredTensor
@@ -58,6 +60,19 @@ class StageOps:
     def new_slots(self, num_inputs: int, sizes: Sequence[int], num_slots: int, max_rank: int) -> "StageSlots":
         return StageSlots(lambda: self.backend.new_slots(num_inputs, sizes, num_slots, max_rank))
 
+    def bind_slots(
+        self, forward: "Callable[[Any, Any], Any]", slots: Mapping[PackedWeight, "StageSlots"], batch: Any
+    ) -> None:
+        """Let this stage's layers have their slots, where no forward pass may run before adapters are loaded.
+        `forward`: with adapters. `batch`: a symbolic one."""
+        forward(StageForward(BindingOps(), self.part, batch), batch)
+        bind_slots({w: one.own for w, one in slots.items() if one.own is not None})
+
+    def own_spec(self, spec: KVSpec) -> KVSpec:
+        """Of this process's part of a cache. `spec`: of all layers."""
+        own = self.part.own_spec(spec)
+        return self.backend.own_spec(own) if isinstance(self.backend, RankOps) else own
+
     def new_cache(self, spec: KVSpec, num_blocks: int, num_host_blocks: int = 0) -> "StageCache":
         """`spec`: of all layers."""
         return StageCache(spec, self.backend.new_cache(self.part.own_spec(spec), num_blocks, num_host_blocks))
@@ -79,7 +94,12 @@ class StageOps:
 
 
 class StageCache(PartCache):
-    """This stage's layers of every block and window page."""
+    """This stage's layers of every block and window page, and of every state, if it has any with states."""
+
+    def __init__(self, spec: KVSpec, own: Any) -> None:
+        super().__init__(spec, own)
+        if own.spec.states is None:
+            self.copy_states = self.swap_states_out = self.swap_states_in = lambda pairs: None
 
 
 class StageSlots:
@@ -88,15 +108,15 @@ class StageSlots:
 
     def __init__(self, new_slots: Callable[[], LoraSlots]) -> None:
         self._new_slots = new_slots
-        self._slots: LoraSlots | None = None  # of another stage: None
+        self.own: LoraSlots | None = None  # of another stage: None
 
     def bind(self) -> LoraSlots:
-        self._slots = self._slots or self._new_slots()
-        return self._slots
+        self.own = self.own or self._new_slots()
+        return self.own
 
     def pack(self, parts: Sequence[LoraDelta | None]) -> Any:
-        return self._slots.pack(parts) if self._slots else None
+        return self.own.pack(parts) if self.own else None
 
     def put(self, slot: int, packed: Any) -> None:
-        if self._slots:
-            self._slots.put(slot, packed)
+        if self.own:
+            self.own.put(slot, packed)

@@ -33,7 +33,8 @@ class StagePart:
         states = replace(spec.states, num_layers=count) if spec.states and count else None
         # A stage without attention keeps the room of one layer: a cache has at least one, if the model has attention.
         num_layers = max(min(1, spec.num_layers), len(self.kv_layers))
-        own = replace(spec, num_layers=num_layers, fp8_scales=(), conv=conv, states=states)
+        scales = tuple(spec.fp8_scales[layer] for layer in self.kv_layers) if spec.fp8_scales else ()
+        own = replace(spec, num_layers=num_layers, fp8_scales=scales, conv=conv, states=states)
         return replace(own, windows=self._own_windows(spec.windows) if spec.windows else None)
 
     def _own_windows(self, windows: WindowSpec) -> WindowSpec | None:
