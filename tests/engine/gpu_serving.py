@@ -75,15 +75,17 @@ def run(served: Engine, wanted: Sequence[Request]) -> Tokens:
     return tokens
 
 
-def missed(exact: LlamaForCausalLM, rounded: LlamaForCausalLM | None, ids: list[int], num_new: int) -> tuple[Any, Any]:
-    """How far below the best token each of the last `num_new` lies, and what rounding may account for: twice what it
-    does to transformers' own logits."""
+def missed(
+    exact: LlamaForCausalLM, rounded: LlamaForCausalLM | None, ids: list[int], num_new: int, times: float = 2
+) -> tuple[Any, Any]:
+    """How far below the best token each of the last `num_new` lies, and what rounding may account for: so many times
+    what it does to transformers' own logits."""
     tokens = torch.tensor([ids], device="cuda")
     with torch.inference_mode():
         logits = exact(tokens).logits[0, -num_new - 1 : -1].double()
         noise = torch.full((num_new,), 1e-3, dtype=torch.float64, device="cuda")
         if rounded is not None:
-            noise += 2 * (rounded(tokens).logits[0, -num_new - 1 : -1].double() - logits).abs().amax(-1)
+            noise += times * (rounded(tokens).logits[0, -num_new - 1 : -1].double() - logits).abs().amax(-1)
     chosen = logits.gather(1, tokens[0, -num_new:, None])[:, 0]
     return logits.amax(-1) - chosen, noise
 
@@ -97,9 +99,9 @@ def in_halves(model: LlamaForCausalLM, dtype: str) -> LlamaForCausalLM | None:
     return model
 
 
-def check_tokens(tokens: Tokens, wanted: Sequence[Request], exact: Any, rounded: Any) -> None:
+def check_tokens(tokens: Tokens, wanted: Sequence[Request], exact: Any, rounded: Any, times: float = 2) -> None:
     below, allowed = zip(
-        *(missed(exact, rounded, [*r.prompt_ids, *tokens[r.id]], len(tokens[r.id])) for r in wanted), strict=True
+        *(missed(exact, rounded, [*r.prompt_ids, *tokens[r.id]], len(tokens[r.id]), times) for r in wanted), strict=True
     )
     margins, bounds = torch.cat(below), torch.cat(allowed)
     assert (margins <= bounds).all(), f"a token lies {(margins / bounds).max():.2f} times what rounding may do below"

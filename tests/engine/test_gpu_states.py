@@ -179,5 +179,6 @@ def test_16_bits_are_as_near_as_those_of_transformers(path: Path) -> None:
     exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval().to("cuda")
     rounded = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval().to("cuda")
     wanted = [request for request in requests() if "greedy" in request.id]
+    times = 3 if path.name == "qwen3-next" else 2  # transformers takes the delta rule through in fp32, tiles in 16 bits
     with engine(path) as served:
-        check_tokens(run(served, wanted), wanted, exact, rounded)
+        check_tokens(run(served, wanted), wanted, exact, rounded, times)
